@@ -313,7 +313,7 @@ class Agent(HasPresets):
         count = getattr(getattr(state, "iteration", None), "shape", None)
         if count is None:
             name = type(self).__name__
-            raise FdgError(f"{name}: {kind_of(state)} is no state of it: give what init or run returned")
+            raise FdgError(f"{name}: {kind_of(state)} is not its state: give what init or run returned")
         if count:
             raise FdgError(
                 f"{type(self).__name__}: this state is of {count[0]} agents (num_seeds): take one,"

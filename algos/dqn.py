@@ -143,7 +143,7 @@ class TargetUpdates(Part):
 
     target_period: int = hyperparameter(50, "gradient steps between updates of the target network")
     target_rate: float = hyperparameter(
-        1.0, "how far each update takes it; 1 copies, little with target_period=1 is Polyak averaging"
+        1.0, "step size of each update: 1 copies; a small one with target_period=1 is Polyak averaging"
     )
 
     def after(self, learned: Learned, parameters: Any, optimizer_state: Any, ready: jax.Array) -> Learned:
@@ -274,7 +274,7 @@ class DQN(Agent, presets="DQN"):
         learning_rate=2.5e-4, anneal_learning_rate=False, max_grad_norm=10.0
     )
     max_error: float | None = hyperparameter(
-        None, "error beyond which the loss goes on as a line (Mnih et al.: 1); None: squared throughout"
+        None, "delta of the Huber loss (Mnih et al.: 1); None: the squared loss"
     )
     discount: float = hyperparameter(0.99, "gamma")
     targets = TargetUpdates(target_period=50)

@@ -11,7 +11,7 @@ from envs import foreign, from_gymnasium
 from envs.checking import check_spec
 from envs.environment import Vectorized, vectorize
 from envs.host import HostEnvironment
-from envs.text.game import is_text, unfinished
+from envs.text.game import is_text, missing_members
 from envs.text.task import TextTask
 from fdg.arguments import check_options
 from fdg.errors import FdgError, module_of_file, raised, unknown_name
@@ -110,7 +110,7 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
         raise FdgError(
             f"environment '{name}': {name.rpartition(':')[2]} returned None: return the environment"
         )
-    if lacking := unfinished(made):
+    if lacking := missing_members(made):
         raise FdgError(f"environment '{name}': {type(made).__name__} is {lacking}")
     if _is_text(made):
         return made if is_text(made) else TextTask(made)

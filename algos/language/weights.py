@@ -215,8 +215,8 @@ def _matched(
                     " GRPO, PPORLHF or DPO, and a language model here"
                 )
             raise FdgError(
-                f"{where}: holds '{given:.120}', which a {config.family} of its config.json"
-                f" has not: is the checkpoint of another architecture?"
+                f"{where}: holds '{given:.120}', which the {config.family} of its config.json"
+                f" lacks: is the checkpoint of another architecture?"
             )
         path, wanted, transposed = expected[key]
         if key in found:
@@ -231,7 +231,7 @@ def _matched(
         raise FdgError(
             f"{where}: '{missing[0]}' is missing"
             + (f", and {len(missing) - 1} more" if missing[1:] else "")
-            + f", which a {config.family} of its config.json has"
+            + f", which the {config.family} of its config.json has"
             + (
                 ": this is no reward model: give one that RewardModel has trained and exported"
                 if missing == ["score.weight"]

@@ -196,7 +196,7 @@ class DataSet:
     def _metadata(self) -> dict[str, Any]:
         if not os.path.lexists(self._file):
             raise FdgError(
-                f"{self.path}: is no data set, for it has no {METADATA}: give a folder of fdg collect, or of"
+                f"{self.path}: is no data set, as it has no {METADATA}: give a folder of fdg collect, or of"
                 " Minari"
             )
         found = read_json(self._file, any_number=True)
@@ -227,7 +227,7 @@ def _read_episode(
         if isinstance(space, Discrete | MultiDiscrete):
             counts = np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
             if np.any((x < 0) | (x >= counts)):
-                raise FdgError(f"{file}: {name}/{where} has a category that {space} has not")
+                raise FdgError(f"{file}: {name}/{where} has a category that {space} lacks")
         return cast
 
     scalar, flag = Box(-math.inf, math.inf, ()), Box(0, 1, (), "int8")

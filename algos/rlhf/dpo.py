@@ -33,7 +33,7 @@ class DPO(PreferenceAgent, JudgedAgent, presets="DPO"):
     """
 
     respondent: Literal["reference", "policy"] = hyperparameter("reference", "who responds")
-    beta: float = hyperparameter(0.1, "how strongly the reference holds")
+    beta: float = hyperparameter(0.1, "beta: weight of the KL to the reference")
     preference: Preference = hyperparameter("sigmoid", "the loss of a pair")
     label_smoothing: float = hyperparameter(0.0, "share of pairs that are taken to be the wrong way round")
 

@@ -35,7 +35,7 @@ from algos.rlhf.responses import (
 )
 from algos.rlhf.streaming import Rollout
 from envs.text import Problem, Prompts, Reward, is_game
-from envs.text.game import replied, sampled
+from envs.text.game import checked_reply, checked_sample
 from fdg.settings.fields import (
     hyperparameter,
     keep_absolute,
@@ -156,7 +156,11 @@ class LanguageAgent(HasPresets):
             if getattr(self, name) is not None:
                 require_positive(self, name)
         decays = self.optimizer is None or not self.weight_decay
-        require(self, decays, f"weight_decay={self.weight_decay} is of AdamW: leave it out with an optimizer")
+        require(
+            self,
+            decays,
+            f"weight_decay={self.weight_decay} applies to AdamW only: leave it out with an optimizer",
+        )
         require_not_negative(self, "warmup")
         named = self.__dict__.pop("_named", ())
         for name, value in self._sizes(vars(self), named).items():
@@ -309,7 +313,9 @@ class LanguageAgent(HasPresets):
     @fdg.fragment("environment")
     def problems(self, keys, numbers=()):
         """`keys [B]`, and row numbers for a file, -> a `Problem [B]` to train on."""
-        return sampled(self.env, keys) if is_game(self.env) else self.env.sample(keys, "train", *numbers)
+        return (
+            checked_sample(self.env, keys) if is_game(self.env) else self.env.sample(keys, "train", *numbers)
+        )
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def respond(self, parameters, version, prompts, keys):
@@ -325,7 +331,7 @@ class LanguageAgent(HasPresets):
     @fdg.fragment("environment")
     def hear(self, state, tokens, mask):
         """A game's replies to `tokens [N, R]` of its turn: a `Reply [N]`."""
-        return replied(self.env, state, tokens, mask)
+        return checked_reply(self.env, state, tokens, mask)
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, optimizer_state, trained):

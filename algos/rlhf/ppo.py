@@ -81,8 +81,8 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
     critic_learning_rate: float = hyperparameter(
         1e-3, "the critic's step size; annealed and warmed up as the other"
     )
-    clip_low: float = hyperparameter(0.2, "ratios count down to 1 less this")
-    clip_high: float = hyperparameter(0.2, "ratios count up to 1 and this")
+    clip_low: float = hyperparameter(0.2, "lower bound of the ratio is 1 minus this")
+    clip_high: float = hyperparameter(0.2, "upper bound of the ratio is 1 plus this")
     clip_value: float | None = hyperparameter(0.2, "values gain nothing by moving further (None: they do)")
     kl_coefficient: float = hyperparameter(0.05, "beta: what leaving the reference costs, a token")
     kl_estimator: Estimator = hyperparameter("k1", "how that is estimated")

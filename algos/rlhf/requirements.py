@@ -130,7 +130,7 @@ def check_answers(algorithm: Any, needed: bool, imitated: bool) -> None:
     require(
         algorithm,
         unanswered is None or not needed,
-        f"{unanswered}: has no answer, and nothing else says what a response is worth: give one in each row"
+        f"{unanswered}: has no answer, and there is no other reward: give one in each row"
         + ("" if imitated else ", or a reward (task.with_reward)"),
     )
 
@@ -146,8 +146,8 @@ def other_tokens(env: Any, earlier: Any) -> str | None:
     if lacking is not None:
         return f"the run has no token for {lacking!r} of task '{env.name}': train it on data with that, too"
     return (
-        f"the run has characters that task '{env.name}' has not, or another order of them, so tokens have"
-        " other numbers: export that run and begin with it by --model"
+        f"the run has characters that task '{env.name}' lacks, or in another order, so token numbers differ:"
+        " export that run and begin with it by --model"
     )
 
 

@@ -41,7 +41,7 @@ def of_transcript(transcript: Transcript) -> tuple[Responses, jax.Array]:
     return Responses(first, tokens[:, 1:], mask[:, 1:], own[:, 1:]), log_prob[:, 1:]
 
 
-def with_opening(responses: Responses) -> Responses:
+def prompt_up_to_policy(responses: Responses) -> Responses:
     """Moves all tokens before the policy's first one into the prompt.
 
     A conversation is a response to its first token (`of_transcript`), but readers want to see the question.
@@ -219,7 +219,7 @@ class Speaker:
     def examples(self, parameters: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
         """Held-out problems and sampled responses, for `rows`: arrays with leading axis `count`."""
         responses, reward = self.held_out(parameters, key, count, greedy=False)
-        responses = with_opening(responses) if is_game(self.env) else responses
+        responses = prompt_up_to_policy(responses) if is_game(self.env) else responses
         return {
             "prompt": responses.prompts.tokens,
             "prompt_mask": responses.prompts.mask,
@@ -259,8 +259,8 @@ class Speaker:
         if max_new_tokens is not None:
             if not 0 < max_new_tokens < context:
                 raise FdgError(
-                    f"max_new_tokens={max_new_tokens}: give a number from 1 to {context - 1}, for the network"
-                    f" has a context of {context} tokens, and the prompt is in it"
+                    f"max_new_tokens={max_new_tokens}: give a number from 1 to {context - 1}: the"
+                    f" context of the network has {context} tokens, and the prompt takes some"
                 )
             how = dataclasses.replace(how, max_new_tokens=max_new_tokens)
         if system is not None:

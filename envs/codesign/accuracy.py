@@ -67,7 +67,7 @@ def _row(task: Task, table: str) -> Mapping[str, Any]:
         )
     if any(len(one) != len(task.choices()) for one in row["accuracy"]):
         raise FdgError(
-            f"{table or SHIPPED}: '{signature(task)}' has not one accuracy a network: measure again"
+            f"{table or SHIPPED}: '{signature(task)}' needs one accuracy per network: measure again"
         )
     return row
 

@@ -176,7 +176,7 @@ def network(task: Task) -> Network:
     kind = _KINDS.get(type(task.build))
     if kind is None:
         raise FdgError(
-            f"task '{task.name}': its networks are given as layers, which says not how to train them: give"
+            f"task '{task.name}': its networks are given as layers, which fdg cannot train: give"
             " accuracy=, or space = 'resnet9' or 'unet'"
         )
     return kind(task, task.build)

@@ -73,7 +73,7 @@ def read(path: str | Path, modules: Sequence[str] = (), copy: str | Path = "") -
     name, files = str(path), _Files(Path(path).parent, Path(copy).parent if copy else None)
     path = Path(copy or path)
     files.read["path"] = str(path)
-    return _from_dict(read_toml(path, "put that right in the file"), name, files, modules)
+    return _from_dict(read_toml(path, "correct the file"), name, files, modules)
 
 
 def modules(path: str) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ class Transcript(NamedTuple):
     turns: jax.Array  # [N] int32, the model's turns
 
 
-def replied(game: TextGame, state: Any, tokens: jax.Array, mask: jax.Array) -> Reply:
+def checked_reply(game: TextGame, state: Any, tokens: jax.Array, mask: jax.Array) -> Reply:
     """The game's reply to `[N, R]`, with checked shapes and dtypes."""
     reply, count = game.reply(state, tokens, mask), len(tokens)
     if not isinstance(reply, Reply):
@@ -101,7 +101,7 @@ def replied(game: TextGame, state: Any, tokens: jax.Array, mask: jax.Array) -> R
     return reply
 
 
-def sampled(game: TextGame, keys: jax.Array, split: Split = "train") -> Problem:
+def checked_sample(game: TextGame, keys: jax.Array, split: Split = "train") -> Problem:
     """Starts conversations, one per key, with checked shapes and dtypes."""
     problem, count = game.sample(keys, split), len(keys)
     if not isinstance(problem, Problem) or not isinstance(problem.prompts, Prompts):
@@ -153,7 +153,7 @@ def is_text(env: Any) -> bool:
     return isinstance(env, TextTask) or is_game(env)
 
 
-def unfinished(env: Any) -> str | None:
+def missing_members(env: Any) -> str | None:
     """Error text for missing methods and attributes of a game or problem; None for anything else."""
     if isinstance(env, type | TextTask) or hasattr(env, "reset") or hasattr(env, "step"):
         return None
@@ -193,7 +193,7 @@ def play(
     for turn in range(game.turns):
         spoken = speak(context, turn)
         mask = spoken.mask & ~over[:, None]
-        reply = functools.partial(replied, game) if is_game(game) else game.reply
+        reply = functools.partial(checked_reply, game) if is_game(game) else game.reply
         answer = reply(state, jnp.where(mask, spoken.tokens, pad), mask)
         heard = answer.mask & ~(over | answer.done)[:, None]
         rewards[f"turn {turn + 1}"] = jnp.where(over, 0.0, answer.reward)

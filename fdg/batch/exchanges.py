@@ -96,8 +96,8 @@ def predict_exchanges(
     The jaxpr is an iteration, a part of one, or a fragment's body. `input_axes` are the batch axes of its
     first inputs, and `output_axes` those to reshard its outputs to; None leaves them. `devices=None` is any
     number that divides all batches. Returns the collectives in program order, one for each place (the
-    enclosing fragments), kind and number of calls; and the operations that all devices run whole for want of
-    a rule (not those with effects, or whose rule says so).
+    enclosing fragments), kind and number of calls; and the operations that all devices repeat because they
+    lack a rule (not those with effects, or with a rule that requires it).
     """
     flow = prune(follow(jaxpr, input_axes, devices, output_axes))
     totals: dict[Collective | WithoutRule, int] = collections.defaultdict(int)

@@ -51,7 +51,7 @@ class Lengths:
     """Lengths of responses in tokens."""
 
     tokens: np.ndarray  # the length of each response, `[_DRAWN]`
-    said: str  # the source of the lengths
+    source: str  # the source of the lengths
 
     @property
     def step(self) -> int:
@@ -64,14 +64,14 @@ class Lengths:
         return np.maximum(-(-(self.tokens - 1) // self.step), 1)
 
 
-def distribution(text: str) -> Lengths:
+def parse_lengths(text: str) -> Lengths:
     """Parses a distribution of lengths.
 
     `lognormal:MEAN,LONGEST` (one in a thousand responses would be longer, and is cut),
     `uniform:SHORTEST,LONGEST` or `constant:LENGTH`.
 
-    >>> constant = distribution("constant:7")
-    >>> set(constant.tokens.tolist()), set(constant.ticks.tolist()), constant.said
+    >>> constant = parse_lengths("constant:7")
+    >>> set(constant.tokens.tolist()), set(constant.ticks.tolist()), constant.source
     ({7}, {6}, '7 tokens, 7 at most')
     """
     found = re.fullmatch(r"(lognormal|uniform|constant):(\d{1,9})(?:,(\d{1,9}))?", text.strip())
@@ -104,7 +104,7 @@ def of_run(rows: Sequence[Mapping[str, Any]], name: str) -> Lengths:
         raise FdgError(f"lengths {quoted(name)}: this run has no response_length: give {_KINDS}")
     mean = sum(row["response_length"] for row in found) / len(found)
     longest = max(mean, *(row["response_length_max"] for row in found))
-    return distribution(f"lognormal:{max(round(mean), 1)},{max(round(longest), 1)}")
+    return parse_lengths(f"lognormal:{max(round(mean), 1)},{max(round(longest), 1)}")
 
 
 def _lognormal(mean: float, longest: float, quantiles: np.ndarray) -> np.ndarray:
@@ -286,7 +286,7 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
         binds += f"; ahead={fits} (eta = {eta(fits, lag, parts)}) keeps {_FULL:.0%} of the slots busy"
     return "\n".join(
         [
-            f"stream of {slots} slots: responses of {lengths.said}",
+            f"stream of {slots} slots: responses of {lengths.source}",
             f"eta = {eta(ahead, lag, parts)} = ahead {ahead} + ceil(lag {lag} / {parts} micro-batches):"
             " no token is more updates old",
             *table(header, rows, range(1, len(header))),
@@ -299,7 +299,7 @@ def take_lengths(given: dict[str, Any]) -> str | None:
     """Removes this flag from `given` and returns its value."""
     drawn = given.pop(FLAG.name, None)
     if drawn is not None and not Path(drawn).is_dir():
-        distribution(drawn)  # fails early, before tracing
+        parse_lengths(drawn)  # fails early, before tracing
     return drawn
 
 
@@ -312,17 +312,17 @@ def report_of(algorithm: Any, policy: Any, given: str) -> str:
         )
     folder = Path(given)
     is_run = folder.is_dir()
-    drawn = of_run([*read_metrics(folder / "metrics.jsonl")], given) if is_run else distribution(given)
+    drawn = of_run([*read_metrics(folder / "metrics.jsonl")], given) if is_run else parse_lengths(given)
     sizes = sizes_of.sizes(algorithm, algorithm._candidates)
     parts = sizes["micro_batches"]
     lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * parts
-    said = stream_report(drawn, sizes, lag, algorithm.max_age)
+    report = stream_report(drawn, sizes, lag, algorithm.max_age)
     if 0 < lag < parts and not getattr(algorithm, "_learns_by_parts", False):
-        said += (
+        report += (
             f"\nlag {lag} is short: learning begins after the last of {parts} micro-batches, for its loss"
             f" needs the whole batch, so generation overlaps with all of it from lag {parts} on"
         )
-    return said
+    return report
 
 
 def idle(plan: Plan, cluster: Cluster) -> str:

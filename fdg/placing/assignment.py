@@ -84,7 +84,7 @@ def warn_of_near_roles(graph: FDG, placement: Mapping[str, Group]) -> None:
         if meant is not None:
             warnings.warn(
                 f"fragment '{fragment.name}' has the role '{fragment.role}', which no policy knows: did you"
-                f" mean '{meant}'? As it is, it lives with the fragment that feeds it",
+                f" mean '{meant}'? It is placed with the producer of its largest input",
                 FdgWarning,
                 stacklevel=3,
             )
@@ -170,7 +170,7 @@ def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, G
     }
 
 
-def largest_dividing(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group:
+def fit_to_batches(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group:
     """The group with the largest number of its devices that divides every batch; all if none has one."""
     if len(group) % group.model and (group.exact or len(group) < group.model):
         raise PlanError(

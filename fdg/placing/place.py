@@ -35,7 +35,7 @@ from fdg.placing.agents_per_device import (
 from fdg.placing.assignment import (
     assign,
     check_placement,
-    largest_dividing,
+    fit_to_batches,
     largest_divisor,
     merge_shared,
     warn_of_near_roles,
@@ -113,7 +113,7 @@ def place(
     assignment = merge_shared(by_policy, policy)
     requested = tuple(dict.fromkeys(assignment.values())) or (next(iter(placement.values())),)
     groups = tuple(
-        largest_dividing(
+        fit_to_batches(
             with_rules(group, graph, policy),
             [f for f in graph.fragments if assignment[f.name] == group],
             policy,

@@ -100,7 +100,7 @@ def read_fields(
     found = {}
     for name, value in config.get(part, {}).items():
         if name not in fields:
-            raise FdgError(f"{file} has {name!r:.60} in {part}, which {owner} has not")
+            raise FdgError(f"{file} has {name!r:.60} in {part}, which {owner} lacks")
         kind = fields[name].metadata.get("flag", kinds[name])
         if is_writable(kind) and not (value is None and fields[name].default is None):
             found[name] = read_value(file, name, value, kind)

@@ -371,7 +371,7 @@ def _in_another(algorithm: Any, env: Any) -> Any:
         there = algorithm if learned is None else dataclasses.replace(algorithm, env=env)
         if learned != there.env.tokenizer:  # a task without a tokenizer gets the checkpoint's
             raise FdgError(
-                f"env {env.name}: it has not the tokenizer of {algorithm.env.name}, learned with: write"
+                f"env {env.name}: its tokenizer is not that of {algorithm.env.name}, learned with: write"
                 " env.with_tokenizer(run.algorithm.env.tokenizer)"
             )
         return there

@@ -208,9 +208,7 @@ class Unwritten(RunDirectory):
         """Does nothing."""
 
 
-def unwritable(
-    path: Path, what: str, why: str, is_gone: bool, fix: str = "put that right"
-) -> UnwritableError:
+def unwritable(path: Path, what: str, why: str, is_gone: bool, fix: str = "fix that") -> UnwritableError:
     """The error of a run that cannot write: what is lost, and how to resume.
 
     `why` is the system's message, and `fix` the fix for one without a known fix.

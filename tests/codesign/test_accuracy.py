@@ -60,7 +60,7 @@ def test_what_is_no_table_is_refused(text, tmp_path):
 
 def test_a_table_of_another_space_is_refused(tmp_path):
     table(tmp_path / "mine.json", accuracy=[[1, 2]])
-    with pytest.raises(FdgError, match="has not one accuracy a network"):
+    with pytest.raises(FdgError, match="needs one accuracy per network"):
         accuracy.of_choices(TASK, "table", str(tmp_path / "mine.json"))
 
 
@@ -119,7 +119,7 @@ def test_a_table_finds_images_that_were_moved_and_no_others(tmp_path):
 
 def test_networks_that_are_given_cannot_be_trained():
     task = dataclasses.replace(TASK, build=space.Given(()))
-    with pytest.raises(FdgError, match="says not how to train"):
+    with pytest.raises(FdgError, match="cannot train"):
         children.network(task)
     assert np.isnan(accuracy.of_choices(space.given("x", []), "table")[0])
 

@@ -161,7 +161,7 @@ def test_images_of_a_file(tmp_path):
             "has 3 classes, and its networks 2: write classes = 3",
         ),
         (space.unet(size=16, channels=1), "8 x 8 with 1 channels"),
-        (space.given("mine", []), "which says not how to train them"),
+        (space.given("mine", []), "which fdg cannot train"),
     ):
         with pytest.raises(FdgError, match=words):
             children.check_images(task, found)

@@ -11,7 +11,7 @@ import pytest
 import fdg
 import policies
 from fdg.commands import replay as flag
-from fdg.commands.replay import Lengths, distribution, of_run, replay, stream_report
+from fdg.commands.replay import Lengths, parse_lengths, of_run, replay, stream_report
 from tests.stream.reference import Clock, Sizes
 
 SIZES = {
@@ -29,7 +29,7 @@ SIZES = {
     ("more", "lag"), [({}, 2), ({}, 1), ({"late": "mask"}, 2), ({"late": "mask"}, 3), ({"ahead": 0}, 2)]
 )
 def test_a_replay_is_the_clock_of_the_reference(more, lag):
-    lengths, sizes, iterations = distribution("lognormal:6,30"), {**SIZES, **more}, 6
+    lengths, sizes, iterations = parse_lengths("lognormal:6,30"), {**SIZES, **more}, 6
     found = replay(lengths, sizes, lag, iterations=iterations)
     clock = Clock(Sizes(**sizes), lambda response: int(lengths.ticks[response % len(lengths.ticks)]))
     before = 2 * (sizes["ahead"] + 1)
@@ -51,14 +51,14 @@ def test_a_replay_is_the_clock_of_the_reference(more, lag):
 
 
 def test_lengths_have_the_mean_and_the_longest_that_were_given():
-    tokens = distribution("lognormal:200,2000").tokens
+    tokens = parse_lengths("lognormal:200,2000").tokens
     assert np.mean(tokens) == pytest.approx(200, rel=0.02) and np.max(tokens) == 2000
     assert 1 <= np.sum(tokens >= 2000) <= 2 + len(tokens) // 1000
-    tokens = distribution("uniform:3,7").tokens
+    tokens = parse_lengths("uniform:3,7").tokens
     assert sorted(set(tokens.tolist())) == [3, 4, 5, 6, 7]
     rows = [{"response_length": 4.0, "response_length_max": 9.0}, {"loss": 1.0}]
     assert np.max(of_run(rows, "runs/x").tokens) == 9
-    assert distribution("constant:1").ticks.max() == 1
+    assert parse_lengths("constant:1").ticks.max() == 1
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_lengths_have_the_mean_and_the_longest_that_were_given():
 )
 def test_lengths_that_are_none_are_refused(given):
     with pytest.raises(fdg.FdgError, match=r"lengths .*: give lognormal:MEAN,LONGEST"):
-        distribution(given)
+        parse_lengths(given)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_lengths_that_are_none_are_refused(given):
 )
 def test_lengths_the_wrong_way_round_are_turned(given, message):
     with pytest.raises(fdg.FdgError) as caught:
-        distribution(given)
+        parse_lengths(given)
     assert str(caught.value) == f"lengths '{given}': {message}"
 
 
@@ -87,7 +87,7 @@ def test_lognormal_lengths_have_a_longest_that_they_can_have():
     with pytest.raises(
         fdg.FdgError, match="is 1000 times the mean, and of lognormal lengths at most 118 times"
     ):
-        distribution("lognormal:10,10000")
+        parse_lengths("lognormal:10,10000")
     with pytest.raises(fdg.FdgError, match="this run has no response_length"):
         of_run([{"loss": 0.0}], "runs/ppo")
 

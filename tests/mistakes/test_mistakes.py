@@ -168,7 +168,7 @@ MISTAKES = {
     "axes that differ": (lambda: fdg.trace(broken.AxesThatDiffer("")), "differ in size", "in_axes/out_axes"),
     "one axis too many": (lambda: fdg.trace(broken.OneAxisTooMany("")), "names 2 arguments", "for each"),
     "a state of two agents": (lambda: evaluate(many=True), "of 2 agents (num_seeds)", "jax.vmap"),
-    "a state of something else": (lambda: evaluate(many=False), "dict is no state of it", "init or run"),
+    "a state of something else": (lambda: evaluate(many=False), "dict is not its state", "init or run"),
     # policies and devices
     "a class as policy": (lambda: place(policy=policies.GPUOnly), "is a class", "write GPUOnly()"),
     "a name as policy": (lambda: place(policy="gpu_only"), "the name of one", "policies.get('gpu_only')()"),

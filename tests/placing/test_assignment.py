@@ -7,7 +7,7 @@ import pytest
 import policies
 from fdg import Group, PlanError
 from fdg.errors import FdgWarning
-from fdg.placing.assignment import assign, check_placement, largest_dividing, merge_shared, warn_of_near_roles
+from fdg.placing.assignment import assign, check_placement, fit_to_batches, merge_shared, warn_of_near_roles
 from fdg.tracing.graph import FDG, Array, Edge, Fragment
 from fdg.tracing.trace import WHOLE
 
@@ -87,7 +87,7 @@ def test_those_that_only_follow_each_other_are_with_the_first_group():
 def test_fitted(devices, model, batches, used):
     fragments = [fragment(f"f{i}", "actor", batch=n) for i, n in enumerate(batches)]
     group = Group("a", tuple(range(10, 10 + devices)), model=model)
-    assert largest_dividing(group, fragments, POLICY).devices == tuple(range(10, 10 + used))
+    assert fit_to_batches(group, fragments, POLICY).devices == tuple(range(10, 10 + used))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_fitted(devices, model, batches, used):
 )
 def test_what_does_not_fit(group, words):
     with pytest.raises(PlanError) as error:
-        largest_dividing(
+        fit_to_batches(
             group,
             [fragment("free", "x"), fragment("fine", "x", batch=24), fragment("f", "actor", batch=6)],
             POLICY,

@@ -12,7 +12,7 @@ import envs
 from algos.rlhf import losses
 from algos.rlhf import objective as advantages
 from algos.rlhf.objective import CONVENTIONS, VARIANTS, Objective, objective
-from algos.rlhf.responses import Responses, with_opening
+from algos.rlhf.responses import Responses, prompt_up_to_policy
 from envs.text import Prompts
 from fdg.errors import FdgError
 
@@ -334,7 +334,9 @@ def test_the_opening_of_a_conversation_is_its_prompt():
         jnp.array([[0, 1, 0, 1, 0], [1, 1, 0, 0, 0]], bool),
     )
     tokens = jnp.array([[6, 7, 8, 9, 0], [6, 7, 0, 0, 0]])
-    said = with_opening(Responses(Prompts(jnp.array([[5], [5]]), jnp.ones((2, 1), bool)), tokens, *masks))
+    said = prompt_up_to_policy(
+        Responses(Prompts(jnp.array([[5], [5]]), jnp.ones((2, 1), bool)), tokens, *masks)
+    )
     shown = [row[there].tolist() for row, there in zip(said.prompts.tokens, said.prompts.mask, strict=True)]
     assert shown == [[5, 6], [5]]  # and the answers, with what the game replied between them
     shown = [row[there].tolist() for row, there in zip(said.tokens, said.mask, strict=True)]

@@ -186,5 +186,5 @@ def test_a_file_may_say_what_no_flag_can(tmp_path):
     with pytest.raises(FdgError, match="unknown flag '--rate'"):
         parse([*words, "--rate", "3"], "train", "")
     (tmp_path / "config.json").write_text(json.dumps({**said, "hyperparameters": {"speed": 1}}))
-    with pytest.raises(FdgError, match=r"config.json has 'speed' in hyperparameters, which .*:Mine has not"):
+    with pytest.raises(FdgError, match=r"config.json has 'speed' in hyperparameters, which .*:Mine lacks"):
         fdg.load(tmp_path, trust=True)

@@ -216,7 +216,7 @@ def test_a_bomb_is_not_inflated(tmp_path, monkeypatch):
 def test_files_that_are_none(tmp_path):
     env, episodes = line()
     with pytest.raises(
-        FdgError, match=r"nowhere: is no data set, for it has no metadata.json: give a folder of"
+        FdgError, match=r"nowhere: is no data set, as it has no metadata.json: give a folder of"
     ):
         steps_of(str(tmp_path / "nowhere"), env)
     path = write(tmp_path / "x", env, episodes)
