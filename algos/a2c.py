@@ -119,7 +119,9 @@ class A3C(A2C, presets="A3C"):
     2
     """
 
-    num_workers: int = hyperparameter(4, "workers, each with parameters and environments of its own")
+    num_workers: int = hyperparameter(
+        4, "asynchronous workers, each with its own parameters and environments"
+    )
 
     def __post_init__(self):
         super().__post_init__()

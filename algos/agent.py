@@ -41,8 +41,8 @@ class Rollouts(Part):
 
     num_envs: int = hyperparameter(4, "environments stepped together")
     num_steps: int = hyperparameter(128, "steps of each environment in one iteration")
-    total_steps: int = hyperparameter(500_000, "environment steps of the whole run; annealing ends there")
-    rings: int = hyperparameter(1, "parts of the environments that act in turns: one steps, others act")
+    total_steps: int = hyperparameter(500_000, "total environment steps; annealing ends there")
+    rings: int = hyperparameter(1, "groups of environments that alternate: one steps while the others act")
 
     def check(self, algorithm: Any) -> None:
         """Refuses counts below 1, and rings that do not divide the environments."""

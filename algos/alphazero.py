@@ -80,16 +80,16 @@ class AlphaZero(Agent, presets="AlphaZero"):
     rollouts = Rollouts(num_envs=64, num_steps=16, total_steps=500_000)
     epochs = Epochs(num_epochs=1, num_minibatches=4)
     optimizer_settings = ClippedOptimizer(learning_rate=1e-3, anneal_learning_rate=True, max_grad_norm=1.0)
-    discount: float = hyperparameter(1.0, "gamma, of the outcome for each move")
-    num_simulations: int = hyperparameter(32, "positions that a search adds to its tree")
-    max_considered: int = hyperparameter(16, "moves that a search looks at from its root, at most")
-    gumbel_scale: float = hyperparameter(1.0, "scale of the Gumbel noise of a search, while it trains")
+    discount: float = hyperparameter(1.0, "gamma, per move")
+    num_simulations: int = hyperparameter(32, "simulations of a search: positions added to its tree")
+    max_considered: int = hyperparameter(16, "moves considered at the root of a search, at most")
+    gumbel_scale: float = hyperparameter(1.0, "scale of the Gumbel noise of a search, in training")
     value_lambda: float = hyperparameter(
         1.0, "lambda of value targets; 1: the outcome of the game, 0: the search's value of the next position"
     )
     value_coefficient: float = hyperparameter(1.0, "weight of the value loss")
     random_moves: int = hyperparameter(
-        4, "games begin after random moves, from 0 to this many: so more positions are learned from"
+        4, "games begin after 0 to this many random moves, for more varied positions"
     )
     layers = Layers(activation="relu")
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)

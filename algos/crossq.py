@@ -207,14 +207,18 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
     entropy = Entropy()
     grid = ReturnGrid()
     layers = Layers(hidden=(256, 256), activation="relu")
-    first_moment_decay: float = hyperparameter(0.5, "Adam's beta_1: short, since targets move at once")
-    policy_delay: int = hyperparameter(3, "updates of the critics for each of the actor and the temperature")
-    critic_hidden: tuple[int, ...] | None = hyperparameter(
-        (1024, 1024), "widths of the critics' layers; None: by observation"
+    first_moment_decay: float = hyperparameter(
+        0.5, "Adam's beta_1: low, since there are no slow target networks"
     )
-    norm_decay: float = hyperparameter(0.99, "of the running statistics in the networks, at each update")
+    policy_delay: int = hyperparameter(3, "critic updates per update of the actor and the temperature")
+    critic_hidden: tuple[int, ...] | None = hyperparameter(
+        (1024, 1024), "widths of the critics' layers; None: chosen by observation"
+    )
+    norm_decay: float = hyperparameter(
+        0.99, "momentum of the running statistics of batch renormalization, per update"
+    )
     renorm_after: int = hyperparameter(
-        100_000, "updates after which minibatches are corrected towards the running statistics"
+        100_000, "updates before batch renormalization uses the running statistics"
     )
 
     def __post_init__(self):

@@ -102,7 +102,7 @@ class DistributionalDQN(DQN):
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
 
     max_error: float | None = hyperparameter(
-        None, "not used here: the loss is another", structural="nothing here (the loss is another)"
+        None, "not used: this algorithm has its own loss", structural="nothing here (the loss is another)"
     )
 
     def __post_init__(self):
@@ -167,8 +167,8 @@ class QRDQN(DistributionalDQN, presets="QRDQN"):
     51
     """
 
-    quantiles: int = hyperparameter(51, "K, of each action's return")
-    huber_threshold: float = hyperparameter(1.0, "kappa: error from which on the quantile loss is a line")
+    quantiles: int = hyperparameter(51, "K, quantiles of each action's return")
+    huber_threshold: float = hyperparameter(1.0, "kappa: error above which the quantile Huber loss is linear")
 
     def __post_init__(self):
         super().__post_init__()
@@ -210,9 +210,9 @@ class C51(DistributionalDQN, presets="C51"):
     [-100.0, -50.0, 0.0, 50.0, 100.0]
     """
 
-    atoms: int = hyperparameter(101, "K, returns of the grid")
-    value_min: float = hyperparameter(-100.0, "the smallest of them")
-    value_max: float = hyperparameter(100.0, "the largest")
+    atoms: int = hyperparameter(101, "K, atoms of the return distribution")
+    value_min: float = hyperparameter(-100.0, "smallest atom")
+    value_max: float = hyperparameter(100.0, "largest atom")
 
     def __post_init__(self):
         super().__post_init__()

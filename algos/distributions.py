@@ -449,7 +449,7 @@ def check_action_values(values: Any, actions: int, leading: tuple[int, ...], age
     check_shape("the network gives values of actions as", values, (*leading, actions), why)
 
 
-def check_remembered_values(output: Any, actions: int, leading: tuple[int, ...]) -> None:
+def check_recurrent_values(output: Any, actions: int, leading: tuple[int, ...]) -> None:
     """Refuses outputs other than values `[T, B, (A,) n]`, as in `check_action_values`, and a memory."""
     expected = f"it gives a pair, (values {_text((*leading, actions))}, memory)"
     values, _ = check_two("the network", output, expected)

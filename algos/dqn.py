@@ -50,9 +50,9 @@ from fdg.settings.parts import Part
 class Exploration(Part):
     """The schedule of random actions."""
 
-    epsilon_start: float = hyperparameter(1.0, "probability of a random action, at first")
-    epsilon_end: float = hyperparameter(0.05, "and in the end")
-    exploration_fraction: float = hyperparameter(0.5, "part of the run in which it falls, linearly")
+    epsilon_start: float = hyperparameter(1.0, "initial probability of a random action")
+    epsilon_end: float = hyperparameter(0.05, "final probability of a random action")
+    exploration_fraction: float = hyperparameter(0.5, "share of the run over which it falls, linearly")
 
     def epsilon(self, iteration: jax.Array, num_iterations: int) -> jax.Array:
         """Probability of a random action in an iteration: `[]` float32."""
@@ -279,14 +279,16 @@ class DQN(Agent, presets="DQN"):
     discount: float = hyperparameter(0.99, "gamma")
     targets = TargetUpdates(target_period=50)
     exploration = Exploration(epsilon_end=0.05, exploration_fraction=0.5)
-    double: bool = hyperparameter(False, "double Q-learning: one network chooses, the other values")
-    dueling: bool = hyperparameter(False, "dueling network: a value, and advantages of actions")
+    double: bool = hyperparameter(
+        False, "double Q-learning: one network selects the action, the other evaluates it"
+    )
+    dueling: bool = hyperparameter(False, "dueling network: a state value, and advantages of actions")
     priorities = StepPriorities()
     normalizers = ObservationNormalizer()
     layers = Layers(activation="relu")
     network: RecurrentNetwork | Network | None = dataclasses.field(default=None, metadata=NETWORK)
     explorer = ExplorerChoice()
-    remembering = MemoryChoice(memory_size=64)
+    memory_settings = MemoryChoice(memory_size=64)
     transforming = Transforming()
 
     def __post_init__(self):

@@ -51,7 +51,7 @@ class IMPALA(Agent, driver=on_policy, presets="IMPALA"):
     discount: float = hyperparameter(0.99, "gamma")
     trace_lambda: float = hyperparameter(1.0, "lambda of V-trace")
     rho_clip: float = hyperparameter(1.0, "rho-bar of V-trace: bounds the weight of each step's error")
-    c_clip: float = hyperparameter(1.0, "c-bar of V-trace: bounds how far back errors are carried")
+    c_clip: float = hyperparameter(1.0, "c-bar of V-trace: bounds the traces that carry errors back")
     objective = WeightedLoss()
     normalizers = Normalizers()
     layers = PolicyLayers()

@@ -50,8 +50,8 @@ class Layers(Part):
     layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
     torso: Torso = hyperparameter(
         "dense",
-        "what the hidden layers are: dense, or simba: SimbaV2's residual blocks, one for each of hidden,"
-        " whose widths are equal",
+        "hidden layers: dense, or simba (SimbaV2's residual blocks, one per entry of hidden, all of"
+        " one width)",
     )
 
     def sized(self, space: ObservationSpace) -> Self:

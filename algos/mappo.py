@@ -33,7 +33,7 @@ class MultiAgentPPO(RecurrentPPO):
     several_agents: ClassVar[bool] = True
     default_env: ClassVar[str] = "MPE_simple_spread_v3"
 
-    num_envs: int = hyperparameter(16, "environments stepped together, all their agents at once")
+    num_envs: int = hyperparameter(16, "environments stepped together, each with all its agents")
     recurrent: bool = hyperparameter(False, "actor and critic have a memory, as in RecurrentPPO")
 
     def __post_init__(self):

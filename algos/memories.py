@@ -385,8 +385,8 @@ _recurrence.defvjp(_with_steps, _backwards)
 
 
 def of_module(module: Any) -> RecurrentNetwork:
-    """Wraps a Linen module of `(memory, observation, start)` with a method `nothing_yet(B) -> memory`."""
-    return RecurrentNetwork(_Init(module), _NothingYet(module), _Unroll(module))
+    """Wraps a Linen module of `(memory, observation, start)` with a method `initial_memory(B) -> memory`."""
+    return RecurrentNetwork(_Init(module), _InitialMemory(module), _Unroll(module))
 
 
 def step_types(network: RecurrentNetwork, parameters: Any, state: Any, memory: Any = None) -> Any:
@@ -408,7 +408,7 @@ class MemoryTrunk(nn.Module):
     """
 
     layers: Layers
-    remembers: MemoryKind | None
+    memory_kind: MemoryKind | None
     outputs: int
     head_scale: float
 
@@ -418,9 +418,9 @@ class MemoryTrunk(nn.Module):
         # Only the memory is sequential; other layers take the whole sequence at once.
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
         x = hidden_layers(rows, self.layers, self.layers.hidden or ())
-        if self.remembers is not None:
-            size = self.remembers.size
-            out, memory = self.remembers.module()(memory, x.reshape(*sequence, -1), start)
+        if self.memory_kind is not None:
+            size = self.memory_kind.size
+            out, memory = self.memory_kind.module()(memory, x.reshape(*sequence, -1), start)
             x = hidden_layers(out.reshape(-1, size), self.layers, (size,))
         x = head(x, self.outputs, self.head_scale, self.layers.torso)
         return x.reshape(*sequence, self.outputs), memory
@@ -432,16 +432,16 @@ class _Init:  # dataclasses, not closures, so that equal modules make equal netw
 
     def __call__(self, key: jax.Array, observation: Any, *more: jax.Array) -> Any:
         steps, num_envs = jax.tree.leaves(observation)[0].shape[:2]
-        start, memory = jnp.zeros((steps, num_envs), bool), self.module.nothing_yet(num_envs)
+        start, memory = jnp.zeros((steps, num_envs), bool), self.module.initial_memory(num_envs)
         return self.module.init(key, memory, observation, start, *more)["params"]
 
 
 @dataclasses.dataclass(frozen=True)
-class _NothingYet:
+class _InitialMemory:
     module: Any
 
     def __call__(self, num_envs: int) -> Any:
-        return self.module.nothing_yet(num_envs)
+        return self.module.initial_memory(num_envs)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,11 +27,11 @@ from algos.replay import Replay, ReplayState, Step, StepReplay, whole_updates
 from algos.rollout import Actor, Recollection, episode_metrics, rollout, rollout_with_memory
 from algos.values import (
     NO_MEMORY,
+    ActorMemory,
     ExplorerChoice,
     Head,
     NoMemory,
     ObservationNormalizer,
-    Remembered,
     Transforming,
 )
 from envs import Box, Observation, composite
@@ -77,7 +77,7 @@ def first_recollection(self: Any, num_envs: int) -> Recollection | None:
     network, explorer = self._memory.begin(num_envs), self.explorer.begin(_no_action(self, num_envs))
     if network is None and explorer is None:
         return None
-    return Recollection(Remembered(network, explorer), jnp.ones(num_envs, bool))
+    return Recollection(ActorMemory(network, explorer), jnp.ones(num_envs, bool))
 
 
 def _no_action(self: Any, num_envs: int) -> jax.Array:
@@ -139,7 +139,7 @@ def collect(
 def stored(recollection: Recollection) -> Any:
     """The part of the memory that replay stores: the network's."""
     memory = recollection.memory
-    return memory.network if isinstance(memory, Remembered) else memory
+    return memory.network if isinstance(memory, ActorMemory) else memory
 
 
 # --- acting, with a memory or without ---
@@ -147,7 +147,7 @@ def stored(recollection: Recollection) -> Any:
 
 def memory(self: Any) -> NoMemory:
     """The memories of the algorithm's networks."""
-    choice = getattr(self, "remembering", None)
+    choice = getattr(self, "memory_settings", None)
     return NO_MEMORY if choice is None else choice.of(self)
 
 

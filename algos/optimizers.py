@@ -37,7 +37,7 @@ class OptimizerSettings(Part):
     """An optimiser and its step size."""
 
     learning_rate: float = hyperparameter(2.5e-4, "step size of the optimiser")
-    anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
+    anneal_learning_rate: bool = hyperparameter(False, "anneal the step size linearly to zero")
     optimizer: Any = own_value(
         "an optimiser of optax by its name (lion, adamw, muon, ...), or module:name of a function of the"
         " step size that returns one; in Python also a gradient transformation (None: the algorithm's)",
@@ -54,7 +54,7 @@ class OptimizerSettings(Part):
 class ClippedOptimizer(OptimizerSettings):
     """The step size, and the gradient norm, of an optimiser with clipping."""
 
-    max_grad_norm: float = hyperparameter(0.5, "global norm that gradients are clipped to")
+    max_grad_norm: float = hyperparameter(0.5, "global norm to which gradients are clipped")
 
     def check(self, algorithm: Any) -> None:
         """Refuses a step size or a norm that is not positive."""

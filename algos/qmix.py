@@ -41,7 +41,7 @@ class QMIX(ValueDecomposition, presets="QMIX"):
     )
 
     mixer_scale: float = hyperparameter(
-        1.0, "of the hypernetworks' first weights; small: what all do is worth nothing at first"
+        1.0, "scale of the hypernetworks' initial weights; if small, initial joint values are near zero"
     )
 
     def __post_init__(self):

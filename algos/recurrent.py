@@ -146,7 +146,7 @@ class RecurrentActorCritic(nn.Module):
     observation_space: ObservationSpace
     action_space: Space
     layers: PolicyLayers
-    remembers: MemoryKind | None
+    memory_kind: MemoryKind | None
     num_agents: int | None
     central: bool
 
@@ -167,7 +167,7 @@ class RecurrentActorCritic(nn.Module):
         outputs = distributions.for_space(self.action_space).size
         if isinstance(self.action_space, Box):
             outputs //= 2  # only means; the log standard deviations follow below
-        trunk = functools.partial(MemoryTrunk, self.layers, self.remembers)
+        trunk = functools.partial(MemoryTrunk, self.layers, self.memory_kind)
         actor, actor_memory = trunk(outputs=outputs, head_scale=0.01, name="actor")(
             _merge(memory.actor, each[1:]), by_agent(seen), start_of_agents
         )
@@ -194,14 +194,14 @@ class RecurrentActorCritic(nn.Module):
             memory=Memory(_split(actor_memory, each), critic_memory),
         )
 
-    def nothing_yet(self, num_envs: int) -> Memory:
+    def initial_memory(self, num_envs: int) -> Memory:
         """The initial memory."""
-        if self.remembers is None:
+        if self.memory_kind is None:
             return Memory((), ())
         of_all = (num_envs,)
         of_each = of_all if self.num_agents is None else (num_envs, self.num_agents)
         return Memory(
-            self.remembers.empty(of_each), self.remembers.empty(of_all if self.central else of_each)
+            self.memory_kind.empty(of_each), self.memory_kind.empty(of_all if self.central else of_each)
         )
 
 

@@ -118,13 +118,11 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
     memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
         None, "kind of memory; transformer: a causal one, over a window of steps (None: gru)"
     )
-    remembering = MemorySizes(memory_size=128)
+    memory_settings = MemorySizes(memory_size=128)
     sequence_length: int | None = hyperparameter(
-        None, "steps that a gradient flows back through; None: the whole rollout"
+        None, "steps of backpropagation through time; None: the whole rollout"
     )
-    burn_in: int = hyperparameter(
-        0, "steps before each sequence from which its memory is recomputed, without gradient"
-    )
+    burn_in: int = hyperparameter(0, "steps before each sequence that recompute its memory, without gradient")
     transforming = Transforming()
 
     def __post_init__(self):
@@ -417,7 +415,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
     @property
     def _remembers(self) -> MemoryKind:
-        return MemoryKind.of(self.remembering, self.memory or "gru")
+        return MemoryKind.of(self.memory_settings, self.memory or "gru")
 
 
 def _sequence_rows(x: jax.Array) -> jax.Array:

@@ -51,7 +51,7 @@ class Ensemble(Part):
     )
     dropout: float = hyperparameter(
         0.0,
-        "share of the critics' features that is dropped in training",
+        "dropout rate of the critics' features in training",
         structural="whether there is dropout",
     )
 
@@ -149,8 +149,8 @@ class SoftEnsemble(Agent, driver=off_policy):
     entropy = Entropy()
     ensemble = Ensemble()
     layers = Layers(hidden=(256, 256), activation="relu")
-    target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
-    policy_delay: int = hyperparameter(1, "updates of the critics for each of the actor and the temperature")
+    target_rate: float = hyperparameter(0.005, "tau: Polyak step of the target networks, per update")
+    policy_delay: int = hyperparameter(1, "critic updates per update of the actor and the temperature")
 
     _keys = len(Keys._fields)  # keys per sample of a gradient step
 
@@ -280,8 +280,8 @@ class REDQ(SoftEnsemble, presets="REDQ"):
         buffer_size=1_000_000, batch_size=256, learning_starts=5_000, updates_per_step=20.0
     )
     ensemble = Ensemble(num_critics=10)
-    subset: int = hyperparameter(2, "M, critics drawn at random whose lowest value is in a target")
-    policy_delay: int = hyperparameter(20, "updates of the critics for each of the actor and the temperature")
+    subset: int = hyperparameter(2, "M, random critics whose lowest value is the target")
+    policy_delay: int = hyperparameter(20, "critic updates per update of the actor and the temperature")
 
     def __post_init__(self):
         super().__post_init__()
@@ -334,11 +334,9 @@ class TQC(SoftEnsemble, presets="TQC"):
     """
 
     ensemble = Ensemble(num_critics=5, critic_hidden=(512, 512, 512))
-    quantiles: int = hyperparameter(25, "K, of each critic")
-    dropped_quantiles: int = hyperparameter(
-        2, "d: the largest of the targets that are left out, for each critic"
-    )
-    huber_threshold: float = hyperparameter(1.0, "kappa: error from which on the quantile loss is a line")
+    quantiles: int = hyperparameter(25, "K, quantiles of each critic")
+    dropped_quantiles: int = hyperparameter(2, "d: largest target quantiles to drop, per critic")
+    huber_threshold: float = hyperparameter(1.0, "kappa: error above which the quantile Huber loss is linear")
 
     def __post_init__(self):
         super().__post_init__()

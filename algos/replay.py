@@ -43,11 +43,11 @@ from fdg.settings.parts import Part
 class ReplayUpdates(Part):
     """The size of the replay buffer, and gradient steps per environment step."""
 
-    buffer_size: int = hyperparameter(10_000, "steps that are kept for replay, of all environments together")
-    batch_size: int = hyperparameter(128, "samples of a gradient step, as many of each environment")
+    buffer_size: int = hyperparameter(10_000, "capacity of the replay buffer in steps, over all environments")
+    batch_size: int = hyperparameter(128, "samples of a gradient step, equally many from each environment")
     learning_starts: int = hyperparameter(10_000, "environment steps before the first gradient step")
     updates_per_step: float = hyperparameter(
-        1.0, "gradient steps for each environment step", structural="how often a loop runs"
+        1.0, "gradient steps per environment step", structural="how often a loop runs"
     )
 
     def check(self, algorithm: Any) -> None:
@@ -65,7 +65,7 @@ class ReplayChoice(Part):
         0.0, "alpha of prioritised replay; 0: uniform", structural="whether there are priorities"
     )
     importance_exponent: float = hyperparameter(
-        0.4, "beta of prioritised replay at first; 1 in the end", only_with="priority_exponent"
+        0.4, "initial beta of prioritised replay; 1 at the end", only_with="priority_exponent"
     )
     replay: Any = own_value(
         "replay buffer: uniform, prioritized, hindsight, or module:name of a function of an"
@@ -103,7 +103,7 @@ class ReplayChoice(Part):
 class StepReplay(ReplayChoice):
     """`ReplayChoice`, with n-step returns."""
 
-    n_step: int = hyperparameter(1, "rewards summed up before a value follows")
+    n_step: int = hyperparameter(1, "n of n-step returns")
 
     def check(self, algorithm: Any) -> None:
         """As in `ReplayChoice`; also refuses `n_step` below 1."""

@@ -34,10 +34,10 @@ class ReturnGrid(Part):
     """Settings of distributional critics: a grid of returns, or none."""
 
     atoms: int | None = hyperparameter(
-        None, "returns of a grid, whose probabilities the critics give; None: they give values"
+        None, "atoms of the critics' return distributions; None: critics predict values"
     )
-    value_min: float = hyperparameter(-250.0, "the smallest return of that grid", only_with="atoms")
-    value_max: float = hyperparameter(250.0, "the largest", only_with="atoms")
+    value_min: float = hyperparameter(-250.0, "smallest atom", only_with="atoms")
+    value_max: float = hyperparameter(250.0, "largest atom", only_with="atoms")
 
     @property
     def reading(self) -> Any:
@@ -124,9 +124,9 @@ class Parameters(NamedTuple):
 class Entropy(Part):
     """Settings of the entropy bonus and its temperature."""
 
-    initial_temperature: float = hyperparameter(1.0, "alpha at first: the weight of the entropy")
+    initial_temperature: float = hyperparameter(1.0, "initial alpha, the weight of the entropy")
     target_entropy: float | None = hyperparameter(
-        None, "nats that the temperature aims at, of actions in [-1, 1]; None: minus one for each component"
+        None, "target entropy in nats, of actions in [-1, 1]; None: -1 per component"
     )
 
     def check(self, algorithm: Any) -> None:
@@ -241,8 +241,8 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
     entropy = Entropy()
     grid = ReturnGrid()
     layers = Layers(hidden=(256, 256), activation="relu")
-    target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
-    remembering = MemoryChoice()
+    target_rate: float = hyperparameter(0.005, "tau: Polyak step of the target networks, per update")
+    memory_settings = MemoryChoice()
 
     _keys = 2  # keys per sample of a gradient step
 

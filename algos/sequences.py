@@ -261,7 +261,7 @@ class SequenceReplay(Replay):
 
 
 @dataclasses.dataclass(frozen=True)
-class Remembering(NoMemory):
+class WithMemory(NoMemory):
     """Networks with a memory: one, or an actor and critics; see `NoMemory`.
 
     Several networks have a tuple of memories. Acting advances the critics' memories too, since replay stores
@@ -318,14 +318,14 @@ class Remembering(NoMemory):
     def check(self, parameters: Any, state: Any, outputs: int) -> None:
         """Raises if `unroll` does not return `outputs` numbers and a memory."""
         found = step_types(self.networks[0], parameters, state, state.recollection.memory.network)
-        distributions.check_remembered_values(found, outputs, (1, len(state.recollection.start)))
+        distributions.check_recurrent_values(found, outputs, (1, len(state.recollection.start)))
 
     @property
     def _several(self) -> bool:
         return len(self.networks) > 1
 
 
-def remembering(algorithm: Any, own: RecurrentNetwork | None) -> Remembering:
+def with_memory(algorithm: Any, own: RecurrentNetwork | None) -> WithMemory:
     """The user's `own` network with a memory, or the defaults for the algorithm's `_heads`."""
     require(
         algorithm,
@@ -333,7 +333,7 @@ def remembering(algorithm: Any, own: RecurrentNetwork | None) -> Remembering:
         f"memory={algorithm.memory}: networks of your own have none; leave it None",
     )
     networks = [own] if own else [_default(algorithm, head) for head in algorithm._heads]
-    return Remembering(
+    return WithMemory(
         tuple(map(algorithm._computing, networks)),
         algorithm.env.action_space.shape,
         algorithm.sequence_length or algorithm.num_steps,
@@ -342,13 +342,13 @@ def remembering(algorithm: Any, own: RecurrentNetwork | None) -> Remembering:
 
 
 def _default(algorithm: Any, head: Head) -> RecurrentNetwork:
-    kind = MemoryKind.of(algorithm.remembering, algorithm.memory)
+    kind = MemoryKind.of(algorithm.memory_settings, algorithm.memory)
     layers, space = algorithm.layers, algorithm.env.observation_space
     hidden = (kind.size,) if layers.hidden is None else layers.hidden
     layers = dataclasses.replace(layers, hidden=hidden).sized(space)
     if head.of_actions:
-        return of_module(_RememberingCritics(space, head.outputs, layers, kind))
-    return of_module(_Remembering(space, head.outputs, layers, kind, head.scale, head.dueling))
+        return of_module(_MemoryCritics(space, head.outputs, layers, kind))
+    return of_module(_MemoryNetwork(space, head.outputs, layers, kind, head.scale, head.dueling))
 
 
 def _last(memories: Any) -> Any:
@@ -363,7 +363,7 @@ def _inputs(observation: Any, start: jax.Array, seen: Callable[[Any], Any]) -> A
     return jax.tree.map(lambda x: x.reshape(*start.shape, *x.shape[1:]), seen(flat))
 
 
-class _Remembering(nn.Module):
+class _MemoryNetwork(nn.Module):
     """Dense layers, a memory, a dense layer and a head: `(output [T, B, n], memories)`.
 
     `privileged` observations are dropped. `dueling`: the head outputs a value, and advantages of each choice.
@@ -372,7 +372,7 @@ class _Remembering(nn.Module):
     observation_space: ObservationSpace
     outputs: int
     layers: Layers
-    remembers: MemoryKind
+    memory_kind: MemoryKind
     scale: float
     dueling: tuple[int, ...] | None
 
@@ -381,16 +381,16 @@ class _Remembering(nn.Module):
         space, convolve = self.observation_space, self.layers.convolve
         inputs = _inputs(observation, start, lambda flat: actor_features(flat, space, convolve))
         outputs = self.outputs + (self.dueling is not None)
-        trunk = MemoryTrunk(self.layers, self.remembers, outputs, self.scale, name="trunk")
+        trunk = MemoryTrunk(self.layers, self.memory_kind, outputs, self.scale, name="trunk")
         output, memories = trunk(memory, inputs, start)
         return distributions.dueling(output, self.dueling) if self.dueling else output, memories
 
-    def nothing_yet(self, num_envs: int) -> Any:
+    def initial_memory(self, num_envs: int) -> Any:
         """The initial memory."""
-        return self.remembers.empty((num_envs,))
+        return self.memory_kind.empty((num_envs,))
 
 
-class _RememberingCritics(nn.Module):
+class _MemoryCritics(nn.Module):
     """Two critics, each with a memory: two values `[T, B]` or `[T, B, n]`, and the memories.
 
     Actions join after the memory, so that one memory serves any action.
@@ -399,7 +399,7 @@ class _RememberingCritics(nn.Module):
     observation_space: ObservationSpace
     outputs: int
     layers: Layers
-    remembers: MemoryKind
+    memory_kind: MemoryKind
 
     @nn.compact
     def __call__(self, memory: Any, observation: Any, start: jax.Array, action: jax.Array) -> Any:
@@ -407,29 +407,29 @@ class _RememberingCritics(nn.Module):
         inputs = _inputs(observation, start, lambda flat: features(flat, space, convolve))
         action = action.reshape(start.size, -1)
         critics = [
-            _RememberingCritic(self.layers, self.remembers, self.outputs, name=name)
+            _MemoryCritic(self.layers, self.memory_kind, self.outputs, name=name)
             for name in ("critic_1", "critic_2")
         ]
         found = [critic(one, inputs, start, action) for critic, one in zip(critics, memory, strict=True)]
         (first, after_first), (second, after_second) = found
         return first, second, (after_first, after_second)
 
-    def nothing_yet(self, num_envs: int) -> Any:
+    def initial_memory(self, num_envs: int) -> Any:
         """The initial memories of both."""
-        return (self.remembers.empty((num_envs,)),) * 2
+        return (self.memory_kind.empty((num_envs,)),) * 2
 
 
-class _RememberingCritic(nn.Module):
+class _MemoryCritic(nn.Module):
     layers: Layers
-    remembers: MemoryKind
+    memory_kind: MemoryKind
     outputs: int
 
     @nn.compact
     def __call__(self, memory: Any, inputs: Any, start: jax.Array, action: jax.Array) -> Any:
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
         x = hidden_layers(rows, self.layers, self.layers.hidden or ())
-        out, memory = self.remembers.module()(memory, x.reshape(*start.shape, -1), start)
-        size = self.remembers.size
+        out, memory = self.memory_kind.module()(memory, x.reshape(*start.shape, -1), start)
+        size = self.memory_kind.size
         x = jnp.concatenate([out.reshape(-1, size), action], axis=-1)
         value = head(hidden_layers(x, self.layers, (size,)), self.outputs, 1.0)
         shape = start.shape if self.outputs == 1 else (*start.shape, self.outputs)

@@ -67,11 +67,13 @@ class NoisyAction(NamedTuple):
 class DelayedTargets(Part):
     """Noise of actions in training and in targets; the delay of actor and target updates."""
 
-    target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
-    exploration_noise: float = hyperparameter(0.1, "standard deviation of actions in [-1, 1], in training")
-    target_noise: float = hyperparameter(0.2, "standard deviation of the targets' actions")
-    target_noise_clip: float = hyperparameter(0.5, "what that noise is cut off at")
-    policy_delay: int = hyperparameter(2, "updates of the critics for each of the actor and the targets")
+    target_rate: float = hyperparameter(0.005, "tau: Polyak step of the target networks, per update")
+    exploration_noise: float = hyperparameter(
+        0.1, "standard deviation of exploration noise, for actions in [-1, 1]"
+    )
+    target_noise: float = hyperparameter(0.2, "standard deviation of the noise of target actions")
+    target_noise_clip: float = hyperparameter(0.5, "bound to which that noise is clipped")
+    policy_delay: int = hyperparameter(2, "critic updates per update of the actor and the targets")
 
     def check(self, algorithm: Any) -> None:
         """Refuses negative deviations, and exploration without noise."""
@@ -104,7 +106,7 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
     delayed = DelayedTargets()
     grid = ReturnGrid()
     layers = Layers(hidden=(256, 256), activation="relu")
-    remembering = MemoryChoice()
+    memory_settings = MemoryChoice()
 
     _each = 1  # actor outputs per action component
     _keys = 1  # keys per sample of a gradient step
@@ -218,19 +220,19 @@ class FastTD3(TD3, presets="FastTD3"):
     replaying = ReplayUpdates(
         buffer_size=6_553_600, batch_size=32_768, learning_starts=1_280, updates_per_step=1 / 64
     )
-    target_rate: float = hyperparameter(0.1, "tau: the part of the way that targets go at an update")
+    target_rate: float = hyperparameter(0.1, "tau: Polyak step of the target networks, per update")
     exploration_noise: float = hyperparameter(
-        0.4, "largest standard deviation of actions in [-1, 1], in training: of the last environment"
+        0.4, "largest standard deviation of exploration noise, for actions in [-1, 1]: the last environment's"
     )
-    smallest_noise: float = hyperparameter(0.001, "smallest of these deviations: of the first environment")
-    target_noise: float = hyperparameter(0.001, "standard deviation of the targets' actions")
+    smallest_noise: float = hyperparameter(0.001, "smallest of these deviations: the first environment's")
+    target_noise: float = hyperparameter(0.001, "standard deviation of the noise of target actions")
     grid = ReturnGrid(atoms=101)
     normalizers = ObservationNormalizer(normalize_observation=True)
     layers = Layers(hidden=(512, 256, 128), activation="relu")
     critic_hidden: tuple[int, ...] | None = hyperparameter(
-        (1024, 512, 256), "widths of the critics' layers; None: by observation"
+        (1024, 512, 256), "widths of the critics' layers; None: chosen by observation"
     )
-    weight_decay: float = hyperparameter(0.1, "of AdamW, times the step size")
+    weight_decay: float = hyperparameter(0.1, "AdamW's weight decay, times the step size")
 
     def __post_init__(self):
         super().__post_init__()

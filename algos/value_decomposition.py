@@ -88,27 +88,32 @@ class ValueDecomposition(Agent):
 
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=32, total_steps=500_000)
-    buffer_size: int = hyperparameter(130_000, "steps that are kept for replay, of all environments together")
-    batch_size: int = hyperparameter(32, "sequences of a gradient step, as many of each environment")
+    buffer_size: int = hyperparameter(
+        130_000, "capacity of the replay buffer in steps, over all environments"
+    )
+    batch_size: int = hyperparameter(32, "sequences of a gradient step, equally many from each environment")
     sequence_length: int | None = hyperparameter(
-        None, "steps that are stored and drawn together, and a gradient flows through; None: a whole rollout"
+        None,
+        "length of stored and sampled sequences, for backpropagation through time; None: a whole rollout",
     )
     learning_starts: int = hyperparameter(10_000, "environment steps before the first gradient step")
     num_updates: int = hyperparameter(4, "gradient steps in one iteration")
     optimizer_settings = ClippedOptimizer(learning_rate=5e-3, anneal_learning_rate=True, max_grad_norm=25.0)
     discount: float = hyperparameter(0.99, "gamma")
     q_lambda: float = hyperparameter(0.0, "lambda of the targets; 0: one step, 1: whole sequences")
-    reward_scale: float = hyperparameter(1.0, "what rewards are multiplied by, for values of moderate size")
+    reward_scale: float = hyperparameter(1.0, "factor of rewards, for values of moderate size")
     targets = TargetUpdates(target_period=200)
     exploration = Exploration(epsilon_end=0.05, exploration_fraction=0.1)
-    double: bool = hyperparameter(True, "double Q-learning: one network chooses, the other values")
-    dueling: bool = hyperparameter(False, "dueling network: a value, and advantages of actions")
-    priorities = Priorities()
-    agent_identity: bool = hyperparameter(True, "agents see their number, one-hot, beside the observation")
-    memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
-        None, "what agents remember by: a GRU, an LSTM, ... (None: nothing)"
+    double: bool = hyperparameter(
+        True, "double Q-learning: one network selects the action, the other evaluates it"
     )
-    remembering = MemorySizes(memory_size=64)
+    dueling: bool = hyperparameter(False, "dueling network: a state value, and advantages of actions")
+    priorities = Priorities()
+    agent_identity: bool = hyperparameter(True, "append each agent's one-hot index to its observation")
+    memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
+        None, "kind of memory: a GRU, an LSTM, ... (None: no memory)"
+    )
+    memory_settings = MemorySizes(memory_size=64)
     normalizers = ObservationNormalizer()
     layers = Layers(activation="relu")
     network: RecurrentNetwork | Network | None = dataclasses.field(default=None, metadata=NETWORK)
@@ -187,7 +192,7 @@ class ValueDecomposition(Agent):
         """Refuses a network without a value for each action of each agent."""
         found = step_types(self._network, state.learned.parameters.agents, state)
         actions = sum(sizes(choices(self.env)))
-        distributions.check_remembered_values(found, actions, (1, self.num_envs, self._agents))
+        distributions.check_recurrent_values(found, actions, (1, self.num_envs, self._agents))
 
     # --- defined by subclasses ---
 
@@ -326,7 +331,7 @@ class ValueDecomposition(Agent):
 
     @property
     def _remembers(self) -> MemoryKind | None:
-        return None if self.memory is None else MemoryKind.of(self.remembering, self.memory)
+        return None if self.memory is None else MemoryKind.of(self.memory_settings, self.memory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,7 +366,7 @@ class AgentQNetwork(nn.Module):
     choices: tuple[int, ...]
     num_agents: int
     layers: Layers
-    remembers: MemoryKind | None
+    memory_kind: MemoryKind | None
     dueling: bool
     identity: bool
 
@@ -369,7 +374,7 @@ class AgentQNetwork(nn.Module):
     def __call__(self, memory: Any, observation: Any, start: jax.Array) -> AgentValues:  # noqa: D102
         agents = self.num_agents
         each = (*start.shape, agents)
-        if self.remembers is None:
+        if self.memory_kind is None:
             # Without a memory, steps become rows, environment-major, so that a sharding of environments
             # becomes one of rows.
             steps, rows = 1, start.size * agents
@@ -382,7 +387,7 @@ class AgentQNetwork(nn.Module):
             seen.append(jnp.tile(jnp.eye(agents, dtype=jnp.float32), (start.size, 1)))
         actions = sum(self.choices)
         outputs = actions + 1 if self.dueling else actions
-        trunk = MemoryTrunk(self.layers, self.remembers, outputs, 1.0, name="q")
+        trunk = MemoryTrunk(self.layers, self.memory_kind, outputs, 1.0, name="q")
         values, memories = trunk(
             jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), memory),
             jax.tree.map(lambda x: x.reshape(steps, rows, *x.shape[1:]), seen),
@@ -390,11 +395,11 @@ class AgentQNetwork(nn.Module):
         )
         if self.dueling:
             values = distributions.dueling(values, self.choices)
-        if self.remembers is None:
+        if self.memory_kind is None:
             values = values.reshape(each[1], each[0], agents, actions).swapaxes(0, 1)
         memories = jax.tree.map(lambda x: x.reshape(*each, *x.shape[2:]), memories)
         return AgentValues(values.reshape(*each, actions), memories)
 
-    def nothing_yet(self, num_envs: int) -> Any:
+    def initial_memory(self, num_envs: int) -> Any:
         """The initial memory."""
-        return () if self.remembers is None else self.remembers.empty((num_envs, self.num_agents))
+        return () if self.memory_kind is None else self.memory_kind.empty((num_envs, self.num_agents))

@@ -286,21 +286,21 @@ class ExplorerChoice(Part):
             return (policy.mode() if greedy else sample(keys)), None
         before = recollection.memory.explorer
         if greedy or self.explore is None:
-            return (policy.mode() if greedy else sample(keys)), Remembered(network, before)
+            return (policy.mode() if greedy else sample(keys)), ActorMemory(network, before)
         apply = self._explorer.apply
         check_takes(apply, ("state", "policy", "start", "keys", "progress"), "apply of explore")
         result = apply(before, policy, recollection.start, keys, progress)
         state, action = check_two("apply of explore", result, "give a pair, (state, action)")
         check_same("apply of explore gives state", before, state)
         check_same("apply of explore gives action", jax.eval_shape(policy.mode), action)
-        return action, Remembered(network, state)
+        return action, ActorMemory(network, state)
 
     @property
     def _explorer(self) -> Explorer:
         return by_name("--explore", self.explore)
 
 
-class Remembered(NamedTuple):
+class ActorMemory(NamedTuple):
     """The memories of an actor."""
 
     network: Any  # [B, ...]; None for a feed-forward network
@@ -320,7 +320,7 @@ class Head(NamedTuple):
 
 
 class NoMemory:
-    """The functions of `algos.sequences.Remembering` for networks without a memory."""
+    """The functions of `algos.sequences.WithMemory` for networks without a memory."""
 
     replay: ClassVar[dict[str, Any]] = {}  # arguments of `ReplayChoice.of`
 
@@ -361,7 +361,7 @@ class MemorySizes(Part):
 
     memory_size: int = hyperparameter(128, "width of the memory, and of the layer after it")
     memory_window: int = hyperparameter(
-        32, "steps that a transformer looks back over, its own among them", only_with="memory=transformer"
+        32, "context of a transformer in steps, with the current one", only_with="memory=transformer"
     )
     memory_layers: int = hyperparameter(1, "layers of a transformer", only_with="memory=transformer")
     memory_heads: int = hyperparameter(
@@ -374,17 +374,17 @@ class MemoryChoice(MemorySizes):
     """The kind of memory, and the sequences for learning."""
 
     memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
-        None, "what the network remembers by: a GRU, an LSTM, ... (None: nothing)"
+        None, "kind of memory: a GRU, an LSTM, ... (None: no memory)"
     )
     sequence_length: int | None = hyperparameter(
         None,
-        "steps that are stored and drawn together, and a gradient flows through; None: a whole rollout"
-        " (with memory)",
+        "length of stored and sampled sequences, for backpropagation through time; None: a whole"
+        " rollout (with memory)",
         only_with="memory",
     )
     burn_in: int = hyperparameter(
         0,
-        "steps before a drawn sequence that only bring its memory up to date, a multiple of sequence_length",
+        "steps before a sampled sequence that only recompute its memory, a multiple of sequence_length",
         only_with="memory",
     )
 
@@ -393,7 +393,7 @@ class MemoryChoice(MemorySizes):
         own = algorithm._own("network", "actor") if hasattr(algorithm, "network") else None
         if self.memory is None if own is None else not hasattr(own, "unroll"):
             return NO_MEMORY
-        return registry.option("memory").remembering(algorithm, own)
+        return registry.option("memory").with_memory(algorithm, own)
 
     def check(self, algorithm: Any) -> None:
         """Refuses sizes that do not fit."""

@@ -26,7 +26,7 @@ from fdg.placing.staleness import own_state
 from fdg.processes import distributed
 from fdg.processes.arrays import made_by, put
 from fdg.running.interrupts import DelayedInterrupt
-from fdg.running.leaves import Remembered, difference, typed_like, without_aliases
+from fdg.running.leaves import ReturnedArrays, difference, typed_like, without_aliases
 from fdg.running.many_programs import ManyPrograms
 from fdg.running.metrics import PendingMetrics
 from fdg.running.one_program import OneProgram
@@ -79,7 +79,7 @@ class Engine:
             out_shardings=self._shardings if self._is_whole else None,
             compiler_options=xla_options(devices[0].platform if self._is_whole else jax.default_backend()),
         )
-        self._returned = Remembered()
+        self._returned = ReturnedArrays()
         self._iterations = 0  # of the returned state, counted by this engine
         self._interrupted: tuple[Any, PendingMetrics] | None = None
 
@@ -158,7 +158,7 @@ class Engine:
             with DelayedInterrupt() as held:
                 leaves, metrics = self._execution.start(placed, iterations, held.caught)
                 leaves = typed_like(self._shapes, leaves)
-                self._returned = Remembered(leaves)
+                self._returned = ReturnedArrays(leaves)
                 result = jax.tree.unflatten(self._structure, leaves), metrics
         except KeyboardInterrupt:
             self._interrupted = result

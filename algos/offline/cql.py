@@ -43,11 +43,11 @@ class CQL(Agent, driver=learning, presets="CQL"):
     optimizer_settings = OptimizerSettings(learning_rate=1e-4)
     discount: float = hyperparameter(0.99, "gamma")
     conservatism: float = hyperparameter(5.0, "alpha of equation 4: weight of the conservative penalty")
-    num_actions: int = hyperparameter(10, "K: actions drawn of each of three kinds, for each sample")
+    num_actions: int = hyperparameter(10, "K: actions sampled of each of three kinds, per sample")
     entropy = Entropy()
     grid = ReturnGrid()
     layers = Layers(hidden=(256, 256, 256), activation="relu")
-    target_rate: float = hyperparameter(0.005, "tau: Polyak step of the target networks at an update")
+    target_rate: float = hyperparameter(0.005, "tau: Polyak step of the target networks, per update")
 
     def __post_init__(self):
         off_policy.check(self)

@@ -56,10 +56,12 @@ class IQL(Agent, driver=learning, presets="IQL"):
     data = Data()
     optimizer_settings = OptimizerSettings(learning_rate=3e-4)
     discount: float = hyperparameter(0.99, "gamma")
-    expectile: float = hyperparameter(0.7, "tau of equation 5: above one half, and nearer to the best action")
+    expectile: float = hyperparameter(
+        0.7, "tau of equation 5, the expectile: above 0.5; near 1, the value of the best action"
+    )
     advantage_scale: float = hyperparameter(3.0, "beta of equation 7: weights are exp(beta * advantage)")
-    largest_weight: float = hyperparameter(100.0, "what these weights are cut off at")
-    target_rate: float = hyperparameter(0.005, "alpha: the part of the way that targets go at an update")
+    largest_weight: float = hyperparameter(100.0, "upper bound of these weights")
+    target_rate: float = hyperparameter(0.005, "alpha: Polyak step of the target networks, per update")
     layers = Layers(hidden=(256, 256), activation="relu")
 
     def __post_init__(self):

@@ -37,7 +37,9 @@ class OfflineData(Part):
     dataset: str | None = hyperparameter(
         None, "folder of a data set (fdg collect, Minari) to learn from (None: no data)", holds="folder"
     )
-    batch_size: int = hyperparameter(256, "samples of a gradient step, as many of each environment's part")
+    batch_size: int = hyperparameter(
+        256, "samples of a gradient step, equally many from each environment's part"
+    )
 
     def check(self, algorithm: Any) -> None:
         """Refuses missing data, data of other spaces, wrong sizes, and settings that only acting uses."""
@@ -115,9 +117,7 @@ class BoundedNormal:
 class Data(OfflineData):
     """The sources of steps: a data set, the agent's own steps, or both."""
 
-    online: bool = hyperparameter(
-        False, "also act, and add the steps to those of the data set", only_with="dataset"
-    )
+    online: bool = hyperparameter(False, "also act, and add the steps to the data set", only_with="dataset")
 
     @property
     def acts(self) -> bool:

@@ -49,7 +49,7 @@ class TD3BC(Agent, driver=learning, presets="TD3BC"):
     optimizer_settings = OptimizerSettings(learning_rate=3e-4)
     discount: float = hyperparameter(0.99, "gamma")
     value_weight: float = hyperparameter(
-        2.5, "alpha of equation 5: of the critics' values, whose scale is one, against imitation"
+        2.5, "alpha of equation 5: weight of the normalised critics' values against imitation"
     )
     delayed = DelayedTargets()
     grid = ReturnGrid()
@@ -114,10 +114,10 @@ class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
     optimizer_settings = OptimizerSettings(learning_rate=1e-3)
     discount: float = hyperparameter(0.99, "gamma")
     actor_penalty: float = hyperparameter(
-        0.01, "beta_1: of the squared distance to the action in the data, against values of scale one"
+        0.01, "beta_1: weight of the squared distance to the action in the data, against normalised values"
     )
     critic_penalty: float = hyperparameter(
-        0.01, "beta_2: of the squared distance to the next action in the data, in the critics' targets"
+        0.01, "beta_2: weight of the squared distance to the next action in the data, in the critics' targets"
     )
     delayed = DelayedTargets()
     grid = ReturnGrid()

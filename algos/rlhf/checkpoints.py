@@ -41,7 +41,7 @@ def adapted_config_of(path: str, adapters: str) -> DecoderConfig:
     if Path(named).name.lower() not in known:  # as in `models--Qwen--Qwen3-0.6B/snapshots/...`
         warnings.warn(
             f"adapters={adapters}: they were trained on '{named}' (base_model_name_or_path of {peft.CONFIG}),"
-            f" and the shapes of model={path} fit, but its name differs: adapters are useless on another base;"
+            f" and the shapes of model={path} fit, but its name differs: they are useless on another base;"
             " if it is the same one, write its name there",
             FdgWarning,
             stacklevel=2,

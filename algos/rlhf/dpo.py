@@ -32,10 +32,12 @@ class DPO(PreferenceAgent, JudgedAgent, presets="DPO"):
       FdgError: (construction) a field is out of range, or sizes do not divide.
     """
 
-    respondent: Literal["reference", "policy"] = hyperparameter("reference", "who responds")
+    respondent: Literal["reference", "policy"] = hyperparameter(
+        "reference", "model that samples the responses"
+    )
     beta: float = hyperparameter(0.1, "beta: weight of the KL to the reference")
-    preference: Preference = hyperparameter("sigmoid", "the loss of a pair")
-    label_smoothing: float = hyperparameter(0.0, "share of pairs that are taken to be the wrong way round")
+    preference: Preference = hyperparameter("sigmoid", "loss of a pair")
+    label_smoothing: float = hyperparameter(0.0, "assumed share of pairs with flipped labels")
 
     def __post_init__(self) -> None:
         super().__post_init__()

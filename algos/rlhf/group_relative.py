@@ -80,18 +80,18 @@ class GRPO(JudgedAgent, presets="GRPO"):
     """
 
     token_entropy = TokenEntropy()
-    num_prompts: int = hyperparameter(16, "prompts of an iteration")
-    group_size: int = hyperparameter(8, "responses to each prompt, compared with each other")
-    variant: Variant = hyperparameter("grpo", "which algorithm of the family")
-    convention: Convention = hyperparameter("paper", "whose habits where papers leave room")
+    num_prompts: int = hyperparameter(16, "prompts per iteration")
+    group_size: int = hyperparameter(8, "responses per prompt, compared with each other")
+    variant: Variant = hyperparameter("grpo", "algorithm of the family")
+    convention: Convention = hyperparameter("paper", "implementation to follow where papers leave a choice")
     old_log_prob: Literal["learner", "actor"] = hyperparameter(
         "learner",
-        "whose log-probabilities ratios are over: the learner's before its updates, or those at sampling",
+        "denominator of ratios: the learner's log-probabilities before its updates, or those at sampling",
     )
     proximal: Literal["recompute", "interpolate"] = hyperparameter(
         "recompute",
-        "how the learner's log-probabilities before its updates are found: computed, or between those at"
-        " sampling and now, by age",
+        "the learner's log-probabilities before its updates: computed, or interpolated by age between"
+        " those at sampling and now",
     )
     choices = ObjectiveChoices()
 

@@ -75,10 +75,10 @@ class LanguageAgent(HasPresets):
     _imitates: ClassVar[bool] = False  # True if it learns from answers
 
     env: Any  # a TextTask, or a TextGame
-    decoder: Decoder | None = hyperparameter(None, "the network; None for one made of the fields below")
+    decoder: Decoder | None = hyperparameter(None, "network; None: made from the fields below")
     model: str | None = hyperparameter(
         None,
-        "folder with a checkpoint in Hugging Face's format to begin with (None: begin from nothing)",
+        "folder of an initial checkpoint in Hugging Face's format (None: random weights)",
         holds="folder",
     )
     tokenizer: str | None = hyperparameter(
@@ -89,52 +89,52 @@ class LanguageAgent(HasPresets):
     )
     adapters: str | None = hyperparameter(
         None,
-        "folder with a LoRA adapter in PEFT's format, for the checkpoint, to begin with (None: new ones)",
+        "folder of an initial LoRA adapter in PEFT's format, for the checkpoint (None: a new one)",
         holds="folder",
     )
     hidden_size: int = hyperparameter(128, "width of the network")
-    num_layers: int = hyperparameter(2, "its blocks")
-    num_heads: int = hyperparameter(4, "its heads of queries")
-    num_kv_heads: int | None = hyperparameter(None, "its heads of keys and values (None: as many)")
-    intermediate_size: int | None = hyperparameter(
-        None, "width inside its blocks (None: three times its own)"
+    num_layers: int = hyperparameter(2, "transformer blocks")
+    num_heads: int = hyperparameter(4, "query heads")
+    num_kv_heads: int | None = hyperparameter(None, "key-value heads (None: as many as query heads)")
+    intermediate_size: int | None = hyperparameter(None, "width of the MLPs (None: three times hidden_size)")
+    dtype: Literal["float32", "bfloat16"] = hyperparameter("float32", "compute dtype")
+    remat: bool = hyperparameter(False, "rematerialise blocks for the gradient")
+    lora_rank: int = hyperparameter(
+        0, "rank of LoRA adapters, which are trained instead of the network; 0: none"
     )
-    dtype: Literal["float32", "bfloat16"] = hyperparameter("float32", "what it computes in")
-    remat: bool = hyperparameter(False, "compute blocks again for the gradient, in place of keeping them")
-    lora_rank: int = hyperparameter(0, "rank of the adapters that learn in place of the network; 0: none")
     lora_alpha: float = hyperparameter(
-        16.0, "adapters are scaled by this over their rank", only_with="lora_rank"
+        16.0, "LoRA's alpha: adapters are scaled by alpha / rank", only_with="lora_rank"
     )
     max_response: int | None = hyperparameter(
         None,
-        "tokens of a response (None: what the task's longest answer takes; of a checkpoint's tokenizer 64, or"
-        " what its context has room for)",
+        "longest response in tokens (None: the task's longest answer; with a checkpoint's tokenizer"
+        " 64, or the rest of its context)",
     )
-    num_prompts: int = hyperparameter(32, "prompts of an iteration")
-    total_steps: int = hyperparameter(64_000, "responses of the whole run")
+    num_prompts: int = hyperparameter(32, "prompts per iteration")
+    total_steps: int = hyperparameter(64_000, "total responses")
     dataset_size: int | None = hyperparameter(
         None,
-        "problems that there are, each met once an epoch (None: all rows of a file; else fresh ones)",
+        "number of problems, used in turn (None: all rows of a file; otherwise new ones each time)",
     )
-    num_epochs: int = hyperparameter(1, "times that each response is learned from")
-    num_minibatches: int = hyperparameter(1, "updates of an epoch")
+    num_epochs: int = hyperparameter(1, "passes over each batch of responses")
+    num_minibatches: int = hyperparameter(1, "updates per pass")
     micro_batch: int | None = hyperparameter(
         None,
-        "responses at once in a network, on all devices; changes no number (None: all of a minibatch)",
+        "responses computed at once, on all devices; does not change results (None: a whole minibatch)",
     )
     remove_padding: bool = hyperparameter(
-        False, "networks read packed sequences, without padding; micro_batch counts packed rows"
+        False, "pack sequences, without padding; micro_batch counts packed rows"
     )
     optimizer_settings = ClippedOptimizer(learning_rate=1e-3, max_grad_norm=1.0)
-    warmup: int = hyperparameter(0, "updates over which the step size grows linearly at first")
-    weight_decay: float = hyperparameter(0.0, "AdamW's, decoupled")
-    temperature: float = hyperparameter(1.0, "logits are divided by it, in sampling and in learning")
+    warmup: int = hyperparameter(0, "updates of linear warm-up of the step size")
+    weight_decay: float = hyperparameter(0.0, "AdamW's decoupled weight decay")
+    temperature: float = hyperparameter(1.0, "divides logits, in sampling and in learning")
     top_k: int = hyperparameter(0, "sample among this many most likely tokens; 0: all")
     top_p: float = hyperparameter(
-        1.0, "sample from the most likely tokens that have this probability together"
+        1.0, "sample from the most likely tokens with this total probability (nucleus sampling)"
     )
     slots: int | None = hyperparameter(
-        None, "responses in the making at once, each place taken again when one ends (None: all)"
+        None, "responses generated at once; a finished one's slot takes the next prompt (None: all)"
     )
 
     def __new__(cls, *first: Any, **given: Any) -> Any:
@@ -157,9 +157,7 @@ class LanguageAgent(HasPresets):
                 require_positive(self, name)
         decays = self.optimizer is None or not self.weight_decay
         require(
-            self,
-            decays,
-            f"weight_decay={self.weight_decay} applies to AdamW only: leave it out with an optimizer",
+            self, decays, f"weight_decay={self.weight_decay} is for AdamW: leave it out with an optimizer"
         )
         require_not_negative(self, "warmup")
         named = self.__dict__.pop("_named", ())

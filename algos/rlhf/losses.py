@@ -244,7 +244,7 @@ class TokenEntropy(Part):
     entropy_coefficient: float = hyperparameter(0.0, "weight of an entropy bonus")
     entropy_cap: float | None = hyperparameter(
         None,
-        "nats of a token's entropy beyond which the bonus does not grow (None: it always does)",
+        "entropy of a token in nats above which the bonus does not grow (None: no cap)",
         only_with="entropy_coefficient",
     )
 

@@ -54,31 +54,35 @@ class Objective:
     the KL from a response's reward, or from each token's, without gradient.
     """
 
-    baseline: Baseline = hyperparameter("group", "what a reward is compared with")
-    scale: Scale = hyperparameter("group", "what an advantage is divided by")
-    guard: float = hyperparameter(1e-6, "added to a deviation")
+    baseline: Baseline = hyperparameter("group", "baseline that rewards are compared with")
+    scale: Scale = hyperparameter("group", "divisor of advantages")
+    guard: float = hyperparameter(1e-6, "added to the deviation")
     unbiased_deviation: bool = True  # deviations are over n - 1
-    ratio_level: RatioLevel = hyperparameter("token", "of what ratios are")
-    surrogate: Surrogate = hyperparameter("clip", "what a token costs by its ratio and advantage")
-    aggregation: Aggregation = hyperparameter("sequence_mean", "how tokens make a loss")
+    ratio_level: RatioLevel = hyperparameter("token", "level of ratios: token or sequence")
+    surrogate: Surrogate = hyperparameter("clip", "surrogate loss of a token, by its ratio and advantage")
+    aggregation: Aggregation = hyperparameter("sequence_mean", "aggregation of tokens to a loss")
     count_empty: bool = True  # responses without tokens count in means
     clip_low: float = hyperparameter(0.2, "lower bound of the ratio is 1 minus this")
     clip_high: float = hyperparameter(0.2, "upper bound of the ratio is 1 plus this")
     gate_positive: float = hyperparameter(1.0, "steepness of a gate where advantages are above zero")
     gate_negative: float = hyperparameter(1.05, "steepness of a gate where advantages are below zero")
-    dual_clip: float | None = hyperparameter(None, "most that a token of negative advantage costs, times it")
+    dual_clip: float | None = hyperparameter(
+        None, "upper bound of the loss of a token with negative advantage, in units of the advantage"
+    )
     kl_coefficient: float = hyperparameter(0.04, "beta: weight of the KL to the reference; 0: no reference")
-    kl_estimator: Estimator = hyperparameter("k3", "how KL is estimated")
-    kl_in: Penalised = hyperparameter("loss", "where KL is counted")
-    overlong_buffer: float = hyperparameter(0.0, "share of the longest response over which a penalty grows")
+    kl_estimator: Estimator = hyperparameter("k3", "estimator of the KL")
+    kl_in: Penalised = hyperparameter("loss", "KL as a loss term, or in the reward")
+    overlong_buffer: float = hyperparameter(
+        0.0, "share of the longest response, at its end, over which a length penalty grows"
+    )
     overlong_coefficient: float = 1.0  # the full penalty
-    mask_truncated: bool = hyperparameter(False, "responses without an end have no loss")
+    mask_truncated: bool = hyperparameter(False, "leave truncated responses out of the loss")
     dynamic_sampling: int = hyperparameter(
         0,
-        "times as many prompts are responded to, and those kept that teach; 0: take what comes",
+        "factor of prompts to sample for, to keep those whose rewards differ; 0: keep all prompts",
     )
     correction: Correction = hyperparameter("none", "importance weights of actor against learner")
-    correction_cap: float = hyperparameter(2.0, "their bound")
+    correction_cap: float = hyperparameter(2.0, "upper bound of these weights")
 
     def cost(
         self, log_prob: jax.Array, log_ratio: jax.Array, advantage: jax.Array, mask: jax.Array

@@ -74,21 +74,21 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
     """
 
     token_entropy = TokenEntropy()
-    num_prompts: int = hyperparameter(64, "prompts of an iteration")
-    group_size: int = hyperparameter(1, "responses to each prompt")
-    num_epochs: int = hyperparameter(2, "times that each response is learned from")
-    num_minibatches: int = hyperparameter(2, "updates of an epoch")
+    num_prompts: int = hyperparameter(64, "prompts per iteration")
+    group_size: int = hyperparameter(1, "responses per prompt")
+    num_epochs: int = hyperparameter(2, "passes over each batch of responses")
+    num_minibatches: int = hyperparameter(2, "updates per pass")
     critic_learning_rate: float = hyperparameter(
-        1e-3, "the critic's step size; annealed and warmed up as the other"
+        1e-3, "the critic's step size; annealed and warmed up like the actor's"
     )
     clip_low: float = hyperparameter(0.2, "lower bound of the ratio is 1 minus this")
     clip_high: float = hyperparameter(0.2, "upper bound of the ratio is 1 plus this")
-    clip_value: float | None = hyperparameter(0.2, "values gain nothing by moving further (None: they do)")
-    kl_coefficient: float = hyperparameter(0.05, "beta: what leaving the reference costs, a token")
-    kl_estimator: Estimator = hyperparameter("k1", "how that is estimated")
+    clip_value: float | None = hyperparameter(0.2, "clip range of values in their loss (None: no clipping)")
+    kl_coefficient: float = hyperparameter(0.05, "beta: weight of the KL to the reference, per token")
+    kl_estimator: Estimator = hyperparameter("k1", "estimator of the KL")
     correction: Correction = hyperparameter("none", "importance weights of actor against learner")
-    correction_cap: float = hyperparameter(2.0, "their bound", only_with="correction")
-    discount: float = hyperparameter(1.0, "gamma, a token")
+    correction_cap: float = hyperparameter(2.0, "upper bound of these weights", only_with="correction")
+    discount: float = hyperparameter(1.0, "gamma, per token")
     gae_lambda: float = hyperparameter(0.95, "lambda of the advantages")
 
     def __post_init__(self) -> None:

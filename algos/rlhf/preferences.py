@@ -69,9 +69,7 @@ class PreferenceAgent(LanguageAgent):
     """
 
     learning_rate: float = hyperparameter(3e-4, "AdamW's step size")
-    group_size: int = hyperparameter(
-        4, "responses to each prompt, the best and the worst of which are a pair"
-    )
+    group_size: int = hyperparameter(4, "responses per prompt; the best and the worst are a pair")
 
     def __post_init__(self) -> None:
         super().__post_init__()

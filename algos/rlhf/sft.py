@@ -53,11 +53,11 @@ class SFT(LanguageAgent, presets="SFT"):
     steps_are: ClassVar[str] = "demonstrations"
     _imitates: ClassVar[bool] = True
 
-    total_steps: int = hyperparameter(32_000, "demonstrations of the whole run")
-    temperature: float = hyperparameter(1.0, "logits are divided by it, in sampling; learning has none")
-    aggregation: Aggregation = hyperparameter("token_mean", "how tokens make a loss")
+    total_steps: int = hyperparameter(32_000, "total demonstrations")
+    temperature: float = hyperparameter(1.0, "divides logits, in sampling only")
+    aggregation: Aggregation = hyperparameter("token_mean", "aggregation of tokens to a loss")
     loss_on: Literal["answer", "assistant"] = hyperparameter(
-        "answer", "learn the last answer of a conversation, or all that the assistant says in it"
+        "answer", "train on the last answer of a conversation, or on all the assistant's turns"
     )
     packing: int | None = hyperparameter(None, "deprecated: remove_padding leaves no demonstration out")
     packed_length: int | None = hyperparameter(

@@ -189,8 +189,8 @@ class CommandLine:
         for name in _NAMES:
             if given.get(name) == "":
                 raise FdgError(f"--{name}: give a name")
-        remembers = options.get("--memory", "none").lower() != "none"
-        if remembers and given.get("algo", None if base else "ppo") == "ppo":
+        has_memory = options.get("--memory", "none").lower() != "none"
+        if has_memory and given.get("algo", None if base else "ppo") == "ppo":
             given["algo"] = "recurrent_ppo"
         if "env" in given:  # so that the run can be used from any folder
             given["env"] = envs.absolute(given["env"])

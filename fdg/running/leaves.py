@@ -16,7 +16,7 @@ from fdg.running.steps import Interpreter, Memory
 from fdg.running.transfers import Transfer
 
 
-class Remembered:
+class ReturnedArrays:
     """Weak references to the arrays that a call returned."""
 
     def __init__(self, arrays: Sequence[jax.Array] = ()):
@@ -121,7 +121,7 @@ class LeafCopies:
             if transfer is not None:
                 slots = [interpreter.slot(b) for *_, b in rows]
                 self._copiers.append(([i for i, *_ in rows], slots, transfer))
-        self._returned = Remembered()
+        self._returned = ReturnedArrays()
         self._kept: list[tuple[int, Any]] = []
 
     def fill(self, memory: Memory, leaves: Sequence[jax.Array]) -> None:
@@ -143,7 +143,7 @@ class LeafCopies:
 
     def keep(self, memory: Memory, leaves: Sequence[jax.Array]) -> None:
         """Keeps the copies for the case that the next call gets these leaves."""
-        self._returned = Remembered(leaves)
+        self._returned = ReturnedArrays(leaves)
         others = [slot for slots in self._slots for slot in slots[1:]]
         self._kept = [(slot, array) for slot in others if (array := memory.arrays[slot]) is not None]
 

@@ -164,8 +164,8 @@ def require_actor(algorithm: Any, what: str) -> None:
     if not callable(getattr(algorithm, "actor", None)):
         if callable(getattr(algorithm, "examples", None)):
             raise FdgError(
-                f"{name} cannot {what}: it answers in text, and takes no actions: its responses are in samples/"
-                " of the run; fdg.export writes its weights in Hugging Face's format"
+                f"{name} cannot {what}: it answers in text, and takes no actions: its responses are in"
+                " samples/ of the run; fdg.export writes its weights in Hugging Face's format"
             )
         raise FdgError(
             f"{name} cannot {what}: it does not say how it acts; give it a method actor(state) that returns"

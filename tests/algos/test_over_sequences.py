@@ -10,8 +10,8 @@ import envs
 from algos.memories import RecurrentNetwork
 from algos.replay import Step
 from algos.rollout import Recollection
-from algos.sequences import Remembering, SequenceReplay, Sequences, over_sequences
-from algos.values import Remembered
+from algos.sequences import SequenceReplay, Sequences, WithMemory, over_sequences
+from algos.values import ActorMemory
 
 
 def unroll(parameters, memory, observation, start, *more):
@@ -85,8 +85,8 @@ def test_further_inputs_join_each_step():
 
 
 def test_one_step_is_a_sequence_of_one():
-    memory = Remembering((SUMS,), (), sequence_length=4, burn_in=0)
-    before = Recollection(Remembered(jnp.array([10.0, 20.0]), None), jnp.array([False, True]))
+    memory = WithMemory((SUMS,), (), sequence_length=4, burn_in=0)
+    before = Recollection(ActorMemory(jnp.array([10.0, 20.0]), None), jnp.array([False, True]))
     seen = memory.seen(jnp.array([[2.0], [3.0]]), before)
     assert over_sequences(SUMS).apply(1.0, seen).tolist() == [12, 3]
     assert memory.after(1.0, seen).tolist() == [12, 3]

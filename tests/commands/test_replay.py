@@ -11,7 +11,7 @@ import pytest
 import fdg
 import policies
 from fdg.commands import replay as flag
-from fdg.commands.replay import Lengths, parse_lengths, of_run, replay, stream_report
+from fdg.commands.replay import Lengths, of_run, parse_lengths, replay, stream_report
 from tests.stream.reference import Clock, Sizes
 
 SIZES = {

@@ -94,11 +94,11 @@ def broken(folder, how):
             return folder, "hidden_act='gelu'"
         case "another architecture":
             (folder / "config.json").write_text(json.dumps({**config, "model_type": "qwen3"}))
-            return folder, "holds 'model.layers.0.self_attn.k_proj.bias', which a qwen3 of its"
+            return folder, "holds 'model.layers.0.self_attn.k_proj.bias', which the qwen3 of its"
         case "more that it should have":
             more = {**config, "model_type": "llama", "attention_bias": True}
             (folder / "config.json").write_text(json.dumps(more))
-            return folder, "'model.layers.0.self_attn.o_proj.bias' is missing, and 1 more, which a llama"
+            return folder, "'model.layers.0.self_attn.o_proj.bias' is missing, and 1 more, which the llama"
         case "another size":
             (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 12}))
             return (
@@ -227,7 +227,7 @@ def tensors_written(path, tensors, cut=0, **header):
         ({"b": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [8, 16]}}, "has 8 bytes in the file"),
         ({"b": {"dtype": "F32", "shape": [-2], "data_offsets": [8, 16]}}, "has no valid dtype, shape"),
         ({"b": {"dtype": "F99", "shape": [2], "data_offsets": [8, 16]}}, "'b' is 'F99': known are F64, F32"),
-        ({"c": {"dtype": "U8", "shape": [0], "data_offsets": [16, 16]}}, "holds 'a', which a llama"),
+        ({"c": {"dtype": "U8", "shape": [0], "data_offsets": [16, 16]}}, "holds 'a', which the llama"),
         ({"c": {"dtype": "F32", "shape": [1], "data_offsets": [16, 20]}}, "is cut: its header says 20 bytes"),
     ],
 )  # fmt: skip

@@ -198,7 +198,7 @@ def test_what_cannot_judge_is_refused_in_one_line(folder, trained, tmp_path):
     algorithm, state = trained
     weights.save(tmp_path, algorithm.network, state.parameters["network"])
     with pytest.raises(
-        FdgError, match=r"'score.weight' is missing, which a llama .* this is no reward model"
+        FdgError, match=r"'score.weight' is missing, which the llama .* this is no reward model"
     ):
         made("grpo", reward_model=str(tmp_path))
     with pytest.raises(FdgError, match=r"reward_model=.* has a context of 9 tokens, and task 'text:addition"):

@@ -8,7 +8,7 @@ import pytest
 import fdg
 import policies
 from fdg.placing.staleness import DelayedState
-from fdg.running.leaves import Remembered, without_aliases
+from fdg.running.leaves import ReturnedArrays, without_aliases
 from tests.conformance.comparison import assert_same, plain
 from tests.tiny import Pupil
 
@@ -124,12 +124,12 @@ def test_only_what_is_there_twice_is_copied(devices):
 
 def test_what_was_handed_out_is_known_and_not_kept():
     a, b = jnp.ones(3), jax.random.key(0)
-    known = Remembered([a, b])
+    known = ReturnedArrays([a, b])
     assert known.matches([a, b])
     assert not known.matches([b, a]) and not known.matches([a]) and not known.matches([a, jax.random.key(0)])
     del a
     assert not known.matches([jnp.ones(3), b])
-    assert Remembered().matches([]) and not Remembered().matches([b])
+    assert ReturnedArrays().matches([]) and not ReturnedArrays().matches([b])
 
 
 def test_numpy_arrays_are_left_alone(devices):
