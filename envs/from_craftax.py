@@ -25,7 +25,7 @@ import numpy as np
 
 from envs.adapters import check_count, check_names, importing, of_type, plain
 from envs.environment import Vectorized
-from envs.lazy_plotting import undrawn
+from envs.lazy_plotting import without_plotting
 from envs.literals import hold_modules, literals
 from envs.optimistic import vectorize_optimistically
 from envs.quiet import quietly, relaxed_checks
@@ -166,7 +166,7 @@ def _theirs(name: str, static: tuple[tuple[str, Scalar], ...] = ()) -> Any:
     """Craftax's environment without auto-reset; imports Craftax, possibly during tracing."""
     classic, pixels = NAMES[name]
     kind = "Pixels" if pixels else "Symbolic"
-    with importing(f"environment '{name}' needs", "Craftax", "craftax"), undrawn():
+    with importing(f"environment '{name}' needs", "Craftax", "craftax"), without_plotting():
         module = importlib.import_module(f"{_package(classic)}.envs.craftax_{kind.lower()}_env")
         hold_modules("craftax")
         if pixels:

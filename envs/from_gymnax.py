@@ -34,7 +34,7 @@ from envs import composite, gymnax_frames
 from envs.adapters import accepting, check_count, check_names, of_type, plain
 from envs.composite import ObservationSpace
 from envs.environment import Vectorized, vectorize
-from envs.lazy_plotting import undrawn
+from envs.lazy_plotting import without_plotting
 from envs.literals import as_arrays, hold_pytrees, literals
 from envs.spaces import Box, Discrete, Space, bound
 from fdg.errors import FdgError
@@ -205,7 +205,7 @@ def _constructor_arguments(factory: Callable[..., Any]) -> tuple[str, ...]:
 @functools.cache
 def _registry() -> dict[str, Callable[..., Any]]:
     """gymnax's factories by name; imports gymnax, possibly during tracing."""
-    with jax.ensure_compile_time_eval(), undrawn():
+    with jax.ensure_compile_time_eval(), without_plotting():
         from gymnax import registration
         from gymnax.environments.misc import frozen_lake
     # The only array in gymnax's modules; otherwise it would stay allocated.

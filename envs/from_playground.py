@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from envs.adapters import accepting, check_count, check_names, importing, of_type
 from envs.environment import Vectorized, vectorize
-from envs.lazy_plotting import undrawn
+from envs.lazy_plotting import without_plotting
 from envs.literals import as_arrays, hold_pytrees
 from envs.quiet import mujoco_quietly, quietly, relaxed_checks
 from envs.spaces import Box
@@ -151,7 +151,7 @@ def _tolerance() -> Iterator[None]:
 def _suite() -> Any:
     """Playground's module; imports it, possibly during tracing."""
     # Only one of its tasks writes XML, with a package as large as all of them.
-    with importing(f"environments '{PREFIX}...' need", "MuJoCo Playground", "playground"), undrawn("lxml"):
+    with importing(f"environments '{PREFIX}...' need", "MuJoCo Playground", "playground"), without_plotting("lxml"):
         from mujoco_playground._src import dm_control_suite
     return dm_control_suite
 

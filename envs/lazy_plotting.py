@@ -13,7 +13,7 @@ _DRAWING = ("matplotlib", "seaborn")
 
 
 @contextlib.contextmanager
-def undrawn(*also: str) -> Iterator[None]:
+def without_plotting(*also: str) -> Iterator[None]:
     """A context where imports get lazy stand-ins for matplotlib and seaborn.
 
     gymnax's environments import both at the top, and use them only to draw; with pandas and SciPy, that takes

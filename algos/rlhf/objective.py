@@ -139,7 +139,7 @@ class Objective:
         )
         advantage = jnp.where(mask, whole[:, None], 0.0)
         if penalty is not None and self.kl_in == "reward_to_go":
-            advantage = advantage - still_to_come(penalty, mask)
+            advantage = advantage - reversed_cumsum(penalty, mask)
         if self.scale == "tokens":
             advantage = whiten(advantage, mask)
         return jax.lax.stop_gradient(advantage)
@@ -362,10 +362,10 @@ def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
     return centred * jax.lax.rsqrt(variance + 1e-8)
 
 
-def still_to_come(x: jax.Array, mask: jax.Array) -> jax.Array:
+def reversed_cumsum(x: jax.Array, mask: jax.Array) -> jax.Array:
     """Reversed cumulative sum of `x [N, R]` over the mask.
 
-    >>> still_to_come(jnp.array([[1.0, 2.0, 4.0]]), jnp.array([[True, True, False]])).tolist()
+    >>> reversed_cumsum(jnp.array([[1.0, 2.0, 4.0]]), jnp.array([[True, True, False]])).tolist()
     [[3.0, 2.0, 0.0]]
     """
     return jnp.flip(jnp.cumsum(jnp.flip(jnp.where(mask, x, 0.0), 1), axis=1), 1)
@@ -377,7 +377,7 @@ def reward_at_end(reward: jax.Array, mask: jax.Array) -> jax.Array:
     >>> reward_at_end(jnp.array([5.0]), jnp.array([[True, True, False]])).tolist()
     [[0.0, 5.0, 0.0]]
     """
-    last = mask & (still_to_come(mask.astype(jnp.float32), mask) == 1)
+    last = mask & (reversed_cumsum(mask.astype(jnp.float32), mask) == 1)
     return jnp.where(last, reward[:, None], 0.0)
 
 

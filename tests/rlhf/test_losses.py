@@ -250,7 +250,7 @@ def test_long_responses_are_punished():
 
 def test_returns_of_tokens_and_whitening():
     x = jnp.array([[1.0, 2.0, 9.0], [3.0, 4.0, 5.0]])
-    same(advantages.still_to_come(x, MASK), [[3, 2, 0], [12, 9, 5]])
+    same(advantages.reversed_cumsum(x, MASK), [[3, 2, 0], [12, 9, 5]])
     same(advantages.reward_at_end(jnp.array([7.0, 8.0]), MASK), [[0, 7, 0], [0, 0, 8]])
     white = advantages.whiten(x, MASK)
     deviation = math.sqrt(2.5)

@@ -7,7 +7,7 @@ from typing import Any
 drawn: Any = contextlib.nullcontext
 _DRAWING = ("matplotlib", "seaborn")  # gymnax imports them, and only draws with them
 if any(importlib.util.find_spec(name) is None for name in _DRAWING):
-    from envs.lazy_plotting import undrawn as drawn
+    from envs.lazy_plotting import without_plotting as drawn
 
 with drawn():
     import gymnax
