@@ -109,14 +109,6 @@ def test_each_row_depends_on_its_own_observation_only(observation_space):
         np.testing.assert_allclose(outputs_of[2], alone[0], rtol=1e-5, atol=1e-6)
 
 
-@every_observation
-def test_parameters_do_not_depend_on_the_example_observation(observation_space):
-    network = actor_critic(observation_space, ACTIONS["discrete"], hidden=(8,))
-    a = jax.jit(network.init)(jax.random.key(0), observe(observation_space, batch=1, seed=0))
-    b = jax.jit(network.init)(jax.random.key(0), observe(observation_space, batch=3, seed=1))
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
 @pytest.mark.parametrize("observation", ["vector", "MinAtar"])
 def test_kernels_are_orthogonal_of_the_stated_scale_and_biases_zero(observation):
     space = OBSERVATIONS[observation]
@@ -215,13 +207,6 @@ def test_codes_are_one_hot_and_other_integers_lie_between_0_and_1():
     assert features(jnp.array([[1234]]), anything).tolist() == [[1234.0]]
 
 
-def test_images_of_atari_give_the_features_of_dqn():
-    """84 x 84 x 4 leaves 7 x 7 positions of 64 filters, 3,136 features, which 512 units see."""
-    network = actor_critic(box(84, 84, 4, dtype="uint8"), ACTIONS["discrete"])
-    shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 84, 84, 4), jnp.uint8))
-    assert shapes["actor"]["Dense_0"]["kernel"].shape == (7 * 7 * 64, 512)
-
-
 def test_an_image_below_the_limit_keeps_the_small_convolution():
     network = actor_critic(box(35, 84, 4, dtype="uint8"), ACTIONS["discrete"])
     shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 35, 84, 4), jnp.uint8))
@@ -269,19 +254,6 @@ def test_twin_critics_see_observation_and_action_and_share_nothing(observation):
     gradient = jax.jit(jax.grad(lambda p: jnp.sum(network.apply(p, seen, action)[0])))(parameters)
     for name, leaf in leaves(gradient).items():
         assert bool(jnp.any(leaf != 0.0)) == ("critic_1" in name)
-
-
-def test_actor_and_critic_share_no_gradient():
-    space = OBSERVATIONS["vector"]
-    network = actor_critic(space, ACTIONS["box"])
-    observation = observe(space)
-    parameters = jax.jit(network.init)(jax.random.key(0), observation)
-    of_value = jax.jit(jax.grad(lambda p: jnp.sum(network.apply(p, observation)[1])))(parameters)
-    of_actor = jax.jit(jax.grad(lambda p: jnp.sum(network.apply(p, observation)[0])))(parameters)
-    for name, leaf in leaves(of_value).items():
-        assert bool(jnp.any(leaf != 0.0)) == ("critic" in name)
-    for name, leaf in leaves(of_actor).items():
-        assert not ("critic" in name and bool(jnp.any(leaf != 0.0)))
 
 
 def test_networks_of_equal_arguments_are_equal_and_others_are_not():

@@ -270,7 +270,7 @@ def test_all_pools_of_a_ring_are_kept():
 @pytest.mark.parametrize(
     ("name", "policy", "count"),
     [
-        ("ppo", policies.GPUOnly(), 2),
+        ("a2c", policies.GPUOnly(), 2),
         pytest.param("recurrent_ppo", policies.GPUOnly(), 4, marks=pytest.mark.whole),
         pytest.param("recurrent_ppo", policies.Workers(environments=2, actors=2), 5, marks=pytest.mark.whole),
     ],
@@ -278,7 +278,8 @@ def test_all_pools_of_a_ring_are_kept():
 )
 def test_parts_of_a_batch_stay_split_over_devices(name, policy, count, devices):
     """Nothing is gathered to make the parts, and the numbers are those of one part on one device."""
-    whole = dataclasses.replace(SMALL[name](), num_minibatches=1, **({} if name == "ppo" else {"burn_in": 0}))
+    fields = {} if name == "a2c" else {"num_minibatches": 1, "burn_in": 0}
+    whole = dataclasses.replace(SMALL[name](), **fields)
     engine = fdg.compile(dataclasses.replace(whole, rings=2), policy, devices[:count])
     engine.compile(1)
     assert not engine.unexplained()

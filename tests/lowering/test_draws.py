@@ -53,18 +53,6 @@ def several_from_one(x, keys):
     return jax.lax.scan(trip, x, keys)
 
 
-def handed_on(x, keys):
-    """Carried values and rows that come out as they went in, in a call and in the loop."""
-
-    def trip(carry, keys):
-        x, y, constant = carry
-        z, again, keys = jax.jit(lambda x, y, k: (x + jax.vmap(jax.random.uniform)(k), y, k))(x, y, keys)
-        return (z, again, constant), (keys, x, again)
-
-    carry, rows = jax.lax.scan(trip, (x, 2 * x, x), keys)
-    return *carry, *rows
-
-
 def with_constants(x, keys):
     shift = jax.random.split(jax.random.key(7), 3)
     return jax.lax.scan(lambda x, k: (x + jax.vmap(jax.random.uniform)(shift), k), x, keys)
@@ -104,7 +92,6 @@ def values(results):
         (in_calls, 0),
         (nested, 0),
         (several_from_one, 0),
-        (handed_on, 0),
         (with_constants, 1),
         (in_calls_with_constants, 0),
     ],

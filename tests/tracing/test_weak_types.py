@@ -50,17 +50,11 @@ def shifted(x, n):
     return x + n
 
 
-@fdg.fragment("actor", in_axes=(0, None))
-def in_rows(x, n):
-    return fdg.rowwise(lambda x, n: x * n, in_axes=(0, None))(x, n)
-
-
 def batch(dtype=jnp.uint8):
     return jnp.arange(100, 108, dtype=dtype)
 
 
 STATES = {
-    "integer": (lambda: {"x": batch(), "n": 3}, lambda s: {"x": scaled(s["x"], s["n"]), "n": s["n"]}),
     "counter": (lambda: {"x": batch(), "n": 3}, lambda s: {"x": scaled(s["x"], s["n"]), "n": s["n"] + 1}),
     "float": (
         lambda: {"x": jnp.full(8, 1.003, jnp.bfloat16), "n": 1.001},
@@ -69,15 +63,6 @@ STATES = {
     "complex": (
         lambda: {"x": jnp.ones(8, jnp.complex64), "n": 1j},
         lambda s: {"x": scaled(s["x"], s["n"]), "n": s["n"]},
-    ),
-    "truth": (
-        lambda: {"x": batch(), "n": True},
-        lambda s: {"x": scaled(s["x"], s["n"]), "n": jnp.logical_not(s["n"])},
-    ),
-    "row by row": (lambda: {"x": batch(), "n": 3}, lambda s: {"x": in_rows(s["x"], s["n"]), "n": s["n"]}),
-    "array": (
-        lambda: {"x": batch(jnp.float16), "n": jnp.full((8,), 1.5)},
-        lambda s: {"x": fdg.fragment("learner")(jnp.multiply)(s["x"], s["n"]), "n": s["n"]},
     ),
     "in a loop": (
         lambda: {"x": batch(), "n": 3},
