@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 
 import algos
-from algos.replay import Transition
 from algos.sac import Parameters
+from tests.algos.by_hand import HALF, NARROW, transitions
 
-HALF = jnp.float32(math.atanh(0.5))  # a mean whose action is one half
 QUICK = {
     "num_envs": 8, "batch_size": 32, "learning_starts": 64, "buffer_size": 4096, "learning_rate": 3e-3,
     "updates_per_step": 0.5, "target_rate": 0.05, "policy_delay": 2, "hidden": (16,), "critic_hidden": (16,),
@@ -24,19 +23,9 @@ def linear(numbers):
         return values if numbers == 1 else jnp.broadcast_to(values[..., None], (*values.shape, numbers))
 
     return {
-        "actor_network": algos.Network(
-            init=lambda key, observation: jnp.float32(0.0),
-            apply=lambda mean, observation: jnp.stack(
-                [jnp.full(len(observation), mean), jnp.full(len(observation), -99.0)], axis=-1
-            ),
-        ),
+        "actor_network": NARROW,
         "critic_network": algos.Network(init=lambda key, observation, action: jnp.zeros(3), apply=of_critics),
     }
-
-
-def transitions(action, reward, discount):
-    zeros = jnp.zeros((len(action), 1))
-    return Transition(zeros, jnp.array(action)[:, None], jnp.array(reward), jnp.array(discount), zeros)
 
 
 def keys(count):

@@ -14,7 +14,7 @@ import policies
 from algos.offline.bc import Parameters
 from algos.replay import Transition
 from fdg.training.sweep import Sweep
-from tests.algos.offline.by_hand import GAUSSIAN, HALF, ONE, column
+from tests.algos.by_hand import GAUSSIAN, HALF, ONE, column
 from tests.algos.offline.data import random_steps
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import algos
 from algos.replay import Transition
-from tests.algos.offline.by_hand import CRITICS, ONE, column, keys
+from tests.algos.by_hand import CRITICS, ONE, column, keys
 
 
 class OneCQL(algos.CQL):

@@ -17,6 +17,7 @@ import envs
 from algos.crossq import BatchRenorm
 from algos.replay import Transition
 from algos.sac import Parameters
+from tests.algos.by_hand import CRITICS, NARROW, keys, transitions
 
 HALF = jnp.float32(math.atanh(0.5))  # a mean whose action is one half
 
@@ -81,27 +82,7 @@ def test_without_correction_it_is_flaxs_batch_normalisation():
 
 # --- the losses, with networks of one number each ---
 
-ONE_NUMBER = {
-    "actor_network": algos.Network(
-        init=lambda key, observation: jnp.float32(0.0),
-        apply=lambda mean, observation: jnp.stack(
-            [jnp.full(len(observation), mean), jnp.full(len(observation), -99.0)], axis=-1
-        ),
-    ),
-    "critic_network": algos.Network(
-        init=lambda key, observation, action: jnp.zeros(2),
-        apply=lambda c, observation, action: (c[0] * action[:, 0], c[1] * action[:, 0]),
-    ),
-}
-
-
-def transitions(action, reward, discount):
-    zeros = jnp.zeros((len(action), 1))
-    return Transition(zeros, jnp.array(action)[:, None], jnp.array(reward), jnp.array(discount), zeros)
-
-
-def keys(count):
-    return jax.random.split(jax.random.key(0), (2, count))
+ONE_NUMBER = {"actor_network": NARROW, "critic_network": CRITICS}
 
 
 def gradients(is_due, log_temperature=-math.inf):
@@ -110,7 +91,7 @@ def gradients(is_due, log_temperature=-math.inf):
     transition = transitions(action=[1.0, -0.5], reward=[1.0, 2.0], discount=[0.5, 0.0])
     empty = jax.jit(algorithm.init)(jax.random.key(0)).learned.statistics
     gradient, _, _, losses = algorithm.gradient(
-        parameters, empty, jnp.bool_(is_due), jnp.bool_(False), transition, keys(2)
+        parameters, empty, jnp.bool_(is_due), jnp.bool_(False), transition, keys(2, 2)
     )
     return gradient, losses
 
@@ -164,7 +145,7 @@ def test_both_values_are_normalised_in_one_minibatch_and_the_actor_moves_every_t
     moved = []
     for time in range(6):
         before = learned
-        learned, *_ = update(learned, transition, keys(8))
+        learned, *_ = update(learned, transition, keys(8, 2))
         moved.append(tuple(
             any(bool(jnp.any(a != b)) for a, b in zip(*map(jax.tree.leaves, (old, new)), strict=True))
             for old, new in zip(

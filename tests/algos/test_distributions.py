@@ -254,15 +254,6 @@ def test_normal_samples_have_the_right_moments(per_element):
     assert abs(np.corrcoef(actions.T)[0, 1]) < 5.0 / math.sqrt(DRAWS)
 
 
-@pytest.mark.parametrize("count", [3, 100])
-@pytest.mark.parametrize("allowed", [0, 1, -1])
-def test_an_action_that_is_ruled_out_is_never_drawn(count, allowed):
-    logits = np.full((DRAWS, count), -np.inf, np.float32)
-    logits[:, allowed] = 3.0
-    assert set(np.asarray(sample(Categorical(logits), jax.random.key(0))).tolist()) == {allowed % count}
-    np.testing.assert_array_equal(entropy(Categorical(logits)), 0.0)
-
-
 @pytest.mark.parametrize(
     "of_logits",
     [Categorical, lambda logits: MultiCategorical(logits, (2, 3))],
@@ -294,18 +285,6 @@ def test_masked_categorical_by_hand():
     assert float(entropy(distribution)[0]) == pytest.approx(QUARTERS_ENTROPY, rel=1e-6)
     assert distribution.mode().tolist() == [2]
     assert masked(Categorical(WEIGHTS), jnp.array([[True, True, False]])).mode().tolist() == [1]
-
-
-def test_gradients_of_a_masked_categorical_by_hand():
-    """Of log p(2): one-hot minus probability; of the entropy H: -p_i (log p_i + H); where ruled out: zero."""
-
-    def log_prob_and_entropy(logits):
-        distribution = masked(Categorical(logits), ALLOWED)
-        return distribution.log_prob(jnp.array([2]))[0], distribution.entropy()[0]
-
-    of_log_prob, of_entropy = jax.jit(jax.jacrev(log_prob_and_entropy))(WEIGHTS)
-    np.testing.assert_allclose(of_log_prob, [[-0.25, 0.0, 0.25]], rtol=1e-6)
-    np.testing.assert_allclose(of_entropy, [[0.2059898, 0.0, -0.2059898]], rtol=1e-5)
 
 
 def test_masked_multi_categorical_by_hand():

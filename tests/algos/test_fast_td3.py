@@ -15,19 +15,13 @@ import algos
 import envs
 from algos.replay import Transition
 from algos.td3 import Learned, Parameters
+from tests.algos.by_hand import CRITICS, MEAN
 
 
 class OneNumber(algos.FastTD3):
     """The actor's number is its parameter, before the tanh; critic i has the value `c_i * action`."""
 
-    _actor = algos.Network(
-        init=lambda key, observation: jnp.float32(0.0),
-        apply=lambda number, observation: jnp.full((len(observation), 1), number),
-    )
-    _critics = algos.Network(
-        init=lambda key, observation, action: jnp.zeros(2),
-        apply=lambda c, observation, action: (c[0] * action[:, 0], c[1] * action[:, 0]),
-    )
+    _actor, _critics = MEAN, CRITICS
 
 
 def one_number(**fields):

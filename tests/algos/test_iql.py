@@ -9,7 +9,7 @@ import pytest
 import algos
 from algos.offline import iql
 from algos.replay import Transition
-from tests.algos.offline.by_hand import CRITICS, GAUSSIAN, HALF, ONE, column
+from tests.algos.by_hand import CRITICS, GAUSSIAN, HALF, ONE, column
 
 
 class OneIQL(algos.IQL):

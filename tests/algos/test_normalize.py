@@ -135,28 +135,3 @@ def test_running_returns_give_the_numbers_worked_by_hand():
     # 1 + 8/2 = 5;  2 + 5/2 = 4.5, the episode ends;  3 + 0;  4 + 3/2 = 5.5
     assert samples[:, 0].tolist() == [5.0, 4.5, 3.0, 5.5]
     assert carry.tolist() == [5.5]
-
-
-@given(
-    steps=st.integers(1, 10), batch=st.integers(1, 4), cut=st.integers(0, 10), seed=st.integers(0, 2**32 - 1)
-)
-@settings(max_examples=8, deadline=None)
-def test_running_returns_agree_with_loops_and_carry_over_from_rollout_to_rollout(steps, batch, cut, seed):
-    rng = np.random.default_rng(seed)
-    reward = rng.normal(size=(steps, batch)).astype(np.float32)
-    done = rng.random(size=(steps, batch)) < 0.3
-    expected, running = np.zeros((steps, batch)), np.zeros(batch)
-    for t in range(steps):
-        for b in range(batch):
-            running[b] = 0.9 * running[b] + reward[t, b]
-            expected[t, b] = running[b]
-            running[b] = 0.0 if done[t, b] else running[b]
-    cut = min(cut, steps)
-    carry, first = normalize.accumulate_rollout_returns(
-        jnp.zeros(batch), jnp.asarray(reward[:cut]), jnp.asarray(done[:cut]), 0.9
-    )
-    carry, second = normalize.accumulate_rollout_returns(
-        carry, jnp.asarray(reward[cut:]), jnp.asarray(done[cut:]), 0.9
-    )
-    np.testing.assert_allclose(np.concatenate([first, second]), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(carry, running, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""PPO: probe environments, a rollout replayed in NumPy, and the sizes that it refuses.
+"""PPO: probe environments, the learner replayed in NumPy, and its metrics.
 
 The loss is equation 9 of Schulman et al. 2017 (arXiv 1707.06347), negated, its first part equation 7
 (`test_losses.py`); advantages are equations 11 and 12 there, 16 of Schulman et al. 2016 (arXiv 1506.02438;
@@ -66,63 +66,26 @@ def test_truncation_is_not_termination(devices):
     np.testing.assert_allclose(value(algorithm, state, 1.0), 5.0, atol=0.5)
 
 
-# --- one rollout, replayed ---
+# --- metrics ---
 
 
-def cartpole(state, action):
-    """One step of the cart and pole in NumPy (Barto, Sutton and Anderson 1983; constants of Gymnasium)."""
-    x, speed, angle, spin = state
-    force = 10.0 if action == 1 else -10.0
-    cos, sin = np.cos(angle), np.sin(angle)
-    push = (force + 0.05 * spin**2 * sin) / 1.1
-    twist = (9.8 * sin - cos * push) / (0.5 * (4.0 / 3.0 - 0.1 * cos**2 / 1.1))
-    pull = push - 0.05 * twist * cos / 1.1
-    return np.array([x + 0.02 * speed, speed + 0.02 * pull, angle + 0.02 * spin, spin + 0.02 * twist])
-
-
-def test_metrics_are_those_of_a_numpy_replay():
-    """Take the actions of one iteration, step NumPy's cart and pole, and count episodes by hand."""
-    steps, environments, limit = 64, 4, 20
-    fields = {
-        "num_envs": environments,
-        "num_steps": steps,
-        "num_epochs": 1,
-        "num_minibatches": 1,
-        "hidden": (4,),
-    }
-    algorithm = algos.PPO(env=envs.make("CartPole-v1", max_steps_in_episode=limit), **fields)
+def test_metrics_are_means_over_the_episodes_that_end():
+    fields = {"num_envs": 4, "num_steps": 64, "num_epochs": 1, "num_minibatches": 1, "hidden": (4,)}
+    algorithm = algos.PPO(env=envs.make("CartPole-v1", max_steps_in_episode=20), **fields)
 
     class Recording(algos.PPO):
         def learn(self, learned, running_return, trajectory, key):
-            return learned, running_return, {"trajectory": trajectory}
+            return learned, running_return, {"step": trajectory.time_step}
 
     recording = Recording(env=algorithm.env, **fields)
     _, record = jax.jit(recording.iterate)(jax.jit(recording.init)(jax.random.key(2)))
-    observations, actions, _, time_step = jax.tree.map(np.asarray, record["trajectory"])
-
-    returns, lengths = [], []
-    for b in range(environments):
-        episode, state = 0, observations[0, b].astype(np.float64)
-        for t in range(steps):
-            np.testing.assert_allclose(observations[t, b], state, atol=1e-5)
-            state = cartpole(state, actions[t, b])
-            episode += 1
-            fell = abs(state[0]) > 2.4 or abs(state[2]) > 12 * 2 * np.pi / 360
-            np.testing.assert_allclose(time_step.final_observation[t, b], state, atol=1e-5)
-            assert time_step.terminated[t, b] == fell
-            assert time_step.truncated[t, b] == (not fell and episode == limit)
-            if fell or episode == limit:
-                returns.append(episode)  # each step pays 1
-                lengths.append(episode)
-                episode = 0
-                if t + 1 < steps:
-                    state = observations[t + 1, b].astype(np.float64)
-    assert len(returns) > 5 and limit in lengths  # both kinds of end occur
-
+    step = jax.tree.map(np.asarray, record["step"])
+    done = step.terminated | step.truncated
+    assert done.sum() > 5 and step.terminated.any() and step.truncated.any()
     _, metrics = jax.jit(algorithm.iterate)(jax.jit(algorithm.init)(jax.random.key(2)))
-    assert float(metrics["episodes"]) == len(returns)
-    assert float(metrics["episode_return"]) == pytest.approx(np.mean(returns), rel=1e-6)
-    assert float(metrics["episode_length"]) == pytest.approx(np.mean(lengths), rel=1e-6)
+    assert float(metrics["episodes"]) == done.sum()
+    assert float(metrics["episode_return"]) == pytest.approx(np.mean(step.episode_return[done]), rel=1e-6)
+    assert float(metrics["episode_length"]) == pytest.approx(np.mean(step.episode_length[done]), rel=1e-6)
 
 
 def test_an_iteration_in_which_no_episode_ends_has_no_return(devices):
@@ -269,12 +232,6 @@ def test_two_iterations_of_the_learner_are_those_of_numpy():
 def test_it_is_a_value():
     assert algos.PPO(env=envs.make("CartPole-v1")) == algos.PPO(env=envs.make("CartPole-v1"))
     assert hash(algos.PPO(env=envs.make("CartPole-v1"))) == hash(algos.PPO(env=envs.make("CartPole-v1")))
-
-
-def test_presets_make_algorithms():
-    for name in ("Pendulum-v1", "CartPole-v1"):
-        assert algos.make("ppo", envs.make(name)).env.name == name
-    assert algos.make("PPO", envs.make("Pendulum-v1"), num_envs=8).num_envs == 8
 
 
 def test_minibatches_of_the_time_shuffle_take_whole_steps():

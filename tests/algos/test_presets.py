@@ -10,7 +10,6 @@ import algos
 import envs
 from algos import presets
 from algos.presets import Entry
-from envs import probe
 from fdg.commands.cli import train_main
 from fdg.commands.parse import parse as parse_words
 from fdg.errors import FdgError
@@ -114,14 +113,6 @@ def test_statistics_are_left_out_where_there_are_none():
     assert presets.of("PPO", "envpool:Sokoban-v0")["normalize_observation"]
 
 
-def test_an_accelerator_gets_more_environments(monkeypatch):
-    on_cpu = presets.of("PPO", "playground:CartpoleBalance")
-    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
-    there = presets.of("PPO", "playground:CartpoleBalance")
-    assert on_cpu["num_envs"] == 64 and there["num_envs"] == 2048
-    assert on_cpu["discount"] == there["discount"] == 0.995
-
-
 def test_a_preset_by_name_and_none():
     named = parse("--env Pendulum-v1 --preset continuous-control --num-envs 16")
     assert named.algorithm.num_steps == 256 and named.algorithm.num_envs == 16
@@ -209,12 +200,6 @@ def test_the_hint_says_what_the_algorithm_advises():
 def test_a_resumed_run_is_not_told_again():
     unchanged = ConstantReturns(num_iterations=20, start=2)
     assert unchanged.look(3, 1500, [-1.0]) is None
-
-
-def test_probes_have_no_presets():
-    for name in ("value", "discount"):
-        assert presets.of("PPO", f"probe:{name}") == {}
-    assert probe.factories()
 
 
 def rows(**columns):

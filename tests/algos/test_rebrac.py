@@ -9,7 +9,7 @@ import algos
 from algos.offline.td3 import NextTransition, Pairs
 from algos.replay import Step
 from algos.td3 import Parameters
-from tests.algos.offline.by_hand import CRITICS, HALF, MEAN, ONE, column, keys
+from tests.algos.by_hand import CRITICS, HALF, MEAN, ONE, column, keys
 
 
 class OneReBRAC(algos.ReBRAC):

@@ -2,8 +2,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from algos.buffers import n_step_returns, n_step_sums
 from algos.returns import (
@@ -28,37 +26,6 @@ def column(numbers: list) -> jax.Array:
 
 def example() -> tuple[jax.Array, ...]:
     return tuple(column(x) for x in (REWARD, VALUE, NEXT_VALUE, TERMINATED, TRUNCATED))
-
-
-def gae_by_loops(reward, value, next_value, terminated, truncated, discount, lambda_):
-    """Equations 11 and 16 as they stand: at each step the weighted sum of the errors of its episode."""
-    steps, batch = reward.shape
-    advantage = np.zeros((steps, batch))
-    for b in range(batch):
-        for t in range(steps):
-            for k in range(t, steps):
-                following = 0.0 if terminated[k, b] else next_value[k, b]
-                delta = reward[k, b] + discount * following - value[k, b]
-                advantage[t, b] += (discount * lambda_) ** (k - t) * delta
-                if terminated[k, b] or truncated[k, b]:
-                    break
-    return advantage
-
-
-def returns_by_loops(reward, bootstrap_value, terminated, truncated, next_value, discount):
-    steps, batch = reward.shape
-    result = np.zeros((steps, batch))
-    for b in range(batch):
-        for t in range(steps):
-            for k in range(t, steps):
-                result[t, b] += discount ** (k - t) * reward[k, b]
-                if terminated[k, b]:
-                    break
-                if truncated[k, b] or k == steps - 1:
-                    end = next_value[k, b] if truncated[k, b] else bootstrap_value[b]
-                    result[t, b] += discount ** (k - t + 1) * end
-                    break
-    return result
 
 
 def random_trajectory(steps: int, batch: int, seed: int) -> tuple[np.ndarray, ...]:
@@ -86,29 +53,6 @@ def test_discounted_returns_give_the_numbers_worked_by_hand():
     # 5: 6 + 12/2 = 12    4: 5 + 12/2 = 11    3: 4 + 10/2 = 9 (truncated)    2: 3 + 9/2 = 7.5
     # 1: 2 (terminated)   0: 1 + 2/2 = 2
     assert result[:, 0].tolist() == [2.0, 2.0, 7.5, 9.0, 11.0, 12.0]
-
-
-# Few shapes, since each is compiled.
-shapes = given(steps=st.sampled_from([1, 12]), batch=st.sampled_from([1, 3]), seed=st.integers(0, 2**32 - 1))
-
-
-@shapes
-@settings(max_examples=8, deadline=None)
-def test_gae_agrees_with_the_double_loop(steps, batch, seed):
-    trajectory = random_trajectory(steps, batch, seed)
-    advantage, target = jax.jit(generalized_advantage_estimation)(*map(jnp.asarray, trajectory), 0.97, 0.9)
-    expected = gae_by_loops(*trajectory, 0.97, 0.9)
-    np.testing.assert_allclose(advantage, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(target, expected + trajectory[1], rtol=1e-5, atol=1e-5)
-
-
-@shapes
-@settings(max_examples=8, deadline=None)
-def test_discounted_returns_agree_with_the_double_loop(steps, batch, seed):
-    reward, value, next_value, terminated, truncated = random_trajectory(steps, batch, seed)
-    arguments = (reward, value[0], terminated, truncated, next_value)
-    result = jax.jit(discounted_returns)(*map(jnp.asarray, arguments), 0.97)
-    np.testing.assert_allclose(result, returns_by_loops(*arguments, 0.97), rtol=1e-5, atol=1e-5)
 
 
 def consistent_trajectory() -> tuple[jax.Array, ...]:
@@ -196,30 +140,6 @@ def test_the_last_row_ends_a_window():
     assert n_step_returns(reward, next_value, never, never, 0.5, n=3)[3:, 0].tolist() == [9.5, 11.0, 12.0]
 
 
-def n_step_by_loops(reward, next_value, terminated, truncated, discount, n):
-    steps, batch = reward.shape
-    result = np.zeros((steps, batch))
-    for b in range(batch):
-        for t in range(steps):
-            for k in range(t, min(t + n, steps)):
-                result[t, b] += discount ** (k - t) * reward[k, b]
-                if terminated[k, b]:
-                    break
-                if truncated[k, b] or k == min(t + n, steps) - 1:
-                    result[t, b] += discount ** (k - t + 1) * next_value[k, b]
-                    break
-    return result
-
-
-@shapes
-@settings(max_examples=6, deadline=None)
-def test_n_step_returns_agree_with_the_loops(steps, batch, seed):
-    reward, _, *rest = random_trajectory(steps, batch, seed)
-    n = 1 + seed % 5
-    result = n_step_returns(*map(jnp.asarray, (reward, *rest)), 0.97, n)
-    np.testing.assert_allclose(result, n_step_by_loops(reward, *rest, 0.97, n), rtol=1e-5, atol=1e-5)
-
-
 # --- V-trace ---
 
 RATIO = [2.0, 0.5, 0.25, 4.0, 0.5, 1.0]
@@ -238,22 +158,6 @@ def test_v_trace_gives_the_numbers_worked_by_hand():
     #   3: 4 + 10/2 - 8 = 1 (truncated: its next value)        2: (1/4)(3 + 9/2 - 2) = 1.375
     #   1: (1/2)(2 - 4) = -1 (terminated: nothing)             0: 1 + 3/2 - 2 = 0.5
     assert advantage[:, 0].tolist() == [0.5, -1.0, 1.375, 1.0, 3.5, 10.0]
-
-
-def test_v_trace_is_the_sum_of_equation_one():
-    """The sum over steps with its products of ratios, as the paper has it, for one episode."""
-    reward, value, next_value, _, _ = random_trajectory(7, 1, seed=3)
-    next_value[:-1] = value[1:]
-    ratio = np.exp(np.random.default_rng(4).normal(size=(7, 1))).astype(np.float32)
-    rho, c = np.minimum(1.2, ratio), np.minimum(0.9, ratio)
-    expected = value.astype(np.float64)
-    for s in range(7):
-        for t in range(s, 7):
-            error = rho[t, 0] * (reward[t, 0] + 0.97 * next_value[t, 0] - value[t, 0])
-            expected[s, 0] += 0.97 ** (t - s) * np.prod(c[s:t, 0]) * error
-    never = np.zeros((7, 1), bool)
-    _, target = v_trace(ratio, reward, value, next_value, never, never, 0.97, rho_clip=1.2, c_clip=0.9)
-    np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])

@@ -19,9 +19,10 @@ import envs
 import fdg
 import policies
 from algos import off_policy, sac
-from algos.replay import Replay, Transition
+from algos.replay import Replay
 from algos.sac import Learned, Parameters, Values
 from envs.probe import ContinuousTarget
+from tests.algos.by_hand import CRITICS, NARROW, keys, transitions
 
 # --- the losses, with networks of one number each ---
 
@@ -29,29 +30,11 @@ from envs.probe import ContinuousTarget
 class OneNumber(algos.SAC):
     """The actor's mean is its parameter, with almost no deviation; critic i has the value `c_i * action`."""
 
-    _actor = algos.Network(
-        init=lambda key, observation: jnp.float32(0.0),
-        apply=lambda mean, observation: jnp.stack(
-            [jnp.full(len(observation), mean), jnp.full(len(observation), -99.0)], axis=-1
-        ),
-    )
-    _critics = algos.Network(
-        init=lambda key, observation, action: jnp.zeros(2),
-        apply=lambda c, observation, action: (c[0] * action[:, 0], c[1] * action[:, 0]),
-    )
+    _actor, _critics = NARROW, CRITICS
 
 
 def one_number(**fields):
     return OneNumber(env=envs.make("probe:continuous"), **fields)
-
-
-def transitions(action, reward, discount):
-    zeros = jnp.zeros((len(action), 1))
-    return Transition(zeros, jnp.array(action)[:, None], jnp.array(reward), jnp.array(discount), zeros)
-
-
-def keys(count):
-    return jax.random.split(jax.random.key(0), (2, count))
 
 
 def test_targets_by_hand():
@@ -74,7 +57,7 @@ def test_gradients_by_hand():
     mean, c = math.atanh(0.5), jnp.array([3.0, 2.0])
     parameters = Parameters(jnp.float32(mean), c, jnp.float32(-jnp.inf))
     transition = transitions(action=[1.0, -0.5], reward=[1.0, 2.0], discount=[0.5, 0.0])
-    gradient, _, losses = algorithm.gradient(parameters, jnp.array([4.0, 6.0]), transition, keys(2))
+    gradient, _, losses = algorithm.gradient(parameters, jnp.array([4.0, 6.0]), transition, keys(2, 2))
     # The next action is 1/2: targets 1 + 1/2 * min(4, 6) * 1/2 = 2, and 2.
     # Critic 1: values 3 and -1.5, errors 1 and -3.5, gradient (1 * 1 + -3.5 * -0.5) / 2 = 1.375.
     # Critic 2: values 2 and -1, errors 0 and -3, gradient (0 + -3 * -0.5) / 2 = 0.75.
@@ -91,7 +74,7 @@ def test_the_temperature_rises_where_entropy_is_below_its_target_and_falls_above
     algorithm = one_number(target_entropy=target)
     parameters = Parameters(jnp.float32(0.0), jnp.zeros(2), jnp.log(jnp.float32(0.25)))
     transition = transitions(action=[0.0] * 512, reward=[0.0] * 512, discount=[0.0] * 512)
-    gradient, _, losses = algorithm.gradient(parameters, jnp.zeros(2), transition, keys(512))
+    gradient, _, losses = algorithm.gradient(parameters, jnp.zeros(2), transition, keys(512, 2))
     # Of a normal: log std + (1 + log 2 pi) / 2; the tanh changes nothing at 0.
     entropy = -20.0 + 0.5 * (1.0 + math.log(2.0 * math.pi))
     assert float(losses["entropy"]) == pytest.approx(entropy, abs=0.1)
@@ -104,7 +87,7 @@ def test_the_actor_weighs_entropy_by_the_temperature():
     """Far from its bounds the entropy pulls the mean back: d log_prob / d mean = 2 tanh(mean)."""
     parameters = Parameters(jnp.float32(math.atanh(0.5)), jnp.zeros(2), jnp.log(jnp.float32(0.25)))
     transition = transitions(action=[0.0], reward=[0.0], discount=[0.0])
-    gradient, *_ = one_number().gradient(parameters, jnp.zeros(2), transition, keys(1))
+    gradient, *_ = one_number().gradient(parameters, jnp.zeros(2), transition, keys(1, 2))
     assert float(gradient.actor) == pytest.approx(0.25 * 2.0 * 0.5, rel=1e-5)
 
 

@@ -3,8 +3,6 @@
 Equations of Fujimoto et al. 2018 (arXiv 1802.09477): targets are 14, an update is algorithm 1.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,37 +10,18 @@ import pytest
 
 import algos
 import envs
-from algos.replay import Transition
 from algos.td3 import Learned, Parameters
+from tests.algos.by_hand import CRITICS, HALF, MEAN, keys, transitions
 
 
 class OneNumber(algos.TD3):
     """The actor's number is its parameter, before the tanh; critic i has the value `c_i * action`."""
 
-    _actor = algos.Network(
-        init=lambda key, observation: jnp.float32(0.0),
-        apply=lambda number, observation: jnp.full((len(observation), 1), number),
-    )
-    _critics = algos.Network(
-        init=lambda key, observation, action: jnp.zeros(2),
-        apply=lambda c, observation, action: (c[0] * action[:, 0], c[1] * action[:, 0]),
-    )
+    _actor, _critics = MEAN, CRITICS
 
 
 def one_number(**fields):
     return OneNumber(env=envs.make("probe:continuous"), **fields)
-
-
-def transitions(action, reward, discount):
-    zeros = jnp.zeros((len(action), 1))
-    return Transition(zeros, jnp.array(action)[:, None], jnp.array(reward), jnp.array(discount), zeros)
-
-
-def keys(count):
-    return jax.random.split(jax.random.key(0), (1, count))
-
-
-HALF = jnp.float32(math.atanh(0.5))  # an actor that does one half
 
 
 def test_targets_by_hand():

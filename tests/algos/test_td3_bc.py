@@ -9,7 +9,7 @@ import pytest
 
 import algos
 from algos.replay import Transition
-from tests.algos.offline.by_hand import CRITICS, HALF, MEAN, ONE, column
+from tests.algos.by_hand import CRITICS, HALF, MEAN, ONE, column
 
 
 class OneTD3BC(algos.TD3BC):

@@ -14,7 +14,6 @@ import policies
 from fdg.batch import follow as batch_flow
 from fdg.batch.collective import Collective, unexplained
 from fdg.batch.exchanges import WithoutRule, predict_exchanges
-from fdg.lowering import constraints as sharding
 from fdg.running import hlo
 from tests.batch.compared import assert_as_predicted, compiled, numbers, totals
 
@@ -144,13 +143,6 @@ def test_fragments_and_what_is_between_them(count, devices):
     assert {c.kind for c in unexplained(measured, unnamed)} == {"all-gather"}
 
 
-def test_axes_of_one_equation():
-    jaxpr = jax.make_jaxpr(lambda x: (x.T, x[:, :2], x[:2], x + jnp.ones((B, F))))(X)
-    found = {eqn.primitive.name: batch_flow.equation_axes(eqn, [0, *[None] * (len(eqn.invars) - 1)])
-             for eqn in jaxpr.eqns if eqn.invars[0] in jaxpr.jaxpr.invars}  # fmt: skip
-    assert found == {"transpose": [1], "slice": [None], "add": [0]}
-
-
 def test_shared_keys_are_made_split_or_taken_whole(devices):
     """Keys that are only read split are made so; of keys that are read whole too, devices take their part."""
 
@@ -206,26 +198,11 @@ def nested(keys, x):
     return jax.vmap(one)(keys, x)
 
 
-@fdg.fragment("environment")
-def drawn(keys, x):
-    """Draws that are loops inside."""
-    gamma = jax.vmap(lambda key, row: jax.random.gamma(key, jnp.abs(row) + 0.5))(keys, x)
-    return gamma, jax.vmap(lambda key: jax.random.poisson(key, 5.0))(keys)
-
-
-@pytest.mark.parametrize(("body", "count"), [(reject, 2), (reject, 4), (reject, 8), (nested, 4), (drawn, 4)])
+@pytest.mark.parametrize(("body", "count"), [(reject, 4), (nested, 4)])
 def test_independent_rows_loop_without_communication(body, count, devices):
     """GSPMD would all-reduce the predicate on every trip."""
     keys = jax.random.split(jax.random.key(1), B)
     assert not assert_as_predicted(body, [0, 0], devices[:count], keys, numbers(B, F))
-
-
-def test_the_partitioner_alone_would_talk(devices):
-    mesh = sharding.make_mesh(devices[:2], sharding.BATCH)
-    split = sharding.batch_sharding(mesh, 0)
-    keys = jax.random.split(jax.random.key(1), B)
-    text = jax.jit(reject, in_shardings=(split, split)).lower(keys, numbers(B, F)).compile().as_text()
-    assert "all-reduce" in {c.kind for c in hlo.read_collectives(text)}
 
 
 def test_a_counter_that_rows_share_is_left_alone(devices):

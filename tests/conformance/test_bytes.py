@@ -136,17 +136,6 @@ def test_a_collective_that_the_plan_does_not_name_is_unexplained(setup, engine_o
         assert size * times == sum(movement.bytes_per_iteration for movement in movements)
 
 
-@pytest.mark.parametrize("setup", ["gpu_only 3", "central 3+2"])
-def test_an_unexplained_collective_says_of_which_fragment_it_is(setup, engine_of, monkeypatch):
-    engine = engine_of("walker 48", setup)
-    gone = [m for m in engine.plan.movements if (m.how, m.source) == ("all-reduce", "gradient")]
-    assert gone
-    monkeypatch.setattr(engine, "plan", without(engine.plan, gone))
-    ((program, collective),) = engine.unexplained()
-    assert (program, collective.kind) == (gone[0].program, "all-reduce")
-    assert collective.fragments[-1] == "gradient"
-
-
 @pytest.mark.parametrize("forgets", [False, True])
 def test_training_prints_what_is_unexplained(forgets, tmp_path, capsys, host_devices, monkeypatch):
     place = fdg.place
