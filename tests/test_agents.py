@@ -74,28 +74,6 @@ def test_agents_of_agents(devices):
             assert_close(want, jax.tree.map(lambda x: x[i, j], state))  # noqa: B023
 
 
-@dataclasses.dataclass(frozen=True)
-class Pursuit:
-    """An actor reports the weight that it has; the learner goes down by a part of that."""
-
-    rate: float = 0.1
-
-    def init(self, key):
-        return {"w": jax.random.uniform(key, (), minval=1.0, maxval=2.0)}
-
-    def iterate(self, state):
-        w = self.learn(state["w"], self.act(state["w"]))
-        return {"w": w}, {"episode_return": -w * w}
-
-    @fdg.fragment("actor", in_axes=None, out_axes=None)
-    def act(self, w):
-        return w + 0.0
-
-    @fdg.fragment("learner", in_axes=None, out_axes=None)
-    def learn(self, w, seen):
-        return w - self.rate * seen
-
-
 @pytest.mark.parametrize("n", [0, -1, True, 2**32])
 def test_no_number_of_agents(n):
     with pytest.raises(fdg.FdgError, match=r"n=.*give"):
@@ -111,7 +89,7 @@ def test_what_is_not_its_own_is_the_algorithms():
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """As `Pursuit`, of a batch and a matrix, whose actor reads the rate."""
+    """An algorithm of a batch and a matrix, whose actor reads the rate."""
 
     rate: float = 0.1
 

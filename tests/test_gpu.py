@@ -102,11 +102,6 @@ def test_the_wheels_are_the_tested_versions():
     assert wheels == {name: pinned.get(name, version) for name, version in wheels.items()}
 
 
-def test_three_parts_take_22_minutes_and_every_part_ten():
-    assert sum(PARTS[number].seconds for number in (1, 2, 3)) <= 22 * 60
-    assert all(part.seconds < 600 for part in PARTS.values())
-
-
 @pytest.mark.parametrize("number", PARTS)
 def test_the_page_has_a_place_for_every_part(number, tmp_path):
     heading, _, said, *_ = markdown(PARTS[number], number, tmp_path)

@@ -1,7 +1,4 @@
-"""Plans as people see them: the width of a terminal, idle devices, drawings that are whole.
-
-Texts and drawings to the letter: `test_golden_drawings.py`.
-"""
+"""Plans as people see them: the width of a terminal, idle devices, drawings that are whole."""
 
 import dataclasses
 import itertools
@@ -16,7 +13,7 @@ import envs
 import fdg
 import policies
 from fdg.commands.cli import plan_main
-from tests.showing.golden_drawings import Scattered
+from tests.showing.plans import Scattered
 from tests.user_algorithm import Walker
 
 EVERY_POLICY = [

@@ -8,7 +8,7 @@ import pytest
 import fdg
 import policies
 from fdg.showing import words
-from tests.showing.golden_drawings import Scattered, plan, walker
+from tests.showing.plans import Scattered, plan, walker
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import fdg
-import policies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +56,3 @@ def assert_close(a, b, rtol=1e-5):
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             x, y = jax.random.key_data(x), jax.random.key_data(y)
         np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol)
-
-
-def fdg_policy():
-    return policies.GPUOnly()
