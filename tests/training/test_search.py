@@ -106,52 +106,17 @@ def test_an_interrupted_trial_goes_on(tmp_path, monkeypatch):
     assert calls[2].algorithm == asked and calls[2].out == calls[1].out
 
 
-def halved(out, **settings):
-    return fdg.search(
-        Descent(total_steps=54 * 8), {"rate": [0.0, 0.01, 0.5]}, trials=6, seed=3, devices=1,
-        out=out, progress=False, checkpoint_every=4, **settings,
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return halved(tmp_path_factory.mktemp("halved") / "run")
-
-
-def test_what_is_behind_is_ended(found):
+def test_what_is_behind_is_ended(tmp_path):
     """One trial in three passes a rung, once three have reached it."""
+    found = fdg.search(
+        Descent(total_steps=54 * 8), {"rate": [0.0, 0.01, 0.5]}, trials=6, seed=3, devices=1,
+        out=tmp_path / "run", progress=False, checkpoint_every=4,
+    )  # fmt: skip
     states = {trial.state for trial in found.trials}
     assert states == {"done", "ended early"}
     assert found.best.algorithm.rate == 0.5
     early = next(trial for trial in found.trials if trial.state == "ended early")
     assert fdg.load(found.path / "trials" / early.run, trust=True).iteration < 54
-
-
-@pytest.mark.parametrize("number", [1, 4])
-def test_an_interrupted_trial_is_judged_by_all_of_its_training(number, found, tmp_path, monkeypatch):
-    """Killed within a trial, or just before its end was recorded: all trials have the same ends."""
-    from fdg.training import search as module
-
-    def ends(search):
-        return [(one.values, one.state, one.value, one.returns) for one in search.trials]
-
-    real, calls = module.carry_out, []
-
-    def interrupted(job, devices, callbacks, **named):
-        def stop(report):
-            if report.iteration >= 8:
-                raise KeyboardInterrupt
-
-        calls.append(job)
-        if len(calls) != number:
-            return real(job, devices, callbacks, **named)
-        real(job, devices, [*callbacks, *([stop] if number > 1 else [])], **named)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "carry_out", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        halved(tmp_path / "run")
-    assert ends(halved(tmp_path / "run", resume=True)) == ends(found)
 
 
 def test_what_does_not_fit_is_refused_and_the_search_goes_on(tmp_path):
