@@ -229,11 +229,6 @@ def test_two_iterations_of_the_learner_are_those_of_numpy():
 # --- sizes and values ---
 
 
-def test_it_is_a_value():
-    assert algos.PPO(env=envs.make("CartPole-v1")) == algos.PPO(env=envs.make("CartPole-v1"))
-    assert hash(algos.PPO(env=envs.make("CartPole-v1"))) == hash(algos.PPO(env=envs.make("CartPole-v1")))
-
-
 def test_minibatches_of_the_time_shuffle_take_whole_steps():
     """Rows are time steps: each minibatch has all environments at the same steps."""
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=3, num_steps=8, shuffle="time")

@@ -201,26 +201,3 @@ def test_actions_reach_their_target_in_the_units_of_the_environment(devices):
 
 
 # --- sizes and values ---
-
-
-def test_networks_of_ones_own():
-    """Linear ones; tracing is enough to see that they are what is used."""
-    actor = algos.Network(lambda key, x: jnp.zeros((x.shape[-1], 2)), lambda w, x: x @ w)
-    critics = algos.Network(
-        lambda key, x, a: jnp.zeros((x.shape[-1] + a.shape[-1], 2)),
-        lambda w, x, a: tuple((jnp.concatenate([x, a], -1) @ w).T),
-    )
-    env = envs.make("probe:continuous")
-    algorithm = algos.SAC(env=env, batch_size=4, actor_network=actor, critic_network=critics)
-    state = jax.eval_shape(algorithm.init, jax.random.key(0))
-    after, _ = jax.eval_shape(algorithm.iterate, state)
-    size = env.observation_space.shape[0]
-    parameters = after.learned.parameters
-    assert (parameters.actor.shape, parameters.critics.shape) == ((size, 2), (size + 1, 2))
-
-
-def test_it_is_a_value():
-    def make():
-        return algos.make("sac", envs.make("Pendulum-v1"))
-
-    assert make() == make() and hash(make()) == hash(make())

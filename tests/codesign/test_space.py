@@ -9,15 +9,10 @@ import pytest
 from bench import codesign_schedules
 from envs.codesign import cost, exhaustive, layers, problem, reading, schedule, space
 from envs.codesign.problem import Problem, Specs
-from envs.codesign.space import Chips, Decision, Task
+from envs.codesign.space import Chips
 from fdg.errors import FdgError
+from tests.codesign.small import TASK, build
 
-
-def build(filters, depth):
-    return [layers.convolution(3, filters, 8), *[layers.convolution(filters, filters, 8)] * depth]
-
-
-TASK = Task("task", (Decision("filters", (4, 8)), Decision("depth", (0, 1))), build)
 CHIPS = Chips(
     templates=("dla", "shi"), pes=(0, 64, 128), noc_bytes_per_cycle=(8, 16, 24), buffer_kb=(4, 8),
     budget_pes=192, budget_noc_bytes_per_cycle=32,
