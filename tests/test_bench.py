@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench import harness, performance, results
+from bench import harness, performance, results, runs
 from bench.peers import alternate
 from bench.peers.checkouts import PAIRS as OF_CHECKOUTS
 from bench.peers.peers import PEERS
@@ -107,6 +107,21 @@ def test_a_training_in_one_call_goes_round_by_round_and_raises_where_it_is_asked
     assert rounds.next(1) == {"steps": 1} and trained == [0, 1]
     with pytest.raises(ValueError, match="no third one"):
         rounds.next(2)
+
+
+def test_what_runs_reached_as_cells(tmp_path):
+    """By hand: the middle half of 0, 2, 4 and 100 has a mean of 3; one seed is its own interval."""
+    for evaluated, expected in (
+        ({"eval_return": 26.5, "eval_returns": [0.0, 2.0, 4.0, 100.0]}, ("4", "26.5", "0.0, 100.0", "2 s")),
+        ({"eval_return": 7.0}, ("1", "7.0", "7.0, 7.0", "2 s")),
+    ):
+        summary = {"env_steps": 1000, "wall_s": 2.0, **evaluated}
+        (tmp_path / "summary.json").write_text(json.dumps(summary))
+        seeds, mean, middle, ends, seconds = runs.Reached.of([tmp_path]).cells
+        assert (seeds, mean, ends, seconds) == expected
+        assert middle.startswith("3.0 [" if seeds == "4" else "7.0 [7.0, 7.0]")
+    both = runs.Reached.of([tmp_path, tmp_path])
+    assert (both.steps, both.wall_s, list(both.returns)) == (1000, 4.0, [7.0, 7.0])
 
 
 def test_rounds_alternate_and_warm_up():

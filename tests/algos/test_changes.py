@@ -1,6 +1,9 @@
 """Algorithms that a user changed (`tests/user_changes.py`): the same numbers under every policy."""
 
 import functools
+import importlib.util
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +16,7 @@ import envs
 import fdg
 from algos import networks
 from tests import user_changes
-from tests.conformance.comparison import plain
+from tests.conformance.comparison import assert_same, plain
 
 ENV = envs.make("CartPole-v1")
 ON_POLICY = {"env": ENV, "num_envs": 8, "num_steps": 4, "num_epochs": 1, "num_minibatches": 2}
@@ -111,6 +114,20 @@ def test_a_bonus_pays_by_what_it_knows():
     assert counts.sum() == 2 * algorithm.steps_per_iteration
     paid = np.sum((counts - before) * 0.1 / np.sqrt(np.maximum(counts, 1))) / algorithm.steps_per_iteration
     assert float(metrics["bonus"]) == pytest.approx(paid, rel=1e-5)
+
+
+def test_a_copy_of_ppo_is_ppo(tmp_path, monkeypatch):
+    """In a project of a user's own the file runs as it is: presets, flags and numbers."""
+    copy = tmp_path / "my_ppo.py"
+    copy.write_text(Path(algos.PPO.__module__.replace(".", "/") + ".py").read_text())
+    spec = importlib.util.spec_from_file_location("my_ppo", copy)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "my_ppo", module)
+    spec.loader.exec_module(module)
+    mine, ours = (one(**PPO) for one in (module.PPO, algos.PPO))
+    assert module.PPO.preset("Pendulum-v1") == algos.PPO.preset("Pendulum-v1") != {}
+    one, other = (plain(each, jax.jit(each.init)(jax.random.key(0)), 2) for each in (mine, ours))
+    assert_same(jax.tree.leaves(one), jax.tree.leaves(other))
 
 
 def test_a_network_by_one_value_is_its_settings():

@@ -189,6 +189,19 @@ def test_the_forward_pass_is_the_one_written_by_hand():
     np.testing.assert_allclose(value, trunk(parameters["critic"])[:, 0], rtol=1e-4, atol=1e-6)
 
 
+def test_pixels_are_divided_by_255_and_booleans_are_not():
+    for dtype, factor in ((jnp.uint8, 255.0), (jnp.bool_, 1.0)):
+        space = box(4, 4, 2, dtype=dtype)
+        network = actor_critic(space, ACTIONS["discrete"], hidden=(8,))
+        observation = observe(space)
+        parameters = jax.jit(network.init)(jax.random.key(0), observation)
+        as_float = observation.astype(jnp.float32) / factor
+        for a, b in zip(
+            network.apply(parameters, observation), network.apply(parameters, as_float), strict=True
+        ):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_codes_are_one_hot_and_other_integers_lie_between_0_and_1():
     """Of a map each channel has a channel for each of its codes; two codes are one number, 0 or 1."""
     cells = Box(((((-1, 0),) * 3),) * 3, ((((1, 1),) * 3),) * 3, (3, 3, 2), "int32")

@@ -1,6 +1,7 @@
 """A user's sizes win, and those that they did not name follow: random sizes of every algorithm."""
 
 import dataclasses
+import random
 import typing
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 import algos
 import envs
 import fdg
+from tests.algos.offline.data import random_steps
 
 ENVIRONMENTS = {
     "ippo": ("MPE_simple_spread_v3",),
@@ -25,6 +27,25 @@ ENVIRONMENTS = {
     **dict.fromkeys(("crossq", "iql", "td3_bc", "rebrac", "cql"), ("Pendulum-v1",)),
     "bc": ("CartPole-v1",),
 }
+
+
+@pytest.mark.parametrize("name", algos.names("environments"))
+def test_what_is_named_wins_and_the_rest_fits(name):
+    rng = random.Random(name)
+    cls = algos.get(name)
+    for env_name in ENVIRONMENTS.get(name, ("CartPole-v1", "Breakout-MinAtar")):
+        env = envs.make(env_name)
+        for _ in range(1 if env_name.startswith("brax") else 3):  # which takes a second to trace
+            given = {"num_envs": rng.randint(1, 40)}
+            if hasattr(cls, "num_steps"):
+                given["num_steps"] = rng.randint(1, 24)
+            if hasattr(cls, "buffer_size") and rng.random() < 0.5:
+                given["buffer_size"] = given["num_envs"] * given.get("num_steps", 1) * rng.randint(50, 60)
+            if name == "bc":
+                given["dataset"] = random_steps(env_name)
+            made = algos.make(name, env, **given)
+            assert {field: getattr(made, field) for field in given} == given
+            jax.eval_shape(made.init, jax.random.key(0))
 
 
 def test_named_sizes_that_do_not_divide_are_refused():

@@ -208,16 +208,6 @@ def test_a_resumed_run_may_not_change_what_it_computes(capsys, host_devices, run
     assert train_main([*resume, "--scale", "0.1", "--devices", "2"]) == 0
 
 
-def test_damaged_configurations(capsys, run):
-    (run / "config.json").write_text("{")
-    line = refuse(capsys, ["--resume", str(run)])
-    assert "config.json cannot be read" in line and "bring it back from a copy, or start a new run" in line
-    line = refuse(capsys, ["--config", str(run / "config.json")])
-    assert "is no JSON" in line and "give the config.json of a run directory" in line
-    (run / "config.json").write_text("{}")
-    assert "config.json is no configuration of a run" in refuse(capsys, ["--resume", str(run)])
-
-
 def test_values():
     job = parse(
         "--algo tests.tiny:Walk --num_envs 1_6 --scale -1e-3 --label none --widths 4 5 --width 7 --drifts"
@@ -251,15 +241,6 @@ def test_parameters_of_an_environment():
     job = parse("--env CartPole-v1?max_steps_in_episode=200&gravity=9.0")
     assert job.algorithm.env == envs.make("CartPole-v1", max_steps_in_episode=200, gravity=9.0)
     assert job.config["env"] == "CartPole-v1?max_steps_in_episode=200&gravity=9.0"
-
-
-def test_presets_yield_to_flags():
-    import algos
-
-    preset = algos.PPO.preset("Pendulum-v1")
-    job = parse("--env Pendulum-v1 --num-steps 32")
-    assert job.algorithm.num_envs == preset["num_envs"] and job.algorithm.discount == preset["discount"]
-    assert job.algorithm.num_steps == 32 != preset["num_steps"]
 
 
 def test_a_configuration_makes_the_same_job_again(tmp_path):

@@ -9,8 +9,6 @@ import envs
 from envs import probe
 from tests.envs.conformance import assert_conforms
 
-GAMMA = 0.9
-
 
 def play(env, policy, num_envs=64, steps=12):
     """What `policy(observation [B, ...], t)` saw, and its steps; `[T, B, ...]`."""
@@ -45,15 +43,6 @@ def test_value_of_observation():
     np.testing.assert_array_equal(step.reward, seen[..., 0])
     assert set(np.unique(seen)) == {-1, 1} and step.terminated.all()
     assert abs(seen.mean()) < 0.15
-
-
-def test_discount():
-    seen, step = play(envs.make("probe:discount"), zeros)
-    assert (seen[0::2] == 0).all() and (seen[1::2] == 1).all()
-    assert (step.reward[0::2] == 0).all() and (step.reward[1::2] == 1).all()
-    assert not step.terminated[0::2].any() and step.terminated[1::2].all()
-    value = step.reward[0] + GAMMA * step.reward[1]
-    np.testing.assert_allclose(value, GAMMA)
 
 
 def test_policy():
@@ -110,29 +99,6 @@ def test_continuous():
     env = envs.make("probe:continuous", size=2)
     assert (play(env, lambda observation, t: observation)[1].reward == 0).all()
     np.testing.assert_allclose(play(env, lambda observation, t: observation + 0.5)[1].reward, -0.5, rtol=1e-5)
-
-
-def test_masked_pays_the_forbidden_action_best():
-    env = envs.make("probe:masked")
-
-    def beyond(steps):
-        """The reward of the action so far beyond the forbidden one."""
-        seen, step = play(
-            env, lambda seen, t: (jnp.argmin(seen.action_mask, -1).astype(jnp.int32) + steps) % 3
-        )
-        np.testing.assert_array_equal(seen.action_mask, seen.observation == 0)
-        assert set(np.unique(seen.action_mask.sum(-1))) == {2} and step.terminated.all()
-        return np.unique(step.reward).tolist()
-
-    assert [beyond(steps) for steps in range(3)] == [[1000], [env.single.optimal_return], [-1]]
-
-
-def test_truncation_never_terminates_and_shows_no_time():
-    env = envs.make("probe:truncation", steps=4)
-    seen, step = play(env, zeros)
-    assert not step.terminated.any() and (seen == 1).all() and (step.reward == 1).all()
-    assert np.flatnonzero(step.truncated[:, 0]).tolist() == [3, 7, 11]
-    assert (step.episode_return[3::4] == env.single.optimal_return).all()
 
 
 def test_agents_are_judged_each_by_its_own_target():

@@ -11,7 +11,7 @@ import tokenizers
 
 import envs
 import fdg
-from envs.text import CharacterTokenizer, Guess, HuggingFaceTokenizer, Message, play
+from envs.text import Calculator, CharacterTokenizer, Guess, HuggingFaceTokenizer, Message, play
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 jit = functools.partial(jax.jit, compiler_options=QUICK)
@@ -71,6 +71,20 @@ def test_a_conversation_worked_by_hand():
     assert {name: part.tolist() for name, part in script.reward.parts.items()} == {
         "turn 1": [0, 1, 0], "turn 2": [1, 0, 0], "turn 3": [0, 0, 0]
     }  # fmt: skip
+
+
+def test_a_tool_is_asked_and_answers():
+    game = Calculator(terms=3, digits=2, turns=2)
+    contents = jnp.array([[17, 23, 5]] * 3), jnp.array([[2, 1]] * 3)  # 17*23-5
+    problem = envs.text.Problem(jit(game.task.prompts)(contents), contents)
+    said = [["?17*23", "386", "?17*"], ["386", "386", "385"]]
+    script, _ = played(game, problem, said)
+    assert words(game.tokenizer, script.tokens, script.mask) == [
+        "17*23-5=?17*23391,386", "17*23-5=386", "17*23-5=?17*?,385"
+    ]  # fmt: skip
+    assert script.reward.total.tolist() == [1, 1, 0] and script.turns.tolist() == [2, 1, 2]
+    shapes = jax.eval_shape(game.sample, jax.random.split(jax.random.key(1), 2))
+    assert shapes.prompts.tokens.shape == (2, game.prompt_length)
 
 
 @pytest.fixture(scope="module")

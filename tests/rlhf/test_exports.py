@@ -12,7 +12,8 @@ import fdg
 from algos.language import Decoder, DecoderConfig, peft, weights
 from algos.rlhf.checkpoints import save
 from envs.text import CharacterTokenizer, HuggingFaceTokenizer
-from envs.text.tokenizer_folders import files_of, same_tokens
+from envs.text.tokenizer_folders import files_of, same_tokens, tokenizer_of
+from envs.text.tokenizers import COMMON
 from fdg.errors import FdgError
 from tests.rlhf.small import SMALL, TASK, made
 
@@ -80,6 +81,25 @@ def test_what_the_next_user_needs_is_written_where_a_folder_lacks_it(folder):
     said = json.loads(files["tokenizer_config.json"])
     assert (said["eos_token"], said["tokenizer_class"]) == ("</s>", "PreTrainedTokenizerFast")
     assert json.loads(files["generation_config.json"])["eos_token_id"] == 2
+
+
+def test_characters_are_a_tokenizer_of_the_library(tmp_path):
+    algorithm = made("sft")
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    algorithm.export(state, tmp_path)
+    tokenizer = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    draw = np.random.default_rng(0)
+    for text in ["", COMMON, *("".join(draw.choice([*COMMON], 30)) for _ in range(50))]:
+        ids = algorithm.env.tokenizer.encode(text)
+        assert tokenizer.encode(text).ids == ids and tokenizer.decode(ids) == text
+    again = made("sft", model=str(tmp_path))
+    assert again.env == algorithm.env, "it is what it was, lengths of responses too"
+    assert again.answer(state, ["1+1="]) == algorithm.answer(state, ["1+1="])
+    asked = HuggingFaceTokenizer(str(tmp_path)).chat([{"role": "user", "content": "1+1="}])
+    assert tokenizer.encode(asked).ids == [1, *algorithm.env.tokenizer.encode("1+1=")]
+    text = (tmp_path / "tokenizer.json").read_text().replace("Fuse", "ByteFallback")
+    (tmp_path / "tokenizer.json").write_text(text)
+    assert isinstance(tokenizer_of(tmp_path), HuggingFaceTokenizer), "which is another one"
 
 
 BROKEN = {

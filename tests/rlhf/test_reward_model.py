@@ -17,8 +17,9 @@ import envs
 import fdg
 import policies
 from algos.language import weights
+from algos.language.decoder import Decoder
 from algos.rlhf import reward_model
-from algos.rlhf.checkpoints import reward_config_of
+from algos.rlhf.checkpoints import reward_config_of, save
 from algos.rlhf.preferences import Minibatch, Pairs
 from algos.rlhf.responses import Responses, model_reward
 from envs.text import Prompts
@@ -116,6 +117,27 @@ def test_what_is_exported_is_read_again_and_is_of_hugging_faces_shape(trained, f
         FdgError, match="is a reward model, which generates no text: give it as reward_model="
     ):
         weights.check(folder)
+
+
+def test_a_reward_model_of_an_untied_decoder_judges(trained, tmp_path):
+    """Its files have a score where a decoder's have `lm_head`."""
+    tied = trained[0].network.config
+    network = Decoder(dataclasses.replace(tied, tie_embeddings=False))
+    tokenizer = trained[0].env.tokenizer
+    save(tmp_path / "model", network, jax.jit(network.init)(jax.random.key(1)), tokenizer)
+    learner = made("reward_model", group_size=2, model=str(tmp_path / "model"))
+    state = jax.jit(learner.init)(jax.random.key(0))
+    learner.export(state, tmp_path / "judge")
+    algorithm = made("grpo", group_size=2, reward_model=str(tmp_path / "judge"))
+    found = jax.jit(algorithm.init)(jax.random.key(0)).reward_model
+    expected = dict(state.parameters["network"])
+    assert expected.pop("head").shape == (8, tied.vocab_size)
+    assert_same({**state.parameters, "network": expected}, found, 0)
+    said = responses([7, 2], [8, 9, 2])
+    score = jax.jit(model_reward, static_argnums=0)
+    np.testing.assert_allclose(
+        score(algorithm._reward_network, found, said), score(network, state.parameters, said), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo_rlhf", "dpo"])
