@@ -109,8 +109,3 @@ def test_overrides_reach_brax_and_tracing_allocates_nothing():
 def test_an_override_that_does_not_fit(name, overrides, message):
     with pytest.raises(FdgError, match=f"environment '{name}': .*{message}"):
         envs.make(name, **overrides).observation_space.shape  # noqa: B018 what brax refuses is seen here
-
-
-def test_the_nearest_name_is_suggested():
-    with pytest.raises(FdgError, match="did you mean 'brax:halfcheetah'"):
-        envs.make("brax:half_cheetah")

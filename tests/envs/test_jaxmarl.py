@@ -149,8 +149,3 @@ def test_without_jaxmarl_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "jaxmarl.environments", None)
     with pytest.raises(FdgError, match=r"need JaxMARL, .* is not installed: pip install 'fdg\[jaxmarl\]'"):
         from_jaxmarl._mpe.__wrapped__()
-
-
-def test_the_nearest_name_is_suggested():
-    with pytest.raises(FdgError, match="did you mean 'MPE_simple_spread_v3'"):
-        envs.make("MPE_simple_spread")
