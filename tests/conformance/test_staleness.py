@@ -1,9 +1,7 @@
 """Staleness: actors that use parameters k iterations old, with the same numbers on any devices.
 
-The oracle is plain Python: a list of past parameters, and the algorithm's own pieces called with them.
+Any program against plain Python that keeps past parameters: `tests/placing/test_staleness.py`.
 """
-
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +51,6 @@ POLICIES = {
     "coarse 2": (Coarse, {}, 2),
     "coarse 3+2": (Coarse, {"learners": 2}, 5),
     "coarse 8": (Coarse, {}, 8),
-    "central 3+1": (Central, {"workers": 3}, 4),
     "central 4+2": (Central, {"workers": 4, "servers": 2}, 8),
 }
 
@@ -73,75 +70,6 @@ def test_the_actor_uses_the_parameters_of_k_iterations_ago(staleness, setup, dev
     np.testing.assert_array_equal(metrics["used"], used)
     np.testing.assert_array_equal(metrics["walks"], np.cumsum(used))
     np.testing.assert_array_equal(metrics["version"], np.arange(1, 8))
-
-
-# --- Walker against a history list; its iteration, written out with two weights ---
-
-
-class LateWalker(Walker):
-    """`iterate` of Walker, whose two actor calls get another weight than its learner."""
-
-    def iterate_late(self, state, acting, slopes_too):
-        """(state, metrics), acting with `acting` and updating `state.weight`.
-
-        Gradients are taken at the weight that is updated. With `slopes_too` they belong to the group that
-        acts: the first of an iteration is taken at `acting`, as what comes next is made within the iteration.
-        """
-        late, metrics = Walker.iterate(self, state._replace(weight=acting))
-        # Neither what the environments did nor the metrics depend on the weight that is learned from.
-        weight, momentum = self.learn_only(state, acting, acting if slopes_too else state.weight)
-        return late._replace(weight=weight, momentum=momentum), metrics
-
-    def learn_only(self, state, acting, seen):
-        from tests import user_algorithm as parts
-
-        def one(carry, keys):
-            position, age, alive = carry
-            action = parts.act(acting, position, keys)
-            after, age, alive, reward = parts.step(position, age, alive, action)
-            return (after, age, alive), (position, reward)
-
-        keys = jax.random.split(jax.random.split(state.key)[1], (parts.T, self.num_envs))
-        _, (positions, rewards) = jax.lax.scan(one, (state.position, state.age, state.alive), keys)
-        samples = positions.swapaxes(0, 1).reshape(-1, parts.FEATURES)
-        scores = parts.judge(rewards).swapaxes(0, 1).reshape(-1)
-        weight, momentum = state.weight, state.momentum
-        for _ in range(3):
-            weight, momentum = parts.update(weight, momentum, parts.gradient(seen, samples, scores))
-            seen = weight
-        return weight, momentum
-
-
-@functools.cache
-def walker_oracle(staleness, iterations, slopes_too):
-    walker = LateWalker(48)
-    step = jax.jit(functools.partial(walker.iterate_late, slopes_too=slopes_too))
-    state, metrics = start("walker 48"), []
-    history = [state.weight] * (staleness + 1)  # oldest first, the present one last
-    for _ in range(iterations):
-        state, one = step(state, history[0])
-        history = [*history[1:], state.weight]
-        metrics.append(one)
-    return state, history[:-1], jax.tree.map(lambda *m: jnp.stack(m), *metrics)
-
-
-@pytest.mark.parametrize(
-    ("setup", "staleness"),
-    [("coarse 1", k) for k in (1, 2, 4)]
-    + [("coarse 2", 2), ("coarse 3+2", 1), ("coarse 8", 4), ("central 3+1", 1), ("central 4+2", 2)],
-)
-def test_walker_against_plain_python(staleness, setup, devices):
-    """Two runs are as one: 3 + 5 iterations are 8. Under Central the workers' gradients are late too."""
-    compiled = engine(Walker(48), setup, staleness, devices)
-    state, history, metrics = walker_oracle(staleness, 8, setup.startswith("central"))
-    ours, first = compiled.run(compiled.plan.delayed.start(start("walker 48")), 3)
-    ours, second = compiled.run(ours, 5)
-    assert_same(state, compiled.algorithm_state(ours))
-    assert_same([(w,) for w in history], list(ours.history))
-    assert_same(metrics, {name: jnp.concatenate([first[name], second[name]]) for name in first})
-    assert not np.allclose(
-        reference("walker 48")[1]["reward"], metrics["reward"][:5], rtol=1e-4
-    )  # it matters
 
 
 def test_none_is_the_synchronous_program(devices):
