@@ -12,6 +12,7 @@ quicker, and each trial may contain one. Bad trials are pruned by asynchronous s
 
 import dataclasses
 import importlib.util
+import itertools
 import math
 import re
 import typing
@@ -123,6 +124,7 @@ def _draw(trials: Sequence[Trial], picture: Any) -> None:
 
 REDUCTION = 3  # one in three trials that reach a rung continues
 RUNGS = 3  # at 1/27, 1/9 and 1/3 of the training
+_PROPOSALS = 20  # of Optuna's for a trial, before random values
 
 
 def check_search(algorithm: Any, space: Space) -> None:
@@ -177,13 +179,13 @@ class _Search:
     say: Callable[[Any], None]
 
     def carry_out(self) -> tuple[Path, list[Trial], int | None]:
-        from optuna.samplers import TPESampler
-
         study, total, caught = self._study(), self.job.optuna or 0, None
-        unfinished = self._unfinished(study)
         while caught is None and (number := len(self._done(study))) < total:
-            study.sampler = TPESampler(seed=self.job.seed + number)  # the same in a resumed search
-            caught = self._trial(study, unfinished.pop(0) if unfinished else study.ask(), number, total)
+            if not self._unfinished(study) and not self._propose(study, number):
+                left = f"{total - number} of {total} trials are left out"
+                self.say(f"all {number} combinations of values have been tried: {left}")
+                break
+            caught = self._trial(study, self._unfinished(study)[0], number, total)
         trials = self._trials(study)
         if caught is not None:
             self.say(f"interrupted, and saved: go on with --resume {self.run.path}")
@@ -217,8 +219,37 @@ class _Search:
                 f"{journal} is no record of Optuna's ({type(error).__name__}): restore it, or start a new run"
             ) from error
 
+    def _propose(self, study: Any, number: int) -> bool:
+        """Adds a trial with values that none has had, for all have equal seeds; False if there are no others.
+
+        Values are Optuna's proposals, and random ones after `_PROPOSALS` that had been tried.
+        """
+        import optuna
+        from optuna.samplers import RandomSampler, TPESampler
+
+        tried = [one.params for one in self._done(study)]
+        if math.prod(one.count for one in self.space) <= len(tried):
+            return False
+        seed = self.job.seed + number  # the same in a resumed search
+        draft = optuna.create_study(direction="maximize", sampler=TPESampler(seed=seed))  # in memory
+        draft.add_trials(study.get_trials())
+        for attempt in itertools.count():
+            if attempt == _PROPOSALS:
+                draft.sampler = RandomSampler(seed=seed)
+            trial = draft.ask()
+            for one in self.space:
+                one.suggested(trial)
+            if trial.params not in tried:
+                break
+            draft.tell(trial, state=_state("FAIL"))
+        made = optuna.trial.create_trial(
+            state=_state("RUNNING"), params=trial.params, distributions=trial.distributions
+        )
+        study.add_trial(made)
+        return True
+
     def _unfinished(self, study: Any) -> list[Any]:
-        """Trials of an interrupted search; they resume from their checkpoints."""
+        """Trials that were proposed; those of an interrupted search resume from their checkpoints."""
         import optuna
 
         return [

@@ -207,6 +207,11 @@ class Range:
             return trial.suggest_int(self.name, int(self.low), int(self.high), log=self.log)
         return trial.suggest_float(self.name, self.low, self.high, log=self.log)
 
+    @property
+    def count(self) -> float:
+        """How many values it has."""
+        return self.high - self.low + 1 if self.whole else math.inf
+
     def __str__(self) -> str:
         ends = (int(self.low), int(self.high)) if self.whole and self.low % 1 == self.high % 1 == 0 else (
             self.low, self.high)  # fmt: skip
@@ -225,6 +230,11 @@ class Choices:
             raise FdgError(f"search: {self.name} has no values: give at least one")
         if len(set(self.labels)) != len(self.values):
             raise FdgError(f"search: {self} has a value twice: give each once")
+
+    @property
+    def count(self) -> float:
+        """How many values it has."""
+        return len(self.values)
 
     @property
     def labels(self) -> list[str]:

@@ -106,7 +106,19 @@ def test_an_interrupted_trial_goes_on(tmp_path, monkeypatch):
     assert calls[2].algorithm == asked and calls[2].out == calls[1].out
 
 
-def test_what_is_behind_is_ended(tmp_path):
+def halved(out, **settings):
+    return fdg.search(
+        Descent(total_steps=54 * 8), {"rate": [0.0, 0.001, 0.01, 0.02, 0.03, 0.5]}, trials=6, seed=3,
+        devices=1, out=out, progress=False, checkpoint_every=4, **settings,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return halved(tmp_path_factory.mktemp("halved") / "run")
+
+
+def test_what_is_behind_is_ended(found):
     """One trial in three passes a rung, once three have reached it."""
     found = fdg.search(
         Descent(total_steps=54 * 8), {"rate": [0.0, 0.01, 0.5]}, trials=6, seed=3, devices=1,
@@ -125,7 +137,27 @@ def test_what_does_not_fit_is_refused_and_the_search_goes_on(tmp_path):
     )
     refused = [trial for trial in found.trials if trial.state == "refused"]
     assert refused and all("must not be negative" in trial.refused for trial in refused)
-    assert len(found.trials) == 3 and found.best.algorithm.rate == 0.5
+    assert len(found.trials) == 2 and found.best.algorithm.rate == 0.5
+
+
+def test_no_value_is_tried_twice(tmp_path, capsys):
+    """Equal values have equal seeds, so equal results: a search ends where its values do."""
+
+    def searched(trials, **settings):
+        return fdg.search(
+            Descent(), {"width": [1, 2], "pull": "lin:0.5..1.5", "rate": [0.1]}, trials=trials, seed=0,
+            devices=1, out=tmp_path / "endless", progress=False, **settings,
+        )  # fmt: skip
+
+    assert len(searched(4).trials) == 4  # of a range there is always another value
+    words = "--algo tests.training.test_sweep:Descent --total-steps 64 --devices 1 --no-halving".split()
+    words += ["--optuna", "7", "--search", "width=lin:1..2 rate=0.1,0.2", "--out", str(tmp_path / "run")]
+    assert train_main(words) == 0
+    assert (
+        "all 4 combinations of values have been tried: 3 of 7 trials are left out" in capsys.readouterr().out
+    )
+    trials = json.loads((tmp_path / "run" / "search.json").read_text())["trials"]
+    assert len({json.dumps(trial["values"]) for trial in trials}) == len(trials) == 4
 
 
 def test_a_trial_may_be_a_sweep(tmp_path):
