@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from fdg.aliases import METHODS, instead, ours
-from fdg.errors import FdgError, FrozenError, NoAttributeError, listed, nearest, one_line, unknown_name
+from fdg.errors import (
+    Elsewhere,
+    FdgError,
+    FrozenError,
+    NoAttributeError,
+    listed,
+    nearest,
+    one_line,
+    unknown_name,
+)
 from fdg.kinds import TOO_LARGE, as_number, dataclass_fields, describe_alternatives, matches
 
 Parameters = ParamSpec("Parameters")
@@ -142,6 +151,7 @@ def explain_attributes(cls: type) -> None:
         return
 
     def missing(self: Any, name: str) -> Any:
+        """An error that names the attributes nearest to an unknown one."""
         is_known = any(name in vars(one) for one in type(self).__mro__) or name in _fields(cls)
         if name.startswith("_") or is_known:  # properties and `Elsewhere` raise their own errors
             return object.__getattribute__(self, name)
@@ -149,7 +159,13 @@ def explain_attributes(cls: type) -> None:
         error.name, error.obj = name, self
         raise error
 
-    cls.__getattr__ = missing  # type: ignore[attr-defined]
+    def known(self: Any) -> list[str]:
+        """The names of its attributes; those of an `Elsewhere`, which raise, are left out."""
+        there = {name: one for base in reversed(type(self).__mro__) for name, one in vars(base).items()}
+        return [name for name in object.__dir__(self) if not isinstance(there.get(name), Elsewhere)]
+
+    missing.__name__, known.__name__ = "__getattr__", "__dir__"  # as `help` shows them
+    cls.__getattr__, cls.__dir__ = missing, known  # type: ignore[attr-defined, method-assign]
 
 
 def _fields(cls: type) -> list[str]:

@@ -96,10 +96,13 @@ class Elsewhere:
     fdg.errors.NoAttributeError: Run has no predict: write run.policy(observation)
     >>> hasattr(Run(), "predict")
     False
+
+    `help` shows that text; `dir` of an instance leaves the name out (`fdg.arguments.explain_attributes`).
     """
 
     def __init__(self, fix: str):
         self.fix = fix
+        self.__doc__ = f"Not here: write {fix}"
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
