@@ -4,9 +4,11 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import envs
 from envs.codesign import reading
 from fdg.commands.cli import guarded
 from fdg.commands.flags import Flag, Parser, add_flags, normalise
@@ -66,7 +68,8 @@ def _run(argv: Sequence[str]) -> int:
     samples = own.pop("samples", None)
     if samples is not None and samples < 1:
         raise FdgError(f"--samples {samples}: it must be at least 1")
-    return _search(_environment(file, own, "--trust" in rest), samples, resumes, rest)
+    env = _resumed(own, rest) if file is None else _environment(file, own, "--trust" in rest)
+    return _search(env, samples, resumes, rest)
 
 
 def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str]) -> int:
@@ -97,16 +100,30 @@ def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str])
     return 0 if found.is_feasible else INFEASIBLE
 
 
-def _environment(file: str | None, parameters: dict[str, Any], trusts: bool) -> list[str]:
-    """The environment as text, `codesign:FILE?PARAMETER=VALUE`, as in `fdg train --env`."""
-    if file is None:
-        if parameters:
-            name = next(iter(parameters))
-            raise FdgError(f"--{name} {parameters[name]}: a resumed search keeps what it has; leave it out")
+def _resumed(parameters: Mapping[str, Any], rest: Sequence[str]) -> list[str]:
+    """`--env` of a run that goes on if the command line names the modules that it imports; else nothing."""
+    if not parameters:
         return []
+    from fdg.commands.parse import CommandLine
+    from fdg.training.run_directory import read_config
+
+    if parameters.keys() == {"module"}:
+        env = str(read_config(Path(CommandLine(rest).given["resume"])).get("env"))
+        there = envs.parse(env)[1].get("module", ())
+        if parameters["module"] == ((there,) if isinstance(there, str) else tuple(there)):
+            return ["--env", env]
+    name, value = next(iter(parameters.items()))
+    said = ",".join(map(str, value)) if isinstance(value, tuple) else value
+    raise FdgError(f"--{name} {said}: a resumed search keeps what it has; leave it out")
+
+
+def _environment(file: str, parameters: dict[str, Any], trusts: bool) -> list[str]:
+    """`--env codesign:FILE?PARAMETER=VALUE`, as `fdg train` has it."""
     name, _, options = file.partition("?")
     if trusts and name.endswith(".toml") and (modules := reading.modules(name)):
         parameters = {**parameters, "module": modules}
+    if len(modules := parameters.get("module", ())) == 1:
+        parameters = {**parameters, "module": modules[0]}
     said = "&".join(filter(None, [options, *(f"{key}={value}" for key, value in parameters.items())]))
     return ["--env", f"codesign:{name}" + (f"?{said}" if said else "")]
 

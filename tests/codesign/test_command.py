@@ -4,12 +4,15 @@ import csv
 import dataclasses
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
 import tomllib
+import types
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import onnx
 import pytest
@@ -223,6 +226,28 @@ def test_help_lists_its_flags_and_the_package_registers_it(capsys):
     for value in points["fdg.commands"].values():
         module, _, function = value.partition(":")
         assert getattr(importlib.import_module(module), function) is command.main
+
+
+def product(inputs):
+    return inputs @ jnp.ones((8, 4))
+
+
+def test_a_search_with_a_module_goes_on_where_that_is_named(folder, capsys, monkeypatch):
+    module = f"{__name__}:product"
+    text = TOML.replace('onnx = "two.onnx"', f'module = "{module}"\ninput = [1, 8]')
+    (folder / "p.toml").write_text(text)
+    jobs, found = [], types.SimpleNamespace(caught=1, is_feasible=True, path="run")
+    found.best = types.SimpleNamespace(violation=math.inf)  # nothing is searched here
+    monkeypatch.setattr(searching, "run", lambda job: jobs.append(job) or found)
+    assert command.main(["p.toml", *FLAGS, "--module", module, "--out", "run"]) == 129
+    assert jobs[0].described["env"].endswith(f"p.toml?module={module}")
+    Path("run").mkdir()
+    Path("run/config.json").write_text(json.dumps({"id": "0", **jobs[0].config}))
+    assert command.main(["--resume", "run", "--module", module]) == 129
+    assert jobs[1].described["env"] == jobs[0].described["env"] and jobs[1].resumes
+    capsys.readouterr()
+    assert command.main(["--resume", "run", "--module", "os:abort"]) == 2
+    assert "--module os:abort: a resumed search keeps what it has" in capsys.readouterr().err
 
 
 def test_a_run_of_another_kind_is_no_search(folder, capsys):
