@@ -13,6 +13,7 @@ from fdg.commands.cluster_report import Point, draw_sweep, point, points_report
 from fdg.commands.flags import Flag
 from fdg.costs.choosing import Choice, check_memory
 from fdg.costs.hardware import RATES, SIZES, TIMES, Cluster, Figure
+from fdg.costs.prediction import predict
 from fdg.errors import FdgError, PlanError
 from fdg.showing.words import table
 from fdg.training.job import Job, steps_of
@@ -38,13 +39,13 @@ class Halved:
 def sensitivity(choose: Callable[[Cluster], Choice], cluster: Cluster) -> tuple[Halved, ...]:
     """Repeats the choice with each rate halved."""
     first = choose(cluster)
-    kept = str(first.candidate), first.devices
+    plan = fdg.place(first.graph, first.policy, first.devices)
     rates = [name for name, value in _rates(cluster).items() if name not in SIZES and value > 0]
     found = [Halved("", first.seconds, _as_chosen(first), first.seconds)]
     for rate in rates:
-        choice = choose(_halved(cluster, rate))
-        same = [row.seconds for row in choice.rows if (str(row.candidate), row.candidate.devices) == kept]
-        found.append(Halved(rate, min(same, default=float("inf")), _as_chosen(choice), choice.seconds))
+        halved = _halved(cluster, rate)
+        choice = choose(halved)
+        found.append(Halved(rate, predict(plan, halved).seconds, _as_chosen(choice), choice.seconds))
     return tuple(found)
 
 
@@ -172,6 +173,8 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
         def choose(one: Cluster) -> Any:
             return chosen(job.policy, algorithm, graph, one, job.agents, all_devices=True)
 
+        if not isinstance(job.policy, policies.Auto):
+            said.append(f"the choice among all policies, of which {job.policy} is one:")
         said.append(sensitivity_table(sensitivity(choose, cluster.of(count))))
     return said
 
