@@ -18,7 +18,7 @@ from envs.text.tokenizer_folders import files_of, numbers_of, tokenizer_of
 from fdg.errors import FdgError, FdgWarning, HostError
 from fdg.reading import read_json
 
-CHARACTERS = "characters"  # in place of a tokenizer's folder: the task's own tokenizer
+CHARACTERS = "characters"  # instead of a tokenizer's folder: the task's own; "characters=ab": these two
 _LONGEST = 64  # tokens of a response, if the checkpoint's tokens are not characters
 
 
@@ -89,15 +89,16 @@ def in_its_words(env: Any, path: str | None, tokenizer: str | None, max_response
     """The task with the tokenizer of a checkpoint.
 
     That is the tokenizer in the folder `tokenizer`, or else the checkpoint's in `path`; unless the task's
-    tokenizer is not by characters, or `tokenizer` is 'characters'. Responses have `max_response` tokens, or
-    the task's limit; else, with tokens longer than characters, 64, or as many as a file's longest answer, or
-    as the context allows.
+    tokenizer is not by characters, or `tokenizer` is 'characters'; 'characters=ab' is the alphabet 'ab'.
+    Responses have `max_response` tokens, or the task's limit; else, with tokens longer than characters, 64,
+    or as many as a file's longest answer, or as the context allows.
     """
     own = isinstance(env.tokenizer, CharacterTokenizer)
     if tokenizer == CHARACTERS or (tokenizer is None and not own):
         return env
     where = path if tokenizer is None else tokenizer
-    found = tokenizer_of(str(where))
+    kind, _, alphabet = str(tokenizer).partition("=")
+    found = CharacterTokenizer(alphabet) if kind == CHARACTERS else tokenizer_of(str(where))
     if found == env.tokenizer:
         return env
     if not isinstance(env, TextTask):

@@ -83,8 +83,8 @@ class LanguageAgent(HasPresets):
     )
     tokenizer: str | None = hyperparameter(
         None,
-        "folder with the checkpoint's tokenizer, or 'characters' for the task's own (None: the checkpoint's"
-        " folder)",
+        "folder with the checkpoint's tokenizer, 'characters' for the task's own, or characters=ABC for a"
+        " token for each of these (None: the checkpoint's folder, or the task's own)",
         holds="folder or characters",
     )
     adapters: str | None = hyperparameter(
@@ -242,6 +242,13 @@ class LanguageAgent(HasPresets):
     def updates_per_iteration(self) -> int:
         """Gradient steps in one iteration."""
         return self.num_epochs * self.num_minibatches
+
+    def taken_from(self, earlier: Any) -> dict[str, Any]:
+        """Fields that a run takes from the one whose weights it begins with: its alphabet, if wider."""
+        if self.model is not None or self.tokenizer is not None:
+            return {}
+        wider = requirements.wider_alphabet(self.env, getattr(earlier, "env", None))
+        return {} if wider is None else {"tokenizer": f"characters={wider}"}
 
     def why_not_from(self, earlier: Any) -> str | None:
         """Why weights of another algorithm's run cannot be used, or None."""

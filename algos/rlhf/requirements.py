@@ -135,20 +135,32 @@ def check_answers(algorithm: Any, needed: bool, imitated: bool) -> None:
     )
 
 
-def other_tokens(env: Any, earlier: Any) -> str | None:
-    """Why the tokens of a task are not those of an earlier run, or None."""
+def other_alphabets(env: Any, earlier: Any) -> tuple[str, str] | None:
+    """The characters of a task and of an earlier run's, if they have other tokens; else None."""
     both = [getattr(task, "tokenizer", None) for task in (env, earlier)]
     alphabets = [one.alphabet for one in both if isinstance(one, CharacterTokenizer)]
-    if len(alphabets) < 2 or alphabets[0] == alphabets[1]:
+    return None if len(alphabets) < 2 or alphabets[0] == alphabets[1] else (alphabets[0], alphabets[1])
+
+
+def wider_alphabet(env: Any, earlier: Any) -> str | None:
+    """The characters of an earlier run, if a task has others and all of its own are among them; else None."""
+    found = other_alphabets(env, earlier)
+    return found[1] if found and not is_game(env) and set(found[0]) <= set(found[1]) else None
+
+
+def other_tokens(env: Any, earlier: Any) -> str | None:
+    """Why the tokens of a task are not those of an earlier run, or None."""
+    found = other_alphabets(env, earlier)
+    if found is None:
         return None
-    here, there = alphabets
+    here, there = found
     lacking = next((c for c in here if c not in there), None)
     if lacking is not None:
-        return f"the run has no token for {lacking!r} of task '{env.name}': train it on data with that, too"
-    return (
-        f"the run has characters that task '{env.name}' lacks, or in another order, so token numbers differ:"
-        " export that run and begin with it by --model"
-    )
+        return (
+            f"the run has no token for {lacking!r} of task '{env.name}': train it on data with that, too, or"
+            " with --tokenizer characters=ALPHABET, all characters of both"
+        )
+    return f"'{env.name}' and the run number characters in other orders: give it the run's tokenizer"
 
 
 def check_room(algorithm: Any, config: DecoderConfig, longest: int) -> None:

@@ -211,20 +211,23 @@ class TextTask:
         """The same problems for another model's tokenizer.
 
         Raises:
-          FdgError: it has no token for a character that sampled problems need.
+          FdgError: it has no token for some character of the problems.
         """
         changed = dataclasses.replace(
             self, tokenizer=tokenizer, max_response=max_response or self.max_response
         )
-        if not hasattr(self.problem, "rows"):
-            token, needed = tokenizer.token_of_code(), getattr(self.problem, "alphabet", COMMON)
-            spoken = needed if isinstance(tokenizer, CharacterTokenizer) else "".join(needed.split())
-            missing = [c for c in spoken if c.isascii() and token[ord(c)] < 0]
-            if missing:
-                raise FdgError(
-                    f"task '{self.name}': no token of its tokenizer is the single character"
-                    f" {missing[0]!r}: use another tokenizer or task"
-                )
+        sides, missing = getattr(self.problem, "sides", (self.problem,)), None
+        needed = "".join(getattr(side, "alphabet", COMMON) for side in sides)
+        if isinstance(tokenizer, CharacterTokenizer):
+            missing = next((c for c in needed if c not in tokenizer.alphabet), None)
+        elif not hasattr(self.problem, "rows"):
+            token = tokenizer.token_of_code()
+            missing = next((c for c in "".join(needed.split()) if c.isascii() and token[ord(c)] < 0), None)
+        if missing is not None:
+            raise FdgError(
+                f"task '{self.name}': no token of its tokenizer is the single character {missing!r}: use"
+                " another tokenizer or task"
+            )
         return changed
 
     def with_reward(

@@ -77,6 +77,7 @@ class CommandLine:
         from fdg.settings.presets import HasPresets
         from fdg.training.description import build_algorithm, build_policy
         from fdg.training.job import Job
+        from fdg.training.starting import as_it_begins
 
         of = self._resolve(file, base, before)
         cls, algo = of.cls, of.algo
@@ -130,6 +131,9 @@ class CommandLine:
         resolver.check_trackers(run)
         policy = build_policy(config, resolver)
         algorithm = build_algorithm({**run, **config}, resolver)
+        if given.get("start_from") is not None:
+            trust = given.get("trust", False)
+            algorithm = as_it_begins(algorithm, given["start_from"], {**config, **values}, trust)
         check_searched(algorithm, run, flags.own, resolver)
         names = dict.fromkeys([*(flag.name for flag in flags.own), *kept])  # a file may have more than flags
         hyperparameters = {name: to_json(getattr(algorithm, name)) for name in names}

@@ -64,8 +64,10 @@ def own_value(description: str, holds: str) -> Any:
 def absolute_folder(field: dataclasses.Field, value: Any) -> Any:
     """The absolute path of a folder that a field holds; any other value unchanged."""
     kind, _, word = str(field.metadata.get("holds")).partition(" or ")
-    is_path = kind == "folder" and isinstance(value, str | os.PathLike) and value not in ("", word)
-    return os.path.abspath(value) if is_path else value
+    if kind != "folder" or not isinstance(value, str | os.PathLike) or value == "":
+        return value
+    is_word = word != "" and str(value).partition("=")[0] == word
+    return value if is_word else os.path.abspath(value)
 
 
 def keep_absolute(algorithm: Any) -> None:

@@ -26,7 +26,8 @@ from fdg.training.loop import Outcome, carry_out, say
 from fdg.training.recorder import Callback, Report
 from fdg.training.run import Run
 from fdg.training.run_directory import check_free, read_config
-from fdg.training.settings import Settings, changes, contradiction, kept_settings
+from fdg.training.settings import Settings, changes, contradiction, flat, kept_settings
+from fdg.training.starting import as_it_begins
 from fdg.training.sweep import Sweep, said_of, unswept
 
 _SECONDS = 2.0  # between plots, at least; drawing one takes a tenth of a second
@@ -184,6 +185,8 @@ def make_job(
         changed = change(total_steps=total_steps)
         algorithm = dataclasses.replace(algorithm, algorithm=changed) if own is not algorithm else changed
         total_steps = None
+    if start_from is not None:
+        algorithm = as_it_begins(algorithm, start_from, flat(describe(algorithm, policy)))
     if total_steps is None and not hasattr(algorithm, "total_steps"):
         raise FdgError(f"total_steps: {name} does not say how long to train: give a number")
     asked = settings.get("num_seeds")

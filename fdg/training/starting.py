@@ -22,13 +22,15 @@ from fdg.processes import distributed
 from fdg.processes.arrays import put
 from fdg.settings.fields import OF_NETWORK
 from fdg.training.checkpoint import Checkpoints
+from fdg.training.description import rebuild
 from fdg.training.job import Job
 from fdg.training.loading import load_with_names
+from fdg.training.name_resolver import NameResolver
 from fdg.training.run import Run
 from fdg.training.run_directory import RunDirectory, Unwritten, read_config
 from fdg.training.settings import changes, flat
 from fdg.training.summary import versions
-from fdg.training.sweep import Sweep, SweptState, unswept
+from fdg.training.sweep import Sweep, SweptState, changed, unswept
 
 _SESSION = ("command", "versions", "git_commit")  # recorded at each start and resume
 
@@ -156,6 +158,20 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
         )
     said = f"begins with {len(arrays)} arrays of weights from {job.start_from}"
     return Weights(jax.device_get(arrays), f"{said}, iteration {earlier.iteration:,}")
+
+
+def as_it_begins(algorithm: Any, path: str | Path, named: Mapping[str, Any], trust: bool = False) -> Any:
+    """An algorithm with what it takes over from the run in `path`, by its method `taken_from`.
+
+    So a language model's task gets the characters that the earlier run has tokens for. `named` and `trust`:
+    see `load_with_names`.
+    """
+    taken_from = getattr(unswept(algorithm), "taken_from", None)
+    if taken_from is None:
+        return algorithm
+    resolver = NameResolver(Path(path) / "config.json", named, trust)
+    fields = taken_from(rebuild(read_config(Path(path), prefix=""), resolver, str(path))[0])
+    return changed(algorithm, fields) if fields else algorithm
 
 
 def load_weights_into(weights: Weights, engine: fdg.Engine, state: Any) -> Any:

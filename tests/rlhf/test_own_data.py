@@ -299,7 +299,37 @@ def test_weights_of_other_characters_are_no_beginning(tmp_path, task):
     assert one.why_not_from(one) is None and algos.GRPO(env=task, **SMALL).why_not_from(one) is None
     assert two.network == three.network and "no token for 'ü'" in three.why_not_from(two)
     assert "no token for 'é'" in more.why_not_from(one)
-    assert "begin with it by --model" in one.why_not_from(more)
+    assert "in other orders" in one.why_not_from(more)
+    [(name, value)] = one.taken_from(more).items()  # all of its characters are among the run's
+    assert (name, value) == ("tokenizer", f"characters={more.env.tokenizer.alphabet}")
+    wider = one.changed(tokenizer=value)
+    assert wider.why_not_from(more) is None and wider.env.tokenizer.vocab_size == 57
+    assert wider.env.tokenizer == more.env.tokenizer and not wider.taken_from(two)
+    assert not two.taken_from(one) and not one.taken_from(one)
+    with pytest.raises(fdg.FdgError, match=r"is the single character '\+'"):
+        two.changed(tokenizer="characters=123")
+
+
+def test_a_run_begins_with_the_tokens_of_the_one_before(tmp_path):
+    """Fewer characters than the run has: its tokens are kept, in config.json too, and it resumes."""
+
+    def task(letters, name):
+        rows = [{"prompt": f"{a}{b}", "completion": f"{b}{a}"} for a in letters for b in letters]
+        return envs.make("text:file", path=file_of(tmp_path, rows, name))
+
+    how = {"devices": 1, "eval_episodes": 0, "progress": False}
+    small = {**SMALL, "num_prompts": 4}
+    first = fdg.fit(
+        algos.SFT(env=task("aÄÖÜ", "wide.jsonl"), **small), total_steps=4, out=tmp_path / "a", **how
+    )
+    second = algos.SFT(env=task("bÜÄ", "narrow.jsonl"), **small)
+    assert first.algorithm.env.tokenizer != second.env.tokenizer
+    begun = {"start_from": first.path, "out": tmp_path / "b", **how}
+    run = fdg.fit(second, total_steps=4, **begun)
+    assert run.algorithm.env.tokenizer == first.algorithm.env.tokenizer
+    loaded = fdg.load(run.path)
+    assert loaded.algorithm.env.tokenizer == first.algorithm.env.tokenizer
+    assert fdg.fit(second, total_steps=8, resume=True, **begun).iteration == 2
 
 
 def test_a_reward_is_a_value():
