@@ -335,7 +335,7 @@ def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
     """Short names for kinds of runs: the algorithm, and the settings that differ between runs of an
     environment.
 
-    Hyperparameters are compared only between runs of the same algorithm.
+    Hyperparameters are compared only between runs of the same algorithm; those that are None are left out.
     """
     asked = [dict(kind) for kind in kinds]
     labels: dict[Any, str] = {}
@@ -344,8 +344,7 @@ def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
         if _differ("policy", [other for other in asked if other["env"] == one["env"]]):
             parts.append(one["policy"].rpartition(":")[2])
         alike = [other for other in asked if all(other[name] == one[name] for name in ("algo", "env"))]
-        without = {name for name in (*_OPPONENTS, "population") if one[name] == "None"}
-        differing = [n for n in one if n not in _NAMES and n not in without and _differ(n, alike)]
+        differing = [n for n in one if n not in _NAMES and one[n] != "None" and _differ(n, alike)]
         parts += [f"{name}={one[name]:.40}" for name in differing]
         more = f", and {len(parts) - _PARTS} more" if len(parts) > _PARTS else ""
         label = _plain(", ".join(parts[:_PARTS]) + more)

@@ -67,6 +67,14 @@ def test_runs_that_differ_in_their_seed_are_one_curve(tmp_path):
     ) and "2 seeds, evaluation" in curves.returns_table(found)
 
 
+def test_labels_leave_out_what_is_none(tmp_path):
+    """One run has a setting that the others lack: theirs need not say so."""
+    for i, fields in enumerate([{"rate": 0.1}, {"rate": 0.2}, {"rate": 0.1, "clip": 0.5}]):
+        written(tmp_path / str(i), [1, 2], **{"clip": None, **fields})
+    _, found = curves.compare([tmp_path / str(i) for i in range(3)])
+    assert [curve.label for curve in found] == ["ppo, rate=0.1", "ppo, rate=0.2", "ppo, clip=0.5, rate=0.1"]
+
+
 def test_labels_are_short_and_each_environment_has_a_panel(tmp_path, capsys):
     """Two algorithms with many hyperparameters of their own: 400 characters in a label until 2026-11."""
     many = {f"field_{i}": i for i in range(30)}
