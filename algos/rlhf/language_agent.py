@@ -245,10 +245,7 @@ class LanguageAgent(HasPresets):
 
     def taken_from(self, earlier: Any) -> dict[str, Any]:
         """Fields that a run takes from the one whose weights it begins with: its alphabet, if wider."""
-        if self.model is not None or self.tokenizer is not None:
-            return {}
-        wider = requirements.wider_alphabet(self.env, getattr(earlier, "env", None))
-        return {} if wider is None else {"tokenizer": f"characters={wider}"}
+        return requirements.wider_alphabet(self, getattr(earlier, "env", None))
 
     def why_not_from(self, earlier: Any) -> str | None:
         """Why weights of another algorithm's run cannot be used, or None."""

@@ -142,10 +142,13 @@ def other_alphabets(env: Any, earlier: Any) -> tuple[str, str] | None:
     return None if len(alphabets) < 2 or alphabets[0] == alphabets[1] else (alphabets[0], alphabets[1])
 
 
-def wider_alphabet(env: Any, earlier: Any) -> str | None:
-    """The characters of an earlier run, if a task has others and all of its own are among them; else None."""
-    found = other_alphabets(env, earlier)
-    return found[1] if found and not is_game(env) and set(found[0]) <= set(found[1]) else None
+def wider_alphabet(algorithm: Any, earlier: Any) -> dict[str, str]:
+    """The field `tokenizer` for the characters of an earlier run's task, if all of a task's are among them."""
+    found = other_alphabets(algorithm.env, earlier)
+    named = algorithm.model is not None or algorithm.tokenizer is not None or is_game(algorithm.env)
+    if named or found is None or not set(found[0]) <= set(found[1]):
+        return {}
+    return {"tokenizer": f"characters={found[1]}"}
 
 
 def other_tokens(env: Any, earlier: Any) -> str | None:
