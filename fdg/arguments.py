@@ -165,7 +165,7 @@ def explain_attributes(cls: type) -> None:
         return [name for name in object.__dir__(self) if not isinstance(there.get(name), Elsewhere)]
 
     missing.__name__, known.__name__ = "__getattr__", "__dir__"  # as `help` shows them
-    cls.__getattr__, cls.__dir__ = missing, known  # type: ignore[attr-defined, method-assign]
+    cls.__getattr__, cls.__dir__ = missing, known  # type: ignore[assignment, attr-defined, method-assign]
 
 
 def _fields(cls: type) -> list[str]:

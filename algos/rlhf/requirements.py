@@ -143,7 +143,7 @@ def other_alphabets(env: Any, earlier: Any) -> tuple[str, str] | None:
 
 
 def wider_alphabet(algorithm: Any, earlier: Any) -> dict[str, str]:
-    """The field `tokenizer` for the characters of an earlier run's task, if all of a task's are among them."""
+    """The field `tokenizer` for an earlier run's characters, if all of this task's are among them."""
     found = other_alphabets(algorithm.env, earlier)
     named = algorithm.model is not None or algorithm.tokenizer is not None or is_game(algorithm.env)
     if named or found is None or not set(found[0]) <= set(found[1]):

@@ -225,7 +225,8 @@ class HuggingFaceTokenizer:
         ]
         if not found:
             raise FdgError(
-                f"checkpoint '{self.path}': neither its tokenizer nor config.json has an eos token (eos_token_id)"
+                f"checkpoint '{self.path}': neither its tokenizer nor config.json has an eos token"
+                " (eos_token_id)"
             )
         return tuple(dict.fromkeys(found))
 

@@ -41,6 +41,15 @@ def unequal(found: Sequence[Curves]) -> list[str]:
     said: dict[str, list[str]] = {}
     for env in dict.fromkeys(one.env for one in found):
         here = {one.label: known for one, known in facts if one.env == env}
+        every = [known["settings"].items() for known in here.values()]
+        for known in here.values():  # a setting of one side is said if another has another value, or none
+            known["by hand"] = _listed(
+                {
+                    name: value
+                    for name, value in known["by hand"].items()
+                    if not all((name, value) in settings for settings in every)
+                }
+            )
         for name, sentence in _SENTENCES.items():
             values = {side: known[name] for side, known in here.items()}
             differ = len({str(value) for value in values.values()}) > 1
@@ -67,6 +76,7 @@ def _facts(one: Curves) -> dict[str, Any]:
         "steps": " or ".join(f"{count:,}" for count in sorted(steps)),
         "seeds": len(one.seeds),
         "preset": "a preset" if config.get("preset_name") else "none",
+        "settings": config["hyperparameters"],
         "by hand": _by_hand(config),
         "measure": _measure(one, summaries),
         "staleness": config.get("staleness") or 0,
@@ -94,23 +104,27 @@ def _why(runs: Sequence[Any], ended: Sequence[bool]) -> str:
     return ""
 
 
-def _by_hand(config: Mapping[str, Any]) -> str:
+def _by_hand(config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that neither the algorithm's defaults nor a preset explain; empty for a user's class."""
     import algos
 
     try:
         fields = dataclass_fields(algos.get(str(config.get("algo"))))
     except (FdgError, ImportError):
-        return ""
+        return {}
     explained = {**(config.get("preset") or {}), **(config.get("follows") or {})}
     defaults = {
         field.name: to_json(field.default) for field in fields if field.name not in ("env", "total_steps")
     }
-    given = [
-        f"{name}={_shown(value)}"
+    return {
+        name: value
         for name, value in config["hyperparameters"].items()
         if name in defaults and value != defaults[name] and value != explained.get(name, defaults[name])
-    ]
+    }
+
+
+def _listed(settings: Mapping[str, Any]) -> str:
+    given = [f"{name}={_shown(value)}" for name, value in settings.items()]
     return f"{', '.join(given[:_MOST])}{f' and {len(given) - _MOST} more' if given[_MOST:] else ''}"
 
 

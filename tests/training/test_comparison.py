@@ -79,6 +79,19 @@ def test_probability_of_improvement_is_the_statistic_of_mann_and_whitney():
     assert same == 0.5 and low < 0.5 < high
 
 
+def test_a_setting_that_all_sides_have_is_not_unequal(tmp_path):
+    """12 environments by hand on both sides; the discount on one."""
+    runs = [
+        write_run(
+            tmp_path / "a", "ppo", "CartPole-v1", [1.0] * 2, [[1.0] * 2] * 3, num_envs=12, discount=0.5
+        ),
+        write_run(tmp_path / "b", "a2c", "CartPole-v1", [1.0] * 2, [[1.0] * 2] * 3, num_envs=12),
+    ]
+    assert [line for line in fdg.compare(runs).notes if "by hand" in line] == [
+        "settings by hand: ppo has discount=0.5 (CartPole-v1)"
+    ]
+
+
 def test_what_is_unequal_is_said(tmp_path):
     runs = [
         write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0] * 4, FLAT, "CartPole-v1", discount=0.5),
