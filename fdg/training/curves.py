@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,10 +130,13 @@ def draw_run(
 
 
 def shown_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """The metric to plot: `episode_return`, else one named after return or reward, else the first metric.
+    """The metric to plot: `episode_return`, else one named after return or reward, else after loss, else the
+    first metric.
 
     >>> shown_metric([{"iteration": 1, "env_steps": 8, "wall_s": 0.1, "loss": 2.0, "mean_reward": 1.0}])
     'mean_reward'
+    >>> shown_metric([{"iteration": 1, "entropy": 0.5, "loss": 2.0}])
+    'loss'
     """
     names = [
         name
@@ -142,7 +146,8 @@ def shown_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
     ]
     if RETURN in names:
         return RETURN
-    return next((name for name in names if "return" in name or "reward" in name), next(iter(names), None))
+    named = [[name for name in names if re.search(words, name)] for words in ("return|reward", "loss", "")]
+    return next((name for some in named for name in some), None)
 
 
 def _draw_evaluations(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
