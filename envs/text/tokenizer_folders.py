@@ -118,7 +118,8 @@ def numbers_of(tokenizer: Any) -> dict[str, Any]:
 # No text in a usual alphabet contains these.
 _SPECIAL = ("\u27e8pad\u27e9", "\u27e8bos\u27e9", "\u27e8eos\u27e9")
 _NAMED = dict(zip(("pad_token", "bos_token", "eos_token"), _SPECIAL, strict=True))
-# The template of `CharacterTokenizer.encode_rows`.
+_AS_IT_IS = [{"Sequence": {"id": "A", "type_id": 0}}]
+# What `CharacterTokenizer.encode_rows` does.
 _TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -157,6 +158,9 @@ def _characters_of(file: Path) -> CharacterTokenizer | None:
     if not words or any(len(word) != 1 for word in words):
         return None
     made = CharacterTokenizer("".join(words))
+    after = found.get("post_processor")
+    if isinstance(after, dict) and after.get("single") == _AS_IT_IS and not after.get("special_tokens"):
+        found["post_processor"] = None  # Transformers 5 writes one that adds nothing
     return made if found == _of_characters(made) else None
 
 

@@ -13,7 +13,6 @@ from algos.language import Decoder, DecoderConfig, peft, weights
 from algos.rlhf.checkpoints import save
 from envs.text import CharacterTokenizer, HuggingFaceTokenizer
 from envs.text.tokenizer_folders import files_of, same_tokens, tokenizer_of
-from envs.text.tokenizers import COMMON
 from fdg.errors import FdgError
 from tests.rlhf.small import SMALL, TASK, made
 
@@ -211,3 +210,19 @@ def test_adapters_go_out_and_come_in_alone(folder, tmp_path):
         Decoder(config).apply({"base": weights.load(folder)[1], "adapters": adapters}, tokens, segments),
         algorithm.network.apply(merged, tokens, segments), rtol=1e-4, atol=1e-4,
     )  # fmt: skip
+
+
+def test_characters_come_back_from_transformers(tmp_path):
+    """`save_pretrained` (5.24) adds a post-processor; only one that adds nothing is passed over."""
+    kept = CharacterTokenizer("12+=é")
+    for name, content in files_of(kept).items():
+        (tmp_path / name).write_bytes(content)
+    file = tmp_path / "tokenizer.json"
+    single = [{"Sequence": {"id": "A", "type_id": 0}}]
+    for front, known in (([], True), ([{"SpecialToken": {"id": "⟨bos⟩", "type_id": 0}}], False)):
+        bos = {"⟨bos⟩": {"id": "⟨bos⟩", "ids": [1], "tokens": ["⟨bos⟩"]}} if front else {}
+        pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+        after = {"single": [*front, *single], "pair": pair, "special_tokens": bos}
+        said = json.loads(file.read_text())
+        file.write_text(json.dumps({**said, "post_processor": {"type": "TemplateProcessing", **after}}))
+        assert (tokenizer_of(tmp_path) == kept) is known
