@@ -87,7 +87,10 @@ def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str])
         searching.check(job)
         steps = ["--total-steps", str(searching.steps_of(samples or searching.SAMPLES, job.algorithm))]
     job = parse([*env, *rest, *steps, "--eval-episodes", "0"], _PROGRAM, _ABOUT)
-    found = searching.run(job)
+    try:
+        found = searching.run(job)
+    except FdgError as error:
+        raise type(error)(str(error).replace("--total-steps", "--samples")) from error
     if not distributed.is_first():
         return 0 if found.is_feasible else INFEASIBLE
     print(f"\n{found}\n", flush=True)

@@ -249,6 +249,13 @@ def test_a_search_with_a_module_goes_on_where_that_is_named(folder, capsys, monk
     assert command.main(["--resume", "run", "--module", "os:abort"]) == 2
     assert "--module os:abort: a resumed search keeps what it has" in capsys.readouterr().err
 
+    def refuses(job):
+        raise FdgError("--total-steps asks for 2: give a larger --total-steps")
+
+    monkeypatch.setattr(searching, "run", refuses)
+    assert command.main(["--resume", "run", "--module", module, "--samples", "16"]) == 2
+    assert "--samples asks for 2: give a larger --samples" in capsys.readouterr().err
+
 
 def test_a_run_of_another_kind_is_no_search(folder, capsys):
     words = "--algo tests.tiny:Walk --total-steps 16 --devices 1 --out run"
