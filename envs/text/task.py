@@ -226,7 +226,7 @@ class TextTask:
         if missing is not None:
             raise FdgError(
                 f"task '{self.name}': no token of its tokenizer is the single character {missing!r}: use"
-                " another tokenizer or task"
+                " another tokenizer or task, or train on data with that from the start"
             )
         return changed
 
