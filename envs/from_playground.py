@@ -150,8 +150,9 @@ def _tolerance() -> Iterator[None]:
 @functools.cache
 def _suite() -> Any:
     """Playground's module; imports it, possibly during tracing."""
+    needs = f"environments '{PREFIX}...' need"
     # Only one of its tasks writes XML, with a package as large as all of them.
-    with importing(f"environments '{PREFIX}...' need", "MuJoCo Playground", "playground"), without_plotting("lxml"):
+    with importing(needs, "MuJoCo Playground", "playground"), without_plotting("lxml"):
         from mujoco_playground._src import dm_control_suite
     return dm_control_suite
 

@@ -99,9 +99,7 @@ class LanguageAgent(HasPresets):
     intermediate_size: int | None = hyperparameter(None, "width of the MLPs (None: three times hidden_size)")
     dtype: Literal["float32", "bfloat16"] = hyperparameter("float32", "compute dtype")
     remat: bool = hyperparameter(False, "rematerialise blocks for the gradient")
-    lora_rank: int = hyperparameter(
-        0, "rank of LoRA adapters, which are trained instead of the network; 0: none"
-    )
+    lora_rank: int = hyperparameter(0, "rank of LoRA adapters, trained instead of the network; 0: none")
     lora_alpha: float = hyperparameter(
         16.0, "LoRA's alpha: adapters are scaled by alpha / rank", only_with="lora_rank"
     )
@@ -156,9 +154,7 @@ class LanguageAgent(HasPresets):
             if getattr(self, name) is not None:
                 require_positive(self, name)
         decays = self.optimizer is None or not self.weight_decay
-        require(
-            self, decays, f"weight_decay={self.weight_decay} is for AdamW: leave it out with an optimizer"
-        )
+        require(self, decays, f"weight_decay={self.weight_decay} is AdamW's: leave it out with an optimizer")
         require_not_negative(self, "warmup")
         named = self.__dict__.pop("_named", ())
         for name, value in self._sizes(vars(self), named).items():

@@ -104,7 +104,7 @@ def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str])
 
 
 def _resumed(parameters: Mapping[str, Any], rest: Sequence[str]) -> list[str]:
-    """`--env` of a run that goes on if the command line names the modules that it imports; else nothing."""
+    """`--env` of a resumed run if the command line names the modules that it imports; else nothing."""
     if not parameters:
         return []
     from fdg.commands.parse import CommandLine
@@ -121,7 +121,7 @@ def _resumed(parameters: Mapping[str, Any], rest: Sequence[str]) -> list[str]:
 
 
 def _environment(file: str, parameters: dict[str, Any], trusts: bool) -> list[str]:
-    """`--env codesign:FILE?PARAMETER=VALUE`, as `fdg train` has it."""
+    """The environment as text, `codesign:FILE?PARAMETER=VALUE`, as in `fdg train --env`."""
     name, _, options = file.partition("?")
     if trusts and name.endswith(".toml") and (modules := reading.modules(name)):
         parameters = {**parameters, "module": modules}

@@ -53,9 +53,20 @@ def profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
     A collective: all processes call it; process 0 writes. Copies the state, and replaces earlier profiles in
     the run directory.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FdgWarning)  # the warning that the run is complete
-        return _profile_run(engine, state, run)
+    with _past_the_end():
+        profile = measure(engine, state)
+        directory = files.make_folder(run / DIRECTORY) if distributed.is_first() else None
+        perfetto = profile_iteration(engine, state, directory)
+    if directory is None:
+        return []
+    files.write(directory / "profile.txt", f"{profile}\n".encode())
+    files.write(directory / "profile.json", (json.dumps(as_json(profile), indent=1) + "\n").encode())
+    return [
+        f"\n{profile}\n",
+        f"profile {directory / 'profile.txt'}, and as numbers profile.json beside it",
+        f"trace of one iteration {perfetto}: open it in https://ui.perfetto.dev, or give TensorBoard"
+        f" --logdir {directory}",
+    ]
 
 
 def timeline_run(engine: Engine, state: Any, run: Path) -> list[str]:

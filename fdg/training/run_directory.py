@@ -295,7 +295,6 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
 
 _NEEDED = {"algo", "policy", "policy_fields", "hyperparameters"}  # required keys of a configuration
 _KINDS: dict[str, Any] = {"policy_fields": dict, "hyperparameters": dict, "resumes": list}
-_DEEPEST = 20  # maximum nesting; our files have three levels
 
 
 def checked_config(file: Path, said: Any) -> dict[str, Any]:

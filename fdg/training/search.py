@@ -241,9 +241,9 @@ class _Search:
                 one.suggested(trial)
             if trial.params not in tried:
                 break
-            draft.tell(trial, state=_state("FAIL"))
+            draft.tell(trial, state=optuna.trial.TrialState.FAIL)
         made = optuna.trial.create_trial(
-            state=_state("RUNNING"), params=trial.params, distributions=trial.distributions
+            state=optuna.trial.TrialState.RUNNING, params=trial.params, distributions=trial.distributions
         )
         study.add_trial(made)
         return True
@@ -281,6 +281,8 @@ class _Search:
 
     def _trial(self, study: Any, trial: Any, number: int, total: int) -> int | None:
         """Runs one trial; returns the signal that interrupted it, or None."""
+        from optuna.trial import TrialState
+
         self.run.check_there()  # otherwise a trial would recreate a removed directory
         trials = files.make_folder(self.run.path / "trials")
         values = {one.name: one.suggested(trial) for one in self.space}

@@ -26,7 +26,6 @@ from fdg.training.statistics import (
 )
 from fdg.training.sweep import Sweep
 
-FILES = ("sweep.json", "sweep.csv", "sweep.png")
 _LAST = 0.1  # of the training: the source of final returns without evaluation
 _ROWS = 20  # of the printed table; the files hold all
 

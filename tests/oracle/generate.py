@@ -10,13 +10,10 @@ from tests.oracle.crowd import crowd
 from tests.oracle.interpret import Algorithm, made_by
 from tests.oracle.operations import NOT_DIFFERENTIABLE, OPERATIONS, WANTS, Operation
 from tests.oracle.placements import SPLIT, Placement, placements_of
-from tests.oracle.program import BATCH, Block, Leaf, Line, Program, Value, depends, fragments
+from tests.oracle.program import BATCH, Block, Leaf, Line, Program, Value, contains, depends, fragments
 
 ROLES = ("environment", "actor", "learner", "update", "gradient", "dreamer")
-AROUND = (
-    *("scan", "scan", "fori", "while", "cond", "jit", "remat", "custom_jvp", "custom_vjp", "vmap", "grad"),
-    "linearize",
-)
+AROUND = tuple("scan scan fori while cond jit remat custom_jvp custom_vjp vmap grad linearize".split())
 NAMES = ("act", "act.2", "learn", "act.2.2")  # of fragments that share them, and look numbered
 LEAVES = (
     ("f", (BATCH,)),
@@ -493,13 +490,8 @@ class _Writer:
         if not results:
             return []
         block = Block(tuple(params), tuple(lines), (self.rng.choice(results),))
-        if kind == "linearize" and _contains(block, "custom_vjp"):
-            kind = "grad"  # JAX has no forward mode of a custom_vjp
+        kind = "grad" if contains(block, "custom_vjp") else kind  # JAX has no forward mode of a custom_vjp
         return self.finished(Line(kind, kind, tuple(reads), (), 0, (block,)), scope)
-
-
-def _contains(block: Block, kind: str) -> bool:
-    return any(line.kind == kind or any(_contains(b, kind) for b in line.blocks) for line in block.lines)
 
 
 def _nested(role: str) -> tuple[str, ...]:

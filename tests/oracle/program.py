@@ -158,6 +158,11 @@ def is_well_formed(program: Program) -> bool:
 CLOSED = ("fragment", "custom_jvp", "custom_vjp")  # their blocks see nothing around them
 
 
+def contains(block: Block, kind: str) -> bool:
+    """Whether a line of this kind stands in a block, or in one within."""
+    return any(line.kind == kind or any(contains(b, kind) for b in line.blocks) for line in block.lines)
+
+
 def depends(lines: Sequence[Line], source: Value, result: Value) -> bool:
     """Whether a result comes from a value, as far as lines tell."""
     reached = {source}

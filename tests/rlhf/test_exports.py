@@ -13,6 +13,7 @@ from algos.language import Decoder, DecoderConfig, peft, weights
 from algos.rlhf.checkpoints import save
 from envs.text import CharacterTokenizer, HuggingFaceTokenizer
 from envs.text.tokenizer_folders import files_of, same_tokens, tokenizer_of
+from envs.text.tokenizers import COMMON
 from fdg.errors import FdgError
 from tests.rlhf.small import SMALL, TASK, made
 

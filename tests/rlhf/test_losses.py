@@ -12,7 +12,7 @@ import envs
 from algos.rlhf import losses
 from algos.rlhf import objective as advantages
 from algos.rlhf.objective import CONVENTIONS, VARIANTS, objective
-from algos.rlhf.responses import Responses, with_opening
+from algos.rlhf.responses import Responses, prompt_up_to_policy
 from envs.text import Prompts
 from fdg.errors import FdgError
 

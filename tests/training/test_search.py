@@ -120,10 +120,6 @@ def found(tmp_path_factory):
 
 def test_what_is_behind_is_ended(found):
     """One trial in three passes a rung, once three have reached it."""
-    found = fdg.search(
-        Descent(total_steps=54 * 8), {"rate": [0.0, 0.01, 0.5]}, trials=6, seed=3, devices=1,
-        out=tmp_path / "run", progress=False, checkpoint_every=4,
-    )  # fmt: skip
     states = {trial.state for trial in found.trials}
     assert states == {"done", "ended early"}
     assert found.best.algorithm.rate == 0.5
