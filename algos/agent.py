@@ -13,7 +13,7 @@ import fdg
 from algos import distributions, networks, optimizers, presets, registry, rollout
 from algos.layers import Architecture, projected
 from algos.networks import Network
-from algos.rollout import Actor, Policy, chosen, evaluate
+from algos.rollout import Actor, Policy, choose_actions, evaluate
 from algos.values import BONUS, Bonus
 from envs import Environment, Observation, TimeStep, check_spec, composite, features_and_mask, num_agents
 from envs.checking import check_batch_reset, check_batch_step
@@ -258,7 +258,7 @@ class Agent(HasPresets):
         return distributions.bounded(action, self.env.action_space)
 
     def _chosen(self, policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
-        return self._for_environment(chosen(policy, keys, greedy))
+        return self._for_environment(choose_actions(policy, keys, greedy))
 
     def _one_update(self, gradient: Any, optimizer_state: Any, parameters: Any) -> tuple[Any, Any]:
         updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, parameters)
@@ -267,7 +267,7 @@ class Agent(HasPresets):
     @property
     def _optimizer(self) -> optax.GradientTransformation:
         clip = getattr(self, "max_grad_norm", None)
-        return optimizers.given(self.optimizer, self._step_size, clip) or self._default_optimizer
+        return optimizers.user_optimizer(self.optimizer, self._step_size, clip) or self._default_optimizer
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:
@@ -278,7 +278,7 @@ class Agent(HasPresets):
     def _step_size(self) -> optimizers.StepSize:
         if not self.anneal_learning_rate:
             return self.learning_rate
-        return optimizers.annealed(self.learning_rate, self.num_iterations, self.updates_per_iteration)
+        return optimizers.linear_decay(self.learning_rate, self.num_iterations, self.updates_per_iteration)
 
     def _check(self) -> None:
         """Raises an `FdgError` if a field has the wrong type or a part is out of range."""

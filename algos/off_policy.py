@@ -58,7 +58,7 @@ class State(NamedTuple):
 def first_state(self: Any, learned: Any, env_state: Any, observation: Any, key: jax.Array) -> State:
     """The initial state, with a replay buffer for `observation [B, *obs]`."""
     action, recollection = _no_action(self, self.num_envs), first_recollection(self, self.num_envs)
-    memory = None if recollection is None else stored(recollection)
+    memory = None if recollection is None else stored_memory(recollection)
     return State(
         learned=learned,
         observation_statistics=self.normalizers.begin(self.env.observation_space),
@@ -113,7 +113,7 @@ def collect(
         # If the rollout is one sequence, only its first memory is stored.
         if each is None:
             return action, (None, None), memory
-        return action, (recollection.start, None if one_sequence else stored(recollection)), memory
+        return action, (recollection.start, None if one_sequence else stored_memory(recollection)), memory
 
     begun = {"key": key, "env_state": state.env_state, "observation": state.observation}
     if first is None:
@@ -127,7 +127,7 @@ def collect(
         )
     (observations, actions), (start, before), time_steps = steps
     if one_sequence:
-        before = jax.tree.map(lambda x: x[None], stored(first))
+        before = jax.tree.map(lambda x: x[None], stored_memory(first))
     elif each is not None:
         before = jax.tree.map(lambda x: x[::each], before)
     bonus, time_steps, paid = algorithm._paid(state.bonus, time_steps)
@@ -136,7 +136,7 @@ def collect(
     return Collected(env_state, observation, recollection, bonus, rows, observations, metrics)
 
 
-def stored(recollection: Recollection) -> Any:
+def stored_memory(recollection: Recollection) -> Any:
     """The part of the memory that replay stores: the network's."""
     memory = recollection.memory
     return memory.network if isinstance(memory, ActorMemory) else memory
@@ -269,7 +269,7 @@ def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
         rollout_key,
     )
     replay_state = replay.add(state.replay, acted.rows)
-    learned, replay_state, losses = improved(
+    learned, replay_state, losses = gradient_steps(
         self, state.learned, statistics, replay_state, sample_key, learn_key, learning, state.iteration
     )
     # Here, so that an iteration normalises all observations with the same statistics.
@@ -279,7 +279,7 @@ def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
     return State(learned, statistics, replay_state, *left), {**acted.metrics, **losses}
 
 
-def improved(
+def gradient_steps(
     self: Any,
     learned: Any,
     statistics: Any,

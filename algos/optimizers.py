@@ -47,7 +47,7 @@ class OptimizerSettings(Part):
     def check(self, algorithm: Any) -> None:
         """Refuses a step size that is not positive, and an invalid optimiser."""
         require_positive(algorithm, "learning_rate")
-        given(self.optimizer, 1e-3)
+        user_optimizer(self.optimizer, 1e-3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ClippedOptimizer(OptimizerSettings):
         require_positive(algorithm, "max_grad_norm")
 
 
-def given(
+def user_optimizer(
     optimizer: Any, learning_rate: StepSize, max_grad_norm: float | jax.Array | None = None
 ) -> optax.GradientTransformation | None:
     """The user's optimiser; None if none is set.
@@ -75,7 +75,7 @@ def given(
     Raises:
       FdgError: an invalid optimiser, or the function fails.
 
-    >>> given("lion", 1e-3).init({}) == given(optax.lion, 1e-3).init({})
+    >>> given("lion", 1e-3).init({}) == user_optimizer(optax.lion, 1e-3).init({})
     True
     """
     if optimizer is None:
@@ -124,12 +124,12 @@ def _named(function: Any) -> str:
     return str(getattr(function, "__qualname__", function))[:60]
 
 
-def annealed(
+def linear_decay(
     learning_rate: float | jax.Array, num_iterations: int, updates_per_iteration: int = 1
 ) -> optax.Schedule:
     """A step size that decreases linearly to zero over a run, constant within an iteration (as in CleanRL).
 
-    >>> step_size = annealed(1.0, num_iterations=4, updates_per_iteration=10)
+    >>> step_size = annealed_step_size(1.0, num_iterations=4, updates_per_iteration=10)
     >>> [float(step_size(count)) for count in (0, 9, 10, 39, 40)]
     [1.0, 1.0, 0.75, 0.25, 0.0]
     """
@@ -239,7 +239,7 @@ class Epochs(Part):
         blocks = own_blocks(num_envs, per_env, self.num_minibatches) if self.shuffle == "each" else 1
         count = per_env if self.shuffle == "time" else num_envs * per_env // blocks
         rows = shuffled_rows(key, count, self.num_epochs, self.num_minibatches, blocks)
-        return updated(
+        return run_minibatches(
             gradient, update, parameters, optimizer_state, rows,
             lambda some: self.minibatch(samples, some, num_envs),
         )  # fmt: skip
@@ -331,7 +331,7 @@ def take_of_every_env(samples: Any, rows: jax.Array, num_envs: int) -> Any:
     return jax.tree.map(of_envs, samples)
 
 
-def updated(
+def run_minibatches(
     gradient: Callable[[Any, Any], tuple[Any, Any]],
     update: Callable[[Any, Any, Any], tuple[Any, Any]],
     parameters: Any,
@@ -353,7 +353,8 @@ def updated(
     >>> gradient = lambda w, x: (x.sum(), {"loss": w})
     >>> update = lambda gradient, count, w: (w + gradient, count + 1)
     >>> rows, samples = jnp.array([[0], [2]]), jnp.array([1.0, 2.0, 4.0])
-    >>> w, count, losses = updated(gradient, update, jnp.float32(0), jnp.int32(0), rows, lambda r: samples[r])
+    >>> take = lambda r: samples[r]
+    >>> w, count, losses = run_minibatches(gradient, update, jnp.float32(0), jnp.int32(0), rows, take)
     >>> float(w), int(count), float(losses["loss"])  # 0, then 0 + 1, then 1 + 4
     (5.0, 2, 0.5)
     """

@@ -74,12 +74,12 @@ def without_memory(
     """
 
     def act(memory, observation, start, keys, greedy):
-        return deliver(chosen(policy(observation), keys, greedy)), memory
+        return deliver(choose_actions(policy(observation), keys, greedy)), memory
 
     return Actor(empty_memory, act)
 
 
-def chosen(policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
+def choose_actions(policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
     """The most probable action of each of `[N]` distributions, or one sampled with each key."""
     return policy.mode() if greedy else policy.sample(keys)
 

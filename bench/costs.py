@@ -244,7 +244,7 @@ def report(kind: str, half: str) -> None:
     """Of every machine, with the model as it is now: rank, errors and choices of cells of a half."""
     from scipy.stats import spearmanr
 
-    from fdg.costs.choosing import preferred
+    from fdg.costs.choosing import break_ties
     from fdg.costs.prediction import predict
 
     processes = PROCESSES.get(kind, 1)
@@ -273,7 +273,7 @@ def report(kind: str, half: str) -> None:
             if kind == "streaming":
                 taken = lag_taken(some)
             else:
-                taken = some[preferred([(p, of_groups[cell], cell.devices) for cell, _, p in some])][1]
+                taken = some[break_ties([(p, of_groups[cell], cell.devices) for cell, _, p in some])][1]
             losses.append(taken / min(row[1] for row in some))
         if losses:
             within = TIE if kind == "streaming" else 1.1
@@ -307,7 +307,7 @@ def fit(half: str, of_machines: bool) -> None:
       of_machines: whether each kept calibration is fitted as `python -m fdg.calibrate` would. A machine that
         was calibrated before there were jobs has the times of its cells for them.
     """
-    from fdg.costs.fitting import fitted
+    from fdg.costs.fitting import fit
     from fdg.training.reference_jobs import REFERENCE_JOBS, fitted_to_jobs
 
     samples = [
@@ -317,7 +317,7 @@ def fit(half: str, of_machines: bool) -> None:
         if is_of(half, cell)
     ]
     # Of two hundred cells a few classes would end far from what a program can lose.
-    found = fitted(samples, known=0.4)
+    found = fit(samples, known=0.4)
     print(f"fitted to {len(samples)} cells: median error {found.before:.1%} before, {found.after:.1%} after")
     print(f"fdg/costs/program_time.py: {json.dumps(found.joined)}")
     print(f"fdg/costs/overheads.py: {found.overheads}")

@@ -73,7 +73,7 @@ def generated(algorithm, state):
     rollout, stream, _ = streaming.rollouts(algorithm, state, PROMPTS, lambda rollout: rollout)
     length = jnp.sum(rollout.responses.own, axis=1)
     metrics = {
-        "weighed": jnp.sum(streaming.weighed(algorithm, rollout), dtype=jnp.int32),
+        "weighed": jnp.sum(streaming.loss_mask(algorithm, rollout), dtype=jnp.int32),
         "response_length": jnp.mean(length),
         "response_length_max": jnp.max(length),
         "staleness": jnp.zeros(()),

@@ -58,7 +58,7 @@ def check_spec(env: Any, single: bool = False) -> None:
       FdgError: it is a name, a class, another library's environment or not hashable, or an attribute is
         missing or has the wrong type.
     """
-    given = _given(env)
+    given = _as_written(env)
     if network := aliases.not_a_policy(env):
         raise FdgError(f"env={network}, and give the environment, such as envs.make('CartPole-v1')")
     if isinstance(env, str):
@@ -105,7 +105,7 @@ def check_spec(env: Any, single: bool = False) -> None:
 def _check_kinds(env: Any) -> None:
     name = env.name
     if not isinstance(name, str):
-        raise FdgError(f"environment {_given(env)}: its name is {name!r}: give a string")
+        raise FdgError(f"environment {_as_written(env)}: its name is {name!r}: give a string")
     for attribute in ("observation_space", "action_space"):
         space, observed = getattr(env, attribute), attribute == "observation_space"
         if not isinstance(space, composite.KINDS if observed else Box | Discrete | MultiDiscrete):
@@ -292,7 +292,7 @@ def check_traced(env: Any, num_envs: int = 2) -> None:
         )
 
 
-def _given(env: Any) -> str:
+def _as_written(env: Any) -> str:
     """How an environment was written, about."""
     return env.__name__ if isinstance(env, type) else f"{type(env).__name__}()"
 

@@ -136,11 +136,11 @@ def random_actions(env: Any, keys: jax.Array, observation: Any) -> jax.Array:
     space = env.action_space
     if isinstance(space, MultiDiscrete):  # its choices are concatenated
         parts = jnp.split(mask, np.cumsum(space.nvec)[:-1].tolist(), axis=-1)
-        return jnp.stack([_allowed(action[..., i], part) for i, part in enumerate(parts)], axis=-1)
-    return _allowed(action, mask)
+        return jnp.stack([_valid_action(action[..., i], part) for i, part in enumerate(parts)], axis=-1)
+    return _valid_action(action, mask)
 
 
-def _allowed(action: jax.Array, mask: jax.Array) -> jax.Array:
+def _valid_action(action: jax.Array, mask: jax.Array) -> jax.Array:
     """The action if it is valid, else the first valid one."""
     allowed = jnp.take_along_axis(mask, action[..., None], -1)[..., 0]
     return jnp.where(allowed, action, jnp.argmax(mask, -1)).astype(action.dtype)

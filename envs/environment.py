@@ -21,7 +21,7 @@ from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.unlike import Alike
 from fdg.arguments import check_arguments, checked_names
 from fdg.errors import Elsewhere, FdgError, NotIterableError, kind_of, listed
-from fdg.tracing.unchanged import unchanged
+from fdg.tracing.unchanged import check_unchanged
 
 State: TypeAlias = Any
 
@@ -236,7 +236,7 @@ class Vectorized(Whole):
         self, key: jax.Array, state: EpisodeState, action: jax.Array
     ) -> tuple[EpisodeState, TimeStep]:
         step_key, reset_key = jax.random.split(key)
-        with unchanged(self.single, f"environment '{self.name}': step", warns=False):
+        with check_unchanged(self.single, f"environment '{self.name}': step", warns=False):
             result = self.single.step(step_key, state.inner, action)
         inner, final_observation, reward, terminated, truncated, info = unpacked_step(self.name, result)
         inner = jax.tree.map(_strong, inner)
@@ -278,7 +278,7 @@ class Vectorized(Whole):
 
     def _start(self, key: jax.Array) -> tuple[State, Observation]:
         """The state and observation at the start of an episode."""
-        with unchanged(self.single, f"environment '{self.name}': reset", warns=False):
+        with check_unchanged(self.single, f"environment '{self.name}': reset", warns=False):
             result = self.single.reset(key)
         inner, observation = unpacked_reset(self.name, result)
         return jax.tree.map(_strong, inner), self._observation(observation, "reset")

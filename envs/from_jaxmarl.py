@@ -30,7 +30,7 @@ import numpy as np
 from envs.adapters import accepting, check_count, check_names, importing, plain
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.literals import hold_pytrees, literals
-from envs.rendering import captured, drawing
+from envs.rendering import drawing, figure_image
 from envs.spaces import Box, Discrete, Space
 from fdg.arguments import check_options
 from fdg.errors import FdgError
@@ -124,7 +124,7 @@ class ParticleEnvironment:
         for state in states:
             for circle, position in zip(circles, np.asarray(state.p_pos), strict=True):
                 circle.center = tuple(position)
-            yield captured(figure)
+            yield figure_image(figure)
 
     def _observe(self, observation: dict[str, jax.Array]) -> Observation:
         facts = self._facts

@@ -195,7 +195,7 @@ def encode(theirs: Any, batch: Any) -> Any:
         case "Tuple":
             return tuple(encode(part, batch[i]) for i, part in enumerate(theirs.spaces))
         case "Discrete" | "MultiDiscrete":
-            categories = gymnasium_spaces.counted(theirs, batch)
+            categories = gymnasium_spaces.zero_based(theirs, batch)
             return categories.reshape(categories.shape[0], *_category_shape(theirs))
         case "MultiBinary":
             return batch.astype(jnp.float32) if isinstance(batch, jax.Array) else np.array(batch, np.float32)

@@ -88,7 +88,7 @@ def encode(space: Any, batch: Any) -> Any:
     return jnp.concatenate(vectors, 1) if _is_traced(vectors[0]) else np.concatenate(vectors, 1)
 
 
-def counted(space: Any, batch: Any) -> Any:
+def zero_based(space: Any, batch: Any) -> Any:
     """Zero-based categories `[B, *space.shape]` of a `Discrete` or `MultiDiscrete`: `[B, ...]` int32."""
     start = np.asarray(space.start)[None]
     if _is_traced(batch):  # in int32, overflow wraps around, and so does the difference
@@ -287,7 +287,7 @@ def _vectors(space: Any, values: Any) -> Any:
     if _kind(space) in _TEXTS:
         return _as_bytes(values, text_length(space)).astype(np.float32)
     categories = _kind(space) in ("Discrete", "MultiDiscrete")
-    values = counted(space, values) if categories else _copied(values, np.float32)
+    values = zero_based(space, values) if categories else _copied(values, np.float32)
     columns = values.reshape(values.shape[0], -1)
     if not categories:
         return columns

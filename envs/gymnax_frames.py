@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.rendering import captured, drawing, needed, quiet_pygame
+from envs.rendering import drawing, figure_image, import_optional, quiet_pygame
 
 _CATCH, _POINT = "Catch-bsuite", "PointRobot-misc"
 _MAZES = ("MetaMaze-misc", "FourRooms-misc")
@@ -31,9 +31,9 @@ def frames(name: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[
 def _classic_control(name: str, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
     """Renders with Gymnasium's own environments, set to each state, as gymnax does."""
     quiet_pygame()
-    needed("pygame", f"drawing {name}")
-    gymnasium = needed("gymnasium", f"drawing {name}")
-    visualized = needed("gymnax.visualize.vis_gym", f"drawing {name}")
+    import_optional("pygame", f"drawing {name}")
+    gymnasium = import_optional("gymnasium", f"drawing {name}")
+    visualized = import_optional("gymnax.visualize.vis_gym", f"drawing {name}")
     theirs = gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True)
     try:
         theirs.reset()
@@ -50,7 +50,7 @@ def _classic_control(name: str, params: Any, states: Sequence[Any]) -> Iterator[
 
 def _drawn(module: str, kind: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
     """Renders with a pair of gymnax's functions that draw into matplotlib axes."""
-    visualized = needed(f"gymnax.visualize.{module}", f"drawing {env.name}")
+    visualized = import_optional(f"gymnax.visualize.{module}", f"drawing {env.name}")
     figure, axes = drawing()
     image = getattr(visualized, f"init_{kind}")(axes, env, states[0], params)
     axes.set_aspect("equal")
@@ -58,4 +58,4 @@ def _drawn(module: str, kind: str, env: Any, params: Any, states: Sequence[Any])
         arguments = (image, env, state, params) if kind == "minatar" else (image, env, state)
         # Some return what they drew, others change it in place.
         image = getattr(visualized, f"update_{kind}")(*arguments) or image
-        yield captured(figure)
+        yield figure_image(figure)

@@ -198,7 +198,7 @@ def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
     if factory is None and os.path.splitext(name)[1].lower() in _DATA:
         raise FdgError(f"environment '{name}' is a file of data: write text:file?path={name}")
     if factory is None:
-        raise unknown_name("environment", name, names(), "envs.names()", of_another or _meant(name))
+        raise unknown_name("environment", name, names(), "envs.names()", of_another or _near_names(name))
     try:
         return factory(**overrides)
     except (TypeError, ValueError, OverflowError) as error:
@@ -229,11 +229,11 @@ def _of_another_library(name: str) -> list[str] | None:
     known = [one for one in names() if one.lower() in (task.lower(), there.lower())]
     if library in ("gym", "gymnasium"):
         return [f"{from_gymnasium.PREFIX}{found['task']}", *known]
-    spec = None if (meant := known or _meant(task)) else find_spec(library)
+    spec = None if (meant := known or _near_names(task)) else find_spec(library)
     return None if spec is not None and whose_file(spec.origin) == "user" else meant
 
 
-def _meant(name: str) -> list[str]:
+def _near_names(name: str) -> list[str]:
     """Names that differ from an unknown one only by case or version: built-in ones, else host environments.
 
     Of several versions, only the newest. For packages that are not installed, `families` lists the names.

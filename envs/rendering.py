@@ -59,7 +59,7 @@ def frames(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
             ) from error
         except Exception as error:  # a renderer may raise anything: no display, no OpenGL
             raise FdgError(f"{env.name} cannot be drawn: {one_line(error)}") from error
-    yield from _seen(env, episode)
+    yield from _plot_observations(env, episode)
 
 
 def html(env: Environment, episode: Episode) -> str | None:
@@ -77,7 +77,7 @@ def _picture(frame: Any) -> np.ndarray:
     return frame[..., :3]
 
 
-def _seen(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
+def _plot_observations(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
     """Plots observations: images as images, numbers as bars, with the actions below."""
     observations = _array(episode.observation)
     steps = len(observations)
@@ -105,7 +105,7 @@ def _seen(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
             below.plot(component[: i + 1], ".-", color="#d55e00", linewidth=1, markersize=4)
         below.set_ylabel("action", fontsize="small")
         below.set_xlim(0, max(1, steps - 1))
-        yield captured(figure)
+        yield figure_image(figure)
 
 
 def _array(observation: Any) -> np.ndarray:
@@ -142,7 +142,7 @@ def drawing(rows: int = 1) -> tuple[Any, Any]:
     return figure, figure.subplots(rows, gridspec_kw=heights)
 
 
-def captured(figure: Any) -> np.ndarray:
+def figure_image(figure: Any) -> np.ndarray:
     """A figure as an image, `[H, W, 3]` uint8."""
     canvas = figure.canvas
     canvas.draw()
@@ -157,7 +157,7 @@ def quiet_pygame() -> None:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
-def needed(module: str, what: str) -> Any:
+def import_optional(module: str, what: str) -> Any:
     """Imports an optional module."""
     try:
         return importlib.import_module(module)

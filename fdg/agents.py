@@ -173,7 +173,7 @@ def of_seeds(algorithm: Any, num_seeds: int | None) -> Any:
     return Agents(algorithm, num_seeds)
 
 
-def apart(algorithm: Any, num_seeds: int | None) -> tuple[Any, int | None]:
+def split_agents(algorithm: Any, num_seeds: int | None) -> tuple[Any, int | None]:
     """The algorithm of one agent and the number of agents: the inverse of `of_seeds`."""
     if not isinstance(algorithm, Agents):
         return algorithm, num_seeds

@@ -234,7 +234,7 @@ class Stream:
             return trip + 1, (self._collected(clock, self.source.done(kept)), kept, cache, rows)
 
         _, (clock, kept, _, rows) = jax.lax.while_loop(is_waiting, tick, (jnp.int32(0), carry))
-        rows = _written(rows, jnp.where(clock.occupied, self._no_row, clock.place), self.source.row(kept))
+        rows = _write_rows(rows, jnp.where(clock.occupied, self._no_row, clock.place), self.source.row(kept))
         clock = clock._replace(place=jnp.where(clock.occupied, clock.place, self._no_row))
         chosen = self._chosen(clock)
         taken = (chosen[:, None] * self.group + jnp.arange(self.group, dtype=jnp.int32)[None]).reshape(-1)
@@ -265,7 +265,7 @@ class Stream:
         source, clock = self.source, state.clock
         index = clock.micro_batch * self.slots + jnp.arange(self.slots, dtype=jnp.int32)
         kept, cache = source.begin(parameters, state.key, index, Now(version, clock.tick))
-        cache = jax.tree.map(_widened, cache, jax.eval_shape(source.refresh, parameters, kept))
+        cache = jax.tree.map(_pad_to, cache, jax.eval_shape(source.refresh, parameters, kept))
 
         def tick(carry: Any) -> Any:
             kept, cache, trip, busy = carry
@@ -308,7 +308,7 @@ class Stream:
         index = clock.next + jnp.minimum(count, most - 1)
         slot = jnp.argsort(clock.occupied, stable=True)[: self.at_once].astype(jnp.int32)
         leaving = jnp.where(begins, clock.place[slot], self._no_row)
-        rows = _written(rows, leaving, self.source.row(jax.tree.map(lambda x: x[slot], kept)))
+        rows = _write_rows(rows, leaving, self.source.row(jax.tree.map(lambda x: x[slot], kept)))
         fresh = self.source.begin(parameters, key, index, Now(version, clock.tick))
         # Starting units take the first free places; others keep theirs.
         unit = index // self.group
@@ -328,7 +328,7 @@ class Stream:
             missing=clock.missing.at[new].set(self.group, mode="drop"),
         )
         which = jnp.full(self.slots, -1, jnp.int32).at[at].set(count, mode="drop")
-        kept, cache = jax.tree.map(lambda x, y: _placed(x, y, which), (kept, cache), fresh)
+        kept, cache = jax.tree.map(lambda x, y: _replace_rows(x, y, which), (kept, cache), fresh)
         return clock, kept, cache, rows
 
     def _collected(self, clock: Clock, done: jax.Array) -> Clock:
@@ -395,12 +395,12 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return from_words(jnp.zeros(words.shape, words.dtype), jax.ShapeDtypeStruct(shape, dtype))
 
 
-def _written(rows: Any, at: jax.Array, new: Any) -> Any:
+def _write_rows(rows: Any, at: jax.Array, new: Any) -> Any:
     """Replaces rows at these places; places beyond the last are dropped."""
     return jax.tree.map(lambda x, y: x.at[at].set(y, mode="drop"), rows, new)
 
 
-def _placed(x: jax.Array, fresh: jax.Array, which: jax.Array) -> jax.Array:
+def _replace_rows(x: jax.Array, fresh: jax.Array, which: jax.Array) -> jax.Array:
     """Replaces rows `which [S]` of `x [S, ...]` by `fresh [F, ...]`, at the start of other axes; -1: none."""
     # Selected, not scattered: slots that are sharded over devices stay in place.
     region = tuple(slice(0, size) for size in (len(x), *fresh.shape[1:]))
@@ -409,6 +409,6 @@ def _placed(x: jax.Array, fresh: jax.Array, which: jax.Array) -> jax.Array:
     return new if new.shape == x.shape else x.at[region].set(new)
 
 
-def _widened(x: jax.Array, like: Any) -> jax.Array:
+def _pad_to(x: jax.Array, like: Any) -> jax.Array:
     """Pads `x` with zeros at the end of axes that are shorter than another array's."""
     return jnp.pad(x, [(0, wide - narrow) for wide, narrow in zip(like.shape, x.shape, strict=True)])

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import jax
 
-from fdg.agents import apart, of_seeds
+from fdg.agents import of_seeds, split_agents
 from fdg.arguments import checked
 from fdg.costs.choosing import Candidate, Choice, Row, choose
 from fdg.costs.hardware import Cluster
@@ -116,7 +116,7 @@ def auto(
     """
     allowed = Auto(max_staleness, ",".join(may_change))
     cluster = _cluster(devices)
-    given, (algorithm, num_seeds) = algorithm, apart(algorithm, num_seeds)
+    given, (algorithm, num_seeds) = algorithm, split_agents(algorithm, num_seeds)
     known: dict[Any, tuple[Any, FDG]] = {}
     if graph is not None:
         known[()] = algorithm, dataclasses.replace(graph, agents=None)

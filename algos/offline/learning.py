@@ -172,7 +172,7 @@ def init(self: Any, key: jax.Array) -> State:
             key=key,
             iteration=jnp.int32(0),
         )
-    steps = stored(self)
+    steps = stored_steps(self)
     return state._replace(
         replay=self.buffer.add(state.replay, steps),
         observation_statistics=self.normalizers.observed(state.observation_statistics, steps.observation),
@@ -185,13 +185,13 @@ def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
         return off_policy.iterate(self, state)
     key, sample_key, learn_key = jax.random.split(state.key, 3)
     seen = state.observation_statistics, state.replay
-    learned, _, losses = off_policy.improved(
+    learned, _, losses = off_policy.gradient_steps(
         self, state.learned, *seen, sample_key, learn_key, jnp.bool_(True), state.iteration
     )
     return state._replace(learned=learned, key=key, iteration=state.iteration + 1), losses
 
 
-def stored(algorithm: Any) -> Step:
+def stored_steps(algorithm: Any) -> Step:
     """The data set's steps, `[L, B]`, with bounded actions in [-1, 1]; environment i has the i-th part.
 
     A host callback reads the file when the program runs, so arrays are not constants of the program.

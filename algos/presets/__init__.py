@@ -13,12 +13,12 @@ from typing import Any
 from algos.normalize import has_statistics
 from algos.presets import control, designs, language, physics, pixels, teams, worlds
 from algos.presets.entry import Entry
-from algos.presets.sizes import followed
+from algos.presets.sizes import fitting_sizes
 from envs.families import family, family_by_spaces
 from envs.text import is_text
 from fdg.errors import unknown_name
 
-__all__ = ["Entry", "Preset", "find", "followed", "named", "names", "of"]
+__all__ = ["Entry", "Preset", "find", "fitting_sizes", "named", "names", "of"]
 
 _FILES = (control, designs, language, physics, pixels, teams, worlds)
 

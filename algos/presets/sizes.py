@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 
-def followed(values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+def fitting_sizes(values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
     """Changes of sizes that were not set, so that all divide; empty if none are needed.
 
     Args:
@@ -13,11 +13,11 @@ def followed(values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any
       named: fields that must not change.
 
     >>> preset = {"num_envs": 64, "num_steps": 256, "num_minibatches": 32, "shuffle": "each"}
-    >>> followed({**preset, "num_envs": 2, "num_steps": 12}, ["num_envs", "num_steps"])
+    >>> fitting_sizes({**preset, "num_envs": 2, "num_steps": 12}, ["num_envs", "num_steps"])
     {'num_minibatches': 24}
-    >>> followed({**preset, "num_envs": 2, "num_steps": 12}, ["num_steps", "num_minibatches"])
+    >>> fitting_sizes({**preset, "num_envs": 2, "num_steps": 12}, ["num_steps", "num_minibatches"])
     {}
-    >>> followed({"num_envs": 24, "num_steps": 1, "batch_size": 256}, ["num_envs"])
+    >>> fitting_sizes({"num_envs": 24, "num_steps": 1, "batch_size": 256}, ["num_envs"])
     {'batch_size': 264}
     """
     found: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from algos.rlhf import losses, streaming, updates
 from algos.rlhf.judged import JudgedAgent, State
 from algos.rlhf.losses import Preference
 from algos.rlhf.preferences import PreferenceAgent, ranked_right
-from algos.rlhf.responses import rewarded, scores
+from algos.rlhf.responses import has_reward, scores
 from fdg.settings.fields import hyperparameter, require, require_positive
 
 
@@ -74,7 +74,7 @@ class DPO(PreferenceAgent, JudgedAgent, presets="DPO"):
             speaking = state._replace(parameters=respondent)
             (rollout, pairs, known), stream, _ = streaming.rollouts(self, speaking, self.num_prompts, judged)
             responses, reward = rollout.responses, rollout.reward
-            said = self._said(responses, reward, rewarded(responses))
+            said = self._said(responses, reward, has_reward(responses))
             said |= streaming.measures(self, state.stream, stream)
             if self.respondent == "policy":
                 said |= streaming.staleness(rollout.version, state.iteration, rollout.responses.own)
@@ -104,7 +104,7 @@ class DPO(PreferenceAgent, JudgedAgent, presets="DPO"):
     @fdg.fragment("reference", in_axes=(None, 0))
     def refer(self, parameters, pairs):
         """Log-probabilities `[B, R]` of the chosen and the rejected responses under the reference."""
-        return updates.mapped(lambda some: self._scores(parameters, some), pairs, self.at_once)
+        return updates.map_micro_batches(lambda some: self._scores(parameters, some), pairs, self.at_once)
 
     def _version(self, state: Any) -> jax.Array:
         if self.respondent == "policy":

@@ -29,7 +29,7 @@ from algos.rlhf.objective import (
     informative,
     objective,
 )
-from algos.rlhf.responses import Responses, finished, rewarded, scores
+from algos.rlhf.responses import Responses, finished, has_reward, scores
 from envs.text import Reward
 from fdg.settings.fields import hyperparameter, require, require_within
 
@@ -181,7 +181,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
             reference_log_prob = jnp.zeros(sampled.shape)
             if self._has_reference:
                 reference_log_prob = self.refer(self._reference_parameters(state), responses)
-            counted = streaming.weighed(self, rollout)
+            counted = streaming.loss_mask(self, rollout)
             return Batch(responses, counted, sampled, version, reference_log_prob, reward)
 
         def learned(sums, batch):
@@ -222,7 +222,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
             mask = minibatch.batch.weight_mask
             return minibatch._replace(weight=self._weights(mask), share=self._shares(mask))
 
-        trained, optimizer_state, measures = updates.learned(
+        trained, optimizer_state, measures = updates.run_updates(
             self, self.gradient, weighed, parameters, optimizer_state, samples, key, self.num_prompts
         )
         return trained, optimizer_state, {**metrics, **self._mismatch(samples), **measures}
@@ -235,7 +235,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
         weight, count = losses.weight_sums(mask, wanted.aggregation, self.longest, wanted.count_empty)
         share, tokens = losses.weight_sums(mask, "token_mean", self.longest)
         slope = functools.partial(self.gradient, parameters, jnp.bool(True))
-        found = updates.accumulated(slope, samples._replace(weight=weight, share=share), self.at_once)
+        found = updates.accumulate_gradient(slope, samples._replace(weight=weight, share=share), self.at_once)
         return jax.tree.map(jnp.add, sums, Sums(found[0], count, tokens)), found[1]
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0, None, None), out_axes=None)
@@ -303,7 +303,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
             old = self._log_probs(parameters, batch.responses)
         lengths = jnp.sum(batch.responses.own, axis=1, dtype=jnp.int32)
         reward = wanted.reward(batch.reward.total, lengths, self.longest)
-        given = rewarded(batch.responses)
+        given = has_reward(batch.responses)
         advantage = wanted.advantage(reward, old, batch.reference_log_prob, mask, self.group_size, given)
         nothing = jnp.zeros_like(advantage)
         age: Any = ()
@@ -317,7 +317,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
             mask = mask & finished(batch.responses, self._stops)[:, None]
         if not self.objective.dynamic_sampling:
             return batch._replace(weight_mask=mask)
-        teaches = informative(batch.reward.total, self.group_size, rewarded(batch.responses))
+        teaches = informative(batch.reward.total, self.group_size, has_reward(batch.responses))
         mask = mask & jnp.repeat(teaches, self.group_size)[:, None]
         batch = batch._replace(weight_mask=mask)
         if self._candidates == self.num_prompts:
@@ -327,7 +327,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
         return jax.tree.map(lambda x: x[rows], batch)
 
     def _measured(self, batch: Batch, iteration: jax.Array) -> dict[str, jax.Array]:
-        reward, given = batch.reward, rewarded(batch.responses)
+        reward, given = batch.reward, has_reward(batch.responses)
         differ = informative(reward.total, self.group_size, given)
         return {
             **self._said(batch.responses, reward, given),

@@ -151,7 +151,7 @@ class JudgedAgent(LanguageAgent):
         def score(some: Responses) -> jax.Array:
             return model_reward(self._reward_network, reward_model, some)
 
-        return updates.mapped(score, responses, self.at_once)
+        return updates.map_micro_batches(score, responses, self.at_once)
 
     def _first_state(self, key: jax.Array, count: int, refers: bool = True) -> State:
         """The initial state; an iteration samples `count` prompts."""
@@ -183,7 +183,7 @@ class JudgedAgent(LanguageAgent):
 
     def _log_probs(self, parameters: Any, responses: Responses) -> jax.Array:
         score = lambda some: scores(self.network, parameters, some, self.temperature)[0]  # noqa: E731
-        return updates.mapped(score, responses, self.at_once)
+        return updates.map_micro_batches(score, responses, self.at_once)
 
     def _shares(self, mask: jax.Array) -> jax.Array:
         return losses.token_weights(mask, "token_mean", self.longest)

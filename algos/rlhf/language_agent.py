@@ -22,16 +22,16 @@ from algos.language.layers import split_adapters
 from algos.optimizers import ClippedOptimizer
 from algos.rlhf import requirements, updates
 from algos.rlhf.losses import masked_mean
-from algos.rlhf.requirements import Rows, followed
+from algos.rlhf.requirements import Rows, fitting_sizes
 from algos.rlhf.responses import (
     Heard,
     Responses,
     Speaker,
     converse,
-    evaluated,
     lengths,
     problems_of,
     repeated,
+    return_metrics,
 )
 from algos.rlhf.streaming import Rollout
 from envs.text import Problem, Prompts, Reward, is_game
@@ -190,14 +190,14 @@ class LanguageAgent(HasPresets):
 
     @classmethod
     def _sizes(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-        """Changes of unnamed fields so that sizes divide: see `following.followed`."""
+        """Changes of unnamed fields so that sizes divide: see `fitting_sizes`."""
         sizes = ("num_prompts", "num_minibatches", "group_size", "micro_batch", "dataset_size")
         for name in sizes:
             value = values.get(name, 1)
             none = value is None and name not in ("num_prompts", "num_minibatches", "group_size")
             if not none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 return {}  # the algorithm then refuses the sizes
-        found = followed(values, named, cls.rows_of, cls.times_drawn(values))
+        found = fitting_sizes(values, named, cls.rows_of, cls.times_drawn(values))
         heads, pairs = values["num_heads"], values["num_kv_heads"]
         if "num_heads" not in named and pairs in range(1, 1 << 16) and heads % pairs:
             found["num_heads"] = pairs * max(1, round(heads / pairs))
@@ -255,7 +255,7 @@ class LanguageAgent(HasPresets):
         Returns:
           `return` `[]`, the mean reward; `returns` and `lengths` (in tokens) `[episodes]`.
         """
-        return evaluated(*self._speaker.held_out(self._speaking(state), key, episodes, greedy))
+        return return_metrics(*self._speaker.held_out(self._speaking(state), key, episodes, greedy))
 
     def examples(self, state: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
         """Held-out problems and sampled responses, for `example_rows`: arrays with leading axis `count`."""

@@ -21,7 +21,7 @@ from algos.rlhf import losses, streaming, updates
 from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Correction, Estimator, TokenEntropy
 from algos.rlhf.objective import reward_at_end, token_advantages, whiten
-from algos.rlhf.responses import Responses, hidden_before, rewarded, scores
+from algos.rlhf.responses import Responses, has_reward, hidden_before, scores
 from fdg.settings.fields import (
     hyperparameter,
     require,
@@ -130,7 +130,7 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
             old = self.assess(state.parameters, rollout.responses)
             reference = self.refer(self._reference_parameters(state), rollout.responses)
             judgement = self.judge(state.critic, rollout.responses, old, reference, rollout.reward.total)
-            return rollout, streaming.weighed(self, rollout), old, reference, judgement
+            return rollout, streaming.loss_mask(self, rollout), old, reference, judgement
 
         (rollout, counted, old, reference, judgement), stream, _ = streaming.rollouts(
             self, state, self.num_prompts, judged
@@ -147,7 +147,7 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
         )
         away = jnp.where(responses.own, jnp.abs(old - sampled), 0.0)
         metrics = {
-            **self._said(responses, reward, rewarded(responses)),
+            **self._said(responses, reward, has_reward(responses)),
             **streaming.staleness(version, state.iteration, responses.own),
             "log_prob_difference": losses.masked_mean(away, responses.own),
             "log_prob_difference_max": jnp.max(away),
@@ -180,7 +180,7 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
         kl = losses.divergence(log_prob, reference_log_prob, self.kl_estimator)
         rewards = reward_at_end(reward, mask) - self.kl_coefficient * jnp.where(mask, kl, 0.0)
         values = lambda some: self._values(critic, some)  # noqa: E731
-        value = jnp.where(mask, updates.mapped(values, responses, self.at_once), 0.0)
+        value = jnp.where(mask, updates.map_micro_batches(values, responses, self.at_once), 0.0)
         advantage, target = token_advantages(rewards, value, mask, self.discount, self.gae_lambda)
         return Judgement(value, advantage, target)
 
@@ -197,7 +197,7 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
         def weighed(minibatch):
             return minibatch._replace(share=self._shares(minibatch.counted))
 
-        return updates.learned(
+        return updates.run_updates(
             self, self.gradient, weighed, parameters, optimizer_state, samples, key, self.num_prompts
         )
 
@@ -212,7 +212,7 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
             critic, optimizer_state = carry
             minibatch = minibatch._replace(share=self._shares(minibatch.responses.own))
             slope = functools.partial(self.value_gradient, critic)
-            gradient, measures = updates.accumulated(slope, minibatch, self.at_once)
+            gradient, measures = updates.accumulate_gradient(slope, minibatch, self.at_once)
             return self.value_update(gradient, optimizer_state, critic), measures
 
         samples = Minibatch(responses, nothing, nothing, judgement, nothing)

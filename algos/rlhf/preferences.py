@@ -16,7 +16,7 @@ from algos.rlhf import updates
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.objective import informative
 from algos.rlhf.requirements import Rows
-from algos.rlhf.responses import Responses, held_out_numbers, rewarded
+from algos.rlhf.responses import Responses, has_reward, held_out_numbers
 from algos.rlhf.streaming import Rollout
 from fdg.settings.fields import hyperparameter, require, require_positive
 
@@ -37,9 +37,9 @@ class Minibatch(NamedTuple):
     weight: jax.Array  # [n] float32
 
 
-def paired(responses: Responses, reward: jax.Array, group: int) -> Pairs:
+def best_and_worst(responses: Responses, reward: jax.Array, group: int) -> Pairs:
     """The best and the worst of each `group` of `Responses [N]`; in a tie the first."""
-    there = rewarded(responses).reshape(-1, group)
+    there = has_reward(responses).reshape(-1, group)
     grouped = reward.reshape(-1, group)
 
     def take(index: jax.Array) -> Responses:
@@ -51,7 +51,7 @@ def paired(responses: Responses, reward: jax.Array, group: int) -> Pairs:
 
     best = jnp.argmax(jnp.where(there, grouped, -jnp.inf), axis=1)
     worst = jnp.argmin(jnp.where(there, grouped, jnp.inf), axis=1)
-    return Pairs(take(best), take(worst), informative(reward, group, rewarded(responses)))
+    return Pairs(take(best), take(worst), informative(reward, group, has_reward(responses)))
 
 
 def ranked_right(pairs: Pairs, margin: jax.Array) -> jax.Array:
@@ -111,7 +111,7 @@ class PreferenceAgent(LanguageAgent):
             return self.gradient(parameters, minibatch)
 
         samples = Minibatch(pairs, known, jnp.zeros(pairs.differ.shape))
-        trained, optimizer_state, measures = updates.learned(
+        trained, optimizer_state, measures = updates.run_updates(
             self, gradient, weighed, parameters, optimizer_state, samples, key, self.num_prompts
         )
         measures["informative"] = jnp.mean(pairs.differ, dtype=jnp.float32)
@@ -143,7 +143,7 @@ class PreferenceAgent(LanguageAgent):
         return Pairs(chosen, rejected, jnp.any(chosen.tokens != rejected.tokens, axis=1))
 
     def _paired(self, rollout: Rollout) -> Pairs:
-        return paired(rollout.responses, rollout.reward.total, self.group_size)
+        return best_and_worst(rollout.responses, rollout.reward.total, self.group_size)
 
     def _held_out_pairs(self, key: jax.Array, count: int) -> Pairs:
         return self._read(jax.random.split(key, count), "test", *held_out_numbers(self.env, count))

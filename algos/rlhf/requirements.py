@@ -32,7 +32,7 @@ def fits(values: Mapping[str, Any], rows_of: Callable[[Mapping[str, Any]], Rows]
     return enough and (micro is None or micro >= count // number or count // number % micro == 0)
 
 
-def followed(
+def fitting_sizes(
     values: Mapping[str, Any],
     named: Collection[str],
     rows_of: Callable[[Mapping[str, Any]], Rows],
@@ -45,11 +45,11 @@ def followed(
 
     >>> grpo = lambda v: Rows(v["num_prompts"] * v["group_size"], v["num_prompts"], "responses")
     >>> preset = {"num_prompts": 64, "num_minibatches": 4, "micro_batch": 32, "dataset_size": None}
-    >>> followed({**preset, "group_size": 5}, ["group_size"], grpo)
+    >>> fitting_sizes({**preset, "group_size": 5}, ["group_size"], grpo)
     {'micro_batch': 20}
-    >>> followed({**preset, "group_size": 8, "num_minibatches": 3}, ["num_minibatches"], grpo)
+    >>> fitting_sizes({**preset, "group_size": 8, "num_minibatches": 3}, ["num_minibatches"], grpo)
     {'num_prompts': 63, 'micro_batch': 28}
-    >>> followed({**preset, "group_size": 8, "dataset_size": 50}, ["dataset_size"], grpo)
+    >>> fitting_sizes({**preset, "group_size": 8, "dataset_size": 50}, ["dataset_size"], grpo)
     {'num_prompts': 50, 'micro_batch': 25}
     """
     if fits(values, rows_of, drawn):

@@ -90,7 +90,7 @@ def hidden_before(decoder: Decoder, parameters: Any, responses: Responses) -> ja
     return decoder.per_token(read, tokens, segments)[:, last:-1]
 
 
-def rewarded(responses: Responses) -> jax.Array:
+def has_reward(responses: Responses) -> jax.Array:
     """True for responses with a reward, `[N]` bool: the others have no tokens of the policy."""
     return jnp.any(responses.own, axis=1)
 
@@ -107,7 +107,7 @@ def lengths(responses: Responses, stop_tokens: tuple[int, ...], judged: bool = F
     `judged`: some responses may have no reward; these are counted.
     """
     own = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
-    counted = rewarded(responses)
+    counted = has_reward(responses)
     there = jnp.sum(responses.mask, dtype=jnp.int32) + jnp.sum(responses.prompts.mask, dtype=jnp.int32)
     ended = finished(responses, stop_tokens)
     return {
@@ -301,7 +301,7 @@ def _in_parts(function: Callable[[Any], Any], given: Any) -> Any:
     return jax.tree.map(lambda *x: jnp.concatenate(x), found, last)
 
 
-def evaluated(responses: Responses, reward: Reward) -> dict[str, jax.Array]:
+def return_metrics(responses: Responses, reward: Reward) -> dict[str, jax.Array]:
     """`return` `[]`, the mean of the given rewards; `returns` and `lengths` (in tokens) `[N]`."""
     given = jnp.ones(reward.total.shape, bool) if reward.given is None else reward.given
     return {

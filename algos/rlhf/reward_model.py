@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from algos.language.layers import join_adapters, merge_adapters, split_adapters
 from algos.rlhf.checkpoints import save
-from algos.rlhf.preferences import PreferenceAgent, paired, ranked_right
-from algos.rlhf.responses import Responses, model_reward, rewarded, with_head
+from algos.rlhf.preferences import PreferenceAgent, best_and_worst, ranked_right
+from algos.rlhf.responses import Responses, has_reward, model_reward, with_head
 from envs.text import Prompts
 from fdg.errors import Elsewhere
 from fdg.settings.fields import hyperparameter, require, require_not_negative
@@ -90,7 +90,7 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
             speaking = state._replace(parameters=self._speaking(state))
             rollout = self._rollout(speaking, self.num_prompts)
             pairs, responses = self._paired(rollout), rollout.responses
-            said = self._said(responses, rollout.reward, rewarded(responses))
+            said = self._said(responses, rollout.reward, has_reward(responses))
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, (pairs, ()), self._iteration_key(state, 2)
         )
@@ -116,7 +116,7 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
             responses, reward = self._speaker.held_out(
                 self._speaking(state), key, episodes, greedy=False, each=self.group_size
             )
-            pairs = paired(responses, reward.total, self.group_size)
+            pairs = best_and_worst(responses, reward.total, self.group_size)
         return {"return": ranked_right(pairs, self._margin(state.parameters, pairs))}
 
     def worth(self, state: Any, prompts: list[str], responses: list[str]) -> list[float]:

@@ -126,7 +126,7 @@ class SFT(LanguageAgent, presets="SFT"):
             return self.gradient(parameters, minibatch)
 
         groups = self.rows_of(vars(self)).groups
-        trained, optimizer_state, measures = updates.learned(
+        trained, optimizer_state, measures = updates.run_updates(
             self, gradient, weighed, parameters, optimizer_state, samples, key, groups
         )
         return trained, optimizer_state, {**self._lengths(responses), **measures}

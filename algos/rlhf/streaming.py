@@ -51,7 +51,7 @@ def rollouts(
     """
     if agent.micro_batches == 1 and not agent.ahead:
         return then(agent._rollout(state, count)), (), ()
-    problem, keys = _asked(agent, state, count)
+    problem, keys = _problems_and_keys(agent, state, count)
     some = count // agent.micro_batches
 
     def in_parts(x: jax.Array) -> jax.Array:
@@ -66,7 +66,7 @@ def rollouts(
     def one(carry: Any, part: jax.Array) -> tuple[Any, Any]:
         stream, sums = carry
         if agent.ahead:
-            rollout, stream = _taken(agent, state, problem, keys, stream)
+            rollout, stream = _next_micro_batch(agent, state, problem, keys, stream)
         else:
             rollout = agent.played(
                 state, jax.tree.map(lambda x: x[0, part], problem), keys[0, part].reshape(-1)
@@ -129,7 +129,7 @@ def sizes(agent: Any, count: int) -> dict[str, Any]:
     }
 
 
-def weighed(agent: Any, rollout: Rollout) -> jax.Array:
+def loss_mask(agent: Any, rollout: Rollout) -> jax.Array:
     """Loss mask `[N, R]`: tokens of the policy; with `late="mask"` not those that are too old."""
     own = rollout.responses.own
     if rollout.age is None or agent.late == "wait":
@@ -163,7 +163,7 @@ def staleness(version: jax.Array, iteration: jax.Array, own: jax.Array) -> dict[
     }
 
 
-def _asked(agent: Any, state: Any, count: int) -> tuple[Problem, jax.Array]:
+def _problems_and_keys(agent: Any, state: Any, count: int) -> tuple[Problem, jax.Array]:
     """Problems of this iteration and the `ahead` next ones, `[(a + 1) B]`, and keys of the responses."""
     asked, keys = [], []
     for later in range(agent.ahead + 1):
@@ -176,7 +176,7 @@ def _asked(agent: Any, state: Any, count: int) -> tuple[Problem, jax.Array]:
     return agent.problems(problem_keys, numbers), jnp.concatenate(keys)
 
 
-def _taken(
+def _next_micro_batch(
     agent: Any, state: Any, problem: Problem, keys: jax.Array, stream: StreamState
 ) -> tuple[Rollout, StreamState]:
     """The next micro-batch of a stream."""

@@ -33,7 +33,7 @@ def whole_of(parts: Any) -> Any:
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), parts)
 
 
-def mapped(function: Callable[[Any], Any], samples: Any, size: int | None) -> Any:
+def map_micro_batches(function: Callable[[Any], Any], samples: Any, size: int | None) -> Any:
     """Applies `function` to samples `[n, ...]`, one micro-batch at a time; results `[n, ...]`."""
     count = len(jax.tree.leaves(samples)[0])
     if size is None or size >= count:
@@ -41,7 +41,7 @@ def mapped(function: Callable[[Any], Any], samples: Any, size: int | None) -> An
     return whole_of(jax.lax.map(function, parts_of(samples, math.gcd(size, count))))
 
 
-def accumulated(
+def accumulate_gradient(
     gradient: Callable[[Any], tuple[Any, dict[str, jax.Array]]], samples: Any, size: int | None
 ) -> tuple[Any, dict[str, jax.Array]]:
     """Gradient and measures of a minibatch `[n, ...]`, added up over its micro-batches of `size` samples.
@@ -50,7 +50,8 @@ def accumulated(
     taken.
 
     >>> samples = jnp.arange(6.0)
-    >>> total, measures = accumulated(lambda x: (x.sum(), {"x": x.sum(), "x_max": x.max()}), samples, 2)
+    >>> gradient = lambda x: (x.sum(), {"x": x.sum(), "x_max": x.max()})
+    >>> total, measures = accumulate_gradient(gradient, samples, 2)
     >>> float(total), float(measures["x"]), float(measures["x_max"])
     (15.0, 15.0, 5.0)
     """
@@ -111,7 +112,7 @@ def epochs(
     return carry, {name: jnp.max(x) if name.endswith("_max") else jnp.mean(x) for name, x in measures.items()}
 
 
-def learned(
+def run_updates(
     self: Any,
     gradient: Callable[[Any, jax.Array, Any], tuple[Any, dict[str, jax.Array]]],
     weighed: Callable[[Any], Any],
@@ -130,7 +131,7 @@ def learned(
     def step(carry: Any, minibatch: Any, is_first: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         trained, optimizer_state = carry
         slope = functools.partial(gradient, self._with_trained(parameters, trained), is_first)
-        found, measures = accumulated(slope, weighed(minibatch), self.at_once)
+        found, measures = accumulate_gradient(slope, weighed(minibatch), self.at_once)
         trained, optimizer_state = self.update(found, optimizer_state, trained)
         return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(found)}
 
@@ -144,11 +145,11 @@ def learned(
 def optimizer(
     own: Any, step_size: optax.Schedule, weight_decay: float, max_grad_norm: float
 ) -> optax.GradientTransformation:
-    """The user's optimiser (`algos.optimizers.given`), or AdamW (arXiv 1711.05101).
+    """The user's optimiser (`algos.optimizers.user_optimizer`), or AdamW (arXiv 1711.05101).
 
     `max_grad_norm` clips the global norm of gradients.
     """
-    given = optimizers.given(own, step_size, max_grad_norm)
+    given = optimizers.user_optimizer(own, step_size, max_grad_norm)
     if given is not None:  # it may count nothing, which `count` needs
         return optax.chain(optax.scale_by_schedule(lambda _: 1.0), given)
     return optax.chain(

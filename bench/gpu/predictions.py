@@ -13,7 +13,7 @@ from fdg.costs import machine
 from fdg.costs.calibration import calibrate
 from fdg.costs.candidate_times import iteration_seconds
 from fdg.costs.prediction import predict
-from fdg.training.reference_jobs import REFERENCE_JOBS, ReferenceJob, fitted_to_jobs, timed
+from fdg.training.reference_jobs import REFERENCE_JOBS, ReferenceJob, fitted_to_jobs, time_reference_jobs
 
 _FILE = "calibration.json"
 
@@ -49,7 +49,7 @@ def calibrated(file: Path, fit: bool) -> Figures:
     devices = jax.local_devices()[:1]
 
     def time_jobs() -> Mapping[str, float]:
-        return {job.key: taken for job, taken in timed(REFERENCE_JOBS, devices, print).items()}
+        return {job.key: taken for job, taken in time_reference_jobs(REFERENCE_JOBS, devices, print).items()}
 
     found = fitted_to_jobs(calibrate(devices, print, time_jobs)) if fit else calibrate(devices, print)
     file.write_text(json.dumps(found.as_json(), indent=1) + "\n")

@@ -118,7 +118,7 @@ def accuracies(
     `wanted` [B] bool are trained; the others are 0.
     """
     found = [
-        _trained(task, networks[:, at], wanted)
+        _train_networks(task, networks[:, at], wanted)
         if source == "train" and task.decisions
         else jnp.asarray(of_choices(task, source, table))[networks[:, at]]
         for at, task in enumerate(tasks)
@@ -126,7 +126,7 @@ def accuracies(
     return jnp.stack(found, axis=1)
 
 
-def _trained(task: Task, networks: jax.Array, wanted: jax.Array) -> jax.Array:
+def _train_networks(task: Task, networks: jax.Array, wanted: jax.Array) -> jax.Array:
     """Trains the `wanted` networks in chunks of `_CHUNK`; [B] float32."""
     total, found = len(networks), _images(task)
     all_of, options = children.network(task), jnp.asarray(children.options(task))

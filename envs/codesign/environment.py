@@ -214,7 +214,7 @@ class CoDesign:
         """Starts one episode per key; see `Environment.reset`."""
         check_keys(self.name, keys)
         number = len(keys)
-        nothing = found.none(self.problem, (number,))
+        nothing = found.empty(self.problem, (number,))
         state = State(
             nothing.choices,
             jnp.zeros(number, jnp.int32),
@@ -222,7 +222,7 @@ class CoDesign:
             jnp.full(number, RHO),
             jnp.full((number, 2), jnp.asarray([-1e9, 0.0])),
             nothing,
-            found.none(self.problem, (number, found.POINTS)),
+            found.empty(self.problem, (number, found.POINTS)),
         )
         return state, self._observed(state)
 
@@ -303,7 +303,7 @@ class CoDesign:
         if self.draws_specs:
             costs = problem.Costs(taken.latency_cycles, taken.energy_pj, taken.area_mm2)
             judged = jax.vmap(lambda one: problem.over(one, self.problem.specs).sum())(costs)
-        new = found.of(state.chosen, taken, jnp.where(done, judged, jnp.inf))
+        new = found.evaluated_designs(state.chosen, taken, jnp.where(done, judged, jnp.inf))
         reward, leading = (x[:, 0] - state.rho * x[:, 1] for x in (
             jnp.stack([taken.score, penalty], 1), state.leader
         ))  # fmt: skip
@@ -345,7 +345,7 @@ class CoDesign:
         largest = jnp.asarray([max(1, len(one.options) - 1) for one in decisions], jnp.float32)
         places = jnp.arange(len(decisions))
         is_chosen = places < at
-        left = problem.left(self.problem, chosen, jnp.minimum(at, len(decisions) - 1))
+        left = problem.remaining_budget(self.problem, chosen, jnp.minimum(at, len(decisions) - 1))
         budgets = chips.budget_pes, chips.budget_noc_bytes_per_cycle
         shares = jnp.stack([x / budget for x, budget in zip(left, budgets, strict=True)])
         return jnp.concatenate([places == at, jnp.where(is_chosen, chosen / largest, 0), is_chosen, shares])

@@ -25,7 +25,7 @@ class Designs(NamedTuple):
     violation: jax.Array  # [...] float32, 0 if all specs are met; infinite for no design
 
 
-def none(problem: Problem, shape: tuple[int, ...] = ()) -> Designs:
+def empty(problem: Problem, shape: tuple[int, ...] = ()) -> Designs:
     """Empty entries, with infinite violation."""
     zeros = jnp.zeros(shape)
     return Designs(
@@ -39,7 +39,7 @@ def none(problem: Problem, shape: tuple[int, ...] = ()) -> Designs:
     )
 
 
-def of(choices: jax.Array, found: Evaluation, violation: jax.Array) -> Designs:
+def evaluated_designs(choices: jax.Array, found: Evaluation, violation: jax.Array) -> Designs:
     """Evaluated designs [B], with violations [B]."""
     taken = found.latency_cycles, found.energy_pj, found.area_mm2
     return Designs(choices, *taken, found.accuracy, found.score, violation)

@@ -272,7 +272,7 @@ def weight_words(layer: Layers) -> jax.Array:
 
 def input_words(layer: Layers) -> jax.Array:
     """As `Layer.input_words`, int32."""
-    rows, columns = covered(layer)
+    rows, columns = input_window(layer)
     return product(layer.operands, layer.in_channels, rows, columns)
 
 
@@ -281,7 +281,7 @@ def output_words(layer: Layers) -> jax.Array:
     return product(layer.out_channels, layer.out_rows, layer.out_columns)
 
 
-def covered(layer: Layers) -> tuple[jax.Array, jax.Array]:
+def input_window(layer: Layers) -> tuple[jax.Array, jax.Array]:
     """Rows and columns of the input that windows cover, without padding, int32."""
     rows = with_halo(layer.out_rows, jnp.int32(1), layer.stride, layer.kernel_rows)
     columns = with_halo(layer.out_columns, jnp.int32(1), layer.stride, layer.kernel_columns)

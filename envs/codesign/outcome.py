@@ -34,4 +34,4 @@ class Outcome:
     def scheduled(self) -> Scheduled:
         """The schedule of the best design, improved by moves that save energy, and no slower."""
         specs = self.problem.specs._replace(latency_cycles=float(self.best.latency_cycles))
-        return problem.scheduled(dataclasses.replace(self.problem, specs=specs), self.best.choices)
+        return problem.improved_schedule(dataclasses.replace(self.problem, specs=specs), self.best.choices)

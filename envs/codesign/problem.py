@@ -101,7 +101,7 @@ def mask(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> jax.Array:
     lengths = jnp.asarray([len(one.options) for one in decisions])
     first, each = len(decisions) - 4 * chips.subaccelerators, len(chips.decisions())
     pes, noc = _options(chips, most)
-    pes_left, noc_left = left(problem, chosen, at)
+    pes_left, noc_left = remaining_budget(problem, chosen, at)
     sub = (at - first) // each
     to_come = chips.subaccelerators - 1 - sub
     is_alone = (sub == chips.subaccelerators - 1) & (pes_left == chips.budget_pes)
@@ -128,7 +128,7 @@ def _options(chips: Chips, most: int) -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(pes, jnp.int32), jnp.asarray(noc, jnp.float32)
 
 
-def left(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+def remaining_budget(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> tuple[jax.Array, jax.Array]:
     """PEs and bandwidth that remain for the sub-accelerator of decision `at`."""
     chips, decisions = problem.chips, problem.decisions()
     first, each = len(decisions) - 4 * chips.subaccelerators, len(chips.decisions())
@@ -350,7 +350,7 @@ class Scheduled(NamedTuple):
     costs: cost.LayerCosts  # arrays [N, A]
 
 
-def scheduled(problem: Problem, choices: Any, moves: int = schedule.MOVES) -> Scheduled:
+def improved_schedule(problem: Problem, choices: Any, moves: int = schedule.MOVES) -> Scheduled:
     """The schedule of one design, improved by moves; no slower than in `evaluate`.
 
     `choices` are [decisions] int32, `moves` as in `schedule.schedule`; 0 for list schedules only.

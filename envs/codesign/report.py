@@ -198,7 +198,7 @@ def write(found: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]:
     of, best = found.problem, found.best
     scheduled = found.scheduled
     layers = layer_rows(scheduled)
-    texts = _exported(of, best, scheduled)
+    texts = _tool_files(of, best, scheduled)
     missing = texts.pop("missing", "")
     texts["best.json"] = json.dumps(_plain(_best(found, layers)), indent=1) + "\n"
     written = []
@@ -259,7 +259,7 @@ def _layers(of: Problem, design: Designs) -> list[Layer]:
     return [layer for task, at in pairs for layer in task.build(*task.choices()[at])]
 
 
-def _exported(of: Problem, design: Designs, scheduled: Scheduled) -> dict[str, str]:
+def _tool_files(of: Problem, design: Designs, scheduled: Scheduled) -> dict[str, str]:
     """Files for ZigZag, three per sub-accelerator, and for MAESTRO; `missing` explains absent ones."""
     layers = _layers(of, design)
     subs = np.asarray(scheduled.schedule.sub_accelerator).tolist()

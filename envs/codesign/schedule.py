@@ -196,7 +196,7 @@ def _shortest(work: Work, allowed: jax.Array, eagerness: tuple[float, ...]) -> S
     return jax.tree.map(lambda x: x[found.latency_cycles.argmin()], found)
 
 
-def _timed(work: Work, assigned: jax.Array) -> Schedule:
+def _schedule_assigned(work: Work, assigned: jax.Array) -> Schedule:
     """The shortest list schedule of an assignment [N]."""
     allowed = jnp.arange(work.latency_cycles.shape[1])[None] == assigned[:, None]
     return _shortest(work, allowed, _RETIMED)
@@ -215,10 +215,10 @@ def _moves(work: Work, assigned: jax.Array) -> _Moves:
     moved = np.repeat([[low <= i < high for i in range(total)] for low, high in runs], number, 0)
     where = np.tile(np.arange(number, dtype=np.int32), len(runs))[:, None]
     tried = jnp.where(moved, where, assigned[None])
-    return _Moves(tried != assigned[None], jax.vmap(lambda one: _timed(work, one))(tried))
+    return _Moves(tried != assigned[None], jax.vmap(lambda one: _schedule_assigned(work, one))(tried))
 
 
-def _shorten(work: Work, first: Schedule, moves: int) -> Schedule:
+def _tabu_search(work: Work, first: Schedule, moves: int) -> Schedule:
     """Tabu search over assignments; each step takes the best move, even if the schedule gets longer.
 
     A moved layer stays for eight steps (fewer for few layers), unless moving it gives the shortest schedule
@@ -253,7 +253,8 @@ def _save_energy(work: Work, first: Schedule, spec_cycles: jax.Array, moves: int
         return _better(value[taken] > 0, jax.tree.map(lambda x: x[taken], tried), now), None
 
     saving = jax.lax.scan(step, first, None, moves)[0]
-    least = _timed(work, work.energy_pj.argmin(1).astype(jnp.int32))  # the least energy of any assignment
+    # the least energy of any assignment
+    least = _schedule_assigned(work, work.energy_pj.argmin(1).astype(jnp.int32))
     return _better(least.latency_cycles <= spec_cycles, least, saving)
 
 
@@ -281,7 +282,7 @@ def _schedule(work: Work, spec_cycles: jax.Array, moves: int) -> Schedule:
     found = _shortest(work, jnp.ones_like(work.latency_cycles, bool), _FIRST)
     if not moves:
         return found
-    found = _shorten(work, found, moves)
+    found = _tabu_search(work, found, moves)
     saving = _save_energy(work, found, spec_cycles, moves)
     return _better(found.latency_cycles <= spec_cycles, saving, found)
 

@@ -162,7 +162,7 @@ def _rs_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWords
     in_pad = _at_least_1(_WINDOW_WORDS // _at_least_1(layer.kernel_columns))
     sums = 2 * ceil_div(in_group, in_pad) - 1
     read_rows = L.with_halo(layer.out_rows, strips, layer.stride, layer.kernel_rows)
-    read_columns = L.covered(layer)[1]
+    read_columns = L.input_window(layer)[1]
     channels = product(layer.in_channels, ceil_div(out_group, at_once))
     weights, strips_f, inputs, patch_rows, patch_columns = _float(
         L.weight_words(layer), strips, channels, read_rows, read_columns

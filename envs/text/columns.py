@@ -80,14 +80,14 @@ def pair(record: Record) -> tuple[Row, Row]:
     asked = _column(record, PROMPTS, "")
     prompt = None if asked is None else _text(where, asked, columns[asked])
     if prompt is None or (isinstance(prompt, str) and not isinstance(chosen, str)):
-        shared = _shared(chosen, rejected)
+        shared = _common_beginning(chosen, rejected)
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
         if not prompt or not chosen or not rejected:
             raise FdgError(
                 f"{where}: has no column 'prompt', and 'chosen' and 'rejected' do not begin alike and then"
                 " differ: give the prompt"
             )
-    answers = (_said(where, "chosen", chosen), _said(where, "rejected", rejected))
+    answers = (_answer_text(where, "chosen", chosen), _answer_text(where, "rejected", rejected))
     return Row(prompt, answers[0], columns, where), Row(prompt, answers[1], columns, where)
 
 
@@ -99,10 +99,10 @@ def _column(record: Record, names: Sequence[str], named: str) -> str | None:
 def _answer(record: Record, column: str | None) -> str | None:
     if column is None or record.columns[column] is None:
         return None
-    return _said(record.where, column, record.columns[column])
+    return _answer_text(record.where, column, record.columns[column])
 
 
-def _said(where: str, column: str, value: Any) -> str:
+def _answer_text(where: str, column: str, value: Any) -> str:
     """An answer as text; it may be an assistant message."""
     found = _text(where, column, value, "")
     if isinstance(found, str):
@@ -157,7 +157,7 @@ def _message(where: str, value: Any, fix: str) -> Message:
     return {**value, "content": content}
 
 
-def _shared(chosen: Any, rejected: Any) -> int:
+def _common_beginning(chosen: Any, rejected: Any) -> int:
     """Length of the common beginning of two answers, in characters or messages; blanks before texts
     excluded."""
     length = min(len(chosen), len(rejected))

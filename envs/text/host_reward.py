@@ -251,13 +251,13 @@ def _are_three(names: Sequence[str], known: Iterable[str]) -> bool:
     """True if three names mean prompts, responses and answers, and none is a misspelt column."""
     if len(names) != len(_PLACES):
         return False
-    known = {_folded(name) for name in known}
+    known = {_singular(name) for name in known}
     return all(
-        name in place or _folded(name) not in known for name, place in zip(names, _PLACES, strict=True)
+        name in place or _singular(name) not in known for name, place in zip(names, _PLACES, strict=True)
     )
 
 
-def _folded(name: str) -> str:
+def _singular(name: str) -> str:
     """A name without the difference between singular and plural."""
     return name.lower().removesuffix("s")
 

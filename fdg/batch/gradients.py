@@ -102,7 +102,7 @@ def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
 def calls_inlined(flow: Flow, devices: int) -> Flow:
     """A flow with calls inlined, except fragments."""
     axes = [axis for axis, _ in flow.inputs]
-    jaxpr: Any = jaxprs.inlined(flow.jaxpr, _called)
+    jaxpr: Any = jaxprs.inlined(flow.jaxpr, _callee)
     return follow(jaxprs.without_dead_code(jaxpr), axes, devices, flow.outputs)
 
 
@@ -154,7 +154,7 @@ def contracts_batch(each: EquationFlow) -> bool:
     return each.reduced and each.eqn.primitive.name in ("dot_general", "conv_general_dilated")
 
 
-def _called(eqn: Any) -> Any:
+def _callee(eqn: Any) -> Any:
     """The open body of a plain call without constants; None for any other equation."""
     if eqn.primitive.name not in ("jit", "pjit") or FragmentMark.of(eqn) is not None or eqn.effects:
         return None

@@ -21,7 +21,7 @@ from fdg.costs.program_time import JOINED
 from fdg.errors import FdgError
 from fdg.running.host_devices import make_host_devices
 from fdg.showing.words import quantity, table
-from fdg.training.reference_jobs import REFERENCE_JOBS, fitted_to_jobs, timed
+from fdg.training.reference_jobs import REFERENCE_JOBS, fitted_to_jobs, time_reference_jobs
 from fdg.training.writable import check_writable, writing
 
 FLAGS = (
@@ -64,7 +64,9 @@ def _calibrate(given: dict[str, Any]) -> None:
         print(f"measuring: {line}", flush=True)
 
     def time_jobs() -> Mapping[str, float]:
-        return {job.key: seconds for job, seconds in timed(REFERENCE_JOBS, devices, say).items()}
+        return {
+            job.key: seconds for job, seconds in time_reference_jobs(REFERENCE_JOBS, devices, say).items()
+        }
 
     found = fitted_to_jobs(calibrate(devices, say, time_jobs))
     print(calibration_table(found))
@@ -103,10 +105,10 @@ def calibration_table(calibration: Calibration) -> str:
             value = quantity(figure.value, RATES.get(name, "B/s of a link").split()[0])
         rows.append((name, value, f"{figure.spread:.0%}", figure.source))
     lines = table(["rate", "value", "spread", "source"], rows, numeric=(1, 2))
-    return "\n".join([*lines, *_fitted(calibration)])
+    return "\n".join([*lines, *_fit_overheads(calibration)])
 
 
-def _fitted(calibration: Calibration) -> list[str]:
+def _fit_overheads(calibration: Calibration) -> list[str]:
     """Overheads that were fitted to reference jobs."""
     kind = calibration.kind
     if kind.joined is None or kind.overheads is None:

@@ -18,7 +18,7 @@ from fdg.errors import FdgError, PlanError
 from fdg.showing.words import table
 from fdg.training.job import Job, steps_of
 from fdg.training.settings import AUTO_LAG
-from fdg.training.settling import chosen, with_quickest_lag
+from fdg.training.settling import choose_within, with_quickest_lag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ def sensitivity(choose: Callable[[Cluster], Choice], cluster: Cluster) -> tuple[
     rates = [name for name, value in _rates(cluster).items() if name not in SIZES and value > 0]
     found = [Halved("", first.seconds, _as_chosen(first), first.seconds)]
     for rate in rates:
-        halved = _halved(cluster, rate)
+        halved = _with_half_rate(cluster, rate)
         choice = choose(halved)
         found.append(Halved(rate, predict(plan, halved).seconds, _as_chosen(choice), choice.seconds))
     return tuple(found)
@@ -62,7 +62,7 @@ def _rates(cluster: Cluster) -> dict[str, float]:
     return found
 
 
-def _halved(cluster: Cluster, name: str) -> Cluster:
+def _with_half_rate(cluster: Cluster, name: str) -> Cluster:
     """The cluster with one rate halved, or one time doubled."""
     word, _, part = name.partition("/")
     factor = 2 if name in TIMES or part in ("latency", "call") else 0.5
@@ -139,9 +139,9 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
         )
     names = given.get("compare")
     wanted = [_policy(name, job.policy) for name in names] if names else [job.policy]
-    if given.get("sensitivity") and not isinstance(job.policy, policies.Auto) and _named(job.policy):
+    if given.get("sensitivity") and not isinstance(job.policy, policies.Auto) and _changes(job.policy):
         raise FdgError(
-            f"--sensitivity chooses the policy with its fields: leave out {_flags(_named(job.policy))},"
+            f"--sensitivity chooses the policy with its fields: leave out {_flags(_changes(job.policy))},"
             " or --sensitivity"
         )
     each = given.get("envs_per_device")
@@ -171,7 +171,7 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
         algorithm, graph = grown(each and each * count)
 
         def choose(one: Cluster) -> Any:
-            return chosen(job.policy, algorithm, graph, one, job.agents, all_devices=True)
+            return choose_within(job.policy, algorithm, graph, one, job.agents, all_devices=True)
 
         if not isinstance(job.policy, policies.Auto):
             said.append(f"the choice among all policies, of which {job.policy} is one:")
@@ -181,7 +181,7 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
 
 def _policy(name: str, asked: Any) -> Any:
     """The policy of a name, with the fields that the command line gives for `asked`."""
-    cls, named = policies.Auto if name == "auto" else policies.get(name), _named(asked)
+    cls, named = policies.Auto if name == "auto" else policies.get(name), _changes(asked)
     if lacks := named.keys() - {field.name for field in dataclasses.fields(cls)}:
         raise FdgError(
             f"--compare {name}: it has no {_flags(lacks)}: leave one out, or compare policies that have it"
@@ -189,7 +189,7 @@ def _policy(name: str, asked: Any) -> Any:
     return cls(**named)
 
 
-def _named(policy: Any) -> dict[str, Any]:
+def _changes(policy: Any) -> dict[str, Any]:
     """A policy's fields that differ from their defaults."""
     fields = dataclasses.fields(policy) if dataclasses.is_dataclass(policy) else ()
     values = {field.name: (getattr(policy, field.name), field.default) for field in fields}
@@ -216,7 +216,7 @@ def _grown(algorithm: Any, each: int | None, number: int | None) -> tuple[Any, f
 
 def _point(job: Job, policy: Any, cluster: Cluster, algorithm: Any, graph: fdg.FDG) -> Point:
     if isinstance(policy, policies.Auto):
-        policy = chosen(policy, algorithm, graph, cluster, job.agents, all_devices=True).policy
+        policy = choose_within(policy, algorithm, graph, cluster, job.agents, all_devices=True).policy
     elif job.described.get("lag") == AUTO_LAG:
         policy = with_quickest_lag(policy, algorithm, graph, cluster, job.agents).policy
     plan = fdg.place(graph, policy, cluster.devices, job.agents)

@@ -26,7 +26,7 @@ import jax
 from fdg.arguments import quoted
 from fdg.costs import published
 from fdg.costs.hardware import RATES, Cluster, DeviceKind, Figure, Link
-from fdg.costs.machine import FIX, calibrated
+from fdg.costs.machine import FIX, usable_calibration
 from fdg.errors import FdgError, FdgWarning, unknown_name
 from fdg.kinds import as_number, parse_quantity
 from fdg.reading import read_toml
@@ -174,7 +174,7 @@ def _kind(
         return DeviceKind(name, platform, {**base, **figures}), usual, None
     if name == HERE:
         device = jax.local_devices()[0]
-        found = calibrated(device.device_kind)
+        found = usable_calibration(device.device_kind)
         if found is None:
             raise FdgError(f"kind = '{HERE}', and it has no calibration: {FIX}")
         return found.kind, (found.inside, found.between), found.cores

@@ -89,7 +89,9 @@ class CommandLine:
         given |= {f.name: absolute_folder(f, given[f.name]) for f in dataclass_fields(cls) if f.name in given}
         own = {flag.name: given[flag.name] for flag in flags.own if flag.name in given}
         kept = _hyperparameters(file, base, algo, cls, given)
-        preset = preset_flags.chosen(cls, given.get("preset"), of.registered, of.env, {**kept, **own})
+        preset = preset_flags.starting_preset(
+            cls, given.get("preset"), of.registered, of.env, {**kept, **own}
+        )
         begun = dict(preset.values) if preset else {}
         if helps:
             flags = flags.beginning_with(begun)
@@ -98,7 +100,9 @@ class CommandLine:
         if given.get("show_preset"):
             shown = preset_flags.defaults(cls) if given.get("preset") == "none" else preset
             print(
-                preset_flags.preset_table(shown, algo, of.env_name, fields_of(cls), preset_flags.known(cls)),
+                preset_flags.preset_table(
+                    shown, algo, of.env_name, fields_of(cls), preset_flags.preset_names(cls)
+                ),
                 flush=True,
             )
             raise SystemExit(0)

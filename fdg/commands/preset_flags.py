@@ -14,7 +14,7 @@ from fdg.kinds import shown
 _FAR_FEWER = 3  # times fewer steps than a preset was chosen for
 
 
-def chosen(
+def starting_preset(
     cls: type,
     asked: str | None,
     env_name: str,
@@ -52,7 +52,7 @@ def defaults(cls: type) -> Any:
     return Preset("none", f"the class {cls.__name__}", {flag.name: flag.default for flag in fields_of(cls)})
 
 
-def known(cls: type) -> tuple[str, ...]:
+def preset_names(cls: type) -> tuple[str, ...]:
     """The names of all presets of an algorithm's class."""
     from algos import presets
 

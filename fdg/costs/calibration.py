@@ -120,7 +120,7 @@ def _device_figures(lanes: int, say: Say) -> dict[str, Figure]:
     say("products of matrices")
     found = _product_figures(lanes)
     say("operations by class")
-    timed = _timed(_operations(), lanes)
+    timed = _time_functions(_operations(), lanes)
     trip, start = timed.pop("trip"), timed.pop("operation")
     count = sum(start.work.operations.values())
     found["operation"] = _figure(max(start.crowded / count, 1e-9), start)
@@ -197,7 +197,7 @@ def _on_host(x: jax.Array) -> list[jax.Array]:
     return [jax.pure_callback(lambda x: np.asarray(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x)]
 
 
-def _timed(functions: Mapping[str, tuple[Callable, list[Any]]], lanes: int) -> dict[str, Timed]:
+def _time_functions(functions: Mapping[str, tuple[Callable, list[Any]]], lanes: int) -> dict[str, Timed]:
     """Times each function, repeated within one program; each round runs all functions."""
     programs = {name: Repeated(function, arguments) for name, (function, arguments) in functions.items()}
     compile_all(programs.values())
@@ -230,7 +230,7 @@ _SHAPES = [
 def _product_figures(lanes: int) -> dict[str, Figure]:
     """Start-up time, FLOP rate and byte rate of matrix products: a fit of relative errors over shapes."""
     functions = {str(shape): _product(shape) for shape in _SHAPES}
-    timed = _timed(functions, lanes)
+    timed = _time_functions(functions, lanes)
     rows, taken = [], []
     for m, k, n in _SHAPES:
         product = Product(1, m, k, n, "float32")

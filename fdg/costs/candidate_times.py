@@ -20,7 +20,7 @@ _ROUNDS = 3
 _TIMED = 3  # candidates
 
 
-def measured(choice: Choice, devices: Sequence[jax.Device], num_seeds: int | None = None) -> Choice:
+def choose_by_timing(choice: Choice, devices: Sequence[jax.Device], num_seeds: int | None = None) -> Choice:
     """Chooses among the best three candidates by measured time.
 
     `choice` is from `policies.auto`, and `devices` those that it chose from. A collective: all processes call

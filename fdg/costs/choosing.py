@@ -195,12 +195,12 @@ def choose(
         why = next((row.refused for row in rows if row.refused), "there is no candidate")
         raise PlanError(f"no policy can be carried out: {why}")
     known = [row for row in taken if row.prediction.complete] or taken
-    best = known[preferred([row.rank for row in known])]
+    best = known[break_ties([row.rank for row in known])]
     rows = [best, *(row for row in rows if row is not best)]
     return Choice(*graph_of(best.candidate.variant), tuple(rows), time.perf_counter() - begun, cluster)
 
 
-def preferred(candidates: Sequence[tuple[float, *tuple[int, ...]]]) -> int:
+def break_ties(candidates: Sequence[tuple[float, *tuple[int, ...]]]) -> int:
     """Of candidates that predictions cannot distinguish from the fastest, the one with the fewest groups,
     then the fewest devices, then the smallest lag.
 

@@ -55,7 +55,7 @@ class Fitted:
     after: float
 
 
-def fitted(
+def fit(
     samples: Sequence[JobSample],
     joined: Mapping[str, float] | None = None,
     overheads: Overheads | None = None,

@@ -15,7 +15,7 @@ from fdg.batch.rules.result import Axis
 from fdg.cores import common_cores
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.programs import prepare_for_vmap, vmapped_program
-from fdg.lowering.rewriting import Setting, rewritten
+from fdg.lowering.rewriting import Setting, rewrite_all
 from fdg.placing.plans import Plan, PlannedProgram, SteppedPlan
 from fdg.placing.policy import Group
 from fdg.profiling.work import Work, work_of
@@ -51,7 +51,7 @@ def loads(plan: Plan, target: Target) -> tuple[Load, ...]:
     arrays = [len(call.inputs) + len(call.outputs) for call, _ in plan.calls()]
     arrays = arrays or [2 * len(plan.graph.state_axes)]
     return tuple(
-        Load(planned.name, group, _shared(work, group), count, _exchanged(plan, planned))
+        Load(planned.name, group, _one_device_work(work, group), count, _collectives_of(plan, planned))
         for planned, (group, work), count in zip(plan.programs, _works(plan, target), arrays, strict=True)
     )
 
@@ -59,7 +59,7 @@ def loads(plan: Plan, target: Target) -> tuple[Load, ...]:
 _WITHOUT_PARAMETERS = ("environment", "buffer", "update")  # roles that gather none
 
 
-def _exchanged(plan: Plan, program: PlannedProgram) -> tuple[Collective, ...]:
+def _collectives_of(plan: Plan, program: PlannedProgram) -> tuple[Collective, ...]:
     """The collectives of a program's run; estimated if parameters are sharded.
 
     As in fully sharded data parallelism (Rajbhandari et al., arXiv 1910.02054, section 7.2): parameters are
@@ -108,7 +108,7 @@ def _agents(jaxpr: ClosedJaxpr, agents: int, together: int) -> Work:
     return work_of(vmapped_program(jaxpr, agents, together))
 
 
-def _shared(work: Work, group: Group) -> Work:
+def _one_device_work(work: Work, group: Group) -> Work:
     """The work of one device if `model` devices share a part of the batch, and so split products."""
     if group.model == 1:
         return work
@@ -128,4 +128,4 @@ def _work(
     jaxpr: ClosedJaxpr, axes: Sequence[Axis], ends: Sequence[Axis], group: Group, target: Target
 ) -> Work:
     setting = _setting(axes, ends, group, target)
-    return work_of(rewritten(jaxpr, setting), axes, group.rows)
+    return work_of(rewrite_all(jaxpr, setting), axes, group.rows)

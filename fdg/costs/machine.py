@@ -212,7 +212,7 @@ def check_machine(calibration: Calibration, path: Path) -> None:
             )
 
 
-def calibrated(device_kind: str) -> Calibration | None:
+def usable_calibration(device_kind: str) -> Calibration | None:
     """This machine's calibration for a kind of device, or None."""
     path = path_of(device_kind)
     if path is None or not path.exists():
@@ -266,7 +266,7 @@ def cluster_for(devices: int | Sequence[jax.Device]) -> Cluster:
 
 def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, hosts: int = 1) -> Cluster:
     """A cluster of this many devices of this machine's kind."""
-    cores, found = usable_cores() if platform_name == "cpu" else None, calibrated(device_kind)
+    cores, found = usable_cores() if platform_name == "cpu" else None, usable_calibration(device_kind)
     if found is not None:
         kind, links, cores = found.kind, (found.inside, found.between), found.cores
         note = f"this machine's, measured {found.date}{_noise_warning(found)}"

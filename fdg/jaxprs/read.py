@@ -171,12 +171,12 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
             operands = (*range(first, first + sizes.solve), *right)
             return (Body(solve, 1, True, operands, tuple(range(len(solve.outvars)))),)
         case name if name in HIGH_LEVEL:
-            return _called(open_jaxpr(_expanded(eqn)))
+            return _callee(open_jaxpr(_expanded(eqn)))
     for value in params.values():
         if isinstance(value, _JAXPRS):
             j = open_jaxpr(value)
-            if _alike(j.invars, eqn.invars) and _alike(j.outvars, eqn.outvars):
-                return _called(j)
+            if _same_shapes(j.invars, eqn.invars) and _same_shapes(j.outvars, eqn.outvars):
+                return _callee(j)
     return ()  # the scalar function of a reduction does not count
 
 
@@ -228,7 +228,7 @@ def _most_trips(
 
 
 @functools.lru_cache(maxsize=4096)
-def _called(jaxpr: core.Jaxpr) -> tuple[Body, ...]:
+def _callee(jaxpr: core.Jaxpr) -> tuple[Body, ...]:
     return (Body(jaxpr, 1, True, tuple(range(len(jaxpr.invars))), tuple(range(len(jaxpr.outvars)))),)
 
 
@@ -348,7 +348,7 @@ def as_call(
     return as_one(jax.jit(call), operands, results)
 
 
-def _alike(inside: Sequence[Any], outside: Sequence[Any]) -> bool:
+def _same_shapes(inside: Sequence[Any], outside: Sequence[Any]) -> bool:
     """Whether two lists of variables have the same shapes."""
     return len(inside) == len(outside) and all(
         v.aval is w.aval or getattr(v.aval, "shape", None) == getattr(w.aval, "shape", None)

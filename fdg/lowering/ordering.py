@@ -44,7 +44,9 @@ def in_order(
     """Makes each collective depend on the loops before it that contain collectives."""
     flow = follow(jaxpr, axes, devices, output_axes)
     return (
-        jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(_ordered)(flow)) if _has_inner_collectives(flow) else jaxpr
+        jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(_order_collectives)(flow))
+        if _has_inner_collectives(flow)
+        else jaxpr
     )
 
 
@@ -121,7 +123,7 @@ def _awaitable_results(step: EquationFlow, read: set[Any]) -> list[tuple[Any, Ax
     possible = [(v, axis) for v, axis in found if v in read and _can_wait(v)]
     if step.eqn.primitive.name not in _LOOPS:
         return possible
-    replaced = _replaced(step).values()
+    replaced = _changed_results(step).values()
 
     def rank(result: tuple[Any, Axis]) -> tuple[bool, bool, int]:
         v, axis = result
@@ -130,7 +132,7 @@ def _awaitable_results(step: EquationFlow, read: set[Any]) -> list[tuple[Any, Ax
     return sorted((result for result in possible if result[0] in replaced), key=rank)[:1]
 
 
-def _replaced(step: EquationFlow) -> dict[int, Any]:
+def _changed_results(step: EquationFlow) -> dict[int, Any]:
     """A loop's results that change, by the position of their initial operand; of a branch, all results."""
     body = jaxprs.bodies(step.eqn)[-1]
     if step.eqn.primitive.name == "cond":
@@ -139,7 +141,7 @@ def _replaced(step: EquationFlow) -> dict[int, Any]:
     return {body.operands[i]: step.eqn.outvars[j] for i, j in body.carry if results[j] is not inner[i]}
 
 
-def _ordered(flow: Flow, how: None, inside: jaxprs.Inside) -> list[Any]:
+def _order_collectives(flow: Flow, how: None, inside: jaxprs.Inside) -> list[Any]:
     """The equations of a flow, with dependencies between their collectives."""
     equations: list[Any] = []
     atoms = [*flow.jaxpr.outvars, *(v for eqn in flow.jaxpr.eqns for v in eqn.invars)]
@@ -168,7 +170,7 @@ def _awaiting(
     split = [i for i, axis in enumerate(step.operands) if axis is not None] + [*step.gathered]
     possible = [i for i, v in enumerate(operands) if not jaxprs.is_literal(v) and _can_wait(v)]
     if step.eqn.primitive.name in _LOOPS:  # a loop starts when its last operand is ready, so one is enough
-        replaced = [i for i in possible if i in _replaced(step)] or possible
+        replaced = [i for i in possible if i in _changed_results(step)] or possible
         late = [each for each in awaited if not each.reaches(operands)]
         waiting = dict.fromkeys(sorted(replaced, key=lambda i: jaxprs.bytes_of(operands[i].aval))[:1], late)
     else:

@@ -22,7 +22,7 @@ from fdg.lowering import constraints as sharding
 from fdg.lowering.draws import hoist_draws
 from fdg.lowering.extremes import keep_nan
 from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, is_of_cpus, layout_sharding, make_mesh
-from fdg.lowering.rewriting import Setting, rewritten
+from fdg.lowering.rewriting import Setting, rewrite_all
 from fdg.lowering.tiles import have_a_core_each
 from fdg.placing.layout import Layout, Spec
 from fdg.placing.plans import Plan
@@ -63,7 +63,7 @@ def lower_shared(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     metrics = jax.tree.leaves(graph.metrics)
 
     def run(leaves: list, iterations: jax.Array, rows: int) -> tuple[list, list]:
-        return _iterated(iterate, leaves, _buffers(metrics, rows), iterations)
+        return _run_iterations(iterate, leaves, _buffers(metrics, rows), iterations)
 
     return TrainingLoop(run, shardings, everywhere, everywhere)
 
@@ -100,7 +100,7 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     def run(leaves: list, iterations: jax.Array, rows: int) -> tuple[list, list]:
         def all_here(leaves: list, iterations: jax.Array) -> tuple[list, list]:
             def some(leaves: list, buffers: list, first: Any) -> tuple[list, list]:
-                return _iterated(iterate, leaves, buffers, iterations, first)
+                return _run_iterations(iterate, leaves, buffers, iterations, first)
 
             return in_chunks(some, here, together)(leaves, _buffers(metrics, rows))
 
@@ -136,7 +136,7 @@ def rewrite_one_agent(
 
 def prepare_for_vmap(jaxpr: ClosedJaxpr, together: int, setting: Setting) -> ClosedJaxpr:
     """Rewrites one agent's program: if it is to be mapped (`together > 1`), only hoists its random draws."""
-    return hoist_draws(jaxpr) if together > 1 else rewritten(jaxpr, setting)
+    return hoist_draws(jaxpr) if together > 1 else rewrite_all(jaxpr, setting)
 
 
 def vmapped_program(jaxpr: ClosedJaxpr, agents: int, together: int) -> ClosedJaxpr:
@@ -225,7 +225,7 @@ def on_mesh(
     If parameters are sharded, `specs` are the shardings of inputs without a batch axis.
     """
     kind = is_of_cpus(mesh), have_a_core_each(mesh)
-    jaxpr = rewritten(jaxpr, Setting(input_axes, mesh.size, output_axes, *kind, sharded=specs is not None))
+    jaxpr = rewrite_all(jaxpr, Setting(input_axes, mesh.size, output_axes, *kind, sharded=specs is not None))
     if mesh.size == 1:
         return jaxpr
     return sharding.constrain(jaxpr, mesh, input_axes, output_axes, specs)
@@ -236,7 +236,7 @@ def _buffers(metrics: Sequence[Any], rows: int) -> list[jax.Array]:
     return [jnp.zeros((rows, *row.shape), row.dtype) for row in words]
 
 
-def _iterated(
+def _run_iterations(
     iterate: Callable, leaves: list, buffers: list, iterations: jax.Array, first: Any = 0
 ) -> tuple[list, list]:
     """Runs `iterations` iterations; returns the leaves, and the metric buffers with a row for each iteration.
@@ -252,7 +252,7 @@ def _iterated(
         results = iterate(*leaves)
         leaves, made = list(results[: len(leaves)]), results[len(leaves) :]
         buffers = [
-            _written(buffer, keys.words(row), i, first) for buffer, row in zip(buffers, made, strict=True)
+            _with_row(buffer, keys.words(row), i, first) for buffer, row in zip(buffers, made, strict=True)
         ]
         return i + 1, leaves, buffers
 
@@ -260,7 +260,7 @@ def _iterated(
     return leaves, buffers
 
 
-def _written(buffer: jax.Array, row: jax.Array, i: jax.Array, first: Any) -> jax.Array:
+def _with_row(buffer: jax.Array, row: jax.Array, i: jax.Array, first: Any) -> jax.Array:
     """The buffer with row `i`, or a part of it from `first` on, replaced."""
     start = [jnp.asarray(at, jnp.int32) for at in (i, first, *[0] * buffer.ndim)[: buffer.ndim]]
     return jax.lax.dynamic_update_slice(buffer, jnp.expand_dims(row, 0), start)

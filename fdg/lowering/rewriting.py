@@ -56,7 +56,7 @@ PASSES: dict[str, tuple[Callable[[Setting], bool], Callable[[ClosedJaxpr, Settin
 """The passes in order: the condition of each, and its function on a program."""
 
 
-def rewritten(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
+def rewrite_all(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
     """A traced program with all rewrites applied."""
     ends = None if setting.output_axes is None else tuple(setting.output_axes)
     setting = setting._replace(axes=tuple(setting.axes), output_axes=ends)

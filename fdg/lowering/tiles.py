@@ -112,7 +112,7 @@ def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]
             ]
             return sums, [x for x, name in zip(results, how, strict=True) if not name]
 
-        start = [_nothing(name, v.aval) for (v, _), name in zip(outputs, how, strict=True) if name]
+        start = [_neutral_element(name, v.aval) for (v, _), name in zip(outputs, how, strict=True) if name]
         sums, stacked = jax.lax.scan(one, start, jnp.arange(tiles))
         if devices > 1:
             sums = _added_up(sums, [name for name in how if name])
@@ -149,7 +149,7 @@ def _joined(x: Any, axis: Axis) -> Any:
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
-def _nothing(name: str, aval: Any) -> jax.Array:
+def _neutral_element(name: str, aval: Any) -> jax.Array:
     """The neutral element of a sum, a max or a min."""
     if name not in _EXTREMES:
         return jnp.zeros(aval.shape, aval.dtype)

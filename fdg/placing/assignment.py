@@ -80,7 +80,7 @@ def warn_of_near_roles(graph: FDG, placement: Mapping[str, Group]) -> None:
     """
     known = {*ROLES, WHOLE, *placement}
     for fragment in graph.fragments:
-        meant = None if fragment.role in known else _meant(fragment.role, known)
+        meant = None if fragment.role in known else _nearest_role(fragment.role, known)
         if meant is not None:
             warnings.warn(
                 f"fragment '{fragment.name}' has the role '{fragment.role}', which no policy knows: did you"
@@ -90,7 +90,7 @@ def warn_of_near_roles(graph: FDG, placement: Mapping[str, Group]) -> None:
             )
     roles = {fragment.role for fragment in graph.fragments}
     for role in placement:
-        meant = None if role in {*ROLES, *roles} else _meant(role, {*ROLES, *roles})
+        meant = None if role in {*ROLES, *roles} else _nearest_role(role, {*ROLES, *roles})
         if meant is not None:
             warnings.warn(
                 f"the policy places the role '{role}', which no fragment has: did you mean '{meant}'?",
@@ -99,10 +99,10 @@ def warn_of_near_roles(graph: FDG, placement: Mapping[str, Group]) -> None:
             )
 
 
-def _meant(role: str, known: Collection[str]) -> str | None:
+def _nearest_role(role: str, known: Collection[str]) -> str | None:
     """The known role that a misspelt one means: one letter off, two swapped, capitals, or abbreviated.
 
-    >>> [_meant(role, ROLES) for role in ("leaner", "lraener", "Actors", "env", "dreamer", "rewarder")]
+    >>> [_nearest_role(role, ROLES) for role in ("leaner", "lraener", "Actors", "env", "dreamer", "rewarder")]
     ['learner', 'learner', 'actor', 'environment', None, None]
     """
     word = role.lower().strip("_ ")

@@ -38,7 +38,7 @@ class Placed:
     border: int  # bytes of inputs and outputs that a call reads and writes on one device
 
 
-def placed(plan: Plan) -> tuple[Placed, ...]:
+def place_fragments(plan: Plan) -> tuple[Placed, ...]:
     """The fragments of a plan with their groups; nothing is compiled or allocated."""
     found = []
     for site in sites(plan.graph):

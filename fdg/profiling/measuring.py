@@ -18,7 +18,7 @@ from fdg.lowering import host_calls
 from fdg.placing.plans import Plan
 from fdg.placing.policy import Group
 from fdg.processes import distributed
-from fdg.profiling.fragments import Placed, placed, programs
+from fdg.profiling.fragments import Placed, place_fragments, programs
 from fdg.profiling.rates import Rates
 from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.report import FragmentProfile, GroupProfile, ProductProfile, Profile
@@ -50,7 +50,7 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
     """
     check_at_least(1, rounds=rounds)
     plan = engine.plan
-    fragments = placed(plan)
+    fragments = place_fragments(plan)
     whole = Iterations(engine, state)
     apart = in_parts(plan)
     alone = programs(plan, engine.devices, _local_leaves(engine, state))

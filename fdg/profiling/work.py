@@ -142,8 +142,8 @@ class _Walk:
             whole = max((math.prod(shape_of(v)) for v in (*eqn.invars, *eqn.outvars)), default=0)
             part = max((math.prod(shape_of(v)) // n for v, n in (*operands, *results)), default=0)
             flops = jaxprs.equation_flops(eqn) * part // max(whole, 1)
-        moved = _moved(name, operands, results)
-        reached = max(moved, _reached(name, operands))
+        moved = _bytes_moved(name, operands, results)
+        reached = max(moved, _cache_lines(name, operands))
         return Work(
             {kind: flops} if flops else {},
             {kind: moved} if moved else {},
@@ -191,7 +191,7 @@ class _Walk:
 _CACHE_LINE = 64  # bytes
 
 
-def _reached(name: str, operands: Sequence[tuple[Any, int]]) -> int:
+def _cache_lines(name: str, operands: Sequence[tuple[Any, int]]) -> int:
     """Bytes of the cache lines that a look-up reads, and of those that it writes: at least one each."""
     if name != "gather" and name not in PUTS:
         return 0
@@ -199,7 +199,7 @@ def _reached(name: str, operands: Sequence[tuple[Any, int]]) -> int:
     return 2 * _CACHE_LINE * (math.prod(shape_of(indices)[:-1]) // parts)
 
 
-def _moved(name: str, operands: Sequence[tuple[Any, int]], results: Sequence[tuple[Any, int]]) -> int:
+def _bytes_moved(name: str, operands: Sequence[tuple[Any, int]], results: Sequence[tuple[Any, int]]) -> int:
     """Bytes that an operation reads and writes, given its values and their numbers of parts."""
     if name in VIEWS or class_of(name) == "exchange":  # counted as a collective, not as work
         return 0

@@ -82,7 +82,7 @@ class Promised(Future):
         return self
 
 
-def kept(entry: Any) -> Any:
+def wait_for(entry: Any) -> Any:
     """Waits for a `Promised` array and returns it; returns anything else unchanged."""
     return entry.array() if type(entry) is Promised else entry
 
@@ -224,7 +224,7 @@ class _Run:
     def _do(self, call: Action, given: Sequence[Any], promised: list[Promised]) -> None:
         if promised[0] not in self._open:
             return
-        results = call([kept(entry) for entry in given])
+        results = call([wait_for(entry) for entry in given])
         pairs = list(zip(promised, results, strict=True))
         with self._lock:
             is_open = self._open.pop(promised[0], None) is not None

@@ -218,7 +218,7 @@ class Interpreter:
         freed = [inputs[i] for i in call.freed]
         timeline, group, name = self._timeline, call.group, call.name
         if not program.is_here:
-            return _nothing
+            return _no_step
         taken = _taker(inputs)
         start = self.on_lane(group, self._starter(program, call, mesh), len(outputs) + 1)
 
@@ -261,7 +261,7 @@ class Interpreter:
     def _move(self, move: Move, times: int) -> RunStep:
         transfer = self.transfer(move.pairs, times, move.changes, move.donates)
         if transfer is None:
-            return _nothing
+            return _no_step
         count, moves = len(move.pairs), self.moves
         if isinstance(transfer, Exchange):  # between processes: they share one lane, in the schedule's order
             cut = self.on_lane(move.source, lambda arrays: [transfer.cut(arrays)], 1)
@@ -305,7 +305,7 @@ class Interpreter:
         function = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays], out_shardings=shardings)
         program = self._program(f"copy {group}", mesh, times, function, (shapes,))
         if not program.is_here:
-            return _nothing
+            return _no_step
         return self._moved(self.on_lane(group, program, len(pairs)), pairs)
 
     def _repeat(self, repeat: Repeat, times: int) -> RunStep:
@@ -355,5 +355,5 @@ def _taker(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
     return lambda held: [held[i] for i in slots]
 
 
-def _nothing(memory: Memory) -> None:
+def _no_step(memory: Memory) -> None:
     """A step without work for this process."""

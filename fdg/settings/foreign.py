@@ -72,7 +72,7 @@ def functions(network: Any, field: str) -> tuple[Callable[..., Any], Callable[..
     """
     init, apply = _FUNCTIONS[library_of(network) or "equinox"]
     if init is _linen_init and not is_instance(network):
-        network = _called(network)
+        network = _module_made_by(network)
     return _Bound(init, network, field), _Bound(apply, network)
 
 
@@ -88,7 +88,7 @@ class _Bound:
         return self.function(self.network, self.field, *arguments)
 
 
-def _called(network: Any, **random: Any) -> Any:
+def _module_made_by(network: Any, **random: Any) -> Any:
     """The module that a class, or a `functools.partial` of one, makes."""
     try:
         inspect.signature(network).bind(**random)
@@ -117,7 +117,7 @@ def _linen_apply(module: Any, field: str, parameters: Any, *inputs: Any) -> Any:
 def _make_nnx(network: Any, key: jax.Array) -> Any:
     from flax import nnx
 
-    return network.module if isinstance(network, HeldModule) else _called(network, rngs=nnx.Rngs(key))
+    return network.module if isinstance(network, HeldModule) else _module_made_by(network, rngs=nnx.Rngs(key))
 
 
 def _nnx_init(network: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
@@ -139,7 +139,7 @@ def _nnx_apply(network: Any, field: str, parameters: Any, *inputs: Any) -> Any:
 
 
 def _make_equinox(network: Any, key: jax.Array) -> Any:
-    return network.module if isinstance(network, HeldModule) else _called(network, key=key)
+    return network.module if isinstance(network, HeldModule) else _module_made_by(network, key=key)
 
 
 def _equinox_init(network: Any, field: str, key: jax.Array, *inputs: Any) -> Any:

@@ -22,7 +22,7 @@ class HasPresets(_AnyFields):
 
     default_env: ClassVar[str] = "CartPole-v1"  # the environment of the command line if it names none
     presets_of: ClassVar[str] = ""  # the algorithm whose presets the class uses; "" for none
-    preset_table: ClassVar[Any]  # the presets: `of`, `named` and `followed` of `algos.presets`
+    preset_table: ClassVar[Any]  # the presets: `of`, `named` and `fitting_sizes` of `algos.presets`
     train = Elsewhere("fdg.fit(algorithm, total_steps=N), which returns a run")
     fit = Elsewhere("fdg.fit(algorithm, total_steps=N), which returns a run")
     predict = Elsewhere("run.policy(observation), of the run that fdg.fit(algorithm, total_steps=N) returns")
@@ -91,7 +91,7 @@ class HasPresets(_AnyFields):
     @classmethod
     def _sizes(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
         """Changes of unnamed fields so that sizes divide."""
-        return cls.preset_table.followed(values, named)
+        return cls.preset_table.fitting_sizes(values, named)
 
     @property
     def num_iterations(self) -> int:

@@ -216,7 +216,7 @@ def _sharded(plan: Plan) -> list[str]:
     for group in plan.groups:
         if not group.shards:
             continue
-        held = _held(plan, group.name)
+        held = _held_leaves(plan, group.name)
         leaves = [leaf for leaf in plan.sharded if leaf.group == group.name and leaf.position in held]
         assert not isinstance(group.parameters, str)  # "declared" is resolved in plans
         splitting = {rule for rule, spec in group.parameters if any(spec)}
@@ -240,7 +240,7 @@ def _sharded(plan: Plan) -> list[str]:
     return found + [f"collectives of group {group}: read from its compiled programs" for group in read]
 
 
-def _held(plan: Plan, group: str) -> set[int]:
+def _held_leaves(plan: Plan, group: str) -> set[int]:
     """Positions of the state's leaves that a group keeps, or receives in an iteration."""
     if not isinstance(plan, SteppedPlan):
         return {leaf.position for leaf in plan.sharded}

@@ -20,7 +20,7 @@ from fdg.tracing.graph import FDG, check_graph
 from fdg.tracing.mistakes import check_arrays, explained, is_array
 from fdg.tracing.reader import Reader
 from fdg.tracing.same_draws import warn_of_same_draws
-from fdg.tracing.unchanged import unchanged
+from fdg.tracing.unchanged import check_unchanged
 
 
 def weakness(tree: Any) -> list[bool]:
@@ -105,7 +105,7 @@ def trace(algorithm: Any) -> FDG:
     name = checked_name(algorithm)
     state = abstract_state(algorithm)
     if hasattr(algorithm, "check_when_traced"):
-        with explained(name), unchanged(algorithm, name, warns=False):
+        with explained(name), check_unchanged(algorithm, name, warns=False):
             algorithm.check_when_traced(state)
     leaves, structure = jax.tree.flatten(state)
     output: list[Any] = []
@@ -131,7 +131,7 @@ def trace(algorithm: Any) -> FDG:
 
     def jaxpr_of(function: Any, weak: list[bool]) -> Any:
         what, first = f"{name}.iterate", not output
-        with explained(what), unchanged(algorithm, what, "iteration", warns=first):
+        with explained(what), check_unchanged(algorithm, what, "iteration", warns=first):
             return jaxprs.lowered(jax.make_jaxpr(function)(*with_weakness(leaves, weak)))
 
     def traced(function: Any) -> FDG:
@@ -209,7 +209,7 @@ def abstract_state(algorithm: Any) -> Any:
         check_arrays(f"{name}.init", "state", state, "leave it out, or make it a field of the algorithm")
         return state
 
-    with explained(f"{name}.init"), unchanged(algorithm, f"{name}.init", "iteration"):
+    with explained(f"{name}.init"), check_unchanged(algorithm, f"{name}.init", "iteration"):
         shapes = jax.eval_shape(init)
     return with_weakness(shapes, weakness(shapes))
 

@@ -33,16 +33,16 @@ Seen = dict[str, tuple[Any, Any]]
 
 
 @contextlib.contextmanager
-def unchanged(root: Any, what: str, every: str = "call", warns: bool = True) -> Iterator[None]:
+def check_unchanged(root: Any, what: str, every: str = "call", warns: bool = True) -> Iterator[None]:
     """A context that raises if traced code changes attributes, objects or globals that a method reaches.
 
     `root` is `self` of the traced method `what`; attributes of libraries' objects are not checked. `every`
     says when the change was meant to happen. `warns` is for Python's and NumPy's random numbers, and numbers
     in globals (possibly counters).
     """
-    before, _alive = _reached(root)
+    before, _alive = _reachable(root)
     yield
-    after, _ = _reached(root)
+    after, _ = _reachable(root)
     changed = [path for path in after if after[path][1] != before.get(path, (None, None))[1]]
     once = f"it is traced once, so that happens once and not at every {every}"
     for path in changed:
@@ -68,7 +68,7 @@ def _warn(message: str) -> None:
     warnings.warn(message, FdgWarning, stacklevel=5)
 
 
-def _reached(root: Any) -> tuple[Seen, list[Any]]:
+def _reachable(root: Any) -> tuple[Seen, list[Any]]:
     """The reachable values, nearest first, and visited objects, kept so that ids stay unique."""
     found: Seen = {}
     gone_through: dict[int, Any] = {}
@@ -76,17 +76,17 @@ def _reached(root: Any) -> tuple[Seen, list[Any]]:
     while todo and len(gone_through) < _MOST:
         path, value = todo.popleft()
         if is_array(value):
-            found.setdefault(path, (value, _held(value)))
+            found.setdefault(path, (value, _snapshot(value)))
         elif id(value) not in gone_through:
             gone_through[id(value)] = value
             if isinstance(value, _GENERATORS):
-                found[path] = (value, _held(value))
+                found[path] = (value, _snapshot(value))
             else:
                 todo.extend(_parts(path, value))
     return found, list(gone_through.values())
 
 
-def _held(value: Any) -> Any:
+def _snapshot(value: Any) -> Any:
     """An object that compares equal if the value's numbers do; its identity if it is large or on a device."""
     match value:
         case random.Random():

@@ -15,7 +15,7 @@ from fdg.errors import FdgError, listed, one_line, own_code, place_of
 from fdg.kinds import annotations_of, dataclass_fields, is_writable, to_json
 from fdg.training.name_resolver import CALLER, NameResolver
 from fdg.training.settings import AUTO_LAG, read_value
-from fdg.training.sweep import said_of, swept
+from fdg.training.sweep import said_of, with_recorded_sweep
 
 _DELAYS = ("staleness", "lag")  # of the actors' parameters
 _KEPT_APART = ("env", *_DELAYS)
@@ -38,7 +38,7 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
     }
     try:
         again, same_policy = rebuild(found, CALLER)
-        if not (_alike(again, algorithm) and _alike(same_policy, policy)):
+        if not (_equal(again, algorithm) and _equal(same_policy, policy)):
             found["rebuilds"] = False
     except Exception:  # a user's class may raise anything
         found["rebuilds"] = False
@@ -129,7 +129,7 @@ def build_algorithm(config: Mapping[str, Any], resolver: NameResolver) -> Any:
     algorithm = _construct(cls, name, values)
     if config.get("self_play") is not None:
         algorithm = algos.SelfPlay.from_text(algorithm, str(config["self_play"]))
-    return swept(algorithm, config)
+    return with_recorded_sweep(algorithm, config)
 
 
 def build_policy(config: Mapping[str, Any], resolver: NameResolver) -> Any:
@@ -191,7 +191,7 @@ def _fitting(where: str) -> Iterator[None]:
         raise FdgError(f"{where}: its config.json does not fit ({one_line(error)})") from error
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _equal(one: Any, other: Any) -> bool:
     """Whether two values are equal; classes without `__eq__` are compared by their attributes."""
     if one == other:
         return True

@@ -349,16 +349,18 @@ def _by_metrics(a: _Side, b: _Side, tolerance: float) -> tuple[int | None, list[
     for iteration in common:
         one, two = rows[0][iteration], rows[1][iteration]
         for name in one:
-            if name in two and not name.endswith("_s") and not _alike(one[name], two[name], tolerance):
+            if name in two and not name.endswith("_s") and not _nearly_equal(one[name], two[name], tolerance):
                 what = f"metrics: row {iteration:,} is the first that differs"
                 return iteration, [f"{what}: {name} {one[name]!s:.40} and {two[name]!s:.40}"]
     return None, [f"metrics: {len(common):,} rows are equal"] if common else []
 
 
-def _alike(one: Any, two: Any, tolerance: float) -> bool:
+def _nearly_equal(one: Any, two: Any, tolerance: float) -> bool:
     """Whether two metrics (numbers or lists) are equal within a tolerance."""
     if isinstance(one, list) and isinstance(two, list):
-        return len(one) == len(two) and all(_alike(x, y, tolerance) for x, y in zip(one, two, strict=True))
+        return len(one) == len(two) and all(
+            _nearly_equal(x, y, tolerance) for x, y in zip(one, two, strict=True)
+        )
     if one is None or two is None or isinstance(one, list) or isinstance(two, list):
         return one is two
     return one == two or abs(one - two) <= tolerance * (1 + abs(two))

@@ -27,7 +27,7 @@ from fdg.training.checkpoint import Checkpoints
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory, read_metrics
 from fdg.training.statistics import format_numbers, interval, with_interval
-from fdg.training.sweep import agent_seeds, unswept
+from fdg.training.sweep import agent_seeds, without_sweep
 
 # Returns at which Gymnasium's registry calls an environment solved (`reward_threshold`).
 SOLVED = {
@@ -152,7 +152,7 @@ def episodes_of(algorithm: Any, asked: int | None) -> int:
 
     For a text task with a file, an episode is a held-out row: the first `asked`, by default all.
     """
-    rows = getattr(getattr(unswept(algorithm), "env", None), "num_held_out", None)
+    rows = getattr(getattr(without_sweep(algorithm), "env", None), "num_held_out", None)
     if rows is None:
         return _EPISODES if asked is None else asked
     return rows if asked is None else min(asked, rows)

@@ -11,7 +11,7 @@ import envs
 from fdg.errors import FdgError, FdgWarning, RunError, listed
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.job import Job
-from fdg.training.sweep import agent_names, unswept
+from fdg.training.sweep import agent_names, without_sweep
 
 _STEPS = 64  # random steps to search for rewards and observations that are not finite
 _WORDS = ("loss", "grad")
@@ -90,7 +90,7 @@ class Finite:
             elif _has_bad_returns(metrics, row):
                 cause = "so is the return of episodes: mend the environment's rewards (envs.check(env) looks)"
             else:
-                cause = _mistake_of(unswept(self._job.algorithm)) or (
+                cause = _mistake_of(without_sweep(self._job.algorithm)) or (
                     "try a smaller --learning-rate or --max-grad-norm"
                 )
             raise RunError(f"{said}: training stops, {kept}: {cause}, or --on-nan warn to go on regardless")

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 import policies
-from fdg.agents import Agents, apart, checked_name
+from fdg.agents import Agents, checked_name, split_agents
 from fdg.arguments import as_arguments, check_takes, checked, quoted
 from fdg.errors import FdgError, FdgWarning
 from fdg.kinds import dataclass_fields
@@ -28,7 +28,7 @@ from fdg.training.run import Run
 from fdg.training.run_directory import check_free, read_config
 from fdg.training.settings import Settings, changes, contradiction, flat, kept_settings
 from fdg.training.starting import as_it_begins
-from fdg.training.sweep import Sweep, said_of, unswept
+from fdg.training.sweep import Sweep, said_of, without_sweep
 
 _SECONDS = 2.0  # between plots, at least; drawing one takes a tenth of a second
 
@@ -171,12 +171,12 @@ def make_job(
 ) -> Job:
     """The job of `fit`, from its arguments and any others of `Settings`."""
     check_policy(policy)
-    algorithm, settings["num_seeds"] = apart(algorithm, settings.get("num_seeds"))
+    algorithm, settings["num_seeds"] = split_agents(algorithm, settings.get("num_seeds"))
     if isinstance(algorithm, Agents):
         raise FdgError(
             "agents of agents cannot be trained by fit: give fdg.agents(algorithm, n) of one agent"
         )
-    own = unswept(algorithm)
+    own = without_sweep(algorithm)
     name = checked_name(own)
     is_field = any(field.name == "total_steps" for field in dataclass_fields(own))
     around_another = not is_field and hasattr(own, "total_steps") and callable(getattr(own, "changed", None))

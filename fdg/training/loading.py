@@ -19,7 +19,7 @@ from fdg.training.name_resolver import NameResolver
 from fdg.training.run import Run
 from fdg.training.run_directory import BEST, CHECKPOINTS, read_config, read_summary
 from fdg.training.settings import changes
-from fdg.training.sweep import Sweep, agent_count, swept
+from fdg.training.sweep import Sweep, agent_count, with_recorded_sweep
 
 
 @checked
@@ -78,7 +78,7 @@ def load_with_names(
     elif _is_delayed(config):
         policy = rebuild_policy(config, resolver, str(path))
     if not isinstance(algorithm, Sweep):  # the caller may give a swept run's plain algorithm
-        algorithm = swept(algorithm, config)
+        algorithm = with_recorded_sweep(algorithm, config)
     checkpoints, iteration = _chosen(path, checkpoint)
     agents = agent_count(algorithm, config.get("num_seeds"))
     graph, delayed = side_by_side(fdg.trace(algorithm), agents), None

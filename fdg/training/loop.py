@@ -45,7 +45,7 @@ from fdg.training.starting import (
     run_title,
 )
 from fdg.training.summary import groups_summary, summary, unexplained_lines, versions
-from fdg.training.sweep import Sweep, agent_seeds, point_names, unswept
+from fdg.training.sweep import Sweep, agent_seeds, point_names, without_sweep
 from fdg.training.sweep_results import write_sweep
 
 
@@ -53,7 +53,7 @@ def _interrupt(_: int) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _agreed(caught: Sequence[int]) -> int | None:
+def _agree_on_signal(caught: Sequence[int]) -> int | None:
     """The signal that any process caught, so that all stop at the same iteration. A collective."""
     return next((each[0] for each in distributed.exchange(caught[:1]) if each), None)
 
@@ -102,7 +102,7 @@ def carry_out(
         loggers.package_of(kind)
     if not (quiet or brief):
         say("tracing ...")
-    env: Any = getattr(unswept(job.algorithm), "env", None)
+    env: Any = getattr(without_sweep(job.algorithm), "env", None)
     if not job.resumes and callable(getattr(env, "try_out", None)):
         env.try_out()
     rows = getattr(env, "num_rows", None)
@@ -147,7 +147,7 @@ def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
 
 def _eta(algorithm: Any, plan: fdg.Plan) -> int | None:
     """The bound on the age of a stream's tokens, in updates; None without a stream or without any lag."""
-    ahead = getattr(unswept(algorithm), "ahead", None)
+    ahead = getattr(without_sweep(algorithm), "ahead", None)
     late = 0 if plan.delayed is None else plan.delayed.staleness
     return ahead + late if ahead is not None and (ahead or late) else None
 
@@ -288,7 +288,7 @@ class _Session:
         size = iterations_per_call(total, job.steps_per_iteration)
         checkpoint_every = math.ceil((job.checkpoint_every or total / _CHECKPOINTS) / size) * size
         periods = [checkpoint_every, *([job.eval_every] if job.eval_every else [])]
-        iteration, caught, ended = start, _agreed(signals), False
+        iteration, caught, ended = start, _agree_on_signal(signals), False
         while iteration < total and caught is None and not ended:
             boundary = min((iteration // period + 1) * period for period in periods)
             state, metrics = self.engine.start(state, min(size, boundary - iteration, total - iteration))
@@ -298,7 +298,7 @@ class _Session:
                 recorder.annotate(evaluating.evaluate(state, iteration, recorder.failed))
             if job.stop_at is not None or self.callbacks:
                 ended = any(distributed.exchange(evaluating.stopped is not None or recorder.wants_to_stop))
-            caught = _agreed(signals)
+            caught = _agree_on_signal(signals)
             is_due = iteration % checkpoint_every == 0 and (
                 job.checkpoint_every is not None or self.checkpoints.are_cheap()
             )

@@ -25,7 +25,7 @@ from fdg.kinds import dataclass_fields
 from fdg.training.data_copies import copied_dataset, copied_env_files
 from fdg.training.settings import AUTO
 from fdg.training.space import Choices, Space
-from fdg.training.sweep import unswept
+from fdg.training.sweep import without_sweep
 
 _MODULE = re.compile(r"[\w.\s-]+:")  # the module of `module:name`
 _TRACKERS = ("wandb", "mlflow")
@@ -97,7 +97,7 @@ class NameResolver:
         """Refuses a search over networks that only a file names."""
         if not self._is_named("search", text):
             for choices in (one for one in space if isinstance(one, Choices)):
-                self.check_fields(type(unswept(algorithm)), {choices.name: choices.values})
+                self.check_fields(type(without_sweep(algorithm)), {choices.name: choices.values})
 
     def _class(self, field: str, name: Any, registry: Any, methods: tuple[str, ...], signatures: str) -> Any:
         if not isinstance(name, str):

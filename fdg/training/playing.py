@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs import features_and_mask
-from envs.rendering import Episode, frames, html, needed
+from envs.rendering import Episode, frames, html, import_optional
 from fdg.arguments import check_at_least
 from fdg.errors import FdgError
 from fdg.training.deployed import Acting
@@ -48,7 +48,7 @@ def play(
         )
     check_writable(path)
     if path.suffix == ".mp4":
-        needed("imageio_ffmpeg", "an mp4")
+        import_optional("imageio_ffmpeg", "an mp4")
     played = played_episodes(algorithm, state, jax.random.key(seed), episodes, greedy, max_steps)
     content: bytes
     if path.suffix == ".html":
@@ -187,7 +187,14 @@ def _write_mp4(path: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
     size = f"{first.shape[1]}x{first.shape[0]}"
     given = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps), "-i", "-"]
     made = ["-an", "-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "20", str(path)]
-    program = [needed("imageio_ffmpeg", "an mp4").get_ffmpeg_exe(), "-y", "-loglevel", "error", *given, *made]
+    program = [
+        import_optional("imageio_ffmpeg", "an mp4").get_ffmpeg_exe(),
+        "-y",
+        "-loglevel",
+        "error",
+        *given,
+        *made,
+    ]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
         assert ffmpeg.stdin is not None and ffmpeg.stderr is not None
         with contextlib.suppress(BrokenPipeError):  # its exit status explains it

@@ -63,7 +63,7 @@ class Progress:
             self._lines, self._shown_at = line, now
             percent = 100 * iteration // self._num_iterations
             parts = " | ".join(self._texts(iteration)[:2]).split(" | ")
-            print(f"{percent:3d}%", _fitted(parts, COLUMNS - 5), file=self._file, flush=True)
+            print(f"{percent:3d}%", _fit_line(parts, COLUMNS - 5), file=self._file, flush=True)
             if stream:
                 print("    ", stream, file=self._file, flush=True)
 
@@ -117,10 +117,10 @@ def stream_line(rows: Sequence[Mapping[str, Any]], busy: Mapping[str, float]) ->
     return " | ".join(parts) + " busy"
 
 
-def _fitted(parts: list[str], width: int) -> str:
+def _fit_line(parts: list[str], width: int) -> str:
     """Joins parts to a line of limited width; the least important ones are dropped.
 
-    >>> _fitted(["iteration 10/100", "0:05 elapsed", "0:45 left", "500 steps/s"], 45)
+    >>> _fit_line(["iteration 10/100", "0:05 elapsed", "0:45 left", "500 steps/s"], 45)
     'iteration 10/100 | 0:45 left | 500 steps/s'
     """
     for word in ("elapsed", "steps/s", "left", "iteration"):

@@ -319,7 +319,7 @@ class Recorder:
 
     def _tell(self, rows: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> None:
         if self.loggers:
-            merged = _merged(rows)
+            merged = _mean_rows(rows)
             numbers = {name: float(value) for name, value in evaluation.items() if np.ndim(value) == 0}
             for logger in self.loggers:
                 logger.log(rows[-1]["env_steps"], {**merged, **numbers})
@@ -366,7 +366,7 @@ def _mean(values: np.ndarray) -> Any:
     return there.mean(dtype=values.dtype) if there.size else math.nan
 
 
-def _merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _mean_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The mean of each metric over the rows in which it is finite."""
     merged = {}
     for name in rows[-1]:

@@ -22,7 +22,7 @@ import algos
 import envs
 import policies
 from fdg.costs.candidate_times import iterations_of
-from fdg.costs.fitting import JobSample, fitted
+from fdg.costs.fitting import JobSample, fit
 from fdg.costs.machine import Calibration
 from fdg.errors import FdgError
 from fdg.placing.place import place
@@ -110,7 +110,7 @@ REFERENCE_JOBS: Sequence[ReferenceJob] = tuple(
 )
 
 
-def timed(
+def time_reference_jobs(
     jobs: Sequence[ReferenceJob], devices: Sequence[jax.Device], say: Say
 ) -> Mapping[ReferenceJob, float]:
     """Seconds of an iteration of each job that has enough devices and compiles.
@@ -146,7 +146,7 @@ def fitted_to_jobs(calibration: Calibration) -> Calibration:
         samples.append(JobSample(place(*job.build(), job.devices), calibration.cluster(job.devices), seconds))
     if not samples:
         return calibration
-    found = fitted(samples)
+    found = fit(samples)
     kind = dataclasses.replace(calibration.kind, joined=found.joined, overheads=found.overheads)
     return dataclasses.replace(calibration, kind=kind)
 

@@ -35,7 +35,7 @@ from fdg.training.run_directory import RunDirectory, plain, read_metrics
 from fdg.training.space import Space, check_choices, flags_text, space_text, value_text
 from fdg.training.starting import open_run
 from fdg.training.statistics import format_numbers, interval_of_returns
-from fdg.training.sweep import Sweep, agent_seeds, changed, unswept
+from fdg.training.sweep import Sweep, agent_seeds, changed, without_sweep
 from fdg.training.sweep_results import (
     best_of,
     final_returns,
@@ -129,7 +129,7 @@ _PROPOSALS = 20  # of Optuna's for a trial, before random values
 
 def check_search(algorithm: Any, space: Space) -> None:
     """Checks that a search space names only hyperparameters, and none that is already swept."""
-    own = unswept(algorithm)
+    own = without_sweep(algorithm)
     if not dataclasses.is_dataclass(own):
         raise FdgError(f"search: {type(own).__name__} has no fields: give an algorithm that is a dataclass")
     known = [field.name for field in dataclasses.fields(own) if field.init]
@@ -397,6 +397,6 @@ def _run_of(trial: Any) -> str:
 
 def is_whole(algorithm: Any, name: str) -> bool:
     """Whether a hyperparameter is an integer."""
-    own = unswept(algorithm)
+    own = without_sweep(algorithm)
     kind = typing.get_type_hints(type(own)).get(name)
     return kind is int or int in typing.get_args(kind)

@@ -21,7 +21,7 @@ import fdg
 import policies
 from fdg import costs, files, jaxprs
 from fdg.cores import usable_cores
-from fdg.costs.candidate_times import measured
+from fdg.costs.candidate_times import choose_by_timing
 from fdg.costs.choosing import TIE, Choice, lags
 from fdg.costs.machine import cluster_for
 from fdg.errors import FdgError, listed
@@ -36,7 +36,7 @@ from fdg.training.description import describe_policy, rebuild_policy
 from fdg.training.job import Job
 from fdg.training.name_resolver import CALLER
 from fdg.training.settings import AUTO_LAG, nearest_multiples
-from fdg.training.sweep import unswept
+from fdg.training.sweep import without_sweep
 
 ONE_THREAD_FLOPS = 12_000_000  # a largest operation with fewer FLOPs gains nothing from a second thread
 
@@ -121,7 +121,7 @@ def available_devices(count: int | None) -> list[jax.Device]:
 
 def too_small_micro_batch(algorithm: Any, plan: fdg.Plan) -> str | None:
     """A message if a micro-batch smaller than its group idles devices, and a size that does not."""
-    algorithm = unswept(algorithm)
+    algorithm = without_sweep(algorithm)
     micro = getattr(algorithm, "micro_batch", None)
     if micro is None:
         return None
@@ -222,9 +222,9 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
     if not job.explains:
         return _by_default(job, graph, devices)
     all_devices = job.devices is not None or distributed.count() > 1
-    choice = chosen(job.policy, job.algorithm, graph, devices, job.agents, all_devices=all_devices)
+    choice = choose_within(job.policy, job.algorithm, graph, devices, job.agents, all_devices=all_devices)
     if job.policy.measure and not plans_only:
-        choice = measured(choice, devices, num_seeds=job.agents)
+        choice = choose_by_timing(choice, devices, num_seeds=job.agents)
     changes = {name: getattr(choice.algorithm, name) for name in job.policy.changeable}
     said, changes = distributed.exchange([_choice_json(choice.policy, choice.devices, ""), changes])[0]
     is_other = any(getattr(job.algorithm, name) != value for name, value in changes.items())
@@ -253,7 +253,7 @@ def _with_lag(job: Job, graph: fdg.FDG, devices: Any) -> tuple[Job, str]:
     return job.changed(policy=dataclasses.replace(job.policy, lag=lag)), said
 
 
-def chosen(
+def choose_within(
     policy: Any, algorithm: Any, graph: fdg.FDG, devices: Any, agents: int | None, **how: Any
 ) -> Choice:
     """`policies.auto` within the limits of an `Auto` (the default ones, if `policy` is another)."""
@@ -313,7 +313,7 @@ def _quickest(job: Job, graph: fdg.FDG, devices: Any) -> _Found:
             return plain, count, why
         devices = devices[:count]
     how = {"all_devices": True, "further": False}
-    return _worth_it(chosen(job.policy, job.algorithm, graph, devices, job.agents, **how))
+    return _worth_it(choose_within(job.policy, job.algorithm, graph, devices, job.agents, **how))
 
 
 GAIN = 1.3  # predicted speed-up that another policy needs: above the predictions' usual error

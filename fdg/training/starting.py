@@ -30,7 +30,7 @@ from fdg.training.run import Run
 from fdg.training.run_directory import RunDirectory, Unwritten, read_config
 from fdg.training.settings import changes, flat
 from fdg.training.summary import versions
-from fdg.training.sweep import Sweep, SweptState, changed, unswept
+from fdg.training.sweep import Sweep, SweptState, changed, without_sweep
 
 _SESSION = ("command", "versions", "git_commit")  # recorded at each start and resume
 
@@ -140,7 +140,7 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     earlier = load_with_names(job.start_from, named, trust=job.trust)
     if isinstance(earlier.algorithm, Sweep) and earlier.agents != job.agents:
         earlier = earlier.best
-    ours, before = unswept(job.algorithm), unswept(earlier.algorithm)
+    ours, before = without_sweep(job.algorithm), without_sweep(earlier.algorithm)
     if why := getattr(ours, "why_not_from", lambda before: None)(before):
         raise FdgError(f"--from {job.start_from}: {why}")
     theirs = {n: x for n, x in _by_name(earlier.state).items() if not n.startswith(_OF_THE_SWEEP)}
@@ -166,7 +166,7 @@ def as_it_begins(algorithm: Any, path: str | Path, named: Mapping[str, Any], tru
     So a language model's task gets the characters that the earlier run has tokens for. `named` and `trust`:
     see `load_with_names`.
     """
-    taken_from = getattr(unswept(algorithm), "taken_from", None)
+    taken_from = getattr(without_sweep(algorithm), "taken_from", None)
     if taken_from is None:
         return algorithm
     resolver = NameResolver(Path(path) / "config.json", named, trust)
@@ -246,7 +246,7 @@ def _other_spaces(ours: Any, before: Any) -> str:
             f"{shape(actions)} actions" if counted else f"actions {shape(actions)}"
         )
 
-    here, there = (getattr(unswept(one), "env", None) for one in (ours, before))
+    here, there = (getattr(without_sweep(one), "env", None) for one in (ours, before))
     if here is None or there is None or spaces(here) == spaces(there):
         return ""
     return (
@@ -257,7 +257,7 @@ def _other_spaces(ours: Any, before: Any) -> str:
 
 def _other_network(ours: Any, before: Any) -> str:
     """The fix for a network with other shapes than in the earlier run: the flags that differ."""
-    here, there = unswept(ours), unswept(before)
+    here, there = without_sweep(ours), without_sweep(before)
     shared = [name for name in sorted(OF_NETWORK) if hasattr(here, name) and hasattr(there, name)]
     both = ((name, getattr(here, name), getattr(there, name)) for name in shared)
     flags = [

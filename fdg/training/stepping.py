@@ -149,13 +149,15 @@ class Stepper:
         self._calls[name] += 1
         place = self._iteration, name, self._calls[name], inside
         origin = jaxpr.debug_info
-        yield Border(*place, "input", _described(_named(origin.arg_names, values, "input"), values))
+        yield Border(*place, "input", _described(_argument_names(origin.arg_names, values, "input"), values))
         if fragments_in(jaxpr.eqns):
             results = yield from self._run(closed, values, name)
         else:
             function = self._functions(eqn, None, lambda: self._alone(eqn, name))
             results = [host(x) for x in function(*values)]
-        yield Border(*place, "result", _described(_named(origin.result_paths, results, "result"), results))
+        yield Border(
+            *place, "result", _described(_argument_names(origin.result_paths, results, "result"), results)
+        )
         return results
 
     def _alone(self, eqn: core.JaxprEqn, name: str) -> Callable[..., list[Any]]:
@@ -234,7 +236,7 @@ def _described(names: Sequence[str], values: Sequence[Any]) -> dict[str, np.ndar
     return {name: np.asarray(keys.words(value)) for name, value in found if value is not None}
 
 
-def _named(known: Any, values: Sequence[Any], word: str) -> list[str]:
+def _argument_names(known: Any, values: Sequence[Any], word: str) -> list[str]:
     """The argument names that JAX recorded in tracing, or positions if a name is missing."""
     known = list(known or ()) if not callable(known) else []
     if len(known) != len(values) or not all(isinstance(name, str) and name for name in known):

@@ -306,7 +306,7 @@ def said_of(algorithm: Any) -> dict[str, Any]:
     return {**said_of(algorithm.algorithm), **algorithm.said()}
 
 
-def swept(algorithm: Any, config: Mapping[str, Any]) -> Any:
+def with_recorded_sweep(algorithm: Any, config: Mapping[str, Any]) -> Any:
     """The algorithm as a sweep if the run's configuration has one (`Sweep.said`), else unchanged."""
     text, often = config.get("sweep"), config.get("exploit_every")
     if text is None and often is not None:
@@ -318,7 +318,7 @@ def swept(algorithm: Any, config: Mapping[str, Any]) -> Any:
     return Sweep(algorithm, parse_grid(str(text)), config.get("num_seeds") or 1, often)
 
 
-def unswept(algorithm: Any) -> Any:
+def without_sweep(algorithm: Any) -> Any:
     """The algorithm of a sweep; any other algorithm unchanged."""
     return algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
 

@@ -146,14 +146,14 @@ def test_pareto_points_are_those_that_none_dominates():
     for seed in range(6):
         random = np.random.default_rng(seed)
         number = 12 if seed % 2 else 60
-        new = found.none(PROBLEM, (number,))._replace(
+        new = found.empty(PROBLEM, (number,))._replace(
             latency_cycles=jnp.asarray(random.integers(1, 9, number), jnp.int32),
             energy_pj=jnp.asarray(random.integers(1, 9, number), jnp.float32),
             area_mm2=jnp.ones(number),
             score=jnp.asarray(random.integers(0, 4, number), jnp.float32),
             violation=jnp.asarray(random.integers(0, 2, number) * (seed < 4), jnp.float32),
         )
-        empty = found.none(PROBLEM, (found.POINTS,))
+        empty = found.empty(PROBLEM, (found.POINTS,))
         results = found.merge(jax.tree.map(lambda x: x[:1], new), insert(empty, new))
 
         def rows(x):
@@ -169,10 +169,10 @@ def test_pareto_points_are_those_that_none_dominates():
 def test_a_full_front_keeps_the_highest_score_and_drops_the_crowded():
     # Of 40 points on a line, 0.01 apart but the last 1.0, none dominates another.
     at = jnp.append(jnp.arange(39) * 0.01, 1.4)
-    new = found.none(PROBLEM, (40,))._replace(
+    new = found.empty(PROBLEM, (40,))._replace(
         score=at, latency_cycles=jnp.ones(40, jnp.int32), energy_pj=jnp.exp(at), violation=jnp.zeros(40)
     )
-    front = jax.lax.scan(lambda f, x: (found.insert(f, x), None), found.none(PROBLEM, (16,)), new)[0]
+    front = jax.lax.scan(lambda f, x: (found.insert(f, x), None), found.empty(PROBLEM, (16,)), new)[0]
     assert jnp.isfinite(front.violation).all() and front.score.max() == at[-1]
 
 
@@ -206,7 +206,7 @@ def test_the_answer_is_feasible_whenever_a_design_is():
     for quantile in np.linspace(0, 0.6, 13):
         specs = jnp.asarray(np.quantile(limits, quantile, axis=0), jnp.float32)
         evaluated = evaluate(PROBLEM, each, specs)
-        designs = found.of(each, evaluated, evaluated.violation)
+        designs = found.evaluated_designs(each, evaluated, evaluated.violation)
         best = found.merge(designs, jax.tree.map(lambda x: x[:1], designs)).best
         meets = (limits <= np.asarray(specs, np.float64)[None] * (1 + 1e-6)).all(1)
         assert (best.violation == 0) == meets.any()

@@ -97,17 +97,17 @@ class Written(algos.PPO):
 
 
 def test_whose_presets_a_class_has():
-    assert preset_flags.known(algos.PPO) == preset_flags.known(Own) != ()
-    assert preset_flags.known(Written) == () == preset_flags.known(object)
+    assert preset_flags.preset_names(algos.PPO) == preset_flags.preset_names(Own) != ()
+    assert preset_flags.preset_names(Written) == () == preset_flags.preset_names(object)
     env = object()
-    found = preset_flags.chosen(Written, None, "CartPole-v1", env, {})
+    found = preset_flags.starting_preset(Written, None, "CartPole-v1", env, {})
     assert found is not None and found.values == {"num_envs": 3}
-    assert preset_flags.chosen(Written, None, "Pendulum-v1", env, {}) is None
-    assert preset_flags.chosen(Written, "none", "CartPole-v1", env, {}) is None
-    assert preset_flags.chosen(Written, None, "CartPole-v1", None, {}) is None
-    assert preset_flags.chosen(object, None, "CartPole-v1", env, {}) is None
+    assert preset_flags.starting_preset(Written, None, "Pendulum-v1", env, {}) is None
+    assert preset_flags.starting_preset(Written, "none", "CartPole-v1", env, {}) is None
+    assert preset_flags.starting_preset(Written, None, "CartPole-v1", None, {}) is None
+    assert preset_flags.starting_preset(object, None, "CartPole-v1", env, {}) is None
     with pytest.raises(FdgError, match="--preset minatar: Written has no named presets: omit it"):
-        preset_flags.chosen(Written, "minatar", "Asterix-MinAtar", env, {})
+        preset_flags.starting_preset(Written, "minatar", "Asterix-MinAtar", env, {})
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def machine(monkeypatch):
                 found[name] = Timed(work, seconds / gain, seconds, 0.125)
             return found
 
-        monkeypatch.setattr(calibration, "_timed", timed)
+        monkeypatch.setattr(calibration, "_time_functions", timed)
 
     return install
 

@@ -8,7 +8,7 @@ import pytest
 import fdg
 from bench import costs
 from fdg.costs import calibration
-from fdg.costs.fitting import JobSample, fitted
+from fdg.costs.fitting import JobSample, fit
 from fdg.costs.hardware import Figure
 from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
 from fdg.costs.overheads import OVERHEADS, Overheads
@@ -53,7 +53,7 @@ def seconds(sample, joined, overheads):
 
 
 def test_a_fit_predicts_a_job_that_it_has_not_seen(plans):
-    found = fitted(samples(plans), known=1e-3)
+    found = fit(samples(plans), known=1e-3)
     assert found.after < 0.02 < 0.2 < found.before
     (other,) = samples(plans, [ELSEWHERE])
     new = seconds(other, found.joined, found.overheads)
@@ -63,7 +63,7 @@ def test_a_fit_predicts_a_job_that_it_has_not_seen(plans):
 
 def test_what_no_job_says_anything_about_stays(plans):
     """No job has convolutions or sorts, and one device exchanges nothing with itself."""
-    found = fitted(samples(plans, SMALL[:2]))
+    found = fit(samples(plans, SMALL[:2]))
     same = {name: found.joined[name] for name in ("convolution", "sort", "linear algebra", "host")}
     assert same == {name: JOINED["cpu"][name] for name in same}
     kept = [getattr(found.overheads, name) for name in ("meetings", "array", "arrival", "start")]
@@ -73,7 +73,7 @@ def test_what_no_job_says_anything_about_stays(plans):
 
 
 def test_overheads_that_are_nothing_stay_nothing(plans):
-    found = fitted(samples(plans), overheads=Overheads(divided=0.5))
+    found = fit(samples(plans), overheads=Overheads(divided=0.5))
     nothing = [found.overheads.start, found.overheads.array, found.overheads.slowed]
     assert nothing == [0.0, 0.0, 0.0]
 
@@ -81,7 +81,7 @@ def test_overheads_that_are_nothing_stay_nothing(plans):
 def test_one_job_that_was_disturbed_counts_less_than_the_others(plans):
     some = samples(plans)
     some[0] = some[0]._replace(seconds=5 * some[0].seconds)
-    found = fitted(some, known=1e-3)
+    found = fit(some, known=1e-3)
     predicted = [seconds(s, found.joined, found.overheads) for s in some[1:]]
     assert predicted == pytest.approx([s.seconds for s in some[1:]], rel=0.3)
 
@@ -110,14 +110,14 @@ def test_children_time_jobs_and_leave_out_what_cannot_be_compiled(devices):
     good = ReferenceJob("PPO", "CartPole-v1", (("num_envs", 2), ("num_steps", 4)), "GPUOnly", (), 1)
     odd = ReferenceJob("PPO", "CartPole-v1", (("num_envs", -2), ("num_steps", 4)), "GPUOnly", (), 1)
     said = []
-    found = jobs.timed([odd, good], devices, said.append)
+    found = jobs.time_reference_jobs([odd, good], devices, said.append)
     assert set(found) == {good} and 0 < found[good] < 1
     assert said[0] == "training: 2 jobs on 1 device" and "round 6 of 6" in said[-1]
 
 
 def test_a_child_that_does_not_start_times_nothing(devices, monkeypatch):
     monkeypatch.setattr(jobs.sys, "executable", "/bin/false")
-    assert jobs.timed(REFERENCE_JOBS[:1], devices, print) == {}
+    assert jobs.time_reference_jobs(REFERENCE_JOBS[:1], devices, print) == {}
 
 
 def test_other_devices_are_used_as_they_are(monkeypatch):
@@ -133,7 +133,7 @@ def test_other_devices_are_used_as_they_are(monkeypatch):
 
     monkeypatch.setattr(jobs, "iterations_of", Iterations)
     some = [types.SimpleNamespace(platform="gpu")] * 2
-    found = jobs.timed(REFERENCE_JOBS, some, print)
+    found = jobs.time_reference_jobs(REFERENCE_JOBS, some, print)
     assert set(found) == {job for job in REFERENCE_JOBS if job.devices <= 2}
     assert all(seconds == job.devices for job, seconds in found.items())
     first = [one for one in rounds if one.seconds == 1.0]

@@ -53,7 +53,7 @@ def test_one_of_another_machine_is_refused(home):
     path = write(calibration(cores=99))
     with pytest.raises(FdgError, match=r"another machine \(cores 99, here .*fdg.calibrate"):
         machine.check_machine(machine.read(path), path)
-    assert machine.calibrated("cpu") is None
+    assert machine.usable_calibration("cpu") is None
 
 
 @pytest.mark.parametrize(

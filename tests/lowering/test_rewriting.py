@@ -8,7 +8,7 @@ import pytest
 from fdg import jaxprs
 from fdg.cores import common_cores, share_among, sharing, usable_cores
 from fdg.costs.loads import Target
-from fdg.lowering.rewriting import Setting, rewritten
+from fdg.lowering.rewriting import Setting, rewrite_all
 from fdg.lowering.tiles import have_a_core_each, tiles_of
 from fdg.placing.policy import Group
 
@@ -83,7 +83,7 @@ def test_on_a_gpu_nothing_is_tiled():
         on_cpu: sum(
             tiles_of(eqn) is not None
             for eqn in jaxprs.open_jaxpr(
-                rewritten(jaxpr, Setting((None, 0), 2, None, on_cpu=on_cpu, a_core_each=on_cpu))
+                rewrite_all(jaxpr, Setting((None, 0), 2, None, on_cpu=on_cpu, a_core_each=on_cpu))
             ).eqns
         )
         for on_cpu in (False, True)

@@ -9,7 +9,7 @@ import pytest
 import fdg
 import policies
 from fdg.profiling import measuring
-from fdg.profiling.fragments import placed
+from fdg.profiling.fragments import place_fragments
 from fdg.profiling.measuring import Iterations, profile_of_parts
 from tests.tiny import Pupil
 
@@ -49,7 +49,7 @@ def test_times_are_those_of_one_iteration(least, count, monkeypatch):
 def test_a_profile_by_hand():
     """Two groups: this process has a device of the first one, and none of the second."""
     plan = fdg.place(fdg.trace(Pupil()), policies.SingleLearnerCoarse(), 2)
-    fragments = placed(plan)
+    fragments = place_fragments(plan)
     calls = {one.site.fragment.name: one.site.fragment.calls_per_iteration for one in fragments}
     acting, learning = plan.groups
     whole = SimpleNamespace(samples=[5.0, 3.0, 4.0], busy_s={acting.name: 2.0, learning.name: 1.0}.get)
@@ -73,6 +73,8 @@ def test_a_profile_by_hand():
 def test_a_process_without_devices_knows_no_rates():
     plan = fdg.place(fdg.trace(Pupil()), policies.GPUOnly(), 1)
     whole = SimpleNamespace(samples=[1.0], busy_s=lambda group: None)
-    found = profile_of_parts(plan, placed(plan), whole, {}, {"all": None, plan.groups[0].name: None}, 1)
+    found = profile_of_parts(
+        plan, place_fragments(plan), whole, {}, {"all": None, plan.groups[0].name: None}, 1
+    )
     assert found.memory_rate == 0.0 and {p.seconds for p in found.products} == {None}
     assert "memory: 0 B/s" in str(found)

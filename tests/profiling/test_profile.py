@@ -13,7 +13,7 @@ import policies
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.profiling import measuring, repeating
-from fdg.profiling.fragments import placed, programs
+from fdg.profiling.fragments import place_fragments, programs
 from fdg.profiling.repeating import Sample
 from fdg.profiling.tracing import fragments_of, profile_iteration
 from fdg.profiling.writing import as_json
@@ -142,7 +142,7 @@ def test_agents_that_run_a_few_at_a_time_are_timed_so(together, devices):
     assert weight.shape == (2 * together, 3) and positions.shape[0] == 2 * together
     timed.samples.append(Sample(4.0, 1.0))
     assert timed.seconds == 3.0 * 4 // together
-    (one,) = [each for each in placed(engine.plan) if each.site.fragment.name == "slope"]
+    (one,) = [each for each in place_fragments(engine.plan) if each.site.fragment.name == "slope"]
     alone = fdg.trace(Pupil()).fragment("slope").flops_per_call
     assert one.work.total_flops == pytest.approx(4 * alone, rel=0.1)
 

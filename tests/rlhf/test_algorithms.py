@@ -22,7 +22,7 @@ from algos.language import Decoder, DecoderConfig
 from algos.rlhf import updates
 from algos.rlhf.group_relative import Batch
 from algos.rlhf.ppo import Judgement
-from algos.rlhf.preferences import paired
+from algos.rlhf.preferences import best_and_worst
 from algos.rlhf.responses import Responses, finished, problem_keys, scores
 from envs.text import CharacterTokenizer, Problem, Prompts, Reply, Reward
 from fdg.errors import FdgError
@@ -211,7 +211,7 @@ def test_micro_batches_add_up_and_the_first_ratio_is_exactly_one():
     found = {}
     for size in (8, 2):
         of = jax.jit(
-            lambda p, m, size=size: updates.accumulated(
+            lambda p, m, size=size: updates.accumulate_gradient(
                 functools.partial(algorithm.gradient, p, True), m, size
             )
         )
@@ -315,7 +315,7 @@ def test_responses_that_did_not_end_may_have_no_loss():
 def test_pairs_are_the_best_and_the_worst_response_to_a_prompt():
     algorithm = made("dpo", group_size=3, num_prompts=2)
     responses = _batch(algorithm, 6).responses
-    pairs = paired(responses, jnp.array([0.5, 1.0, 0.0, 2.0, 2.0, 2.0]), 3)
+    pairs = best_and_worst(responses, jnp.array([0.5, 1.0, 0.0, 2.0, 2.0, 2.0]), 3)
     assert pairs.differ.tolist() == [True, False]
     np.testing.assert_array_equal(pairs.chosen.tokens[0], responses.tokens[1])
     np.testing.assert_array_equal(pairs.rejected.tokens[0], responses.tokens[2])

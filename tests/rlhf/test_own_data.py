@@ -17,7 +17,7 @@ import envs
 import fdg
 import policies
 from algos.rlhf.objective import group_advantage, informative
-from algos.rlhf.preferences import Minibatch, paired
+from algos.rlhf.preferences import Minibatch, best_and_worst
 from algos.rlhf.responses import Responses, scores
 from envs.text import HostReward, Prompts
 from fdg.training import data_copies as data
@@ -211,7 +211,9 @@ def test_responses_without_a_reward_change_nothing():
     np.testing.assert_allclose(found, [-2, 0, 2, 0, 0, 0, 0, 0], atol=1e-6)
     assert informative(reward, 4, given).tolist() == [True, False]
     tokens, there = jnp.arange(8)[:, None], jnp.ones((8, 1), bool)
-    pairs = paired(Responses(Prompts(tokens, there), tokens, there, there & given[:, None]), reward, 4)
+    pairs = best_and_worst(
+        Responses(Prompts(tokens, there), tokens, there, there & given[:, None]), reward, 4
+    )
     assert pairs.chosen.tokens[0, 0] == 2 and pairs.rejected.tokens[0, 0] == 0
     assert pairs.differ.tolist() == [True, False]
 

@@ -8,7 +8,7 @@ import pytest
 import algos
 import envs
 import fdg
-from algos.rlhf.responses import Responses, evaluated
+from algos.rlhf.responses import Responses, return_metrics
 from envs.text import CharacterTokenizer, Prompts, Reward
 from envs.text.tokenizers import COMMON
 from fdg.errors import FdgError
@@ -18,7 +18,7 @@ def test_an_evaluation_counts_what_the_model_said_itself():
     own = jnp.array([[True, True, False], [True, False, False]])
     there = jnp.ones((2, 3), bool)  # the last tokens are a tool's
     prompts = Prompts(jnp.zeros((2, 1), jnp.int32), jnp.ones((2, 1), bool))
-    found = evaluated(
+    found = return_metrics(
         Responses(prompts, jnp.zeros((2, 3), jnp.int32), there, own), Reward(jnp.array([1.0, 0.5]), {})
     )
     np.testing.assert_array_equal(found["lengths"], [2, 1])

@@ -109,7 +109,7 @@ def test_a_file_of_problems_is_read_ahead_in_its_order(name, tmp_path):
         assert jax.tree.structure(jax.eval_shape(ahead.iterate, state)[0]) == jax.tree.structure(state)
     counted = jax.jit(plain.init)(jax.random.key(0))
     count = plain.num_prompts
-    problem, _ = streaming._asked(ahead, counted, count)
+    problem, _ = streaming._problems_and_keys(ahead, counted, count)
     asked = problem.prompts.tokens.reshape(2, count, -1)
     for later in range(2):
         then = counted._replace(iteration=counted.iteration + later)
@@ -194,9 +194,9 @@ def test_tokens_that_are_too_old_have_no_weight_and_stay():
     age = jnp.broadcast_to(
         jnp.array([2, 1, 0])[jnp.arange(found.responses.own.shape[1]) % 3], found.responses.own.shape
     )
-    counted = streaming.weighed(algorithm, found._replace(age=age))
+    counted = streaming.loss_mask(algorithm, found._replace(age=age))
     assert (counted == (found.responses.own & (age < 2))).all()
-    assert (streaming.weighed(algorithm, found) == found.responses.own).all()
+    assert (streaming.loss_mask(algorithm, found) == found.responses.own).all()
 
 
 def test_gradients_of_micro_batches_add_up_to_that_of_the_batch():
