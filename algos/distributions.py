@@ -19,6 +19,9 @@ import jax.numpy as jnp
 
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
+from fdg.settings.moved import moved
+
+__getattr__ = moved(__name__, __name__, {"check_remembered_values": "check_recurrent_values"})
 
 # Up to this many categories, the cumulative sum of probabilities is unrolled (see `Categorical.sample`).
 _MAX_UNROLLED_CATEGORIES = 64

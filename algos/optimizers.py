@@ -18,7 +18,12 @@ import optax
 from envs import user_code
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
 from fdg.settings.fields import hyperparameter, own_value, require, require_positive
+from fdg.settings.moved import moved
 from fdg.settings.parts import Part
+
+__getattr__ = moved(
+    __name__, __name__, {"given": "user_optimizer", "annealed": "linear_decay", "updated": "run_minibatches"}
+)
 
 # A step size is a number, possibly traced, or a schedule of the number of steps so far.
 StepSize: TypeAlias = float | jax.Array | optax.Schedule

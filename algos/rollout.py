@@ -13,6 +13,9 @@ import jax.numpy as jnp
 from envs import Environment, Observation, TimeStep, features_and_mask
 from fdg.arguments import check_takes, checked_names
 from fdg.errors import FdgError, kind_of
+from fdg.settings.moved import moved
+
+__getattr__ = moved(__name__, __name__, {"chosen": "choose_actions"})
 
 
 class _Actor(NamedTuple):

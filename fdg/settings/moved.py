@@ -8,17 +8,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def moved(old: str, new: str) -> Callable[[str], Any]:
+def moved(old: str, new: str, names: Mapping[str, str] | None = None) -> Callable[[str], Any]:
     """The `__getattr__` of a renamed module: forwards to the new one, with a deprecation warning.
 
-    A module that only lost some names takes it too: `__getattr__ = moved("algos.old", "algos.new")`.
+    A module that only lost some names takes it too: `__getattr__ = moved("algos.old", "algos.new")`. `names`
+    are the only names that it forwards, old -> new.
     """
 
     def attribute(name: str) -> Any:
-        value = None if name.startswith("_") else getattr(importlib.import_module(new), name, None)
+        there = name if names is None else names.get(name, "_")
+        value = None if there.startswith("_") else getattr(importlib.import_module(new), there, None)
         if value is None:
             raise AttributeError(f"module {old!r} has no attribute {name!r}")
-        warnings.warn(f"{old} is deprecated: write from {new} import {name}", DeprecationWarning, 2)
+        what = old if names is None else f"{old}.{name}"
+        warnings.warn(f"{what} is deprecated: write from {new} import {there}", DeprecationWarning, 2)
         return value
 
     return attribute
