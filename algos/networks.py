@@ -205,21 +205,21 @@ def actor_critic(
     needs no separate function: XLA drops the actor from a `jit` that uses only the value.
 
     Args:
-        observation_space: `Box`: converted to float32. Integer codes (`Box.codes`: at most 64 kinds) become
-          one-hot; other bounded integers are scaled to [0, 1] (uint8: divided by 255); three axes `[height,
-          width, channels]` are an image, with stacked frames along its channels, two axes of codes are a map,
-          and both get convolutions: one of 3 x 3, or from 36 x 36 on the three of DQN; other shapes are
-          flattened. `Discrete` and `MultiDiscrete`: one-hot. `Dict` and `Tuple`: each part likewise,
-          concatenated. The actor does not see `privileged` parts.
-        action_space: any that `distributions.for_space` supports.
-        hidden: widths of the dense layers of actor and critic. Default: `(64, 64)`; after the convolutions of
-          a small image `(128,)`, of a large one `(512,)`.
-        activation: "tanh", "relu", "silu", "gelu" or "elu"; after every layer but the heads.
-        initial_log_std: for a `Box` action space.
-        convolve: convolve images; else flatten them, which is faster, and suffices for small ones.
-        layer_norm: normalise each layer but the heads before its activation.
-        torso: "dense", or "simba": SimbaV2's blocks of unit length (`algos/layers.py`), one per entry of
-          `hidden`; all entries are equal.
+      observation_space: `Box`: converted to float32. Integer codes (`Box.codes`: at most 64 kinds) become
+        one-hot; other bounded integers are scaled to [0, 1] (uint8: divided by 255); three axes `[height,
+        width, channels]` are an image, with stacked frames along its channels, two axes of codes are a map,
+        and both get convolutions: one of 3 x 3, or from 36 x 36 on the three of DQN; other shapes are
+        flattened. `Discrete` and `MultiDiscrete`: one-hot. `Dict` and `Tuple`: each part likewise,
+        concatenated. The actor does not see `privileged` parts.
+      action_space: any that `distributions.for_space` supports.
+      hidden: widths of the dense layers of actor and critic. Default: `(64, 64)`; after the convolutions of
+        a small image `(128,)`, of a large one `(512,)`.
+      activation: "tanh", "relu", "silu", "gelu" or "elu"; after every layer but the heads.
+      initial_log_std: for a `Box` action space.
+      convolve: convolve images; else flatten them, which is faster, and suffices for small ones.
+      layer_norm: normalise each layer but the heads before its activation.
+      torso: "dense", or "simba": SimbaV2's blocks of unit length (`algos/layers.py`), one per entry of
+        `hidden`; all entries are equal.
 
     >>> network = actor_critic(Box(-1.0, 1.0, (4,)), Discrete(2))
     >>> observation = jnp.zeros((8, 4))
@@ -309,11 +309,11 @@ def q_network(
     Several choices have concatenated values, `n = sum(nvec)`. `privileged` parts are not seen.
 
     Args:
-        observation_space: as in `actor_critic`; likewise `hidden`, `activation` and `**more`.
-        action_space: `Discrete(n)` or `MultiDiscrete(nvec)`.
-        dueling: the head outputs V and advantages A, and `Q = V + A - mean(A)` (Wang et al. 2016, arXiv
-          1511.06581, equation 9). V and A share all layers but the head. Several choices share V; each has
-          its own A (Tavakoli et al. 2018, arXiv 1711.08946, equation 1).
+      observation_space: as in `actor_critic`; likewise `hidden`, `activation` and `**more`.
+      action_space: `Discrete(n)` or `MultiDiscrete(nvec)`.
+      dueling: the head outputs V and advantages A, and `Q = V + A - mean(A)` (Wang et al. 2016, arXiv
+        1511.06581, equation 9). V and A share all layers but the head. Several choices share V; each has
+        its own A (Tavakoli et al. 2018, arXiv 1711.08946, equation 1).
 
     >>> network = q_network(Box(-1.0, 1.0, (4,)), Discrete(2), dueling=True)
     >>> observation = jnp.zeros((8, 4))

@@ -101,11 +101,11 @@ def v_trace(
     equal (`ratio = 1`, clips of at least 1), results are those of `generalized_advantage_estimation`.
 
     Args:
-        ratio: `[T, B]` float32, probability of the action under the evaluated policy, divided by that under
-          the acting policy.
-        reward, value, next_value, terminated, truncated, discount, lambda_: as in the module's docstring.
-        rho_clip: above 0, rho-bar of the paper: determines the policy whose value the targets converge to.
-        c_clip: above 0, c-bar of the paper, at most `rho_clip`: how far errors propagate back.
+      ratio: `[T, B]` float32, probability of the action under the evaluated policy, divided by that under
+        the acting policy.
+      reward, value, next_value, terminated, truncated, discount, lambda_: as in the module's docstring.
+      rho_clip: above 0, rho-bar of the paper: determines the policy whose value the targets converge to.
+      c_clip: above 0, c-bar of the paper, at most `rho_clip`: how far errors propagate back.
 
     Returns:
         `advantage` and `target`. Gradients flow through both; use `stop_gradient`.
