@@ -80,7 +80,7 @@ def user_optimizer(
     Raises:
       FdgError: an invalid optimiser, or the function fails.
 
-    >>> given("lion", 1e-3).init({}) == user_optimizer(optax.lion, 1e-3).init({})
+    >>> user_optimizer("lion", 1e-3).init({}) == user_optimizer(optax.lion, 1e-3).init({})
     True
     """
     if optimizer is None:
@@ -134,7 +134,7 @@ def linear_decay(
 ) -> optax.Schedule:
     """A step size that decreases linearly to zero over a run, constant within an iteration (as in CleanRL).
 
-    >>> step_size = annealed_step_size(1.0, num_iterations=4, updates_per_iteration=10)
+    >>> step_size = linear_decay(1.0, num_iterations=4, updates_per_iteration=10)
     >>> [float(step_size(count)) for count in (0, 9, 10, 39, 40)]
     [1.0, 1.0, 0.75, 0.25, 0.0]
     """
