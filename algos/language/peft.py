@@ -112,7 +112,7 @@ def _matched(
             f"{folder}: {TENSORS} is missing{older * os.path.lexists(folder / 'adapter_model.bin')}: save the"
             " adapters again with PEFT"
         )
-    if config.num_layers > _MOST_LAYERS:  # before so many names are made
+    if config.num_layers > _MOST_LAYERS:  # before names of layers are made
         raise FdgError(f"{folder}: its base has num_layers={config.num_layers}, of {_MOST_LAYERS} at most")
     tensors: Mapping[str, Stored] = safetensors(folder / TENSORS)
     if not tensors:

@@ -192,7 +192,7 @@ def _matched(
     config: DecoderConfig, tensors: Mapping[str, Stored], where: str, scores: bool
 ) -> dict[str, tuple[tuple[str, ...], bool, Stored]]:
     """The tensors that the config needs, by `names`, each with its path and whether it is transposed."""
-    if config.num_layers > len(tensors):  # before so many names are made
+    if config.num_layers > len(tensors):  # before names of layers are made
         raise FdgError(
             f"{where}: num_hidden_layers={config.num_layers} in its config.json, and it holds"
             f" {len(tensors)} tensors in all"
