@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,8 +19,8 @@ INFEASIBLE = 3  # exit status where no design meets the specs
 _ABOUT = """Searches networks and an accelerator together, so that latency, energy and area meet their specs.
 FILE.toml says the problem; w1, w2 and w3 are there already. It prints the best design and the specs, and
 writes report.md, best.json, designs.csv, pictures, and files for ZigZag and MAESTRO into the run directory.
-Every flag of `fdg train` can be given too: --algo, --policy, --devices, --seed, --out, --resume, ..., and the
-algorithm's own. Exit status 3: no design meets the specs."""
+Other flags of `fdg train` can be given: --algo, --policy, --devices, --seed, --out, --resume RUN (without a
+FILE), ..., and the algorithm's own. Exit status 3: no design meets the specs."""
 FLAGS = (
     Flag("samples", int | None, None, "designs to evaluate, rounded up to whole iterations (None: 5000)"),
     Flag("specs", str | None, None, "level of the file's specs: tight, medium or loose (None: [specs])"),
@@ -69,7 +70,16 @@ def _run(argv: Sequence[str]) -> int:
     if samples is not None and samples < 1:
         raise FdgError(f"--samples {samples}: it must be at least 1")
     env = _resumed(own, rest) if file is None else _environment(file, own, "--trust" in rest)
-    return _search(env, samples, resumes, rest)
+    try:
+        return _search(env, samples, resumes, rest)
+    except FdgError as error:
+        raise type(error)(_by_own_flags(str(error))) from error
+
+
+def _by_own_flags(message: str) -> str:
+    """A message about flags of `fdg train`, with those of `fdg codesign` in their place."""
+    message = re.sub(r"--env codesign:[^?\s]*\?(?:\S*?&)?module=([^&\s]+)\S*", r"--module \1", message)
+    return message.replace("--env codesign:", "").replace("--total-steps", "--samples")
 
 
 def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str]) -> int:
@@ -87,10 +97,7 @@ def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str])
         searching.check(job)
         steps = ["--total-steps", str(searching.steps_of(samples or searching.SAMPLES, job.algorithm))]
     job = parse([*env, *rest, *steps, "--eval-episodes", "0"], _PROGRAM, _ABOUT)
-    try:
-        found = searching.run(job)
-    except FdgError as error:
-        raise type(error)(str(error).replace("--total-steps", "--samples")) from error
+    found = searching.run(job)
     if not distributed.is_first():
         return 0 if found.is_feasible else INFEASIBLE
     print(f"\n{found}\n", flush=True)

@@ -246,6 +246,8 @@ def test_a_search_with_a_module_goes_on_where_that_is_named(folder, capsys, monk
     assert command.main(["--resume", "run", "--module", module]) == 129
     assert jobs[1].described["env"] == jobs[0].described["env"] and jobs[1].resumes
     capsys.readouterr()
+    assert command.main(["--resume", "run"]) == 2
+    assert f"pass --module {module} too" in capsys.readouterr().err
     assert command.main(["--resume", "run", "--module", "os:abort"]) == 2
     assert "--module os:abort: a resumed search keeps what it has" in capsys.readouterr().err
 
