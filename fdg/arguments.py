@@ -160,7 +160,7 @@ def explain_attributes(cls: type) -> None:
         raise error
 
     def known(self: Any) -> list[str]:
-        """The names of its attributes; those of an `Elsewhere`, which raise, are left out."""
+        """The names of its attributes, without those that only say what to write instead."""
         there = {name: one for base in reversed(type(self).__mro__) for name, one in vars(base).items()}
         return [name for name in object.__dir__(self) if not isinstance(there.get(name), Elsewhere)]
 

@@ -112,12 +112,15 @@ def search(
       algorithm: as for `fdg.fit`.
       values: by name, a list of choices, or a range: `"log:1e-4..1e-2"`, `"lin:16..256"`.
       policy: as for `fdg.fit`.
-      trials: the number of trials.
+      trials: the number of trials; fewer are run where all combinations of choices have been tried.
       halving: prune trials that are behind at 1/27, 1/9 and 1/3 of the training.
       devices: as for `fdg.fit`.
       progress: print progress.
       settings: further arguments of `fdg.fit`: `total_steps`, `seed`, `num_seeds`, `out`, `resume`,
         `eval_every`, `eval_episodes`, `checkpoint_every`, `stop_at`.
+
+    Returns:
+      All trials, the path of the run directory, and `best`: the `Run` with the highest mean return.
 
     Raises:
       FdgError: an argument is invalid, or Optuna is not installed.
