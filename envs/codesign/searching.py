@@ -119,7 +119,7 @@ def search(
 
 
 def steps_of(samples: int, algorithm: Any) -> int:
-    """Environment steps in which an algorithm evaluates at least so many designs, in whole iterations."""
+    """Environment steps in which an algorithm evaluates at least this many designs, in whole iterations."""
     number = getattr(algorithm, "num_envs", 1)
     steps = number * -(-samples // number) * _environment_of(algorithm).max_episode_steps
     return -(-steps // algorithm.steps_per_iteration) * algorithm.steps_per_iteration

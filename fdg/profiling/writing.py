@@ -63,7 +63,7 @@ def profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
     files.write(directory / "profile.json", (json.dumps(as_json(profile), indent=1) + "\n").encode())
     return [
         f"\n{profile}\n",
-        f"profile {directory / 'profile.txt'}, and as numbers profile.json beside it",
+        f"profile {directory / 'profile.txt'}, and as numbers profile.json in the same folder",
         f"trace of one iteration {perfetto}: open it in https://ui.perfetto.dev, or give TensorBoard"
         f" --logdir {directory}",
     ]
