@@ -155,7 +155,7 @@ def save(
 ) -> None:
     """Writes adapters, without the base, in PEFT's format.
 
-    `directory` is new, or its adapters are replaced; `base` is the base's path or name, for readers of the adapters;
+    `directory` is new, or its adapters are replaced; `base` is the base's path or name, as readers find it;
     `files` are further files by name.
 
     Raises:
