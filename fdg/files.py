@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+_PARTIAL = ".partial-"
+
 
 def check_own(path: Path, is_folder: bool = False) -> None:
     """Raises if `path` exists and is not a regular file (or, with `is_folder`, not a real directory)."""
@@ -77,6 +79,37 @@ def write(path: Path, content: bytes) -> None:
     """Writes a file atomically, replacing one of the same name."""
     with replacing(path) as file:
         file.write(content)
+
+
+def is_free(path: Path) -> bool:
+    """Whether `path` is missing, or a folder that holds nothing but what a killed `filling` left there."""
+    if not os.path.lexists(path):
+        return True
+    return path.is_dir() and all(one.name.startswith(_PARTIAL) for one in path.iterdir())
+
+
+@contextlib.contextmanager
+def filling(path: Path) -> Iterator[Path]:
+    """A context with a folder whose contents move into `path` at its end; on failure, `path` stays empty.
+
+    `path` is free (`is_free`), and is created if it is missing.
+    """
+    is_new = not path.exists()
+    path.mkdir(parents=True, exist_ok=True)
+    for left in path.glob(f"{_PARTIAL}*"):
+        remove(left)
+    folder = Path(tempfile.mkdtemp(dir=path, prefix=_PARTIAL))
+    try:
+        yield folder
+        for one in sorted(folder.iterdir()):
+            os.replace(one, path / one.name)
+        folder.rmdir()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder)
+            if is_new:
+                path.rmdir()
+        raise
 
 
 def remove(path: Path) -> None:

@@ -18,9 +18,9 @@ from algos.offline.minari import DataSet
 from algos.replay import Step
 from algos.rollout import Actor
 from envs import features_and_mask, num_agents
+from fdg import files
 from fdg.arguments import check_at_least
 from fdg.errors import FdgError, host_errors
-from fdg.files import check_own, make_folder, replacing
 from fdg.training.evaluation import require_actor
 from fdg.training.run import Run
 from fdg.training.writable import refusing
@@ -159,17 +159,16 @@ def _writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]:
     there = os.path.lexists(data.folder / minari.METADATA)
     if there:
         data.check_spaces(env.observation_space, env.action_space, env.name)
-    elif os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
+    elif not files.is_free(out):
         raise FdgError(f"{out}: is no data set, and not empty: give a new folder, or a data set to add to")
     h5py = minari.library()
-    folder = data.folder if there else out / "data"
-    with refusing(out):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        make_folder(folder)
+    with refusing(out), contextlib.ExitStack() as stack:
+        folder = data.folder if there else stack.enter_context(files.filling(out)) / "data"
+        files.make_folder(folder)
         arrays = folder / minari.ARRAYS
         for name in (minari.ARRAYS, minari.METADATA):
-            check_own(folder / name)
-        with replacing(arrays) as new:
+            files.check_own(folder / name)
+        with files.replacing(arrays) as new:
             if there:
                 with open(arrays, "rb") as old:
                     shutil.copyfileobj(old, new)
@@ -182,5 +181,4 @@ def _writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]:
             env.name, env.observation_space, env.action_space, algorithm, **counts,
             author=f"fdg {fdg.__version__}",
         )  # fmt: skip
-        with replacing(folder / minari.METADATA) as file:
-            file.write(json.dumps(said, indent=1).encode())
+        files.write(folder / minari.METADATA, json.dumps(said, indent=1).encode())

@@ -5,7 +5,6 @@ loading a run directory (docs/security.md).
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ def pack(
     """
     path, out = Path(path), Path(out)
     config = read_config(path, prefix="")
-    if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
+    if not files.is_free(out):
         raise FdgError(f"--out {out} is there already, and not empty: give a new folder")
     check_writable(out / CARD)
     if (path / DATA).is_dir():
@@ -52,18 +51,18 @@ def pack(
         )
     run = load(path, checkpoint=int(checkpoint) if checkpoint.isdecimal() else checkpoint, trust=trust)
     folder = path / (BEST if checkpoint == "best" else CHECKPOINTS) / str(run.iteration)
-    out.mkdir(parents=True, exist_ok=True)
-    shared = {name: value for name, value in config.items() if name not in _PRIVATE}
-    files.write(out / "config.json", json_line(shared, indent=2))
-    for name in ("metrics.jsonl", "summary.json", CURVE):
-        if (path / name).exists():
-            _copy(path / name, out / name)
-    for file in sorted(one for one in folder.rglob("*") if one.is_file()):
-        _copy(file, out / CHECKPOINTS / str(run.iteration) / file.relative_to(folder))
-    packed = load(out, trust=trust)  # measure the packed run
-    found = packed.evaluate(episodes) if can_evaluate(packed.algorithm) else None
-    video = _video(packed, out)
-    files.write(out / CARD, _card(packed, found, video, out).encode())
+    with files.filling(out) as new:
+        shared = {name: value for name, value in config.items() if name not in _PRIVATE}
+        files.write(new / "config.json", json_line(shared, indent=2))
+        for name in ("metrics.jsonl", "summary.json", CURVE):
+            if (path / name).exists():
+                _copy(path / name, new / name)
+        for file in sorted(one for one in folder.rglob("*") if one.is_file()):
+            _copy(file, new / CHECKPOINTS / str(run.iteration) / file.relative_to(folder))
+        packed = load(new, trust=trust)  # measure the packed run
+        found = packed.evaluate(episodes) if can_evaluate(packed.algorithm) else None
+        video = _video(packed, new)
+        files.write(new / CARD, _card(packed, found, video, new).encode())
     return out
 
 

@@ -15,6 +15,7 @@ import envs
 import fdg
 from algos.offline.minari import DataSet
 from algos.rollout import Actor, empty_memory
+from fdg import files
 from fdg.__main__ import main
 from fdg.errors import FdgError
 from fdg.training.collecting import collect
@@ -214,6 +215,20 @@ def test_a_failed_collection_leaves_the_data_as_it_was(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         collect(run_of(0.5), out, 20, num_envs=2)
     assert {path.name: path.read_bytes() for path in (out / "data").iterdir()} == before
+    with pytest.raises(KeyboardInterrupt):
+        collect(run_of(0.5), tmp_path / "new", 20, num_envs=2)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_collection_that_was_killed_can_be_repeated(tmp_path):
+    out = tmp_path / "x"
+    killed = files.filling(out)
+    (killed.__enter__() / "data").mkdir()  # and never left
+    collect(run_of(0.5), out, 20, num_envs=2)
+    assert [path.name for path in out.iterdir()] == ["data"]
+    (out / "data/metadata.json").unlink()
+    with pytest.raises(FdgError, match="is no data set, and not empty"):
+        collect(run_of(0.5), out, 20, num_envs=2)
 
 
 def test_the_command(tmp_path, capsys):

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import fdg
+from fdg import files
 from fdg.__main__ import main
+from fdg.training.packing import pack
 from fdg.training.run import Run
 from tests.training.own import Guesser
 
@@ -47,6 +49,19 @@ def test_what_is_packed_loads_with_the_same_state(trained, packed):
     assert one.iteration == other.iteration == 4 and other.finished
     np.testing.assert_array_equal(one.state["bias"], other.state["bias"])
     assert one.metrics == other.metrics
+
+
+def test_a_failed_pack_leaves_nothing_and_a_killed_one_can_be_repeated(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "play", lambda self, path, **how: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pack(trained, tmp_path / "out", trust=True, episodes=1)
+    assert not (tmp_path / "out").exists()
+    killed = files.filling(tmp_path / "out")
+    killed.__enter__()
+    monkeypatch.setattr(Run, "play", lambda self, path, **how: Path(path).write_bytes(b"GIF89a"))
+    pack(trained, tmp_path / "out", trust=True, episodes=1)
+    assert {"README.md", "config.json", "checkpoints"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert not list((tmp_path / "out").glob(".*"))
 
 
 def test_the_card_says_what_a_reader_needs_and_nothing_of_the_machine(trained, packed):
