@@ -135,7 +135,7 @@ def _traffic(plan: Plan) -> str:
         total["between" if m.how == "transfer" else "within" if m.how else "kept"] += m.bytes_per_iteration
     kept = quantity(total["kept"], "B")
     if len(plan.groups) == 1:
-        return f"{kept} an iteration pass between fragments on the same devices"
+        return f"{kept} per iteration pass between fragments on the same devices"
     within = f" and {quantity(total['within'], 'B')} within them" if total["within"] else ""
     moved = f"{quantity(total['between'], 'B')} an iteration move between groups"
     return f"{moved}{within}; {kept} stay on their devices"

@@ -38,7 +38,7 @@ GPUOnly() places Walker on 4 devices
   (between fragments)    all-gather           192 B          1            192 B
   gradient               all-reduce            12 B          1             12 B
   (between fragments)    all-reduce            12 B          1             12 B
-  5.47 kB an iteration pass between fragments on the same devices
+  5.47 kB per iteration pass between fragments on the same devices
   memory per device, about: 3.97 kB"""
 
 
