@@ -26,15 +26,15 @@ from fdg.errors import FdgError, kind_of
 from fdg.fragment import with_numbers
 from fdg.kinds import reader
 
-_OWN = {"size": int, "every": int, "latest": float}  # fields besides the algorithm
+_FIELDS = {"size": int, "every": int, "latest": float}  # fields besides the algorithm
 
 
 class State(NamedTuple):
     """The algorithm's state, and the versions that are its opponents."""
 
-    learner: Any  # of the algorithm
-    versions: Any  # of each leaf that an actor reads, [size, ...]
-    newest: jax.Array  # [] int32: the position of the newest version
+    learner: Any  # the algorithm's state
+    versions: Any  # list of the leaves that an actor reads, each [size, ...]
+    newest: jax.Array  # [] int32: index of the newest version
     iteration: jax.Array  # [] int32
 
 
@@ -42,8 +42,8 @@ class Memory(NamedTuple):
     """The opponent's memory in one game."""
 
     version: jax.Array  # [] int32: the version that plays this game
-    remembered: Any  # the memory of each version's actor, [size, 1, ...]
-    begins: jax.Array  # [1] bool: True before its first move
+    memories: Any  # the memory of each version's actor, [size, 1, ...]
+    is_first: jax.Array  # [1] bool: True before its first move
 
 
 @checked_names
@@ -56,8 +56,8 @@ class SelfPlay:
     evaluations of the actor. A game whose version is replaced continues with the newer one.
 
     Attributes:
-      algorithm: with `init`, `iterate`, `actor` and a fragment `step` for its environment. Its `env` is an
-        agent against an opponent (`envs.games.Against`), used in evaluations only.
+      algorithm: has `init`, `iterate`, `actor` and a fragment `step` for its environment. Its `env` is an
+        `envs.games.Against`, whose opponent plays in evaluations only.
       size, every: number of stored versions; iterations between versions.
       latest: probability of the newest version.
 
@@ -74,8 +74,10 @@ class SelfPlay:
 
     def __post_init__(self):
         if isinstance(self.algorithm, SelfPlay | type):
-            given = f"{self.algorithm!r:.60}" if isinstance(self.algorithm, type) else "a SelfPlay"
-            raise FdgError(f"SelfPlay: {given} is no algorithm to wrap: give one such as algos.PPO(env=env)")
+            got = f"{self.algorithm!r:.60}" if isinstance(self.algorithm, type) else "a SelfPlay"
+            raise FdgError(
+                f"SelfPlay: {got} is not an algorithm that it can wrap: give one such as algos.PPO(env=env)"
+            )
         env = getattr(self.algorithm, "env", None)
         name = type(self.algorithm).__name__
         for method in ("init", "iterate", "actor", "step"):
@@ -86,7 +88,7 @@ class SelfPlay:
                 )
         if not isinstance(env, Vectorized) or not isinstance(env.single, Against):
             raise FdgError(
-                f"SelfPlay: the environment of {name} is '{getattr(env, 'name', env)}', no game against an"
+                f"SelfPlay: the environment of {name} is '{getattr(env, 'name', env)}', not a game against an"
                 " opponent: give envs.make('game:connect_four'), or envs.vectorize(envs.games.Against(game,"
                 " opponent))"
             )
@@ -105,19 +107,19 @@ class SelfPlay:
         If the opponent moves first in an initial game, its first move is random.
         """
         learner = self._learner.init(key)
-        versions = [jnp.stack([leaf] * self.size) for leaf in self._read(learner)]
+        versions = [jnp.stack([leaf] * self.size) for leaf in self._actor_leaves(learner)]
         return State(learner, versions, jnp.int32(0), jnp.int32(0))
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """One iteration against the versions, whose result may become the newest version."""
+        """One iteration against the stored versions; after every `every` of them the learner is stored."""
         step = functools.partial(self.step, state.versions, state.newest)
         learner, metrics = with_numbers(self._learner, {"step": step}).iterate(state.learner)
         iteration = state.iteration + 1
-        versions, newest = self.keep(state.versions, state.newest, self._read(learner), iteration)
+        versions, newest = self.keep(state.versions, state.newest, self._actor_leaves(learner), iteration)
         return State(learner, versions, newest, iteration), metrics
 
     def actor(self, state: State) -> Actor:
-        """Acts with the newest parameters."""
+        """Acts with the learner's current parameters, not with a stored version."""
         return self.algorithm.actor(state.learner)
 
     @checked_names
@@ -126,49 +128,49 @@ class SelfPlay:
         return self.algorithm.evaluate(state.learner, key, episodes, greedy)
 
     def check_when_traced(self, state: State) -> None:
-        """As for the algorithm."""
+        """Calls the algorithm's own check, if it has one."""
         if check := getattr(self.algorithm, "check_when_traced", None):
             check(state.learner)
 
     def changed(self, **values: Any) -> "SelfPlay":
-        """A copy with changed fields, of its own or of the algorithm."""
-        own = {name: values.pop(name) for name in _OWN if name in values}
-        change = getattr(self.algorithm, "changed", functools.partial(dataclasses.replace, self.algorithm))
-        return dataclasses.replace(self, algorithm=change(**values), **own)
+        """A copy with changed fields of `SelfPlay` or of the algorithm."""
+        fields = {name: values.pop(name) for name in _FIELDS if name in values}
+        replace = getattr(self.algorithm, "changed", functools.partial(dataclasses.replace, self.algorithm))
+        return dataclasses.replace(self, algorithm=replace(**values), **fields)
 
     def said(self) -> dict[str, Any]:
         """Additional entries of `config.json` for self-play."""
-        return {"self_play": " ".join(f"{name}={getattr(self, name)}" for name in _OWN)}
+        return {"self_play": " ".join(f"{name}={getattr(self, name)}" for name in _FIELDS)}
 
     @classmethod
     def from_text(cls, algorithm: Any, text: str) -> "SelfPlay":
         """Parses words NAME=VALUE, the format of `said` and `--self-play`.
 
         Raises:
-          FdgError: a word has another form, its name is no field, or its value does not fit.
+          FdgError: a word has another form, its name is not a field, or its value does not fit.
         """
         values: dict[str, Any] = {}
         for word in text.split():
             name, equals, value = word.partition("=")
-            if not equals or name not in _OWN:
+            if not equals or name not in _FIELDS:
                 raise FdgError(f"--self-play: '{word:.60}': write any of size=4 every=10 latest=0.5")
             try:
-                values[name] = reader(_OWN[name])(value)
+                values[name] = reader(_FIELDS[name])(value)
             except ValueError as error:
                 raise FdgError(f"--self-play {word:.60}: {value!r:.40} is not {error}") from None
         return cls(algorithm, **values)
 
     @fdg.fragment("environment", in_axes=(None, None, 0, 0, 0))
     def step(self, versions, newest, keys, env_state, action):
-        """`keys [B]`, `action [B]` -> the games' next state and a `TimeStep [B]`, after the versions'
+        """`keys [B]`, `action [B]` -> the next state of the games and a `TimeStep [B]`, after the opponents'
         replies."""
         env = vectorize(Against(self._game, _Versions(self, versions, newest)), info=self.algorithm.env.info)
         return env.step(keys, env_state, action)
 
     @fdg.fragment("learner", in_axes=None, out_axes=None)
     def keep(self, versions, newest, leaves, iteration):
-        """Adds the parameters to the versions every `every` iterations; returns versions and the newest's
-        index."""
+        """Stores `leaves` as a version every `every` iterations; returns the versions and the index of the
+        newest."""
         due = iteration % self.every == 0
         newest = jnp.where(due, (newest + 1) % self.size, newest)
         kept = [
@@ -184,20 +186,21 @@ class SelfPlay:
     @property
     def _learner(self) -> Any:
         """The algorithm, in an environment whose state has room for the opponents' memories."""
-        env = vectorize(Against(self._game, _Absent(self)), info=self.algorithm.env.info)
+        env = vectorize(Against(self._game, _RandomPlayer(self)), info=self.algorithm.env.info)
         return dataclasses.replace(self.algorithm, env=env)
 
-    def _read(self, learner: Any) -> list[jax.Array]:
+    def _actor_leaves(self, learner: Any) -> list[jax.Array]:
         is_read, leaves = _is_read(self), jax.tree.leaves(learner)
         return [leaf for leaf, read in zip(leaves, is_read, strict=True) if read]
 
     def _actor_of(self, leaves: list[jax.Array]) -> Actor:
-        shapes, structure = jax.tree.flatten(_shapes(self._learner))
-        given = iter(leaves)
-        whole = [
-            next(given) if read else _zeros(shape) for shape, read in zip(shapes, _is_read(self), strict=True)
+        shapes, structure = jax.tree.flatten(_state_shapes(self._learner))
+        stored = iter(leaves)
+        complete = [
+            next(stored) if read else _zeros_like(shape)
+            for shape, read in zip(shapes, _is_read(self), strict=True)
         ]
-        return self.algorithm.actor(jax.tree.unflatten(structure, whole))
+        return self.algorithm.actor(jax.tree.unflatten(structure, complete))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "algorithm":
@@ -206,24 +209,24 @@ class SelfPlay:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Absent:
+class _RandomPlayer:
     """A `Player` that moves at random, while there are no older versions."""
 
-    of: SelfPlay
+    self_play: SelfPlay
 
     def begin(self, key: jax.Array) -> Memory:
         """An empty memory for each version's actor."""
-        one = _memory(self.of.algorithm)
-        remembered = jax.tree.map(lambda x: jnp.zeros((self.of.size, *x.shape), x.dtype), one)
-        return Memory(jnp.int32(0), remembered, jnp.ones(1, bool))
+        shapes = _memory_shapes(self.self_play.algorithm)
+        memories = jax.tree.map(lambda x: jnp.zeros((self.self_play.size, *x.shape), x.dtype), shapes)
+        return Memory(jnp.int32(0), memories, jnp.ones(1, bool))
 
     def choose(self, key: jax.Array, memory: Memory, position: Position) -> tuple[jax.Array, Memory]:
         """A random legal move."""
-        return Uniform(self.of._game).choose(key, memory, position)
+        return Uniform(self.self_play._game).choose(key, memory, position)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Versions(_Absent):
+class _Versions(_RandomPlayer):
     """A `Player` that plays each game with one of the versions."""
 
     versions: list[jax.Array]
@@ -233,56 +236,56 @@ class _Versions(_Absent):
 
     def begin(self, key: jax.Array) -> Memory:
         """Samples the version that plays."""
-        first, second = jax.random.split(key)
-        is_newest = jax.random.uniform(first) < self.of.latest
-        drawn = jax.random.randint(second, (), 0, self.of.size, jnp.int32)
-        return super().begin(key)._replace(version=jnp.where(is_newest, self.newest, drawn))
+        newest_key, index_key = jax.random.split(key)
+        is_newest = jax.random.uniform(newest_key) < self.self_play.latest
+        index = jax.random.randint(index_key, (), 0, self.self_play.size, jnp.int32)
+        return super().begin(key)._replace(version=jnp.where(is_newest, self.newest, index))
 
     def choose(self, key: jax.Array, memory: Memory, position: Position) -> tuple[jax.Array, Memory]:
         """The move of the version that plays; those of other versions are computed and dropped."""
-        observation = jax.tree.map(lambda x: x[None], seen(self.of._game, position))
+        observation = jax.tree.map(lambda x: x[None], seen(self.self_play._game, position))
 
-        def one(leaves: list[jax.Array], remembered: Any) -> tuple[jax.Array, Any]:
-            actor = self.of._actor_of(leaves)
-            action, remembered = actor.act(remembered, observation, memory.begins, key[None], False)
-            return action[0], remembered
+        def act(leaves: list[jax.Array], memories: Any) -> tuple[jax.Array, Any]:
+            actor = self.self_play._actor_of(leaves)
+            action, memories = actor.act(memories, observation, memory.is_first, key[None], False)
+            return action[0], memories
 
-        actions, remembered = jax.vmap(one)(self.versions, memory.remembered)
-        memory = Memory(memory.version, remembered, jnp.zeros_like(memory.begins))
+        actions, memories = jax.vmap(act)(self.versions, memory.memories)
+        memory = Memory(memory.version, memories, jnp.zeros_like(memory.is_first))
         return actions[memory.version].astype(jnp.int32), memory
 
 
 @functools.cache
-def _a_key() -> Any:
+def _key_shape() -> Any:
     return jax.eval_shape(lambda: jax.random.key(0))
 
 
 @functools.lru_cache(maxsize=64)
-def _shapes(algorithm: Any) -> Any:
-    return jax.eval_shape(algorithm.init, _a_key())
+def _state_shapes(algorithm: Any) -> Any:
+    return jax.eval_shape(algorithm.init, _key_shape())
 
 
 @functools.lru_cache(maxsize=64)
-def _memory(algorithm: Any) -> Any:
-    return jax.eval_shape(lambda state: algorithm.actor(state).memory(1), _shapes(algorithm))
+def _memory_shapes(algorithm: Any) -> Any:
+    return jax.eval_shape(lambda state: algorithm.actor(state).memory(1), _state_shapes(algorithm))
 
 
 @functools.lru_cache(maxsize=64)
-def _is_read(of: SelfPlay) -> tuple[bool, ...]:
+def _is_read(self_play: SelfPlay) -> tuple[bool, ...]:
     """Which leaves of its state the algorithm's actor reads."""
-    shapes, structure = jax.tree.flatten(_shapes(of._learner))
+    shapes, structure = jax.tree.flatten(_state_shapes(self_play._learner))
 
     def act(leaves: list[jax.Array], memory: Any, key: jax.Array) -> Any:
-        actor = of.algorithm.actor(jax.tree.unflatten(structure, leaves))
-        position = of._game.init(key)
-        observation = jax.tree.map(lambda x: x[None], seen(of._game, position))
+        actor = self_play.algorithm.actor(jax.tree.unflatten(structure, leaves))
+        position = self_play._game.init(key)
+        observation = jax.tree.map(lambda x: x[None], seen(self_play._game, position))
         return actor.act(memory, observation, jnp.ones(1, bool), key[None], False)
 
-    traced = jax.make_jaxpr(act)(shapes, _memory(of.algorithm), _a_key())
+    traced = jax.make_jaxpr(act)(shapes, _memory_shapes(self_play.algorithm), _key_shape())
     return tuple(jaxprs.inputs_read(traced)[: len(shapes)])
 
 
-def _zeros(shape: Any) -> jax.Array:
+def _zeros_like(shape: Any) -> jax.Array:
     if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0), shape.shape)
     return jnp.zeros(shape.shape, shape.dtype)

@@ -31,14 +31,15 @@ from fdg.reading import json_object, open_regular, read_json
 # HDF5 can name other files in three ways (external links, external storage, virtual data sets), load
 # decompression plugins, and declare arrays far larger than the file. All of this is refused here.
 
-_INFLATED = 64  # decompressed bytes for each byte of the file, beyond `_FREE`
-_FREE = 256 << 20
-_CHUNK = 256 << 20  # of a chunk, which HDF5 decompresses whole
+# At most `_ALLOWED_BYTES` + `_MAX_EXPANSION` * (file size) bytes are decompressed.
+_MAX_EXPANSION = 64
+_ALLOWED_BYTES = 256 << 20
+_MAX_CHUNK_BYTES = 256 << 20  # HDF5 decompresses a chunk whole
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}  # built into HDF5; others may be plugins
 _KINDS = "biuf"  # NumPy's kinds of dtypes: booleans, integers, floats
 
 
-def library() -> Any:
+def import_h5py() -> Any:
     """Imports `h5py`."""
     try:
         return importlib.import_module("h5py")
@@ -47,9 +48,9 @@ def library() -> Any:
 
 
 @contextlib.contextmanager
-def reading(path: str | os.PathLike[str]) -> Iterator["Arrays"]:
+def open_arrays(path: str | os.PathLike[str]) -> Iterator["Arrays"]:
     """Opens the arrays of an HDF5 file; errors in the file become one-line errors."""
-    h5py = library()
+    h5py = import_h5py()
     with open_regular(path) as content:
         size = os.fstat(content.fileno()).st_size
         try:
@@ -59,11 +60,13 @@ def reading(path: str | os.PathLike[str]) -> Iterator["Arrays"]:
             raise
         # h5py has no exception class of its own: HDF5's errors are any of these.
         except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError, OverflowError) as error:
-            raise FdgError(f"{path}: is no HDF5, cut off or damaged ({one_line(error):.120})") from None
+            raise FdgError(
+                f"{path}: is not a readable HDF5 file: truncated or damaged? ({one_line(error):.120})"
+            ) from None
 
 
 class Arrays:
-    """The arrays of an open HDF5 file, by path.
+    """The arrays of an open HDF5 file, by path within it.
 
     Attributes:
       read_bytes: bytes of all arrays read so far.
@@ -71,7 +74,7 @@ class Arrays:
 
     def __init__(self, h5py: Any, file: Any, path: str | os.PathLike[str], size: int):
         self._h5py, self._file, self._path = h5py, file, path
-        self._most = _FREE + _INFLATED * size
+        self._max_bytes = _ALLOWED_BYTES + _MAX_EXPANSION * size
         self.read_bytes = 0
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -82,43 +85,42 @@ class Arrays:
         """An array of numbers, of this shape."""
         array = self._checked(name)
         if array.shape != shape:
-            raise self._refused(name, f"has shape {list(array.shape)}, expected {list(shape)}")
+            raise self._error(name, f"has shape {list(array.shape)}, expected {list(shape)}")
         self.read_bytes += math.prod(shape) * array.dtype.itemsize
-        if self.read_bytes > self._most:
-            raise self._refused(
-                name, f"and those before it have over {self._most >> 20} MiB, far more than the file"
+        if self.read_bytes > self._max_bytes:
+            raise self._error(
+                name,
+                f"brings the arrays to over {self._max_bytes >> 20} MiB, too much for a file of its size",
             )
         return np.asarray(array[()])
 
     def _checked(self, name: str) -> Any:
         """Checks that an array's data is in this file, and of a size that can be read."""
-        found, h5py = self._file, self._h5py
+        node, h5py = self._file, self._h5py
         for part in name.split("/"):
-            if not isinstance(found, h5py.Group):
-                raise self._refused(name, "is in no group")
-            # The low-level interface, since `part in found` would follow links.
-            if not found.id.links.exists(part.encode()):
-                raise self._refused(name, "is not there")
-            if not isinstance(found.get(part, getlink=True), h5py.HardLink):
-                raise self._refused(name, "is a link, and links are not followed")
-            found = found[part]
-        if not isinstance(found, h5py.Dataset):
-            raise self._refused(name, "is no array")
-        if found.is_virtual or found.external:
-            raise self._refused(name, "has its data in another file, which is not read")
-        if found.dtype.kind not in _KINDS or found.shape is None:
-            raise self._refused(name, f"has dtype {found.dtype!s:.40}: it must be of numbers")
-        properties = found.id.get_create_plist()
+            if not isinstance(node, h5py.Group):
+                raise self._error(name, "is not in a group")
+            # The low-level interface, since `part in node` would follow links.
+            if not node.id.links.exists(part.encode()):
+                raise self._error(name, "does not exist")
+            if not isinstance(node.get(part, getlink=True), h5py.HardLink):
+                raise self._error(name, "is a link, and links are not followed")
+            node = node[part]
+        if not isinstance(node, h5py.Dataset):
+            raise self._error(name, "is not an array")
+        if node.is_virtual or node.external:
+            raise self._error(name, "has its data in another file, which is not read")
+        if node.dtype.kind not in _KINDS or node.shape is None:
+            raise self._error(name, f"has dtype {node.dtype!s:.40}: it must be of numbers")
+        properties = node.id.get_create_plist()
         filters = [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
         if unknown := [number for number in filters if number not in _FILTERS]:
-            raise self._refused(
-                name, f"has filter {unknown[0]}: only {', '.join(_FILTERS.values())} are read"
-            )
-        if found.chunks and math.prod(found.chunks) * found.dtype.itemsize > _CHUNK:
-            raise self._refused(name, f"has chunks of over {_CHUNK >> 20} MiB")
-        return found
+            raise self._error(name, f"has filter {unknown[0]}: only {', '.join(_FILTERS.values())} are read")
+        if node.chunks and math.prod(node.chunks) * node.dtype.itemsize > _MAX_CHUNK_BYTES:
+            raise self._error(name, f"has chunks of over {_MAX_CHUNK_BYTES >> 20} MiB")
+        return node
 
-    def _refused(self, name: str, why: str) -> FdgError:
+    def _error(self, name: str, why: str) -> FdgError:
         return FdgError(f"{self._path}: {name:.80} {why}")
 
 
@@ -126,8 +128,8 @@ class Arrays:
 
 ARRAYS, METADATA = "main_data.hdf5", "metadata.json"
 FILES = (ARRAYS, METADATA)
-FORMAT_VERSION = "0.5.3"  # the layout of this Minari version is written
-_MOST_STEPS = 2**31 - 1
+FORMAT_VERSION = "0.5.3"  # the Minari version whose layout is written
+_MAX_STEPS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,11 +157,11 @@ class DataSet:
     def check_spaces(self, observation_space: ObservationSpace, action_space: Space, name: str) -> None:
         """Raises unless the data has an environment's spaces, bounds of actions included."""
         for what, space in (("observation", observation_space), ("action", action_space)):
-            said = self._metadata.get(f"{what}_space")
-            there = json_object(said.encode(), self._file, any_number=True) if isinstance(said, str) else {}
-            if not _fits(there, space, bounds=what == "action"):
+            text = self._metadata.get(f"{what}_space")
+            stored = json_object(text.encode(), self._file, any_number=True) if isinstance(text, str) else {}
+            if not _fits(stored, space, check_bounds=what == "action"):
                 raise FdgError(
-                    f"{self.path}: has {what}s {_short(there)}, and {name} has {_short(description(space))}:"
+                    f"{self.path}: has {what}s {_short(stored)}, and {name} has {_short(description(space))}:"
                     " give data of this environment"
                 )
 
@@ -168,24 +170,24 @@ class DataSet:
 
         Episodes are ordered by number. The last step of an unfinished episode counts as truncated.
         """
-        count, found = self.num_steps, []
+        count, episodes = self.num_steps, []
         file = self.folder / ARRAYS
-        with reading(file) as arrays:
-            left = count
+        with open_arrays(file) as arrays:
+            remaining = count
             for number in range(self.num_episodes):
                 episode = _read_episode(
-                    arrays, f"episode_{number}", left, observation_space, action_space, file
+                    arrays, f"episode_{number}", remaining, observation_space, action_space, file
                 )
-                left -= len(episode.reward)
-                found.append(episode)
-        if left:
-            raise FdgError(f"{file}: has {count - left} steps, and {METADATA} says {count}")
-        return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+                remaining -= len(episode.reward)
+                episodes.append(episode)
+        if remaining:
+            raise FdgError(f"{file}: has {count - remaining} steps, but {METADATA} says {count}")
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *episodes)
 
     def _count(self, name: str) -> int:
         value = self._metadata.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_STEPS:
-            raise FdgError(f"{self._file}: {name} is {value!r:.40}: it must be from 1 to {_MOST_STEPS}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_STEPS:
+            raise FdgError(f"{self._file}: {name} is {value!r:.40}: it must be from 1 to {_MAX_STEPS}")
         return value
 
     @property
@@ -196,34 +198,36 @@ class DataSet:
     def _metadata(self) -> dict[str, Any]:
         if not os.path.lexists(self._file):
             raise FdgError(
-                f"{self.path}: is no data set, as it has no {METADATA}: give a folder of fdg collect, or of"
+                f"{self.path}: is not a data set: it has no {METADATA}; give a folder of fdg collect, or of"
                 " Minari"
             )
-        found = read_json(self._file, any_number=True)
-        if found.get("data_format", "hdf5") != "hdf5":
-            raise FdgError(f"{self._file}: data_format is {found['data_format']!r:.40}: only hdf5 is read")
-        return found
+        values = read_json(self._file, any_number=True)
+        if values.get("data_format", "hdf5") != "hdf5":
+            raise FdgError(f"{self._file}: data_format is {values['data_format']!r:.40}: only hdf5 is read")
+        return values
 
 
 def _read_episode(
-    arrays: Arrays, name: str, most: int, observation_space: Any, action_space: Any, file: Path
+    arrays: Arrays, name: str, max_steps: int, observation_space: Any, action_space: Any, file: Path
 ) -> Step:
     (count,) = (*arrays.shape(f"{name}/rewards"), 0)[:1]
-    if not 1 <= count <= most:
-        raise FdgError(f"{file}: {name} has {count} steps, and {most} of those in {METADATA} are left")
+    if not 1 <= count <= max_steps:
+        raise FdgError(
+            f"{file}: {name} has {count} steps, but {METADATA} leaves {max_steps} for it (total_steps)"
+        )
 
     def read(where: str, length: int, space: Any) -> Any:
         x = arrays.read(f"{name}/{where}", (length, *space.shape))
         with np.errstate(over="ignore", invalid="ignore"):  # values that do not fit are reported below
             cast = x.astype(space.dtype)
         exact = cast == x if cast.dtype.kind in "iu" else np.ones(x.shape, bool)
-        for holds, wrong in (
+        for valid, problem in (
             (np.isfinite(x) & np.isfinite(cast), "is not finite"),
-            (exact, f"has what {space.dtype} cannot hold"),
+            (exact, f"has a value that does not fit {space.dtype}"),
         ):
-            bad = np.flatnonzero(~holds.reshape(length, -1).all(axis=1))
+            bad = np.flatnonzero(~valid.reshape(length, -1).all(axis=1))
             if len(bad):
-                raise FdgError(f"{file}: {name}/{where} {wrong} at step {bad[0]}: leave this episode out")
+                raise FdgError(f"{file}: {name}/{where} {problem} at step {bad[0]}: leave this episode out")
         if isinstance(space, Discrete | MultiDiscrete):
             counts = np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
             if np.any((x < 0) | (x >= counts)):
@@ -251,12 +255,16 @@ class Writer:
 
     Args (construction):
       file: an open, writable `h5py.File`.
-      first: number of the first episode.
+      first_episode: number of the first episode to write.
       space: the observation space.
+
+    Attributes:
+      num_episodes: episodes in the file, those before `first_episode` included.
+      num_steps: steps that this writer has added.
     """
 
-    def __init__(self, file: Any, first: int, space: ObservationSpace):
-        self._file, self.num_episodes, self._space = file, first, space
+    def __init__(self, file: Any, first_episode: int, space: ObservationSpace):
+        self._file, self.num_episodes, self._space = file, first_episode, space
         self.num_steps = 0
 
     def add(self, observations: Any, steps: Step) -> None:
@@ -268,8 +276,10 @@ class Writer:
         count = len(steps.reward)
         group.attrs["id"], group.attrs["total_steps"] = self.num_episodes, count
 
-        def write(name: str, x: np.ndarray) -> None:
-            group.create_dataset(name, data=x, chunks=True, maxshape=(None, *x.shape[1:]), compression="gzip")
+        def write(array: str, x: np.ndarray) -> None:
+            group.create_dataset(
+                array, data=x, chunks=True, maxshape=(None, *x.shape[1:]), compression="gzip"
+            )
 
         def write_part(_: Any, where: str, x: Any) -> None:
             write(where, np.asarray(x))
@@ -321,37 +331,39 @@ def description(space: ObservationSpace) -> dict[str, Any]:
             return {"type": "Box", "dtype": dtype, "shape": list(shape), **bounds}
 
 
-def _fits(there: Any, space: ObservationSpace, bounds: bool) -> bool:
-    """True if a described space has the parts, shapes and kinds of numbers of a space."""
-    here, there = description(space), there if isinstance(there, dict) else {}
-    if there.get("type") != here["type"]:
+def _fits(stored: Any, space: ObservationSpace, check_bounds: bool) -> bool:
+    """Whether a stored description has a space's type, parts and shapes (dtypes are not compared)."""
+    expected, stored = description(space), stored if isinstance(stored, dict) else {}
+    if stored.get("type") != expected["type"]:
         return False
-    inner = there.get("subspaces")
+    inner = stored.get("subspaces")
     match space:
         case composite.Dict(spaces=spaces):
             names = {name for name, _ in spaces}
             return (
                 isinstance(inner, dict)
                 and set(inner) == names
-                and all(_fits(inner[name], part, bounds) for name, part in spaces)
+                and all(_fits(inner[name], part, check_bounds) for name, part in spaces)
             )
         case composite.Tuple(spaces=parts):
             return (
                 isinstance(inner, list)
                 and len(inner) == len(parts)
-                and all(_fits(one, part, bounds) for one, part in zip(inner, parts, strict=True))
+                and all(_fits(item, part, check_bounds) for item, part in zip(inner, parts, strict=True))
             )
         case Discrete():
-            return there.get("n") == here["n"] and there.get("start", 0) == 0
-    if there.get("shape") != here["shape"]:
+            return stored.get("n") == expected["n"] and stored.get("start", 0) == 0
+    if stored.get("shape") != expected["shape"]:
         return False
-    return not bounds or all(_is_close(there.get(name), here[name]) for name in ("low", "high"))
+    return not check_bounds or all(_is_close(stored.get(name), expected[name]) for name in ("low", "high"))
 
 
-def _is_close(one: Any, other: Any) -> bool:
-    ours = _numbers(other)
-    theirs = np.broadcast_to(there, ours.shape) if (there := _numbers(one)).size == 1 else there
-    return theirs.shape == ours.shape and np.allclose(theirs, ours, rtol=1e-4)
+def _is_close(stored: Any, expected: Any) -> bool:
+    """Whether nested lists hold the expected numbers, or one number for all of them."""
+    stored, expected = _numbers(stored), _numbers(expected)
+    if stored.size == 1:
+        stored = np.broadcast_to(stored, expected.shape)
+    return stored.shape == expected.shape and np.allclose(stored, expected, rtol=1e-4)
 
 
 def _numbers(nested: Any) -> np.ndarray:
@@ -362,20 +374,20 @@ def _numbers(nested: Any) -> np.ndarray:
         return np.zeros(0)
 
 
-def _short(described: Any) -> str:
-    """A described space, shortened for a message."""
-    match described:
+def _short(stored: Any) -> str:
+    """A stored description, shortened for a message."""
+    match stored:
         case {"type": "Discrete", "n": n}:
             return f"Discrete({n!r:.20})"
         case {"type": "Dict", "subspaces": dict(parts)}:
             return f"Dict({', '.join(map(str, parts)):.60})"
         case {"type": kind, "shape": shape, "low": low, "high": high}:
-            lowest, highest = _numbers(low), _numbers(high)
-            ends = f" from {lowest.min():g} to {highest.max():g}" if lowest.size and highest.size else ""
-            return f"{kind!s:.20}{shape!s:.40}{ends}"
+            lows, highs = _numbers(low), _numbers(high)
+            limits = f" from {lows.min():g} to {highs.max():g}" if lows.size and highs.size else ""
+            return f"{kind!s:.20}{shape!s:.40}{limits}"
         case {"type": kind}:
             return f"{kind!s:.20}"
-    return "of no known space"
+    return "of an unknown space"
 
 
 def _map_named(function: Callable[..., Any], space: ObservationSpace, where: str, *trees: Any) -> Any:

@@ -161,7 +161,7 @@ def _writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]:
         data.check_spaces(env.observation_space, env.action_space, env.name)
     elif not files.is_free(out):
         raise FdgError(f"{out}: is no data set, and not empty: give a new folder, or a data set to add to")
-    h5py = minari.library()
+    h5py = minari.import_h5py()
     with refusing(out), contextlib.ExitStack() as stack:
         folder = data.folder if there else stack.enter_context(files.filling(out)) / "data"
         files.make_folder(folder)

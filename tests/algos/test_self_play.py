@@ -177,7 +177,7 @@ def test_mistakes_on_the_command_line(text, said):
 
 
 def test_mistakes():
-    with pytest.raises(FdgError, match="'CartPole-v1', no game against an opponent"):
+    with pytest.raises(FdgError, match="'CartPole-v1', not a game against an opponent"):
         algos.SelfPlay(algos.PPO(env=envs.make("CartPole-v1")))
     for field, value in (("size", 0), ("every", 1.5), ("latest", 2)):
         with pytest.raises(FdgError, match=f"{field}={value}"):

@@ -196,7 +196,7 @@ def test_self_play_of_what_is_no_algorithm():
     once = algos.SelfPlay(algos.PPO(env=GAME))
     for wrong in (algos.PPO, once):
         with pytest.raises(
-            fdg.FdgError, match=r"is no algorithm to wrap: give one such as algos.PPO\(env=env\)"
+            fdg.FdgError, match=r"is not an algorithm that it can wrap: give one such as algos.PPO\(env=env\)"
         ):
             algos.SelfPlay(wrong)
 

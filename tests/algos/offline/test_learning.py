@@ -73,7 +73,7 @@ def test_offline_metrics_are_losses_alone():
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"dataset": "/nowhere"}, "/nowhere: is no data set, as it has no metadata.json: give a folder of"),
+        ({"dataset": "/nowhere"}, "/nowhere: is not a data set: it has no metadata.json; give a folder of"),
         ({"num_envs": 3}, "num_envs=3 does not divide batch_size=8: choose a divisor"),
         (
             {"num_envs": 64, "batch_size": 64},

@@ -62,12 +62,17 @@ def test_parts_have_their_names_and_dtypes(tmp_path):
 @pytest.mark.parametrize(
     ("place", "values", "dtype", "says"),
     [
-        ("observations/b/_index_1", [[0.5], [1.0], [2.0]], np.float32, "what uint8 cannot hold at step 0"),
-        ("observations/b/_index_1", [[9], [256], [9]], np.int64, "what uint8 cannot hold at step 1"),
-        ("observations/b/_index_0", [0, 1, 1.5], np.float64, "what int32 cannot hold at step 2"),
+        (
+            "observations/b/_index_1",
+            [[0.5], [1.0], [2.0]],
+            np.float32,
+            "a value that does not fit uint8 at step 0",
+        ),
+        ("observations/b/_index_1", [[9], [256], [9]], np.int64, "a value that does not fit uint8 at step 1"),
+        ("observations/b/_index_0", [0, 1, 1.5], np.float64, "a value that does not fit int32 at step 2"),
         ("observations/a", [[0, 0], [0, 1e300], [0, 0]], np.float64, "is not finite at step 1"),
-        ("actions", [3, 2.5], np.float32, "what int32 cannot hold at step 1"),
-        ("terminations", [0, 0.5], np.float32, "what int8 cannot hold at step 1"),
+        ("actions", [3, 2.5], np.float32, "a value that does not fit int32 at step 1"),
+        ("terminations", [0, 0.5], np.float32, "a value that does not fit int8 at step 1"),
         ("rewards", [0, 1e39], np.float64, "is not finite at step 1"),
     ],
 )
@@ -186,9 +191,9 @@ def bomb(file):
             replaced("episode_0/rewards", shape=(2,), maxshape=(None,), chunks=(2**28,), dtype="f4"),
             "rewards has chunks of over 256 MiB",
         ),
-        (lambda file: file.__delitem__("episode_1"), "episode_1/rewards is not there"),
-        (lambda file: file["episode_0"].__delitem__("actions"), "episode_0/actions is not there"),
-        (lambda file: file.move("episode_0/rewards", "episode_0/rewards_"), "episode_0/rewards is not there"),
+        (lambda file: file.__delitem__("episode_1"), "episode_1/rewards does not exist"),
+        (lambda file: file["episode_0"].__delitem__("actions"), "episode_0/actions does not exist"),
+        (lambda file: file.move("episode_0/rewards", "episode_0/rewards_"), "episode_0/rewards does not exist"),
     ],
 )
 def test_files_of_others(tmp_path, change, says):
@@ -198,8 +203,8 @@ def test_files_of_others(tmp_path, change, says):
 @pytest.mark.parametrize(
     ("said", "says"),
     [
-        ({"total_steps": 4}, r"has 3 steps, and metadata.json says 4"),
-        ({"total_steps": 2}, r"episode_1 has 1 steps, and 0 of those in metadata.json are left"),
+        ({"total_steps": 4}, r"has 3 steps, but metadata.json says 4"),
+        ({"total_steps": 2}, r"episode_1 has 1 steps, but metadata.json leaves 0 for it"),
         ({"total_steps": "3"}, "total_steps is '3': it must be from 1 to"),
         ({"total_episodes": 0}, "total_episodes is 0"),
         ({"data_format": "arrow"}, "data_format is 'arrow': only hdf5 is read"),
@@ -210,13 +215,13 @@ def test_metadata_of_others(tmp_path, said, says):
 
 
 def test_a_bomb_is_not_inflated(tmp_path, monkeypatch):
-    refused(tmp_path, bomb, r"over \d+ MiB, far more than the file", {"total_steps": 2 + 2**30})
+    refused(tmp_path, bomb, r"over \d+ MiB, too much for a file of its size", {"total_steps": 2 + 2**30})
 
 
 def test_files_that_are_none(tmp_path):
     env, episodes = line()
     with pytest.raises(
-        FdgError, match=r"nowhere: is no data set, as it has no metadata.json: give a folder of"
+        FdgError, match=r"nowhere: is not a data set: it has no metadata.json; give a folder of"
     ):
         steps_of(str(tmp_path / "nowhere"), env)
     path = write(tmp_path / "x", env, episodes)
@@ -224,7 +229,7 @@ def test_files_that_are_none(tmp_path):
     whole = file.read_bytes()
     for content in (whole[: len(whole) // 2], b"text", b""):
         file.write_bytes(content)
-        with pytest.raises(FdgError, match="is no HDF5, cut off or damaged"):
+        with pytest.raises(FdgError, match="is not a readable HDF5 file"):
             steps_of(path, env)
     file.unlink()
     with pytest.raises(FdgError, match="there is no such file"):
