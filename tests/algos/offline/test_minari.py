@@ -193,7 +193,7 @@ def bomb(file):
         ),
         (lambda file: file.__delitem__("episode_1"), "episode_1/rewards does not exist"),
         (lambda file: file["episode_0"].__delitem__("actions"), "episode_0/actions does not exist"),
-        (lambda file: file.move("episode_0/rewards", "episode_0/rewards_"), "episode_0/rewards does not exist"),
+        (lambda file: file.move("episode_0/rewards", "episode_0/x"), "episode_0/rewards does not exist"),
     ],
 )
 def test_files_of_others(tmp_path, change, says):
