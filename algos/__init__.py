@@ -103,7 +103,6 @@ moved.keep_names(
         "algos.q_learning": "algos.dqn",
         "algos.rlhf.advantages": "algos.rlhf.objective",
         "algos.rlhf.data": "algos.rlhf.responses",
-        "algos.rlhf.speaker": "algos.rlhf.responses",
         "algos.tqc": "algos.redq",
     }
 )

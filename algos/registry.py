@@ -100,6 +100,15 @@ OPTIONS = {
     "model": "algos.rlhf.checkpoints",
     "packed rows": "algos.language.packing",
     "split parameters": "algos.language.sharding",
+    "language network": "algos.rlhf.network",
+    "language optimizer": "algos.rlhf.optimizer",
+    "losses": "algos.rlhf.losses",
+    "minibatches": "algos.optimizers",
+    "requirements": "algos.rlhf.requirements",
+    "reward model": "algos.rlhf.reward_models",
+    "speaker": "algos.rlhf.speaker",
+    "stream": "algos.rlhf.streaming",
+    "variants": "algos.rlhf.variants",
 }
 
 

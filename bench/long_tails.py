@@ -32,6 +32,7 @@ import policies
 from algos.language.generation import Answers
 from algos.rlhf import streaming
 from algos.rlhf.group_relative import GRPO
+from algos.rlhf.responses import loss_mask, rollouts
 from bench.harness import Spread, in_turns, parser, table
 
 SIDES = {
@@ -70,10 +71,10 @@ def forced(draw, mean):
 
 def generated(algorithm, state):
     """The responses of an iteration, and what the metrics of training say of them."""
-    rollout, stream, _ = streaming.rollouts(algorithm, state, PROMPTS, lambda rollout: rollout)
+    rollout, stream, _ = rollouts(algorithm, state, PROMPTS, lambda rollout: rollout)
     length = jnp.sum(rollout.responses.own, axis=1)
     metrics = {
-        "weighed": jnp.sum(streaming.loss_mask(algorithm, rollout), dtype=jnp.int32),
+        "weighed": jnp.sum(loss_mask(algorithm, rollout), dtype=jnp.int32),
         "response_length": jnp.mean(length),
         "response_length_max": jnp.max(length),
         "staleness": jnp.zeros(()),

@@ -161,23 +161,6 @@ def swiglu(weights: Weights, x: jax.Array, scale: float) -> jax.Array:
     return linear(weights["down"], jax.nn.silu(gate) * up, scale)
 
 
-def split_adapters(parameters: Weights) -> tuple[Weights, Weights]:
-    """(trained, frozen): adapters and their base; without adapters, all parameters and {}."""
-    if "base" in parameters:
-        return parameters["adapters"], parameters["base"]
-    return parameters, {}
-
-
-def join_adapters(trained: Weights, frozen: Weights) -> Weights:
-    """The inverse of `split_adapters`."""
-    return {"base": frozen, "adapters": trained} if frozen else trained
-
-
-def base(parameters: Weights) -> Weights:
-    """The network without its adapters."""
-    return parameters.get("base", parameters)
-
-
 def merge_adapters(config: DecoderConfig, parameters: Weights) -> Weights:
     """Merges adapters into kernels, `kernel + lora_alpha / lora_rank * a b`, on the host (eq. 3)."""
     if "base" not in parameters:

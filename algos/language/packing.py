@@ -43,12 +43,9 @@ def pack(sequences: Sequence[Sequence[int]], length: int, rows: int | None = Non
     >>> packed.row.tolist(), packed.start.tolist()
     ([1, 0, 0], [0, 0, 3])
     """
-    used: list[int] = []  # tokens in each row
-    numbers: list[int] = []  # sequences in each row
-    tokens: list[np.ndarray] = []
-    segments: list[np.ndarray] = []
-    row, start = np.zeros(len(sequences), np.int32), np.zeros(len(sequences), np.int32)
-    for i in sorted(range(len(sequences)), key=lambda i: -len(sequences[i])):
+    count, used, numbers = len(sequences), [0] * (rows or 0), [0] * (rows or 0)  # tokens and sequences by row
+    row, start, number = np.zeros((3, count), np.int32)
+    for i in sorted(range(count), key=lambda i: -len(sequences[i])):
         size = len(sequences[i])
         if not 0 < size <= length:
             raise FdgError(f"pack: sequence {i} has {size} tokens: rows hold 1 to length={length}")
@@ -56,21 +53,16 @@ def pack(sequences: Sequence[Sequence[int]], length: int, rows: int | None = Non
         if at == len(used):
             used.append(0)
             numbers.append(0)
-            tokens.append(np.full(length, pad, np.int32))
-            segments.append(np.zeros(length, np.int32))
-        place = slice(used[at], used[at] + size)
-        row[i], start[i] = at, used[at]
-        used[at] += size
         numbers[at] += 1
-        tokens[at][place], segments[at][place] = sequences[i], numbers[at]
-    count = len(used) if rows is None else rows
-    if count < len(used):
-        raise FdgError(f"pack: {len(sequences)} sequences take {len(used)} rows of {length}, and rows={rows}")
-    for _ in range(count - len(used)):
-        tokens.append(np.full(length, pad, np.int32))
-        segments.append(np.zeros(length, np.int32))
-    shape = (count, length)
-    return Packed(np.reshape(tokens, shape), np.reshape(segments, shape), row, start)
+        row[i], start[i], number[i] = at, used[at], numbers[at]
+        used[at] += size
+    if rows is not None and rows < len(used):
+        raise FdgError(f"pack: {count} sequences take {len(used)} rows of {length}, and rows={rows}")
+    tokens, segments = np.full((len(used), length), pad, np.int32), np.zeros((len(used), length), np.int32)
+    for i, sequence in enumerate(sequences):
+        place = row[i], slice(start[i], start[i] + len(sequence))
+        tokens[place], segments[place] = sequence, number[i]
+    return Packed(tokens, segments, row, start)
 
 
 class Rows(NamedTuple):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from algos.language import peft, weights
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
-from algos.rlhf.responses import with_head
+from algos.rlhf.reward_models import with_head
 from envs.text import CharacterTokenizer, TextTask
 from envs.text.tokenizer_folders import files_of, numbers_of, tokenizer_of
 from fdg.errors import FdgError, FdgWarning, HostError
@@ -23,9 +24,12 @@ _LONGEST = 64  # tokens of a response, if the checkpoint's tokens are not charac
 
 
 @functools.lru_cache(maxsize=16)
-def config_of(path: str) -> DecoderConfig:
-    """The configuration of the checkpoint in a folder; for plans its `config.json` is enough."""
-    return weights.check(path) if weights.has_tensors(path) else weights.planned_config(path)
+def config_of(path: str, scores: bool = False) -> DecoderConfig:
+    """The configuration of the checkpoint, or the reward model, in a folder.
+
+    For plans its `config.json` is enough.
+    """
+    return weights.check(path, scores) if weights.has_tensors(path) else weights.planned_config(path)
 
 
 @functools.lru_cache(maxsize=16)
@@ -63,12 +67,6 @@ def begun(network: Decoder, path: str, adapters: str | None, key: jax.Array) -> 
     kept = jax.eval_shape(network.init, key)["adapters"]
     read = functools.partial(_read_adapters, adapters, plain.config, shapes["embedding"].dtype)
     return {"base": base, "adapters": jax.pure_callback(read, kept)}
-
-
-@functools.lru_cache(maxsize=16)
-def reward_config_of(path: str) -> DecoderConfig:
-    """The configuration of the reward model in a folder: see `config_of`."""
-    return weights.check(path, scores=True) if weights.has_tensors(path) else weights.planned_config(path)
 
 
 def check_there(path: str, scores: bool = False) -> None:
@@ -140,21 +138,20 @@ def save_adapters(path: Path, network: Decoder, parameters: Any, tokenizer: Any,
 
 
 def _read(path: str, dtype: Any, scores: bool = False) -> Any:
-    try:
-        found = weights.load(path, scores=scores)[1]
-    except FdgError as error:
-        raise HostError(str(error)) from error
-    return jax.tree.map(lambda x: x.astype(dtype, copy=False), found)
+    return _on_host(dtype, lambda: weights.load(path, scores=scores)[1])
 
 
 def _read_adapters(path: str, config: DecoderConfig, dtype: Any) -> Any:
-    try:
-        found = peft.load(path, config)[1]
-    except FdgError as error:
-        raise HostError(str(error)) from error
-    return jax.tree.map(lambda x: x.astype(dtype, copy=False), found)
+    return _on_host(dtype, lambda: peft.load(path, config)[1])
 
 
 def _read_reward(path: str, dtype: Any) -> Any:
     network = _read(path, dtype, scores=True)
     return {"score": network.pop("score"), "network": network}
+
+
+def _on_host(dtype: Any, read: Callable[[], Any]) -> Any:
+    try:
+        return jax.tree.map(lambda x: x.astype(dtype, copy=False), read())
+    except FdgError as error:
+        raise HostError(str(error)) from error

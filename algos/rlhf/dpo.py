@@ -12,15 +12,16 @@ import jax.numpy as jnp
 
 import fdg
 from algos.rlhf import losses, streaming, updates
-from algos.rlhf.judged import JudgedAgent, State
+from algos.rlhf.language_agent import LanguageAgent, State
 from algos.rlhf.losses import Preference
-from algos.rlhf.preferences import PreferenceAgent, ranked_right
-from algos.rlhf.responses import has_reward, scores
+from algos.rlhf.preferences import Compared, PreferenceAgent, ranked_right
+from algos.rlhf.responses import has_reward, rollouts, scores, staleness
+from algos.rlhf.reward_models import Judge
 from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 @dataclasses.dataclass(frozen=True)
-class DPO(PreferenceAgent, JudgedAgent, presets="DPO"):
+class DPO(PreferenceAgent, presets="DPO"):
     """DPO on pairs of a file (`text:preferences`), or of the network's own responses, ranked by their reward.
 
     The best and the worst of `group_size` responses form a pair; prompts with equal rewards do not count. As
@@ -32,6 +33,9 @@ class DPO(PreferenceAgent, JudgedAgent, presets="DPO"):
       FdgError: (construction) a field is out of range, or sizes do not divide.
     """
 
+    reward_settings = Judge()
+    stream_settings = streaming.Streams()
+    compared = Compared()
     respondent: Literal["reference", "policy"] = hyperparameter(
         "reference", "model that samples the responses"
     )
@@ -72,22 +76,16 @@ class DPO(PreferenceAgent, JudgedAgent, presets="DPO"):
                 return rollout, pairs, self.refer(reference, pairs)
 
             speaking = state._replace(parameters=respondent)
-            (rollout, pairs, known), stream, _ = streaming.rollouts(self, speaking, self.num_prompts, judged)
+            (rollout, pairs, known), stream, _ = rollouts(self, speaking, self.num_prompts, judged)
             responses, reward = rollout.responses, rollout.reward
             said = self._said(responses, reward, has_reward(responses))
             said |= streaming.measures(self, state.stream, stream)
             if self.respondent == "policy":
-                said |= streaming.staleness(rollout.version, state.iteration, rollout.responses.own)
+                said |= staleness(rollout.version, state.iteration, rollout.responses.own)
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, (pairs, known), self._iteration_key(state, 2)
         )
-        state = state._replace(
-            parameters=self._with_trained(state.parameters, trained),
-            optimizer_state=optimizer_state,
-            iteration=state.iteration + 1,
-            stream=stream,
-        )
-        return state, {**metrics, **said}
+        return self._next_state(state, trained, optimizer_state, stream=stream), {**metrics, **said}
 
     def evaluate(
         self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
@@ -108,10 +106,10 @@ class DPO(PreferenceAgent, JudgedAgent, presets="DPO"):
 
     def _version(self, state: Any) -> jax.Array:
         if self.respondent == "policy":
-            return JudgedAgent._version(self, state)
+            return LanguageAgent._version(self, state)
         return super()._version(state)
 
-    def _loss(self, parameters, minibatch):
+    def _loss(self, parameters, is_first, minibatch):
         weight = minibatch.weight
         grown = self._gains(parameters, minibatch.pairs, minibatch.known)
         margin = grown[0] - grown[1]

@@ -17,21 +17,21 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.rlhf import losses, streaming, updates
-from algos.rlhf.judged import JudgedAgent, State
-from algos.rlhf.losses import TokenEntropy
+from algos import registry
+from algos.rlhf.language_agent import LanguageAgent, State
 from algos.rlhf.objective import (
-    VARIANTS,
-    Convention,
     Objective,
-    ObjectiveChoices,
-    Variant,
+    divergence,
     informative,
-    objective,
+    log_ratio,
+    masked_mean,
+    token_weights,
+    weight_sums,
 )
-from algos.rlhf.responses import Responses, finished, has_reward, scores
+from algos.rlhf.responses import Responses, finished, has_reward, loss_mask, rollouts, scores, staleness
+from algos.rlhf.updates import accumulate_gradient, run_updates, together
 from envs.text import Reward
-from fdg.settings.fields import hyperparameter, require, require_within
+from fdg.settings.fields import hyperparameter
 
 
 class Batch(NamedTuple):
@@ -65,7 +65,7 @@ class Sums(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class GRPO(JudgedAgent, presets="GRPO"):
+class GRPO(LanguageAgent, presets="GRPO"):
     """Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300) and its relatives.
 
     `variant` selects a paper, `convention` a library's choices where papers leave room; explicit values
@@ -79,11 +79,12 @@ class GRPO(JudgedAgent, presets="GRPO"):
     0.28
     """
 
-    token_entropy = TokenEntropy()
+    reward_settings = registry.option("reward model").Judge()
+    stream_settings = registry.option("stream").Streams()
+    token_entropy = registry.option("losses").TokenEntropy()
     num_prompts: int = hyperparameter(16, "prompts per iteration")
     group_size: int = hyperparameter(8, "responses per prompt, compared with each other")
-    variant: Variant = hyperparameter("grpo", "algorithm of the family")
-    convention: Convention = hyperparameter("paper", "implementation to follow where papers leave a choice")
+    family = registry.option("variants").Family()
     old_log_prob: Literal["learner", "actor"] = hyperparameter(
         "learner",
         "denominator of ratios: the learner's log-probabilities before its updates, or those at sampling",
@@ -93,81 +94,27 @@ class GRPO(JudgedAgent, presets="GRPO"):
         "the learner's log-probabilities before its updates: computed, or interpolated by age between"
         " those at sampling and now",
     )
-    choices = ObjectiveChoices()
+    choices = registry.option("variants").ObjectiveChoices()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self,
-            self.group_size >= 2,
-            f"group_size={self.group_size}: responses are compared with each other, so it is at least 2",
-        )
-        wanted = self.objective  # which checks itself
-        for name in ("clip_low", "clip_high", "kl_coefficient", "guard"):
-            value = getattr(wanted, name)
-            require(self, value >= 0, f"{name}={value}: it must be zero or above")
-        require_within(wanted, 0, 1, "overlong_buffer")
-        cap, times = wanted.correction_cap, wanted.dynamic_sampling
-        require(self, cap >= 1, f"correction_cap={cap}: it must be one or above")
-        require(self, times >= 0, f"dynamic_sampling={times}: it must be zero or above")
-        bound = wanted.dual_clip
-        require(self, bound is None or bound > 1, f"dual_clip={bound}: it must be above one")
-        for name in ("gate_positive", "gate_negative"):
-            value = getattr(wanted, name)
-            require(self, value > 0, f"{name}={value}: it must be above zero")
-        require(
-            self,
-            wanted.surrogate != "geometric_mean" or wanted.ratio_level == "token",
-            f"ratio_level={wanted.ratio_level!r}: a geometric mean is over ratios of tokens: use 'token'",
-        )
-        require(
-            self,
-            self.dual_clip is None or wanted.surrogate == "clip",
-            f"dual_clip={self.dual_clip} has no effect with surrogate={wanted.surrogate!r}: leave it out",
-        )
-        decoupled, actors = wanted.correction == "decoupled", self.old_log_prob == "actor"
-        require(
-            self,
-            not (decoupled and actors),
-            "correction='decoupled' clips ratios over the learner's own policy: use old_log_prob='learner'",
-        )
-        require(
-            self,
-            self.proximal == "recompute" or (not actors and wanted.kl_in == "loss"),
-            "proximal='interpolate' stands for the learner's own log-probabilities: use"
-            " old_log_prob='learner', and kl_in='loss'",
-        )
-        size = self.dataset_size
-        require(
-            self,
-            size is None or size >= self._candidates,
-            f"dataset_size={size} is less than the {self._candidates} prompts that an iteration draws",
-        )
+        registry.option("variants").check(self)
 
     @classmethod
     def times_drawn(cls, values: Mapping[str, Any]) -> int:
         """The oversampling factor of dynamic sampling; by default the variant's."""
-        times = values.get("dynamic_sampling")
-        if times is None:
-            times = VARIANTS.get(str(values.get("variant")), {}).get("dynamic_sampling", 0)
-        return max(1, times) if isinstance(times, int) else 1
+        return cls.family.times_drawn(values)
 
     @classmethod
     def gives_way(cls, given: Mapping[str, Any]) -> frozenset[str]:
         """A variant's values override a preset; a correction needs samples of an older policy."""
-        own = frozenset(VARIANTS.get(str(given.get("variant")), {}))
+        own = frozenset(cls.family.own_values(given))
         return own | {"old_log_prob"} if given.get("correction", "none") != "none" else own
 
     @property
     def objective(self) -> Objective:
         """The objective: variant, convention and explicit values."""
-        given = {name: x for name, x in vars(self.choices).items() if x is not None}
-        return objective(self.variant, self.convention, **given)
-
-    @property
-    def responses_per_prompt(self) -> int:
-        """`G`."""
-        return self.group_size
+        return self.family.objective(self.choices)
 
     def init(self, key: jax.Array) -> State:
         """The initial state."""
@@ -181,7 +128,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
             reference_log_prob = jnp.zeros(sampled.shape)
             if self._has_reference:
                 reference_log_prob = self.refer(self._reference_parameters(state), responses)
-            counted = streaming.loss_mask(self, rollout)
+            counted = loss_mask(self, rollout)
             return Batch(responses, counted, sampled, version, reference_log_prob, reward)
 
         def learned(sums, batch):
@@ -189,28 +136,21 @@ class GRPO(JudgedAgent, presets="GRPO"):
 
         if self._learns_by_parts:
             none = jax.tree.map(jnp.zeros_like, self._trained(state.parameters))
-            batch, stream, found = streaming.rollouts(
+            batch, stream, found = rollouts(
                 self, state, self._candidates, judged, learned, Sums(none, jnp.float32(0), jnp.float32(0))
             )
             trained, optimizer_state, metrics = self.learn_sums(
                 state.parameters, state.optimizer_state, state.iteration, batch, *found
             )
         else:
-            batch, stream, _ = streaming.rollouts(self, state, self._candidates, judged)
+            batch, stream, _ = rollouts(self, state, self._candidates, judged)
             trained, optimizer_state, metrics = self.learn(
                 state.parameters, state.optimizer_state, state.iteration, batch, self._iteration_key(state, 2)
             )
-        metrics |= streaming.measures(self, state.stream, stream)
-        state = state._replace(
-            parameters=self._with_trained(state.parameters, trained),
-            optimizer_state=optimizer_state,
-            iteration=state.iteration + 1,
-            stream=stream,
-        )
-        return state, metrics
+        metrics |= registry.option("stream").measures(self, state.stream, stream)
+        return self._next_state(state, trained, optimizer_state, stream=stream), metrics
 
-    # --- fragments; `problems`, `respond`, `score`, `rate`, `refer`, `gradient` and `update` are inherited
-    # from `JudgedAgent` ---
+    # --- fragments; `problems`, `respond`, `score`, `refer`, `gradient` and `update` are inherited ---
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, iteration, batch, key):
@@ -222,8 +162,8 @@ class GRPO(JudgedAgent, presets="GRPO"):
             mask = minibatch.batch.weight_mask
             return minibatch._replace(weight=self._weights(mask), share=self._shares(mask))
 
-        trained, optimizer_state, measures = updates.run_updates(
-            self, self.gradient, weighed, parameters, optimizer_state, samples, key, self.num_prompts
+        trained, optimizer_state, measures = run_updates(
+            self, weighed, parameters, optimizer_state, samples, key, self.num_prompts
         )
         return trained, optimizer_state, {**metrics, **self._mismatch(samples), **measures}
 
@@ -232,10 +172,10 @@ class GRPO(JudgedAgent, presets="GRPO"):
         """Adds a micro-batch, a `Batch [n]`, to `Sums`; returns these and the metrics, both undivided."""
         samples, wanted = self._samples(parameters, self._chosen(batch), iteration), self.objective
         mask = samples.batch.weight_mask
-        weight, count = losses.weight_sums(mask, wanted.aggregation, self.longest, wanted.count_empty)
-        share, tokens = losses.weight_sums(mask, "token_mean", self.longest)
+        weight, count = weight_sums(mask, wanted.aggregation, self.longest, wanted.count_empty)
+        share, tokens = weight_sums(mask, "token_mean", self.longest)
         slope = functools.partial(self.gradient, parameters, jnp.bool(True))
-        found = updates.accumulate_gradient(slope, samples._replace(weight=weight, share=share), self.at_once)
+        found = accumulate_gradient(slope, samples._replace(weight=weight, share=share), self.at_once)
         return jax.tree.map(jnp.add, sums, Sums(found[0], count, tokens)), found[1]
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0, None, None), out_axes=None)
@@ -246,7 +186,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
         trained, optimizer_state = self.update(gradient, optimizer_state, self._trained(parameters))
         whole = {
             name: x if name.endswith("_max") else x / (weight if name.endswith("loss") else tokens)
-            for name, x in updates.together(measures).items()
+            for name, x in together(measures).items()
         }
         metrics = {**self._measured(batch, iteration), **whole, "gradient_norm": optax.tree.norm(gradient)}
         return trained, optimizer_state, metrics
@@ -254,6 +194,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
     def _loss(self, parameters, is_first, minibatch):
         """A minibatch's contribution to the loss and metrics, which add up (`_max`: the maximum)."""
         wanted, batch, mask = self.objective, minibatch.batch, minibatch.batch.weight_mask
+        losses = registry.option("losses")
         log_prob, entropy = scores(self.network, parameters, batch.responses, self.temperature)
         # Before the first update both policies of the ratio are equal: it is 1, regardless of rounding.
         now = jax.lax.stop_gradient(log_prob)
@@ -261,19 +202,19 @@ class GRPO(JudgedAgent, presets="GRPO"):
         if self.proximal == "interpolate":
             old = losses.interpolated(batch.sampled_log_prob, now, minibatch.age)
         behind = batch.sampled_log_prob if self.old_log_prob == "actor" else old
-        log_ratio = losses.log_ratio(log_prob, behind, mask, wanted.ratio_level)
+        ratios = log_ratio(log_prob, behind, mask, wanted.ratio_level)
         advantage = minibatch.advantage
-        cost = wanted.cost(log_prob, log_ratio, advantage, mask)
+        cost = wanted.cost(log_prob, ratios, advantage, mask)
         cost = cost * losses.correction(
             batch.sampled_log_prob, old, mask, wanted.correction, wanted.correction_cap
         )
         policy_loss = jnp.sum(minibatch.weight * cost)
         loss = self.token_entropy.subtracted(policy_loss, minibatch.weight, entropy)
-        ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(log_ratio)), 1.0)
+        ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(ratios)), 1.0)
         means = {
             "entropy": entropy,
-            "approx_kl": losses.divergence(log_prob, behind, "k3"),
-            "clip_fraction": wanted.clipped(log_ratio, advantage),
+            "approx_kl": divergence(log_prob, behind, "k3"),
+            "clip_fraction": wanted.clipped(ratios, advantage),
         }
         largest = {
             "ratio_max": ratio,
@@ -284,9 +225,9 @@ class GRPO(JudgedAgent, presets="GRPO"):
             means["log_prob_difference"] = away * self.updates_per_iteration  # averaged over updates
             largest["log_prob_difference_max"] = away
         if self._has_reference:
-            means["kl"] = losses.divergence(log_prob, batch.reference_log_prob, "k3")
+            means["kl"] = divergence(log_prob, batch.reference_log_prob, "k3")
             if wanted.kl_in == "loss":
-                kl = losses.divergence(log_prob, batch.reference_log_prob, wanted.kl_estimator)
+                kl = divergence(log_prob, batch.reference_log_prob, wanted.kl_estimator)
                 loss = loss + wanted.kl_coefficient * jnp.sum(minibatch.weight * kl)
         return loss, {
             "loss": loss,
@@ -332,7 +273,7 @@ class GRPO(JudgedAgent, presets="GRPO"):
         return {
             **self._said(batch.responses, reward, given),
             "informative": jnp.mean(differ, dtype=jnp.float32),
-            **streaming.staleness(batch.version, iteration, batch.responses.own),
+            **staleness(batch.version, iteration, batch.responses.own),
         }
 
     def _mismatch(self, samples: Minibatch) -> dict[str, jax.Array]:
@@ -342,13 +283,13 @@ class GRPO(JudgedAgent, presets="GRPO"):
         mask = samples.batch.responses.own
         away = jnp.where(mask, jnp.abs(samples.old_log_prob - samples.batch.sampled_log_prob), 0.0)
         return {
-            "log_prob_difference": losses.masked_mean(away, mask),
+            "log_prob_difference": masked_mean(away, mask),
             "log_prob_difference_max": jnp.max(away),
         }
 
     def _weights(self, mask: jax.Array) -> jax.Array:
         wanted = self.objective
-        return losses.token_weights(mask, wanted.aggregation, self.longest, wanted.count_empty)
+        return token_weights(mask, wanted.aggregation, self.longest, wanted.count_empty)
 
     @property
     def _has_reference(self) -> bool:

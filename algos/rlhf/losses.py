@@ -1,10 +1,6 @@
-"""Token losses, as pure functions of log-probabilities, masks and advantages.
+"""Losses that some objectives have: other surrogates, importance weights, entropy, values and pairs.
 
-Every mean over tokens or responses is a sum with weights (`token_weights`) that are made once for a whole
-minibatch, so losses and gradients of micro-batches add up.
-
-Shapes: `N` responses, `R` tokens of a response. `mask [N, R]` is true at tokens that the policy
-chose. `log_prob`, `log_ratio`, `advantage` and results are `[N, R]` float32.
+Pure functions of log-probabilities, masks and advantages. Shapes are those of `algos/rlhf/objective.py`.
 """
 
 import dataclasses
@@ -13,156 +9,39 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from algos.rlhf.objective import Correction, RatioLevel, log_ratio
 from fdg.settings.fields import hyperparameter, is_traced, require, require_not_negative
+from fdg.settings.moved import moved
 from fdg.settings.parts import Part
 
-RatioLevel = Literal["token", "sequence", "sequence_token", "trajectory"]
-Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
-Estimator = Literal["k1", "k2", "k3"]
-Surrogate = Literal["clip", "weight", "gate", "geometric_mean"]
-Correction = Literal[
-    "none", "truncate_token", "mask_token", "truncate_sequence", "mask_sequence", "decoupled"
-]
+__getattr__ = moved(
+    __name__,
+    "algos.rlhf.objective",
+    {name: name for name in ("clipped", "divergence", "masked_mean", "surrogate", "token_weights")},
+)
+
 Preference = Literal["sigmoid", "hinge", "ipo", "robust"]
 
-_LARGEST = (
-    20.0  # largest logarithm to be exponentiated: exp(20) is half a billion, and its square still a float32
-)
-_ROUNDING = 128  # units in the last place of 1 within which log-probabilities count as equal
 
-
-def token_weights(
-    mask: jax.Array, aggregation: Aggregation, length: int, count_empty: bool = True
+def cost(
+    objective: Any, log_prob: jax.Array, log_ratio: jax.Array, advantage: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """The weight of each token in the loss of a minibatch, `[N, R]` float32; zero outside the mask.
-
-    - `token_mean`: equal for all tokens (DAPO, arXiv 2503.14476, equation 8).
-    - `sequence_mean`: equal for all responses, and within each (GRPO, arXiv 2402.03300, equation 3).
-    - `sequence_sum`: the tokens of a response are summed, responses averaged (RLOO, REINFORCE).
-    - `constant`: one over `N * length`, the longest response (Dr. GRPO, arXiv 2503.20783, section 3.2).
-
-    `count_empty`: whether responses without a token count in the number of responses (TRL), or not (verl).
-
-    >>> mask = jnp.array([[True, False, False], [True, True, True]])
-    >>> token_weights(mask, "token_mean", 3)[1].tolist()
-    [0.25, 0.25, 0.25]
-    >>> token_weights(mask, "sequence_mean", 3)[0].tolist()
-    [0.5, 0.0, 0.0]
-    """
-    lengths = jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32)
-    count = jnp.float32(len(mask)) if count_empty else jnp.maximum(jnp.sum(lengths > 0, dtype=jnp.float32), 1)
-    return weights_among(mask, lengths, count, aggregation, length)
+    """`Objective.cost` of the surrogates that do not clip as PPO does."""
+    low, high = objective.clip_low, objective.clip_high
+    match objective.surrogate:
+        case "weight":
+            return weighted(log_prob, log_ratio, advantage, low, high)
+        case "gate":
+            return gated(log_ratio, advantage, objective.gate_positive, objective.gate_negative)
+    return geometric_mean(log_ratio, advantage, mask, low, high)
 
 
-def weight_sums(
-    mask: jax.Array, aggregation: Aggregation, length: int, count_empty: bool = True
-) -> tuple[jax.Array, jax.Array]:
-    """`token_weights` of a part of a minibatch, before division by the total of all parts.
-
-    Returns `[n, R]` float32, and this part's share of the divisor: its tokens, or its responses.
-
-    >>> mask = jnp.array([[True, False], [True, True]])
-    >>> weights, count = weight_sums(mask, "token_mean", 2)
-    >>> weights.tolist(), float(count)
-    ([[1.0, 0.0], [1.0, 1.0]], 3.0)
-    """
-    lengths = jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32)
-    if aggregation == "token_mean":
-        return mask.astype(jnp.float32), jnp.sum(lengths)
-    count = jnp.float32(len(mask)) if count_empty else jnp.sum(lengths > 0, dtype=jnp.float32)
-    return weights_among(mask, lengths, jnp.float32(1), aggregation, length), count
-
-
-def weights_among(
-    mask: jax.Array, lengths: jax.Array, count: jax.Array, aggregation: Aggregation, length: int
-) -> jax.Array:
-    """`token_weights` for packed rows: `lengths` is the length of each token's response `[n, T]`; also takes
-    the number of responses.
-
-    >>> mask = jnp.array([[True, True, True, True]])  # a response of one token, and one of three
-    >>> weights_among(mask, jnp.array([[1, 3, 3, 3]]), jnp.float32(2), "sequence_mean", 3)[0, 0].item()
-    0.5
-    """
-    tokens = mask.astype(jnp.float32)
-    if aggregation == "token_mean":
-        return tokens / jnp.maximum(jnp.sum(tokens), 1)
-    if aggregation == "sequence_mean":
-        return tokens / jnp.maximum(lengths, 1) / count
-    if aggregation == "sequence_sum":
-        return tokens / count
-    return tokens / (count * length)
-
-
-def masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean of `x [...]` over the mask; zero if the mask is empty.
-
-    >>> float(masked_mean(jnp.array([1.0, 3.0, jnp.nan]), jnp.array([True, True, False])))
-    2.0
-    """
-    total = jnp.sum(jnp.where(mask, x, 0.0))
-    return total / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1)
-
-
-def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array, level: RatioLevel) -> jax.Array:
-    """Log-ratio of the current policy to the policy that responded, `[N, R]` float32.
-
-    - `token`: each token's own.
-    - `sequence`: the mean over the response, at each of its tokens (GSPO, arXiv 2507.18071, equation 7).
-    - `sequence_token`: the same value, whose gradient is that of the token alone (GSPO-token, equation 14).
-    - `trajectory`: the sum over the response (RLOO, arXiv 2402.14740).
-
-    Zero outside the mask.
-
-    >>> now, old = jnp.log(jnp.array([[0.4, 0.2]])), jnp.log(jnp.array([[0.1, 0.2]]))
-    >>> mask = jnp.ones((1, 2), bool)
-    >>> [f"{x:.2f}" for x in jnp.exp(log_ratio(now, old, mask, "sequence"))[0]]
-    ['2.00', '2.00']
-    """
-    change = jnp.where(mask, log_prob - old_log_prob, 0.0)
-    if level == "token":
-        found = change
-    else:
-        whole = jnp.sum(change, axis=1, keepdims=True)
-        if level != "trajectory":
-            whole = whole / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32), 1)
-        found = jnp.broadcast_to(whole, change.shape)
-        if level == "sequence_token":
-            # The value is the response's ratio; the gradient is that of the token's log-probability.
-            own = log_prob - jax.lax.stop_gradient(log_prob)
-            found = jax.lax.stop_gradient(found) + own
-    return jnp.where(mask, jnp.clip(found, -_LARGEST, _LARGEST), 0.0)
-
-
-def surrogate(
-    log_ratio: jax.Array,
-    advantage: jax.Array,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> jax.Array:
-    """PPO's clipped objective (arXiv 1707.06347, equation 7), negated, of each token.
-
-    Args:
-      clip_low, clip_high: ratios are clipped to `1 - clip_low` and `1 + clip_high` (DAPO's "clip-higher").
-      dual_clip: bounds the loss of a token with negative advantage to this many times the advantage (Ye et
-        al. 2020, arXiv 1912.09729, equation 5); None for no bound.
-
-    >>> costs = surrogate(jnp.log(jnp.array([[2.0, 2.0]])), jnp.array([[1.0, -1.0]]), 0.2, 0.28)
-    >>> [f"{cost:.2f}" for cost in costs[0]]
-    ['-1.28', '2.00']
-    """
-    ratio = jnp.exp(log_ratio)
-    kept = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
-    cost = -jnp.minimum(ratio * advantage, kept * advantage)
-    if dual_clip is None:
-        return cost
-    return jnp.where(advantage < 0, jnp.minimum(cost, -dual_clip * advantage), cost)
-
-
-def clipped(log_ratio: jax.Array, advantage: jax.Array, clip_low: float, clip_high: float) -> jax.Array:
-    """True where clipping removes the gradient: `[N, R]` bool."""
-    ratio = jnp.exp(log_ratio)
-    return ((ratio < 1.0 - clip_low) & (advantage < 0)) | ((ratio > 1.0 + clip_high) & (advantage > 0))
+def removed(objective: Any, log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
+    """`Objective.clipped` of these surrogates."""
+    if objective.surrogate == "gate":
+        return jnp.zeros(log_ratio.shape, bool)
+    below, above = log_ratio < -objective.clip_low, log_ratio > objective.clip_high
+    return (below & (advantage < 0)) | (above & (advantage > 0))
 
 
 def weighted(
@@ -172,10 +51,6 @@ def weighted(
 
     CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5): the weight is clipped to `1 - clip_low` and
     `1 + clip_high` and has no gradient, so every token keeps one. `log_prob` is the learner's.
-
-    >>> cost = weighted(jnp.log(jnp.array([[0.5]])), jnp.log(jnp.array([[8.0]])), jnp.ones((1, 1)), 1.0, 4.0)
-    >>> f"{cost[0, 0]:.3f}"  # -5 log(0.5)
-    '3.466'
     """
     weight = jax.lax.stop_gradient(jnp.clip(jnp.exp(log_ratio), 1.0 - clip_low, 1.0 + clip_high))
     return -weight * advantage * log_prob
@@ -186,9 +61,6 @@ def gated(log_ratio: jax.Array, advantage: jax.Array, positive: float, negative:
 
     SAPO (arXiv 2511.20347): `4 / tau * sigmoid(tau * (ratio - 1)) * advantage`, whose slope at ratio 1 is the
     advantage. tau is `positive` where the advantage is above zero, else `negative`.
-
-    >>> f"{gated(jnp.zeros((1, 1)), jnp.array([[3.0]]), 1.0, 1.05)[0, 0]:.1f}"
-    '-6.0'
     """
     tau = jnp.where(advantage > 0, positive, negative)
     return -4.0 / tau * jax.nn.sigmoid(tau * (jnp.exp(log_ratio) - 1.0)) * advantage
@@ -208,33 +80,6 @@ def geometric_mean(
     least = jnp.where(whole > 0, jnp.minimum(log_ratio, kept), jnp.maximum(log_ratio, kept))
     mean = jnp.sum(jnp.where(mask, least, 0.0), axis=1, keepdims=True) / length
     return jnp.where(mask, -whole * jnp.exp(mean), 0.0)
-
-
-def divergence(log_prob: jax.Array, reference_log_prob: jax.Array, estimator: Estimator) -> jax.Array:
-    """KL of the policy from its reference, estimated at each token: `[N, R]` float32.
-
-    With `d` the log-probability minus the reference's: `k1` is d, `k2` is d^2 / 2 and `k3` is exp(-d) - 1 + d
-    (Schulman 2020, joschu.net/blog/kl-approx.html; `k3` is GRPO's, arXiv 2402.03300, equation 4). k1 and k3
-    are unbiased values. In a loss, k2 has the gradient of the KL, and k1 none on average.
-
-    A `d` within rounding (128 units in the last place of 1) counts as zero, so that k2 and k3 of a policy
-    equal to its reference have no gradient: Adam would turn rounding errors into full steps.
-
-    >>> now, reference = jnp.log(jnp.array([[0.5]])), jnp.log(jnp.array([[0.25]]))
-    >>> [f"{divergence(now, reference, kind)[0, 0]:.4f}" for kind in ("k1", "k2", "k3")]
-    ['0.6931', '0.2402', '0.1931']
-    """
-    difference = log_prob - reference_log_prob
-    rounding = _ROUNDING * jnp.finfo(difference.dtype).eps
-    # Subtracted, not set to zero: the derivative of k1 is 1 there, too.
-    nothing = jnp.where(jnp.abs(difference) <= rounding, difference, 0.0)
-    difference = difference - jax.lax.stop_gradient(nothing)
-    if estimator == "k1":
-        return difference
-    if estimator == "k2":
-        return 0.5 * jnp.square(difference)
-    back = jnp.clip(-difference, -_LARGEST, _LARGEST)
-    return jnp.exp(back) - 1.0 - back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,10 +112,6 @@ def entropy_bonus(entropy: jax.Array, cap: float | None) -> jax.Array:
 
     While no response is right, only the bonus changes the policy; without a cap it makes all tokens equally
     likely, however small its weight. (He et al. 2025, arXiv 2505.22312, end a bonus at a target entropy.)
-
-    >>> gradient = jax.grad(lambda x: entropy_bonus(x, 0.5).sum())
-    >>> gradient(jnp.array([0.2, 0.8])).tolist()
-    [1.0, 0.0]
     """
     return entropy if cap is None else jnp.minimum(entropy, cap)
 
@@ -284,12 +125,6 @@ def correction(
     top-p. `truncate_*` bounds it by `cap` (truncated importance sampling, Yao et al. 2025); `mask_*` drops
     ratios above `cap` or below its inverse; `decoupled` drops tokens above `cap` (decoupled PPO, Hilton et
     al. 2022; AReaL, arXiv 2505.24298, equation 5: `log_prob` is then the proximal policy's).
-
-    >>> drawn, now = jnp.log(jnp.array([[0.1, 0.5]])), jnp.log(jnp.array([[0.4, 0.5]]))
-    >>> [f"{w:.2f}" for w in correction(drawn, now, jnp.ones((1, 2), bool), "truncate_token", 2.0)[0]]
-    ['2.00', '1.00']
-    >>> [f"{w:.2f}" for w in correction(drawn, now, jnp.ones((1, 2), bool), "mask_token", 2.0)[0]]
-    ['0.00', '1.00']
     """
     if kind == "none":
         return jnp.ones_like(log_prob)
@@ -310,22 +145,13 @@ def interpolated(sampled_log_prob: jax.Array, log_prob: jax.Array, age: jax.Arra
     A fraction `age / (age + 1)` of the way from the policy that sampled a token, `age [N, R]` int32 updates
     before this one, to the current policy: the previous policy, if all updates were equally large (A-3PO,
     arXiv 2512.06547).
-
-    >>> drawn, now = jnp.array([[-3.0, -3.0]]), jnp.array([[-1.0, -1.0]])
-    >>> interpolated(drawn, now, jnp.array([[0, 1]])).tolist()
-    [[-3.0, -2.0]]
     """
     share = age / (age + 1.0)
     return jax.lax.stop_gradient(sampled_log_prob + share * (log_prob - sampled_log_prob))
 
 
 def value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float | None) -> jax.Array:
-    """Half the squared error of each token's value, `[N, R]`, with clipping to within `clip`.
-
-    >>> one = jnp.ones((1, 1))
-    >>> float(value_error(one, 0.0 * one, 2.0 * one, clip=0.5)[0, 0])  # 0.5 * (2 - 0.5)^2
-    1.125
-    """
+    """Half the squared error of each token's value, `[N, R]`, with clipping to within `clip`."""
     error = jnp.square(value - target)
     if clip is not None:
         kept = old_value + jnp.clip(value - old_value, -clip, clip)
@@ -345,9 +171,6 @@ def preference_loss(
       kind: `sigmoid` (DPO, arXiv 2305.18290, equation 7), `hinge` (SLiC, arXiv 2305.10425), `ipo` (arXiv
         2310.12036, equation 17, beta its tau), or `robust` to wrong labels (arXiv 2403.00409).
       label_smoothing: for `sigmoid` and `robust`: the fraction of wrong labels, below a half.
-
-    >>> [f"{x:.4f}" for x in preference_loss(jnp.array([0.0, 10.0]), beta=0.1)]
-    ['0.6931', '0.3133']
     """
     if kind == "hinge":
         return jax.nn.relu(1.0 - beta * margin)

@@ -1,48 +1,43 @@
-"""The objectives of group-relative algorithms, by paper and library.
+"""The objective of group-relative algorithms: advantages, ratios, clipping, KL, means over tokens.
 
-An `Objective` has three layers, later ones taking precedence: a variant (a paper), a convention (a library's
-choices where papers leave room, or differ), and explicit values.
+Every mean over tokens or responses is a sum with weights (`token_weights`) that are made once for a whole
+minibatch, so losses and gradients of micro-batches add up. What only some papers have is in
+`variants.py` (tables, advantages) and `losses.py` (other surrogates, importance weights).
 
-Shapes: `N` responses, contiguous for each prompt (a group of `G`); `R` tokens.
+Shapes: `N` responses, contiguous for each prompt (a group of `G`); `R` tokens. `mask [N, R]` is true at
+tokens that the policy chose. `log_prob`, `log_ratio`, `advantage` and losses are `[N, R]` float32.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from algos.rlhf import losses
-from algos.rlhf.losses import (
-    Aggregation,
-    Correction,
-    Estimator,
-    RatioLevel,
-    Surrogate,
-    divergence,
-    masked_mean,
-)
-from fdg.errors import FdgError, nearest
+from algos import registry
 from fdg.settings.fields import hyperparameter
-from fdg.settings.parts import Part
+from fdg.settings.moved import moved
 
+__getattr__ = moved(
+    __name__,
+    "algos.rlhf.variants",
+    {name: name for name in ("CONVENTIONS", "VARIANTS", "objective", "reversed_cumsum", "whiten")},
+)
+
+RatioLevel = Literal["token", "sequence", "sequence_token", "trajectory"]
+Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
+Estimator = Literal["k1", "k2", "k3"]
+Surrogate = Literal["clip", "weight", "gate", "geometric_mean"]
+Correction = Literal[
+    "none", "truncate_token", "mask_token", "truncate_sequence", "mask_sequence", "decoupled"
+]
 Baseline = Literal["group", "leave_one_out", "none"]
 Scale = Literal["group", "batch", "tokens", "none"]
 Penalised = Literal["loss", "reward", "reward_to_go"]
-Variant = Literal[
-    "grpo",
-    "dr_grpo",
-    "dapo",
-    "gspo",
-    "gmpo",
-    "cispo",
-    "sapo",
-    "rloo",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-]
-Convention = Literal["paper", "trl", "verl", "tunix"]
+
+# The largest logarithm to be exponentiated: exp(20) is half a billion, and its square still a float32.
+_LARGEST = 20.0
+_ROUNDING = 128  # units in the last place of 1 within which log-probabilities count as equal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,30 +83,21 @@ class Objective:
         self, log_prob: jax.Array, log_ratio: jax.Array, advantage: jax.Array, mask: jax.Array
     ) -> jax.Array:
         """The loss of each token by the `surrogate`: `[N, R]` float32."""
-        low, high = self.clip_low, self.clip_high
-        match self.surrogate:
-            case "weight":
-                return losses.weighted(log_prob, log_ratio, advantage, low, high)
-            case "gate":
-                return losses.gated(log_ratio, advantage, self.gate_positive, self.gate_negative)
-            case "geometric_mean":
-                return losses.geometric_mean(log_ratio, advantage, mask, low, high)
-        return losses.surrogate(log_ratio, advantage, low, high, self.dual_clip)
+        if self.surrogate == "clip":
+            return surrogate(log_ratio, advantage, self.clip_low, self.clip_high, self.dual_clip)
+        return registry.option("losses").cost(self, log_prob, log_ratio, advantage, mask)
 
     def clipped(self, log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
         """True where a ratio is clipped on the side of its advantage: `[N, R]` bool."""
-        match self.surrogate:
-            case "gate":
-                return jnp.zeros(log_ratio.shape, bool)
-            case "geometric_mean":
-                below, above = log_ratio < -self.clip_low, log_ratio > self.clip_high
-                return (below & (advantage < 0)) | (above & (advantage > 0))
-        return losses.clipped(log_ratio, advantage, self.clip_low, self.clip_high)
+        if self.surrogate in ("clip", "weight"):
+            return clipped(log_ratio, advantage, self.clip_low, self.clip_high)
+        return registry.option("losses").removed(self, log_ratio, advantage)
 
     def reward(self, reward: jax.Array, lengths: jax.Array, longest: int) -> jax.Array:
         """Rewards `[N]` with the length penalty for `lengths [N]`."""
         buffer = round(self.overlong_buffer * longest)
-        return reward + self.overlong_coefficient * overlong_penalty(lengths, longest, buffer)
+        penalty = registry.option("variants").overlong_penalty(lengths, longest, buffer)
+        return reward + self.overlong_coefficient * penalty
 
     def advantage(
         self,
@@ -139,145 +125,13 @@ class Objective:
         )
         advantage = jnp.where(mask, whole[:, None], 0.0)
         if penalty is not None and self.kl_in == "reward_to_go":
-            advantage = advantage - reversed_cumsum(penalty, mask)
+            advantage = advantage - registry.option("variants").reversed_cumsum(penalty, mask)
         if self.scale == "tokens":
-            advantage = whiten(advantage, mask)
+            advantage = registry.option("variants").whiten(advantage, mask)
         return jax.lax.stop_gradient(advantage)
 
 
-def _choices() -> Any:
-    """A part with the fields of `Objective` that have a help text, each None by default."""
-    fields = []
-    for field in dataclasses.fields(Objective):
-        if help_text := field.metadata.get("help"):
-            whose = "convention" if field.name in ("guard", "dual_clip") else "variant"
-            kind: Any = field.type
-            fields.append(
-                (field.name, kind | None, hyperparameter(None, f"{help_text} (None: the {whose}'s)"))
-            )
-    return dataclasses.make_dataclass("ObjectiveChoices", fields, bases=(Part,), frozen=True)
-
-
-ObjectiveChoices = _choices()
-
-VARIANTS: dict[str, Mapping[str, Any]] = {
-    # Shao et al. 2024, arXiv 2402.03300, equations 3 and 4.
-    "grpo": {},
-    # Liu et al. 2025, arXiv 2503.20783: neither lengths nor deviations divide; no reference.
-    "dr_grpo": {"scale": "none", "aggregation": "constant", "kl_coefficient": 0.0},
-    # Yu et al. 2025, arXiv 2503.14476, equations 8 to 13.
-    "dapo": {
-        "aggregation": "token_mean",
-        "clip_high": 0.28,
-        "kl_coefficient": 0.0,
-        "overlong_buffer": 0.2,
-        "dynamic_sampling": 2,
-    },
-    # Zheng et al. 2025, arXiv 2507.18071, equations 5 to 7; the range of its section 5.1.
-    "gspo": {
-        "ratio_level": "sequence",
-        "clip_low": 3e-4,
-        "clip_high": 4e-4,
-        "kl_coefficient": 0.0,
-    },
-    # Zhao et al. 2025, arXiv 2507.20673, equation 4; its range is exp(-0.4) to exp(0.4).
-    "gmpo": {
-        "surrogate": "geometric_mean",
-        "clip_low": 0.4,
-        "clip_high": 0.4,
-        "kl_coefficient": 0.0,
-    },
-    # MiniMax-M1 2025, arXiv 2506.13585, equations 4 and 5: no lower bound. The upper one is not stated; 5 is
-    # from Khatri et al. 2025, arXiv 2510.13786.
-    "cispo": {
-        "surrogate": "weight",
-        "aggregation": "token_mean",
-        "clip_low": 1.0,
-        "clip_high": 4.0,
-        "kl_coefficient": 0.0,
-    },
-    # Gao et al. 2025, arXiv 2511.20347.
-    "sapo": {"surrogate": "gate", "kl_coefficient": 0.0},
-    # Ahmadian et al. 2024, arXiv 2402.14740, equations 2, 3 and 7: whole responses are the actions.
-    "rloo": {
-        "baseline": "leave_one_out",
-        "scale": "none",
-        "ratio_level": "trajectory",
-        "kl_coefficient": 0.05,
-        "kl_estimator": "k1",
-        "kl_in": "reward",
-    },
-    # Hu et al. 2025, arXiv 2501.03262: PPO without a critic, advantages normalised over the whole batch.
-    "reinforce_plus_plus": {
-        "baseline": "none",
-        "scale": "tokens",
-        "aggregation": "token_mean",
-        "kl_coefficient": 0.01,
-        "kl_estimator": "k1",
-        "kl_in": "reward_to_go",
-    },
-    # Likewise with the group's mean, for binary rewards; its KL is in the loss, as k2.
-    "reinforce_plus_plus_baseline": {
-        "baseline": "group",
-        "scale": "tokens",
-        "aggregation": "token_mean",
-        "kl_coefficient": 0.01,
-        "kl_estimator": "k2",
-    },
-}
-
-# Defaults of trl 1.16.0, verl 0.8 and google-tunix 0.1.7.
-CONVENTIONS: dict[str, Mapping[str, Any]] = {
-    "paper": {},
-    "trl": {"guard": 1e-4},
-    "verl": {"count_empty": False, "dual_clip": 3.0},
-    "tunix": {"count_empty": False, "kl_estimator": "k1"},
-}
-# Settings that define a variant, and that conventions do not change.
-_OWN = {"rloo": ("kl_estimator",)} | dict.fromkeys(
-    ("reinforce_plus_plus", "reinforce_plus_plus_baseline"), ("kl_estimator",)
-)
-
-
-def objective(variant: Variant = "grpo", convention: Convention = "paper", **values: Any) -> Objective:
-    """The objective of a variant with a library's convention and explicit values.
-
-    >>> objective("dapo").clip_high, objective("dapo", clip_high=0.3).clip_high
-    (0.28, 0.3)
-    >>> objective("grpo", "trl").guard, objective("grpo", "tunix").kl_estimator
-    (0.0001, 'k1')
-    """
-    if variant not in VARIANTS:
-        raise FdgError(f"variant={variant!r}: it is one of {', '.join(VARIANTS)}")
-    if convention not in CONVENTIONS:
-        raise FdgError(f"convention={convention!r}: it is one of {', '.join(CONVENTIONS)}")
-    fields = [field.name for field in dataclasses.fields(Objective)]
-    for name in values:
-        if name not in fields:
-            near = nearest(name, fields, 1)
-            hint = f": did you mean {near[0]!r}?" if near else f": there are {', '.join(fields)}"
-            raise FdgError(f"an objective has no value {name!r}{hint}")
-    own = VARIANTS[variant]
-    habits = {
-        name: value for name, value in CONVENTIONS[convention].items() if name not in _OWN.get(variant, ())
-    }
-    return Objective(**{**own, **habits, **values})
-
-
 # --- advantages ---
-
-
-def overlong_penalty(lengths: jax.Array, longest: int, buffer: int) -> jax.Array:
-    """DAPO's soft penalty of long responses (arXiv 2503.14476, equation 13): `[N]` float32, from 0 to -1.
-
-    It grows over the last `buffer` of `longest` tokens; `lengths` is `[N]` int32. 0 for none.
-
-    >>> overlong_penalty(jnp.array([6, 8, 10]), longest=10, buffer=4).tolist()
-    [0.0, -0.5, -1.0]
-    """
-    if not buffer:
-        return jnp.zeros(lengths.shape, jnp.float32)
-    return jnp.clip((longest - buffer - lengths) / buffer, -1.0, 0.0).astype(jnp.float32)
 
 
 def group_advantage(
@@ -293,14 +147,11 @@ def group_advantage(
 
     If all rewards of a group are equal, each advantage is exactly zero, regardless of rounding.
 
-    Args:
-      reward: `[N]` float32; computed in float64 if that is enabled.
-      group: `G`, responses to each prompt.
-      baseline: the group's mean (GRPO), the mean of the others (RLOO, arXiv 2402.14740, equation 2), or none.
-      scale: divide by the standard deviation of rewards within the group (GRPO, arXiv 2402.03300, section
-        4.1.2) or the batch; `none` (Dr. GRPO) and `tokens` (done later) do not.
-      guard, unbiased: a number added to the deviation; True for a deviation over `n - 1`.
-      given: `[N]` bool, which responses have a reward; the others have advantage zero. None: all.
+    `reward` is `[N]` float32, computed in float64 if that is enabled; `given [N]` bool says which responses
+    have a reward (None: all), others have advantage zero. The baseline is the group's mean (GRPO), the mean
+    of the others (RLOO, arXiv 2402.14740, equation 2), or none. The divisor is the deviation of rewards
+    within the group (GRPO, arXiv 2402.03300, section 4.1.2) or the batch, plus `guard`, `unbiased` if over
+    `n - 1`; "none" (Dr. GRPO) and "tokens" (done later) do not divide.
 
     >>> group_advantage(jnp.array([1.0, 0.0, 0.0, 5.0]), 2, "leave_one_out", "none", 0.0, True).tolist()
     [1.0, -1.0, -5.0, 5.0]
@@ -336,8 +187,9 @@ def _deviation(x: jax.Array, there: jax.Array, axis: int | None, unbiased: bool)
 
 
 def informative(reward: jax.Array, group: int, given: jax.Array | None = None) -> jax.Array:
-    """True where responses to a prompt differ in reward, `[N / G]` bool: others have no gradient (DAPO, eq.
-    11).
+    """True where responses to a prompt differ in reward, `[N / G]` bool: others have no gradient.
+
+    DAPO, arXiv 2503.14476, equation 11.
 
     >>> informative(jnp.array([1.0, 0.0, 1.0, 1.0]), 2).tolist()
     [True, False]
@@ -347,61 +199,130 @@ def informative(reward: jax.Array, group: int, given: jax.Array | None = None) -
     return highest > jnp.where(there, reward, jnp.inf).reshape(-1, group).min(axis=1)
 
 
-def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean zero and variance one (over `n - 1`) of `x [N, R]` over the tokens of the mask; zero elsewhere.
+# --- losses ---
 
-    If all of them are equal, the result is exactly zero.
 
-    >>> whiten(jnp.array([[1.0, 3.0, 9.0]]), jnp.array([[True, True, False]])).round(3).tolist()
-    [[-0.707..., 0.707..., 0.0]]
+def token_weights(
+    mask: jax.Array, aggregation: Aggregation, length: int, count_empty: bool = True
+) -> jax.Array:
+    """The weight of each token in the loss of a minibatch, `[N, R]` float32; zero outside the mask.
+
+    - `token_mean`: equal for all tokens (DAPO, arXiv 2503.14476, equation 8).
+    - `sequence_mean`: equal for all responses, and within each (GRPO, arXiv 2402.03300, equation 3).
+    - `sequence_sum`: the tokens of a response are summed, responses averaged (RLOO, REINFORCE).
+    - `constant`: one over `N * length`, the longest response (Dr. GRPO, arXiv 2503.20783, section 3.2).
+
+    `count_empty`: whether responses without a token count in the number of responses (TRL), or not (verl).
     """
-    count = jnp.sum(mask, dtype=jnp.float32)
-    equal = jnp.max(x, where=mask, initial=-jnp.inf) == jnp.min(x, where=mask, initial=jnp.inf)
-    centred = jnp.where(mask & ~equal, x - masked_mean(x, mask), 0.0)
-    variance = jnp.sum(jnp.square(centred)) / jnp.maximum(count - 1, 1)
-    return centred * jax.lax.rsqrt(variance + 1e-8)
+    lengths = jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32)
+    count = jnp.float32(len(mask)) if count_empty else jnp.maximum(jnp.sum(lengths > 0, dtype=jnp.float32), 1)
+    return _weights(mask, lengths, count, aggregation, length)
 
 
-def reversed_cumsum(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Reversed cumulative sum of `x [N, R]` over the mask.
-
-    >>> reversed_cumsum(jnp.array([[1.0, 2.0, 4.0]]), jnp.array([[True, True, False]])).tolist()
-    [[3.0, 2.0, 0.0]]
-    """
-    return jnp.flip(jnp.cumsum(jnp.flip(jnp.where(mask, x, 0.0), 1), axis=1), 1)
-
-
-def reward_at_end(reward: jax.Array, mask: jax.Array) -> jax.Array:
-    """Rewards `[N]` at the last masked token of each response: `[N, R]` float32.
-
-    >>> reward_at_end(jnp.array([5.0]), jnp.array([[True, True, False]])).tolist()
-    [[0.0, 5.0, 0.0]]
-    """
-    last = mask & (reversed_cumsum(mask.astype(jnp.float32), mask) == 1)
-    return jnp.where(last, reward[:, None], 0.0)
-
-
-def token_advantages(
-    reward: jax.Array, value: jax.Array, mask: jax.Array, discount: float, gae_lambda: float
+def weight_sums(
+    mask: jax.Array, aggregation: Aggregation, length: int, count_empty: bool = True
 ) -> tuple[jax.Array, jax.Array]:
-    """Generalised advantage estimation over the tokens of responses (Schulman et al. 2016, arXiv 1506.02438).
+    """`token_weights` of a part of a minibatch, before division by the total of all parts.
 
-    The value after the last token is zero. Tokens outside the mask (such as a tool's output) are skipped.
-    `reward`, `value` (before each token), `mask` and both results, advantage and value target, are `[N, R]`.
-
-    >>> one, mask = jnp.ones((1, 3)), jnp.array([[True, False, True]])
-    >>> advantage, target = token_advantages(one, 0.5 * one, mask, 1.0, 1.0)
-    >>> advantage.tolist(), target.tolist()
-    ([[1.5, 0.0, 0.5]], [[2.0, 0.0, 1.0]])
+    Returns `[n, R]` float32, and this part's share of the divisor: its tokens, or its responses.
     """
+    lengths = jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32)
+    if aggregation == "token_mean":
+        return mask.astype(jnp.float32), jnp.sum(lengths)
+    count = jnp.float32(len(mask)) if count_empty else jnp.sum(lengths > 0, dtype=jnp.float32)
+    return _weights(mask, lengths, jnp.float32(1), aggregation, length), count
 
-    def one(carry, step):
-        later, next_value = carry
-        reward, value, mask = step
-        advantage = reward + discount * next_value - value + discount * gae_lambda * later
-        carry = jnp.where(mask, advantage, later), jnp.where(mask, value, next_value)
-        return carry, jnp.where(mask, advantage, 0.0)
 
-    zeros = jnp.zeros(reward.shape[:1], reward.dtype)
-    _, advantage = jax.lax.scan(one, (zeros, zeros), (reward.T, value.T, mask.T), reverse=True)
-    return advantage.T, jnp.where(mask, advantage.T + value, 0.0)
+def _weights(
+    mask: jax.Array, lengths: jax.Array, count: jax.Array, aggregation: Aggregation, length: int
+) -> jax.Array:
+    """`token_weights` of responses of these `lengths [N, 1]`, of which `count` are counted."""
+    tokens = mask.astype(jnp.float32)
+    if aggregation == "token_mean":
+        return tokens / jnp.maximum(jnp.sum(tokens), 1)
+    if aggregation == "sequence_mean":
+        return tokens / jnp.maximum(lengths, 1) / count
+    if aggregation == "sequence_sum":
+        return tokens / count
+    return tokens / (count * length)
+
+
+def masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mean of `x [...]` over the mask; zero if the mask is empty."""
+    total = jnp.sum(jnp.where(mask, x, 0.0))
+    return total / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1)
+
+
+def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array, level: RatioLevel) -> jax.Array:
+    """Log-ratio of the current policy to the policy that responded, `[N, R]` float32.
+
+    - `token`: each token's own.
+    - `sequence`: the mean over the response, at each of its tokens (GSPO, arXiv 2507.18071, equation 7).
+    - `sequence_token`: the same value, whose gradient is that of the token alone (GSPO-token, equation 14).
+    - `trajectory`: the sum over the response (RLOO, arXiv 2402.14740).
+
+    Zero outside the mask.
+    """
+    change = jnp.where(mask, log_prob - old_log_prob, 0.0)
+    if level == "token":
+        found = change
+    else:
+        whole = jnp.sum(change, axis=1, keepdims=True)
+        if level != "trajectory":
+            whole = whole / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32), 1)
+        found = jnp.broadcast_to(whole, change.shape)
+        if level == "sequence_token":
+            # The value is the response's ratio; the gradient is that of the token's log-probability.
+            own = log_prob - jax.lax.stop_gradient(log_prob)
+            found = jax.lax.stop_gradient(found) + own
+    return jnp.where(mask, jnp.clip(found, -_LARGEST, _LARGEST), 0.0)
+
+
+def surrogate(
+    log_ratio: jax.Array,
+    advantage: jax.Array,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> jax.Array:
+    """PPO's clipped objective (arXiv 1707.06347, equation 7), negated, of each token.
+
+    Ratios are clipped to `1 - clip_low` and `1 + clip_high` (DAPO's "clip-higher"). `dual_clip` bounds the
+    loss of a token with negative advantage to this many times the advantage (Ye et al. 2020, arXiv
+    1912.09729, equation 5); None for no bound.
+    """
+    ratio = jnp.exp(log_ratio)
+    kept = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    cost = -jnp.minimum(ratio * advantage, kept * advantage)
+    if dual_clip is None:
+        return cost
+    return jnp.where(advantage < 0, jnp.minimum(cost, -dual_clip * advantage), cost)
+
+
+def clipped(log_ratio: jax.Array, advantage: jax.Array, clip_low: float, clip_high: float) -> jax.Array:
+    """True where clipping removes the gradient: `[N, R]` bool."""
+    ratio = jnp.exp(log_ratio)
+    return ((ratio < 1.0 - clip_low) & (advantage < 0)) | ((ratio > 1.0 + clip_high) & (advantage > 0))
+
+
+def divergence(log_prob: jax.Array, reference_log_prob: jax.Array, estimator: Estimator) -> jax.Array:
+    """KL of the policy from its reference, estimated at each token: `[N, R]` float32.
+
+    With `d` the log-probability minus the reference's: `k1` is d, `k2` is d^2 / 2 and `k3` is exp(-d) - 1 + d
+    (Schulman 2020, joschu.net/blog/kl-approx.html; `k3` is GRPO's, arXiv 2402.03300, equation 4). k1 and k3
+    are unbiased values. In a loss, k2 has the gradient of the KL, and k1 none on average.
+
+    A `d` within rounding (128 units in the last place of 1) counts as zero, so that k2 and k3 of a policy
+    equal to its reference have no gradient: Adam would turn rounding errors into full steps.
+    """
+    difference = log_prob - reference_log_prob
+    rounding = _ROUNDING * jnp.finfo(difference.dtype).eps
+    # Subtracted, not set to zero: the derivative of k1 is 1 there, too.
+    nothing = jnp.where(jnp.abs(difference) <= rounding, difference, 0.0)
+    difference = difference - jax.lax.stop_gradient(nothing)
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return 0.5 * jnp.square(difference)
+    back = jnp.clip(-difference, -_LARGEST, _LARGEST)
+    return jnp.exp(back) - 1.0 - back

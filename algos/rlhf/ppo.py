@@ -18,10 +18,28 @@ import optax
 import fdg
 from algos.language.decoder import Decoder
 from algos.rlhf import losses, streaming, updates
-from algos.rlhf.judged import JudgedAgent
-from algos.rlhf.losses import Correction, Estimator, TokenEntropy
-from algos.rlhf.objective import reward_at_end, token_advantages, whiten
-from algos.rlhf.responses import Responses, has_reward, hidden_before, scores
+from algos.rlhf.language_agent import LanguageAgent
+from algos.rlhf.losses import TokenEntropy
+from algos.rlhf.objective import (
+    Correction,
+    Estimator,
+    clipped,
+    divergence,
+    log_ratio,
+    masked_mean,
+    surrogate,
+)
+from algos.rlhf.responses import (
+    Responses,
+    has_reward,
+    loss_mask,
+    rollouts,
+    scores,
+    sequences,
+    staleness,
+)
+from algos.rlhf.reward_models import Judge
+from algos.rlhf.variants import reversed_cumsum, whiten
 from fdg.settings.fields import (
     hyperparameter,
     require,
@@ -65,14 +83,43 @@ class Minibatch(NamedTuple):
     weight: Any = ()  # [n, R] float32, importance weight; () without a correction
 
 
+def reward_at_end(reward: jax.Array, mask: jax.Array) -> jax.Array:
+    """Rewards `[N]` at the last masked token of each response: `[N, R]` float32."""
+    last = mask & (reversed_cumsum(mask.astype(jnp.float32), mask) == 1)
+    return jnp.where(last, reward[:, None], 0.0)
+
+
+def token_advantages(
+    reward: jax.Array, value: jax.Array, mask: jax.Array, discount: float, gae_lambda: float
+) -> tuple[jax.Array, jax.Array]:
+    """Generalised advantage estimation over the tokens of responses (Schulman et al. 2016, arXiv 1506.02438).
+
+    The value after the last token is zero. Tokens outside the mask (such as a tool's output) are skipped.
+    `reward`, `value` (before each token), `mask` and both results, advantage and value target, are `[N, R]`.
+    """
+
+    def one(carry, step):
+        later, next_value = carry
+        reward, value, mask = step
+        advantage = reward + discount * next_value - value + discount * gae_lambda * later
+        carry = jnp.where(mask, advantage, later), jnp.where(mask, value, next_value)
+        return carry, jnp.where(mask, advantage, 0.0)
+
+    zeros = jnp.zeros(reward.shape[:1], reward.dtype)
+    _, advantage = jax.lax.scan(one, (zeros, zeros), (reward.T, value.T, mask.T), reverse=True)
+    return advantage.T, jnp.where(mask, advantage.T + value, 0.0)
+
+
 @dataclasses.dataclass(frozen=True)
-class PPORLHF(JudgedAgent, presets="PPORLHF"):
+class PPORLHF(LanguageAgent, presets="PPORLHF"):
     """PPO for language models; a KL penalty for each token is part of the reward.
 
     Raises:
       FdgError: (construction) a field is out of range, or sizes do not divide.
     """
 
+    reward_settings = Judge()
+    stream_settings = streaming.Streams()
     token_entropy = TokenEntropy()
     num_prompts: int = hyperparameter(64, "prompts per iteration")
     group_size: int = hyperparameter(1, "responses per prompt")
@@ -101,11 +148,6 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
         clip = self.clip_value
         require(self, clip is None or clip > 0, f"clip_value={clip}: it must be above zero, or None")
 
-    @property
-    def responses_per_prompt(self) -> int:
-        """`G`."""
-        return self.group_size
-
     def init(self, key: jax.Array) -> State:
         """The initial state; the critic starts from the policy's weights, with value zero."""
         parameter_key, key = jax.random.split(key)
@@ -114,7 +156,7 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
         return State(
             parameters=parameters,
             reference=jax.tree.map(jnp.copy, self._frozen(parameters)),
-            reward_model=self._first_reward_model(parameter_key),
+            reward_model=self.reward_settings.first(self, parameter_key),
             critic=critic,
             optimizer_state=self._optimizer.init(self._trained(parameters)),
             critic_optimizer_state=self._critic_optimizer.init(critic),
@@ -130,9 +172,9 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
             old = self.assess(state.parameters, rollout.responses)
             reference = self.refer(self._reference_parameters(state), rollout.responses)
             judgement = self.judge(state.critic, rollout.responses, old, reference, rollout.reward.total)
-            return rollout, streaming.loss_mask(self, rollout), old, reference, judgement
+            return rollout, loss_mask(self, rollout), old, reference, judgement
 
-        (rollout, counted, old, reference, judgement), stream, _ = streaming.rollouts(
+        (rollout, counted, old, reference, judgement), stream, _ = rollouts(
             self, state, self.num_prompts, judged
         )
         responses, sampled, version, reward, _ = rollout
@@ -148,25 +190,17 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
         away = jnp.where(responses.own, jnp.abs(old - sampled), 0.0)
         metrics = {
             **self._said(responses, reward, has_reward(responses)),
-            **streaming.staleness(version, state.iteration, responses.own),
-            "log_prob_difference": losses.masked_mean(away, responses.own),
+            **staleness(version, state.iteration, responses.own),
+            "log_prob_difference": masked_mean(away, responses.own),
             "log_prob_difference_max": jnp.max(away),
             **metrics,
             **critic_metrics,
             **streaming.measures(self, state.stream, stream),
         }
-        state = state._replace(
-            parameters=self._with_trained(state.parameters, trained),
-            critic=critic,
-            optimizer_state=optimizer_state,
-            critic_optimizer_state=critic_optimizer_state,
-            iteration=state.iteration + 1,
-            stream=stream,
-        )
-        return state, metrics
+        critics = {"critic": critic, "critic_optimizer_state": critic_optimizer_state}
+        return self._next_state(state, trained, optimizer_state, stream=stream, **critics), metrics
 
-    # --- fragments; `problems`, `respond`, `score`, `rate`, `refer`, `gradient` and `update` are inherited
-    # from `JudgedAgent` ---
+    # --- fragments; `problems`, `respond`, `score`, `refer`, `gradient` and `update` are inherited ---
 
     @fdg.fragment("learner", in_axes=(None, 0))
     def assess(self, parameters, responses):
@@ -177,7 +211,7 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
     def judge(self, critic, responses, log_prob, reference_log_prob, reward):
         """A `Judgement [N]` of responses with rewards `[N]`."""
         mask = responses.own
-        kl = losses.divergence(log_prob, reference_log_prob, self.kl_estimator)
+        kl = divergence(log_prob, reference_log_prob, self.kl_estimator)
         rewards = reward_at_end(reward, mask) - self.kl_coefficient * jnp.where(mask, kl, 0.0)
         values = lambda some: self._values(critic, some)  # noqa: E731
         value = jnp.where(mask, updates.map_micro_batches(values, responses, self.at_once), 0.0)
@@ -197,9 +231,7 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
         def weighed(minibatch):
             return minibatch._replace(share=self._shares(minibatch.counted))
 
-        return updates.run_updates(
-            self, self.gradient, weighed, parameters, optimizer_state, samples, key, self.num_prompts
-        )
+        return updates.run_updates(self, weighed, parameters, optimizer_state, samples, key, self.num_prompts)
 
     @fdg.fragment("critic", in_axes=(None, None, 0, None), out_axes=None)
     def fit(self, critic, optimizer_state, batch, key):
@@ -220,8 +252,8 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
         carry, measures = updates.epochs(step, (critic, optimizer_state), samples, key, *sizes)
         critic, optimizer_state = carry
         target, error = judgement.target, judgement.target - judgement.value
-        spread = losses.masked_mean(jnp.square(target - losses.masked_mean(target, mask)), mask)
-        left = losses.masked_mean(jnp.square(error - losses.masked_mean(error, mask)), mask)
+        spread = masked_mean(jnp.square(target - masked_mean(target, mask)), mask)
+        left = masked_mean(jnp.square(error - masked_mean(error, mask)), mask)
         measures["explained_variance"] = 1.0 - left / (spread + 1e-8)
         return critic, optimizer_state, measures
 
@@ -248,19 +280,19 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
         log_prob, entropy = scores(self.network, parameters, minibatch.responses, self.temperature)
         # Before the first update both policies of the ratio are equal: it is 1, regardless of rounding.
         old = jnp.where(is_first, jax.lax.stop_gradient(log_prob), minibatch.old_log_prob)
-        log_ratio = losses.log_ratio(log_prob, old, mask, "token")
+        ratios = log_ratio(log_prob, old, mask, "token")
         advantage = minibatch.judgement.advantage
-        cost = losses.surrogate(log_ratio, advantage, self.clip_low, self.clip_high)
+        cost = surrogate(ratios, advantage, self.clip_low, self.clip_high)
         if self.correction != "none":
             cost = cost * minibatch.weight
         policy_loss = jnp.sum(share * cost)
         loss = self.token_entropy.subtracted(policy_loss, share, entropy)
-        ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(log_ratio)), 1.0)
+        ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(ratios)), 1.0)
         means = {
             "entropy": entropy,
-            "approx_kl": losses.divergence(log_prob, old, "k3"),
-            "kl": losses.divergence(log_prob, minibatch.reference_log_prob, "k3"),
-            "clip_fraction": losses.clipped(log_ratio, advantage, self.clip_low, self.clip_high),
+            "approx_kl": divergence(log_prob, old, "k3"),
+            "kl": divergence(log_prob, minibatch.reference_log_prob, "k3"),
+            "clip_fraction": clipped(ratios, advantage, self.clip_low, self.clip_high),
         }
         return loss, {
             "loss": loss,
@@ -271,8 +303,12 @@ class PPORLHF(JudgedAgent, presets="PPORLHF"):
         }
 
     def _values(self, critic, responses):
-        hidden = hidden_before(self._critic_network, critic["network"], responses).astype(jnp.float32)
-        return hidden @ critic["value"]
+        """Values `[n, R]` before each token: linear in the hidden state there."""
+        tokens, segments = sequences(responses)
+        last, network = responses.prompts.tokens.shape[1] - 1, self._critic_network
+        read = functools.partial(network.hidden, critic["network"])
+        hidden = network.per_token(read, tokens, segments)[:, last:-1]
+        return hidden.astype(jnp.float32) @ critic["value"]
 
     def _first_critic(self, parameters: Any) -> Any:
         network = jax.tree.map(jnp.copy, parameters.get("base", parameters))

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos.rlhf import updates
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.objective import informative
-from algos.rlhf.requirements import Rows
-from algos.rlhf.responses import Responses, has_reward, held_out_numbers
-from algos.rlhf.streaming import Rollout
+from algos.rlhf.responses import Responses, Rollout, has_reward
+from algos.rlhf.speaker import held_out_numbers
+from algos.rlhf.updates import Rows, run_updates
 from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.parts import Part
 
 
 class Pairs(NamedTuple):
@@ -60,16 +60,21 @@ def ranked_right(pairs: Pairs, margin: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
+class Compared(Part):
+    """The number of responses that are compared."""
+
+    group_size: int = hyperparameter(4, "responses per prompt; the best and the worst are a pair")
+
+
+@dataclasses.dataclass(frozen=True)
 class PreferenceAgent(LanguageAgent):
     """Base of the algorithms that learn from the best and the worst of several responses to a prompt.
 
-    A subclass has `_loss(parameters, minibatch)`: a micro-batch's contribution to the loss and metrics, which
-    add up. Prompts whose responses all have the same reward do not count. If the task has pairs
-    (`text:preferences`) and no reward is set, the pairs are read and nothing is sampled.
+    A subclass has the part `Compared`. Prompts whose responses all have the same reward do not count. If the
+    task has pairs (`text:preferences`) and no reward is set, the pairs are read and nothing is sampled.
     """
 
     learning_rate: float = hyperparameter(3e-4, "AdamW's step size")
-    group_size: int = hyperparameter(4, "responses per prompt; the best and the worst are a pair")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,24 +112,12 @@ class PreferenceAgent(LanguageAgent):
             counted = minibatch.pairs.differ.astype(jnp.float32)
             return minibatch._replace(weight=counted / jnp.maximum(jnp.sum(counted), 1))
 
-        def gradient(parameters, is_first, minibatch):
-            return self.gradient(parameters, minibatch)
-
         samples = Minibatch(pairs, known, jnp.zeros(pairs.differ.shape))
-        trained, optimizer_state, measures = updates.run_updates(
-            self, gradient, weighed, parameters, optimizer_state, samples, key, self.num_prompts
+        trained, optimizer_state, measures = run_updates(
+            self, weighed, parameters, optimizer_state, samples, key, self.num_prompts, compares=False
         )
         measures["informative"] = jnp.mean(pairs.differ, dtype=jnp.float32)
         return trained, optimizer_state, measures
-
-    @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
-    def gradient(self, parameters, minibatch):
-        """The contribution of a minibatch of pairs `[n]` to the gradient and metrics."""
-
-        def loss(trained):
-            return self._loss(self._with_trained(parameters, trained), minibatch)
-
-        return jax.grad(loss, has_aux=True)(self._trained(parameters))
 
     @property
     def _reads(self) -> bool:
@@ -151,6 +144,3 @@ class PreferenceAgent(LanguageAgent):
     def _version(self, state: Any) -> jax.Array:
         """The version of a constant generator, so it does not wait for the optimiser's count."""
         return state.iteration
-
-    def _loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        raise NotImplementedError

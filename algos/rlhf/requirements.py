@@ -1,22 +1,28 @@
 """Checks of an algorithm's fields, task and network against each other."""
 
+import dataclasses
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from algos.language.config import DecoderConfig
-from algos.rlhf import updates
+from algos.rlhf.updates import Rows
 from envs.text import CharacterTokenizer, is_game, is_text
-from fdg.settings.fields import require
+from fdg.settings.fields import (
+    keep_absolute,
+    require,
+    require_positive,
+    require_types,
+)
+from fdg.settings.parts import check_parts
 
 _SIZES = ("num_prompts", "num_minibatches", "micro_batch")
 
 
-class Rows(NamedTuple):
-    """The rows of an iteration's updates."""
-
-    size: int
-    groups: int  # that are spread evenly over minibatches
-    what: str
+def divides(count: int, groups: int, num_minibatches: int) -> bool:
+    """Whether `epochs` can split `count` samples of `groups` prompts into equal minibatches."""
+    blocks = groups * math.gcd(count // groups, num_minibatches) / num_minibatches
+    return blocks >= 1 and blocks.is_integer()
 
 
 def fits(values: Mapping[str, Any], rows_of: Callable[[Mapping[str, Any]], Rows], drawn: int) -> bool:
@@ -25,7 +31,7 @@ def fits(values: Mapping[str, Any], rows_of: Callable[[Mapping[str, Any]], Rows]
     `values` are an algorithm's fields by name, and `drawn` is the ratio of sampled to learned prompts.
     """
     (count, groups, _), number = rows_of(values), values["num_minibatches"]
-    if count % number or not updates.divides(count, groups, number):
+    if count % number or not divides(count, groups, number):
         return False
     micro, size = values["micro_batch"], values["dataset_size"]
     enough = size is None or size >= drawn * values["num_prompts"]
@@ -79,6 +85,38 @@ def _candidates(values: Mapping[str, Any], free: Collection[str]) -> Iterator[tu
     yield from ((less, other) for less in fewer for other in others)
 
 
+def context(env: Any) -> int:
+    """The longest sequence of a task in tokens: a prompt with its response, or a whole game."""
+    turns, reply = getattr(env, "turns", 1), getattr(env, "reply_length", 0)
+    return env.prompt_length + turns * (env.response_length + reply)
+
+
+def check_fields(algorithm: Any) -> None:
+    """Checks the task, and the values of fields one by one."""
+    check_task(algorithm)
+    keep_absolute(algorithm)
+    require_types(algorithm)
+    require_positive(algorithm, "num_prompts", "total_steps", "num_epochs", "num_minibatches")
+    above = algorithm.temperature
+    zero = f"temperature={above}: it must be above zero; greedy=True takes the likeliest token"
+    require(algorithm, above > 0, zero)
+    check_parts(algorithm)
+    for name in ("dataset_size", "micro_batch", "slots"):
+        if getattr(algorithm, name) is not None:
+            require_positive(algorithm, name)
+
+
+def check_together(algorithm: Any) -> None:
+    """Checks the fields, the task and the network against each other."""
+    check_room(algorithm, algorithm.network.config, context(algorithm.env))
+    check_answers(algorithm, algorithm._needs_answers, algorithm._imitates)
+    _ = algorithm._speaker  # which checks itself
+    check_sizes(algorithm, algorithm.rows_of)
+    for part in ("stream_settings", "reward_settings"):
+        if hasattr(algorithm, part):
+            getattr(algorithm, part).check_fits(algorithm)
+
+
 def check_task(algorithm: Any) -> None:
     """Checks that an algorithm's `env` is a text task, and not its name."""
     env = algorithm.env
@@ -102,7 +140,7 @@ def check_sizes(algorithm: Any, rows_of: Callable[[Mapping[str, Any]], Rows]) ->
     count, groups, what = rows_of(vars(algorithm))
     require(
         algorithm,
-        count % number == 0 and updates.divides(count, groups, number),
+        count % number == 0 and divides(count, groups, number),
         f"num_minibatches={number} does not divide the {count} {what} of an iteration"
         + (f" ({groups} prompts) evenly" if groups == algorithm.num_prompts else ""),
     )
@@ -183,3 +221,37 @@ def check_room(algorithm: Any, config: DecoderConfig, longest: int) -> None:
         f" {env.response_length}, and the network's context is {config.max_positions}: "
         + (f"use max_response={room}" if room > 0 and not is_game(env) else "shorten the task"),
     )
+
+
+# --- methods of `LanguageAgent` ---
+
+
+def preset_name(cls: Any, given: Mapping[str, Any]) -> str | None:
+    """For a checkpoint, its published settings, not the task's."""
+    if given.get("model") is None:
+        return None
+    return "checkpoint-lora" if given.get("lora_rank") or given.get("adapters") else "checkpoint"
+
+
+def changed(self: Any, **values: Any) -> Any:
+    """A copy with changed fields, and a micro-batch that divides."""
+    fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    named = {*fields, *values} - ({"micro_batch"} - values.keys())
+    return type(self)(**self.adjust_unnamed({**fields, **values}, named))
+
+
+def sizes(cls: Any, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+    """Changes of unnamed fields so that sizes divide: see `fitting_sizes`."""
+    for name in (*_SIZES, "group_size", "dataset_size"):
+        value = values.get(name, 1)
+        none = value is None and name in ("micro_batch", "dataset_size")
+        if not none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            return {}  # the algorithm then refuses the sizes
+    found = fitting_sizes(values, named, cls.rows_of, cls.times_drawn(values))
+    heads, pairs = values["num_heads"], values["num_kv_heads"]
+    if "num_heads" not in named and pairs in range(1, 1 << 16) and heads % pairs:
+        found["num_heads"] = pairs * max(1, round(heads / pairs))
+    return found
+
+
+MEMBERS = {"_sizes": classmethod(sizes), "changed": changed, "preset_name": classmethod(preset_name)}

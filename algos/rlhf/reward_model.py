@@ -11,10 +11,11 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from algos.language.layers import join_adapters, merge_adapters, split_adapters
+from algos.language.layers import merge_adapters
 from algos.rlhf.checkpoints import save
-from algos.rlhf.preferences import PreferenceAgent, best_and_worst, ranked_right
-from algos.rlhf.responses import Responses, has_reward, model_reward, with_head
+from algos.rlhf.preferences import Compared, PreferenceAgent, best_and_worst, ranked_right
+from algos.rlhf.responses import Responses, has_reward
+from algos.rlhf.reward_models import model_reward, with_head
 from envs.text import Prompts
 from fdg.errors import Elsewhere
 from fdg.settings.fields import hyperparameter, require, require_not_negative
@@ -47,6 +48,8 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
     32
     """
 
+    iterations_without_rewards: ClassVar[int | None] = None
+    advice_without_rewards: ClassVar[str | None] = None
     answer: ClassVar[Any] = Elsewhere("GRPO(reward_model=FOLDER), of what run.export(FOLDER) writes")
 
     # The initial policy responds; the trained model starts with its weights, without its head.
@@ -59,6 +62,7 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         ".parameters['network']": (".parameters['network']", ".parameters"),
     }
 
+    compared = Compared()
     centre_coefficient: float = hyperparameter(
         0.01, "weight of a pair's squared sum, which keeps rewards about zero (arXiv 2312.09244, section 2)"
     )
@@ -74,7 +78,7 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         parameters = with_head(self.network, network)
         return State(
             parameters=parameters,
-            respondent=jax.tree.map(jnp.copy, split_adapters(network)[0]),
+            respondent=jax.tree.map(jnp.copy, super()._trained(network)),
             optimizer_state=self._optimizer.init(self._trained(parameters)),
             key=key,
             iteration=jnp.int32(0),
@@ -94,12 +98,7 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, (pairs, ()), self._iteration_key(state, 2)
         )
-        state = state._replace(
-            parameters=self._with_trained(state.parameters, trained),
-            optimizer_state=optimizer_state,
-            iteration=state.iteration + 1,
-        )
-        return state, {**metrics, **said}
+        return self._next_state(state, trained, optimizer_state), {**metrics, **said}
 
     def evaluate(
         self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
@@ -148,7 +147,7 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         network = merge_adapters(self.network.config, state.parameters["network"])
         save(path, self.network, {**network, "score": state.parameters["score"]}, self.env.tokenizer)
 
-    def _loss(self, parameters, minibatch):
+    def _loss(self, parameters, is_first, minibatch):
         pairs, weight = minibatch.pairs, minibatch.weight
         chosen, rejected = (
             model_reward(self.network, parameters, responses) for responses in (pairs.chosen, pairs.rejected)
@@ -175,8 +174,8 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         return super()._with_trained(network, state.respondent)
 
     def _trained(self, parameters: Any) -> Any:
-        return {**parameters, "network": split_adapters(parameters["network"])[0]}
+        return {**parameters, "network": super()._trained(parameters["network"])}
 
     def _with_trained(self, parameters: Any, trained: Any) -> Any:
-        frozen = split_adapters(parameters["network"])[1]
-        return {**trained, "network": join_adapters(trained["network"], frozen)}
+        network = super()._with_trained(parameters["network"], trained["network"])
+        return {**trained, "network": network}

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos.rlhf import losses, updates
 from algos.rlhf.language_agent import LanguageAgent
-from algos.rlhf.losses import Aggregation
+from algos.rlhf.objective import Aggregation, token_weights
 from algos.rlhf.responses import Responses, scores
+from algos.rlhf.updates import run_updates
 from envs.text import Prompts
 from fdg.settings.fields import hyperparameter, require
 
@@ -32,7 +32,6 @@ class Minibatch(NamedTuple):
     """Demonstrations and the weights of their tokens."""
 
     text: Responses  # [n]
-    lengths: jax.Array  # [n, R] float32: of each token's response
     weight: jax.Array  # [n, R] float32, in the loss
     share: jax.Array  # [n, R] float32, in means over tokens
 
@@ -90,10 +89,9 @@ class SFT(LanguageAgent, presets="SFT"):
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, responses, self._iteration_key(state, 2)
         )
-        parameters = self._with_trained(state.parameters, trained)
-        return State(parameters, optimizer_state, state.key, state.iteration + 1), metrics
+        return self._next_state(state, trained, optimizer_state), metrics
 
-    # --- fragments; `update` is inherited from `LanguageAgent` ---
+    # --- fragments; `gradient` and `update` are inherited from `LanguageAgent` ---
 
     @fdg.fragment("environment")
     def demonstrations(self, keys, numbers=()):
@@ -111,44 +109,27 @@ class SFT(LanguageAgent, presets="SFT"):
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, responses, key):
         """All updates on demonstrations `[B]`: trained parameters, optimiser state, metrics."""
-        samples, longest = self._samples(responses), self.env.response_length
+        longest, nothing = self.env.response_length, jnp.zeros(responses.own.shape)
 
         def weighed(minibatch):
-            own, lengths = minibatch.text.own, minibatch.lengths
-            count = jnp.round(jnp.sum(jnp.where(own, 1.0 / jnp.maximum(lengths, 1), 0.0)))
-            count = jnp.maximum(count, 1)
+            own = minibatch.text.own
             return minibatch._replace(
-                weight=losses.weights_among(own, lengths, count, self.aggregation, longest),
-                share=losses.token_weights(own, "token_mean", longest),
+                weight=token_weights(own, self.aggregation, longest, count_empty=False),
+                share=token_weights(own, "token_mean", longest),
             )
 
-        def gradient(parameters, is_first, minibatch):
-            return self.gradient(parameters, minibatch)
-
         groups = self.rows_of(vars(self)).groups
-        trained, optimizer_state, measures = updates.run_updates(
-            self, gradient, weighed, parameters, optimizer_state, samples, key, groups
+        samples = Minibatch(responses, nothing, nothing)
+        trained, optimizer_state, measures = run_updates(
+            self, weighed, parameters, optimizer_state, samples, key, groups, compares=False
         )
         return trained, optimizer_state, {**self._lengths(responses), **measures}
 
-    @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
-    def gradient(self, parameters, minibatch):
-        """The contribution of a minibatch of demonstrations `[n]` to the gradient and metrics."""
-
-        def loss(trained):
-            found = self._with_trained(parameters, trained)
-            log_prob, entropy = scores(self.network, found, minibatch.text, 1.0)
-            loss = -jnp.sum(minibatch.weight * log_prob)
-            return loss, {
-                "loss": loss,
-                "log_prob": jnp.sum(minibatch.share * log_prob),
-                "entropy": jnp.sum(minibatch.share * entropy),
-            }
-
-        return jax.grad(loss, has_aux=True)(self._trained(parameters))
-
-    def _samples(self, responses: Responses) -> Minibatch:
-        own = responses.own
-        lengths = jnp.broadcast_to(jnp.sum(own, axis=1, keepdims=True, dtype=jnp.float32), own.shape)
-        nothing = jnp.zeros(own.shape)
-        return Minibatch(responses, lengths, nothing, nothing)
+    def _loss(self, parameters, is_first, minibatch):
+        log_prob, entropy = scores(self.network, parameters, minibatch.text, 1.0)
+        loss = -jnp.sum(minibatch.weight * log_prob)
+        return loss, {
+            "loss": loss,
+            "log_prob": jnp.sum(minibatch.share * log_prob),
+            "entropy": jnp.sum(minibatch.share * entropy),
+        }

@@ -1,89 +1,85 @@
-"""Rollouts in micro-batches, each scored as soon as it is generated; later ones may start early (`ahead`).
-
-The same code serves all cases: one micro-batch with `ahead=0` is one call of
-`LanguageAgent._rollout`. Problem `j M + m` of an iteration is in micro-batch `m`, so a batch that is sharded
-over devices stays sharded in every micro-batch.
+"""Streams: responses of later iterations that start early (`ahead`), and the settings of micro-batches.
 
 Shapes: `B` prompts of an iteration, `G` responses to each, `M` micro-batches of `b = B / M`
 prompts; `R` tokens of a response.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import dataclasses
+import warnings
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
+import fdg
 from algos.language.generation import Answers
-from algos.rlhf import losses, updates
-from algos.rlhf.responses import Responses
-from envs.text import Problem, Reward
+from algos.rlhf.responses import Responses, Rollout
+from envs.text import Problem, is_game
+from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
+from fdg.settings.parts import Part
 from fdg.stream import Stream, StreamState
 
-KEPT = StreamState(key=None, clock=None, kept=0, rows=None)  # type: ignore[arg-type]
-"""Batch axes of a stream's state: its slots."""
+# Batch axes of a stream's state: its slots.
+_KEPT = StreamState(key=None, clock=None, kept=0, rows=None)  # type: ignore[arg-type]
 
 
-class Rollout(NamedTuple):
-    """Responses of some prompts, those to one prompt contiguous."""
+@dataclasses.dataclass(frozen=True)
+class Streams(Part):
+    """The settings of micro-batches and of generation ahead."""
 
-    responses: Responses  # [N]; responses without a reward have no `own` tokens
-    log_prob: jax.Array  # [N, R] float32, at sampling, before top-k and top-p
-    version: jax.Array  # int32, of the parameters that sampled it: [N], in a stream [N, R]
-    reward: Reward  # [N]
-    age: jax.Array | None  # [N, R] int32, a token's age in updates; None without a stream
+    micro_batches: int = hyperparameter(
+        1,
+        "micro-batches of a batch, each scored as soon as its responses are complete; results do not change",
+    )
+    ahead: int = hyperparameter(
+        0,
+        "batches whose generation may start early (0: none); tokens are then up to this many updates"
+        " off-policy",
+    )
+    order: Literal["finished", "prompt"] = hyperparameter(
+        "finished",
+        "which of the responses that started early form a batch; finished: those that are complete first;"
+        " prompt: those of the earliest prompts",
+    )
+    late: Literal["wait", "mask"] = hyperparameter(
+        "wait",
+        "what to do about tokens that are too many updates old; wait: finish their responses before the"
+        " update; mask: give these tokens no weight in the loss",
+    )
+    max_age: int | None = hyperparameter(
+        None, "largest age of a token in updates, with late='mask' (None: the value of ahead)"
+    )
 
-
-def rollouts(
-    agent: Any,
-    state: Any,
-    count: int,
-    then: Callable[[Rollout], Any],
-    learn: Callable[[Any, Any], tuple[Any, Any]] | None = None,
-    sums: Any = (),
-) -> tuple[Any, Any, Any]:
-    """Generates all micro-batches of `count` (`B`) prompts, and calls `then` (and `learn`) on each.
-
-    `then`: `Rollout [b G] -> rows`, a pytree whose leaves have `b` or `b G` rows. `learn`: `(sums, rows) ->
-    (sums, measures)`, called after each micro-batch if there are several, with `sums` as its first carry.
-    Returns the rows of all micro-batches (`B` or `B G`); the stream's state; the last sums, and measures
-    `[M]`.
-    """
-    if agent.micro_batches == 1 and not agent.ahead:
-        return then(agent._rollout(state, count)), (), ()
-    problem, keys = _problems_and_keys(agent, state, count)
-    some = count // agent.micro_batches
-
-    def in_parts(x: jax.Array) -> jax.Array:
-        by_iteration = x.reshape(agent.ahead + 1, count, *x.shape[1:])
-        return jax.vmap(lambda x: updates.parts_of(x, some))(by_iteration)
-
-    def by_prompt(keys: jax.Array) -> jax.Array:
-        return in_parts(keys.reshape(-1, agent.responses_per_prompt))
-
-    problem, keys = jax.tree.map(in_parts, problem), by_prompt(keys)  # [a + 1, M, b, ...]
-
-    def one(carry: Any, part: jax.Array) -> tuple[Any, Any]:
-        stream, sums = carry
-        if agent.ahead:
-            rollout, stream = _next_micro_batch(agent, state, problem, keys, stream)
-        else:
-            rollout = agent.played(
-                state, jax.tree.map(lambda x: x[0, part], problem), keys[0, part].reshape(-1)
+    def check_fits(self, algorithm: Any) -> None:
+        """Refuses numbers that do not fit prompts or task; warns of what has no effect."""
+        require_positive(algorithm, "micro_batches")
+        count, ahead, env = algorithm._candidates, self.ahead, algorithm.env
+        require(
+            algorithm,
+            count % self.micro_batches == 0,
+            f"micro_batches={self.micro_batches} do not divide the {count} prompts of an iteration: use a"
+            " divisor",
+        )
+        require_not_negative(algorithm, "ahead")
+        require(
+            algorithm,
+            not ahead or not is_game(env),
+            f"ahead={ahead}: '{getattr(env, 'name', env)}' is a game, whose turns are played by all responses"
+            " together: use ahead=0",
+        )
+        age = self.max_age
+        require(
+            algorithm,
+            age is None or (age >= 0 and self.late == "mask"),
+            f"max_age={age}: it must be zero or above, and needs late='mask'",
+        )
+        if self.late == "mask" and (not ahead or self.order == "prompt"):
+            why = "order='prompt', because each batch waits for its own responses: use order='finished'"
+            if not ahead:
+                why = "ahead=0, because no response starts early: give ahead=1 (--ahead 1)"
+            warnings.warn(
+                f"late='mask' has no effect with {why}, or leave late out", fdg.FdgWarning, stacklevel=2
             )
-        rows, measures = then(rollout), ()
-        if learn is not None:
-            sums, measures = learn(sums, rows)
-        return (stream, sums), (rows, measures)
-
-    parts = jnp.arange(agent.micro_batches)
-    (stream, sums), (rows, measures) = jax.lax.scan(one, (state.stream, sums), parts)
-
-    def whole(x: jax.Array) -> jax.Array:
-        by_prompt = x.reshape(len(x), some, -1, *x.shape[2:])
-        return updates.whole_of(by_prompt).reshape(-1, *x.shape[2:])
-
-    return jax.tree.map(whole, rows), stream, (sums, measures)
 
 
 def first_stream(agent: Any, count: int, parameters: Any, key: jax.Array) -> StreamState | tuple[()]:
@@ -129,14 +125,6 @@ def sizes(agent: Any, count: int) -> dict[str, Any]:
     }
 
 
-def loss_mask(agent: Any, rollout: Rollout) -> jax.Array:
-    """Loss mask `[N, R]`: tokens of the policy; with `late="mask"` not those that are too old."""
-    own = rollout.responses.own
-    if rollout.age is None or agent.late == "wait":
-        return own
-    return own & (rollout.age <= (agent.ahead if agent.max_age is None else agent.max_age))
-
-
 def measures(agent: Any, before: Any, after: Any) -> dict[str, jax.Array]:
     """Metrics of a stream over an iteration; none without one."""
     if not agent.ahead:
@@ -152,18 +140,7 @@ def measures(agent: Any, before: Any, after: Any) -> dict[str, jax.Array]:
     }
 
 
-def staleness(version: jax.Array, iteration: jax.Array, own: jax.Array) -> dict[str, jax.Array]:
-    """Updates by which the data lags the learner: the mean; of a stream also the maximum."""
-    age = (iteration - version).astype(jnp.float32)
-    if age.ndim == 1:
-        return {"staleness": jnp.mean(age)}
-    return {
-        "staleness": losses.masked_mean(age, own),
-        "staleness_max": jnp.max(jnp.where(own, age, 0.0)),
-    }
-
-
-def _problems_and_keys(agent: Any, state: Any, count: int) -> tuple[Problem, jax.Array]:
+def problems_and_keys(agent: Any, state: Any, count: int) -> tuple[Problem, jax.Array]:
     """Problems of this iteration and the `ahead` next ones, `[(a + 1) B]`, and keys of the responses."""
     asked, keys = [], []
     for later in range(agent.ahead + 1):
@@ -176,12 +153,25 @@ def _problems_and_keys(agent: Any, state: Any, count: int) -> tuple[Problem, jax
     return agent.problems(problem_keys, numbers), jnp.concatenate(keys)
 
 
-def _next_micro_batch(
+def next_micro_batch(
     agent: Any, state: Any, problem: Problem, keys: jax.Array, stream: StreamState
 ) -> tuple[Rollout, StreamState]:
     """The next micro-batch of a stream."""
+
+    @fdg.fragment("actor", in_axes=(None, None, None, None, None, _KEPT), out_axes=(None, None, _KEPT))
+    def respond_ahead(parameters, version, first, problem, keys, stream):
+        """Generates `Recorded [b G]` for problems `[(a + 1) B]`, `a` being `ahead`.
+
+        `first` is the index of the first one. Also returns the age of each token `[b G, R]` in updates, and
+        the stream's state.
+        """
+        count = len(keys) // agent.responses_per_prompt // (agent.ahead + 1)
+        source = stream_of(agent, count, problem, keys, first, parameters)
+        rows, stream = source.take(agent.network.cast(parameters), version, stream)
+        return rows, version - rows.version, stream
+
     flat = lambda x: x.reshape(-1, *x.shape[3:])  # noqa: E731
-    rows, age, stream = agent.respond_ahead(
+    rows, age, stream = respond_ahead(
         state.parameters,
         agent._version(state),
         state.iteration * keys[0].size,
@@ -192,7 +182,4 @@ def _next_micro_batch(
     (prompts, answer), said = rows.asked, rows.samples
     reward = agent.score(answer, said.tokens, said.mask)
     responses = Responses(prompts, said.tokens, said.mask, said.mask)
-    if reward.given is not None:
-        responses = responses._replace(own=responses.own & reward.given[:, None])
-    responses, reward = agent.rated(state, responses, reward)
-    return Rollout(responses, said.tempered_log_probs, rows.version, reward, age), stream
+    return agent._rated(state, Rollout(responses, said.tempered_log_probs, rows.version, reward, age)), stream

@@ -1,20 +1,27 @@
-"""Updates of a language model: micro-batches, epochs, optimiser.
+"""Updates of a language model: epochs of minibatches, and their micro-batches.
 
-A loss here is a sum over tokens with weights made for its whole minibatch (`losses.token_weights`), so that
-gradients and losses of micro-batches add up to those of the minibatch.
+A loss here is a sum over tokens with weights made for its whole minibatch (`objective.token_weights`), so
+that gradients and losses of micro-batches add up to those of the minibatch.
 """
 
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from algos import optimizers
-from algos.optimizers import own_blocks, shuffled_rows, take
+from algos import registry
+
+
+class Rows(NamedTuple):
+    """The rows of an iteration's updates."""
+
+    size: int
+    groups: int  # that are spread evenly over minibatches
+    what: str
 
 
 def parts_of(samples: Any, size: int) -> Any:
@@ -48,12 +55,6 @@ def accumulate_gradient(
 
     `gradient` maps samples to gradient and measures. Of a measure whose name ends in `_max`, the largest is
     taken.
-
-    >>> samples = jnp.arange(6.0)
-    >>> gradient = lambda x: (x.sum(), {"x": x.sum(), "x_max": x.max()})
-    >>> total, measures = accumulate_gradient(gradient, samples, 2)
-    >>> float(total), float(measures["x"]), float(measures["x_max"])
-    (15.0, 15.0, 5.0)
     """
     count = len(jax.tree.leaves(samples)[0])
     if size is None or size >= count:
@@ -101,90 +102,44 @@ def epochs(
 
         carry, measures = jax.lax.scan(one_epoch, carry, jnp.arange(num_epochs))
     else:
-        blocks = own_blocks(groups, count // groups, num_minibatches)
-        rows = shuffled_rows(key, count // blocks, num_epochs, num_minibatches, blocks)
+        of = registry.option("minibatches")
+        blocks = of.own_blocks(groups, count // groups, num_minibatches)
+        rows = of.shuffled_rows(key, count // blocks, num_epochs, num_minibatches, blocks)
 
         def one(carry: Any, some: tuple[jax.Array, jax.Array]) -> tuple[Any, dict[str, jax.Array]]:
             rows, index = some
-            return step(carry, take(samples, rows), index == 0)
+            return step(carry, of.take(samples, rows), index == 0)
 
         carry, measures = jax.lax.scan(one, carry, (rows, jnp.arange(len(rows))))
     return carry, {name: jnp.max(x) if name.endswith("_max") else jnp.mean(x) for name, x in measures.items()}
 
 
 def run_updates(
-    self: Any,
-    gradient: Callable[[Any, jax.Array, Any], tuple[Any, dict[str, jax.Array]]],
+    agent: Any,
     weighed: Callable[[Any], Any],
     parameters: Any,
     optimizer_state: Any,
     samples: Any,
     key: jax.Array,
     groups: int,
+    compares: bool = True,
 ) -> tuple[Any, Any, dict[str, jax.Array]]:
     """All updates of a `LanguageAgent` on some samples: trained parameters, optimiser state, measures.
 
-    `gradient`: `(parameters, is_first, samples) -> (gradient, measures)` of a micro-batch; `weighed` adds
-    weights to a minibatch; `samples`, `key` and `groups` are as for `epochs`.
+    `weighed` adds weights to a minibatch; `samples`, `key` and `groups` are as for `epochs`; `compares` says
+    whether the loss depends on `is_first`, else it gets `()`.
     """
 
     def step(carry: Any, minibatch: Any, is_first: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         trained, optimizer_state = carry
-        slope = functools.partial(gradient, self._with_trained(parameters, trained), is_first)
-        found, measures = accumulate_gradient(slope, weighed(minibatch), self.at_once)
-        trained, optimizer_state = self.update(found, optimizer_state, trained)
+        now = agent._with_trained(parameters, trained)
+        slope = functools.partial(agent.gradient, now, is_first if compares else ())
+        found, measures = accumulate_gradient(slope, weighed(minibatch), agent.at_once)
+        trained, optimizer_state = agent.update(found, optimizer_state, trained)
         return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(found)}
 
-    carry = self._trained(parameters), optimizer_state
+    carry = agent._trained(parameters), optimizer_state
     (trained, optimizer_state), measures = epochs(
-        step, carry, samples, key, self.num_epochs, self.num_minibatches, groups
+        step, carry, samples, key, agent.num_epochs, agent.num_minibatches, groups
     )
     return trained, optimizer_state, measures
-
-
-def optimizer(
-    own: Any, step_size: optax.Schedule, weight_decay: float, max_grad_norm: float
-) -> optax.GradientTransformation:
-    """The user's optimiser (`algos.optimizers.user_optimizer`), or AdamW (arXiv 1711.05101).
-
-    `max_grad_norm` clips the global norm of gradients.
-    """
-    given = optimizers.user_optimizer(own, step_size, max_grad_norm)
-    if given is not None:  # it may count nothing, which `count` needs
-        return optax.chain(optax.scale_by_schedule(lambda _: 1.0), given)
-    return optax.chain(
-        optax.clip_by_global_norm(max_grad_norm),
-        optax.adamw(step_size, weight_decay=weight_decay),
-    )
-
-
-def count(optimizer_state: Any) -> jax.Array:
-    """The number of updates of an optimiser's state, `[]` int32.
-
-    >>> int(count(optax.adam(1e-3).init(jnp.zeros(3))))
-    0
-    """
-    return optax.tree.get_all_with_path(optimizer_state, "count")[0][1]
-
-
-def warmed_up(learning_rate: float, warmup: int, updates: int | None) -> optax.Schedule:
-    """A step size that grows linearly for `warmup` updates, and falls linearly to zero after all `updates`.
-
-    The first is above zero; `updates=None` for no decay.
-    """
-
-    def step_size(count: jax.Array) -> jax.Array:
-        rate = jnp.float32(learning_rate)
-        if warmup:
-            rate = rate * jnp.minimum((count + 1) / warmup, 1.0)
-        if updates is not None:
-            rate = rate * jnp.maximum(1.0 - count / updates, 0.0)
-        return rate
-
-    return step_size
-
-
-def divides(count: int, groups: int, num_minibatches: int) -> bool:
-    """Whether `epochs` can split `count` samples of `groups` prompts into equal minibatches."""
-    blocks = groups * math.gcd(count // groups, num_minibatches) / num_minibatches
-    return blocks >= 1 and blocks.is_integer()

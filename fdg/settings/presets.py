@@ -32,8 +32,14 @@ class HasPresets(_AnyFields):
         "run.export(path), of the run that fdg.fit(algorithm, total_steps=N) returns"
     )
 
-    def __init_subclass__(cls, presets: str | None = None, **options: Any) -> None:
-        """Replaces parts by their fields; `presets` is `presets_of` of the class."""
+    def __init_subclass__(cls, presets: str | None = None, driver: Any = None, **options: Any) -> None:
+        """Replaces parts by their fields; `presets` is `presets_of` of the class.
+
+        Also adds the `MEMBERS` of a driver, a module, that the class does not define itself.
+        """
+        for name, value in getattr(driver, "MEMBERS", {}).items():
+            if name not in vars(cls):
+                setattr(cls, name, value)
         if presets is not None:
             cls.presets_of = presets
         super().__init_subclass__(**options)

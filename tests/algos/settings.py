@@ -12,7 +12,7 @@ from unittest import mock
 
 import algos
 from algos import presets
-from algos.rlhf.objective import VARIANTS
+from algos.rlhf.variants import VARIANTS
 
 FILE = Path(__file__).parent / "settings.json"
 CHANGING = ("env", "shuffle")  # not settings, or on their way to another value

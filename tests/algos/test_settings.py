@@ -5,7 +5,7 @@ import json
 import pytest
 
 from algos import presets
-from algos.rlhf.objective import VARIANTS
+from algos.rlhf.variants import VARIANTS
 from tests.algos.settings import FILE, algorithms, defaults, entry
 
 KNOWN = json.loads(FILE.read_text())

@@ -13,7 +13,7 @@ import pytest
 
 from algos.language import Decoder, DecoderConfig
 from algos.language import decoder as module
-from algos.language.layers import join_adapters, merge_adapters, rotary_frequencies, split_adapters
+from algos.language.layers import merge_adapters, rotary_frequencies
 from bench import language_oracle as oracle
 from fdg.errors import FdgError
 from tests.language.test_generation import TINY
@@ -108,8 +108,8 @@ def test_adapters_change_nothing_at_first_and_can_be_merged(decoder, parameters)
     apply, plain = jax.jit(adapted.apply), jax.jit(decoder.apply)
     expected = plain(parameters, TOKENS, SEGMENTS)
     np.testing.assert_allclose(apply(fresh, TOKENS, SEGMENTS), expected, atol=1e-6)
-    adapters, base = split_adapters(fresh)
-    moved = join_adapters(jax.tree.map(lambda x: x + 0.1, adapters), base)
+    adapters, base = fresh["adapters"], fresh["base"]
+    moved = {"base": base, "adapters": jax.tree.map(lambda x: x + 0.1, adapters)}
     found = apply(moved, TOKENS, SEGMENTS)
     assert jnp.abs(found - expected).max() > 0.1
     merged = merge_adapters(config, moved)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from algos.rlhf import losses
-from algos.rlhf.objective import objective
+from algos.rlhf import objective as core
+from algos.rlhf.variants import objective
 
 _FILE = json.loads((Path(__file__).parent / "trl_losses.json").read_text())
 _GIVEN = {name: np.array(x) for name, x in _FILE["given"].items()}
@@ -26,11 +27,11 @@ def _group_relative(values, log_prob, advantage=None):
     mask = jnp.asarray(_MASK)
     old, sampled, reference = (jnp.asarray(_GIVEN[n], jnp.float32) for n in ("old", "sampled", "reference"))
     advantage = jnp.asarray(_GIVEN["advantage"], jnp.float32)[:, None] * mask
-    ratio = losses.log_ratio(log_prob, old, mask, wanted.ratio_level)
+    ratio = core.log_ratio(log_prob, old, mask, wanted.ratio_level)
     cost = wanted.cost(log_prob, ratio, advantage, mask)
     cost = cost * losses.correction(sampled, old, mask, wanted.correction, wanted.correction_cap)
-    kl = losses.divergence(log_prob, reference, wanted.kl_estimator)
-    weight = losses.token_weights(mask, wanted.aggregation, _LONGEST, wanted.count_empty)
+    kl = core.divergence(log_prob, reference, wanted.kl_estimator)
+    weight = core.token_weights(mask, wanted.aggregation, _LONGEST, wanted.count_empty)
     return jnp.sum(weight * (cost + wanted.kl_coefficient * kl))
 
 
@@ -102,7 +103,7 @@ def test_cross_entropy_of_demonstrations_is_that_of_trl():
     def loss(logits):
         every = jax.nn.log_softmax(logits[:, :-1])
         log_prob = jnp.take_along_axis(every, jnp.maximum(tokens, 0)[..., None], axis=-1)[..., 0]
-        return -jnp.sum(losses.token_weights(jnp.asarray(mask), "token_mean", 3) * log_prob)
+        return -jnp.sum(core.token_weights(jnp.asarray(mask), "token_mean", 3) * log_prob)
 
     value, gradient = jax.value_and_grad(loss)(jnp.asarray(_GIVEN["logits"], jnp.float32))
     np.testing.assert_allclose(value, _FILE["cases"]["sft"]["loss"], atol=1e-5)

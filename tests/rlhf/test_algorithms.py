@@ -23,7 +23,8 @@ from algos.rlhf import updates
 from algos.rlhf.group_relative import Batch
 from algos.rlhf.ppo import Judgement
 from algos.rlhf.preferences import best_and_worst
-from algos.rlhf.responses import Responses, finished, problem_keys, scores
+from algos.rlhf.responses import Responses, finished, scores
+from algos.rlhf.speaker import problem_keys
 from envs.text import CharacterTokenizer, Problem, Prompts, Reply, Reward
 from fdg.errors import FdgError
 from fdg.placing.plans import SteppedPlan

@@ -9,10 +9,11 @@ import pytest
 
 import algos
 import envs
-from algos.rlhf import losses
-from algos.rlhf import objective as advantages
-from algos.rlhf.objective import CONVENTIONS, VARIANTS, objective
-from algos.rlhf.responses import Responses, prompt_up_to_policy
+from algos.rlhf import losses, ppo, variants
+from algos.rlhf import objective as core
+from algos.rlhf.responses import Responses
+from algos.rlhf.speaker import prompt_up_to_policy
+from algos.rlhf.variants import CONVENTIONS, VARIANTS, objective
 from envs.text import Prompts
 from fdg.errors import FdgError
 
@@ -25,20 +26,20 @@ def same(found, wanted):
 
 
 def test_weights_of_tokens():
-    same(losses.token_weights(MASK, "token_mean", 4), [[0.2, 0.2, 0], [0.2, 0.2, 0.2]])
-    same(losses.token_weights(MASK, "sequence_mean", 4), [[1 / 4, 1 / 4, 0], [1 / 6, 1 / 6, 1 / 6]])
-    same(losses.token_weights(MASK, "sequence_sum", 4), [[0.5, 0.5, 0], [0.5, 0.5, 0.5]])
-    same(losses.token_weights(MASK, "constant", 4), [[1 / 8, 1 / 8, 0], [1 / 8, 1 / 8, 1 / 8]])
+    same(core.token_weights(MASK, "token_mean", 4), [[0.2, 0.2, 0], [0.2, 0.2, 0.2]])
+    same(core.token_weights(MASK, "sequence_mean", 4), [[1 / 4, 1 / 4, 0], [1 / 6, 1 / 6, 1 / 6]])
+    same(core.token_weights(MASK, "sequence_sum", 4), [[0.5, 0.5, 0], [0.5, 0.5, 0.5]])
+    same(core.token_weights(MASK, "constant", 4), [[1 / 8, 1 / 8, 0], [1 / 8, 1 / 8, 1 / 8]])
 
 
 def test_a_response_without_tokens_counts_or_does_not():
     mask = MASK.at[0].set(False)
-    same(losses.token_weights(mask, "sequence_mean", 3)[1], [1 / 6] * 3)
-    same(losses.token_weights(mask, "sequence_mean", 3, count_empty=False)[1], [1 / 3] * 3)
+    same(core.token_weights(mask, "sequence_mean", 3)[1], [1 / 6] * 3)
+    same(core.token_weights(mask, "sequence_mean", 3, count_empty=False)[1], [1 / 3] * 3)
     single = jnp.array([[True, False, False], [True, True, True]])  # one token is a response as well
-    same(losses.token_weights(single, "sequence_mean", 3, count_empty=False)[0], [1 / 2, 0, 0])
+    same(core.token_weights(single, "sequence_mean", 3, count_empty=False)[0], [1 / 2, 0, 0])
     for aggregation in ("token_mean", "sequence_mean", "sequence_sum", "constant"):
-        empty = losses.token_weights(jnp.zeros((2, 3), bool), aggregation, 3, count_empty=False)
+        empty = core.token_weights(jnp.zeros((2, 3), bool), aggregation, 3, count_empty=False)
         assert float(jnp.sum(empty)) == 0.0
 
 
@@ -46,7 +47,7 @@ def test_ratios_of_tokens_of_responses_and_of_trajectories():
     # Probabilities doubled and halved, then quadrupled; what lies outside the mask is garbage.
     now = LOG(jnp.array([[0.4, 0.1, 0.9], [0.4, 0.5, 0.5]]))
     old = LOG(jnp.array([[0.2, 0.2, 0.1], [0.1, 0.5, 0.5]]))
-    ratio = {level: jnp.exp(losses.log_ratio(now, old, MASK, level)) for level in _LEVELS}
+    ratio = {level: jnp.exp(core.log_ratio(now, old, MASK, level)) for level in _LEVELS}
     same(ratio["token"], [[2, 0.5, 1], [4, 1, 1]])
     same(ratio["sequence"], [[1, 1, 1], [4 ** (1 / 3)] * 3])  # GSPO, equation 7: the geometric mean
     same(ratio["sequence_token"], ratio["sequence"])
@@ -61,7 +62,7 @@ def test_the_gradient_of_gspo_is_the_means_and_that_of_gspo_token_the_tokens():
     mask = jnp.ones((1, 2), bool)
 
     def slope(level):
-        return jax.jacobian(lambda x: jnp.exp(losses.log_ratio(x, old, mask, level))[0])(now)[:, 0]
+        return jax.jacobian(lambda x: jnp.exp(core.log_ratio(x, old, mask, level))[0])(now)[:, 0]
 
     # s = sqrt(4) = 2. Equation 10: each token of the response moves s by s / 2; equation 17: only its own.
     same(slope("sequence"), [[1, 1], [1, 1]])
@@ -73,9 +74,9 @@ def test_the_clipped_objective():
     advantage = jnp.array([[2.0, 2.0, 2.0, -2.0, -2.0, -2.0]])
     # Above: min(rA, clip(r)A) = 1, 1.8, 1.28 * 2; below: -1.6 (clipped), -2.2, -10, which a dual clip of 3
     # makes -6.
-    same(losses.surrogate(LOG(ratio), advantage, 0.2, 0.28), [[-1, -1.8, -2.56, 1.6, 2.2, 10]])
-    same(losses.surrogate(LOG(ratio), advantage, 0.2, 0.28, 3.0), [[-1, -1.8, -2.56, 1.6, 2.2, 6]])
-    assert losses.clipped(LOG(ratio), advantage, 0.2, 0.28).tolist() == [
+    same(core.surrogate(LOG(ratio), advantage, 0.2, 0.28), [[-1, -1.8, -2.56, 1.6, 2.2, 10]])
+    same(core.surrogate(LOG(ratio), advantage, 0.2, 0.28, 3.0), [[-1, -1.8, -2.56, 1.6, 2.2, 6]])
+    assert core.clipped(LOG(ratio), advantage, 0.2, 0.28).tolist() == [
         [False, False, True, True, False, False]
     ]
 
@@ -138,9 +139,9 @@ def test_values_that_a_surrogate_does_not_take(values, says):
 def test_divergences():
     now, reference = LOG(jnp.array([[0.5, 0.1]])), LOG(jnp.array([[0.25, 0.2]]))
     two = math.log(2)
-    same(losses.divergence(now, reference, "k1"), [[two, -two]])
-    same(losses.divergence(now, reference, "k2"), [[two**2 / 2] * 2])
-    same(losses.divergence(now, reference, "k3"), [[0.5 - 1 + two, 2 - 1 - two]])
+    same(core.divergence(now, reference, "k1"), [[two, -two]])
+    same(core.divergence(now, reference, "k2"), [[two**2 / 2] * 2])
+    same(core.divergence(now, reference, "k3"), [[0.5 - 1 + two, 2 - 1 - two]])
 
 
 def test_the_estimators_have_the_divergence_as_their_mean():
@@ -148,7 +149,7 @@ def test_the_estimators_have_the_divergence_as_their_mean():
     exact = np.sum(policy * np.log(policy / reference))
     now, then = LOG(jnp.asarray(policy))[None], LOG(jnp.asarray(reference))[None]
     for kind in ("k1", "k3"):
-        same(np.sum(policy * np.asarray(losses.divergence(now, then, kind))[0]), exact)
+        same(np.sum(policy * np.asarray(core.divergence(now, then, kind))[0]), exact)
 
 
 def test_importance_weights():
@@ -211,7 +212,7 @@ REWARD = jnp.array([1.0, 0.0, 0.0, 3.0, 5.0, 1.0])  # two groups of three
 
 
 def test_advantages_of_groups():
-    of = lambda *how: advantages.group_advantage(REWARD, 3, *how)  # noqa: E731
+    of = lambda *how: core.group_advantage(REWARD, 3, *how)  # noqa: E731
     same(of("group", "none", 0.0, True), [2 / 3, -1 / 3, -1 / 3, 0, 2, -2])
     same(of("leave_one_out", "none", 0.0, True), [1, -0.5, -0.5, 0, 3, -3])
     same(of("none", "none", 0.0, True), REWARD)
@@ -231,28 +232,28 @@ def test_equal_rewards_have_an_advantage_of_exactly_nothing():
     for variant in VARIANTS:
         found = objective(variant, guard=1e-6).advantage(reward, none, none, mask, 3)
         assert float(jnp.max(jnp.abs(found))) == 0.0, variant
-    apart = advantages.group_advantage(jnp.repeat(jnp.array([0.1, 0.7]), 3), 3, "group", "batch", 0.0, True)
+    apart = core.group_advantage(jnp.repeat(jnp.array([0.1, 0.7]), 3), 3, "group", "batch", 0.0, True)
     assert float(jnp.max(jnp.abs(apart))) == 0.0
 
 
 def test_a_divergence_within_rounding_is_none_and_pulls_nowhere():
     now, apart = jnp.array([[-2.0, -2.0]]), jnp.array([[-2.0 + 1e-6, -2.1]])
     for kind, slope in (("k1", 1.0), ("k2", 0.0), ("k3", 0.0)):
-        value = losses.divergence(now, apart, kind)
-        pull = jax.grad(lambda x, kind=kind: jnp.sum(losses.divergence(x, apart, kind)))(now)
+        value = core.divergence(now, apart, kind)
+        pull = jax.grad(lambda x, kind=kind: jnp.sum(core.divergence(x, apart, kind)))(now)
         assert float(value[0, 0]) == 0.0 and float(pull[0, 0]) == slope
         assert abs(float(value[0, 1])) > 1e-3 and abs(float(pull[0, 1])) > 0.05
 
 
 def test_long_responses_are_punished():
-    same(advantages.overlong_penalty(jnp.array([70, 80, 90, 99, 100]), 100, 20), [0, 0, -0.5, -0.95, -1])
+    same(variants.overlong_penalty(jnp.array([70, 80, 90, 99, 100]), 100, 20), [0, 0, -0.5, -0.95, -1])
 
 
 def test_returns_of_tokens_and_whitening():
     x = jnp.array([[1.0, 2.0, 9.0], [3.0, 4.0, 5.0]])
-    same(advantages.reversed_cumsum(x, MASK), [[3, 2, 0], [12, 9, 5]])
-    same(advantages.reward_at_end(jnp.array([7.0, 8.0]), MASK), [[0, 7, 0], [0, 0, 8]])
-    white = advantages.whiten(x, MASK)
+    same(variants.reversed_cumsum(x, MASK), [[3, 2, 0], [12, 9, 5]])
+    same(ppo.reward_at_end(jnp.array([7.0, 8.0]), MASK), [[0, 7, 0], [0, 0, 8]])
+    white = variants.whiten(x, MASK)
     deviation = math.sqrt(2.5)
     same(white, [[-2 / deviation, -1 / deviation, 0], [0, 1 / deviation, 2 / deviation]])
 
@@ -261,7 +262,7 @@ def test_advantages_of_tokens_step_over_what_a_tool_said():
     reward = jnp.array([[0.0, 9.0, 0.0, 1.0]])
     value = jnp.array([[0.5, 7.0, 0.25, 0.75]])
     mask = jnp.array([[True, False, True, True]])
-    advantage, target = advantages.token_advantages(reward, value, mask, 1.0, 0.5)
+    advantage, target = ppo.token_advantages(reward, value, mask, 1.0, 0.5)
     # Errors 0.25 - 0.5, 0.75 - 0.25, 1 - 0.75; each with half of the one after it.
     last, middle = 0.25, 0.5 + 0.125
     first = -0.25 + 0.5 * middle
@@ -273,7 +274,7 @@ def test_reinforce_plus_plus_pays_for_the_divergence_still_to_come():
     wanted = objective("reinforce_plus_plus", kl_coefficient=0.5)
     log_prob, reference = jnp.array([[1.0, 2.0, 0.0], [0.0, 0.0, 3.0]]), jnp.zeros((2, 3))
     found = wanted.advantage(jnp.array([1.0, 0.0]), log_prob, reference, MASK, 2)
-    same(found, advantages.whiten(jnp.array([[1 - 1.5, 1 - 1.0, 0], [-1.5, -1.5, -1.5]]), MASK))
+    same(found, variants.whiten(jnp.array([[1 - 1.5, 1 - 1.0, 0], [-1.5, -1.5, -1.5]]), MASK))
 
 
 def test_rloo_pays_for_the_divergence_of_a_response():

@@ -259,7 +259,7 @@ def test_the_loss_of_one_pair_by_hand(tmp_path):
 
     @jax.jit
     def loss_of(policy, reference, pairs):
-        return algorithm._loss(policy, Minibatch(pairs, algorithm.refer(reference, pairs), jnp.ones(1)))
+        return algorithm._loss(policy, (), Minibatch(pairs, algorithm.refer(reference, pairs), jnp.ones(1)))
 
     loss, measures = loss_of(policy, reference, pairs)
     assert float(loss) == pytest.approx(expected, abs=1e-4)

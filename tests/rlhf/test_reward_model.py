@@ -19,9 +19,10 @@ import policies
 from algos.language import weights
 from algos.language.decoder import Decoder
 from algos.rlhf import reward_model
-from algos.rlhf.checkpoints import reward_config_of, save
+from algos.rlhf.checkpoints import config_of, save
 from algos.rlhf.preferences import Minibatch, Pairs
-from algos.rlhf.responses import Responses, model_reward
+from algos.rlhf.responses import Responses
+from algos.rlhf.reward_models import model_reward
 from envs.text import Prompts
 from fdg.errors import FdgError
 from tests.conformance.comparison import assert_same
@@ -77,7 +78,7 @@ def test_the_loss_of_pairs_by_hand(trained, monkeypatch):
     said = iter([jnp.array([2.0, -1.0, 5.0]), jnp.array([1.0, 1.0, 0.0])])
     monkeypatch.setattr(reward_model, "model_reward", lambda *_: next(said))
     pairs = Pairs(None, None, None)
-    loss, measures = algorithm._loss({}, Minibatch(pairs, (), jnp.array([0.5, 0.5, 0.0])))
+    loss, measures = algorithm._loss({}, (), Minibatch(pairs, (), jnp.array([0.5, 0.5, 0.0])))
     by_hand = 0.5 * (math.log(1 + math.exp(-1)) + math.log(1 + math.exp(2))) + 0.01 * 0.5 * (9 + 0)
     np.testing.assert_allclose(loss, by_hand, rtol=1e-6)
     assert measures["preference_accuracy"] == 0.5
@@ -110,7 +111,7 @@ def test_what_is_exported_is_read_again_and_is_of_hugging_faces_shape(trained, f
     config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["LlamaForSequenceClassification"] and len(config["id2label"]) == 1
     decoder, read = weights.load(folder, scores=True)
-    assert decoder == algorithm.network and reward_config_of(str(folder)) == decoder.config
+    assert decoder == algorithm.network and config_of(str(folder), scores=True) == decoder.config
     np.testing.assert_array_equal(read.pop("score"), state.parameters["score"])
     assert_same(state.parameters["network"], read, 0)
     with pytest.raises(
@@ -136,7 +137,9 @@ def test_a_reward_model_of_an_untied_decoder_judges(trained, tmp_path):
     said = responses([7, 2], [8, 9, 2])
     score = jax.jit(model_reward, static_argnums=0)
     np.testing.assert_allclose(
-        score(algorithm._reward_network, found, said), score(network, state.parameters, said), atol=1e-6
+        score(algorithm.reward_settings.network(algorithm), found, said),
+        score(network, state.parameters, said),
+        atol=1e-6,
     )
 
 
@@ -165,7 +168,7 @@ def test_a_reward_model_judges_in_place_of_the_task(name, trained, folder):
         assert_same(trained[1].parameters, state.reward_model, 0)
         said, _, _, reward, _ = jax.jit(lambda state: algorithm._rollout(state, 4))(state)
         score = jax.jit(model_reward, static_argnums=0)
-        found = score(algorithm._reward_network, trained[1].parameters, said)
+        found = score(algorithm.reward_settings.network(algorithm), trained[1].parameters, said)
         np.testing.assert_allclose(reward.total, found, atol=1e-6)
         assert set(reward.parts) == {"correct", "model"} and np.ptp(found) > 0
 
@@ -198,7 +201,7 @@ def test_held_out_pairs_are_ranked(trained):
 def test_files_are_read_in_the_precision_that_is_on(folder, trained):
     with jax.enable_x64(True):
         judged = made("grpo", group_size=2, reward_model=str(folder))
-        found = judged._first_reward_model(jax.random.key(0))
+        found = judged.reward_settings.first(judged, jax.random.key(0))
         assert found["score"].dtype == found["network"]["embedding"].dtype == jnp.float64
         np.testing.assert_array_equal(found["score"], trained[1].parameters["score"])
 

@@ -12,7 +12,7 @@ import envs
 import policies
 from algos import presets
 from algos.language import Decoder, DecoderConfig
-from algos.rlhf import updates
+from algos.rlhf import requirements
 from algos.rlhf.checkpoints import save
 from envs.text import CharacterTokenizer
 from envs.text.tokenizers import COMMON
@@ -49,7 +49,7 @@ def divides(algorithm):
     count, groups, _ = algorithm.rows_of(vars(algorithm))
     number = algorithm.num_minibatches
     size, part = count // number, algorithm.at_once or count // number
-    return count % number == 0 and updates.divides(count, groups, number) and size % part == 0
+    return count % number == 0 and requirements.divides(count, groups, number) and size % part == 0
 
 
 NAMED = [

@@ -8,7 +8,8 @@ import pytest
 import algos
 import envs
 import fdg
-from algos.rlhf.responses import Responses, return_metrics
+from algos.rlhf.responses import Responses
+from algos.rlhf.speaker import return_metrics
 from envs.text import CharacterTokenizer, Prompts, Reward
 from envs.text.tokenizers import COMMON
 from fdg.errors import FdgError

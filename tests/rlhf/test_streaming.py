@@ -15,7 +15,7 @@ from algos.language import Decoder, DecoderConfig, Sampling, sample_keys
 from algos.language.generation import Answers
 from algos.rlhf import losses, streaming
 from algos.rlhf.group_relative import Batch, Sums
-from algos.rlhf.responses import scores
+from algos.rlhf.responses import loss_mask, rollouts, scores
 from envs.text import Reward
 from fdg.errors import FdgError, FdgWarning
 from fdg.stream import Stream
@@ -73,7 +73,7 @@ def rolled(name, **fields):
     algorithm = made(name, **{"group_size": 2, **fields})
     count = algorithm._candidates
     state = jax.jit(algorithm.init)(jax.random.key(1))
-    return jax.jit(lambda state: streaming.rollouts(algorithm, state, count, lambda x: x)[0])(state)
+    return jax.jit(lambda state: rollouts(algorithm, state, count, lambda x: x)[0])(state)
 
 
 def test_a_stream_of_one_batch_is_the_batch():
@@ -109,7 +109,7 @@ def test_a_file_of_problems_is_read_ahead_in_its_order(name, tmp_path):
         assert jax.tree.structure(jax.eval_shape(ahead.iterate, state)[0]) == jax.tree.structure(state)
     counted = jax.jit(plain.init)(jax.random.key(0))
     count = plain.num_prompts
-    problem, _ = streaming._problems_and_keys(ahead, counted, count)
+    problem, _ = streaming.problems_and_keys(ahead, counted, count)
     asked = problem.prompts.tokens.reshape(2, count, -1)
     for later in range(2):
         then = counted._replace(iteration=counted.iteration + later)
@@ -194,9 +194,9 @@ def test_tokens_that_are_too_old_have_no_weight_and_stay():
     age = jnp.broadcast_to(
         jnp.array([2, 1, 0])[jnp.arange(found.responses.own.shape[1]) % 3], found.responses.own.shape
     )
-    counted = streaming.loss_mask(algorithm, found._replace(age=age))
+    counted = loss_mask(algorithm, found._replace(age=age))
     assert (counted == (found.responses.own & (age < 2))).all()
-    assert (streaming.loss_mask(algorithm, found) == found.responses.own).all()
+    assert (loss_mask(algorithm, found) == found.responses.own).all()
 
 
 def test_gradients_of_micro_batches_add_up_to_that_of_the_batch():

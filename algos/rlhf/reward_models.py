@@ -1,0 +1,114 @@
+"""Reward models: decoders with a scalar head, `{"network": parameters, "score": [D, 1]}`.
+
+Shapes: `N` responses, `D` width of the network.
+"""
+
+import dataclasses
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import fdg
+from algos import registry
+from algos.language.decoder import Decoder
+from algos.rlhf import requirements, updates
+from algos.rlhf.responses import Responses, sequences
+from envs.text import Reward
+from envs.text.tokenizer_folders import same_tokens, tokenizer_of
+from fdg.settings.fields import hyperparameter, require
+from fdg.settings.parts import Part
+
+
+def with_head(network: Decoder, parameters: Any) -> Any:
+    """A reward model with a network's weights, and reward zero for all responses."""
+    return {"network": parameters, "score": jnp.zeros((network.config.hidden_size, 1))}
+
+
+def model_reward(network: Decoder, parameters: Any, responses: Responses) -> jax.Array:
+    """The rewards of `Responses [N]` by a reward model: `[N]` float32.
+
+    Linear in the hidden state of the last token, as in `...ForSequenceClassification` with one label.
+    """
+    tokens, segments = sequences(responses)
+    hidden = network.per_token(functools.partial(network.hidden, parameters["network"]), tokens, segments)
+    places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    last = jnp.max(jnp.where(segments > 0, places, 0), axis=1)
+    held = jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
+    at_least = jnp.promote_types(held.dtype, jnp.float32)
+    return (held.astype(at_least) @ parameters["score"].astype(at_least))[:, 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge(Part):
+    """The reward model of an algorithm, if any; it is constant.
+
+    With one, `episode_return` is its reward; the task's own reward is reported by component
+    (`reward_correct`), and used in evaluations.
+    """
+
+    reward_model: str | None = hyperparameter(
+        None,
+        "folder with a reward model in Hugging Face's format; its scores replace the task's rewards (None:"
+        " the task's rewards)",
+        holds="folder",
+    )
+
+    def network(self, algorithm: Any) -> Decoder:
+        """The reward model's decoder."""
+        config = registry.option("model").config_of(self.reward_model, scores=True)
+        return Decoder(dataclasses.replace(config, dtype=algorithm.dtype, packed_rows=algorithm._packed_rows))
+
+    def first(self, algorithm: Any, key: jax.Array) -> Any:
+        """The reward model's parameters; `()` without one."""
+        if self.reward_model is None:
+            return ()
+        return registry.option("model").begun_reward(self.network(algorithm), self.reward_model, key)
+
+    def rated(
+        self, algorithm: Any, parameters: Any, responses: Responses, reward: Reward
+    ) -> tuple[Responses, Reward]:
+        """Responses `[N]` with the task's rewards, and the reward model's if there is one."""
+        if self.reward_model is None:
+            return responses, reward
+        if reward.given is not None:  # only some responses have one; the model rewards all
+            responses = responses._replace(own=responses.mask)
+        network = self.network(algorithm)
+
+        @fdg.fragment("reward", in_axes=(None, 0))
+        def rate(parameters, responses):
+            """The reward model's rewards of `Responses [N]`: `[N]` float32."""
+            score = functools.partial(model_reward, network, parameters)
+            return updates.map_micro_batches(score, responses, algorithm.at_once)
+
+        total = rate(parameters, responses)
+        return responses, Reward(total, {**reward.parts, "model": total})
+
+    def check_fits(self, algorithm: Any) -> None:
+        """Refuses a reward model of other tokens than the task's, or with a shorter context."""
+        if self.reward_model is None:
+            return
+        config, env = self.network(algorithm).config, algorithm.env
+        named = f"reward_model={self.reward_model!r}"
+        require(
+            algorithm,
+            env.tokenizer.vocab_size <= config.vocab_size,
+            f"{named} has a vocabulary of {config.vocab_size} tokens, and task '{env.name}' one of"
+            f" {env.tokenizer.vocab_size}: train one on this task's tokens",
+        )
+        require(
+            algorithm,
+            not os.path.lexists(Path(self.reward_model, "tokenizer.json"))
+            or same_tokens(tokenizer_of(self.reward_model), env.tokenizer),
+            f"{named} uses a different tokenizer from task '{env.name}': train one on this task's tokens",
+        )
+        longest = requirements.context(env)
+        require(
+            algorithm,
+            longest <= config.max_positions,
+            f"{named} has a context of {config.max_positions} tokens, and task '{env.name}' needs {longest}:"
+            " shorten the task",
+        )

@@ -1,0 +1,254 @@
+"""The papers of the group-relative family, libraries' conventions, and what few of them have.
+
+An objective has three layers, later ones taking precedence: a variant (a paper), a convention (a library's
+choices where papers leave room, or differ), and explicit values.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from algos.rlhf.objective import Objective, masked_mean
+from fdg.errors import FdgError, nearest
+from fdg.settings.fields import hyperparameter, require, require_within
+from fdg.settings.parts import Part
+
+Variant = Literal[
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "gmpo",
+    "cispo",
+    "sapo",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+]
+Convention = Literal["paper", "trl", "verl", "tunix"]
+
+VARIANTS: dict[str, Mapping[str, Any]] = {
+    # Shao et al. 2024, arXiv 2402.03300, equations 3 and 4.
+    "grpo": {},
+    # Liu et al. 2025, arXiv 2503.20783: neither lengths nor deviations divide; no reference.
+    "dr_grpo": {"scale": "none", "aggregation": "constant", "kl_coefficient": 0.0},
+    # Yu et al. 2025, arXiv 2503.14476, equations 8 to 13.
+    "dapo": {
+        "aggregation": "token_mean",
+        "clip_high": 0.28,
+        "kl_coefficient": 0.0,
+        "overlong_buffer": 0.2,
+        "dynamic_sampling": 2,
+    },
+    # Zheng et al. 2025, arXiv 2507.18071, equations 5 to 7; the range of its section 5.1.
+    "gspo": {
+        "ratio_level": "sequence",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+        "kl_coefficient": 0.0,
+    },
+    # Zhao et al. 2025, arXiv 2507.20673, equation 4; its range is exp(-0.4) to exp(0.4).
+    "gmpo": {
+        "surrogate": "geometric_mean",
+        "clip_low": 0.4,
+        "clip_high": 0.4,
+        "kl_coefficient": 0.0,
+    },
+    # MiniMax-M1 2025, arXiv 2506.13585, equations 4 and 5: no lower bound. The upper one is not stated; 5 is
+    # from Khatri et al. 2025, arXiv 2510.13786.
+    "cispo": {
+        "surrogate": "weight",
+        "aggregation": "token_mean",
+        "clip_low": 1.0,
+        "clip_high": 4.0,
+        "kl_coefficient": 0.0,
+    },
+    # Gao et al. 2025, arXiv 2511.20347.
+    "sapo": {"surrogate": "gate", "kl_coefficient": 0.0},
+    # Ahmadian et al. 2024, arXiv 2402.14740, equations 2, 3 and 7: whole responses are the actions.
+    "rloo": {
+        "baseline": "leave_one_out",
+        "scale": "none",
+        "ratio_level": "trajectory",
+        "kl_coefficient": 0.05,
+        "kl_estimator": "k1",
+        "kl_in": "reward",
+    },
+    # Hu et al. 2025, arXiv 2501.03262: PPO without a critic, advantages normalised over the whole batch.
+    "reinforce_plus_plus": {
+        "baseline": "none",
+        "scale": "tokens",
+        "aggregation": "token_mean",
+        "kl_coefficient": 0.01,
+        "kl_estimator": "k1",
+        "kl_in": "reward_to_go",
+    },
+    # Likewise with the group's mean, for binary rewards; its KL is in the loss, as k2.
+    "reinforce_plus_plus_baseline": {
+        "baseline": "group",
+        "scale": "tokens",
+        "aggregation": "token_mean",
+        "kl_coefficient": 0.01,
+        "kl_estimator": "k2",
+    },
+}
+
+# Defaults of trl 1.16.0, verl 0.8 and google-tunix 0.1.7.
+CONVENTIONS: dict[str, Mapping[str, Any]] = {
+    "paper": {},
+    "trl": {"guard": 1e-4},
+    "verl": {"count_empty": False, "dual_clip": 3.0},
+    "tunix": {"count_empty": False, "kl_estimator": "k1"},
+}
+# Settings that define a variant, and that conventions do not change.
+_OWN = {"rloo": ("kl_estimator",)} | dict.fromkeys(
+    ("reinforce_plus_plus", "reinforce_plus_plus_baseline"), ("kl_estimator",)
+)
+
+
+def objective(variant: Variant = "grpo", convention: Convention = "paper", **values: Any) -> Objective:
+    """The objective of a variant with a library's convention and explicit values.
+
+    >>> objective("dapo").clip_high, objective("dapo", clip_high=0.3).clip_high
+    (0.28, 0.3)
+    >>> objective("grpo", "trl").guard, objective("grpo", "tunix").kl_estimator
+    (0.0001, 'k1')
+    """
+    if variant not in VARIANTS:
+        raise FdgError(f"variant={variant!r}: it is one of {', '.join(VARIANTS)}")
+    if convention not in CONVENTIONS:
+        raise FdgError(f"convention={convention!r}: it is one of {', '.join(CONVENTIONS)}")
+    fields = [field.name for field in dataclasses.fields(Objective)]
+    for name in values:
+        if name not in fields:
+            near = nearest(name, fields, 1)
+            hint = f": did you mean {near[0]!r}?" if near else f": there are {', '.join(fields)}"
+            raise FdgError(f"an objective has no value {name!r}{hint}")
+    own = VARIANTS[variant]
+    habits = {
+        name: value for name, value in CONVENTIONS[convention].items() if name not in _OWN.get(variant, ())
+    }
+    return Objective(**{**own, **habits, **values})
+
+
+# A part with the fields of `Objective` that have a help text, each None by default.
+ObjectiveChoices: Any = dataclasses.make_dataclass(
+    "ObjectiveChoices",
+    [
+        (field.name, field.type | None, hyperparameter(None, f"{text} (None: the {whose}'s)"))  # type: ignore
+        for field in dataclasses.fields(Objective)
+        if (text := field.metadata.get("help"))
+        for whose in ("convention" if field.name in ("guard", "dual_clip") else "variant",)
+    ],
+    bases=(Part,),
+    frozen=True,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family(Part):
+    """The variant and the convention that an objective begins with."""
+
+    variant: Variant = hyperparameter("grpo", "algorithm of the family")
+    convention: Convention = hyperparameter("paper", "implementation to follow where papers leave a choice")
+
+    def objective(self, choices: Any) -> Objective:
+        """The objective with the `ObjectiveChoices` that are not None."""
+        given = {name: x for name, x in vars(choices).items() if x is not None}
+        return objective(self.variant, self.convention, **given)
+
+    @staticmethod
+    def own_values(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The values of the variant among given fields; empty without one."""
+        return VARIANTS.get(str(given.get("variant")), {})
+
+    @classmethod
+    def times_drawn(cls, given: Mapping[str, Any]) -> int:
+        """The oversampling factor of dynamic sampling among given fields; by default the variant's."""
+        times = given.get("dynamic_sampling")
+        times = cls.own_values(given).get("dynamic_sampling", 0) if times is None else times
+        return max(1, times) if isinstance(times, int) else 1
+
+
+def check(algorithm: Any) -> None:
+    """Checks the values of GRPO and of its objective."""
+    group = algorithm.group_size
+    require(
+        algorithm,
+        group >= 2,
+        f"group_size={group}: responses are compared with each other, so it is at least 2",
+    )
+    wanted = algorithm.objective  # which checks itself
+    for name in ("clip_low", "clip_high", "kl_coefficient", "guard"):
+        value = getattr(wanted, name)
+        require(algorithm, value >= 0, f"{name}={value}: it must be zero or above")
+    require_within(wanted, 0, 1, "overlong_buffer")
+    cap, times = wanted.correction_cap, wanted.dynamic_sampling
+    require(algorithm, cap >= 1, f"correction_cap={cap}: it must be one or above")
+    require(algorithm, times >= 0, f"dynamic_sampling={times}: it must be zero or above")
+    bound = wanted.dual_clip
+    require(algorithm, bound is None or bound > 1, f"dual_clip={bound}: it must be above one")
+    for name in ("gate_positive", "gate_negative"):
+        value = getattr(wanted, name)
+        require(algorithm, value > 0, f"{name}={value}: it must be above zero")
+    require(
+        algorithm,
+        wanted.surrogate != "geometric_mean" or wanted.ratio_level == "token",
+        f"ratio_level={wanted.ratio_level!r}: a geometric mean is over ratios of tokens: use 'token'",
+    )
+    require(
+        algorithm,
+        algorithm.dual_clip is None or wanted.surrogate == "clip",
+        f"dual_clip={algorithm.dual_clip} has no effect with surrogate={wanted.surrogate!r}: leave it out",
+    )
+    decoupled, actors = wanted.correction == "decoupled", algorithm.old_log_prob == "actor"
+    require(
+        algorithm,
+        not (decoupled and actors),
+        "correction='decoupled' clips ratios over the learner's own policy: use old_log_prob='learner'",
+    )
+    require(
+        algorithm,
+        algorithm.proximal == "recompute" or (not actors and wanted.kl_in == "loss"),
+        "proximal='interpolate' stands for the learner's own log-probabilities: use"
+        " old_log_prob='learner', and kl_in='loss'",
+    )
+    size = algorithm.dataset_size
+    require(
+        algorithm,
+        size is None or size >= algorithm._candidates,
+        f"dataset_size={size} is less than the {algorithm._candidates} prompts that an iteration draws",
+    )
+
+
+# --- rewards and advantages ---
+
+
+def overlong_penalty(lengths: jax.Array, longest: int, buffer: int) -> jax.Array:
+    """DAPO's soft penalty of long responses (arXiv 2503.14476, equation 13): `[N]` float32, from 0 to -1.
+
+    It grows over the last `buffer` of `longest` tokens; `lengths` is `[N]` int32. 0 for none.
+    """
+    if not buffer:
+        return jnp.zeros(lengths.shape, jnp.float32)
+    return jnp.clip((longest - buffer - lengths) / buffer, -1.0, 0.0).astype(jnp.float32)
+
+
+def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean zero and variance one (over `n - 1`) of `x [N, R]` over the tokens of the mask; zero elsewhere.
+
+    If all of them are equal, the result is exactly zero.
+    """
+    count = jnp.sum(mask, dtype=jnp.float32)
+    equal = jnp.max(x, where=mask, initial=-jnp.inf) == jnp.min(x, where=mask, initial=jnp.inf)
+    centred = jnp.where(mask & ~equal, x - masked_mean(x, mask), 0.0)
+    variance = jnp.sum(jnp.square(centred)) / jnp.maximum(count - 1, 1)
+    return centred * jax.lax.rsqrt(variance + 1e-8)
+
+
+def reversed_cumsum(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Reversed cumulative sum of `x [N, R]` over the mask."""
+    return jnp.flip(jnp.cumsum(jnp.flip(jnp.where(mask, x, 0.0), 1), axis=1), 1)
