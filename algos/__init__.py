@@ -102,7 +102,7 @@ moved.keep_names(
         "algos.offline.td3_bc": "algos.offline.td3",
         "algos.q_learning": "algos.dqn",
         "algos.rlhf.advantages": "algos.rlhf.objective",
-        "algos.rlhf.data": "algos.rlhf.responses",
+        "algos.rlhf.data": "algos.rlhf.speaker",
         "algos.tqc": "algos.redq",
     }
 )

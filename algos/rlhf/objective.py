@@ -18,11 +18,10 @@ from algos import registry
 from fdg.settings.fields import hyperparameter
 from fdg.settings.moved import moved
 
-__getattr__ = moved(
-    __name__,
-    "algos.rlhf.variants",
-    {name: name for name in ("CONVENTIONS", "VARIANTS", "objective", "reversed_cumsum", "whiten")},
+_IN_VARIANTS = (
+    "CONVENTIONS VARIANTS objective overlong_penalty reversed_cumsum reward_at_end token_advantages whiten"
 )
+__getattr__ = moved(__name__, "algos.rlhf.variants", {name: name for name in _IN_VARIANTS.split()})
 
 RatioLevel = Literal["token", "sequence", "sequence_token", "trajectory"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]

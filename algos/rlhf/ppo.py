@@ -39,7 +39,7 @@ from algos.rlhf.responses import (
     staleness,
 )
 from algos.rlhf.reward_models import Judge
-from algos.rlhf.variants import reversed_cumsum, whiten
+from algos.rlhf.variants import reward_at_end, token_advantages, whiten
 from fdg.settings.fields import (
     hyperparameter,
     require,
@@ -81,33 +81,6 @@ class Minibatch(NamedTuple):
     share: jax.Array  # [n, R] float32, of each token in means over the minibatch's tokens
     counted: Any = ()  # [n, R] bool, the tokens in the policy's loss
     weight: Any = ()  # [n, R] float32, importance weight; () without a correction
-
-
-def reward_at_end(reward: jax.Array, mask: jax.Array) -> jax.Array:
-    """Rewards `[N]` at the last masked token of each response: `[N, R]` float32."""
-    last = mask & (reversed_cumsum(mask.astype(jnp.float32), mask) == 1)
-    return jnp.where(last, reward[:, None], 0.0)
-
-
-def token_advantages(
-    reward: jax.Array, value: jax.Array, mask: jax.Array, discount: float, gae_lambda: float
-) -> tuple[jax.Array, jax.Array]:
-    """Generalised advantage estimation over the tokens of responses (Schulman et al. 2016, arXiv 1506.02438).
-
-    The value after the last token is zero. Tokens outside the mask (such as a tool's output) are skipped.
-    `reward`, `value` (before each token), `mask` and both results, advantage and value target, are `[N, R]`.
-    """
-
-    def one(carry, step):
-        later, next_value = carry
-        reward, value, mask = step
-        advantage = reward + discount * next_value - value + discount * gae_lambda * later
-        carry = jnp.where(mask, advantage, later), jnp.where(mask, value, next_value)
-        return carry, jnp.where(mask, advantage, 0.0)
-
-    zeros = jnp.zeros(reward.shape[:1], reward.dtype)
-    _, advantage = jax.lax.scan(one, (zeros, zeros), (reward.T, value.T, mask.T), reverse=True)
-    return advantage.T, jnp.where(mask, advantage.T + value, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)

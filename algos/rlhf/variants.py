@@ -252,3 +252,30 @@ def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
 def reversed_cumsum(x: jax.Array, mask: jax.Array) -> jax.Array:
     """Reversed cumulative sum of `x [N, R]` over the mask."""
     return jnp.flip(jnp.cumsum(jnp.flip(jnp.where(mask, x, 0.0), 1), axis=1), 1)
+
+
+def reward_at_end(reward: jax.Array, mask: jax.Array) -> jax.Array:
+    """Rewards `[N]` at the last masked token of each response: `[N, R]` float32."""
+    last = mask & (reversed_cumsum(mask.astype(jnp.float32), mask) == 1)
+    return jnp.where(last, reward[:, None], 0.0)
+
+
+def token_advantages(
+    reward: jax.Array, value: jax.Array, mask: jax.Array, discount: float, gae_lambda: float
+) -> tuple[jax.Array, jax.Array]:
+    """Generalised advantage estimation over the tokens of responses (Schulman et al. 2016, arXiv 1506.02438).
+
+    The value after the last token is zero. Tokens outside the mask (such as a tool's output) are skipped.
+    `reward`, `value` (before each token), `mask` and both results, advantage and value target, are `[N, R]`.
+    """
+
+    def one(carry, step):
+        later, next_value = carry
+        reward, value, mask = step
+        advantage = reward + discount * next_value - value + discount * gae_lambda * later
+        carry = jnp.where(mask, advantage, later), jnp.where(mask, value, next_value)
+        return carry, jnp.where(mask, advantage, 0.0)
+
+    zeros = jnp.zeros(reward.shape[:1], reward.dtype)
+    _, advantage = jax.lax.scan(one, (zeros, zeros), (reward.T, value.T, mask.T), reverse=True)
+    return advantage.T, jnp.where(mask, advantage.T + value, 0.0)

@@ -9,7 +9,7 @@ import pytest
 
 import algos
 import envs
-from algos.rlhf import losses, ppo, variants
+from algos.rlhf import losses, variants
 from algos.rlhf import objective as core
 from algos.rlhf.responses import Responses
 from algos.rlhf.speaker import prompt_up_to_policy
@@ -252,7 +252,7 @@ def test_long_responses_are_punished():
 def test_returns_of_tokens_and_whitening():
     x = jnp.array([[1.0, 2.0, 9.0], [3.0, 4.0, 5.0]])
     same(variants.reversed_cumsum(x, MASK), [[3, 2, 0], [12, 9, 5]])
-    same(ppo.reward_at_end(jnp.array([7.0, 8.0]), MASK), [[0, 7, 0], [0, 0, 8]])
+    same(variants.reward_at_end(jnp.array([7.0, 8.0]), MASK), [[0, 7, 0], [0, 0, 8]])
     white = variants.whiten(x, MASK)
     deviation = math.sqrt(2.5)
     same(white, [[-2 / deviation, -1 / deviation, 0], [0, 1 / deviation, 2 / deviation]])
@@ -262,7 +262,7 @@ def test_advantages_of_tokens_step_over_what_a_tool_said():
     reward = jnp.array([[0.0, 9.0, 0.0, 1.0]])
     value = jnp.array([[0.5, 7.0, 0.25, 0.75]])
     mask = jnp.array([[True, False, True, True]])
-    advantage, target = ppo.token_advantages(reward, value, mask, 1.0, 0.5)
+    advantage, target = variants.token_advantages(reward, value, mask, 1.0, 0.5)
     # Errors 0.25 - 0.5, 0.75 - 0.25, 1 - 0.75; each with half of the one after it.
     last, middle = 0.25, 0.5 + 0.125
     first = -0.25 + 0.5 * middle
