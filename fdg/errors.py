@@ -171,7 +171,21 @@ def one_line(error: BaseException) -> str:
     >>> one_line(ValueError("a\\n  b")), one_line(KeyError())
     ('ValueError: a b', 'KeyError: no message')
     """
-    return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+    return f"{type(error).__name__}: {' '.join(text_of(error).split()) or 'no message'}"
+
+
+def text_of(error: BaseException) -> str:
+    """`str(error)`; `""` if the exception's own `__str__` fails.
+
+    >>> class Mute(Exception):
+    ...     __str__ = None
+    >>> text_of(ValueError("no")), text_of(Mute("no"))
+    ('no', '')
+    """
+    try:
+        return str(error)
+    except Exception:  # user code may raise anything
+        return ""
 
 
 def own_frame(error: BaseException) -> tuple[FrameType, int] | None:

@@ -96,12 +96,13 @@ class Guarded:
         with _exits.watched(self):
             try:
                 results = self.callback(*arguments)
+                arrays = None if self.expected is None else [np.asarray(result) for result in results]
             except HostError:
                 raise  # it already names its source
-            except (Exception, SystemExit) as error:
+            except BaseException as error:  # JAX would make a long error of SystemExit and others, too
                 raise HostError(f"{self.who} raised {raised(error)}") from error
-        if self.expected is not None:
-            self._check([np.asarray(result) for result in results])
+        if arrays is not None:
+            self._check(arrays)
         return results
 
     def _check(self, results: Sequence[np.ndarray]) -> None:
@@ -111,7 +112,9 @@ class Guarded:
         for i, (result, (shape, dtype)) in enumerate(zip(results, self.expected, strict=True)):
             if result.shape == shape and result.dtype == _dtype(dtype):
                 continue  # fast path: asking JAX takes longer than a step of a small environment
-            found = jax.dtypes.canonicalize_dtype(result.dtype)  # as JAX does, with or without 64 bits
+            found = result.dtype
+            with contextlib.suppress(TypeError):  # of text and objects, for example
+                found = jax.dtypes.canonicalize_dtype(found)  # as JAX does, with or without 64 bits
             if result.shape != shape or found != dtype:
                 which = "" if len(results) == 1 else f" as result {i}"
                 raise HostError(

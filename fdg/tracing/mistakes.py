@@ -14,7 +14,7 @@ import numpy as np
 
 from fdg import keys
 from fdg.arguments import quoted
-from fdg.errors import FdgError, GraphError, NoAttributeError, one_line, own_frame
+from fdg.errors import FdgError, GraphError, NoAttributeError, one_line, own_frame, text_of
 
 # The more specific error first: the mistake, and the traceable alternative.
 _TRACED: Mapping[type[Exception], tuple[str, str]] = {
@@ -77,7 +77,7 @@ def explained(what: str) -> Iterator[None]:
         if isinstance(error, FdgError | MemoryError) and not isinstance(error, NoAttributeError):
             raise
         found = [said for kind, said in _TRACED.items() if isinstance(error, kind)]
-        found += [said for words, said in _BY_WORDS.items() if words in str(error)]
+        found += [said for words, said in _BY_WORDS.items() if words in text_of(error)]
         if not found:
             if not (where := line_of(error)):
                 raise

@@ -1,6 +1,7 @@
 """Functions on the host that fail: one line that names the fragment, whatever the way."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -80,6 +81,41 @@ def test_the_exit_is_as_it_was_when_nothing_runs():
     before = os._exit
     call = host_calls.Guarded(lambda: [os._exit is before], "here", None, None)
     assert call() == [False] and os._exit is before
+
+
+class Mute(Exception):
+    __str__ = None
+
+
+class Unreadable:
+    def __array__(self, *_, **__):
+        raise ValueError("no array")
+
+
+def raising(error):
+    def ask():
+        raise error
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    "ask, said",
+    [
+        (raising(Mute("x")), "raised Mute: no message"),
+        (raising(KeyboardInterrupt()), "raised KeyboardInterrupt: no message"),
+        (raising(GeneratorExit("g")), "raised GeneratorExit: g"),
+        (lambda: ["abc"], r"gave <U3\[\], expected float32\[4\]"),
+        (lambda: [object()], r"gave object\[\], expected float32\[4\]"),
+        (lambda: [np.zeros(4, "M8[s]")], r"gave datetime64\[s\]\[4\], expected float32\[4\]"),
+        (lambda: [Unreadable()], "raised ValueError: no array"),
+    ],
+)
+def test_whatever_it_raises_or_gives_is_one_line(ask, said):
+    ask.__name__ = "ask"
+    call = host_calls.Guarded(ask, "fragment 'step' (environment)", (((4,), "float32"),), None)
+    with pytest.raises(HostError, match=f"^{re.escape(STEP)} {said}"):
+        call()
 
 
 @pytest.mark.parametrize("fault", ["none", "double"])
