@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg.arguments import check_fields, check_members, checked_names, quoted
-from fdg.errors import FdgError
+from fdg.errors import FdgError, kind_of, structure_of
 from fdg.keys import from_words, words_shape
 
 Order = Literal["prompt", "finished"]
@@ -49,7 +49,7 @@ class Source(Protocol):
         """The states and caches of slots that start the responses `index [F]` of the run.
 
         Leaves may be smaller than those of the slots along axes other than the first; they are written at the
-        start of these axes.
+        start of these axes. The rest of a state is as in `idle`, and of a cache undefined.
         """
 
     def tick(self, parameters: Any, kept: Any, cache: Any, now: Now) -> tuple[Any, Any]:
@@ -166,8 +166,15 @@ class Stream:
 
     def init(self, key: jax.Array) -> StreamState:
         """The initial state for this key."""
-        kept = self.source.idle(self.slots)
+        # Weak types would adopt those of the first tick, and rows would be cast to the ones here.
+        kept = jax.tree.map(_strong, self.source.idle(self.slots))
         row, rows = jax.eval_shape(self.source.row, kept), self.live * self.group
+        for method, found in (("idle", kept), ("row", row)):
+            if any(x.shape[:1] != (self.slots,) for x in jax.tree.leaves(found)):
+                raise FdgError(
+                    f"{type(self.source).__name__}.{method} returns {structure_of(found)}: axis 0 of each"
+                    f" array has the {self.slots} slots"
+                )
 
         def counters(value: int, *shape: int) -> jax.Array:
             return jnp.full(shape, value, jnp.int32)
@@ -230,8 +237,8 @@ class Stream:
                 return self._begin(parameters, version, limit, state.key, carry)
 
             clock, kept, cache, rows = jax.lax.while_loop(begins, begin, carry)
-            kept, cache = self.source.tick(parameters, kept, cache, Now(version, clock.tick))
-            return trip + 1, (self._collected(clock, self.source.done(kept)), kept, cache, rows)
+            kept, cache = self._ticked(parameters, kept, cache, Now(version, clock.tick))
+            return trip + 1, (self._collected(clock, self._done(kept)), kept, cache, rows)
 
         _, (clock, kept, _, rows) = jax.lax.while_loop(is_waiting, tick, (jnp.int32(0), carry))
         rows = _write_rows(rows, jnp.where(clock.occupied, self._no_row, clock.place), self.source.row(kept))
@@ -257,25 +264,26 @@ class Stream:
             return waits
         if not self._is_lockstep:  # all slots are busy until the last response starts; then that one finishes
             busy, most = self.slots - self.at_once + 1, max(most, 1)
-            most = -(-self.live * self.group * most // busy) + most
+            most = min(-(-self.live * self.group * most // busy) + most, 2**31 - 1)
         return waits & (trip < most)
 
     def _take_all(self, parameters: Any, version: jax.Array, state: StreamState) -> tuple[Any, StreamState]:
         """`take` if every response has a slot and none is started ahead."""
         source, clock = self.source, state.clock
         index = clock.micro_batch * self.slots + jnp.arange(self.slots, dtype=jnp.int32)
-        kept, cache = source.begin(parameters, state.key, index, Now(version, clock.tick))
-        cache = jax.tree.map(_pad_to, cache, jax.eval_shape(source.refresh, parameters, kept))
+        fresh = source.begin(parameters, state.key, index, Now(version, clock.tick))
+        slots = state.kept, _empty(jax.eval_shape(source.refresh, parameters, state.kept))
+        kept, cache = jax.tree.map(_placed, self._check("begin", fresh, slots, only_structure=True), slots)
 
         def tick(carry: Any) -> Any:
             kept, cache, trip, busy = carry
-            making = jnp.sum(~source.done(kept), dtype=jnp.int32)
+            making = jnp.sum(~self._done(kept), dtype=jnp.int32)
             busy = busy + jnp.where(trip == 0, self.slots, making)
-            kept, cache = source.tick(parameters, kept, cache, Now(version, clock.tick + trip))
+            kept, cache = self._ticked(parameters, kept, cache, Now(version, clock.tick + trip))
             return kept, cache, trip + 1, busy
 
         def is_waiting(carry: Any) -> jax.Array:
-            return self._within(carry[2], ~jnp.all(source.done(carry[0])))
+            return self._within(carry[2], ~jnp.all(self._done(carry[0])))
 
         carry = kept, cache, jnp.int32(0), clock.busy
         kept, _, trips, busy = jax.lax.while_loop(is_waiting, tick, carry)
@@ -291,14 +299,28 @@ class Stream:
     def _caches(self, parameters: Any, state: StreamState) -> Any:
         """The caches of the slots, recomputed if any slot is occupied."""
         shapes = jax.eval_shape(self.source.refresh, parameters, state.kept)
-
-        def empty() -> Any:
-            return jax.tree.map(lambda x: zeros(x.shape, x.dtype), shapes)
-
         if not self.ahead:  # no live units between two takes
-            return empty()
+            return _empty(shapes)
         again = lambda: self.source.refresh(parameters, state.kept)  # noqa: E731
-        return jax.lax.cond(jnp.any(state.clock.occupied), again, empty)
+        return jax.lax.cond(jnp.any(state.clock.occupied), again, lambda: _empty(shapes))
+
+    def _ticked(self, parameters: Any, kept: Any, cache: Any, now: Now) -> Any:
+        return self._check("tick", self.source.tick(parameters, kept, cache, now), (kept, cache))
+
+    def _done(self, kept: Any) -> jax.Array:
+        return self._check("done", self.source.done(kept), jax.ShapeDtypeStruct((self.slots,), bool))
+
+    def _check(self, method: str, found: Any, like: Any, only_structure: bool = False) -> Any:
+        """`found`, which a method of the source returned; raises an `FdgError` if it is not like `like`."""
+        found = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), found)
+        if jax.tree.structure(found) == jax.tree.structure(like):
+            pairs = zip(*map(jax.tree.leaves, (found, like)), strict=True)
+            if only_structure or all(kind_of(x) == kind_of(y) for x, y in pairs):
+                return found
+        raise FdgError(
+            f"{type(self.source).__name__}.{method} returns {structure_of(found)}: return what the slots"
+            f" have, {structure_of(like)}"
+        )
 
     def _begin(self, parameters: Any, version: Any, limit: Any, key: Any, carry: Any) -> Any:
         """The first free slots write their rows and start the next responses."""
@@ -310,13 +332,15 @@ class Stream:
         leaving = jnp.where(begins, clock.place[slot], self._no_row)
         rows = _write_rows(rows, leaving, self.source.row(jax.tree.map(lambda x: x[slot], kept)))
         fresh = self.source.begin(parameters, key, index, Now(version, clock.tick))
+        new, new_cache = self._check("begin", fresh, (kept, cache), only_structure=True)
+        new = jax.tree.map(_placed, new, jax.tree.map(_strong, self.source.idle(self.at_once)))
         # Starting units take the first free places; others keep theirs.
         unit = index // self.group
-        is_new = begins & (index % self.group == 0)
+        is_first = begins & (index % self.group == 0)
         free = jnp.argsort(clock.unit >= 0, stable=True).astype(jnp.int32)
-        rank = jnp.cumsum(is_new, dtype=jnp.int32) - 1
-        new = jnp.where(is_new, free[jnp.clip(rank, 0, self.live - 1)], self.live)
-        units = clock.unit.at[new].set(unit, mode="drop")
+        rank = jnp.cumsum(is_first, dtype=jnp.int32) - 1
+        at_unit = jnp.where(is_first, free[jnp.clip(rank, 0, self.live - 1)], self.live)
+        units = clock.unit.at[at_unit].set(unit, mode="drop")
         place = jnp.argmax(units[None] == unit[:, None], axis=1).astype(jnp.int32)
         at = jnp.where(begins, slot, self.slots)
         clock = clock._replace(
@@ -324,12 +348,13 @@ class Stream:
             occupied=clock.occupied.at[at].set(True, mode="drop"),
             place=clock.place.at[at].set(place * self.group + index % self.group, mode="drop"),
             unit=units,
-            begun=clock.begun.at[new].set(clock.micro_batch // self.micro_batches, mode="drop"),
-            missing=clock.missing.at[new].set(self.group, mode="drop"),
+            begun=clock.begun.at[at_unit].set(clock.micro_batch // self.micro_batches, mode="drop"),
+            missing=clock.missing.at[at_unit].set(self.group, mode="drop"),
         )
         which = jnp.full(self.slots, -1, jnp.int32).at[at].set(count, mode="drop")
-        kept, cache = jax.tree.map(lambda x, y: _replace_rows(x, y, which), (kept, cache), fresh)
-        return clock, kept, cache, rows
+        slots = kept, cache
+        found = jax.tree.map(lambda x, y: _replace_rows(x, y, which), slots, (new, new_cache))
+        return clock, *self._check("begin", found, slots), rows
 
     def _collected(self, clock: Clock, done: jax.Array) -> Clock:
         """The clock after a tick, in which these slots `[S]` finish."""
@@ -395,6 +420,15 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return from_words(jnp.zeros(words.shape, words.dtype), jax.ShapeDtypeStruct(shape, dtype))
 
 
+def _strong(x: Any) -> jax.Array:
+    x = jnp.asarray(x)
+    return x.astype(x.dtype) if getattr(x, "weak_type", False) else x  # keys have no such attribute
+
+
+def _empty(shapes: Any) -> Any:
+    return jax.tree.map(lambda x: zeros(x.shape, x.dtype), shapes)
+
+
 def _write_rows(rows: Any, at: jax.Array, new: Any) -> Any:
     """Replaces rows at these places; places beyond the last are dropped."""
     return jax.tree.map(lambda x, y: x.at[at].set(y, mode="drop"), rows, new)
@@ -406,9 +440,10 @@ def _replace_rows(x: jax.Array, fresh: jax.Array, which: jax.Array) -> jax.Array
     region = tuple(slice(0, size) for size in (len(x), *fresh.shape[1:]))
     chosen = (which >= 0).reshape(-1, *[1] * (x.ndim - 1))
     new = jnp.where(chosen, fresh[jnp.maximum(which, 0)], x[region])
-    return new if new.shape == x.shape else x.at[region].set(new)
+    return _placed(new, x)
 
 
-def _pad_to(x: jax.Array, like: Any) -> jax.Array:
-    """Pads `x` with zeros at the end of axes that are shorter than another array's."""
-    return jnp.pad(x, [(0, wide - narrow) for wide, narrow in zip(like.shape, x.shape, strict=True)])
+def _placed(x: jax.Array, whole: jax.Array) -> jax.Array:
+    """`x` in the place of the start of each axis of `whole`."""
+    region = tuple(slice(0, size) for size in x.shape)
+    return x if x.shape == whole.shape else whole.at[region].set(x)

@@ -1,0 +1,94 @@
+"""Sources of unusual kinds, and wrong ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fdg import FdgError
+from fdg.stream import Stream, counts
+
+WIDTH = 4
+
+
+class Short:
+    """`begin` returns a state and a cache that are shorter than those of the slots; both have random keys.
+
+    Response r takes 1 + r % 3 ticks, and its row is `[r, r + 10, r + 20, ...]`, filled up with -1.
+    """
+
+    def idle(self, slots):
+        none = jnp.zeros(slots, jnp.int8)
+        return {"said": jnp.full((slots, WIDTH), -1), "n": none, "left": none, "key": self.keys(none)}
+
+    def keys(self, index):
+        return jax.vmap(jax.random.key)(index.astype(jnp.uint32))
+
+    def begin(self, parameters, key, index, now):
+        small = index.astype(jnp.int8)
+        kept = {"said": index[:, None], "n": small * 0 + 1, "left": 1 + small % 3, "key": self.keys(index)}
+        return kept, {"key": kept["key"], "wide": jnp.ones((len(index), 1))}
+
+    def tick(self, parameters, kept, cache, now):
+        same = jax.random.key_data(cache["key"]) == jax.random.key_data(kept["key"])
+        more = (kept["left"] > 1) & jnp.all(same, axis=1)
+        at = (jnp.arange(WIDTH)[None] == kept["n"][:, None]) & more[:, None]
+        said = jnp.where(at, kept["said"][:, :1] + 10 * kept["n"][:, None], kept["said"])
+        step = more.astype(jnp.int8)
+        return {**kept, "said": said, "n": kept["n"] + step, "left": kept["left"] - 1}, cache
+
+    def done(self, kept):
+        return kept["left"] <= 0
+
+    def refresh(self, parameters, kept):
+        return {"key": kept["key"], "wide": jnp.zeros((len(kept["n"]), 3))}
+
+    def row(self, kept):
+        return kept["said"]
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"slots": 4}, {"slots": 4, "prefills": 1}, {"slots": 2, "ahead": 1, "order": "prompt"}]
+)
+def test_the_rest_of_a_short_state_is_idle(sizes):
+    stream = Stream(Short(), batch=4, **sizes)
+    state, take = stream.init(jax.random.key(0)), jax.jit(stream.take)
+    for i in range(3):
+        rows, state = take((), i, state)
+        expected = [[r + 10 * n if n <= r % 3 else -1 for n in range(WIDTH)] for r in range(4 * i, 4 * i + 4)]
+        np.testing.assert_array_equal(rows, expected)
+    assert counts(stream, state)["trained"] == 12
+
+
+class Wrong(Short):
+    """One method returns something else."""
+
+    def __init__(self, method, change):
+        def changed(*args):
+            return change(getattr(Short, method)(self, *args))
+
+        setattr(self, method, changed)
+
+
+@pytest.mark.parametrize("sizes", [{"slots": 2}, {"slots": 3, "ahead": 1}])
+@pytest.mark.parametrize(
+    ("method", "change", "said"),
+    [
+        ("done", lambda done: done.astype(jnp.int32), r"int32\[.\]: return what the slots have, bool\[.\]"),
+        ("done", lambda done: done[:, None], r"bool\[., 1\]: return"),
+        ("tick", lambda x: ({**x[0], "n": x[0]["n"] + jnp.int32(1)}, x[1]), r".*'n': int32\[.\].*: return"),
+        ("tick", lambda x: x[0], r"\{.*\}: return what the slots have, \(\{"),
+        ("begin", lambda x: (x[0], ()), r"\(\{.*\}, \(\)\): return what the slots have, "),
+        (
+            "idle",
+            lambda x: {**x, "n": jnp.int8(0)},
+            r".*'n': int8\[\].*: axis 0 of each array has the . slots",
+        ),
+        ("row", lambda x: x.sum(), r"int32\[\]: axis 0"),
+    ],
+)
+def test_what_a_wrong_method_returns_is_said_in_one_line(method, change, said, sizes):
+    with pytest.raises(FdgError, match=rf"^Wrong\.{method} returns {said}") as error:
+        stream = Stream(Wrong(method, change), batch=2, **sizes)
+        jax.eval_shape(stream.take, (), 0, stream.init(jax.random.key(0)))
+    assert "\n" not in str(error.value)
