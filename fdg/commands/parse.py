@@ -77,7 +77,7 @@ class CommandLine:
         from fdg.settings.presets import HasPresets
         from fdg.training.description import build_algorithm, build_policy
         from fdg.training.job import Job
-        from fdg.training.starting import as_it_begins
+        from fdg.training.starting import take_over_fields
 
         of = self._resolve(file, base, before)
         cls, algo = of.cls, of.algo
@@ -137,7 +137,7 @@ class CommandLine:
         algorithm = build_algorithm({**run, **config}, resolver)
         if given.get("start_from") is not None:
             trust = given.get("trust", False)
-            algorithm = as_it_begins(algorithm, given["start_from"], {**config, **values}, trust)
+            algorithm = take_over_fields(algorithm, given["start_from"], {**config, **values}, trust)
         check_searched(algorithm, run, flags.own, resolver)
         names = dict.fromkeys([*(flag.name for flag in flags.own), *kept])  # a file may have more than flags
         hyperparameters = {name: to_json(getattr(algorithm, name)) for name in names}
@@ -146,7 +146,7 @@ class CommandLine:
             "out": file.parent if resumes else None if out is None else Path(out),
             "devices_chosen": None if "devices" in given else before.get("devices_chosen"),
         }
-        return Job.of(
+        return Job.make(
             algorithm,
             policy,
             {**config, "hyperparameters": hyperparameters},

@@ -36,42 +36,42 @@ from fdg.errors import FdgError, FdgWarning
 from fdg.processes import distributed
 from fdg.reading import open_regular, read_bytes
 from fdg.running.leaves import typed_like, unique_names
-from fdg.training.run_directory import read_config, unwritable
+from fdg.training.run_directory import read_config, unwritable_error
 
 KEEP = 3  # newest checkpoints to keep; older ones are removed once a newer one is complete
-_SHARE = 0.01  # the largest share of a run's time for automatic checkpoints
+_MAX_TIME_FRACTION = 0.01  # automatic checkpoints take at most this fraction of a run's time
 _ARRAYS, _MANIFEST = "arrays", "manifest.json"
-_MANIFEST_BYTES = 64 << 20
+_MAX_MANIFEST_BYTES = 64 << 20
 
 
 class OtherStateError(FdgError):
-    """The checkpoint's state has other leaves or shapes than the one to restore."""
+    """The state in the checkpoint has other leaves or shapes than the state to restore."""
 
 
 class Checkpoints:
-    """The checkpoints of a run, one directory for each saved iteration.
+    """The checkpoints of a run, one directory per saved iteration.
 
-    Each is written under a temporary name, sealed with a manifest of checksums, and renamed. So a crash while
-    writing leaves earlier checkpoints intact, and later corruption is detected before anything is loaded.
-    Writing is asynchronous. With several processes, all call `save` and process 0 writes; each process
-    restores the shards of its devices.
+    A checkpoint is written under a temporary name, sealed with a manifest of checksums, and renamed. So a
+    crash while writing leaves earlier checkpoints intact, and later corruption is detected before loading.
+    Writing is asynchronous. With several processes, all processes call `save` and process 0 writes; each
+    process restores the shards of its devices.
 
-    The manifest also names the run, by the `id` in the `config.json` of the run directory around it: a
-    checkpoint of another run is not used. A copy of a run directory has the same id.
+    The manifest also stores the run's `id`, from the `config.json` in the parent directory: a checkpoint with
+    another id is not used. A copy of a run directory has the same id.
     """
 
     def __init__(self, directory: Path, keep: int = KEEP):
         self._directory, self._keep = directory.absolute(), keep
-        self._noted = self._directory.with_name(f".{self._directory.name}")
+        self._newest_file = self._directory.with_name(f".{self._directory.name}")
         self._config = self._directory.with_name("config.json")
-        self._is_of_run, self._run = self._config.exists(), _id_of(self._directory.parent)
-        self._whole: set[int] = set()  # checked and undamaged
+        self._has_config, self._run_id = self._config.exists(), _id_of(self._directory.parent)
+        self._undamaged: set[int] = set()  # iterations whose checkpoints were checked and are undamaged
         self._writer: ThreadPoolExecutor | None = None
-        self._writing: Future[None] | None = None
-        self._begun, self._seconds = -math.inf, 0.0  # start and duration of the latest write
+        self._pending_write: Future[None] | None = None
+        self._write_start, self._write_seconds = -math.inf, 0.0  # start and duration of the latest write
 
     def iterations(self) -> list[int]:
-        """The iterations with a checkpoint, damaged or not, ascending."""
+        """The iterations that have a checkpoint (damaged ones too), ascending."""
         if not self._directory.is_dir():
             return []
         return sorted(int(path.name) for path in self._directory.iterdir() if path.name.isdecimal())
@@ -79,87 +79,88 @@ class Checkpoints:
     def latest(self) -> int | None:
         """The iteration of the newest usable checkpoint; None if there never was one.
 
-        Warns (`FdgWarning`) of newer ones that are damaged, of another run, or removed.
+        Warns (`FdgWarning`) about newer checkpoints that are damaged, from another run, or removed.
         """
-        refused: list[str] = []
-        there, newest = self.iterations(), self._newest()
-        if newest >= 0 and not there:
+        problems: list[str] = []
+        stored, newest = self.iterations(), self._recorded_newest()
+        if newest >= 0 and not stored:
             raise FdgError(
                 f"all checkpoints in {self._directory} were removed (the newest was of iteration"
                 f" {newest:,}): bring them back from a copy, or start a new run with another --out"
             )
-        if newest > max(there, default=newest):
-            refused.append(f"checkpoint {self._directory / str(newest)}, the newest, was removed")
-        for iteration in reversed(there):
+        if newest > max(stored, default=newest):
+            problems.append(f"checkpoint {self._directory / str(newest)}, the newest, was removed")
+        for iteration in reversed(stored):
             reason = self.damage(iteration)
             if reason is None:
-                if refused:
-                    unused = "" if refused[-1].endswith("removed") else "it is not used, "
+                if problems:
+                    unused = "" if problems[-1].endswith("removed") else "it is not used, "
                     warnings.warn(
-                        f"{'; '.join(refused)}: {unused}going on from iteration {iteration}",
+                        f"{'; '.join(problems)}: {unused}going on from iteration {iteration}",
                         FdgWarning,
                         stacklevel=2,
                     )
                 return iteration
-            refused.append(f"checkpoint {self._directory / str(iteration)} {reason}")
-        if refused:
+            problems.append(f"checkpoint {self._directory / str(iteration)} {reason}")
+        if problems:
             raise FdgError(
-                f"{refused[0]}, and so is every other one in {self._directory}: bring one back from a copy,"
+                f"{problems[0]}, and so is every other one in {self._directory}: bring one back from a copy,"
                 f" or start a new run"
             )
         return None
 
     def damage(self, iteration: int) -> str | None:
-        """Why a checkpoint cannot be used, as words that follow its name; None if it can.
+        """The reason why a checkpoint cannot be used, a predicate such as "is damaged (...)"; None if it can.
 
         Compares all checksums and the run's id.
         """
-        if iteration in self._whole:
+        if iteration in self._undamaged:
             return None
-        where = self._directory / str(iteration)
-        if not (where / _MANIFEST).exists():
+        folder = self._directory / str(iteration)
+        if not (folder / _MANIFEST).exists():
             return f"is damaged (it has no {_MANIFEST})"
         try:
-            sealed, found = read_bytes(where / _MANIFEST, _MANIFEST_BYTES), _checksums(where)
+            manifest, checksums = read_bytes(folder / _MANIFEST, _MAX_MANIFEST_BYTES), _checksums(folder)
         except OSError as error:
             return f"is damaged ({error.filename}: {error.strerror})"
         except FdgError as error:
             return f"is damaged ({error})"
-        here = self._run
-        if sealed == _manifest(iteration, found, here):
-            self._whole.add(iteration)
+        run_id = self._run_id
+        if manifest == _manifest(iteration, checksums, run_id):
+            self._undamaged.add(iteration)
             return None
         try:
-            content = json.loads(sealed)
-            expected, run = content["files"], content.get("run")
-            differing = sorted(set(expected.items()) ^ set(found.items()))
-            if not differing and run != here:
-                return (
-                    f"is of another run ({run or 'one without an id'}, and this is {here or 'one without'})"
-                )
+            content = json.loads(manifest)
+            expected, stored_id = content["files"], content.get("run")
+            differing = sorted(set(expected.items()) ^ set(checksums.items()))
+            if not differing and stored_id != run_id:
+                stored_text, run_text = stored_id or "one without an id", run_id or "one without"
+                return f"is of another run ({stored_text}, and this is {run_text})"
             name = differing[0][0]
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return f"is damaged (its {_MANIFEST} cannot be read)"
-        if name not in found:
+        if name not in checksums:
             return f"is damaged ({name} is missing)"
         return f"is damaged ({name} {'is not what was written' if name in expected else 'was added'})"
 
     def is_own(self, iteration: int) -> bool:
         """Whether a checkpoint's manifest names this run; compares no checksums."""
         try:
-            manifest = read_bytes(self._directory / str(iteration) / _MANIFEST, _MANIFEST_BYTES)
-            return bool(json.loads(manifest).get("run") == self._run)
+            manifest = read_bytes(self._directory / str(iteration) / _MANIFEST, _MAX_MANIFEST_BYTES)
+            return bool(json.loads(manifest).get("run") == self._run_id)
         except (ValueError, AttributeError, RecursionError):  # also `FdgError`
             return False
 
     def are_cheap(self) -> bool:
-        """Whether writing the latest checkpoint took at most 1% of the time since; True before the first.
+        """Whether writing the latest checkpoint took at most 1% of the time since it began.
 
-        With several processes, process 0 decides, since it writes. A collective.
+        A collective: process 0 decides for all, since it writes.
         """
-        busy = self._writing is not None and not self._writing.done()
-        cheap = not busy and self._seconds <= _SHARE * (time.monotonic() - self._begun)
-        return bool(distributed.exchange(cheap)[0])
+        is_writing = self._pending_write is not None and not self._pending_write.done()
+        is_cheap = not is_writing and self._write_seconds <= _MAX_TIME_FRACTION * (
+            time.monotonic() - self._write_start
+        )
+        return bool(distributed.exchange(is_cheap)[0])
 
     def save(self, iteration: int, state: Any) -> None:
         """Writes a checkpoint asynchronously; `state` may be donated as soon as this returns."""
@@ -175,16 +176,16 @@ class Checkpoints:
         self._wait()
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, "checkpoint")
-        self._whole.discard(iteration)
-        self._begun = time.monotonic()
-        self._writing = self._writer.submit(self._write, iteration, arrays)
+        self._undamaged.discard(iteration)
+        self._write_start = time.monotonic()
+        self._pending_write = self._writer.submit(self._write, iteration, arrays)
 
     def protect(self, iteration: int) -> None:
         """Marks a checkpoint so that it is not removed when newer ones are written."""
         files.open_to_append(self._directory / f"{iteration}.keep").close()
 
     def last_finite(self) -> int | None:
-        """The newest undamaged checkpoint without NaN, or None."""
+        """The iteration of the newest undamaged checkpoint without NaN, or None."""
         self._wait()
         for iteration in reversed(self.iterations()):
             if self.damage(iteration) is None and not any(map(_has_nan, self.arrays(iteration).values())):
@@ -192,36 +193,36 @@ class Checkpoints:
         return None
 
     def arrays(self, iteration: int) -> dict[str, np.ndarray]:
-        """The arrays of a checkpoint by name, as NumPy arrays; random keys as their words."""
-        with self._reader(iteration) as (reader, where):
-            return {name: np.asarray(value) for name, value in reader.restore(where).items()}
+        """The arrays of a checkpoint by name, as NumPy arrays; random keys as `uint32` words."""
+        with self._reader(iteration) as (reader, folder):
+            return {name: np.asarray(value) for name, value in reader.restore(folder).items()}
 
     def restore(self, iteration: int, target: Any) -> Any:
-        """Restores the state at `iteration`; `OtherStateError` if it has other leaves or shapes.
+        """Restores the state at `iteration`.
 
-        `target` is a pytree of `jax.ShapeDtypeStruct` with shardings, such as `engine.state_shape`; the
-        devices may differ from those that wrote the checkpoint. A node with a method `resized(shape)`, such
-        as a replay buffer, may be smaller in the checkpoint.
+        `target` is a pytree of `jax.ShapeDtypeStruct` with shardings, such as `engine.state_shape`; its
+        devices may differ from the devices at saving. A node with a method `resized(shape)`, such as a replay
+        buffer, may be smaller in the checkpoint. Raises `OtherStateError` for other leaves or shapes.
         """
         stored_target = jax.tree.map(_stored_shape, _arrays_by_name(target))
         expected = {name: _shape(leaf) for name, leaf in stored_target.items()}
-        with self._reader(iteration) as (reader, where):
-            metadata = reader.metadata(where)
+        with self._reader(iteration) as (reader, folder):
+            metadata = reader.metadata(folder)
             metadata = getattr(metadata, "item_metadata", metadata)
-            found = {name: _shape(leaf) for name, leaf in metadata.items()}
-            if found == expected:
+            shapes = {name: _shape(leaf) for name, leaf in metadata.items()}
+            if shapes == expected:
                 # As NumPy arrays, since the shardings may have devices of other processes.
-                stored = reader.restore(where, args=_orbax().args.StandardRestore(
+                stored = reader.restore(folder, args=_orbax().args.StandardRestore(
                     jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), stored_target)
                 ))  # fmt: skip
-            elif found.keys() == expected.keys():
-                stored = _resized(reader.restore(where), target)
-                found = {name: _shape(leaf) for name, leaf in stored.items()}
-        differing = [name for name in sorted(found | expected) if found.get(name) != expected.get(name)]
+            elif shapes.keys() == expected.keys():
+                stored = _resize_nodes(reader.restore(folder), target)
+                shapes = {name: _shape(leaf) for name, leaf in stored.items()}
+        differing = [name for name in sorted(shapes | expected) if shapes.get(name) != expected.get(name)]
         if differing:
             name = differing[0]
             raise OtherStateError(
-                f"checkpoint {where.parent} is of another state: '{name}' is {_text(found.get(name))} there"
+                f"checkpoint {folder.parent} is of another state: '{name}' is {_text(shapes.get(name))} there"
                 f" and {_text(expected.get(name))} here"
             )
         leaves, structure = jax.tree.flatten(target)
@@ -235,7 +236,7 @@ class Checkpoints:
         return jax.tree.unflatten(structure, typed_like(leaves, restored))
 
     def close(self) -> None:
-        """Waits for the last write."""
+        """Waits until the last checkpoint is written."""
         writer, self._writer = self._writer, None
         if writer is not None:
             try:
@@ -244,41 +245,43 @@ class Checkpoints:
                 writer.shutdown()
 
     def _wait(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        pending, self._pending_write = self._pending_write, None
+        if pending is not None:
+            pending.result()
 
     def _write(self, iteration: int, arrays: dict[str, Any]) -> None:
         final, temporary = (self._directory / f"{iteration}{end}" for end in ("", ".writing"))
         try:
-            checkpointer, begun = _checkpointer(), time.monotonic()
-            if not self._is_of_run:
+            checkpointer, start = _checkpointer(), time.monotonic()
+            if not self._has_config:
                 self._directory.parent.mkdir(parents=True, exist_ok=True)
             files.make_folder(self._directory)
-            self._tidy()
+            self._remove_leftovers()
             files.make_folder(temporary)
             checkpointer.save(temporary / _ARRAYS, args=_orbax().args.StandardSave(jax.device_get(arrays)))
-            files.write(temporary / _MANIFEST, _manifest(iteration, _checksums(temporary), self._run))
-            if os.path.lexists(final):  # damaged, or the run would have resumed from it
+            files.write(temporary / _MANIFEST, _manifest(iteration, _checksums(temporary), self._run_id))
+            if os.path.lexists(final):  # it is damaged: the run would have resumed from a good one
                 damaged = self._directory / f"{iteration}.damaged"
                 if os.path.lexists(damaged):
                     files.remove(damaged)
                 os.rename(final, damaged)
             os.rename(temporary, final)
-            self._note(iteration)
-            for old in self.iterations()[: -self._keep]:
-                if not os.path.lexists(self._directory / f"{old}.keep"):
-                    os.rename(self._directory / str(old), self._directory / f"{old}.removed")
-            self._tidy()
-            self._seconds = time.monotonic() - begun
+            self._record_newest(iteration)
+            for older in self.iterations()[: -self._keep]:
+                if not os.path.lexists(self._directory / f"{older}.keep"):
+                    os.rename(self._directory / str(older), self._directory / f"{older}.removed")
+            self._remove_leftovers()
+            self._write_seconds = time.monotonic() - start
         except Exception as error:  # Orbax and TensorStore raise many built-in types
-            is_gone = not self._config.exists() and (self._is_of_run or isinstance(error, FileNotFoundError))
-            self._clear(temporary, is_gone)
-            why = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error)
-            what = f"cannot write a checkpoint in {self._directory}"
-            raise unwritable(self._directory.parent, what, why, is_gone, "make room there") from error
+            is_gone = not self._config.exists() and (self._has_config or isinstance(error, FileNotFoundError))
+            self._remove_incomplete(temporary, is_gone)
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error)
+            problem = f"cannot write a checkpoint in {self._directory}"
+            raise unwritable_error(
+                self._directory.parent, problem, reason, is_gone, "make room there"
+            ) from error
 
-    def _clear(self, temporary: Path, is_gone: bool) -> None:
+    def _remove_incomplete(self, temporary: Path, is_gone: bool) -> None:
         """Removes the incomplete checkpoint, and folders that the writer recreated in a removed run."""
         for _ in range(20):
             shutil.rmtree(temporary, ignore_errors=True)
@@ -291,79 +294,79 @@ class Checkpoints:
                 return
             time.sleep(0.1)  # TensorStore's threads may still create folders
 
-    def _note(self, iteration: int) -> None:
+    def _record_newest(self, iteration: int) -> None:
         """Records the newest iteration next to the directory; if that fails, removal goes undetected."""
         with contextlib.suppress(OSError):
-            files.write(self._noted, f"{iteration}\n".encode())
+            files.write(self._newest_file, f"{iteration}\n".encode())
 
-    def _newest(self) -> int:
-        """The recorded iteration; -1 if none."""
+    def _recorded_newest(self) -> int:
+        """The iteration that `_record_newest` wrote; -1 if there is none."""
         try:
-            return int(read_bytes(self._noted, 20))
+            return int(read_bytes(self._newest_file, 20))
         except ValueError:  # also `FdgError`
             return -1
 
-    def _tidy(self) -> None:
-        """Removes partially written or removed checkpoints, and all damaged ones but the newest.
+    def _remove_leftovers(self) -> None:
+        """Deletes `.writing` and `.removed` folders, and all `.damaged` folders but the newest.
 
-        Only the writer calls this, since another process may read at any time.
+        Only the writer calls this: other processes may be reading checkpoints.
         """
         for path in self._directory.iterdir():
             if path.suffix in (".writing", ".removed"):
                 files.remove(path)
             elif path.suffix == ".damaged" and path.stem.isdecimal():
-                others = [int(p.stem) for p in self._directory.glob("*.damaged") if p.stem.isdecimal()]
-                if int(path.stem) < max(others):
+                damaged = [int(p.stem) for p in self._directory.glob("*.damaged") if p.stem.isdecimal()]
+                if int(path.stem) < max(damaged):
                     files.remove(path)
 
     @contextlib.contextmanager
     def _reader(self, iteration: int) -> Iterator[tuple[Any, Path]]:
         """Checks a checkpoint's files; yields Orbax's reader and the folder of its arrays."""
-        where = self._directory / str(iteration)
-        reason = self.damage(iteration) if where.is_dir() else "is damaged (there is none)"
+        folder = self._directory / str(iteration)
+        reason = self.damage(iteration) if folder.is_dir() else "is damaged (it does not exist)"
         if reason is None:
             try:
-                yield _checkpointer(), where / _ARRAYS
+                yield _checkpointer(), folder / _ARRAYS
                 return
             except FdgError:
                 raise
             except Exception as error:  # Orbax and TensorStore raise many built-in types
                 reason = f"is damaged ({_first_line(error)})"
-        others = [other for other in self.iterations() if other != iteration]
-        fix = f"go on from iteration {max(others)}" if others else "there is no other one"
-        raise FdgError(f"checkpoint {where} {reason}: {fix}")
+        remaining = [i for i in self.iterations() if i != iteration]
+        fix = f"go on from iteration {max(remaining)}" if remaining else "there is no other checkpoint"
+        raise FdgError(f"checkpoint {folder} {reason}: {fix}")
 
 
 def _id_of(run: Path) -> str | None:
-    """The id of the run in a directory, or None."""
+    """The `id` in the `config.json` of a run directory, or None."""
     try:
-        found = read_config(run).get("id")
+        run_id = read_config(run).get("id")
     except FdgError:
         return None
-    return found if isinstance(found, str) else None
+    return run_id if isinstance(run_id, str) else None
 
 
 def _orbax() -> Any:
-    # Imported here: it takes as long as importing JAX.
+    # Imported here, since the import takes as long as JAX's.
     import orbax.checkpoint
 
-    logging.getLogger("absl").addFilter(_is_no_echo)  # adding it twice has no effect
+    logging.getLogger("absl").addFilter(_is_only_logged)  # adding it twice has no effect
     return orbax.checkpoint
 
 
 def _checkpointer() -> Any:
-    # One process only: otherwise Orbax waits for all processes at every step.
-    orbax, me = _orbax(), jax.process_index()
-    alone = orbax.options.MultiprocessingOptions(
-        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process{me}"
+    # Orbax sees only this process; otherwise it waits for all processes at every step.
+    orbax, process = _orbax(), jax.process_index()
+    options = orbax.options.MultiprocessingOptions(
+        primary_host=process, active_processes={process}, barrier_sync_key_prefix=f"process{process}"
     )
-    handler = orbax.StandardCheckpointHandler(multiprocessing_options=alone)
-    return orbax.Checkpointer(handler, multiprocessing_options=alone)
+    handler = orbax.StandardCheckpointHandler(multiprocessing_options=options)
+    return orbax.Checkpointer(handler, multiprocessing_options=options)
 
 
 def _checksums(directory: Path) -> dict[str, str]:
-    """SHA-256 of every file below a directory by its relative path, without the manifest."""
-    found = {}
+    """SHA-256 of every file below a directory except the manifest, by relative path."""
+    digests = {}
     for path in sorted(directory.rglob("*")):
         name, mode = path.relative_to(directory).as_posix(), path.lstat().st_mode
         if stat.S_ISDIR(mode) or name == _MANIFEST:
@@ -371,14 +374,14 @@ def _checksums(directory: Path) -> dict[str, str]:
         if not stat.S_ISREG(mode):
             raise FdgError(f"{name} is {'a link' if stat.S_ISLNK(mode) else 'no regular file'}")
         with open_regular(path) as file:
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
 
 
-def _manifest(iteration: int, checksums: dict[str, str], run: str | None) -> bytes:
-    """The manifest's content, a function of the files alone, so that any change shows."""
-    named = {} if run is None else {"run": run}
-    return (json.dumps({"iteration": iteration, **named, "files": checksums}, indent=1) + "\n").encode()
+def _manifest(iteration: int, checksums: dict[str, str], run_id: str | None) -> bytes:
+    """The manifest's content: equal files give equal bytes, so any change is detected."""
+    run_entry = {} if run_id is None else {"run": run_id}
+    return (json.dumps({"iteration": iteration, **run_entry, "files": checksums}, indent=1) + "\n").encode()
 
 
 def _has_nan(array: np.ndarray) -> bool:
@@ -386,7 +389,7 @@ def _has_nan(array: np.ndarray) -> bool:
 
 
 def _place(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    """A global array; each process creates only its addressable shards, possibly none."""
+    """The global array with this sharding; each process creates only its addressable shards, maybe none."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index], dtype=array.dtype)
 
 
@@ -403,7 +406,7 @@ def _names(tree: Any) -> list[str]:
 
 
 def _arrays_by_name(tree: Any) -> dict[str, Any]:
-    """The leaves to store: keys as their words, without empty arrays (Orbax refuses them)."""
+    """The leaves to store: random keys as `uint32` words; no empty arrays, which Orbax refuses."""
     leaves = zip(_names(tree), jax.tree.leaves(tree), strict=True)
     stored = {name: leaf for name, leaf in leaves if leaf.size}
     return {
@@ -412,18 +415,18 @@ def _arrays_by_name(tree: Any) -> dict[str, Any]:
     }
 
 
-def _resized(stored: dict[str, Any], target: Any) -> dict[str, Any]:
-    """The stored arrays by name, with `resized` applied to the nodes of `target` that have it."""
+def _resize_nodes(stored: dict[str, Any], target: Any) -> dict[str, Any]:
+    """The stored arrays by name, after `resized(shape)` of each node of `target` that has this method."""
     structure = jax.tree.structure(target)
     names = _names(target)
     leaves = [stored.get(name, leaf) for name, leaf in zip(names, jax.tree.leaves(target), strict=True)]
-    found = jax.tree.map(
-        lambda here, shape: here.resized(shape) if hasattr(here, "resized") else here,
+    tree = jax.tree.map(
+        lambda node, shape: node.resized(shape) if hasattr(node, "resized") else node,
         jax.tree.unflatten(structure, leaves),
         target,
         is_leaf=lambda node: hasattr(node, "resized"),
     )
-    resized = zip(names, jax.tree.leaves(found), strict=True)
+    resized = zip(names, jax.tree.leaves(tree), strict=True)
     return {name: leaf for name, leaf in resized if name in stored}
 
 
@@ -440,15 +443,15 @@ def _text(shape_dtype: tuple[Any, Any] | None) -> str:
     return "absent" if shape_dtype is None else f"{shape_dtype[1]}{list(shape_dtype[0])}"
 
 
-def _is_no_echo(record: logging.LogRecord) -> bool:
-    """Log filter: drops Orbax's log records of errors that it also raises."""
+def _is_only_logged(record: logging.LogRecord) -> bool:
+    """Log filter: drops Orbax's log records about errors that it also raises."""
     return not any(
         words in record.getMessage() for words in ("_SignalingThread", "Metadata file does not exist")
     )
 
 
 def _first_line(error: Exception) -> str:
-    if system := re.search(r": ([A-Z][^:]*) \[os_error_code", str(error)):  # TensorStore's format
-        return system[1]
+    if match := re.search(r": ([A-Z][^:]*) \[os_error_code", str(error)):  # TensorStore's format
+        return match[1]
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

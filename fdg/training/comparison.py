@@ -1,7 +1,8 @@
 """`fdg.compare`: compares algorithms over environments, after Agarwal et al. 2021 (arXiv 2108.13264).
 
-Final returns and areas under the curve, their interquartile means (IQM) with 95% stratified bootstrap
-intervals, probabilities of improvement, and the settings that were unequal between sides.
+It has final returns and areas under the curve, their interquartile means (IQM) with 95% stratified bootstrap
+intervals, probabilities of improvement, and notes about settings that are unequal between sides. A side is an
+algorithm with its settings.
 """
 
 import dataclasses
@@ -32,80 +33,82 @@ from fdg.training.statistics import (
 )
 from fdg.training.writable import check_results, writing
 
-_MOST = 6  # sides or environments listed in a sentence
+_MAX_LISTED = 6  # maximum number of sides, environments or settings in a sentence
 
 
-def unequal(found: Sequence[Curves]) -> list[str]:
-    """Sentences about differences in budget, seeds, presets, settings, measures or versions between sides."""
-    facts = [(one, _facts(one)) for one in found]
-    said: dict[str, list[str]] = {}
-    for env in dict.fromkeys(one.env for one in found):
-        here = {one.label: known for one, known in facts if one.env == env}
-        every = [known["settings"].items() for known in here.values()]
-        for known in here.values():  # a setting of one side is said if another has another value, or none
-            known["by hand"] = _listed(
+def unequal(all_curves: Sequence[Curves]) -> list[str]:
+    """Sentences about unequal budgets, seeds, presets, settings, measures or versions of the sides."""
+    pairs = [(curve, _properties(curve)) for curve in all_curves]
+    sentences: dict[str, list[str]] = {}
+    for env in dict.fromkeys(curve.env for curve in all_curves):
+        sides = {curve.label: properties for curve, properties in pairs if curve.env == env}
+        all_settings = [properties["settings"].items() for properties in sides.values()]
+        for properties in sides.values():  # keeps settings that another side lacks or has with another value
+            properties["by hand"] = _list_settings(
                 {
                     name: value
-                    for name, value in known["by hand"].items()
-                    if not all((name, value) in settings for settings in every)
+                    for name, value in properties["by hand"].items()
+                    if not all((name, value) in settings for settings in all_settings)
                 }
             )
-        for name, sentence in _SENTENCES.items():
-            values = {side: known[name] for side, known in here.items()}
-            differ = len({str(value) for value in values.values()}) > 1
-            if differ or (name in _ALWAYS and any(values.values())):
-                said.setdefault(sentence(values), []).append(env)
-    return [f"{text} ({_few(envs, 'and')})" for text, envs in said.items()]
+        for name, make_sentence in _SENTENCES.items():
+            values = {side: properties[name] for side, properties in sides.items()}
+            differs = len({str(value) for value in values.values()}) > 1
+            if differs or (name in _ALWAYS and any(values.values())):
+                sentences.setdefault(make_sentence(values), []).append(env)
+    return [f"{text} ({_list_some(envs, 'and')})" for text, envs in sentences.items()]
 
 
-def _facts(one: Curves) -> dict[str, Any]:
-    """Properties that should be equal between sides, by name."""
-    runs = list(dict.fromkeys(one.runs))
+def _properties(side: Curves) -> dict[str, Any]:
+    """Properties of one side that should be equal between sides, by the keys of `_SENTENCES`."""
+    runs = list(dict.fromkeys(side.runs))
     configs = [read_config(path, prefix="") for path in runs]
     summaries = [read_summary(path) for path in runs]
-    steps = {each["hyperparameters"].get("total_steps") or each.get("total_steps") or 0 for each in configs}
+    steps = {c["hyperparameters"].get("total_steps") or c.get("total_steps") or 0 for c in configs}
     config = configs[0]
     versions = {
         f"{name} {version}"
-        for each in configs
-        for name, version in (each.get("versions") or {}).items()
+        for c in configs
+        for name, version in (c.get("versions") or {}).items()
         if name in ("fdg", "jax")
     }
     ended = [summary is not None and not summary.get("stopped") for summary in summaries]
     return {
         "steps": " or ".join(f"{count:,}" for count in sorted(steps)),
-        "seeds": len(one.seeds),
+        "seeds": len(side.seeds),
         "preset": "a preset" if config.get("preset_name") else "none",
         "settings": config["hyperparameters"],
-        "by hand": _by_hand(config),
-        "measure": _measure(one, summaries),
+        "by hand": _manual_settings(config),
+        "measure": _measure(side, summaries),
         "staleness": config.get("staleness") or 0,
         "lag": config.get("lag") or 0,
         "sweep": config.get("sweep"),
         "versions": ", ".join(sorted(versions)),
-        "unfinished": "" if all(ended) else f"{ended.count(False)} of {len(ended)} runs{_why(runs, ended)}",
+        "unfinished": ""
+        if all(ended)
+        else f"{ended.count(False)} of {len(ended)} runs{_loss_note(runs, ended)}",
     }
 
 
-def _measure(one: Curves, summaries: Iterable[Mapping[str, Any] | None]) -> str:
-    if not one.evaluated:
+def _measure(side: Curves, summaries: Iterable[Mapping[str, Any] | None]) -> str:
+    if not side.evaluated:
         return "the last tenth of the training"
     episodes = {summary.get("eval_episodes") for summary in summaries if summary}
     return f"greedy evaluations of {listed(sorted(map(str, episodes)))} episodes"
 
 
-def _why(runs: Sequence[Any], ended: Sequence[bool]) -> str:
-    """Whether a run that has not ended was stopped by a loss that is not finite."""
-    for run, whole in zip(runs, ended, strict=True):
-        rows = [] if whole else list(read_metrics(run / "metrics.jsonl"))
-        last = rows[-1] if rows else {}
-        if any(value is None and is_vital(name) for name, value in last.items()):
+def _loss_note(runs: Sequence[Any], has_ended: Sequence[bool]) -> str:
+    """A note if an unfinished run was stopped by a loss that is not finite; else ""."""
+    for run, is_complete in zip(runs, has_ended, strict=True):
+        rows = [] if is_complete else list(read_metrics(run / "metrics.jsonl"))
+        row = rows[-1] if rows else {}
+        if any(value is None and is_vital(name) for name, value in row.items()):
             return ", ended by a loss that is not finite"
     return ""
 
 
-def _by_hand(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that neither the algorithm's defaults nor a preset explain; empty for a user's class."""
+def _manual_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyperparameters that differ from the defaults and from the preset; empty for a user's class."""
     import algos
 
     try:
@@ -123,43 +126,44 @@ def _by_hand(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _listed(settings: Mapping[str, Any]) -> str:
-    given = [f"{name}={_shown(value)}" for name, value in settings.items()]
-    return f"{', '.join(given[:_MOST])}{f' and {len(given) - _MOST} more' if given[_MOST:] else ''}"
+def _list_settings(settings: Mapping[str, Any]) -> str:
+    words = [f"{name}={_format_value(value)}" for name, value in settings.items()]
+    suffix = f" and {len(words) - _MAX_LISTED} more" if len(words) > _MAX_LISTED else ""
+    return ", ".join(words[:_MAX_LISTED]) + suffix
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return re.sub(r"\s+", " ", "/".join(map(str, value)) if isinstance(value, list) else str(value))[:40]
 
 
-def _few(words: Sequence[Any], last: str) -> str:
-    more = f" ({len(words) - _MOST} more)" if len(words) > _MOST else ""
-    return listed(words[:_MOST], last) + more
+def _list_some(words: Sequence[Any], conjunction: str) -> str:
+    suffix = f" ({len(words) - _MAX_LISTED} more)" if len(words) > _MAX_LISTED else ""
+    return listed(words[:_MAX_LISTED], conjunction) + suffix
 
 
-def _each(values: Mapping[str, Any]) -> str:
-    """Sides grouped by value: `ppo 5; a2c and dqn 3`."""
+def _group_sides(values: Mapping[str, Any]) -> str:
+    """Groups sides by value, as text: `ppo 5; a2c and dqn 3`."""
     sides: dict[str, list[str]] = {}
     for side, value in values.items():
         sides.setdefault(str(value), []).append(side)
-    return "; ".join(f"{_few(names, 'and')} {value}" for value, names in sides.items())
+    return "; ".join(f"{_list_some(names, 'and')} {value}" for value, names in sides.items())
 
 
 _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "steps": lambda values: f"budgets differ, in steps of each seed: {_each(values)}",
-    "seeds": lambda values: f"numbers of seeds differ: {_each(values)}",
-    "preset": lambda values: f"tuned settings on one side: {_each(values)}",
+    "steps": lambda values: f"budgets differ, in steps of each seed: {_group_sides(values)}",
+    "seeds": lambda values: f"numbers of seeds differ: {_group_sides(values)}",
+    "preset": lambda values: f"tuned settings on one side: {_group_sides(values)}",
     "by hand": lambda values: (
         "settings by hand: " + "; ".join(f"{side} has {text}" for side, text in values.items() if text)
     ),
-    "measure": lambda values: f"final returns are measured differently: {_each(values)}",
-    "staleness": lambda values: f"staleness differs: {_each(values)}",
-    "lag": lambda values: f"lag differs, in micro-batches: {_each(values)}",
+    "measure": lambda values: f"final returns are measured differently: {_group_sides(values)}",
+    "staleness": lambda values: f"staleness differs: {_group_sides(values)}",
+    "lag": lambda values: f"lag differs, in micro-batches: {_group_sides(values)}",
     "sweep": lambda values: (
         "points of a sweep, of which the best is chosen by its own result: "
-        + _few([side for side, text in values.items() if text], "and")
+        + _list_some([side for side, text in values.items() if text], "and")
     ),
-    "versions": lambda values: f"versions differ: {_each(values)}",
+    "versions": lambda values: f"versions differ: {_group_sides(values)}",
     "unfinished": lambda values: (
         "runs have not ended: " + "; ".join(f"{side} {text}" for side, text in values.items() if text)
     ),
@@ -172,17 +176,17 @@ FILES = ("comparison.md", "comparison.tex", "comparison.json", "curves.png", "in
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One side in one environment."""
+    """The seeds of one side in one environment."""
 
     label: str  # the side
     env: str  # the environment
-    # `[seeds]`, final returns: of the evaluation, else of the last tenth of the training; -inf for a failed
-    # seed, which ranks it below all others
+    # `[seeds]`, final returns: from the evaluation, else from the last tenth of the training; -inf for a
+    # failed seed, which ranks it below all others
     returns: np.ndarray
     # `[seeds]`, the area under the training curve divided by its length: the mean return in training
     areas: np.ndarray
     seeds: Sequence[int]  # the seeds
-    failed: Sequence[int]  # the failed seeds: losses or evaluations are not finite, or no episode ended
+    failed: Sequence[int]  # seeds whose losses or evaluations are not finite, or in which no episode ended
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,10 +209,11 @@ class Comparison:
     """Sides (algorithms with their settings) in environments. Prints as Markdown.
 
     Attributes:
-      cells: one for each side and environment with runs.
-      notes: sentences about failed seeds and about what was unequal between sides.
+      cells: one per side and environment with runs.
+      notes: sentences about failed seeds and about unequal settings of the sides.
       random: returns `[episodes]` of uniformly random actions by environment, if known.
-      runs: the run directories, and `labels` of each; empty for the settings that differ.
+      runs: the run directories.
+      labels: one label per run directory; empty: the settings that differ.
     """
 
     cells: Sequence[Cell]
@@ -228,46 +233,46 @@ class Comparison:
         return list(dict.fromkeys(cell.env for cell in self.cells))
 
     def values(self, side: str, env: str, measure: str = "returns") -> np.ndarray | None:
-        """`[seeds]` of a side in an environment; None without runs.
+        """The `measure` ("returns" or "areas") of a side in an environment, `[seeds]`; None without runs.
 
         Raises:
-          UnknownNameError: no run is of this side, or of this environment.
+          UnknownNameError: no run has this side, or this environment.
         """
-        for kind, name, known in (("side", side, self.sides), ("environment", env, self.environments)):
-            if name not in known:
-                raise unknown_name(f"{kind} of the comparison", name, known)
-        found = [cell for cell in self.cells if (cell.label, cell.env) == (side, env)]
-        return getattr(found[0], measure) if found else None
+        for kind, name, names in (("side", side, self.sides), ("environment", env, self.environments)):
+            if name not in names:
+                raise unknown_name(f"{kind} of the comparison", name, names)
+        cells = [cell for cell in self.cells if (cell.label, cell.env) == (side, env)]
+        return getattr(cells[0], measure) if cells else None
 
     def estimate(self, side: str, env: str, measure: str = "returns") -> Estimate | None:
         """The IQM of a side in an environment, or over the environments that all sides share (`TOGETHER`)."""
         if env == TOGETHER:
             if len(self.shared) < 2:
                 return None
-            groups = [self._normalised(side, one, measure) for one in self.shared]
+            groups = [self._normalised(side, name, measure) for name in self.shared]
         else:
             values = self.values(side, env, measure)
             if values is None:
                 return None
             groups = [values]
         value = float(interquartile_mean(np.concatenate(groups)))
-        several = max(map(len, groups)) > 1
-        return Estimate(value, stratified_interval(groups, interquartile_mean) if several else None)
+        has_seeds = max(map(len, groups)) > 1
+        return Estimate(value, stratified_interval(groups, interquartile_mean) if has_seeds else None)
 
     @functools.cached_property
     def shared(self) -> list[str]:
         """Environments in which all sides have runs."""
-        there = {(cell.label, cell.env) for cell in self.cells}
-        return [env for env in self.environments if all((side, env) in there for side in self.sides)]
+        pairs = {(cell.label, cell.env) for cell in self.cells}
+        return [env for env in self.environments if all((side, env) in pairs for side in self.sides)]
 
     def ends(self, env: str, measure: str = "returns") -> tuple[float, float]:
-        """The returns normalised to 0 and 1: the random mean (else the worst seed), and the best seed."""
-        known = np.concatenate([getattr(cell, measure) for cell in self.cells if cell.env == env])
-        known = known[np.isfinite(known)]
-        if not known.size:
+        """The returns that become 0 and 1: mean of random actions (else the worst seed), and best seed."""
+        values = np.concatenate([getattr(cell, measure) for cell in self.cells if cell.env == env])
+        values = values[np.isfinite(values)]
+        if not values.size:
             return 0.0, 1.0
-        low = float(np.mean(self.random[env])) if env in self.random else float(known.min())
-        return low, float(known.max())
+        low = float(np.mean(self.random[env])) if env in self.random else float(values.min())
+        return low, float(values.max())
 
     def _normalised(self, side: str, env: str, measure: str) -> np.ndarray:
         low, high = self.ends(env, measure)
@@ -276,17 +281,17 @@ class Comparison:
         return (values - low) / (high - low) if high > low else values - low
 
     def improvement(self, x: str, y: str) -> tuple[float, tuple[float, float]] | None:
-        """The probability that `x` is better than `y` over their common environments; None without any."""
-        both = [(self.values(x, env), self.values(y, env)) for env in self.environments]
-        pairs = [(a, b) for a, b in both if a is not None and b is not None]
+        """P(`x` is better than `y`) and its 95% interval over common environments; None if there are none."""
+        values = [(self.values(x, env), self.values(y, env)) for env in self.environments]
+        pairs = [(a, b) for a, b in values if a is not None and b is not None]
         return probability_of_improvement(pairs) if pairs else None
 
     def is_random(self, side: str, env: str) -> bool:
-        """Whether the interval of a side's IQM overlaps that of random actions."""
-        found = self.estimate(side, env)
-        if found is None or env not in self.random:
+        """Whether the interval of a side's IQM begins below the upper end of random actions' interval."""
+        estimate = self.estimate(side, env)
+        if estimate is None or env not in self.random:
             return False
-        low = found.value if found.interval is None else found.interval[0]
+        low = estimate.value if estimate.interval is None else estimate.interval[0]
         _, high = self.random_estimate(env).interval or (0, math.inf)
         return low <= high
 
@@ -309,7 +314,7 @@ class Comparison:
         return comparison_text.latex(self.text)
 
     def content(self) -> dict[str, Any]:
-        """All figures for `comparison.json`; null for failed seeds."""
+        """The content of `comparison.json`; values of failed seeds become null."""
         return {
             "cells": [dataclasses.asdict(cell) for cell in self.cells],
             "random": dict(self.random),
@@ -321,10 +326,10 @@ class Comparison:
 
     @checked
     def write(self, folder: str | Path) -> list[Path]:
-        """Writes `FILES` into a folder, which is created; earlier files are replaced.
+        """Writes `FILES` into a folder, creating it; replaces files of an earlier comparison.
 
         Raises:
-          FdgError: they cannot be written, or the folder is a run directory.
+          FdgError: a file cannot be written, or the folder is a run directory.
         """
         folder = check_folder(folder)
         texts = {
@@ -341,9 +346,9 @@ class Comparison:
         return [folder / name for name in FILES]
 
     def pictures(self) -> dict[str, Any]:
-        """Figures by file name: learning curves and final returns, with a panel for each environment."""
-        drawn, _ = curves.compare(self.runs, statistic="iqm", labels=self.labels)
-        return {"curves.png": drawn, "intervals.png": comparison_text.draw_intervals(self)}
+        """Figures by file name: learning curves and final returns, with a panel per environment."""
+        plot, _ = curves.compare(self.runs, statistic="iqm", labels=self.labels)
+        return {"curves.png": plot, "intervals.png": comparison_text.draw_intervals(self)}
 
     def __str__(self) -> str:
         return self.markdown()
@@ -356,31 +361,31 @@ def compare(
     labels: Sequence[str] = (),
     random: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Compares algorithms over environments: tables with intervals, and the settings that were unequal.
+    """Compares algorithms over environments: tables with intervals, and notes about unequal settings.
 
-    Runs that differ only in their seeds form one side in their environment. A side is named by its algorithm
-    and by the other settings that differ between runs of that algorithm in an environment.
+    Runs that differ only in their seeds form one side in their environment. The name of a side is its
+    algorithm and the settings that differ between runs of this algorithm in an environment.
 
     Args:
       runs: run directories, or folders of them.
-      labels: names of sides, one for each run directory; empty for the settings that differ.
-      random: returns of random actions by environment (`fdg.training.evaluation`): sides that are no better
-        are marked, and scores are normalised by them.
+      labels: names of sides, one per run directory; empty: names list the settings that differ.
+      random: returns of random actions by environment (`fdg.training.evaluation.random_returns`): sides that
+        are not better are marked, and their mean is the zero of normalised scores.
 
     Raises:
       FdgError: there is no run, a run is given twice, or it has no episode returns.
 
     Example::
 
-        found = fdg.compare(["runs/ppo", "runs/a2c"])
-        print(found)
-        found.write("comparison")
+        comparison = fdg.compare(["runs/ppo", "runs/a2c"])
+        print(comparison)
+        comparison.write("comparison")
     """
     folders = curves.runs_once(runs)
-    found = curves.read_curves(folders, curves.RETURN, "env_steps", labels)
+    all_curves = curves.read_curves(folders, curves.RETURN, "env_steps", labels)
     sides: dict[tuple[str, str], list[Curves]] = {}
-    for one in found:
-        sides.setdefault((one.label, one.env), []).append(one)
+    for curve in all_curves:
+        sides.setdefault((curve.label, curve.env), []).append(curve)
     cells = [_cell(label, env, group) for (label, env), group in sides.items()]
     failures = [
         f"{cell.label} on {cell.env}: {len(cell.failed)} of {len(cell.seeds)} seeds failed"
@@ -388,19 +393,19 @@ def compare(
         for cell in cells
         if cell.failed
     ]
-    measured = {env: np.asarray(values, float) for env, values in (random or {}).items()}
-    return Comparison(cells, [*unequal(found), *failures], measured, folders, tuple(labels))
+    random_returns = {env: np.asarray(values, float) for env, values in (random or {}).items()}
+    return Comparison(cells, [*unequal(all_curves), *failures], random_returns, folders, tuple(labels))
 
 
 def _cell(label: str, env: str, group: Iterable[Curves]) -> Cell:
     returns, areas, seeds, failed = [], [], [], []
-    for one in group:
-        for x, y, final, seed, lost in zip(one.x, one.y, one.final, one.seeds, one.failed, strict=True):
-            bad = bool(lost) or not math.isfinite(final)
-            returns.append(-math.inf if bad else final)
-            areas.append(-math.inf if bad else _area(x, y))
+    for c in group:
+        for x, y, final, seed, lost in zip(c.x, c.y, c.final, c.seeds, c.failed, strict=True):
+            has_failed = bool(lost) or not math.isfinite(final)
+            returns.append(-math.inf if has_failed else final)
+            areas.append(-math.inf if has_failed else _area(x, y))
             seeds.append(seed)
-            failed += [seed] if bad else []
+            failed += [seed] if has_failed else []
     return Cell(label, env, np.array(returns), np.array(areas), seeds, failed)
 
 

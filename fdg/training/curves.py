@@ -17,16 +17,16 @@ from fdg.training.space import parse_grid, points_of
 from fdg.training.statistics import STATISTICS, finite_mean, interval, intervals, with_interval
 
 RETURN = "episode_return"
-_POINTS = 200  # of a curve; more would show only noise at this figure size
+_MAX_POINTS = 200  # points per curve; further ones would show only noise at this figure size
 # Okabe and Ito's colour-blind safe palette; further lines repeat it with other line styles.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-_STROKES = ("-", "--", ":", "-.")
-_AXES = {"env_steps": "steps of each agent", "wall_s": "seconds of training"}
-_SIZE = (7.0, 4.4)
-_NAMES = ("algo", "env", "policy")
-_OPPONENTS = ("self_play", "exploit_every")  # opponents in training; None for most runs
-_PARTS = 5  # maximum parts of a label
-_COLUMNS = 3  # of panels
+_LINE_STYLES = ("-", "--", ":", "-.")
+_AXES = {"env_steps": "steps of each agent", "wall_s": "seconds of training"}  # labels of the x axis
+_INCHES = (7.0, 4.4)  # inches, of a figure with one panel
+_LABEL_FIELDS = ("algo", "env", "policy")
+_OPPONENT_FIELDS = ("self_play", "exploit_every")  # self-play and populations; None for most runs
+_MAX_PARTS = 5  # maximum number of settings in a label
+_MAX_COLUMNS = 3  # maximum number of columns of panels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,18 +35,18 @@ class Curves:
 
     label: str  # a short name, for the legend
     env: str  # the environment
-    x: Sequence[np.ndarray]  # for each agent, steps or seconds and the metric, `[points]` each
-    y: Sequence[np.ndarray]
-    # `[agents]` float, each agent's final return: its evaluation, else the end of its curve
+    x: Sequence[np.ndarray]  # per agent `[points]`, steps or seconds
+    y: Sequence[np.ndarray]  # per agent `[points]`, the metric
+    # `[agents]` float, the final return: from the evaluation, else the mean over the last tenth of the curve
     final: np.ndarray
     evaluated: bool  # whether `final` is from evaluations
-    seeds: Sequence[int]  # of each agent
-    failed: np.ndarray  # `[agents]` bool, whether its losses, or its evaluation, were not finite in the end
+    seeds: Sequence[int]  # the seed of each agent
+    failed: np.ndarray  # `[agents]` bool, whether the final losses or the evaluation are not finite
     runs: Sequence[Path]  # the run directory of each agent
 
 
 class Drawn(NamedTuple):
-    """A plot of runs: what `compare` returns.
+    """A plot of runs: the result of `compare`.
 
     Attributes:
       figure: a `matplotlib.figure.Figure`.
@@ -69,10 +69,10 @@ class Drawn(NamedTuple):
         return returns_table(self.curves)
 
 
-def draw_learning_curve(run: RunDirectory, title: str, solved: float | None = None, **how: Any) -> None:
-    """Draws `learning_curve.png` of a run from its `metrics.jsonl`; arguments as for `draw_run`."""
+def draw_learning_curve(run: RunDirectory, title: str, solved: float | None = None, **options: Any) -> None:
+    """Draws `learning_curve.png` of a run from its `metrics.jsonl`; passes other arguments to `draw_run`."""
     rows = list(read_metrics(run.path / "metrics.jsonl"))
-    run.publish("learning_curve.png", lambda picture: draw_run(rows, title, solved, picture, **how))
+    run.publish("learning_curve.png", lambda picture: draw_run(rows, title, solved, picture, **options))
 
 
 def draw_run(
@@ -85,33 +85,33 @@ def draw_run(
     counted: str = "steps",
     failed: Sequence[int] = (),
 ) -> None:
-    """Plots a run's `shown_metric` over its steps as PNG: each agent in a faint line, and means.
+    """Plots a run's `shown_metric` over its steps as PNG: a faint line per agent, and the mean.
 
-    `solved` is a return to mark with a line, and `counted` the label of the x axis. The `points` of a sweep
-    have equally many agents each; if there are few, each gets a mean. Failed agents are left out, unless all
-    failed, and counted in the label. The plot is 7 inches wide.
+    `solved` is a return to mark with a line, and `counted` the label of the x axis. Each of the `points` of a
+    sweep has equally many agents; at most seven points get a mean each. Agents at the positions `failed` are
+    left out, unless all failed, and counted in the label. The plot is 7 inches wide.
     """
     figure, axes = figure_of()
     metric = shown_metric(rows) or RETURN
     name = metric.replace("_", " ")
     steps, values, weights = columns(rows, "env_steps", metric)
     agents = values.shape[1]
-    lost = [i for i in failed if i < agents] if agents > 1 and len(set(failed)) < agents else []
-    values[:, lost] = np.nan
+    left_out = [i for i in failed if i < agents] if agents > 1 and len(set(failed)) < agents else []
+    values[:, left_out] = np.nan
     if np.isfinite(values).any():
-        apart = 1 < len(points) <= len(_COLOURS) and agents % len(points) == 0
-        each = agents // len(points) if apart else agents
+        has_point_means = 1 < len(points) <= len(_COLOURS) and agents % len(points) == 0
+        per_colour = agents // len(points) if has_point_means else agents
         for i, column in enumerate(values.T if agents > 1 else ()):
-            colour = _COLOURS[i // each]
-            axes.plot(*_bins(steps, column, weights), color=colour, alpha=0.25, linewidth=0.8)
-        if apart:
-            for name, colour, some in zip(points, _COLOURS, np.split(values, len(points), 1), strict=False):
-                axes.plot(*_bins(steps, finite_mean(some, 1), weights), color=colour, label=name)
+            colour = _COLOURS[i // per_colour]
+            axes.plot(*_bin_means(steps, column, weights), color=colour, alpha=0.25, linewidth=0.8)
+        if has_point_means:
+            for name, colour, group in zip(points, _COLOURS, np.split(values, len(points), 1), strict=False):
+                axes.plot(*_bin_means(steps, finite_mean(group, 1), weights), color=colour, label=name)
         else:
-            together = finite_mean(values, 1) if lost else np.array([row.get(metric) for row in rows], float)
-            what = ("agents" if points else "seeds") + (f", {len(lost)} failed" if lost else "")
-            label = f"mean of {agents - len(lost)} {what}" if agents > 1 else name
-            axes.plot(*_bins(steps, together, weights), color=_COLOURS[0], label=label)
+            mean = finite_mean(values, 1) if left_out else np.array([row.get(metric) for row in rows], float)
+            unit = ("agents" if points else "seeds") + (f", {len(left_out)} failed" if left_out else "")
+            label = f"mean of {agents - len(left_out)} {unit}" if agents > 1 else name
+            axes.plot(*_bin_means(steps, mean, weights), color=_COLOURS[0], label=label)
             _draw_evaluations(axes, rows)
     else:
         text = "no episode ended" if metric == RETURN else f"{name} is not a number"
@@ -122,7 +122,7 @@ def draw_run(
         else:
             axes.set_xticks([])
     if solved is not None:
-        _mark(axes, solved, f"solved: {solved:g}")
+        _draw_threshold(axes, solved, f"solved: {solved:g}")
     label = "mean episode return" if metric == RETURN else plot_label(name)
     axes.set(title=title, xlabel=counted, ylabel=label, xlim=(0, None))
     finish(figure, [axes], "env_steps")
@@ -130,8 +130,8 @@ def draw_run(
 
 
 def shown_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """The metric to plot: `episode_return`, else one named after return or reward, else after loss, else the
-    first metric.
+    """The metric to plot: `episode_return`, else the first with "return" or "reward" in its name, else with
+    "loss", else the first metric.
 
     >>> shown_metric([{"iteration": 1, "env_steps": 8, "wall_s": 0.1, "loss": 2.0, "mean_reward": 1.0}])
     'mean_reward'
@@ -146,18 +146,18 @@ def shown_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
     ]
     if RETURN in names:
         return RETURN
-    named = [[name for name in names if re.search(words, name)] for words in ("return|reward", "loss", "")]
-    return next((name for some in named for name in some), None)
+    groups = [[name for name in names if re.search(word, name)] for word in ("return|reward", "loss", "")]
+    return next((name for group in groups for name in group), None)
 
 
 def _draw_evaluations(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Plots evaluations during training, if there are any."""
+    """Plots the returns of evaluations during training, if rows have them."""
     kinds = (("eval_return", "o", "greedy evaluation"), ("eval_return_sampled", "s", "sampled evaluation"))
     for (name, marker, label), colour in zip(kinds, _COLOURS[1:], strict=False):
-        there = [(row["env_steps"], row[name]) for row in rows if row.get(name) is not None]
-        if there:
+        pairs = [(row["env_steps"], row[name]) for row in rows if row.get(name) is not None]
+        if pairs:
             axes.plot(
-                *zip(*there, strict=True), marker=marker, markersize=4, linewidth=1, color=colour, label=label
+                *zip(*pairs, strict=True), marker=marker, markersize=4, linewidth=1, color=colour, label=label
             )
 
 
@@ -179,14 +179,14 @@ def compare(
       metric: the metric to plot, from `metrics.jsonl`.
       x: the x axis: `env_steps` or `wall_s`.
       statistic: `mean`, or `iqm` (the interquartile mean).
-      labels: labels of the runs, in their order; empty for the settings that differ.
+      labels: one label per run, in the order of runs; empty: labels list the settings that differ.
 
     Returns:
       A plot that notebooks display, with its `matplotlib.figure.Figure` and its curves.
 
     Raises:
       FdgError: there is no run, a run is given twice, no run has the metric, `x` or `statistic` is unknown,
-        or the number of labels is not that of the runs.
+        or the numbers of labels and runs differ.
     """
     if x not in _AXES:
         raise FdgError(f"x={x}: it must be one of {', '.join(_AXES)}")
@@ -194,236 +194,239 @@ def compare(
         raise FdgError(f"statistic={statistic}: it must be one of {', '.join(STATISTICS)}")
     folders = runs_once(paths)
     curves = read_curves(folders, metric, x, labels)
-    worlds = list(dict.fromkeys(curve.env for curve in curves))
+    environments = list(dict.fromkeys(curve.env for curve in curves))
     names = list(dict.fromkeys(curve.label for curve in curves))
-    figure, *panels = figure_of(len(worlds))
-    for env, axes in zip(worlds, panels, strict=True):
-        for curve in (one for one in curves if one.env == env):
-            stroke, colour = style(names.index(curve.label))
-            grid, values = _on_one_grid(curve)
-            alike = [one for one in curves if one.label == curve.label]
-            counts = sorted({len(one.y) for one in alike})
-            seeds = "1 seed" if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
-            lost = sum(int(one.failed.sum()) for one in alike)
-            seeds += f", {lost} failed" if lost else ""
-            together = STATISTICS[statistic](values, axis=0)
-            axes.plot(grid, together, stroke, color=colour, label=f"{curve.label} ({seeds})")
+    figure, *panels = figure_of(len(environments))
+    for env, axes in zip(environments, panels, strict=True):
+        for curve in (c for c in curves if c.env == env):
+            line_style, colour = style(names.index(curve.label))
+            grid, values = _interpolate_curves(curve)
+            same_label = [c for c in curves if c.label == curve.label]
+            seed_counts = sorted({len(c.y) for c in same_label})
+            seeds = "1 seed" if seed_counts == [1] else f"{' or '.join(map(str, seed_counts))} seeds"
+            num_failed = sum(int(c.failed.sum()) for c in same_label)
+            seeds += f", {num_failed} failed" if num_failed else ""
+            center = STATISTICS[statistic](values, axis=0)
+            axes.plot(grid, center, line_style, color=colour, label=f"{curve.label} ({seeds})")
             if len(values) > 1:
                 low, high = intervals(values, STATISTICS[statistic])
                 axes.fill_between(grid, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.set(title=plot_label(env), xlabel=_AXES[x], ylabel=metric.replace("_", " "), xlim=(0, None))
-    name = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
-    several = any(len(curve.y) > 1 for curve in curves)
-    figure.suptitle(f"{name} over seeds, 95% interval" if several else "one seed each", fontsize="medium")
+    title = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
+    has_seeds = any(len(curve.y) > 1 for curve in curves)
+    figure.suptitle(f"{title} over seeds, 95% interval" if has_seeds else "one seed each", fontsize="medium")
     finish(figure, panels, x)
     return Drawn(figure, curves)
 
 
 def runs_in(paths: Iterable[str | Path]) -> list[Path]:
-    """Expands folders of run directories to the run directories in them, sorted by name."""
-    found: list[Path] = []
+    """Run directories: a path that is not one is replaced by the run directories in it, sorted by name."""
+    runs: list[Path] = []
     for path in map(Path, paths):
-        inside = [] if (path / "config.json").exists() else sorted(path.glob("*/config.json"))
-        found += [one.parent for one in inside] or [path]
-    return found
+        configs = [] if (path / "config.json").exists() else sorted(path.glob("*/config.json"))
+        runs += [config.parent for config in configs] or [path]
+    return runs
 
 
 def runs_once(paths: Iterable[str | Path]) -> list[Path]:
-    """As `runs_in`, but refuses duplicates."""
+    """The paths of `runs_in`; raises `FdgError` if a run is given twice."""
     folders = runs_in(paths)
-    real = [one.resolve() for one in folders]
-    twice = next((one for i, one in enumerate(folders) if real[i] in real[:i]), None)
-    if twice is not None:
-        raise FdgError(f"{twice} is there twice, and would count as another seed: name each run once")
+    resolved = [folder.resolve() for folder in folders]
+    duplicate = next((folder for i, folder in enumerate(folders) if resolved[i] in resolved[:i]), None)
+    if duplicate is not None:
+        raise FdgError(f"{duplicate} is given twice, and would count as another seed: name each run once")
     return folders
 
 
 def style(position: int) -> tuple[str, str]:
-    """The line style and colour of line `i`, for matplotlib."""
-    stroke, colour = divmod(position, len(_COLOURS))
-    return _STROKES[stroke % len(_STROKES)], _COLOURS[colour]
+    """The line style and colour of the line at `position`, for matplotlib."""
+    line_style, colour = divmod(position, len(_COLOURS))
+    return _LINE_STYLES[line_style % len(_LINE_STYLES)], _COLOURS[colour]
 
 
 def returns_table(curves: Sequence[Curves]) -> str:
-    """A table of final returns, one line for each curve: mean and interquartile mean with their intervals.
+    """A table of final returns, one line per curve: mean and interquartile mean with their intervals.
 
-    Failed seeds are left out, and named.
+    Failed seeds are left out; the line names them.
     """
     lines = []
-    several = len({curve.env for curve in curves}) > 1
+    show_env = len({curve.env for curve in curves}) > 1
     for curve in curves:
-        name = f"{curve.label} on {curve.env}" if several else curve.label
+        name = f"{curve.label} on {curve.env}" if show_env else curve.label
         final = curve.final[np.isfinite(curve.final) & ~curve.failed]
-        lost = [str(seed) for seed, bad in zip(curve.seeds, curve.failed, strict=True) if bad]
-        said = f"; left out: {'seed' if len(lost) == 1 else 'seeds'} {listed(lost, 'and')}, which failed"
+        failed = [str(seed) for seed, has_failed in zip(curve.seeds, curve.failed, strict=True) if has_failed]
+        note = f"; left out: {'seed' if len(failed) == 1 else 'seeds'} {listed(failed, 'and')}, which failed"
         if not final.size:
-            lines.append(f"{name}: no episode ended{said if lost else ''}")
+            lines.append(f"{name}: no episode ended{note if failed else ''}")
             continue
-        parts = []
-        for kind, statistic in STATISTICS.items():
-            ends = interval(final, statistic) if len(final) > 1 else None
-            parts.append(f"{kind} {with_interval(float(statistic(final)), ends, ' ({} to {})')}")
-        what = "evaluation" if curve.evaluated else "last tenth of training"
+        estimates = []
+        for title, statistic in STATISTICS.items():
+            bounds = interval(final, statistic) if len(final) > 1 else None
+            estimates.append(f"{title} {with_interval(float(statistic(final)), bounds, ' ({} to {})')}")
+        measure = "evaluation" if curve.evaluated else "last tenth of training"
         count = f"{len(final)} {'seeds' if len(final) > 1 else 'seed'}"
-        lines.append(f"{name}: {', '.join(parts)}; {count}, {what}{said if lost else ''}")
+        lines.append(f"{name}: {', '.join(estimates)}; {count}, {measure}{note if failed else ''}")
     return "\n".join(lines)
 
 
 def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str] = ()) -> list[Curves]:
-    """Reads the curves of runs; runs that differ only in seeds are merged. Arguments as for `compare`."""
+    """Reads the curves of runs; merges runs that differ only in seeds. For the arguments see `compare`."""
     if not paths:
         raise FdgError("runs=[]: give at least one run directory")
     configs = [read_config(path, prefix="") for path in paths]
-    of_agents = [_kinds(config) for config in configs]
-    kinds = list(dict.fromkeys(kind for one in of_agents for kind in one))
+    run_kinds = [_kinds(config) for config in configs]
+    kinds = list(dict.fromkeys(kind for group in run_kinds for kind in group))
     if labels and len(labels) != len(paths):
         count = f"{len(labels)} label{'s' if len(labels) > 1 else ''} for {len(paths)} runs"
         names = listed([str(path) for path in paths], "and")
         raise FdgError(f"{count}: give one for each, in this order: {names}")
-    named = _labels(kinds)
-    for own, label in reversed(list(zip(of_agents, labels, strict=False))):
-        named |= {kind: label if len(own) == 1 else f"{label}, {named[kind]}" for kind in own}
-    found: dict[Any, list[tuple[Any, ...]]] = {kind: [] for kind in kinds}
-    for path, config, own in zip(paths, configs, of_agents, strict=True):
+    label_of = _labels(kinds)
+    for keys, label in reversed(list(zip(run_kinds, labels, strict=False))):
+        label_of |= {kind: label if len(keys) == 1 else f"{label}, {label_of[kind]}" for kind in keys}
+    agents_of: dict[Any, list[tuple[Any, ...]]] = {kind: [] for kind in kinds}
+    for path, config, keys in zip(paths, configs, run_kinds, strict=True):
         rows = list(read_metrics(path / "metrics.jsonl"))
         if not any(metric in row for row in rows):
-            known = sorted({name for row in rows for name in row} - {"iteration", *_AXES})
-            raise FdgError(f"{path} has no metric '{metric}': it has {', '.join(known) or 'none yet'}")
+            metrics = sorted({name for row in rows for name in row} - {"iteration", *_AXES})
+            raise FdgError(f"{path} has no metric '{metric}': it has {', '.join(metrics) or 'none yet'}")
         times, values, weights = columns(rows, x, metric)
         summary = read_summary(path) or {}
         evaluated = summary.get("eval_returns") or [summary.get("eval_return")] * values.shape[1]
-        lost = np.zeros(values.shape[1], bool)
-        lost[failed_agents(rows[-1] if rows else None, config, len(lost))] = True
-        if "eval_return" in summary and len(evaluated) == len(lost):
-            lost |= np.isnan(np.array(evaluated, float))
-        first, each = config.get("seed") or 0, config.get("num_seeds") or 1
+        failed = np.zeros(values.shape[1], bool)
+        failed[failed_agents(rows[-1] if rows else None, config, len(failed))] = True
+        if "eval_return" in summary and len(evaluated) == len(failed):
+            failed |= np.isnan(np.array(evaluated, float))
+        seed, num_seeds = config.get("seed") or 0, config.get("num_seeds") or 1
         # A metric recorded only as a mean over all agents cannot be attributed to a sweep's points.
-        if len(own) > 1 and values.shape[1] != len(own):
-            raise FdgError(f"{path} is a sweep, which has {metric} of all its agents together only")
-        own = own * values.shape[1] if len(own) == 1 else own
-        for i, (kind, column, value) in enumerate(zip(own, values.T, evaluated, strict=False)):
-            grid, curve = _bins(times, column, weights)
-            late = curve[grid >= 0.9 * times[-1]]
-            in_the_end = float(late.mean()) if late.size else float("nan")
-            of_evaluation = value is not None and metric == RETURN
-            final = value if of_evaluation else in_the_end
-            found[kind].append((grid, curve, final, of_evaluation, first + i % each, bool(lost[i]), path))
-    return [_of_agents(named[kind], dict(kind)["env"], agents) for kind, agents in found.items()]
+        if len(keys) > 1 and values.shape[1] != len(keys):
+            raise FdgError(f"{path} is a sweep, and has {metric} only as a mean over all agents")
+        keys = keys * values.shape[1] if len(keys) == 1 else keys
+        for i, (kind, column, value) in enumerate(zip(keys, values.T, evaluated, strict=False)):
+            grid, curve = _bin_means(times, column, weights)
+            tail = curve[grid >= 0.9 * times[-1]]
+            tail_mean = float(tail.mean()) if tail.size else float("nan")
+            is_evaluated = value is not None and metric == RETURN
+            final = value if is_evaluated else tail_mean
+            agents_of[kind].append(
+                (grid, curve, final, is_evaluated, seed + i % num_seeds, bool(failed[i]), path)
+            )
+    return [_merge_agents(label_of[kind], dict(kind)["env"], agents) for kind, agents in agents_of.items()]
 
 
-def _of_agents(label: str, env: str, agents: Sequence[tuple[Any, ...]]) -> Curves:
+def _merge_agents(label: str, env: str, agents: Sequence[tuple[Any, ...]]) -> Curves:
     x, y, final, evaluated, seeds, failed, runs = zip(*agents, strict=True)
     return Curves(label, env, x, y, np.array(final, float), all(evaluated), seeds, np.array(failed), runs)
 
 
 def _kinds(config: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
-    """The configuration key of each agent of a sweep; of another run, one key for all its agents."""
+    """The `_kind` of each agent of a sweep; for another run, a single one for all agents."""
     if config.get("sweep") is None or config.get("exploit_every") is not None:  # one population
         return [_kind(config)]
     points = points_of(parse_grid(str(config["sweep"])))
-    changed = [{**config, "hyperparameters": {**config["hyperparameters"], **point}} for point in points]
-    return [_kind(one) for one in changed for _ in range(config.get("num_seeds") or 1)]
+    configs = [{**config, "hyperparameters": {**config["hyperparameters"], **point}} for point in points]
+    return [_kind(point_config) for point_config in configs for _ in range(config.get("num_seeds") or 1)]
 
 
 def _kind(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """A run's configuration without its seeds, as a hashable key: runs with equal keys are one curve."""
+    """A run's configuration without seeds, as a hashable key: runs with equal keys form one curve."""
     parts = {"algo": config.get("algo"), "env": config.get("env"), "policy": config.get("policy")}
     parts |= config.get("policy_fields", {})
     parts |= {name: config.get(name, 0) for name in ("staleness", "lag")}
     parts |= config.get("hyperparameters", {})
-    parts |= {name: config.get(name) for name in _OPPONENTS}
+    parts |= {name: config.get(name) for name in _OPPONENT_FIELDS}
     parts["population"] = None if parts["exploit_every"] is None else config.get("sweep")
     return tuple((name, str(value)) for name, value in parts.items())
 
 
 def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
-    """Short names for kinds of runs: the algorithm, and the settings that differ between runs of an
-    environment.
+    """A short label for each kind of run: the algorithm, and the settings that differ within an environment.
 
-    Hyperparameters are compared only between runs of the same algorithm; those that are None are left out.
+    Hyperparameters are compared only between runs of the same algorithm; None values are left out.
     """
-    asked = [dict(kind) for kind in kinds]
+    configs = [dict(kind) for kind in kinds]
     labels: dict[Any, str] = {}
-    for kind, one in zip(kinds, asked, strict=True):
-        parts = [one["algo"].rpartition(":")[2]]
-        if _differ("policy", [other for other in asked if other["env"] == one["env"]]):
-            parts.append(one["policy"].rpartition(":")[2])
-        alike = [other for other in asked if all(other[name] == one[name] for name in ("algo", "env"))]
-        differing = [n for n in one if n not in _NAMES and one[n] != "None" and _differ(n, alike)]
-        parts += [f"{name}={one[name]:.40}" for name in differing]
-        more = f", and {len(parts) - _PARTS} more" if len(parts) > _PARTS else ""
-        label = _plain(", ".join(parts[:_PARTS]) + more)
-        same = [other for other in labels if labels[other] == label and dict(other)["env"] == one["env"]]
-        labels[kind] = f"{label} ({len(same) + 1})" if same else label
+    for kind, config in zip(kinds, configs, strict=True):
+        parts = [config["algo"].rpartition(":")[2]]
+        if _is_unequal("policy", [peer for peer in configs if peer["env"] == config["env"]]):
+            parts.append(config["policy"].rpartition(":")[2])
+        peers = [peer for peer in configs if all(peer[name] == config[name] for name in ("algo", "env"))]
+        differing = [
+            n for n in config if n not in _LABEL_FIELDS and config[n] != "None" and _is_unequal(n, peers)
+        ]
+        parts += [f"{name}={config[name]:.40}" for name in differing]
+        suffix = f", and {len(parts) - _MAX_PARTS} more" if len(parts) > _MAX_PARTS else ""
+        label = _escape_text(", ".join(parts[:_MAX_PARTS]) + suffix)
+        equal = [peer for peer in labels if labels[peer] == label and dict(peer)["env"] == config["env"]]
+        labels[kind] = f"{label} ({len(equal) + 1})" if equal else label
     return labels
 
 
 def plot_label(text: str) -> str:
-    """Text from a file, safe to plot and of at most 48 characters."""
-    return _plain(text if len(text) <= 48 else f"{text[:30]}...{text[-15:]}")
+    """Shortens text from a file to 48 characters and makes it safe to plot."""
+    return _escape_text(text if len(text) <= 48 else f"{text[:30]}...{text[-15:]}")
 
 
-def _plain(text: str) -> str:
-    """Makes text from a file safe to plot: replaces unprintable characters and escapes `$` (mathtext)."""
+def _escape_text(text: str) -> str:
+    """Makes text from a file safe to plot: unprintable characters become "?", `$` (mathtext) is escaped."""
     return "".join(c if c.isprintable() else "?" for c in text).replace("$", r"\$")
 
 
-def _differ(name: str, kinds: Sequence[Mapping[str, str]]) -> bool:
+def _is_unequal(name: str, kinds: Sequence[Mapping[str, str]]) -> bool:
     return len({kind.get(name) for kind in kinds}) > 1
 
 
 def columns(
     rows: Sequence[Mapping[str, Any]], x: str, metric: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Steps or seconds `[rows]`, the metric `[rows, agents]`, and the weight of each row `[rows]`."""
+    """Steps or seconds `[rows]`, the metric `[rows, agents]`, and weights `[rows]` (episodes, or 1)."""
     times = np.array([row[x] for row in rows], float)
-    each = f"{metric}_per_seed"
-    if rows and rows[0].get(each) is not None:
-        nothing = [None] * len(rows[0][each])
-        given = (row.get(each) or nothing for row in rows)
-        values = np.array([one if len(one) == len(nothing) else nothing for one in given], float)
+    per_seed = f"{metric}_per_seed"
+    if rows and rows[0].get(per_seed) is not None:
+        unknown = [None] * len(rows[0][per_seed])
+        entries = (row.get(per_seed) or unknown for row in rows)
+        values = np.array([entry if len(entry) == len(unknown) else unknown for entry in entries], float)
     else:
         values = np.array([row.get(metric) for row in rows], float)[:, None]
-    of_episodes = metric.startswith("episode_")
-    weights = np.array([row.get("episodes") or 1 if of_episodes else 1 for row in rows], float)
+    is_per_episode = metric.startswith("episode_")
+    weights = np.array([row.get("episodes") or 1 if is_per_episode else 1 for row in rows], float)
     return times, values, weights
 
 
-def _bins(steps: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weighted means over at most `_POINTS` equal bins of steps; empty bins are left out."""
-    points = min(_POINTS, len(steps))
+def _bin_means(steps: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weighted means over at most `_MAX_POINTS` equal bins of steps: ends and means of nonempty bins."""
+    points = min(_MAX_POINTS, len(steps))
     edges = np.linspace(0, steps[-1], points + 1)
-    which = np.clip(np.searchsorted(edges, steps) - 1, 0, points - 1)
+    bins = np.clip(np.searchsorted(edges, steps) - 1, 0, points - 1)
     weights = np.where(np.isfinite(values), weights, 0)
-    total = np.bincount(which, weights, minlength=points)
-    mean = np.bincount(which, np.nan_to_num(values) * weights, minlength=points) / np.maximum(total, 1e-30)
+    total = np.bincount(bins, weights, minlength=points)
+    mean = np.bincount(bins, np.nan_to_num(values) * weights, minlength=points) / np.maximum(total, 1e-30)
     return edges[1:][total > 0], mean[total > 0]
 
 
-def _on_one_grid(curve: Curves) -> tuple[np.ndarray, np.ndarray]:
-    """Interpolates agents to one grid where their curves overlap: `[points]` and `[agents, points]`.
+def _interpolate_curves(curve: Curves) -> tuple[np.ndarray, np.ndarray]:
+    """Interpolates all agents' curves to a common grid where they overlap: `[points]`, `[agents, points]`.
 
     Failed agents are left out, unless all failed.
     """
-    counts = ~curve.failed | curve.failed.all()
-    there = [(x, y) for x, y, use in zip(curve.x, curve.y, counts, strict=True) if len(x) and use]
-    if not there:
+    is_used = ~curve.failed | curve.failed.all()
+    curves = [(x, y) for x, y, used in zip(curve.x, curve.y, is_used, strict=True) if len(x) and used]
+    if not curves:
         return np.zeros(0), np.zeros((1, 0))
-    low, high = max(x[0] for x, _ in there), min(x[-1] for x, _ in there)
-    grid = np.linspace(low, high, _POINTS) if high > low else np.array([low])
-    return grid, np.stack([np.interp(grid, x, y) for x, y in there])
+    low, high = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    grid = np.linspace(low, high, _MAX_POINTS) if high > low else np.array([low])
+    return grid, np.stack([np.interp(grid, x, y) for x, y in curves])
 
 
 def figure_of(panels: int = 1) -> tuple[Any, ...]:
     """A figure and the axes of its panels."""
-    # Not pyplot: it picks a window system, and keeps figures alive. Imported here because it takes 0.4 s.
+    # Not pyplot, which selects a window system and keeps figures alive. The import takes 0.4 s.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = 2 if panels == 4 else min(panels, _COLUMNS)
+    columns = 2 if panels == 4 else min(panels, _MAX_COLUMNS)
     rows = math.ceil(panels / columns)
-    size = (_SIZE[0] * (1 if columns == 1 else 0.7 * columns), _SIZE[1] * (1 if rows == 1 else 0.85 * rows))
-    figure = Figure(figsize=size, layout="constrained")
+    width, height = 1 if columns == 1 else 0.7 * columns, 1 if rows == 1 else 0.85 * rows
+    figure = Figure(figsize=(_INCHES[0] * width, _INCHES[1] * height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for unused in axes[panels:]:
@@ -431,30 +434,28 @@ def figure_of(panels: int = 1) -> tuple[Any, ...]:
     return figure, *axes[:panels]
 
 
-def _mark(axes: Any, value: float, label: str) -> None:
-    """Draws a horizontal line at a value; if it is far outside the curves' range, an arrow at the edge."""
+def _draw_threshold(axes: Any, value: float, label: str) -> None:
+    """Draws a horizontal line at a value, or an arrow at the edge if the value is far outside the y range."""
     low, high = axes.get_ylim()
     span = high - low
     if low - 0.5 * span <= value <= high + 0.5 * span:
         axes.axhline(value, color="#555555", linestyle="--", linewidth=1, label=label)
         return
-    up = value > high
+    is_above = value > high
     axes.set_ylim(low, high)
-    edge, inside = (1.0, 0.9) if up else (0.0, 0.1)
+    edge, tail = (1.0, 0.9) if is_above else (0.0, 0.1)
     grey = {"color": "#555555"}
     arrow = {"arrowstyle": "-|>", **grey}
-    axes.annotate("", xy=(0.02, edge), xytext=(0.02, inside), xycoords="axes fraction", arrowprops=arrow)
-    text = f"{label} {'above' if up else 'below'}"
-    axes.text(
-        0.035, (edge + inside) / 2, text, transform=axes.transAxes, va="center", fontsize="small", **grey
-    )
+    axes.annotate("", xy=(0.02, edge), xytext=(0.02, tail), xycoords="axes fraction", arrowprops=arrow)
+    text = f"{label} {'above' if is_above else 'below'}"
+    axes.text(0.035, (edge + tail) / 2, text, transform=axes.transAxes, va="center", fontsize="small", **grey)
 
 
 def finish(figure: Any, panels: Sequence[Any], x: str) -> None:
-    """Adds the grid, units, and one legend below the axes."""
+    """Adds a grid, units of the x axis, and one legend below all panels."""
     from matplotlib.ticker import EngFormatter
 
-    shown: dict[str, Any] = {}
+    lines: dict[str, Any] = {}
     for axes in panels:
         if x == "env_steps":
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -462,10 +463,10 @@ def finish(figure: Any, panels: Sequence[Any], x: str) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
         handles, labels = axes.get_legend_handles_labels()
-        shown = {**dict(zip(labels, handles, strict=True)), **shown}
-    if shown:
-        room = int(90 * figure.get_figwidth() / _SIZE[0])  # characters in a line
-        columns = max(1, min(4, len(shown), room // (max(map(len, shown)) + 8)))
+        lines = {**dict(zip(labels, handles, strict=True)), **lines}
+    if lines:
+        width = int(90 * figure.get_figwidth() / _INCHES[0])  # characters in a line
+        columns = max(1, min(4, len(lines), width // (max(map(len, lines)) + 8)))
         figure.legend(
-            shown.values(), shown, loc="outside lower center", ncols=columns, frameon=False, fontsize="small"
+            lines.values(), lines, loc="outside lower center", ncols=columns, frameon=False, fontsize="small"
         )

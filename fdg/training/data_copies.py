@@ -14,71 +14,72 @@ from fdg.errors import FdgError
 from fdg.reading import open_regular, read_bytes
 from fdg.training.run_directory import DATA, RunDirectory
 
-_MOST = 64 << 20  # the largest file that is copied, in bytes
+_MOST = 64 << 20  # files above this size in bytes are not copied
 
 
 def copy_data_files(run: RunDirectory, algorithm: Any) -> None:
     """Copies an algorithm's data files into the directory of its run.
 
-    Only the digest of a file above 64 MiB is kept. Missing files are skipped: they were not read.
+    For a file above 64 MiB only its SHA-256 is stored. Missing files are skipped, since nothing read them.
+    Raises `FdgError` if a file differs from an earlier copy.
     """
-    for field, path in _files(algorithm).items():
+    for field, path in _data_files(algorithm).items():
         if not os.path.isfile(path):
             continue
-        kept, fix = _copy(run.path, field, path), "put the copy {kept} in its place"
+        copy, fix = _copy_path(run.path, field, path), "put the copy {copy} in its place"
         if os.path.getsize(path) <= _MOST:
             content = read_bytes(path, _MOST)
         else:
-            kept, fix = kept.with_name(f"{kept.name}.sha256"), "bring back that of {kept}"
+            copy, fix = copy.with_name(f"{copy.name}.sha256"), "bring back that of {copy}"
             with open_regular(path) as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest().encode()
-        if not os.path.lexists(kept):
-            run.publish(f"{DATA}/{kept.name}", operator.methodcaller("write", content))
-        elif read_bytes(kept, _MOST) != content:
+        if not os.path.lexists(copy):
+            run.publish(f"{DATA}/{copy.name}", operator.methodcaller("write", content))
+        elif read_bytes(copy, _MOST) != content:
             raise FdgError(
-                f"{path} has changed since the run in {run.path} began: {fix.format(kept=kept)}, or start a"
+                f"{path} has changed since the run in {run.path} began: {fix.format(copy=copy)}, or start a"
                 " new run"
             )
 
 
 def copied_env_files(directory: Path, name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """An environment's file parameters, replaced by the copies in a run's directory."""
-    found = {}
+    """The paths of an environment's files that have a copy in a run's directory, by parameter."""
+    copies = {}
     for field, path in envs.files_of(name, parameters).items():
-        copy = _copy(directory, field, path)
+        copy = _copy_path(directory, field, path)
         if os.path.lexists(copy):
-            found[field] = str(copy)
+            copies[field] = str(copy)
         elif not os.path.lexists(path):
             raise FdgError(
                 f"{directory / 'config.json'} names {path}, which is not there: put it back, or write its new"
                 " place into that file (env)"
             )
-    return found
+    return copies
 
 
 def copied_dataset(directory: Path, values: Mapping[str, Any]) -> dict[str, str]:
-    """An algorithm's `dataset`, replaced by the copy in a run's directory.
+    """The field `dataset` of an algorithm, if the copy in a run's directory replaces it; else empty.
 
     The copy of a data set above 64 MiB has only metadata, which suffices to act and resume; it is used if the
-    data set is missing or changed.
+    original is missing or has changed.
     """
-    kept, given = directory / DATA, values.get("dataset")
-    if given is None or not os.path.lexists(kept / METADATA):
+    copies, dataset = directory / DATA, values.get("dataset")
+    if dataset is None or not os.path.lexists(copies / METADATA):
         return {}
-    there = DataSet(given).folder / METADATA
-    may_be_read = not os.path.lexists(kept / ARRAYS) and os.path.isfile(there)
-    if may_be_read and read_bytes(there, _MOST) == read_bytes(kept / METADATA, _MOST):
+    original = DataSet(dataset).folder / METADATA
+    has_original = not os.path.lexists(copies / ARRAYS) and os.path.isfile(original)
+    if has_original and read_bytes(original, _MOST) == read_bytes(copies / METADATA, _MOST):
         return {}
     return {"dataset": os.path.abspath(directory)}
 
 
-def _files(algorithm: Any) -> Mapping[str, str]:
+def _data_files(algorithm: Any) -> Mapping[str, str]:
     """Paths of the environment's and the data set's files, by field."""
     algorithm = getattr(algorithm, "algorithm", algorithm)
     env, _ = unwrapped(getattr(algorithm, "env", None))
-    of_data = getattr(getattr(algorithm, "data", None), "files", {})
-    return {**getattr(getattr(env, "problem", None), "files", {}), **of_data}
+    dataset_files = getattr(getattr(algorithm, "data", None), "files", {})
+    return {**getattr(getattr(env, "problem", None), "files", {}), **dataset_files}
 
 
-def _copy(directory: Path, field: str, path: str) -> Path:
+def _copy_path(directory: Path, field: str, path: str) -> Path:
     return directory / DATA / (field + os.path.splitext(path)[1])

@@ -1,7 +1,7 @@
-"""Deployed policies: observations of the environment's own library in, its own actions out, as NumPy arrays.
+"""Deployed policies: map observations to actions, as NumPy arrays in the format of the environment's library.
 
-The base of `Acting` (an algorithm with its state) and `exported.Exported` (a file). Both know the environment
-only by its description (`envs.native`).
+`Deployed` is the base of `Acting` (an algorithm with its state) and `exported.Exported` (a file). Both use
+only a description of the environment (`envs.native`).
 """
 
 import dataclasses
@@ -22,60 +22,63 @@ from fdg.arguments import quoted
 from fdg.errors import FdgError
 
 _DTYPE = re.compile(r"bool|(u?int|float)(8|16|32|64)|bfloat16")
-_MASK = ("action_mask",)  # the mask's path in a library's observation
+_MASK = ("action_mask",)  # the path of the action mask in a library's observation
 
 
 class Deployed:
     """A policy for one environment, with a memory between calls.
 
-    `action` is None in files of earlier versions, whose actions are a single array.
+    `whose` is the environment's name. `action` is None for files of earlier versions, whose actions are a
+    single array.
     """
 
     def __init__(self, whose: str, observation: Description, action: Description | None):
-        self._whose, self._action = whose, action
-        self._inputs = [_Input.of(path, leaf) for path, leaf in leaves(observation)]
-        self._outputs = [_Output.of(leaf) for _, leaf in leaves(action or {})] if action else None
-        self._has_mask = any(one.path == _MASK for one in self._inputs)
-        self.memory: Any = None  # of `N` environments; None before the first call
-        self._count: int | None = None  # the memory's number of environments
-        self._going_on = np.zeros(0, bool)
-        self._calls = 0  # seeds sampled actions
+        self._env_name, self._action = whose, action
+        self._inputs = [_Input.from_leaf(path, leaf) for path, leaf in leaves(observation)]
+        self._outputs = [_Output.from_leaf(leaf) for _, leaf in leaves(action or {})] if action else None
+        self._has_mask = any(leaf.path == _MASK for leaf in self._inputs)
+        self.memory: Any = None  # memory of `N` environments; None before the first call
+        self._count: int | None = None  # `N`
+        self._no_starts = np.zeros(0, bool)
+        self._calls = 0  # number of calls, part of the seed of sampled actions
 
     def reset(self) -> None:
         """Clears the memory: the next observation starts an episode."""
         self.memory = self._count = None
 
     def _empty_memory(self, count: int) -> Any:
-        """The memory of `count` environments."""
+        """The initial memory of `count` environments."""
         raise NotImplementedError
 
     def _answer(self, observation: Any, start: Any, call: Callable[..., tuple[Sequence[Any], Any]]) -> Any:
-        """An action for an observation, or actions for a batch of them.
+        """An action for an observation, or actions for a batch of observations.
 
-        `call` maps `(arrays, mask, memory, starts [N])` to the arrays of the action and the memory.
+        `call` maps `(arrays, mask, memory, starts [N])` to the arrays of the action and the next memory.
         """
         arrays, mask, single = self._arrays(observation)
         count = len(arrays[0])
         if count != self._count:
             self.memory, self._count = self._empty_memory(count), count
-            self._going_on = np.zeros(count, bool)
-            begins = np.ones(count, bool)
+            self._no_starts = np.zeros(count, bool)
+            starts = np.ones(count, bool)
         elif start is None:
-            begins = self._going_on
+            starts = self._no_starts
         else:
-            begins = np.array(np.broadcast_to(np.asarray(start, bool), count))
-        results, self.memory = call(arrays, mask, self.memory, begins)
+            starts = np.array(np.broadcast_to(np.asarray(start, bool), count))
+        results, self.memory = call(arrays, mask, self.memory, starts)
         self._calls += 1
-        found = [np.asarray(result) for result in results]
+        outputs = [np.asarray(result) for result in results]
         if self._outputs is None or self._action is None:
-            return found[0][0] if single else found[0]
-        own = [output.own(array) for output, array in zip(self._outputs, found, strict=True)]
+            return outputs[0][0] if single else outputs[0]
+        native = [output.convert(array) for output, array in zip(self._outputs, outputs, strict=True)]
         if single:
-            own = [output.first(array) for output, array in zip(self._outputs, own, strict=True)]
-        return rebuilt(self._action, iter(own))
+            native = [
+                output.first_element(array) for output, array in zip(self._outputs, native, strict=True)
+            ]
+        return rebuilt(self._action, iter(native))
 
     def _arrays(self, observation: Any) -> tuple[list[np.ndarray], Any, bool]:
-        """The arrays of an observation, its mask, and whether it is of a single environment."""
+        """The arrays `[N, ...]` of an observation, its mask, and whether it has no axis `N`."""
         mask: Any = None
         if isinstance(observation, MaskedObservation):
             observation, mask = observation
@@ -83,148 +86,147 @@ class Deployed:
                 observation, mask = {**observation, _MASK[0]: mask}, None
         arrays: list[np.ndarray] = []
         single: bool | None = None
-        for one in self._inputs:
+        for part in self._inputs:
             try:
-                array, alone = one.array(observation, self._whose)
+                array, is_single = part.array(observation, self._env_name)
             except FdgError as error:
-                fix = _part_of(observation, one.path)
+                fix = _result_fix(observation, part.path)
                 raise (FdgError(fix) if fix else error) from None
-            if single is not None and (alone is not single or len(array) != len(arrays[0])):
-                raise FdgError(
-                    f"the parts of an observation of {self._whose} are of different numbers of them"
-                )
+            if single is not None and (is_single is not single or len(array) != len(arrays[0])):
+                raise FdgError(f"the parts of an observation of {self._env_name} have different batch sizes")
             arrays.append(array)
-            single = alone
+            single = is_single
         if mask is not None:
             mask = np.asarray(mask, bool)
             mask = mask[None] if single else mask
         return arrays, mask, bool(single)
 
 
-def _part_of(given: Any, path: tuple[Any, ...]) -> str:
-    """Names the part to pass if the whole result of `reset` or `step` was given as an observation."""
-    if isinstance(given, EpisodeState | WrapperState):
+def _result_fix(value: Any, path: tuple[Any, ...]) -> str:
+    """The fix if the whole result of `reset` or `step` was given as an observation; else ""."""
+    if isinstance(value, EpisodeState | WrapperState):
         return "this is the state: reset gives (state, observation), in that order: give the observation"
-    if isinstance(given, TimeStep):
+    if isinstance(value, TimeStep):
         return "this is what step gives: give its observation, step.observation"
-    if not isinstance(given, tuple) or not given:
+    if not isinstance(value, tuple) or not value:
         return ""
-    if isinstance(given[-1], Mapping) and len(given) in (2, 4, 5):
-        call = "pair (observation, info) that reset" if len(given) == 2 else "tuple that step"
+    if isinstance(value[-1], Mapping) and len(value) in (2, 4, 5):
+        call = "pair (observation, info) that reset" if len(value) == 2 else "tuple that step"
         return f"this is the {call} of Gymnasium gives: give the observation, its first"
-    if len(given) != 2:
+    if len(value) != 2:
         return ""
-    if isinstance(given[1], TimeStep):
+    if isinstance(value[1], TimeStep):
         return "this is the pair (state, step) that step gives: give step.observation, of its second"
-    if path and isinstance(path[0], int):  # its space is a separate pair
+    if path and isinstance(path[0], int):  # the space is a tuple, so the observation may be a pair
         return ""
-    if isinstance(given[1], int | float | np.generic):
+    if isinstance(value[1], int | float | np.generic):
         return ""
     return "this is the pair (state, observation) that reset gives: give the observation, its second"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Input:
-    """An array of an observation: its path, shape and dtype."""
+    """One array of an observation: its path in the observation, shape and dtype."""
 
     path: tuple[Any, ...]
     shape: tuple[int, ...]
-    dtype: np.dtype
-    program_dtype: np.dtype
-    lowest: Any  # category, where it is one, else None
-    count: Any
-    text: int | None  # bytes of a text; None for others
+    dtype: np.dtype  # the library's dtype
+    program_dtype: np.dtype  # the dtype of the program's argument
+    lowest: Any  # the lowest category; None if values are not categories
+    count: Any  # the number of categories, or None
+    text: int | None  # the number of bytes if it is a text; else None
 
     @classmethod
-    def of(cls, path: tuple[Any, ...], leaf: Description) -> "_Input":
+    def from_leaf(cls, path: tuple[Any, ...], leaf: Description) -> "_Input":
         lowest, count = _categories(leaf)
         program = _dtype(leaf.get("jax_dtype", leaf["dtype"]))
         text = leaf["length"] if leaf.get("kind") == "Text" else None
         return cls(path, tuple(leaf["shape"][1:]), _dtype(leaf["dtype"]), program, lowest, count, text)
 
     def array(self, observation: Any, whose: str) -> tuple[np.ndarray, bool]:
-        """The array `[N, *shape]` of an observation, and whether it is of a single environment."""
+        """The array `[N, *shape]` in an observation, and whether the observation has no axis `N`."""
         value = observation
         for key in self.path:
             try:
                 value = value[key]
             except (KeyError, IndexError, TypeError):
                 raise FdgError(
-                    f"an observation of {whose} has no part {key!r}: give all that its space has"
+                    f"an observation of {whose} has no part {key!r}: give all parts of its space"
                 ) from None
         if isinstance(value, jax.core.Tracer):
             raise FdgError(
                 "run.policy takes arrays, and this one is being traced: inside jit, use run.actor(), whose"
                 " act(memory, observation, start, keys, greedy) is a pure function"
             )
-        of = f"{whose}{''.join(f'[{key!r}]' for key in self.path)}"
-        array = self._checked(value, of)
+        label = f"{whose}{''.join(f'[{key!r}]' for key in self.path)}"
+        array = self._convert(value, label)
         single = array.shape == self.shape
         if not single and (not array.ndim or array.shape[1:] != self.shape):
             raise FdgError(
-                f"an observation of shape {list(array.shape)}: those of {of} are {list(self.shape)}, and"
+                f"an observation of shape {list(array.shape)}: those of {label} are {list(self.shape)}, and"
                 f" batches of them {['N', *self.shape]}".replace("'N'", "N")
             )
         if array.dtype != self.program_dtype:
             array = array.astype(self.program_dtype)
         return (array[None] if single else array), single
 
-    def _checked(self, value: Any, of: str) -> np.ndarray:
-        """The value as an array of the library's dtype."""
+    def _convert(self, value: Any, label: str) -> np.ndarray:
+        """The value as an array of the library's dtype; raises `FdgError` if it does not fit."""
         try:
             if self.text is not None and np.asarray(value).dtype.kind not in "ui":
                 value = encode_texts(value, self.text)
-            given = np.asarray(value)
-            array = given if given.dtype == self.dtype else given.astype(self.dtype)
+            original = np.asarray(value)
+            array = original if original.dtype == self.dtype else original.astype(self.dtype)
         except (TypeError, ValueError) as error:
             raise FdgError(
-                f"an observation of {of} is an array {list(self.shape)}, and no {quoted(value)}: give the"
-                f" numbers alone"
+                f"an observation of {label} is an array {list(self.shape)}, not {quoted(value)}: give only"
+                f" its numbers"
             ) from error
-        if array is not given and array.dtype.kind in "iu" and not np.array_equal(array, given):
+        if array is not original and array.dtype.kind in "iu" and not np.array_equal(array, original):
             raise FdgError(
-                f"an observation of {of} has {given[array != given].flat[0]}, which its space's dtype"
-                f" {self.dtype} cannot hold"
+                f"an observation of {label} has {original[array != original].flat[0]}, which its space's"
+                f" dtype {self.dtype} cannot hold"
             )
         if self.lowest is not None:
             outside = (array < self.lowest) | (array >= self.lowest + self.count)
             if outside.any():
                 raise FdgError(
-                    f"an observation of {of} has {array[outside].flat[0]}, which is none of its categories"
+                    f"an observation of {label} has {array[outside].flat[0]}, which is not one of its"
+                    " categories"
                 )
         return array
 
 
 @dataclasses.dataclass(frozen=True)
 class _Output:
-    """An array of an action."""
+    """One array of an action."""
 
     dtype: np.dtype
-    lowest: Any  # the lowest category; None for no category
-    low: Any
+    lowest: Any  # the lowest category; None if values are not categories
+    low: Any  # float64 bounds, NaN without
     high: Any
-    is_category: bool  # a single category, which libraries take as a scalar
+    is_category: bool  # whether it is a single category, which libraries expect as a scalar
 
     @classmethod
-    def of(cls, leaf: Description) -> "_Output":
-        low, high = (np.array(leaf.get(end), np.float64) for end in ("low", "high"))  # NaN for none
+    def from_leaf(cls, leaf: Description) -> "_Output":
+        low, high = (np.array(leaf.get(end), np.float64) for end in ("low", "high"))  # None gives NaN
         return cls(_dtype(leaf["dtype"]), _categories(leaf)[0], low, high, leaf.get("kind") == "Discrete")
 
-    def first(self, array: np.ndarray) -> Any:
+    def first_element(self, array: np.ndarray) -> Any:
         """The first element of an array `[1, ...]`."""
         return array[0] if self.is_category else array[0, ...]
 
-    def own(self, array: np.ndarray) -> np.ndarray:
-        """The array in the library's format."""
+    def convert(self, array: np.ndarray) -> np.ndarray:
+        """Converts an array to the library's dtype and categories."""
         if array.dtype == self.dtype:
             return array
-        if self.lowest is not None:  # programs use 32 bits, in which a high start overflows
+        if self.lowest is not None:  # undoes the overflow of 32 bits in the program
             return (self.lowest + ((array.astype(np.int64) - self.lowest) & 0xFFFFFFFF)).astype(self.dtype)
         return exact(array, self.dtype, self.low, self.high)
 
 
 def _categories(leaf: Description) -> tuple[Any, Any]:
-    """The lowest category and the number of categories; None if there are none."""
+    """The lowest category and the number of categories; (None, None) if values are not categories."""
     if "start" not in leaf:
         return None, None
     start, count = np.asarray(leaf["start"]), np.asarray(leaf["n"] if "n" in leaf else leaf["nvec"])
@@ -239,15 +241,15 @@ def _dtype(name: Any) -> np.dtype:
     return np.dtype(name)
 
 
-_MAX_EMBEDDED_BYTES = 1 << 20  # parameters up to this size become constants of the compiled program
+_MAX_EMBEDDED_BYTES = 1 << 20  # parameters of at most this size become constants of the compiled program
 
 
 class Acting(Deployed):
     """A trained agent that maps observations to actions, both NumPy arrays.
 
-    Observations are as `reset` and `step` of the environment's library return them; actions are as its `step`
-    takes them (`envs.native`). The first call compiles. The agent keeps its memory between calls, for as many
-    environments as the last call had; `reset()` or `start` clears it where an episode begins.
+    Observations have the format that `reset` and `step` of the environment's library return, and actions the
+    format that its `step` takes (`envs.native`). The first call compiles. The agent keeps its memory between
+    calls, for as many environments as the last call had; `reset()` or `start` clears it at a new episode.
 
     Args:
       algorithm: defines how to act (`actor`) and the environment (`env`).
@@ -266,15 +268,15 @@ class Acting(Deployed):
         self._key, self._kind = np.asarray(jax.random.key_data(key)), jax.random.key_impl(key)
 
     def __call__(self, observation: Any, greedy: bool | None = None, start: Any = None) -> Any:
-        """An action for an observation, or actions for a batch of them.
+        """An action for an observation, or actions for a batch of observations.
 
         Args:
           observation: as the environment returns it: `[*obs]` for one environment, `[N, *obs]` for N; for
             several agents `[A, *obs]` or `[N, A, *obs]`. If it is a dictionary or tuple, its arrays have the
-            leading axis `N`; parts that only critics see may be missing. An action mask is its part
+            leading axis `N`; privileged parts (for critics) may be missing. An action mask is its part
             `action_mask`, or, for environments in JAX, an `envs.MaskedObservation`; without a mask, all
             actions are allowed.
-          greedy: overrides the `greedy` of this object; None keeps it.
+          greedy: replaces the `greedy` of this object in this call; None: not replaced.
           start: bool, or `[N]` bools: whether an episode begins with this observation, which clears the
             memory. None: only in the first call, and when the number of environments changes.
 
@@ -285,24 +287,25 @@ class Acting(Deployed):
         Raises:
           FdgError: the observation does not match the environment, or is traced.
         """
-        chosen = self.greedy if greedy is None else bool(greedy)
+        is_greedy = self.greedy if greedy is None else bool(greedy)
 
-        def call(*given: Any) -> Any:
-            program = self._programs.get((chosen, given[1] is None))
+        def call(*arguments: Any) -> Any:
+            program = self._programs.get((is_greedy, arguments[1] is None))
             if program is None:
-                program = self._programs[chosen, given[1] is None] = self._compiled(chosen, given)
-            return program(*given, self._key, np.uint32(self._calls))
+                program = self._jit_act(is_greedy, arguments)
+                self._programs[is_greedy, arguments[1] is None] = program
+            return program(*arguments, self._key, np.uint32(self._calls))
 
         return self._answer(observation, start, call)
 
     def _empty_memory(self, count: int) -> Any:
         return self._native.kept(count), self._algorithm.actor(self._state).memory(count)
 
-    def _compiled(self, greedy: bool, given: tuple[Any, ...]) -> Callable[..., Any]:
-        """Compiles `act`. Each argument costs time at every call, so only leaves that it reads are arguments.
+    def _jit_act(self, greedy: bool, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        """Jits `act`. Each argument costs time in every call, so only leaves of the state that it reads are.
 
-        Up to `_MAX_EMBEDDED_BYTES`, leaves become constants of the program instead; larger constants would
-        take seconds to compile.
+        Up to `_MAX_EMBEDDED_BYTES`, these leaves become constants of the program; larger constants would take
+        seconds to compile.
         """
         leaves, structure = jax.tree.flatten(self._state)
 
@@ -311,14 +314,16 @@ class Acting(Deployed):
             keys = jax.random.fold_in(jax.random.wrap_key_data(key, impl=self._kind), calls)
             keys = jax.random.split(keys, start.shape[0])
             observation = self._native.encode(arrays, mask)
-            kept, observation = self._native.see(memory[0], start, observation)
-            action, held = self._algorithm.actor(state).act(memory[1], observation, start, keys, greedy)
-            return self._native.decode(action), (kept, held)
+            native_memory, observation = self._native.see(memory[0], start, observation)
+            action, next_memory = self._algorithm.actor(state).act(
+                memory[1], observation, start, keys, greedy
+            )
+            return self._native.decode(action), (native_memory, next_memory)
 
-        every = dict(enumerate(leaves))
-        needed = jaxprs.inputs_read(jax.make_jaxpr(act)(every, *given, self._key, np.uint32(0)))
-        read = {i: x for i, x in every.items() if needed[i]}
+        all_leaves = dict(enumerate(leaves))
+        is_read = jaxprs.inputs_read(jax.make_jaxpr(act)(all_leaves, *arguments, self._key, np.uint32(0)))
+        read = {i: x for i, x in all_leaves.items() if is_read[i]}
         if sum(x.nbytes for x in read.values()) <= _MAX_EMBEDDED_BYTES:
             read = {}
         program = jax.jit(act)
-        return lambda *given: program(read, *given)
+        return lambda *arguments: program(read, *arguments)

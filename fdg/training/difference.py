@@ -24,11 +24,11 @@ from fdg.training.recording import (
     BorderDifference,
     Recording,
     array_difference,
+    borders_until,
     describe_border,
     dtype_and_shape,
     first_difference,
     read_recording,
-    until,
     write_recording,
 )
 from fdg.training.run import Run
@@ -39,22 +39,22 @@ from fdg.training.summary import versions
 
 Comparable: TypeAlias = Run | str | Path
 _NOT_COMPARED = ("id", "out", "command", "resumes")
-_SHOWN = 4  # settings, versions
+_MAX_LISTED = 4  # settings, versions
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Where two runs differ; `print` it. The result of `fdg.diff`.
+    """The result of `fdg.diff`: where two runs differ. Its text is for `print`.
 
     Attributes:
       a, b: the compared runs.
       iteration: the first iteration whose values differ; None if no difference was found. Iteration n ends
         with the state after n iterations; 0 is the initial state.
-      fragment: the fragment that computed the first differing value; None if it was outside of fragments.
-      call: the call of that fragment in the iteration, from 1; for a value computed between nested calls,
-        that of the fragment that reads it.
-      where: the border at which the difference was seen.
-      arrays: the arrays that differ there, the first one first.
+      fragment: the fragment that computed the first differing value; None if no fragment did.
+      call: the number of that fragment's call in the iteration, from 1; for a value computed between nested
+        calls, the number of the call that reads it.
+      where: the border at which the difference was found.
+      arrays: the arrays that differ at this border, in their order.
       start: the state that both runs were replayed from; "" without a replay.
       compared: the number of arrays that were compared and equal before the first difference.
       notes: differences in metrics, settings and versions, and limits of the comparison.
@@ -87,10 +87,11 @@ class Difference:
             lines.append(f"  replayed: from {self.start}; {self.compared:,} arrays were equal")
         if self.where:
             lines.append(f"  at: {self.where}")
-        for each in self.arrays[:1]:
-            lines += [f"  array: {each.name} {' and '.join(dict.fromkeys(each.kinds))}", f"  by: {_by(each)}"]
+        if array := self.array:
+            kinds = " and ".join(dict.fromkeys(array.kinds))
+            lines += [f"  array: {array.name} {kinds}", f"  by: {_size(array)}"]
         if len(self.arrays) > 1:
-            lines.append(f"  also: {', '.join(each.name for each in self.arrays[1:4])}" + (
+            lines.append(f"  also: {', '.join(array.name for array in self.arrays[1:4])}" + (
                 f" and {len(self.arrays) - 4} more" if len(self.arrays) > 4 else ""))  # fmt: skip
         return "\n".join(lines)
 
@@ -101,8 +102,8 @@ class Difference:
             return "they part in the first state"
         if self.fragment is not None:
             return f"they part in iteration {self.iteration:,}, in fragment `{self.fragment}`"
-        between = ", between fragments" if self.where else ""
-        return f"they part in iteration {self.iteration:,}{between}"
+        place = ", between fragments" if self.where else ""
+        return f"they part in iteration {self.iteration:,}{place}"
 
 
 @checked
@@ -119,16 +120,16 @@ def diff(
     """Finds the first iteration, and in it the first fragment, whose values differ between two runs.
 
     For two run directories, metrics and checkpoints are compared first. If they differ, both runs are
-    replayed from the last equal checkpoint (or from `init`), each with the devices of its plan if this
-    machine has as many. A recording (`fdg.record`) is compared with a replay from its first state. A `Run`
+    replayed from the last equal checkpoint (or from `init`), each with as many devices as its plan if this
+    machine has them. A recording (`fdg.record`) is compared with a replay from its first state. A `Run`
     without a directory is replayed from its state.
 
     Args:
       a: a run directory, a recording, or a `Run`.
-      b: another one.
-      iterations: the most iterations to replay; None for those of a recording, those up to the first row of
-        metrics that differs, or 1.
-      checkpoint: the iteration to replay from, 0 for `init`; None to choose.
+      b: a second run directory, recording or `Run`.
+      iterations: the maximum number of iterations to replay; None: all iterations of a recording, else the
+        iterations up to the first row of metrics that differs, else 1.
+      checkpoint: the iteration to replay from, 0 for `init`; None: the last equal checkpoint.
       tolerance: floats x and y are equal if |x - y| <= tolerance * (1 + |y|); 0 compares bits.
       agent: the position of the agent to replay.
       trust: import your own modules that the runs name.
@@ -144,37 +145,40 @@ def diff(
         raise FdgError(f"tolerance={tolerance!r}: give a number from 0 on")
     check_at_least(1, iterations=iterations)
     check_at_least(0, checkpoint=checkpoint)
-    sides = _Side.of(a), _Side.of(b)
+    sides = _Side.read(a), _Side.read(b)
     names = sides[0].name, sides[1].name
-    notes = _settings_and_versions(*sides)
-    if any(one.recording for one in sides):
+    notes = _describe_unequal_settings(*sides)
+    if any(side.recording for side in sides):
         return _compare_recordings(sides, iterations, tolerance, agent, trust, notes)
-    first, more = (None, []) if checkpoint is not None else _by_metrics(*sides, tolerance)
-    notes = [*more, *notes]
+    first_unequal, metric_notes = (
+        (None, []) if checkpoint is not None else _compare_metrics(*sides, tolerance)
+    )
+    notes = [*metric_notes, *notes]
     start, equal = checkpoint, False
     if start is None:
-        start, unequal = _by_checkpoints(*sides, first, tolerance)
-        first = min((n for n in (first, unequal) if n is not None), default=None)
-        equal = first is None and bool(start or (more and start is not None))  # rows or a checkpoint are
+        start, unequal = _compare_checkpoints(*sides, first_unequal, tolerance)
+        first_unequal = min((n for n in (first_unequal, unequal) if n is not None), default=None)
+        # True if rows of metrics or a checkpoint were compared, and all were equal.
+        equal = first_unequal is None and bool(start or (metric_notes and start is not None))
     if equal and iterations is None:
         return Difference(*names, start="", notes=tuple(notes))
-    runs = [one.at(start, trust) for one in sides]
-    steppers = [_Replay(run, agent, trust) for run in runs]
-    notes += dict.fromkeys(line for each in steppers for line in each.notes)
+    runs = [side.load(start, trust) for side in sides]
+    replays = [_Replay(run, agent, trust) for run in runs]
+    notes += dict.fromkeys(line for replay in replays for line in replay.notes)
     begin = runs[0].iteration
-    last = begin + (iterations or max((first or 0) - begin, 1))
+    end = begin + (iterations or max((first_unequal or 0) - begin, 1))
     with host_errors():
-        begun = _forward(steppers, begin, last, tolerance)
-        one, two = (each.borders(begun, last) for each in steppers)
-        found, compared = first_difference(one, two, tolerance)
-    of = "the states held" if start is None else f"checkpoint {start:,}" if start else "init"
-    if found is None and first is not None:
+        begin = _skip_equal_iterations(replays, begin, end, tolerance)
+        borders_a, borders_b = (replay.borders(begin, end) for replay in replays)
+        difference, compared = first_difference(borders_a, borders_b, tolerance)
+    source = "the states held" if start is None else f"checkpoint {start:,}" if start else "init"
+    if difference is None and first_unequal is not None:
         kinds = [line.partition(":")[0] for line in notes if line.startswith(("settings:", "versions:"))]
         cause = f"the {listed(kinds, 'and')} above" if kinds else "code, versions or devices"
-        how = "explain it" if kinds else "differed"
-        notes.append(f"replay: finds none here, so {cause} {how}: to see where, record each where it ran")
-        return Difference(*names, first, start=of, compared=compared, notes=tuple(notes))
-    return _difference(names, found, of, compared, notes)
+        verb = "explain it" if kinds else "differed"
+        notes.append(f"replay: finds none here, so {cause} {verb}: to see where, record each where it ran")
+        return Difference(*names, first_unequal, start=source, compared=compared, notes=tuple(notes))
+    return _difference(names, difference, source, compared, notes)
 
 
 @checked
@@ -196,7 +200,7 @@ def record(
       iterations: the number of iterations.
       checkpoint: the iteration to start from, 0 for `init`; None for the newest checkpoint.
       agent: the position of the agent.
-      limit_mb: the most MiB of arrays to store besides the state; of further arrays only digests are stored.
+      limit_mb: maximum MiB of arrays to store besides the state; only digests of further arrays are stored.
       trust: import your own modules that the run names.
 
     Returns:
@@ -207,26 +211,26 @@ def record(
     """
     check_at_least(1, iterations=iterations)
     check_at_least(0, limit_mb=limit_mb)
-    side = _Side.of(run)
+    side = _Side.read(run)
     if side.recording is not None:
         raise FdgError(f"{run} is a recording: give a run directory")
-    begun = side.at(checkpoint, trust)
-    replay = _Replay(begun, agent, trust)
-    facts = {
+    start = side.load(checkpoint, trust)
+    replay = _Replay(start, agent, trust)
+    metadata = {
         "of": side.name,
-        "iteration": begun.iteration,
+        "iteration": start.iteration,
         "iterations": iterations,
         "versions": versions(),
-        "settings": plain(dict(begun.config)),
+        "settings": plain(dict(start.config)),
     }
-    last = begun.iteration + iterations
+    end = start.iteration + iterations
     with host_errors():
-        return write_recording(Path(path), facts, replay.borders(begun.iteration, last), limit_mb << 20)
+        return write_recording(Path(path), metadata, replay.borders(start.iteration, end), limit_mb << 20)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Side:
-    """A compared run: of a directory, in memory, or recorded."""
+    """One of the two compared runs: in a directory, in memory, or recorded."""
 
     name: str
     config: Mapping[str, Any]
@@ -235,41 +239,41 @@ class _Side:
     recording: Recording | None = None
 
     @classmethod
-    def of(cls, one: Comparable) -> "_Side":
-        if isinstance(one, Run):
+    def read(cls, run: Comparable) -> "_Side":
+        if isinstance(run, Run):
             return cls(
-                str(one.path or f"the run of {type(one.algorithm).__name__}"), one.config, one.path, one
+                str(run.path or f"the run of {type(run.algorithm).__name__}"), run.config, run.path, run
             )
-        path = Path(one)
+        path = Path(run)
         if os.path.isdir(path):
-            return cls(str(one), read_config(path, prefix=""), path)
+            return cls(str(run), read_config(path, prefix=""), path)
         if not os.path.exists(path):
             raise FdgError(f"{path}: there is no run directory and no recording: give the path of one")
         recording = read_recording(path)
-        return cls(str(one), recording.facts["settings"], recording=recording)
+        return cls(str(run), recording.facts["settings"], recording=recording)
 
     def versions(self, replayed_here: bool) -> Mapping[str, Any]:
-        """The versions that computed its values: of the recording, of this process, or of the training."""
+        """The package versions that computed the values: from the recording, this process or the training."""
         if self.recording is not None:
             return self.recording.facts["versions"]
-        trained = self.path if self.run is None and not replayed_here else None
-        said_there = None if trained is None else (read_summary(trained) or {}).get("versions")
-        return said_there if isinstance(said_there, dict) else versions()
+        trained_path = self.path if self.run is None and not replayed_here else None
+        stored = None if trained_path is None else (read_summary(trained_path) or {}).get("versions")
+        return stored if isinstance(stored, dict) else versions()
 
-    def at(self, start: int | None, trust: bool) -> Run:
-        """The run with the state of a checkpoint, or the initial state."""
+    def load(self, start: int | None, trust: bool) -> Run:
+        """Loads the run at a checkpoint; `start=0` gives the initial state, None the state that it has."""
         if self.run is not None and (self.path is None or start is None):
             return self.run
-        given = None if self.run is None else self.run.algorithm
-        run = load(str(self.path), algorithm=given, checkpoint=start or "last", trust=trust)
+        algorithm = None if self.run is None else self.run.algorithm
+        run = load(str(self.path), algorithm=algorithm, checkpoint=start or "last", trust=trust)
         if start == 0:
-            several = of_seeds(run.algorithm, run.agents)
-            run.state, run.iteration = jax.jit(several.init)(first_start(several, run.seed)), 0
+            agents = of_seeds(run.algorithm, run.agents)
+            run.state, run.iteration = jax.jit(agents.init)(first_start(agents, run.seed)), 0
         return run
 
 
 class _Replay:
-    """A run to be replayed: one agent's state, and its iteration fragment by fragment."""
+    """Replays a run fragment by fragment, from one agent's state."""
 
     def __init__(self, run: Run, agent: int, trust: bool):
         self.notes: list[str] = []
@@ -299,111 +303,116 @@ class _Replay:
         self.leaves: list[Any] = jax.tree.leaves(state)
         self.stepper, self._shapes = Stepper(graph, plan, devices), jax.tree.leaves(graph.state)
 
-    def borders(self, begin: int, last: int) -> Iterator[Border]:
-        """The arrays at every border of the iterations after `begin`, up to `last`."""
-        return until(self.stepper.borders(begin, self.leaves), last)
+    def borders(self, start: int, end: int) -> Iterator[Border]:
+        """The arrays at every border of the iterations after `start`, up to `end`."""
+        return borders_until(self.stepper.borders(start, self.leaves), end)
 
-    def take(self, recorded: Border) -> None:
-        """Continues from a recorded state."""
-        found, mine = recorded.arrays, self.stepper.state(recorded.iteration, self.leaves).arrays
-        for name in [*found, *mine]:
-            there, here = (dtype_and_shape(x[name]) if name in x else "absent" for x in (found, mine))
-            if there != here:
+    def replace_state(self, recorded: Border) -> None:
+        """Replaces the state by a recorded one; `FdgError` if its arrays do not match."""
+        arrays, own_arrays = recorded.arrays, self.stepper.state(recorded.iteration, self.leaves).arrays
+        for name in [*arrays, *own_arrays]:
+            stored, replayed = (
+                dtype_and_shape(x[name]) if name in x else "absent" for x in (arrays, own_arrays)
+            )
+            if stored != replayed:
                 raise FdgError(
-                    f"the recording is of another state: {name} is {there} there and {here} here: give a run"
-                    " with the same algorithm and sizes"
+                    f"the recording is of another state: {name} is {stored} there and {replayed} here: give"
+                    " a run with the same algorithm and sizes"
                 )
-        recorded_leaves = zip(found.values(), self._shapes, strict=True)
+        recorded_leaves = zip(arrays.values(), self._shapes, strict=True)
         self.leaves = [keys.from_words(value.array, leaf) for value, leaf in recorded_leaves]
 
 
-def _settings_and_versions(a: _Side, b: _Side) -> list[str]:
+def _describe_unequal_settings(a: _Side, b: _Side) -> list[str]:
     """Messages about settings and versions that differ."""
     lines = []
     if a.config and b.config:
-        different = _unequal(flat(a.config), flat(b.config))
-        if compared := {name: pair for name, pair in different.items() if name not in _NOT_COMPARED}:
-            lines.append(f"settings: {_listed(compared)}")
+        unequal_settings = _unequal_items(flat(a.config), flat(b.config))
+        if compared := {name: pair for name, pair in unequal_settings.items() if name not in _NOT_COMPARED}:
+            lines.append(f"settings: {_list_pairs(compared)}")
     replayed_here = a.recording is not None or b.recording is not None
-    if other := _unequal(a.versions(replayed_here), b.versions(replayed_here)):
-        lines.append(f"versions: {_listed(other)}")
+    if unequal_versions := _unequal_items(a.versions(replayed_here), b.versions(replayed_here)):
+        lines.append(f"versions: {_list_pairs(unequal_versions)}")
     return lines
 
 
-def _unequal(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, list[Any]]:
-    pairs = {name: [to_json(one.get(name)), to_json(two.get(name))] for name in (*one, *two)}
+def _unequal_items(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
+    pairs = {name: [to_json(a.get(name)), to_json(b.get(name))] for name in (*a, *b)}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _listed(different: Mapping[str, Any]) -> str:
-    shown = [f"{name} {old!s:.40} and {new!s:.40}" for name, (old, new) in [*different.items()][:_SHOWN]]
-    more = len(different) - _SHOWN
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+def _list_pairs(pairs: Mapping[str, Any]) -> str:
+    texts = [f"{name} {old!s:.40} and {new!s:.40}" for name, (old, new) in [*pairs.items()][:_MAX_LISTED]]
+    num_unlisted = len(pairs) - _MAX_LISTED
+    return ", ".join(texts) + (f" and {num_unlisted} more" if num_unlisted > 0 else "")
 
 
-def _by_metrics(a: _Side, b: _Side, tolerance: float) -> tuple[int | None, list[str]]:
+def _compare_metrics(a: _Side, b: _Side, tolerance: float) -> tuple[int | None, list[str]]:
     """The first iteration whose metrics differ, or None, and a message about it."""
-    files = [[] if side.path is None else read_metrics(side.path / "metrics.jsonl") for side in (a, b)]
-    rows = [{row["iteration"]: row for row in found} for found in files]
+    metrics = [[] if side.path is None else read_metrics(side.path / "metrics.jsonl") for side in (a, b)]
+    rows = [{row["iteration"]: row for row in run_rows} for run_rows in metrics]
     common = sorted(rows[0].keys() & rows[1].keys())
     for iteration in common:
-        one, two = rows[0][iteration], rows[1][iteration]
-        for name in one:
-            if name in two and not name.endswith("_s") and not _nearly_equal(one[name], two[name], tolerance):
-                what = f"metrics: row {iteration:,} is the first that differs"
-                return iteration, [f"{what}: {name} {one[name]!s:.40} and {two[name]!s:.40}"]
+        row_a, row_b = rows[0][iteration], rows[1][iteration]
+        for name in row_a:
+            if name in row_b and not name.endswith("_s"):
+                x, y = row_a[name], row_b[name]
+                if not _is_close(x, y, tolerance):
+                    place = f"metrics: row {iteration:,} is the first that differs"
+                    return iteration, [f"{place}: {name} {x!s:.40} and {y!s:.40}"]
     return None, [f"metrics: {len(common):,} rows are equal"] if common else []
 
 
-def _nearly_equal(one: Any, two: Any, tolerance: float) -> bool:
+def _is_close(a: Any, b: Any, tolerance: float) -> bool:
     """Whether two metrics (numbers or lists) are equal within a tolerance."""
-    if isinstance(one, list) and isinstance(two, list):
-        return len(one) == len(two) and all(
-            _nearly_equal(x, y, tolerance) for x, y in zip(one, two, strict=True)
-        )
-    if one is None or two is None or isinstance(one, list) or isinstance(two, list):
-        return one is two
-    return one == two or abs(one - two) <= tolerance * (1 + abs(two))
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(_is_close(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    if a is None or b is None or isinstance(a, list) or isinstance(b, list):
+        return a is b
+    return a == b or abs(a - b) <= tolerance * (1 + abs(b))
 
 
-def _by_checkpoints(a: _Side, b: _Side, first: int | None, tolerance: float) -> tuple[int | None, int | None]:
-    """The last checkpoint that is equal in both runs, and the first that differs.
+def _compare_checkpoints(
+    a: _Side, b: _Side, limit: int | None, tolerance: float
+) -> tuple[int | None, int | None]:
+    """The iterations of the last equal checkpoint and of the first unequal one after it.
 
-    The former is 0 (init) if none is equal, and None for runs without directories.
+    Checkpoints from iteration `limit` on are skipped. The last equal one is 0 (init) if none is equal. Both
+    are None for runs without directories.
     """
     if a.path is None or b.path is None:
         return None, None
-    here, there = (Checkpoints(path / CHECKPOINTS) for path in (a.path, b.path))
-    unequal = None
+    checkpoints_a, checkpoints_b = (Checkpoints(path / CHECKPOINTS) for path in (a.path, b.path))
+    first_unequal = None
     try:
-        common = sorted({*here.iterations()} & {*there.iterations()}, reverse=True)
+        common = sorted({*checkpoints_a.iterations()} & {*checkpoints_b.iterations()}, reverse=True)
         for iteration in common:
-            is_damaged = here.damage(iteration) or there.damage(iteration)
-            if is_damaged or (first is not None and iteration >= first):
+            is_damaged = checkpoints_a.damage(iteration) or checkpoints_b.damage(iteration)
+            if is_damaged or (limit is not None and iteration >= limit):
                 continue
-            one, two = here.arrays(iteration), there.arrays(iteration)
-            if one.keys() == two.keys() and all(
-                array_difference(n, one[n], two[n], tolerance) is None for n in one
+            arrays_a, arrays_b = checkpoints_a.arrays(iteration), checkpoints_b.arrays(iteration)
+            if arrays_a.keys() == arrays_b.keys() and all(
+                array_difference(name, arrays_a[name], arrays_b[name], tolerance) is None for name in arrays_a
             ):
-                return iteration, unequal
-            unequal = iteration
+                return iteration, first_unequal
+            first_unequal = iteration
     finally:
-        here.close()
-        there.close()
-    return 0, unequal
+        checkpoints_a.close()
+        checkpoints_b.close()
+    return 0, first_unequal
 
 
-def _forward(replays: list[_Replay], begin: int, last: int, tolerance: float) -> int:
-    """Replays whole iterations up to the one before the last, or to the first that differs."""
-    for iteration in range(begin, last - 1):
-        ends = [list(each.stepper.whole(*each.leaves))[: len(each.leaves)] for each in replays]
-        states = [each.stepper.state(iteration + 1, end) for each, end in zip(replays, ends, strict=True)]
+def _skip_equal_iterations(replays: list[_Replay], start: int, end: int, tolerance: float) -> int:
+    """Replays whole iterations until states differ, to `last - 1`; returns the last equal iteration."""
+    for iteration in range(start, end - 1):
+        results = [list(r.stepper.run_iteration(*r.leaves))[: len(r.leaves)] for r in replays]
+        states = [r.stepper.state(iteration + 1, x) for r, x in zip(replays, results, strict=True)]
         pairs = ((name, value, states[1].arrays.get(name)) for name, value in states[0].arrays.items())
-        if any(two is None or array_difference(name, one, two, tolerance) for name, one, two in pairs):
+        if any(b is None or array_difference(name, a, b, tolerance) for name, a, b in pairs):
             return iteration
-        for each, end in zip(replays, ends, strict=True):
-            each.leaves = end
-    return max(begin, last - 1)
+        for replay, leaves in zip(replays, results, strict=True):
+            replay.leaves = leaves
+    return max(start, end - 1)
 
 
 def _compare_recordings(
@@ -415,48 +424,48 @@ def _compare_recordings(
     notes: list[str],
 ) -> Difference:
     recording = next(side.recording for side in sides if side.recording is not None)
-    begin, of = recording.facts["iteration"], recording.facts["of"]
-    last = begin + min(iterations or recording.facts["iterations"], recording.facts["iterations"])
+    begin, run_name = recording.facts["iteration"], recording.facts["of"]
+    end = begin + min(iterations or recording.facts["iterations"], recording.facts["iterations"])
     borders = []
     for side in sides:
         if side.recording is not None:
-            borders.append(until(iter(side.recording.recorded), last))
+            borders.append(borders_until(iter(side.recording.recorded), end))
             continue
-        replay = _Replay(side.at(None, trust), agent, trust)
-        replay.take(recording.start)
+        replay = _Replay(side.load(None, trust), agent, trust)
+        replay.replace_state(recording.start)
         notes += replay.notes
-        borders.append(replay.borders(begin, last))
+        borders.append(replay.borders(begin, end))
     with host_errors():
-        found, compared = first_difference(borders[0], borders[1], tolerance)
-    names, start = (sides[0].name, sides[1].name), f"the state after iteration {begin:,} of {of:.80}"
-    return _difference(names, found, start, compared, notes)
+        difference, compared = first_difference(borders[0], borders[1], tolerance)
+    names, start = (sides[0].name, sides[1].name), f"the state after iteration {begin:,} of {run_name:.80}"
+    return _difference(names, difference, start, compared, notes)
 
 
 def _difference(
-    names: tuple[str, str], found: BorderDifference | None, start: str, compared: int, notes: list[str]
+    names: tuple[str, str], difference: BorderDifference | None, start: str, compared: int, notes: list[str]
 ) -> Difference:
-    if found is None:
+    if difference is None:
         return Difference(*names, start=start, compared=compared, notes=tuple(notes))
-    border, where = found.border, describe_border(found.border)
+    border, where = difference.border, describe_border(difference.border)
     # The inputs of a fragment were computed in the enclosing fragment, if any.
-    fragment = {"result": border.fragment, "input": border.inside, "state": ""}[border.side] or None
-    if found.other is not None:
-        where = f"{where}, where the other has {found.other}: their programs differ"
+    fragment = {"result": border.fragment, "input": border.parent, "state": ""}[border.side] or None
+    if difference.other_border is not None:
+        where = f"{where}, where the other has {difference.other_border}: their programs differ"
         fragment = border.fragment or None
     elif border.side == "state" and compared:
         where = "the state and metrics at the end of the iteration"
-    return Difference(*names, border.iteration, fragment, border.call or None, where, found.arrays, start,
-                      compared, tuple(notes))  # fmt: skip
+    return Difference(*names, border.iteration, fragment, border.call or None, where, difference.arrays,
+                      start, compared, tuple(notes))  # fmt: skip
 
 
-def _by(each: ArrayDifference) -> str:
-    """The size of an array's difference as text."""
-    if each.kinds[0] != each.kinds[1]:
+def _size(array: ArrayDifference) -> str:
+    """The size of an array's difference, as text."""
+    if array.kinds[0] != array.kinds[1]:
         return "its dtype or shape"
-    if each.count is None:
+    if array.count is None:
         return "its bits (the recording has no room for its elements: raise the limit)"
-    ulps = "" if each.ulps is None else f" ({each.ulps:,} in units in the last place)"
+    ulps = "" if array.ulps is None else f" ({array.ulps:,} in units in the last place)"
     return (
-        f"{each.max_abs:.3g} at most{ulps}, in {each.count:,} of {each.size:,} elements;"
-        f" {each.values[0]!r} and {each.values[1]!r} at {list(each.at)}"
+        f"{array.max_abs:.3g} at most{ulps}, in {array.count:,} of {array.size:,} elements;"
+        f" {array.values[0]!r} and {array.values[1]!r} at {list(array.at)}"
     )

@@ -36,8 +36,8 @@ SOLVED = {
     "MountainCar-v0": -110.0,
     "MountainCarContinuous-v0": 90.0,
 }
-_EPISODES = 128  # of the evaluation after training
-_STREAM = 2**31 - 1  # folded into keys, so that evaluation and training draw different numbers
+_NUM_EPISODES = 128  # episodes of the evaluation after training
+_EVALUATION_STREAM = 2**31 - 1  # folded into keys, so that evaluation and training draw different numbers
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -48,11 +48,11 @@ class Evaluation:
       greedy: whether actions were the most probable ones, or sampled as in training.
       means: `[agents]` float32, the mean return of each agent.
       episodes: episodes of each agent.
-      returns: `[agents, episodes]` float32; None if the algorithm's own `evaluate` returns none.
-      lengths: `[agents, episodes]` int32, environment steps; None likewise.
+      returns: `[agents, episodes]` float32; None if the algorithm's method `evaluate` gives no returns.
+      lengths: `[agents, episodes]` int32, environment steps; None if that method gives no lengths.
       several: whether the run has an axis of agents.
       infos: `[agents, episodes]` float32 by name: episode metrics that the environment reports in `info`.
-      failed: positions of agents with losses that are not finite; means over agents exclude them.
+      failed: indices of agents whose losses are not finite; means over agents exclude them.
       seeds: the seed of each agent.
     """
 
@@ -69,8 +69,8 @@ class Evaluation:
     @property
     def mean(self) -> float:
         """Mean return over agents and episodes (`eval_return` in `summary.json`); NaN if all failed."""
-        kept = self._kept(self.means)
-        return float(kept.mean()) if kept.size else math.nan
+        means = self._without_failed(self.means)
+        return float(means.mean()) if means.size else math.nan
 
     @property
     def actions(self) -> str:
@@ -79,34 +79,34 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95% bootstrap confidence interval of the mean, over agents, or over the episodes of a single one.
-        None with a single agent and a single episode."""
+        """95% bootstrap confidence interval of the mean: over agents, or over the episodes of a single agent.
+        None for a single agent with a single episode."""
         values = self.means if self.several and len(self.means) > 1 else self.returns
-        values = None if values is None else self._kept(values)
+        values = None if values is None else self._without_failed(values)
         return None if values is None or np.size(values) < 2 else interval(np.ravel(values))
 
     @property
     def reported(self) -> dict[str, float]:
-        """The mean of each of `infos` over finished episodes; NaN without any."""
-        kept = {name: self._kept(values) for name, values in self.infos.items()}
-        known = {name: values[np.isfinite(values)] for name, values in kept.items()}
-        return {name: float(values.mean()) if values.size else math.nan for name, values in known.items()}
+        """The mean of each of `infos` over finished episodes; NaN if no episode has finished."""
+        infos = {name: self._without_failed(values) for name, values in self.infos.items()}
+        finite = {name: values[np.isfinite(values)] for name, values in infos.items()}
+        return {name: float(values.mean()) if values.size else math.nan for name, values in finite.items()}
 
     @property
     def of_agents(self) -> str:
-        """Text about several or failed agents, with the range of their returns; else ""."""
-        text, kept = "", self._kept(self.means)
+        """Text about the range of agents' returns and about failed agents; "" for one agent that is fine."""
+        text, means = "", self._without_failed(self.means)
         if self.several:
-            low, high = format_numbers(kept.min(), kept.max()) if kept.size else ("nan", "nan")
-            text = f" of each of {len(kept)} agents (from {low} to {high})"
+            low, high = format_numbers(means.min(), means.max()) if means.size else ("nan", "nan")
+            text = f" of each of {len(means)} agents (from {low} to {high})"
         if self.failed:
             seeds = listed([str(self.seeds[i]) for i in self.failed], "and")
-            named = f"{'seed' if len(self.failed) == 1 else 'seeds'} {seeds}"
-            text += f", without {named}, which failed" if self.several else f", of {named}, which failed"
+            names = f"{'seed' if len(self.failed) == 1 else 'seeds'} {seeds}"
+            text += f", without {names}, which failed" if self.several else f", of {names}, which failed"
         return text
 
-    def _kept(self, values: np.ndarray) -> np.ndarray:
-        """`[agents, ...]` without failed agents, if there are several."""
+    def _without_failed(self, values: np.ndarray) -> np.ndarray:
+        """The rows of `[agents, ...]` whose agents have not failed; all rows if the run has one agent."""
         return np.delete(values, self.failed, axis=0) if self.several and self.failed else values
 
     @property
@@ -114,7 +114,7 @@ class Evaluation:
         return "".join(f", {name} {format_numbers(value)[0]}" for name, value in self.reported.items())
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each episode: `actions`, `agent`, `episode`, `return`, `length`, and each of `infos`."""
+        """One row per episode: `actions`, `agent`, `episode`, `return`, `length`, and each of `infos`."""
         if self.returns is None:
             return []
         return [
@@ -136,26 +136,26 @@ class Evaluation:
     def __str__(self) -> str:
         mean = with_interval(self.mean, self.interval, " (95% interval {} to {})")
         text = f"{self.actions}: return {mean} over {self.episodes:,} episodes{self.of_agents}"
-        if self.lengths is not None and (kept := self._kept(self.lengths)).size:
-            text += f", {kept.mean():,.1f} steps long on average"
+        if self.lengths is not None and (lengths := self._without_failed(self.lengths)).size:
+            text += f", {lengths.mean():,.1f} steps long on average"
         return text + self._infos
 
 
 def can_evaluate(algorithm: Any, greedy: bool = True) -> bool:
     """Whether the algorithm has a method `evaluate`, or an `actor` and an `env`."""
     acts = callable(getattr(algorithm, "actor", None)) and getattr(algorithm, "env", None) is not None
-    return acts or (_has_own(algorithm) and (greedy or _takes_greedy(algorithm)))
+    return acts or (_has_evaluate(algorithm) and (greedy or _takes_greedy(algorithm)))
 
 
-def episodes_of(algorithm: Any, asked: int | None) -> int:
-    """The number of episodes of an evaluation: `asked`, by default 128.
+def episodes_of(algorithm: Any, requested: int | None) -> int:
+    """The number of episodes of an evaluation: `requested`, by default 128.
 
-    For a text task with a file, an episode is a held-out row: the first `asked`, by default all.
+    For a text task with a file, each episode is a held-out row: at most all rows, which is the default.
     """
     rows = getattr(getattr(without_sweep(algorithm), "env", None), "num_held_out", None)
     if rows is None:
-        return _EPISODES if asked is None else asked
-    return rows if asked is None else min(asked, rows)
+        return _NUM_EPISODES if requested is None else requested
+    return rows if requested is None else min(requested, rows)
 
 
 def require_actor(algorithm: Any, what: str) -> None:
@@ -176,21 +176,21 @@ def require_actor(algorithm: Any, what: str) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _program(algorithm: Any, episodes: int, greedy: bool, several: bool) -> Callable[[Any, Any], Any]:
+def _program(algorithm: Any, episodes: int, greedy: bool, has_agents: bool) -> Callable[[Any, Any], Any]:
     """The jitted evaluation; equal algorithms share it."""
-    own = _has_own(algorithm) and (greedy or _takes_greedy(algorithm))
+    has_evaluate = _has_evaluate(algorithm) and (greedy or _takes_greedy(algorithm))
 
     def play(state: Any, key: jax.Array) -> Mapping[str, jax.Array]:
-        if own and _takes_greedy(algorithm):
-            found = algorithm.evaluate(state, key, episodes, greedy)
-        elif own:
-            found = algorithm.evaluate(state, key, episodes)
+        if has_evaluate and _takes_greedy(algorithm):
+            result = algorithm.evaluate(state, key, episodes, greedy)
+        elif has_evaluate:
+            result = algorithm.evaluate(state, key, episodes)
         else:
-            found = play_episodes(algorithm.env, algorithm.actor(state), key, episodes, greedy)
-        return {name: found[name] for name in ("return", "returns", "lengths", "infos") if name in found}
+            result = play_episodes(algorithm.env, algorithm.actor(state), key, episodes, greedy)
+        return {name: result[name] for name in ("return", "returns", "lengths", "infos") if name in result}
 
     options = xla_options(jax.default_backend())
-    return jax.jit(jax.vmap(play) if several else play, compiler_options=options)
+    return jax.jit(jax.vmap(play) if has_agents else play, compiler_options=options)
 
 
 def start(
@@ -203,23 +203,23 @@ def start(
     agents: int | None,
     failed: Sequence[int] = (),
 ) -> Callable[[], Evaluation]:
-    """Dispatches an evaluation of a run's agents; the returned function waits for its result.
+    """Dispatches an evaluation of a run's agents; the returned function waits for the result.
 
-    `seed` and `agents` are those of the run.
+    `seed` is the run's seed, and `agents` its number of agents (None without an axis of agents).
     """
-    several = agents is not None
+    has_agents = agents is not None
     try:
-        program = _program(algorithm, episodes, greedy, several)
+        program = _program(algorithm, episodes, greedy, has_agents)
     except TypeError:  # the algorithm is not hashable
-        program = _program.__wrapped__(algorithm, episodes, greedy, several)
-    found = program(state, keys)
+        program = _program.__wrapped__(algorithm, episodes, greedy, has_agents)
+    outputs = program(state, keys)
 
     def result() -> Evaluation:
-        there = jax.tree.map(lambda x: np.asarray(x) if several else np.asarray(x)[None], dict(found))
-        returns, lengths = there.get("returns"), there.get("lengths")
-        infos = there.get("infos", {})
-        of_each = tuple(failed), tuple(agent_seeds(algorithm, seed, agents))
-        return Evaluation(greedy, there["return"], episodes, returns, lengths, several, infos, *of_each)
+        arrays = jax.tree.map(lambda x: np.asarray(x) if has_agents else np.asarray(x)[None], dict(outputs))
+        returns, lengths = arrays.get("returns"), arrays.get("lengths")
+        infos = arrays.get("infos", {})
+        per_agent = tuple(failed), tuple(agent_seeds(algorithm, seed, agents))
+        return Evaluation(greedy, arrays["return"], episodes, returns, lengths, has_agents, infos, *per_agent)
 
     return result
 
@@ -227,13 +227,13 @@ def start(
 def evaluation_keys(
     seed: int, agents: int | None, iteration: int | None = None, algorithm: Any = None
 ) -> jax.Array:
-    """The keys of an evaluation: one, or `[agents]`.
+    """The random keys of an evaluation: a single key, or `[agents]`.
 
     Agents with the same seed (in a sweep) play the same episodes. `iteration` is None for the evaluation
     after training.
     """
     seeds = agent_seeds(algorithm, seed, agents)
-    keys = [jax.random.fold_in(jax.random.key(own), _STREAM) for own in seeds]
+    keys = [jax.random.fold_in(jax.random.key(agent_seed), _EVALUATION_STREAM) for agent_seed in seeds]
     if iteration is not None:
         keys = [jax.random.fold_in(key, iteration) for key in keys]
     return keys[0] if agents is None else jnp.stack(keys)
@@ -248,13 +248,13 @@ def evaluate(
     greedy: Sequence[bool] = (True,),
     failed: Sequence[int] = (),
 ) -> list[Evaluation]:
-    """Evaluates a run's agents, once for each of `greedy` that the algorithm supports.
+    """Evaluates a run's agents once per value in `greedy` that the algorithm supports.
 
-    A collective: all processes call it; process 0 gets the results, the others an empty list. `iteration` is
+    A collective: all processes call it; process 0 gets the results, others an empty list. `iteration` is
     None for the evaluation after training, which `fdg.load(...).evaluate()` repeats.
     """
-    kinds = [kind for kind in greedy if can_evaluate(job.algorithm, kind)]
-    if not episodes or not kinds:
+    modes = [mode for mode in greedy if can_evaluate(job.algorithm, mode)]
+    if not episodes or not modes:
         return []
     state = engine.algorithm_state(state)
     keys = evaluation_keys(job.seed, job.agents, iteration, job.algorithm)
@@ -265,27 +265,27 @@ def evaluate(
     elif job.agents is None:
         # On one device: with a replicated state, every device would play the same episodes.
         state = jax.device_put(state, engine.devices[0])
-    how = job.seed, job.agents, failed
-    started = [start(job.algorithm, state, keys, episodes, kind, *how) for kind in kinds]
-    return [result() for result in started]
+    arguments = job.seed, job.agents, failed
+    pending = [start(job.algorithm, state, keys, episodes, mode, *arguments) for mode in modes]
+    return [result() for result in pending]
 
 
 def summarized(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
-    """The entries for `summary.json` or a row of metrics; `eval_return` is of the greedy evaluation."""
-    said: dict[str, Any] = {}
+    """The entries for `summary.json` or a row of metrics; entries of sampled actions end in `_sampled`."""
+    entries: dict[str, Any] = {}
     for evaluation in evaluations:
         suffix = "" if evaluation.greedy else "_sampled"
         # Python floats keep all digits of a float32, so that a repeated evaluation compares equal.
-        said[f"eval_return{suffix}"] = evaluation.mean
+        entries[f"eval_return{suffix}"] = evaluation.mean
         if evaluation.several:
-            said[f"eval_returns{suffix}"] = evaluation.means.tolist()
-        said["eval_episodes"] = evaluation.episodes
-        said |= {f"eval_{name}{suffix}": value for name, value in evaluation.reported.items()}
-    return said
+            entries[f"eval_returns{suffix}"] = evaluation.means.tolist()
+        entries["eval_episodes"] = evaluation.episodes
+        entries |= {f"eval_{name}{suffix}": value for name, value in evaluation.reported.items()}
+    return entries
 
 
 def verdict(evaluation: Evaluation, env_name: str | None) -> str:
-    """An evaluation as a line to print, with whether it solves the environment."""
+    """A line to print: the result of an evaluation, and whether it solves the environment."""
     mean, count = format_numbers(evaluation.mean)[0], f"{evaluation.episodes:,}"
     text = f"{evaluation.actions} evaluation return {mean} over {count} episodes{evaluation.of_agents}"
     text += evaluation._infos
@@ -295,7 +295,7 @@ def verdict(evaluation: Evaluation, env_name: str | None) -> str:
     return text
 
 
-def _has_own(algorithm: Any) -> bool:
+def _has_evaluate(algorithm: Any) -> bool:
     return callable(getattr(algorithm, "evaluate", None))
 
 
@@ -309,17 +309,17 @@ def _takes_greedy(algorithm: Any) -> bool:
 def random_returns(env: Any, episodes: int) -> np.ndarray:
     """Returns of whole episodes with random actions (`env.action_space.sample`): `[episodes]` float32.
 
-    With several agents in the environment, their mean.
+    In an environment of several agents, the mean over agents.
 
     >>> random_returns(envs.make("CartPole-v1"), 2).shape
     (2,)
     """
-    several = envs.num_agents(env)
+    num_agents = envs.num_agents(env)
 
     def draw(key: jax.Array) -> jax.Array:
-        if several is None:
+        if num_agents is None:
             return env.action_space.sample(key)
-        return jax.vmap(env.action_space.sample)(jax.random.split(key, several))
+        return jax.vmap(env.action_space.sample)(jax.random.split(key, num_agents))
 
     def act(memory: Any, observation: Any, start: Any, keys: jax.Array, greedy: bool) -> Any:
         return jax.vmap(draw)(keys), memory
@@ -330,8 +330,8 @@ def random_returns(env: Any, episodes: int) -> np.ndarray:
     )
 
 
-# Episodes of each agent in an evaluation during training. An algorithm with cheap evaluations may set
-# `episodes_while_training`.
+# Episodes per agent in an evaluation during training; the attribute `episodes_while_training` of an algorithm
+# with cheap evaluations replaces it.
 EPISODES = 16
 
 
@@ -348,37 +348,37 @@ class PeriodicEvaluation:
         self._best: tuple[float, int] | None = None
         if job.eval_every and job.resumes:
             rows = read_metrics(run.path / "metrics.jsonl")
-            known = [
+            evaluations = [
                 (row["eval_return"], row["iteration"]) for row in rows if row.get("eval_return") is not None
             ]
-            self._best = max(known, key=lambda pair: (pair[0], -pair[1]), default=None)
+            self._best = max(evaluations, key=lambda pair: (pair[0], -pair[1]), default=None)
         self._checkpoints = Checkpoints(run.best)
 
     def evaluate(self, state: Any, iteration: int, failed: Sequence[int] = ()) -> dict[str, Any]:
         """Evaluates greedy and sampled actions; saves `state` if the greedy return is the best so far.
 
-        A collective: all processes call it. Agents at positions `failed` count in no mean. Returns the
-        entries for `metrics.jsonl`; none if the algorithm has no actor to evaluate.
+        A collective: all processes call it. Means exclude the agents at indices `failed`. Returns the entries
+        for `metrics.jsonl`; empty if the algorithm cannot be evaluated.
         """
         job = self._job
-        most = getattr(job.algorithm, "episodes_while_training", EPISODES)
-        episodes = min(most, episodes_of(job.algorithm, job.eval_episodes or most))
-        both = (True, False)
-        evaluations = evaluate(job, self._engine, state, episodes, iteration, both, failed)
-        said = summarized(evaluations)
-        mine = evaluations[0].mean if evaluations and evaluations[0].greedy else None
-        value = next((other for other in distributed.exchange(mine) if other is not None), None)
-        if value is None or value != value:
-            return said
-        if self._best is None or value > self._best[0]:
-            self._best = value, iteration
+        limit = getattr(job.algorithm, "episodes_while_training", EPISODES)
+        episodes = min(limit, episodes_of(job.algorithm, job.eval_episodes or limit))
+        modes = (True, False)
+        evaluations = evaluate(job, self._engine, state, episodes, iteration, modes, failed)
+        entries = summarized(evaluations)
+        local = evaluations[0].mean if evaluations and evaluations[0].greedy else None
+        mean = next((x for x in distributed.exchange(local) if x is not None), None)
+        if mean is None or mean != mean:
+            return entries
+        if self._best is None or mean > self._best[0]:
+            self._best = mean, iteration
             self._checkpoints.save(iteration, state)
-        if job.stop_at is not None and value >= job.stop_at and self.stopped is None:
-            self.stopped = f"its evaluation return, {format_numbers(value)[0]}, has reached {job.stop_at:g}"
-        return said
+        if job.stop_at is not None and mean >= job.stop_at and self.stopped is None:
+            self.stopped = f"its evaluation return, {format_numbers(mean)[0]}, has reached {job.stop_at:g}"
+        return entries
 
     def best_summary(self) -> dict[str, Any]:
-        """The best evaluation, for `summary.json`; empty if there was none."""
+        """The entries of the best evaluation for `summary.json`; empty if there was none."""
         if self._best is None:
             return {}
         return {"best_eval_return": self._best[0], "best_iteration": self._best[1]}

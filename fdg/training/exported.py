@@ -1,4 +1,4 @@
-"""Policies read from files that `fdg.training.exporting` wrote; the code that trained them is not needed.
+"""Reads policies from files that `fdg.training.exporting` wrote, without the code that trained them.
 
 The content of a file is checked before it is used.
 """
@@ -21,14 +21,14 @@ from fdg.reading import json_object, read_bytes
 from fdg.training.deployed import Deployed
 
 FUNCTION, MEMORY, FACTS = "policy.jax", "memory.npz", "policy.json"  # members of a package
-CHECKSUM = "sha256:"  # a package's comment, followed by that of all bytes before the digest
-DIGITS = 64
+CHECKSUM = "sha256:"  # a package's comment is this and the digest of all bytes before the digest
+DIGITS = 64  # hexadecimal digits of the digest
 
-_PACKAGE_BYTES = 4 << 30
-_ROOM = 64 << 20  # maximum inflated bytes of a small package; of a large one eight times its size
+_MAX_PACKAGE_BYTES = 4 << 30
+_MIN_INFLATED_LIMIT = 64 << 20  # a package may inflate to this many bytes, or to eight times its size
 
-# Functions that a policy may call by name: checks of shapes, random bits, linear algebra; none call Python.
-_CALLED = re.compile(
+# Names of custom calls that a policy may contain: shape checks, random bits, linear algebra, never Python.
+_ALLOWED_CALLS = re.compile(
     r"shape_assertion|Sharding|stablehlo\.dynamic_\w+|\w+_threefry2x32(_ffi)?"
     r"|(lapack|cusolver|hipsolver|cusparse)_\w+_ffi|Qr|LuDecomposition|Eigh|ApproxTopK|(mhlo\.)?topk"
 )
@@ -38,7 +38,7 @@ class Exported(Deployed):
     """A policy read from a file: `policy(observation)`, like `run.policy`.
 
     Attributes:
-      facts: the file's metadata: arguments, results, spaces, environment, actions, versions.
+      facts: the metadata in the file: arguments, results, spaces, environment, actions, versions.
     """
 
     def __init__(self, function: Callable[..., Any], memory: Sequence[np.ndarray], facts: dict[str, Any]):
@@ -58,15 +58,15 @@ class Exported(Deployed):
 
         Args:
           observation: as the environment returns it; see `run.policy`.
-          start: bool, or `[N]`: whether an episode starts. None: at the first call, or if `N` changes.
-          seed: the seed of a sampled action; None for the number of calls so far.
+          start: bool, or `[N]` bools: whether an episode starts. None: only at the first call or a new `N`.
+          seed: the seed of a sampled action; None: the number of previous calls.
 
         Raises:
           FdgError: the observation does not match the environment.
         """
 
-        def call(arrays: Any, mask: Any, memory: Any, begins: Any) -> Any:
-            arguments = [*arrays, *memory, *([begins] if self._empty else [])]
+        def call(arrays: Any, mask: Any, memory: Any, starts: Any) -> Any:
+            arguments = [*arrays, *memory, *([starts] if self._empty else [])]
             if "mask" in self.facts["arguments"]:
                 if mask is None:
                     raise FdgError(
@@ -76,18 +76,18 @@ class Exported(Deployed):
             if self.facts["actions"] == "sampled":
                 arguments.insert(0, np.uint32(self._calls if seed is None else seed))
             results = self._function(*arguments)
-            first = len(results) - len(memory)
-            return results[:first], list(results[first:])
+            num_results = len(results) - len(memory)
+            return results[:num_results], list(results[num_results:])
 
         return self._answer(observation, start, call)
 
 
 @checked
 def load_exported(path: str | Path) -> Exported:
-    """Loads a policy that `run.export` wrote; the code that trained it is not needed.
+    """Loads a policy that `run.export` wrote, without the code that trained it.
 
-    The file is checked first: its checksum (if it has one; files of earlier versions have none), its inflated
-    size, the functions that it calls by name, and its shapes against those of its program.
+    The file is checked first: its checksum (files of earlier versions have none), its inflated size, the
+    names of the functions that it calls, and whether its metadata has the shapes of its program.
 
     Raises:
       FdgError: the file is not an exported policy, or is damaged.
@@ -98,129 +98,130 @@ def load_exported(path: str | Path) -> Exported:
         action = policy(observation)
     """
     if os.path.isfile(os.path.join(path, "config.json")):
-        raise FdgError(f"{path} is a run, and no exported policy: write fdg.load({str(path)!r})")
-    content = read_bytes(path, _PACKAGE_BYTES)
+        raise FdgError(f"{path} is a run, not an exported policy: write fdg.load({str(path)!r})")
+    content = read_bytes(path, _MAX_PACKAGE_BYTES)
     try:
-        parts = members(content, {FUNCTION, MEMORY, FACTS})
-        arrays = members(parts[MEMORY], None)
+        files = read_members(content, {FUNCTION, MEMORY, FACTS})
+        arrays = read_members(files[MEMORY], None)
         memory = [np.load(io.BytesIO(arrays[name]), allow_pickle=False) for name in arrays]
     except FdgError as error:
-        raise FdgError(f"{path} is no exported policy: {error}") from None
+        raise FdgError(f"{path} is not an exported policy: {error}") from None
     except Exception as error:  # zipfile and NumPy raise various types for invalid bytes
         fix = "give the .jax file that run.export or fdg.export wrote"
         if Path(path).suffix == ".onnx":
             fix = f"onnxruntime.InferenceSession({str(path)!r}) runs an ONNX file; this reads .jax files"
-        raise FdgError(f"{path} is no exported policy ({one_line(error)}): {fix}") from error
-    where = f"{path}: {FACTS}"
-    facts = json_object(parts[FACTS], where)
-    function = _deserialized(parts[FUNCTION], facts, str(path))
-    _check_facts(facts, function, memory, where)
+        raise FdgError(f"{path} is not an exported policy ({one_line(error)}): {fix}") from error
+    label = f"{path}: {FACTS}"
+    facts = json_object(files[FACTS], label)
+    function = _deserialize(files[FUNCTION], facts, str(path))
+    _check_facts(facts, function, memory, label)
     try:
         return Exported(function.call, memory, facts)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise FdgError(f"{where}: its spaces are none ({one_line(error)})") from error
+        raise FdgError(f"{label}: its spaces are invalid ({one_line(error)})") from error
 
 
-def _deserialized(program: bytes, facts: Mapping[str, Any], path: str) -> Any:
-    """Deserialises the program. JAX versions far from the one that wrote it cannot read it."""
-    wrote, version = facts.get("jax"), facts.get("calling_convention")
+def _deserialize(program: bytes, facts: Mapping[str, Any], path: str) -> Any:
+    """Deserialises the program; raises `FdgError` if this JAX version cannot read the one that wrote it."""
+    jax_version, convention = facts.get("jax"), facts.get("calling_convention")
     oldest = jax.export.minimum_supported_calling_convention_version
     newest = jax.export.maximum_supported_calling_convention_version
-    reason = f"its calling convention is {version}, and here {oldest} to {newest} are read"
+    reason = f"its calling convention is {convention}, and here {oldest} to {newest} are read"
     error = None
-    if not isinstance(version, int) or oldest <= version <= newest:
+    if not isinstance(convention, int) or oldest <= convention <= newest:
         try:
-            return _checked(jax.export.deserialize(bytearray(program)))
+            return _check_program(jax.export.deserialize(bytearray(program)))
         except FdgError as refused:
-            raise FdgError(f"{path} is no exported policy: {refused}") from None
+            raise FdgError(f"{path} is not an exported policy: {refused}") from None
         except Exception as failed:  # JAX raises various types for invalid bytes
             error, reason = failed, one_line(failed)
-    if wrote == jax.__version__ or not isinstance(wrote, str):
-        raise FdgError(f"{path} is no exported policy ({reason})") from error
+    if jax_version == jax.__version__ or not isinstance(jax_version, str):
+        raise FdgError(f"{path} is not an exported policy ({reason})") from error
     raise FdgError(
-        f"{path} was written by JAX {wrote:.40}, which JAX {jax.__version__} does not read ({reason}): it"
-        " reads what JAX wrote up to six months before it, or three weeks after: export again, or use that"
+        f"{path} was written by JAX {jax_version:.40}, which JAX {jax.__version__} cannot read ({reason}):"
+        " it reads what JAX wrote up to six months before it, or three weeks after: export again, or use that"
     ) from error
 
 
-def members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
-    """Reads the members of a zip, no further than the bounded sizes in its directory."""
-    most, found = max(_ROOM, 8 * len(content)), {}
+def read_members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
+    """Reads the members of a zip, which must be `names` if given, and inflate to a bounded size."""
+    limit, contents = max(_MIN_INFLATED_LIMIT, 8 * len(content)), {}
     with zipfile.ZipFile(io.BytesIO(content)) as package:
         if package.comment:
             digest = hashlib.sha256(content[:-DIGITS]).hexdigest()
             if package.comment != (CHECKSUM + digest).encode():
                 raise FdgError("it is damaged: its bytes are not those that were written")
-        members = package.infolist()
-        there = [one.filename for one in members]
-        if len(set(there)) < len(there) or (names is not None and set(there) != names):
-            raise FdgError(f"it holds other files: {', '.join(sorted(there)[:5]):.200}")
-        size = sum(one.file_size for one in members)
-        if size > most:
-            raise FdgError(f"it has {len(content)} bytes that inflate to {size}, and at most {most} are read")
-        for one in members:
-            if one.flag_bits & 1 or one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise FdgError(f"{one.filename[:60]} is encrypted, or compressed in a way that is not read")
-            with package.open(one) as opened:
-                found[one.filename] = opened.read(one.file_size)
-    return found
+        entries = package.infolist()
+        stored = [entry.filename for entry in entries]
+        if len(set(stored)) < len(stored) or (names is not None and set(stored) != names):
+            raise FdgError(f"it holds other files: {', '.join(sorted(stored)[:5]):.200}")
+        size = sum(entry.file_size for entry in entries)
+        if size > limit:
+            raise FdgError(f"it has {len(content)} bytes that inflate to {size}, but the limit is {limit}")
+        for entry in entries:
+            if entry.flag_bits & 1 or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise FdgError(f"{entry.filename[:60]} is encrypted, or its compression is not supported")
+            with package.open(entry) as file:
+                contents[entry.filename] = file.read(entry.file_size)
+    return contents
 
 
-def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any], where: str) -> None:
-    """Checks that the metadata matches the function: `Exported` relies on it."""
-    seen = list(_arrays(facts.get("observation"), where))
-    done = list(_arrays(facts.get("action", {"shape": ["N"], "dtype": ""}), where))
-    named = facts.get("arguments")
-    drawn = facts.get("actions") == "sampled"
-    expected = [*(["seed"] if drawn else []), *(str(leaf.get("name", "observation")) for leaf in seen)]
-    expected += ["mask"] if isinstance(named, list) and "mask" in named else []
+def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any], label: str) -> None:
+    """Checks that the metadata matches the function, since `Exported` relies on it."""
+    observed = list(_description_leaves(facts.get("observation"), label))
+    acted = list(_description_leaves(facts.get("action", {"shape": ["N"], "dtype": ""}), label))
+    names = facts.get("arguments")
+    is_sampled = facts.get("actions") == "sampled"
+    expected = ["seed"] if is_sampled else []
+    expected += [str(leaf.get("name", "observation")) for leaf in observed]
+    expected += ["mask"] if isinstance(names, list) and "mask" in names else []
     expected += [f"memory_{i}" for i in range(len(memory))] + (["start"] if memory else [])
-    given = [str(name) for name in named] if isinstance(named, list) else []
+    stated = [str(name) for name in names] if isinstance(names, list) else []
     if "action" not in facts:  # an earlier version
-        given = [name.partition("[")[0] for name in given]
+        stated = [name.partition("[")[0] for name in stated]
     inputs, outputs = function.in_avals, function.out_avals
-    flat = jax.tree.structure((tuple(inputs), {}))
-    if given != expected or len(inputs) != len(expected) or function.in_tree != flat:
-        raise FdgError(f"{where}: its arguments are not those of its program")
-    if facts.get("actions") not in ("greedy", "sampled") or len(outputs) != len(done) + len(memory):
-        raise FdgError(f"{where}: its actions or results do not match its program")
-    held = [{"shape": ["N", *leaf.shape[1:]], "dtype": str(leaf.dtype)} for leaf in memory]
-    first = inputs[int(drawn) : int(drawn) + len(seen)]
-    last = inputs[len(inputs) - 1 - len(memory) : -1] if memory else ()
-    pairs = zip([*seen, *held], [*first, *last], strict=True)
-    results = zip(done, outputs[: len(done)], strict=True) if "action" in facts else ()
+    structure = jax.tree.structure((tuple(inputs), {}))
+    if stated != expected or len(inputs) != len(expected) or function.in_tree != structure:
+        raise FdgError(f"{label}: its arguments are not those of its program")
+    if facts.get("actions") not in ("greedy", "sampled") or len(outputs) != len(acted) + len(memory):
+        raise FdgError(f"{label}: its actions or results do not match its program")
+    memory_leaves = [{"shape": ["N", *leaf.shape[1:]], "dtype": str(leaf.dtype)} for leaf in memory]
+    observation_avals = inputs[int(is_sampled) : int(is_sampled) + len(observed)]
+    memory_avals = inputs[len(inputs) - 1 - len(memory) : -1] if memory else ()
+    pairs = zip([*observed, *memory_leaves], [*observation_avals, *memory_avals], strict=True)
+    results = zip(acted, outputs[: len(acted)], strict=True) if "action" in facts else ()
     for leaf, aval in [*pairs, *results]:
         shape, dtype = leaf["shape"][1:], leaf.get("jax_dtype", leaf["dtype"])
         if tuple(shape) != tuple(aval.shape[1:]) or dtype != str(aval.dtype):
-            raise FdgError(f"{where}: {dtype} {shape}, where its program has {aval.str_short()}")
+            raise FdgError(f"{label}: {dtype} {shape}, where its program has {aval.str_short()}")
 
 
-def _arrays(facts: Any, where: str) -> Iterator[Mapping[str, Any]]:
-    """The arrays of a description (`envs.native`), with their shapes and dtypes."""
+def _description_leaves(facts: Any, label: str) -> Iterator[Mapping[str, Any]]:
+    """The leaves of a description (`envs.native`), each with a shape and a dtype."""
     match facts:
         case {"parts": dict(parts)} if parts:
             for part in parts.values():
-                yield from _arrays(part, where)
+                yield from _description_leaves(part, label)
         case {"parts": list(parts)} if parts:
             for part in parts:
-                yield from _arrays(part, where)
+                yield from _description_leaves(part, label)
         case {"shape": ["N", *_], "dtype": str()}:
             yield facts
         case _:
-            raise FdgError(f"{where}: has no shapes and dtypes of an observation")
+            raise FdgError(f"{label}: an observation or action lacks shapes and dtypes")
 
 
-def _checked(exported: Any) -> Any:
-    """Checks that a program only computes, since the file is untrusted.
+def _check_program(exported: Any) -> Any:
+    """Refuses a program that does more than compute, since the file is untrusted; else returns it.
 
     XLA runs custom calls by name with arguments from the program, such as a pointer to a Python function;
-    `infeed` waits forever.
+    `infeed` would wait forever.
     """
     text = exported.mlir_module()
-    named = re.findall(r"\bcustom_call @\"?([^\"(]+)\"?\(", text)
-    other = [name for name in named if not _CALLED.fullmatch(name)]
-    other += re.findall(r"stablehlo\.(infeed|outfeed|send|recv)\b", text)
-    if other or len(named) != text.count("custom_call"):
-        called = repr(other[0][:60]) if other else "something by a name that is hidden"
-        raise FdgError(f"its program calls {called}, which no exported policy does")
+    calls = re.findall(r"\bcustom_call @\"?([^\"(]+)\"?\(", text)
+    forbidden = [name for name in calls if not _ALLOWED_CALLS.fullmatch(name)]
+    forbidden += re.findall(r"stablehlo\.(infeed|outfeed|send|recv)\b", text)
+    if forbidden or len(calls) != text.count("custom_call"):
+        call = repr(forbidden[0][:60]) if forbidden else "something by a name that is hidden"
+        raise FdgError(f"its program calls {call}, which no exported policy does")
     return exported

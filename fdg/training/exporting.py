@@ -1,10 +1,10 @@
 """Exports a trained policy to a file that runs without the training code: `jax.export`, or ONNX.
 
 The exported function computes `(observation, mask, *memory, start) -> (action, *memory)`. Observations and
-actions have the format of the environment's own library (`envs.native`). Parameters, normalisers and action
-bounds are part of the function. It takes a mask only if a JAX environment masks actions, and a start only if
-the policy has a memory to reset. A structured observation or action is several arrays, in the order of its
-space, without privileged parts. The number of environments, `N`, is symbolic.
+actions have the format of the environment's library (`envs.native`). Parameters, normalisers and action
+bounds are constants in the function. It takes a mask only if a JAX environment masks actions, and a start
+only if the policy has a memory to reset. A structured observation or action is several arrays, in the order
+of its space, without privileged parts. The number of environments, `N`, is symbolic.
 
 The description is written to a `.json` file of the same name, and also inside the exported file.
 """
@@ -32,36 +32,36 @@ from fdg.training.onnx import Output, to_onnx
 from fdg.training.writable import check_writable, writing
 
 FORMATS = ("jax", "onnx")
-_WHAT = "a policy of fdg"
+_DESCRIPTION_PREFIX = "a policy of fdg"  # beginning of the entry "what" of a description
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 def export(
     algorithm: Any, state: Any, path: Path, format: str | None, greedy: bool = True, run: str | None = None
 ) -> Path:
-    """Writes the policy of one agent, and its description, in a file of the same name in `.json`."""
+    """Writes the policy of one agent to `path`, and its description to a `.json` file of the same name."""
     kind = path.suffix.removeprefix(".") if format is None else format
     if kind not in FORMATS:
         if format is not None:
             raise FdgError(f"format={format!r}: it must be one of {', '.join(FORMATS)}")
-        endings = " or ".join(f".{one}" for one in FORMATS)
+        endings = " or ".join(f".{name}" for name in FORMATS)
         raise FdgError(f"{path}: the ending of an exported policy is {endings} (or say format)")
     if (ending := path.suffix.removeprefix(".")) in FORMATS and ending != kind:
         raise FdgError(f"format={kind}: {path} has the ending of another: leave out one of them")
     description = path.with_suffix(".json")
     check_writable(path)
-    _check_description(path, description)
-    program = _Program.of(algorithm, state)
+    _check_description_file(path, description)
+    program = _Program.from_actor(algorithm, state)
     facts = program.facts(path.name, kind, greedy, run)
     content = _jax_file(program, facts, greedy) if kind == "jax" else _onnx_file(program, facts, greedy)
     with writing(path):
         path.write_bytes(content)
     with writing(description):
-        description.write_text(_json(facts))
+        description.write_text(_json_text(facts))
     return path
 
 
-def _check_description(path: Path, description: Path) -> None:
+def _check_description_file(path: Path, description: Path) -> None:
     """Checks that the description would not overwrite another file, such as a run's `config.json`."""
     if path == description:
         raise FdgError(f"{path}: that is where the description of a policy goes: give it another ending")
@@ -69,60 +69,59 @@ def _check_description(path: Path, description: Path) -> None:
     if not description.exists():
         return
     try:
-        found = read_json(description)
+        content = read_json(description)
     except FdgError:
-        found = None
-    if not isinstance(found, dict) or not str(found.get("what", "")).startswith(_WHAT):
+        content = None
+    if not isinstance(content, dict) or not str(content.get("what", "")).startswith(_DESCRIPTION_PREFIX):
         raise FdgError(
-            f"{path}: its description would go to {description}, which is there and describes no policy: give"
-            " the policy another name"
+            f"{path}: its description would replace {description}, which does not describe a policy: give the"
+            " policy another name"
         )
 
 
-_OF_FILES = (".onnx", ".jax", ".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".json", ".zip")
+_FILE_SUFFIXES = (".onnx", ".jax", ".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".json", ".zip")
 
 
-def export_own_way(algorithm: Any, state: Any, path: Path, format: str | None) -> Path:
-    """Exports with the algorithm's own `export(state, path)`, which writes a folder, such as a language
-    model's.
+def export_folder(algorithm: Any, state: Any, path: Path, format: str | None) -> Path:
+    """Exports by the algorithm's method `export(state, path)`, which writes a folder, as language models do.
 
-    `export_formats` of the algorithm has the functions for other formats, by name.
+    The algorithm's attribute `export_formats` has functions for other formats, by name.
     """
-    ways, name = (
+    exporters, name = (
         {None: algorithm.export, **getattr(algorithm, "export_formats", {})},
         type(algorithm).__name__,
     )
-    if format not in ways:
-        others = ", or ".join(["none", *(repr(way) for way in ways if way)])
-        raise FdgError(f"format={format!r}: {name} is exported in its own, so give {others}")
+    if format not in exporters:
+        names = ", or ".join(["none", *(repr(key) for key in exporters if key)])
+        raise FdgError(f"format={format!r}: {name} is exported in its own format, so give {names}")
     if path.exists() and not path.is_dir():
         raise FdgError(f"{path} is a file: {name} is exported as a folder, so name one")
-    if path.suffix.lower() in _OF_FILES:
+    if path.suffix.lower() in _FILE_SUFFIXES:
         raise FdgError(f"{path} ends as a file does, and {name} is exported as a folder: give {path.stem}")
-    ways[format](jax.device_get(state), path)
+    exporters[format](jax.device_get(state), path)
     return path
 
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """An actor as functions of flat lists of arrays, which a file can hold (no custom pytrees)."""
+    """An actor as functions of flat lists of arrays: files can store these, but no custom pytrees."""
 
     algorithm: Any
     state: Any
     native: Native
-    memory: Sequence[np.ndarray]  # of one environment, [1, ...] each
-    structure: Any  # of the memory
-    mask: Description | None  # of a JAX environment that masks actions
-    held: Sequence[Description]  # the arrays of the memory
+    memory: Sequence[np.ndarray]  # the initial memory of one environment, [1, ...] each
+    structure: Any  # the pytree structure of the memory
+    mask: Description | None  # the mask argument, if a JAX environment masks actions
+    held: Sequence[Description]  # descriptions of the memory's arrays
     inputs: Sequence[Description]  # the function's arguments, in order
     outputs: Sequence[Description]  # the function's results, in order
 
     @classmethod
-    def of(cls, algorithm: Any, state: Any) -> "_Program":
-        own = native(algorithm.env)
-        observed, acted = ([leaf for _, leaf in leaves(one)] for one in (own.observation, own.action))
-        flat, structure = jax.tree.flatten((own.kept(1), algorithm.actor(state).memory(1)))
-        memory, masks = [np.asarray(leaf) for leaf in flat], _masks(algorithm.env, own)
+    def from_actor(cls, algorithm: Any, state: Any) -> "_Program":
+        spec = native(algorithm.env)
+        observed, acted = ([leaf for _, leaf in leaves(x)] for x in (spec.observation, spec.action))
+        flat, structure = jax.tree.flatten((spec.kept(1), algorithm.actor(state).memory(1)))
+        memory, masks = [np.asarray(leaf) for leaf in flat], _mask_arguments(algorithm.env, spec)
         limits = np.iinfo(np.int32)
         for leaf in acted:
             starts = np.ravel(leaf.get("start", 0))
@@ -131,17 +130,17 @@ class _Program:
                     f"the policy of {type(algorithm).__name__} cannot be exported: the actions of"
                     f" {algorithm.env.name} begin at {max(starts, key=abs)}, beyond 32 bits"
                 )
-        held = [_array(f"memory_{i}", x.shape[1:], str(x.dtype)) for i, x in enumerate(memory)]
-        inputs = [*observed, *masks, *held, *([_array("start", (), "bool")] if memory else [])]
+        held = [_describe_array(f"memory_{i}", x.shape[1:], str(x.dtype)) for i, x in enumerate(memory)]
+        inputs = [*observed, *masks, *held, *([_describe_array("start", (), "bool")] if memory else [])]
         outputs = [*acted, *({**leaf, "name": f"next_{leaf['name']}"} for leaf in held)]
         mask = masks[0] if masks else None
-        return cls(algorithm, jax.device_get(state), own, memory, structure, mask, held, inputs, outputs)
+        return cls(algorithm, jax.device_get(state), spec, memory, structure, mask, held, inputs, outputs)
 
     def facts(self, file: str, kind: str, greedy: bool, run: str | None) -> dict[str, Any]:
-        """The metadata of the file."""
+        """The content of the description."""
         reader = {"jax": "fdg.load_exported, or jax.export.deserialize", "onnx": "onnxruntime"}[kind]
         return {
-            "what": f"{_WHAT}: {file} is read by {reader}",
+            "what": f"{_DESCRIPTION_PREFIX}: {file} is read by {reader}",
             "arguments": [*([] if greedy else ["seed"]), *(leaf["name"] for leaf in self.inputs)],
             "results": [leaf["name"] for leaf in self.outputs],
             "observation": self.native.observation,
@@ -162,53 +161,53 @@ class _Program:
         return [jax.ShapeDtypeStruct((count, *leaf["shape"][1:]), leaf["jax_dtype"]) for leaf in self.inputs]
 
     def act(self, arguments: Sequence[Any], keys: Any, greedy: bool) -> Any:
-        """The results for arguments in order."""
-        seen = len(list(leaves(self.native.observation)))
-        mask = None if self.mask is None else arguments[seen]
-        after = list(arguments[seen + (mask is not None) :])
-        start = after.pop() if self.memory else jnp.zeros(arguments[0].shape[0], bool)
-        observation = self.native.encode(arguments[:seen], mask)
-        kept, held = jax.tree.unflatten(self.structure, after)
-        kept, observation = self.native.see(kept, start, observation)
-        action, held = self.algorithm.actor(self.state).act(held, observation, start, keys, greedy)
-        return *self.native.decode(action), *jax.tree.leaves((kept, held))
+        """The results `(*action, *memory)` for arguments in the order of `inputs`."""
+        num_observations = len(list(leaves(self.native.observation)))
+        mask = None if self.mask is None else arguments[num_observations]
+        rest = list(arguments[num_observations + (mask is not None) :])
+        start = rest.pop() if self.memory else jnp.zeros(arguments[0].shape[0], bool)
+        observation = self.native.encode(arguments[:num_observations], mask)
+        native_memory, memory = jax.tree.unflatten(self.structure, rest)
+        native_memory, observation = self.native.see(native_memory, start, observation)
+        action, memory = self.algorithm.actor(self.state).act(memory, observation, start, keys, greedy)
+        return *self.native.decode(action), *jax.tree.leaves((native_memory, memory))
 
     def greedy(self, *arguments: Any) -> Any:
-        """The exported function."""
-        # Greedy actions do not use these keys.
+        """The exported function with greedy actions."""
+        # These keys are not used: actions are greedy.
         words = jnp.zeros((arguments[0].shape[0], 2), jnp.uint32)
         return self.act(arguments, jax.random.wrap_key_data(words, impl="threefry2x32"), True)
 
     def sampled(self, seed: Any, *arguments: Any) -> Any:
-        """The exported function with sampled actions; callers pass a different seed at every step."""
+        """The exported function with sampled actions; callers give a different seed at every step."""
         key = jax.random.key(seed, impl="threefry2x32")
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(arguments[0].shape[0]))
         return self.act(arguments, keys, False)
 
 
-def _array(name: str, shape: Sequence[int], dtype: str) -> Description:
+def _describe_array(name: str, shape: Sequence[int], dtype: str) -> Description:
     return {"name": name, "shape": ["N", *shape], "dtype": dtype, "jax_dtype": dtype}
 
 
-def _masks(env: Any, own: Native) -> list[Description]:
-    """The separate mask argument, unless there is no mask, or observations contain it. Runs nothing."""
+def _mask_arguments(env: Any, spec: Native) -> list[Description]:
+    """The separate mask argument; empty if there is no mask, or observations contain it. Runs nothing."""
     arrays = [
         jax.ShapeDtypeStruct((1, *leaf["shape"][1:]), leaf["jax_dtype"])
-        for _, leaf in leaves(own.observation)
+        for _, leaf in leaves(spec.observation)
     ]
-    if features_and_mask(jax.eval_shape(lambda *arrays: own.encode(arrays, None), *arrays))[1] is not None:
+    if features_and_mask(jax.eval_shape(lambda *arrays: spec.encode(arrays, None), *arrays))[1] is not None:
         return []
     _, observation = jax.eval_shape(lambda: env.reset(jax.random.split(jax.random.key(0), 1)))
     _, mask = features_and_mask(observation)
-    return [] if mask is None else [_array("mask", mask.shape[1:], "bool")]
+    return [] if mask is None else [_describe_array("mask", mask.shape[1:], "bool")]
 
 
-def _json(facts: Mapping[str, Any]) -> str:
+def _json_text(facts: Mapping[str, Any]) -> str:
     return json.dumps(facts, indent=2) + "\n"
 
 
 def _jax_file(program: _Program, facts: dict[str, Any], greedy: bool) -> bytes:
-    """A zip of the serialised function, the empty memory and the metadata."""
+    """A zip with the serialised function, the initial memory and the description."""
     (batch,) = jax.export.symbolic_shape("N")
     arguments = program.arguments(batch)
     if not greedy:
@@ -225,7 +224,7 @@ def _jax_file(program: _Program, facts: dict[str, Any], greedy: bool) -> bytes:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as package:
         package.writestr(FUNCTION, exported.serialize())
         package.writestr(MEMORY, memory.getvalue())
-        package.writestr(FACTS, _json(facts))
+        package.writestr(FACTS, _json_text(facts))
         package.comment = (CHECKSUM + DIGITS * "0").encode()
     content = file.getvalue()[:-DIGITS]
     return content + hashlib.sha256(content).hexdigest().encode()
@@ -234,7 +233,7 @@ def _jax_file(program: _Program, facts: dict[str, Any], greedy: bool) -> bytes:
 def _onnx_file(program: _Program, facts: Mapping[str, Any], greedy: bool) -> bytes:
     if not greedy:
         raise FdgError("ONNX has no random keys: export greedy actions, or to JAX's format")
-    said = {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
+    metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
     return to_onnx(
         program.greedy,
         program.arguments("N"),
@@ -244,5 +243,5 @@ def _onnx_file(program: _Program, facts: Mapping[str, Any], greedy: bool) -> byt
             Output(leaf["name"], leaf["dtype"], leaf["jax_dtype"], leaf.get("low"), leaf.get("high"))
             for leaf in program.outputs
         ],
-        said=said,
+        metadata=metadata,
     )

@@ -1,4 +1,4 @@
-"""Detects infinite and NaN losses immediately, before they are saved in a checkpoint."""
+"""Detects infinite and NaN losses before they reach a checkpoint."""
 
 import math
 import warnings
@@ -13,106 +13,106 @@ from fdg.training.checkpoint import Checkpoints
 from fdg.training.job import Job
 from fdg.training.sweep import agent_names, without_sweep
 
-_STEPS = 64  # random steps to search for rewards and observations that are not finite
-_WORDS = ("loss", "grad")
+_CHECK_STEPS = 64  # random steps of an environment to search for rewards or observations that are not finite
+_VITAL_WORDS = ("loss", "grad")  # parts of names of metrics that must be finite
 
 
 def is_vital(name: str) -> bool:
-    """True for metrics of losses and gradients, which must be finite."""
-    return any(word in name for word in _WORDS)
+    """Whether a metric is of losses or gradients, which must be finite."""
+    return any(word in name for word in _VITAL_WORDS)
 
 
-def failed_agents(last: Mapping[str, Any] | None, config: Mapping[str, Any], agents: int | None) -> list[int]:
-    """Positions of the agents whose losses or gradients are not finite in the last row."""
-    begins = (config.get("hyperparameters") or {}).get("learning_starts")
-    if last is None or last["env_steps"] <= (begins if isinstance(begins, int) else 0):
+def failed_agents(row: Mapping[str, Any] | None, config: Mapping[str, Any], agents: int | None) -> list[int]:
+    """Indices of the agents whose losses or gradients are not finite in the last row."""
+    first_step = (config.get("hyperparameters") or {}).get("learning_starts")
+    if row is None or row["env_steps"] <= (first_step if isinstance(first_step, int) else 0):
         return []
-    each = [
+    vital_values = [
         value if name.endswith("_per_seed") else [value] * (agents or 1)
-        for name, value in last.items()
+        for name, value in row.items()
         if is_vital(name)
     ]
-    bad = (i for values in each for i, one in enumerate(values) if one is None or not math.isfinite(one))
-    return sorted({i for i in bad if i < (agents or 1)})
+    failed = (i for values in vital_values for i, x in enumerate(values) if x is None or not math.isfinite(x))
+    return sorted({i for i in failed if i < (agents or 1)})
 
 
 class Finite:
     """Checks the metrics of a run as they arrive.
 
     With several agents, training continues with a warning while at least one agent has finite losses.
-    Messages name the last finite checkpoint, which is kept if training continues.
+    Messages name the last finite checkpoint, which is protected from removal if training continues.
     """
 
     def __init__(self, job: Job, checkpoints: Checkpoints):
         self._job, self._checkpoints = job, checkpoints
-        self._warned: set[int] = set()  # agents
+        self._warned: set[int] = set()  # agents that a warning has named
         # There are no losses before `learning_starts`.
         starts = getattr(job.algorithm, "learning_starts", 0)
-        self._silent = -(-starts // job.steps_per_iteration) if isinstance(starts, int) else 0
+        self._num_unchecked = -(-starts // job.steps_per_iteration) if isinstance(starts, int) else 0
 
     def look(self, before: int, metrics: Mapping[str, np.ndarray]) -> None:
-        """Checks the metrics of the iterations after `before`: `[n]` or `[n, agents]`."""
-        found = {}
+        """Checks the metrics `[n]` or `[n, agents]` of the `n` iterations after iteration `before`."""
+        masks = {}
         for name, values in metrics.items():
             if not is_vital(name) or not np.issubdtype(values.dtype, np.floating):
                 continue
-            bad = ~np.isfinite(values)
-            silent = max(0, self._silent - before)
-            bad[:silent] &= ~np.isnan(values[:silent])
-            if bad.any():
-                found[name] = bad
-        if found:
-            self._act(before, metrics, found)
+            mask = ~np.isfinite(values)
+            num_unchecked = max(0, self._num_unchecked - before)
+            mask[:num_unchecked] &= ~np.isnan(values[:num_unchecked])
+            if mask.any():
+                masks[name] = mask
+        if masks:
+            self._act(before, metrics, masks)
 
-    def _act(self, before: int, metrics: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> None:
-        """Stops or warns; `found` marks the values that are not finite."""
-        rows = {name: int(np.argmax(bad.reshape(len(bad), -1).any(axis=1))) for name, bad in found.items()}
+    def _act(self, before: int, metrics: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> None:
+        """Raises `RunError` or warns; `masks` marks the values that are not finite, by metric."""
+        rows = {name: int(np.argmax(mask.reshape(len(mask), -1).any(axis=1))) for name, mask in masks.items()}
         row = min(rows.values())
-        first = [name for name in found if rows[name] == row]
-        values, bad = metrics[first[0]], found[first[0]]
-        what = "infinite" if np.isinf(values[row][bad[row]]).any() else "not a number"
-        which = f"{listed(first, 'and')} {'is' if len(first) == 1 else 'are'} {what}"
-        said = f"iteration {before + row + 1}: {which}"
-        agents = {0} if bad.ndim == 1 else {int(i) for i in np.flatnonzero(bad.any(axis=0))}
-        if bad.ndim > 1:
-            which = agent_names(self._job.algorithm, self._job.seed, sorted(agents))
-            said += f" for {len(agents)} of {bad.shape[1]} agents ({which})"
-        stops = self._job.on_nan == "stop" and bool(np.all(bad.any(axis=0)))
+        names = [name for name in masks if rows[name] == row]
+        values, mask = metrics[names[0]], masks[names[0]]
+        problem = "infinite" if np.isinf(values[row][mask[row]]).any() else "not a number"
+        subject = f"{listed(names, 'and')} {'is' if len(names) == 1 else 'are'} {problem}"
+        message = f"iteration {before + row + 1}: {subject}"
+        agents = {0} if mask.ndim == 1 else {int(i) for i in np.flatnonzero(mask.any(axis=0))}
+        if mask.ndim > 1:
+            agent_list = agent_names(self._job.algorithm, self._job.seed, sorted(agents))
+            message += f" for {len(agents)} of {mask.shape[1]} agents ({agent_list})"
+        stops = self._job.on_nan == "stop" and bool(np.all(mask.any(axis=0)))
         if not stops and agents <= self._warned:
             return
         good = self._checkpoints.last_finite()
-        kept = "there is no checkpoint from before" if good is None else f"the last good checkpoint is {good}"
+        note = "there is no checkpoint from before" if good is None else f"the last good checkpoint is {good}"
         if stops:
             parts = [name for name in metrics if name.startswith("reward_")]
-            odd = [name for name in parts if not np.isfinite(metrics[name][row]).all()]
-            if odd:
-                cause = f"so is {odd[0]}: look at what the reward says"
+            bad_parts = [name for name in parts if not np.isfinite(metrics[name][row]).all()]
+            if bad_parts:
+                cause = f"so is {bad_parts[0]}: check the reward function"
             elif _has_bad_returns(metrics, row):
-                cause = "so is the return of episodes: mend the environment's rewards (envs.check(env) looks)"
+                cause = "so is the return of episodes: fix the environment's rewards (envs.check(env) checks)"
             else:
-                cause = _mistake_of(without_sweep(self._job.algorithm)) or (
+                cause = _environment_error(without_sweep(self._job.algorithm)) or (
                     "try a smaller --learning-rate or --max-grad-norm"
                 )
-            raise RunError(f"{said}: training stops, {kept}: {cause}, or --on-nan warn to go on regardless")
+            raise RunError(f"{message}: training stops, {note}: {cause}, or continue with --on-nan warn")
         if not self._warned and good is not None:
             self._checkpoints.protect(good)
-            kept += ", and is kept"
+            note += ", and is kept"
         self._warned |= agents
-        warnings.warn(f"{said}: training goes on, {kept}", FdgWarning, stacklevel=2)
+        warnings.warn(f"{message}: training goes on, {note}", FdgWarning, stacklevel=2)
 
 
-def _mistake_of(algorithm: Any) -> str | None:
-    """Checks an algorithm's environment with `envs.check`, which finds NaN in rewards, for instance."""
-    inside = env = getattr(algorithm, "env", None)
-    while isinstance(inside, envs.Wrapper):
-        inside = inside.env
-    if not isinstance(inside, envs.Vectorized):  # on the host, where workers would start, or of text
+def _environment_error(algorithm: Any) -> str | None:
+    """The error that `envs.check` finds in an algorithm's environment, such as NaN rewards; None if none."""
+    inner = env = getattr(algorithm, "env", None)
+    while isinstance(inner, envs.Wrapper):
+        inner = inner.env
+    if not isinstance(inner, envs.Vectorized):  # skips host environments (they start workers) and text
         return None
     try:
         with warnings.catch_warnings(action="ignore"):
-            envs.check(env, steps=_STEPS)
+            envs.check(env, steps=_CHECK_STEPS)
     except FdgError as error:
-        return f"{error}: mend that first (envs.check(env) looks again)"
+        return f"{error}: fix that first (envs.check(env) checks again)"
     return None
 
 

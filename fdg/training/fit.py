@@ -27,10 +27,10 @@ from fdg.training.recorder import Callback, Report
 from fdg.training.run import Run
 from fdg.training.run_directory import check_free, read_config
 from fdg.training.settings import Settings, changes, contradiction, flat, kept_settings
-from fdg.training.starting import as_it_begins
+from fdg.training.starting import take_over_fields
 from fdg.training.sweep import Sweep, said_of, without_sweep
 
-_SECONDS = 2.0  # between plots, at least; drawing one takes a tenth of a second
+_SECONDS = 2.0  # minimum seconds between plots; drawing one takes 0.1 s
 
 
 class LivePlot:
@@ -99,27 +99,27 @@ def fit(
 
     Args:
       algorithm: any object with `init`, `iterate` and `steps_per_iteration`, such as `algos.PPO(...)`.
-      policy: the distribution policy; None for `policies.GPUOnly()`.
-      total_steps: steps of each agent (environment steps; responses for language models); None for the
+      policy: the distribution policy; None: `policies.GPUOnly()`.
+      total_steps: steps of each agent (environment steps; responses for language models); None: the
         algorithm's `total_steps`.
-      devices: the devices, or their number; None for all.
+      devices: the devices, or their number; None: all devices.
       seed: the seed of all random numbers.
-      num_seeds: train this many agents in one program, with seeds `seed`, `seed + 1`, ...; None for one.
-      out: the run directory; None for `runs/ENV-ALGO-SEED-TIME`.
+      num_seeds: train this many agents in one program, with seeds `seed`, `seed + 1`, ...; None: one agent.
+      out: the run directory; None: `runs/ENV-ALGO-SEED-TIME`.
       resume: resume the run in `out`, if there is one; a larger `total_steps` extends it.
       start_from: the directory of an earlier run whose weights initialise this one.
-      eval_every: iterations between evaluations during training; the best state is kept.
-      eval_episodes: episodes of the evaluation after training; 0 for none; None for 128, or for each held-out
+      eval_every: iterations between evaluations during training; the state with the best return is saved.
+      eval_episodes: episodes of the evaluation after training; 0: no evaluation; None: 128, or every held-out
         row of a file once.
-      checkpoint_every: iterations between checkpoints; None for about twenty checkpoints, fewer if writing
-        them would take more than 1% of the time.
+      checkpoint_every: iterations between checkpoints; None: about twenty checkpoints, fewer if writing them
+        would take more than 1% of the time.
       stop_at: stop when an evaluation during training reaches this return.
-      callbacks: called with a `Report` of newly recorded iterations; a true result ends the run.
+      callbacks: functions that get a `Report` of newly recorded iterations; a true result ends the run.
       tensorboard: write TensorBoard event files into the run directory.
       wandb: log to this project of Weights & Biases.
       mlflow: log to this experiment of MLflow.
       progress: print progress.
-      live_plot: update a plot of the learning curve; None for only in notebooks.
+      live_plot: update a plot of the learning curve; None: only in notebooks.
 
     Returns:
       The run: `run.policy(observation)`, `run.evaluate()`, `run.play("video.mp4")`.
@@ -132,20 +132,21 @@ def fit(
 
         run = fdg.fit(algos.PPO(env=envs.make("CartPole-v1")), total_steps=100_000)
     """
-    given = locals()  # arguments that are settings are passed on by their names
-    settings = {name: given[name] for name in kept_settings(Settings) if name in given and name != "devices"}
+    arguments = locals()  # those that are fields of `Settings` are passed on
+    names = [name for name in kept_settings(Settings) if name in arguments and name != "devices"]
+    settings = {name: arguments[name] for name in names}
     settings |= {"out": out, "resume": resume, "start_from": start_from}
     job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings)
-    for line in job.beyond:
+    for line in job.unused_setting_messages:
         warnings.warn(as_arguments(line), FdgWarning, stacklevel=3)
     if progress and job.rounded is not None:
         say(job.rounded)
     for callback in callbacks:
         check_takes(callback, ("report",), f"callback {quoted(callback)}")
-    used = None if devices is None else checked_devices(devices)
+    job_devices = None if devices is None else checked_devices(devices)
     plots = [LivePlot(job.num_iterations)] if (in_notebook() if live_plot is None else live_plot) else []
     try:
-        outcome = carry_out(job, used, (*plots, *callbacks), quiet=not progress, brief=True)
+        outcome = carry_out(job, job_devices, (*plots, *callbacks), quiet=not progress, brief=True)
     except FdgError as error:
         if not str(error).startswith("--"):
             raise
@@ -169,29 +170,29 @@ def make_job(
     total_steps: int | None = None,
     **settings: Any,
 ) -> Job:
-    """The job of `fit`, from its arguments and any others of `Settings`."""
+    """Makes the job of `fit` from its arguments and further fields of `Settings`."""
     check_policy(policy)
     algorithm, settings["num_seeds"] = split_agents(algorithm, settings.get("num_seeds"))
     if isinstance(algorithm, Agents):
         raise FdgError(
             "agents of agents cannot be trained by fit: give fdg.agents(algorithm, n) of one agent"
         )
-    own = without_sweep(algorithm)
-    name = checked_name(own)
-    is_field = any(field.name == "total_steps" for field in dataclass_fields(own))
-    around_another = not is_field and hasattr(own, "total_steps") and callable(getattr(own, "changed", None))
-    if total_steps is not None and (is_field or around_another):
-        change = own.changed if around_another else functools.partial(dataclasses.replace, own)
-        changed = change(total_steps=total_steps)
-        algorithm = dataclasses.replace(algorithm, algorithm=changed) if own is not algorithm else changed
+    base = without_sweep(algorithm)
+    name = checked_name(base)
+    is_field = any(field.name == "total_steps" for field in dataclass_fields(base))
+    is_wrapper = not is_field and hasattr(base, "total_steps") and callable(getattr(base, "changed", None))
+    if total_steps is not None and (is_field or is_wrapper):
+        replace = base.changed if is_wrapper else functools.partial(dataclasses.replace, base)
+        longer = replace(total_steps=total_steps)
+        algorithm = dataclasses.replace(algorithm, algorithm=longer) if base is not algorithm else longer
         total_steps = None
     if start_from is not None:
-        algorithm = as_it_begins(algorithm, start_from, flat(describe(algorithm, policy)))
+        algorithm = take_over_fields(algorithm, start_from, flat(describe(algorithm, policy)))
     if total_steps is None and not hasattr(algorithm, "total_steps"):
         raise FdgError(f"total_steps: {name} does not say how long to train: give a number")
-    asked = settings.get("num_seeds")
-    if isinstance(algorithm, Sweep) and asked not in (None, algorithm.num_seeds):
-        raise FdgError(f"num_seeds={asked}: the sweep has {algorithm.num_seeds} of each point")
+    num_seeds = settings.get("num_seeds")
+    if isinstance(algorithm, Sweep) and num_seeds not in (None, algorithm.num_seeds):
+        raise FdgError(f"num_seeds={num_seeds}: the sweep has {algorithm.num_seeds} of each point")
     settings |= said_of(algorithm)
     if out == "":
         raise FdgError("out='': give a directory, or None for one in runs/")
@@ -200,7 +201,7 @@ def make_job(
     path = None if out is None else Path(out)
     resumes = resume and path is not None and (path / "config.json").exists()
     try:
-        job = Job.of(
+        job = Job.make(
             algorithm,
             policy,
             describe(algorithm, policy),
@@ -212,13 +213,13 @@ def make_job(
     except FdgError as error:
         raise FdgError(as_arguments(str(error))) from None
     if start_from is not None:
-        before = read_config(Path(start_from), prefix="")
-        origin = {"run": str(start_from), "changes": changes(before, job.config)}
+        earlier = read_config(Path(start_from), prefix="")
+        origin = {"run": str(start_from), "changes": changes(earlier, job.config)}
         job = dataclasses.replace(job, record={**job.record, "from": origin})
     if path is not None and not resumes:
         check_free(path)
-    if path is not None and resumes and (found := contradiction(read_config(path, prefix=""), job.config)):
-        name, old, new = found
+    if path is not None and resumes and (conflict := contradiction(read_config(path, prefix=""), job.config)):
+        name, old, new = conflict
         raise FdgError(
             f"resume=True: {name}={new!r} contradicts the {old!r} of the run in {path}: keep it, or start"
             " a new run (start_from= begins with the weights of this one)"
@@ -227,7 +228,7 @@ def make_job(
 
 
 def _run(job: Job, outcome: Outcome) -> Run:
-    if outcome.state is None:  # the run was complete already
+    if outcome.state is None:  # the run was already complete
         return load(outcome.run.path, algorithm=job.algorithm)
     return Run(
         job.algorithm,

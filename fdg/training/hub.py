@@ -7,39 +7,39 @@ from typing import Any
 from fdg.errors import FdgError, one_line
 
 SCHEME = "hf://"
-_PACKED = ("config.json", "summary.json", "metrics.jsonl", "checkpoints/**")  # all files that are read
+_PATTERNS = ("config.json", "summary.json", "metrics.jsonl", "checkpoints/**")  # files to download
 
 
 def download(address: str) -> Path:
-    """Downloads a repository, `hf://USER/NAME` or with `@REVISION`; returns its folder. Cached by commit."""
+    """Downloads a repository, `hf://USER/NAME` or `hf://USER/NAME@REVISION`, into a cache; its folder."""
     name, _, revision = address.removeprefix(SCHEME).partition("@")
-    hub = _hub(address, name)
+    hub = _import_hub(address, name)
     try:
         commit = hub.HfApi().repo_info(name, revision=revision or None).sha
         folder = Path(hub.constants.HF_HOME) / "fdg" / name.replace("/", "--") / str(commit)
-        hub.snapshot_download(name, revision=commit, local_dir=folder, allow_patterns=list(_PACKED))
+        hub.snapshot_download(name, revision=commit, local_dir=folder, allow_patterns=list(_PATTERNS))
     except Exception as error:  # from the library, HTTP, or the disk
-        raise _failed(f"{address} cannot be read", error) from error
+        raise _hub_error(f"{address} cannot be read", error) from error
     return folder
 
 
 def check_name(name: str) -> Any:
-    """Checks a name to upload to; returns the library."""
-    return _hub(f"--push {name}", name)
+    """Checks the name of a repository to upload to; returns the module `huggingface_hub`."""
+    return _import_hub(f"--push {name}", name)
 
 
 def upload(folder: Path, name: str) -> str:
-    """Uploads a packed folder to a repository of the hub, which is created; returns its address."""
+    """Uploads a packed folder to a repository of the hub, creating it if missing; returns its address."""
     hub = check_name(name)
     try:
         hub.HfApi().create_repo(name, exist_ok=True)
         hub.HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="Add a packed run of fdg")
     except Exception as error:
-        raise _failed(f"--push {name} failed, and {folder} is whole", error) from error
+        raise _hub_error(f"--push {name} failed, and {folder} is whole", error) from error
     return f"{SCHEME}{name}"
 
 
-def _hub(what: str, name: str) -> Any:
+def _import_hub(what: str, name: str) -> Any:
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise FdgError(f"{what}: give USER/NAME, the name of a repository of Hugging Face's hub")
     try:
@@ -49,8 +49,8 @@ def _hub(what: str, name: str) -> Any:
     return huggingface_hub
 
 
-def _failed(what: str, error: Exception) -> FdgError:
+def _hub_error(what: str, error: Exception) -> FdgError:
     return FdgError(
-        f"{what} ({one_line(error)}): look at the name, at `hf auth whoami` and at the network; a packed"
-        " folder can also be copied by any other means"
+        f"{what} ({one_line(error)}): check the name, `hf auth whoami` and the network; a packed folder"
+        " can also be copied in other ways"
     )

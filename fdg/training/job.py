@@ -1,4 +1,4 @@
-"""`Job`: what to train and how, as a value that is checked without devices."""
+"""`Job`: what to train and how. It is checked without devices."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,36 +20,36 @@ class Job(Settings):
 
     algorithm: Any  # the algorithm, built from presets and flags
     policy: Any  # the distribution policy
-    # both as in `config.json`: `algo`, `env`, `policy`, `policy_fields`, `staleness`, `hyperparameters`
+    # their entries in `config.json`: `algo`, `env`, `policy`, `policy_fields`, `hyperparameters`, ...
     described: Mapping[str, Any]
     num_iterations: int  # iterations of the whole run
-    steps_per_iteration: int  # steps of one agent in an iteration
+    steps_per_iteration: int  # steps of one agent per iteration
     total_steps: int | None = None  # None if it is a hyperparameter of the algorithm
     resumes: bool = False  # whether to resume the run in `out`
     start_from: Path | None = None  # a run whose weights initialise this one, or None
     trust: bool = False  # whether that run's files may name code outside fdg (`fdg.training.name_resolver`)
-    cores: int | None = None  # the number of host devices to choose from; None for no choice
-    explains: bool = True  # whether to print the candidates of `auto`, or only the reason
-    # further entries of `config.json`: the sources of values, and how the run was started
+    cores: int | None = None  # the maximum number of host devices to choose; None: it is not chosen
+    explains: bool = True  # whether to print the candidates of `auto`; False: only the reason
+    # further entries of `config.json`: the sources of values, and the command that started the run
     record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(
+    def make(
         cls,
         algorithm: Any,
         policy: Any,
         described: Mapping[str, Any],
         settings: Mapping[str, Any],
         runs: bool = True,
-        **how: Any,
+        **fields: Any,
     ) -> "Job":
-        """Makes a job and checks it; `settings` are those of `Settings`, and `how` has all other fields.
+        """Makes a job and checks it; `settings` has the fields of `Settings`, and `fields` all other fields.
 
         With `runs=False` the job is only planned.
         """
         check({**settings, **described})
         steps = lengths(algorithm, described["algo"], settings.get("total_steps"), runs)
-        return cls(algorithm=algorithm, policy=policy, described=described, **settings, **how, **steps)
+        return cls(algorithm=algorithm, policy=policy, described=described, **settings, **fields, **steps)
 
     def changed(
         self,
@@ -58,23 +58,24 @@ class Job(Settings):
         described: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> "Job":
-        """The job with another algorithm or policy (None: the same), and its new description.
+        """The job with another algorithm or policy (None: unchanged), and the new description.
 
-        `described` has further entries of the description, and `fields` other fields.
+        `described` has further entries of the description, and `fields` further fields to replace.
         """
-        said = {**self.described, **({} if policy is None else describe_policy(policy)), **(described or {})}
+        policy_entries = {} if policy is None else describe_policy(policy)
+        description = {**self.described, **policy_entries, **(described or {})}
         if algorithm is not None:
             fields["algorithm"] = algorithm
-            said["hyperparameters"] = {
-                name: to_json(getattr(algorithm, name)) for name in said["hyperparameters"]
+            description["hyperparameters"] = {
+                name: to_json(getattr(algorithm, name)) for name in description["hyperparameters"]
             }
         if policy is not None:
             fields["policy"] = policy
-        return dataclasses.replace(self, described=said, **fields)
+        return dataclasses.replace(self, described=description, **fields)
 
     @property
     def agents(self) -> int | None:
-        """The number of agents (seeds, or points of a sweep); None without an axis of agents."""
+        """The number of agents (seeds, in a sweep times points); None if states have no axis of agents."""
         return agent_count(self.algorithm, self.num_seeds)
 
     @property
@@ -87,39 +88,39 @@ class Job(Settings):
 
     @property
     def loggers(self) -> dict[str, Any]:
-        """Experiment trackers that receive the metrics too, with their project or experiment."""
+        """Experiment trackers that receive the metrics too: name and project or experiment."""
         values = {name: getattr(self, name) for name in TRACKERS}
         return {name: value for name, value in values.items() if value not in (None, False)}
 
     @property
     def rounded(self) -> str | None:
-        """A message if `total_steps` is no multiple of an iteration and so is rounded down; else None."""
-        asked = flat(self.config).get("total_steps")
-        done = self.num_iterations * self.steps_per_iteration
-        if not isinstance(asked, int) or asked <= done:
+        """A message if `total_steps` is not a multiple of an iteration and is rounded down; else None."""
+        requested = flat(self.config).get("total_steps")
+        completed = self.num_iterations * self.steps_per_iteration
+        if not isinstance(requested, int) or requested <= completed:
             return None
         return (
-            f"{asked:,} steps are {self.num_iterations:,} iterations of {self.steps_per_iteration:,}, and"
-            f" {asked - done:,} more, which are left out: {done:,} will be done"
+            f"{requested:,} steps are {self.num_iterations:,} iterations of {self.steps_per_iteration:,}, and"
+            f" {requested - completed:,} more, which are left out: {completed:,} will be done"
         )
 
     @property
-    def beyond(self) -> list[str]:
-        """Messages about periods longer than the run and settings without effect."""
+    def unused_setting_messages(self) -> list[str]:
+        """Messages about periods longer than the run, and about settings without effect."""
         total = self.num_iterations
         periods = {
             "--eval-every": (self.eval_every, "nothing is evaluated"),
             "--checkpoint-every": (self.checkpoint_every, "no checkpoint is written"),
             "--exploit-every": (self.exploit_every, "no agent takes over from another"),
         }
-        unused = []
+        messages = []
         if not self.halving and self.optuna is None:
-            unused = ["--halving false has no effect without a search: give --optuna TRIALS, or leave it out"]
+            messages = ["--halving false has no effect without --optuna TRIALS: give both, or leave it out"]
         return (
-            unused
+            messages
             + [
-                f"{option} {period} counts iterations, and the run has {total:,}: {what} before its end"
-                for option, (period, what) in periods.items()
+                f"{option} {period} counts iterations, and the run has {total:,}: {effect} before its end"
+                for option, (period, effect) in periods.items()
                 if period is not None and period > total
             ]
             + without_effect(getattr(self.algorithm, "algorithm", self.algorithm))
@@ -127,7 +128,7 @@ class Job(Settings):
 
 
 def without_effect(algorithm: Any) -> list[str]:
-    """Messages about given fields that other fields switch off (metadata `only_with` of a field).
+    """Messages about changed fields that other fields switch off (`only_with` in field metadata).
 
     >>> import algos, envs
     >>> without_effect(algos.PPO(envs.make("CartPole-v1"), rnd_features=8))
@@ -135,31 +136,32 @@ def without_effect(algorithm: Any) -> list[str]:
     """
     fields = {field.name: field for field in dataclass_fields(algorithm)}
 
-    def off(name: str) -> str | None:
+    def disabling_field(name: str) -> str | None:
         """The field that switches this one off, or None."""
         switch, _, value = fields[name].metadata.get("only_with", "").partition("=")
         if switch not in fields:
             return None
-        now = getattr(algorithm, switch)
-        return switch if now in (None, False, 0, "none") or (value and now != value) else off(switch)
+        current = getattr(algorithm, switch)
+        is_off = current in (None, False, 0, "none") or (value and current != value)
+        return switch if is_off else disabling_field(switch)
 
     return [
         f"--{name.replace('_', '-')} {shown(value)} has no effect, for {switch} is"
         f" {getattr(algorithm, switch)!r}: give that too, or leave it out"
         for name, field in fields.items()
-        if (switch := off(name)) and (value := getattr(algorithm, name)) != field.default
+        if (switch := disabling_field(name)) and (value := getattr(algorithm, name)) != field.default
     ]
 
 
 def steps_of(algorithm: Any) -> str:
-    """The unit of an algorithm's `steps_per_iteration`: its `steps_are`, by default environment steps."""
+    """The unit of an algorithm's steps: its attribute `steps_are`, by default environment steps."""
     return getattr(algorithm, "steps_are", "environment steps")
 
 
 def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = True) -> dict[str, Any]:
     """The fields `num_iterations` and `steps_per_iteration` of a job.
 
-    With `runs=False` the job is only planned: it may be shorter than an iteration, and files are not checked.
+    With `runs=False` the job is only planned: it may be shorter than an iteration; files are not checked.
     """
     with own_code(f"{name}: steps_per_iteration", type(algorithm)):
         steps = getattr(algorithm, "steps_per_iteration", None)
@@ -170,9 +172,9 @@ def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = Tru
         )
     if steps is None:
         raise FdgError(
-            f"{name} does not say how far an iteration gets: give it a property steps_per_iteration"
+            f"{name} does not say how many steps an iteration has: give it a property steps_per_iteration"
         )
-    if total_steps is None:  # a hyperparameter
+    if total_steps is None:  # it is a hyperparameter
         with own_code(f"{name}: total_steps", type(algorithm)):
             total_steps = algorithm.total_steps
     if total_steps < steps and runs:

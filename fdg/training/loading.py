@@ -35,13 +35,13 @@ def load(
     Works on any devices; all arrays are put on the first one.
 
     Args:
-      path: the run directory, or a packed folder; `hf://USER/NAME` is one on Hugging Face's hub.
+      path: the run directory, or a packed folder; `hf://USER/NAME` is a packed folder on Hugging Face's hub.
       algorithm: the trained algorithm, if `config.json` cannot describe it (such as a network of your own).
-      checkpoint: "last", "best" (of the evaluations by `--eval-every`), or an iteration.
+      checkpoint: "last", "best" (by the evaluations of `--eval-every`), or an iteration.
       trust: import your own modules that the run names, and start external programs that it names.
 
     Raises:
-      FdgError: there is no such run or checkpoint, it is damaged, or it is of another algorithm.
+      FdgError: the run or checkpoint does not exist, is damaged, or has another algorithm.
 
     Example::
 
@@ -61,14 +61,14 @@ def load_with_names(
     trust: bool = False,
     flags: Collection[str] | None = None,
 ) -> Run:
-    """As `load`.
+    """Loads a run as `load` does, with names that the caller gave.
 
-    `named` has values that the caller gives explicitly, by field: modules that they name may be imported
+    `named` has values that the caller gave explicitly, by field: modules in these values may be imported
     without `trust`. `flags`: see `NameResolver`.
     """
-    given = algorithm
-    if given is not None:
-        checked_name(given)
+    caller_algorithm = algorithm
+    if caller_algorithm is not None:
+        checked_name(caller_algorithm)
     path = hub.download(str(path)) if str(path).startswith(hub.SCHEME) else Path(path)
     config = read_config(path, prefix="")
     resolver = NameResolver(path / "config.json", named, trust, flags)
@@ -77,24 +77,24 @@ def load_with_names(
         algorithm, policy = rebuild(config, resolver, str(path))
     elif _is_delayed(config):
         policy = rebuild_policy(config, resolver, str(path))
-    if not isinstance(algorithm, Sweep):  # the caller may give a swept run's plain algorithm
+    if not isinstance(algorithm, Sweep):  # the caller may give the algorithm of a sweep without the sweep
         algorithm = with_recorded_sweep(algorithm, config)
-    checkpoints, iteration = _chosen(path, checkpoint)
+    checkpoints, iteration = _select_checkpoint(path, checkpoint)
     agents = agent_count(algorithm, config.get("num_seeds"))
     graph, delayed = side_by_side(fdg.trace(algorithm), agents), None
-    if _is_delayed(config):  # the checkpoint then has older versions of leaves too
+    if _is_delayed(config):  # the checkpoint also has older versions of leaves
         plan = fdg.place(graph, policy, device_count(path, config))
         graph, delayed = plan.graph, plan.delayed
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     target = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here, weak_type=leaf.weak_type),
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type),
         graph.of_all(graph.state),
     )
     try:
         state = checkpoints.restore(iteration, target)
     except OtherStateError:
-        if given is not None:
-            _check_same(given, config, path)
+        if caller_algorithm is not None:
+            _check_equal_algorithm(caller_algorithm, config, path)
         raise
     finally:
         checkpoints.close()
@@ -114,21 +114,21 @@ def _is_delayed(config: Mapping[str, Any]) -> bool:
     return bool(config.get("staleness") or config.get("lag"))
 
 
-def _check_same(algorithm: Any, config: Mapping[str, Any], path: Path) -> None:
-    """Refuses an algorithm with other hyperparameters than the run; reports those of the network first."""
-    described = describe(algorithm, None)
-    now = {name: described[name] for name in ("algo", "env", "hyperparameters")}
-    different = sorted(changes(config, now).items(), key=lambda item: item[0] not in OF_NETWORK)
-    if different:
-        name, (old, new) = different[0]
+def _check_equal_algorithm(algorithm: Any, config: Mapping[str, Any], path: Path) -> None:
+    """Refuses an algorithm with other hyperparameters than the run; names those of networks first."""
+    description = describe(algorithm, None)
+    entries = {name: description[name] for name in ("algo", "env", "hyperparameters")}
+    changed = sorted(changes(config, entries).items(), key=lambda item: item[0] not in OF_NETWORK)
+    if changed:
+        name, (old, new) = changed[0]
         raise FdgError(
             f"algorithm: {name}={new!r} contradicts the {old!r} of the run in {path}: leave algorithm out, or"
-            " give that of the run"
+            " give the algorithm of the run"
         ) from None
 
 
-def _chosen(path: Path, checkpoint: str | int) -> tuple[Checkpoints, int]:
-    """The checkpoints and the iteration that `checkpoint` selects."""
+def _select_checkpoint(path: Path, checkpoint: str | int) -> tuple[Checkpoints, int]:
+    """The checkpoints of a run, and the iteration that `checkpoint` selects."""
     if checkpoint == "best":
         checkpoints = Checkpoints(path / BEST)
         iteration = checkpoints.latest()
@@ -141,15 +141,15 @@ def _chosen(path: Path, checkpoint: str | int) -> tuple[Checkpoints, int]:
         raise FdgError(f"{path} has no checkpoint yet: train until it has written one")
     if checkpoint == "last":
         return checkpoints, latest
-    kept = checkpoints.iterations()
-    if checkpoint not in kept:
-        words = ["'last'", *["'best'"] * (Checkpoints(path / BEST).latest() is not None)]
-        there = listed([*map(str, kept), *words])
-        raise FdgError(f"checkpoint={checkpoint!r}: {path} has no such checkpoint: give {there}")
+    iterations = checkpoints.iterations()
+    if checkpoint not in iterations:
+        names = ["'last'", *["'best'"] * (Checkpoints(path / BEST).latest() is not None)]
+        choices = listed([*map(str, iterations), *names])
+        raise FdgError(f"checkpoint={checkpoint!r}: {path} has no such checkpoint: give {choices}")
     return checkpoints, int(checkpoint)
 
 
 def device_count(path: Path, config: dict[str, Any]) -> int:
-    """The number of devices that the run was planned for, or would be on this machine."""
+    """The number of devices that the run was planned for; if unknown, the number on this machine."""
     trained_on = (read_summary(path) or {}).get("devices") or ()
     return config.get("devices") or config.get("devices_chosen") or len(trained_on) or len(jax.devices())

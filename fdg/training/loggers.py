@@ -16,25 +16,25 @@ _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"
 class Logger(NamedTuple):
     """Receives metrics besides the run directory."""
 
-    log: Callable[[int, Mapping[str, float]], object]  # at a number of steps (or responses) of one agent
-    close: Callable[[], object]  # writes what is pending, and ends the connection
+    log: Callable[[int, Mapping[str, float]], object]  # of the steps (or responses) of one agent, and metrics
+    close: Callable[[], object]  # writes pending metrics and ends the connection
 
 
 def open_loggers(
-    wanted: Mapping[str, Any], path: Path, config: Mapping[str, Any], steps: int
+    targets: Mapping[str, Any], path: Path, config: Mapping[str, Any], steps: int
 ) -> list[Logger]:
     """Opens the trackers of a job (`Job.loggers`).
 
-    `steps` are those of one agent at the start or resume.
+    `steps` is the number of steps of one agent at the start or resume.
     """
     loggers: list[Logger] = []
-    for kind, target in wanted.items():
-        package = package_of(kind)
+    for kind, target in targets.items():
+        package = import_tracker(kind)
         try:
             loggers.append(_MAKERS[kind](package, path, target, flat(config), steps))
         except Exception as error:  # from the network, the service, or its settings
-            for other in loggers:
-                other.close()
+            for logger in loggers:
+                logger.close()
             raise FdgError(f"--{kind}: cannot log there: {one_line(error)}") from error
     return loggers
 
@@ -64,14 +64,14 @@ def _mlflow(package: Any, path: Path, target: str | None, config: Any, steps: in
     """A run of an MLflow experiment; without `MLFLOW_TRACKING_URI`, in `RUN/mlruns`."""
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
-        # Plain files, without a database; MLflow would ask whether its newer stores are meant.
+        # Plain files need no database; without this variable, MLflow demands one of its newer stores.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         uri = f"file:{path.absolute() / 'mlruns'}"
     client, entities, name = package.MlflowClient(tracking_uri=uri), package.entities, target or "fdg"
-    found = client.get_experiment_by_name(name)
-    experiment = found.experiment_id if found else client.create_experiment(name)
-    earlier = client.search_runs([experiment], f"tags.mlflow.runName = '{path.name}'", max_results=1)
-    run = earlier[0] if earlier and steps else client.create_run(experiment, run_name=path.name)
+    existing = client.get_experiment_by_name(name)
+    experiment = existing.experiment_id if existing else client.create_experiment(name)
+    earlier_runs = client.search_runs([experiment], f"tags.mlflow.runName = '{path.name}'", max_results=1)
+    run = earlier_runs[0] if earlier_runs and steps else client.create_run(experiment, run_name=path.name)
     if not steps:
         parameters = [entities.Param(key, str(value)) for key, value in config.items()]
         client.log_batch(run.info.run_id, params=parameters)
@@ -91,8 +91,8 @@ _MAKERS: Mapping[str, Callable[..., Logger]] = {
 }
 
 
-def package_of(kind: str) -> Any:
-    """The package of a tracker, if it is installed."""
+def import_tracker(kind: str) -> Any:
+    """Imports the package of a tracker; raises `FdgError` if it is not installed."""
     try:
         return importlib.import_module(_PACKAGES[kind])
     except ImportError as error:

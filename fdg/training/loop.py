@@ -1,4 +1,4 @@
-"""A training run from start to end: compiling, iterating, metrics, checkpoints, evaluation, progress."""
+"""Carries out a training run: compiles, iterates, records metrics, saves checkpoints, evaluates."""
 
 import contextlib
 import dataclasses
@@ -55,30 +55,30 @@ def _interrupt(_: int) -> NoReturn:
 
 def _agree_on_signal(caught: Sequence[int]) -> int | None:
     """The signal that any process caught, so that all stop at the same iteration. A collective."""
-    return next((each[0] for each in distributed.exchange(caught[:1]) if each), None)
+    return next((signals[0] for signals in distributed.exchange(caught[:1]) if signals), None)
 
 
-_STEPS_PER_CALL = 65_536  # the most steps of one agent in a call: half a second at 130,000 steps/s
-_CALLS = 50  # the fewest calls in a run
-_CHECKPOINTS = 20  # in a run, unless `--checkpoint-every` is given
-_FEW_ROWS = 32  # a data file with fewer rows gets a hint
+_MAX_STEPS_PER_CALL = 65_536  # maximum steps of one agent per call: half a second at 130,000 steps/s
+_MIN_CALLS = 50  # minimum number of calls in a run
+_NUM_CHECKPOINTS = 20  # number of checkpoints in a run without `--checkpoint-every`
+_MIN_ROWS = 32  # a data file with fewer rows causes a hint
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """The result of a job."""
 
-    run: RunDirectory  # the run directory
+    run: RunDirectory  # the run's directory
     engine: fdg.Engine  # the engine that ran it
     state: Any  # the engine's final state; None if the run was already complete
     iteration: int  # completed iterations
     caught: int | None = None  # the signal that ended the run early, or None
-    stopped: str | None = None  # any other reason for an early end, or None
+    stopped: str | None = None  # another reason for an early end, or None
     evaluation: Evaluation | None = None  # the greedy evaluation at the end, or None
 
 
 def say(line: Any = "") -> None:
-    """Prints and flushes."""
+    """Prints a line and flushes standard output."""
     print(line, flush=True)
 
 
@@ -91,25 +91,23 @@ def carry_out(
 ) -> Outcome:
     """Trains, evaluates and writes the run directory; prints progress.
 
-    All processes call it; process 0 writes. `quiet` prints nothing, `brief` leaves out the plan.
+    All processes call it; process 0 writes. With `quiet` nothing is printed, with `brief` no plan.
 
     Raises:
       FdgError: the job is invalid; nothing has been written.
-      HostError: a function on the host failed, such as a reward; checkpoints are kept.
+      HostError: a function on the host failed, such as a reward; checkpoints remain.
     """
-    _check_same(job.config)
+    _check_equal_jobs(job.config)
     for kind in job.loggers:  # before anything slow starts
-        loggers.package_of(kind)
+        loggers.import_tracker(kind)
     if not (quiet or brief):
         say("tracing ...")
     env: Any = getattr(without_sweep(job.algorithm), "env", None)
     if not job.resumes and callable(getattr(env, "try_out", None)):
         env.try_out()
     rows = getattr(env, "num_rows", None)
-    if rows is not None and rows < _FEW_ROWS and not (quiet or job.resumes):
-        say(
-            f"hint: {env.name} has {rows} row{'s' * (rows != 1)} to learn from, which are soon known by heart"
-        )
+    if rows is not None and rows < _MIN_ROWS and not (quiet or job.resumes):
+        say(f"hint: {env.name} has only {rows} row{'s' * (rows != 1)} to learn from: expect overfitting")
     settled = ready(job, devices)
     job, graph = settled.job, settled.graph
     engine = fdg.compile(job.algorithm, job.policy, settled.devices, job.agents, graph)
@@ -136,25 +134,25 @@ def carry_out(
 
 
 def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
-    """The number of iterations in a call of `engine.run`: a divisor of the total, small enough for progress.
+    """The number of iterations per call of `engine.run`: a divisor of the total that keeps calls short.
 
     >>> iterations_per_call(976, 512)
     16
     """
-    most = max(1, min(num_iterations // _CALLS, _STEPS_PER_CALL // steps_per_iteration))
-    return next(size for size in range(most, 0, -1) if num_iterations % size == 0)
+    limit = max(1, min(num_iterations // _MIN_CALLS, _MAX_STEPS_PER_CALL // steps_per_iteration))
+    return next(size for size in range(limit, 0, -1) if num_iterations % size == 0)
 
 
 def _eta(algorithm: Any, plan: fdg.Plan) -> int | None:
-    """The bound on the age of a stream's tokens, in updates; None without a stream or without any lag."""
+    """The maximum age of a stream's tokens, in updates; None if there is no stream, or it has no lag."""
     ahead = getattr(without_sweep(algorithm), "ahead", None)
-    late = 0 if plan.delayed is None else plan.delayed.staleness
-    return ahead + late if ahead is not None and (ahead or late) else None
+    staleness = 0 if plan.delayed is None else plan.delayed.staleness
+    return ahead + staleness if ahead is not None and (ahead or staleness) else None
 
 
 @dataclasses.dataclass
 class _Session:
-    """One process's work on a run, from its start or latest checkpoint to its end or an interruption."""
+    """Runs a job in one process, from the start or latest checkpoint to the end or an interruption."""
 
     job: Job
     engine: fdg.Engine
@@ -163,46 +161,46 @@ class _Session:
     checkpoints: Checkpoints
     callbacks: Sequence[Callback]
     say: Callable[[Any], None]
-    samples: Sequence[Mapping[str, Any]] = ()  # the latest table of sampled texts
+    samples: Sequence[Mapping[str, Any]] = ()  # rows of the latest sample table
 
-    def train(self, candidates: str, why: str, brief: bool, file: TextIO | None) -> Outcome:
+    def train(self, candidates: str, reason: str, brief: bool, file: TextIO | None) -> Outcome:
         """Trains, then prints and writes the results."""
         job, engine, run, say = self.job, self.engine, self.run, self.say
         total, agents = job.num_iterations, job.agents or 1
-        found: Any = None, False
+        stored: Any = None, False
         if job.resumes and distributed.is_first():
-            found = self.checkpoints.latest(), run.summary() is not None
-        latest, complete = distributed.exchange(found)[0]  # as found by process 0
+            stored = self.checkpoints.latest(), run.summary() is not None
+        latest, complete = distributed.exchange(stored)[0]  # the values of process 0
         if latest == total and complete:
             copy_data_files(run, job.algorithm)  # raises if data files have changed
             say(f"the run in {run.path} is complete: all of its {total:,} iterations are done")
             if job.timeline or job.profile:
-                say("nothing was timed or drawn, for nothing ran")
-            say("go on with it by --total-steps, above what it has done")
+                say("--profile and --timeline have no effect: no iteration ran")
+            say("to continue it, give a larger --total-steps")
             return Outcome(run, engine, None, total)
         if not brief:
             if candidates:
                 say(f"{candidates}\n")
             say(f"{engine.plan}\n")
-            if why:
-                say(f"devices: {why}")
+            if reason:
+                say(f"devices: {reason}")
         say("compiling ...")
         state, compile_s = self._start(latest)
         engine, start = self.engine, latest or 0
-        last = run.truncate_metrics(start) if job.resumes else None
-        lost = LostEpisodes(getattr(job.algorithm, "env", None), last)
+        last_row = run.truncate_metrics(start) if job.resumes else None
+        lost_episodes = LostEpisodes(getattr(job.algorithm, "env", None), last_row)
         copy_data_files(run, job.algorithm)
-        wall_before = last["wall_s"] if last else 0.0
+        wall_before = last_row["wall_s"] if last_row else 0.0
         self.samples = write_samples(job, engine, state, run, start)  # compiles before the timed loop
         if job.resumes:
-            none = "" if latest is not None else " (no checkpoint had been written)"
-            say(f"resuming at iteration {start:,} of {total:,}{none}")
+            suffix = "" if latest is not None else " (no checkpoint had been written)"
+            say(f"resuming at iteration {start:,} of {total:,}{suffix}")
         say(f"compiled in {compile_s:.1f} s; run directory {run.path}")
         for line in unexplained_lines(engine):
             say(line)
 
-        wanted = job.loggers if distributed.is_first() else {}
-        trackers = loggers.open_loggers(wanted, run.path, job.config, start * job.steps_per_iteration)
+        targets = job.loggers if distributed.is_first() else {}
+        trackers = loggers.open_loggers(targets, run.path, job.config, start * job.steps_per_iteration)
         evaluating = PeriodicEvaluation(job, engine, run)
         try:
             with (
@@ -218,10 +216,10 @@ class _Session:
                     trackers,
                     self.callbacks,
                     Finite(job, self.checkpoints),
-                    lost,
+                    lost_episodes,
                     lambda: self.samples,
                     lambda: engine.busy_seconds(waits=False),
-                    last,
+                    last_row,
                     _eta(job.algorithm, engine.plan),
                 )
                 state, iteration, caught = self._iterations(state, start, recorder, evaluating, signals)
@@ -231,12 +229,12 @@ class _Session:
                 tracker.close()
             evaluating.close()
         points, failed = point_names(job.algorithm), recorder.failed
-        how: Any = {"points": points, "counted": steps_of(job.algorithm), "failed": failed}
-        draw_learning_curve(run, run_title(job), SOLVED.get(job.described["env"]), **how)
+        options: Any = {"points": points, "counted": steps_of(job.algorithm), "failed": failed}
+        draw_learning_curve(run, run_title(job), SOLVED.get(job.described["env"]), **options)
         if caught is not None:
             self.checkpoints.close()
-            at = f"interrupted at iteration {iteration:,} of {total:,}"
-            say(f"{at}, and saved: go on with --resume {run.path}")
+            place = f"interrupted at iteration {iteration:,} of {total:,}"
+            say(f"{place}, and saved: go on with --resume {run.path}")
             return Outcome(run, engine, state, iteration, caught=caught)
         stopped = evaluating.stopped or ("a callback ended it" if recorder.wants_to_stop else None)
         if iteration < total:
@@ -244,33 +242,33 @@ class _Session:
         groups = groups_summary(engine, wall_s - wall_before)
         episodes = episodes_of(job.algorithm, job.eval_episodes)
         evaluations = evaluate(job, engine, state, episodes, failed=failed)
-        profiled = profile_run(engine, state, run.path) if job.profile else []
-        profiled += timeline_run(engine, state, run.path) if job.timeline else []
+        profile_lines = profile_run(engine, state, run.path) if job.profile else []
+        profile_lines += timeline_run(engine, state, run.path) if job.timeline else []
         self.checkpoints.close()
         evaluation = evaluations[0] if evaluations else None
         outcome = Outcome(run, engine, state, iteration, stopped=stopped, evaluation=evaluation)
         if not distributed.is_first():
             return outcome
         seconds = {"wall_s": wall_s, "compile_s": compile_s}
-        best = evaluating.best_summary()
-        ended = {"stopped": stopped} if stopped else {}
-        said = {**summarized(evaluations), **best, **ended, **lost.summary()}
+        best_entries = evaluating.best_summary()
+        early_end = {"stopped": stopped} if stopped else {}
+        entries = {**summarized(evaluations), **best_entries, **early_end, **lost_episodes.summary()}
         if failed:
             seeds = agent_seeds(job.algorithm, job.seed, job.agents)
-            said["failed_seeds"] = [seeds[i] for i in failed]
-        run.publish_json("summary.json", summary(job, engine, iteration, seconds, said, groups))
+            entries["failed_seeds"] = [seeds[i] for i in failed]
+        run.publish_json("summary.json", summary(job, engine, iteration, seconds, entries, groups))
         steps = iteration * job.steps_per_iteration * agents
         say(f"trained {steps:,} steps in {clock(wall_s)} ({steps / max(wall_s, 1e-9):,.0f} steps/s)")
-        if lost.line():
-            say(lost.line())
+        if lost_episodes.line():
+            say(lost_episodes.line())
         if evaluation is not None:
-            # A mean over all points of a sweep is not a result.
+            # `None`: the mean over all points of a sweep does not say whether the environment is solved.
             say(verdict(evaluation, None if points else job.described["env"]))
-        swept = []
+        sweep_lines = []
         if isinstance(job.algorithm, Sweep):
             means = None if evaluation is None else evaluation.means
-            swept = write_sweep(job.algorithm, run, means, run_title(job), failed, job.seed)
-        for line in [*sample_lines(self.samples), *profiled, *swept]:
+            sweep_lines = write_sweep(job.algorithm, run, means, run_title(job), failed, job.seed)
+        for line in [*sample_lines(self.samples), *profile_lines, *sweep_lines]:
             say(line)
         say(f"run directory {run.path}")
         return outcome
@@ -283,10 +281,10 @@ class _Session:
         evaluating: PeriodicEvaluation,
         signals: Sequence[int],
     ) -> tuple[Any, int, int | None]:
-        """Runs the remaining iterations; returns the state, the iteration and the signal that ended them."""
+        """Runs the remaining iterations; returns the state, the iteration, and the signal that ended it."""
         job, total = self.job, self.job.num_iterations
         size = iterations_per_call(total, job.steps_per_iteration)
-        checkpoint_every = math.ceil((job.checkpoint_every or total / _CHECKPOINTS) / size) * size
+        checkpoint_every = math.ceil((job.checkpoint_every or total / _NUM_CHECKPOINTS) / size) * size
         periods = [checkpoint_every, *([job.eval_every] if job.eval_every else [])]
         iteration, caught, ended = start, _agree_on_signal(signals), False
         while iteration < total and caught is None and not ended:
@@ -303,14 +301,14 @@ class _Session:
                 job.checkpoint_every is not None or self.checkpoints.are_cheap()
             )
             if is_due or iteration == total or caught is not None or ended:
-                recorder.flush()  # first: a checkpoint is never ahead of the metrics
+                recorder.flush()  # before saving, so that a checkpoint is never ahead of the metrics
                 self.checkpoints.save(iteration, state)
                 self.samples = write_samples(job, self.engine, state, self.run, iteration)
         return state, iteration, caught
 
     def _start(self, latest: int | None) -> tuple[Any, float]:
-        """Compiles the engine; returns the initial or restored state and the seconds that this took."""
-        begun = time.perf_counter()
+        """Compiles the engine; returns the initial or restored state, and the seconds until it was ready."""
+        start = time.perf_counter()
         job, engine = self.job, self.engine
         if latest is not None:
             state = self.checkpoints.restore(latest, engine.state_shape)
@@ -322,13 +320,15 @@ class _Session:
                 state = load_weights_into(self.weights, engine, state)
                 self.say(self.weights.message)
         jax.block_until_ready(state)
-        return state, time.perf_counter() - begun
+        return state, time.perf_counter() - start
 
 
-def _check_same(config: Mapping[str, Any]) -> None:
-    """Refuses processes with different jobs or versions: their collectives would deadlock."""
-    mine, *others = distributed.exchange({**config, "versions": versions()})
-    for i, other in enumerate(others, 1):
-        for name in mine:
-            if other.get(name) != mine[name]:
-                raise FdgError(f"process {i} has {name} {other.get(name)}, and process 0 has {mine[name]}")
+def _check_equal_jobs(config: Mapping[str, Any]) -> None:
+    """Refuses processes with unequal jobs or versions: their collectives would deadlock."""
+    first, *rest = distributed.exchange({**config, "versions": versions()})
+    for i, candidate in enumerate(rest, 1):
+        for name in first:
+            if candidate.get(name) != first[name]:
+                raise FdgError(
+                    f"process {i} has {name} {candidate.get(name)}, and process 0 has {first[name]}"
+                )

@@ -17,19 +17,19 @@ from jax.interpreters import batching
 from fdg import jaxprs
 from fdg.errors import FdgError, one_line
 
-# Calls, and the parameter with each one's body, including calls with custom gradients.
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
-_CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+# Primitives that call a jaxpr, and the parameter with this jaxpr; calls with custom gradients too.
+_CALL_BODIES = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
+_CALL_BODIES |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 
 class Output(NamedTuple):
-    """A result of a model."""
+    """An output of a model."""
 
     name: str
-    dtype: str  # that it is to have
-    program_dtype: str  # that the function gives it
-    low: Any = None  # bounds in `dtype`, numbers or nested lists, None for none: what the function's dtype
-    high: Any = None  # cannot hold of them is theirs again
+    dtype: str  # the dtype of the model's output
+    program_dtype: str  # the dtype of the function's result
+    low: Any = None  # bounds in `dtype`, numbers or nested lists; None: unbounded. A float64 output that
+    high: Any = None  # equals a bound rounded to float32 becomes the exact bound
 
 
 def to_onnx(
@@ -38,14 +38,15 @@ def to_onnx(
     name: str,
     inputs: Sequence[tuple[str, str]] = (),
     outputs: Sequence[Output] = (),
-    said: Mapping[str, str] = MappingProxyType({}),
+    metadata: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
     """Converts a function to a serialised ONNX model.
 
-    `inputs` are names and dtypes; they may have 64 bits where the function's arguments have 32.
+    `inputs` are names and dtypes, which may have 64 bits where the function's arguments have 32. The model
+    stores `metadata`.
     """
-    with _cumsum_restored():
-        within = list(zip(inputs, arguments, strict=True)) if inputs else []
+    with _restored_libraries():
+        pairs = list(zip(inputs, arguments, strict=True)) if inputs else []
         try:
             converter = importlib.import_module("jax2onnx")
         except ImportError as error:
@@ -53,63 +54,64 @@ def to_onnx(
                 f"ONNX needs jax2onnx, which is not installed ({error}): pip install 'fdg[onnx]'"
             ) from error
         try:
-            with _what_the_converter_misses(), _without_its_log():
+            with _restored_not_mapped(), _silenced_logs():
                 model = converter.to_onnx(
-                    lambda *given: tuple(_evaluated(jax.make_jaxpr(function)(*given), given)),
+                    lambda *args: tuple(_evaluate_inlined(jax.make_jaxpr(function)(*args), args)),
                     list(arguments),
                     model_name=name,
-                    input_names=[_inner(key, dtype, str(one.dtype)) for (key, dtype), one in within] or None,
-                    output_names=[_inner(one.name, one.dtype, one.program_dtype) for one in outputs] or None,
+                    input_names=[_inner_name(key, dtype, str(x.dtype)) for (key, dtype), x in pairs] or None,
+                    output_names=[_inner_name(x.name, x.dtype, x.program_dtype) for x in outputs] or None,
                 )
-                _cast(model, [(key, dtype, str(one.dtype)) for (key, dtype), one in within], outputs)
-                importlib.import_module("onnx").helper.set_model_props(model, dict(said))
+                _insert_casts(model, [(key, dtype, str(x.dtype)) for (key, dtype), x in pairs], outputs)
+                importlib.import_module("onnx").helper.set_model_props(model, dict(metadata))
                 content = model.SerializeToString()
         except Exception as error:  # the converter may raise anything for unknown operations
             raise FdgError(f"{name} cannot be written as ONNX: {one_line(error)}") from error
     return content
 
 
-def _inner(name: str, dtype: str, program_dtype: str) -> str:
-    """The internal name of a model's input or output that has another dtype inside."""
+def _inner_name(name: str, dtype: str, program_dtype: str) -> str:
+    """The name inside the model of an input or output: its own, or a new one if the dtypes differ."""
     return name if dtype == program_dtype else f"{name} as {program_dtype}"
 
 
-def _cast(model: Any, inputs: Sequence[tuple[str, str, str]], outputs: Sequence[Output]) -> None:
-    """Casts a model's inputs and outputs to their declared dtypes; changes the model."""
+def _insert_casts(model: Any, inputs: Sequence[tuple[str, str, str]], outputs: Sequence[Output]) -> None:
+    """Inserts casts of a model's inputs and outputs from and to their declared dtypes, in place."""
     onnx = importlib.import_module("onnx")
     node, graph = onnx.helper.make_node, model.graph
-    kinds = onnx.TensorProto.DataType
-    words = {"float64": "DOUBLE", "float32": "FLOAT"}
+    data_types = onnx.TensorProto.DataType
+    float_names = {"float64": "DOUBLE", "float32": "FLOAT"}
 
-    def kind(dtype: str) -> int:
-        return kinds.Value(words.get(dtype, dtype.upper()))
+    def type_code(dtype: str) -> int:
+        return data_types.Value(float_names.get(dtype, dtype.upper()))
 
-    first, last = [], []
-    for there, (name, dtype, program_dtype) in zip(graph.input, inputs, strict=False):
+    input_casts, output_casts = [], []
+    for tensor, (name, dtype, program_dtype) in zip(graph.input, inputs, strict=False):
         if dtype != program_dtype:
-            first.append(node("Cast", [name], [there.name], to=kind(program_dtype)))
-            there.name, there.type.tensor_type.elem_type = name, kind(dtype)
-    for there, (name, dtype, program_dtype, low, high) in zip(graph.output, outputs, strict=False):
+            input_casts.append(node("Cast", [name], [tensor.name], to=type_code(program_dtype)))
+            tensor.name, tensor.type.tensor_type.elem_type = name, type_code(dtype)
+    for tensor, (name, dtype, program_dtype, low, high) in zip(graph.output, outputs, strict=False):
         if dtype == program_dtype:
             continue
-        ends = [np.array(end, np.float64) for end in (low, high)] if dtype == "float64" else []
-        value, target = there.name, f"{name} as {dtype}" if ends else name
-        last.append(node("Cast", [value], [target], to=kind(dtype)))
-        for side, end in enumerate(ends):
+        bounds = [np.array(end, np.float64) for end in (low, high)] if dtype == "float64" else []
+        value, target = tensor.name, f"{name} as {dtype}" if bounds else name
+        output_casts.append(node("Cast", [value], [target], to=type_code(dtype)))
+        for side, end in enumerate(bounds):
             value, target = target, name if side else f"{name} above"
-            bound, seen, at = (f"{name} {word} {side}" for word in ("bound", "nearest", "at"))
-            for key, array in ((bound, end), (seen, end.astype(np.float32).astype(np.float64))):
+            bound, rounded, equal = (f"{name} {word} {side}" for word in ("bound", "nearest", "at"))
+            for key, array in ((bound, end), (rounded, end.astype(np.float32).astype(np.float64))):
                 graph.initializer.append(onnx.numpy_helper.from_array(array, key))
-            last += [node("Equal", [value, seen], [at]), node("Where", [at, bound, value], [target])]
-        there.name, there.type.tensor_type.elem_type = name, kind(dtype)
-    nodes = [*first, *graph.node, *last]
+            output_casts.append(node("Equal", [value, rounded], [equal]))
+            output_casts.append(node("Where", [equal, bound, value], [target]))
+        tensor.name, tensor.type.tensor_type.elem_type = name, type_code(dtype)
+    nodes = [*input_casts, *graph.node, *output_casts]
     del graph.node[:]
     graph.node.extend(nodes)
 
 
 @contextlib.contextmanager
-def _without_its_log() -> Iterator[None]:
-    """Silences jax2onnx's line for every value without a type."""
+def _silenced_logs() -> Iterator[None]:
+    """Silences jax2onnx's log messages about values without a type."""
     logger, root = logging.getLogger("onnx_ir"), logging.getLogger()
     level, handlers = logger.level, list(root.handlers)
     logger.setLevel(logging.ERROR)
@@ -117,16 +119,16 @@ def _without_its_log() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-        root.handlers[:] = handlers  # jax2onnx may have added a handler that prints everything
+        root.handlers[:] = handlers  # removes a handler of jax2onnx that prints everything
 
 
 _LIBRARIES = ("jax", "flax", "optax", "equinox")
 
 
 @contextlib.contextmanager
-def _cumsum_restored() -> Iterator[None]:
-    """Restores `jax.numpy.cumsum`, which jax2onnx replaces by one that does not accept `cumsum(x, 0)`."""
-    before = {
+def _restored_libraries() -> Iterator[None]:
+    """Undoes jax2onnx's patches of JAX libraries, such as a `cumsum` that does not accept `cumsum(x, 0)`."""
+    originals = {
         module: {key: value for key, value in vars(module).items() if callable(value)}
         for name, module in list(sys.modules.items())
         if name.split(".")[0] in _LIBRARIES and "_src" not in name and module is not None
@@ -134,37 +136,37 @@ def _cumsum_restored() -> Iterator[None]:
     try:
         yield
     finally:
-        for module, functions in before.items():
+        for module, functions in originals.items():
             for key, value in functions.items():
                 if vars(module).get(key) is not value:
                     setattr(module, key, value)
 
 
-def _evaluated(closed: Any, values: Sequence[Any]) -> list[Any]:
+def _evaluate_inlined(closed: Any, values: Sequence[Any]) -> list[Any]:
     """Evaluates a jaxpr, with the bodies of calls and of loops with one trip inlined.
 
     jax2onnx 0.13 supports no loops, and only simple operations in functions with custom gradients.
     """
-    return jaxprs.evaluate_jaxpr(jaxprs.open_jaxpr(closed), jaxprs.constants_of(closed), values, _equation)
+    return jaxprs.evaluate_jaxpr(jaxprs.open_jaxpr(closed), jaxprs.constants_of(closed), values, _evaluate)
 
 
-def _equation(eqn: core.JaxprEqn, operands: list[Any]) -> list[Any]:
-    if eqn.primitive.name in _CALLS:
-        return _evaluated(eqn.params[_CALLS[eqn.primitive.name]], operands)
+def _evaluate(eqn: core.JaxprEqn, operands: list[Any]) -> list[Any]:
+    if eqn.primitive.name in _CALL_BODIES:
+        return _evaluate_inlined(eqn.params[_CALL_BODIES[eqn.primitive.name]], operands)
     if eqn.primitive.name != "scan" or eqn.params["length"] != 1:
         return jaxprs.bind(eqn, operands)
     constants, carried = jaxprs.scan_sizes(eqn.params)
     rows = [jnp.squeeze(rows, axis=0) for rows in operands[constants + carried :]]
-    results = _evaluated(eqn.params["jaxpr"], [*operands[: constants + carried], *rows])
+    results = _evaluate_inlined(eqn.params["jaxpr"], [*operands[: constants + carried], *rows])
     return [*results[:carried], *(jnp.expand_dims(row, 0) for row in results[carried:])]
 
 
 @contextlib.contextmanager
-def _what_the_converter_misses() -> Iterator[None]:
-    """Adds a name that jax2onnx 0.13 uses in its `vmap` rules and JAX 0.10 has removed."""
+def _restored_not_mapped() -> Iterator[None]:
+    """Adds `batching.not_mapped`, which jax2onnx 0.13 uses in its `vmap` rules and JAX 0.10 has removed."""
     missing = not hasattr(batching, "not_mapped")
     if missing:
-        setattr(batching, "not_mapped", None)  # noqa: B010 - the type checker knows that it is not there
+        setattr(batching, "not_mapped", None)  # noqa: B010 - JAX's types lack this name
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""`fdg pack`: a folder of a run to share: one checkpoint, metrics, a video, and a card.
+"""`fdg pack`: packs a run into a folder to share: one checkpoint, metrics, a video, and a card.
 
-The folder is a run directory, so `fdg.load` and the commands accept it, and loading it is as restricted as
-loading a run directory (docs/security.md).
+The folder is a run directory, so `fdg.load` and the commands accept it, with the same restrictions as for any
+run directory (docs/security.md).
 """
 
 import json
@@ -22,9 +22,9 @@ from fdg.training.writable import check_writable
 CARD = "README.md"
 VIDEO = "video.gif"
 CURVE = "learning_curve.png"
-_PRIVATE = ("command", "resumes", "from", "git_commit")  # entries about the training machine
-_SETTINGS = 40  # rows of the card's table
-_VIDEO_STEPS = 500
+_PRIVATE = ("command", "resumes", "from", "git_commit")  # entries about the training machine, left out
+_MAX_SETTINGS = 40  # maximum settings on the card
+_MAX_VIDEO_STEPS = 500  # maximum steps of the video
 
 
 def pack(
@@ -37,13 +37,13 @@ def pack(
 ) -> Path:
     """Packs a run into a new folder.
 
-    `checkpoint` is "last", "best" or an iteration; `episodes` are those of each agent for the return on the
-    card, None for as many as after training.
+    `checkpoint` is "last", "best" or an iteration. `episodes` is the number of episodes per agent for the
+    return on the card; None: the number after training.
     """
     path, out = Path(path), Path(out)
     config = read_config(path, prefix="")
     if not files.is_free(out):
-        raise FdgError(f"--out {out} is there already, and not empty: give a new folder")
+        raise FdgError(f"--out {out} exists already and is not empty: give a new folder")
     check_writable(out / CARD)
     if (path / DATA).is_dir():
         raise FdgError(
@@ -56,47 +56,47 @@ def pack(
         files.write(new / "config.json", json_line(shared, indent=2))
         for name in ("metrics.jsonl", "summary.json", CURVE):
             if (path / name).exists():
-                _copy(path / name, new / name)
-        for file in sorted(one for one in folder.rglob("*") if one.is_file()):
-            _copy(file, new / CHECKPOINTS / str(run.iteration) / file.relative_to(folder))
-        packed = load(new, trust=trust)  # measure the packed run
-        found = packed.evaluate(episodes) if can_evaluate(packed.algorithm) else None
-        video = _video(packed, new)
-        files.write(new / CARD, _card(packed, found, video, new).encode())
+                _copy_file(path / name, new / name)
+        for file in sorted(child for child in folder.rglob("*") if child.is_file()):
+            _copy_file(file, new / CHECKPOINTS / str(run.iteration) / file.relative_to(folder))
+        packed = load(new, trust=trust)  # evaluates the copy, which checks it too
+        evaluation = packed.evaluate(episodes) if can_evaluate(packed.algorithm) else None
+        video_error = _record_video(packed, new)
+        files.write(new / CARD, _card_text(packed, evaluation, video_error, new).encode())
     return out
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy_file(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with open_regular(source) as given, files.replacing(target) as taken:
-        shutil.copyfileobj(given, taken)
+    with open_regular(source) as reader, files.replacing(target) as writer:
+        shutil.copyfileobj(reader, writer)
 
 
-def _video(run: Any, out: Path) -> str:
-    """Records a video of the first agent; returns "", or why there is none."""
+def _record_video(run: Any, out: Path) -> str:
+    """Records a video of the first agent; returns "", or the error if there is no video."""
     try:
-        own = run.member(agent=0) if isinstance(run.algorithm, Sweep) else run
-        own.play(out / VIDEO, max_steps=_VIDEO_STEPS)
+        member = run.member(agent=0) if isinstance(run.algorithm, Sweep) else run
+        member.play(out / VIDEO, max_steps=_MAX_VIDEO_STEPS)
     except FdgError as error:
         return one_line(error)
     return ""
 
 
-def _card(run: Any, found: Evaluation | None, no_video: str, out: Path) -> str:
+def _card_text(run: Any, evaluation: Evaluation | None, video_error: str, out: Path) -> str:
     config, summary = run.config, read_summary(out) or {}
     algo, env = str(config["algo"]), str(config["env"])
     seeds = summary.get("seeds") or [run.seed]
     tags = ["reinforcement-learning", "deep-reinforcement-learning", "fdg", "jax", algo, env]
     lines = ["---", "library_name: fdg", "pipeline_tag: reinforcement-learning", "tags:"]
     lines += [f"- {json.dumps(tag)}" for tag in dict.fromkeys(tags)]
-    figure = "not evaluated"
-    if found is not None:
-        figure = f"{with_interval(found.mean, found.interval)} over {found.episodes} episodes"
+    result = "not evaluated"
+    if evaluation is not None:
+        result = f"{with_interval(evaluation.mean, evaluation.interval)} over {evaluation.episodes} episodes"
         lines += [
             *("model-index:", f"- name: {json.dumps(algo)}", "  results:", "  - task:"),
             *("      type: reinforcement-learning", "      name: reinforcement-learning", "    dataset:"),
             *(f"      name: {json.dumps(env)}", f"      type: {json.dumps(env)}", "    metrics:"),
-            *("    - type: mean_reward", f"      value: {json.dumps(figure)}", "      name: mean_reward"),
+            *("    - type: mean_reward", f"      value: {json.dumps(result)}", "      name: mean_reward"),
             "      verified: false",
         ]
     versions = summary.get("versions") or config.get("versions") or {}
@@ -104,7 +104,7 @@ def _card(run: Any, found: Evaluation | None, no_video: str, out: Path) -> str:
     rows = {
         "environment": env,
         "algorithm": algo,
-        "return": figure,
+        "return": result,
         "seeds": ", ".join(map(str, seeds[:20])) + (" ..." if seeds[20:] else ""),
         "steps of each agent": f"{run.iteration * run.algorithm.steps_per_iteration:,}",
         "iteration": f"{run.iteration:,}" + ("" if run.finished else ", of a run that has not ended"),
@@ -116,31 +116,32 @@ def _card(run: Any, found: Evaluation | None, no_video: str, out: Path) -> str:
     settings = list(config["hyperparameters"].items())
     parts = [
         "\n".join([*lines, "---"]),
-        f"# {_cell(algo)} on {_cell(env)}",
+        f"# {_escape_cell(algo)} on {_escape_cell(env)}",
         "Trained with fdg: reinforcement learning whose numbers do not depend on the devices.",
-        _table(("", ""), rows.items()),
-        "The return is that of whole episodes with the most probable actions; its interval is a 95% bootstrap"
-        " interval over agents if there are several, else over episodes.",
+        _markdown_table(("", ""), rows.items()),
+        "The return is the mean over whole episodes with the most probable actions; its interval is a 95%"
+        " bootstrap interval over agents if there are several, else over episodes.",
         "## Use\n\n```python\nimport fdg\n\n"
         'run = fdg.load("path/to/this/folder")  # or hf://USER/NAME\n'
         "action = run.policy(observation)\nprint(run.evaluate(episodes=100))\n```",
         "Loading reads arrays and JSON, and runs no code of this folder. An environment or algorithm that"
-        " is no part of fdg has to be installed, and named by `trust=True`.",
+        " is not part of fdg has to be installed, and allowed by `trust=True`.",
         *([f"![learning curve]({CURVE})"] if (out / CURVE).exists() else []),
-        f"no video: {_cell(no_video)}" if no_video else f"![the first agent]({VIDEO})",
+        f"no video: {_escape_cell(video_error)}" if video_error else f"![the first agent]({VIDEO})",
         "## Settings",
-        _table(("setting", "value"), settings[:_SETTINGS]),
+        _markdown_table(("setting", "value"), settings[:_MAX_SETTINGS]),
     ]
-    more = len(settings) - _SETTINGS
-    return "\n\n".join(parts) + (f"\n\nand {more} more in `config.json`" if more > 0 else "") + "\n"
+    num_unlisted = len(settings) - _MAX_SETTINGS
+    rest = [f"and {num_unlisted} more in `config.json`"] if num_unlisted > 0 else []
+    return "\n\n".join([*parts, *rest]) + "\n"
 
 
-def _table(head: Any, rows: Any) -> str:
+def _markdown_table(head: Any, rows: Any) -> str:
     lines = [head, *((name, "" if value is None else value) for name, value in rows)]
-    text = [f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines]
+    text = [f"| {' | '.join(_escape_cell(cell) for cell in line)} |" for line in lines]
     return "\n".join([text[0], "|---|---|", *text[1:]])
 
 
-def _cell(value: Any) -> str:
-    """Escapes a table cell: names may come from untrusted files."""
+def _escape_cell(value: Any) -> str:
+    """Escapes a cell of a Markdown table: names may come from untrusted files."""
     return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")

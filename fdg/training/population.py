@@ -15,29 +15,29 @@ import jax.numpy as jnp
 from fdg.errors import FdgError
 from fdg.keys import is_key
 
-FACTORS = (0.8, 1.2)  # section 4.1.1: factors, one of which multiplies a hyperparameter
+FACTORS = (0.8, 1.2)  # one of these multiplies each hyperparameter (section 4.1.1)
 
 
 class Membership(NamedTuple):
     """The part of an agent's state that belongs to the population."""
 
-    key: jax.Array  # for its choices
-    iterations: jax.Array  # [] int32, since the last exchange
-    total: jax.Array  # [] float32, of episode returns since the last exchange
-    episodes: jax.Array  # [] float32, their number
+    key: jax.Array  # random key for exchanges
+    iterations: jax.Array  # [] int32, iterations since the last exchange
+    total: jax.Array  # [] float32, sum of episode returns since the last exchange
+    episodes: jax.Array  # [] float32, episodes since the last exchange
     score: jax.Array  # [] float32, mean return before the last exchange; nan if unknown
 
 
 @dataclasses.dataclass(frozen=True)
 class Population:
-    """When and how agents copy from each other: `fdg.agents.BetweenAgents`.
+    """When and how agents copy from each other; implements `fdg.agents.BetweenAgents`.
 
-    States are those of `fdg.training.sweep.Sweep`: `hyperparameters`, `state`, `membership`.
+    `state` is a `SweptState` of `fdg.training.sweep`: `hyperparameters`, `state`, `membership`.
     """
 
     every: int  # iterations between exchanges
     bounds: tuple[tuple[str, float, float], ...]  # `(name, lowest, highest)` of each hyperparameter
-    share: float = 0.2  # fraction of agents that are replaced, and of agents to copy from
+    share: float = 0.2  # fraction of agents that are replaced; as many are copied from
 
     def __post_init__(self):
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
@@ -47,77 +47,78 @@ class Population:
 
     @property
     def note(self) -> str:
-        """The sentence about exchanges in the plan."""
-        often = "iteration" if self.every == 1 else f"{self.every} iterations"
+        """The sentence about exchanges in the printed plan."""
+        period = "iteration" if self.every == 1 else f"{self.every} iterations"
         return (
-            f"every {often}, the worst {self.share:.0%} of the agents take over what the best have learned;"
+            f"every {period}, the worst {self.share:.0%} of the agents take over what the best have learned;"
             " bytes within the group are those of such an iteration"
         )
 
-    def joined(self, key: jax.Array) -> Membership:
+    def initial_membership(self, key: jax.Array) -> Membership:
         """An agent's initial membership, from its key."""
-        own = jax.random.fold_in(key, 0x504254)  # another stream than the algorithm's
-        return Membership(own, jnp.int32(0), jnp.float32(0), jnp.float32(0), jnp.float32(jnp.nan))
+        key = jax.random.fold_in(key, 0x504254)  # a different stream than the algorithm's
+        return Membership(key, jnp.int32(0), jnp.float32(0), jnp.float32(0), jnp.float32(jnp.nan))
 
-    def counted(self, member: Membership, metrics: Mapping[str, jax.Array]) -> Membership:
-        """The membership after one more iteration, whose `episode_return` is the mean of `episodes`."""
+    def add_iteration(self, member: Membership, metrics: Mapping[str, jax.Array]) -> Membership:
+        """The membership after one more iteration; `episode_return` is the mean return of `episodes`."""
         if "episode_return" not in metrics:
             raise FdgError(
                 "exploit_every: the algorithm's metrics have no episode_return, by which to compare"
             )
         episodes = jnp.asarray(metrics.get("episodes", 1.0), jnp.float32)
-        value = jnp.asarray(metrics["episode_return"], jnp.float32)
-        counts = jnp.isfinite(value) & (episodes > 0)
+        episode_return = jnp.asarray(metrics["episode_return"], jnp.float32)
+        is_known = jnp.isfinite(episode_return) & (episodes > 0)
         return member._replace(
             iterations=member.iterations + 1,
-            total=member.total + jnp.where(counts, value * episodes, 0.0),
-            episodes=member.episodes + jnp.where(counts, episodes, 0.0),
+            total=member.total + jnp.where(is_known, episode_return * episodes, 0.0),
+            episodes=member.episodes + jnp.where(is_known, episodes, 0.0),
         )
 
     # --- the interface to the engine ---
 
     def due(self, state: Any) -> jax.Array:
-        """Whether agents exchange after this iteration."""
+        """Whether agents exchange after this iteration: [] bool."""
         return state.membership.iterations >= self.every
 
     def known(self, state: Any) -> jax.Array:
-        """The mean return since the last exchange; without a finished episode, the one before it."""
+        """The mean return since the last exchange; if no episode has finished, the mean return before it."""
         member = state.membership
         return jnp.where(member.episodes > 0, member.total / jnp.maximum(member.episodes, 1.0), member.score)
 
-    def source(self, everyone: jax.Array, agent: jax.Array, state: Any) -> jax.Array:
-        """One of the best agents that is better, for one of the worst; else the agent itself."""
-        count = max(1, int(self.share * everyone.shape[0]))
-        ranked = jnp.where(jnp.isfinite(everyone), everyone, -jnp.inf)
+    def source(self, scores: jax.Array, agent: jax.Array, state: Any) -> jax.Array:
+        """The agent to copy from: [] int32. For one of the worst, a better one of the best; else itself."""
+        count = max(1, int(self.share * scores.shape[0]))
+        ranked = jnp.where(jnp.isfinite(scores), scores, -jnp.inf)
         order = jnp.argsort(-ranked)  # stable: in a tie, the first is better
         is_bad = jnp.any(order[-count:] == agent)
-        chosen = order[jax.random.randint(jax.random.fold_in(state.membership.key, 0), (), 0, count)]
-        return jnp.where(is_bad & (ranked[chosen] > ranked[agent]), chosen, agent).astype(jnp.int32)
+        candidate = order[jax.random.randint(jax.random.fold_in(state.membership.key, 0), (), 0, count)]
+        return jnp.where(is_bad & (ranked[candidate] > ranked[agent]), candidate, agent).astype(jnp.int32)
 
     def taken(self, state: Any, axes: Sequence[int | None]) -> list[bool]:
-        """Which leaves are copied: all except keys and environment states."""
-        marked = state._replace(
+        """Whether each leaf is copied: all but keys, memberships and leaves with a batch axis (`axes`)."""
+        is_shared = state._replace(
             hyperparameters=jax.tree.map(lambda _: True, state.hyperparameters),
             state=jax.tree.map(lambda leaf: not is_key(leaf.dtype), state.state),
             membership=jax.tree.map(lambda _: False, state.membership),
         )
-        return [may and axis is None for may, axis in zip(jax.tree.leaves(marked), axes, strict=True)]
+        leaves = jax.tree.leaves(is_shared)
+        return [shared and axis is None for shared, axis in zip(leaves, axes, strict=True)]
 
     def after(self, state: Any, source: jax.Array, agent: jax.Array) -> Any:
         """Perturbs the hyperparameters of an agent that has copied, and restarts its counters."""
         replaced, key = source != agent, state.membership.key
-        explored = {}
+        hyperparameters = {}
         for i, (name, low, high) in enumerate(self.bounds):
-            up = jax.random.bernoulli(jax.random.fold_in(key, i + 1))
+            increases = jax.random.bernoulli(jax.random.fold_in(key, i + 1))
             value = state.hyperparameters[name]
-            moved = jnp.clip(value * jnp.where(up, FACTORS[1], FACTORS[0]), low, high)
-            explored[name] = jnp.where(replaced, moved, value)
+            perturbed = jnp.clip(value * jnp.where(increases, FACTORS[1], FACTORS[0]), low, high)
+            hyperparameters[name] = jnp.where(replaced, perturbed, value)
         score = self.known(state)
         member = Membership(
             jax.random.fold_in(key, len(self.bounds) + 1),
             jnp.int32(0),
             jnp.float32(0),
             jnp.float32(0),
-            jnp.where(replaced, jnp.nan, score),  # the score of a replaced agent was another's
+            jnp.where(replaced, jnp.nan, score),  # nan: the copied weights did not earn the old score
         )
-        return state._replace(hyperparameters=explored, membership=member)
+        return state._replace(hyperparameters=hyperparameters, membership=member)

@@ -7,16 +7,16 @@ from typing import Any, TextIO
 
 from fdg.training.statistics import format_numbers
 
-LINES = 10  # approximate number of lines in the log of a run ...
+LINES = 10  # approximate number of lines in the log of a run
 COLUMNS = 80
-SECONDS = 30.0  # ... and the longest time between lines
+SECONDS = 30.0  # maximum time between lines of the log
 
 
 class Progress:
     """Shows iterations, steps, steps per second, the episode return, and elapsed and remaining time.
 
-    Use as a context manager; call `update` as results arrive. `steps_per_iteration` are those of all agents,
-    and `start` the iterations before a resume.
+    Use as a context manager; call `update` as results arrive. `steps_per_iteration` counts the steps of all
+    agents, and `start` the iterations before a resume.
     """
 
     def __init__(
@@ -25,15 +25,15 @@ class Progress:
         self._num_iterations, self._start = num_iterations, start
         self._steps_per_iteration = steps_per_iteration
         self._file: TextIO | None = sys.stdout if file is None else file
-        self._begun = self._shown_at = time.monotonic()
-        self._lines = start * LINES // num_iterations
+        self._start_time = self._print_time = time.monotonic()
+        self._num_lines = start * LINES // num_iterations
         self._return: float | None = None
         self._stream = ""
         self._bar: Any = None
 
     def __enter__(self) -> "Progress":
-        self._begun = self._shown_at = time.monotonic()
-        if self._file is not None and self._file.isatty():  # a process may have no standard output
+        self._start_time = self._print_time = time.monotonic()
+        if self._file is not None and self._file.isatty():  # None: a process may have no standard output
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
@@ -54,13 +54,13 @@ class Progress:
         """Shows that `iteration` iterations are done; `episode_return=None` keeps the last return."""
         self._return = self._return if episode_return is None else episode_return
         self._stream = stream
-        if self._bar is not None:  # lines that fit into 80 columns
+        if self._bar is not None:  # its lines fit into 80 columns
             text = "\n".join(self._texts(iteration))
             self._bar.update(self._bar.task_ids[0], completed=iteration, description=text)
             return
         now, line = time.monotonic(), iteration * LINES // self._num_iterations
-        if line > self._lines or now - self._shown_at >= SECONDS:
-            self._lines, self._shown_at = line, now
+        if line > self._num_lines or now - self._print_time >= SECONDS:
+            self._num_lines, self._print_time = line, now
             percent = 100 * iteration // self._num_iterations
             parts = " | ".join(self._texts(iteration)[:2]).split(" | ")
             print(f"{percent:3d}%", _fit_line(parts, COLUMNS - 5), file=self._file, flush=True)
@@ -75,22 +75,22 @@ class Progress:
             print(line, file=self._file, flush=True)
 
     def _texts(self, iteration: int) -> list[str]:
-        elapsed = time.monotonic() - self._begun
-        done, left = iteration - self._start, self._num_iterations - iteration
-        when = [f"iteration {iteration:,}/{self._num_iterations:,}", f"{clock(elapsed)} elapsed"]
-        what = [f"{iteration * self._steps_per_iteration:,} steps"]
+        elapsed = time.monotonic() - self._start_time
+        done, remaining = iteration - self._start, self._num_iterations - iteration
+        time_parts = [f"iteration {iteration:,}/{self._num_iterations:,}", f"{clock(elapsed)} elapsed"]
+        step_parts = [f"{iteration * self._steps_per_iteration:,} steps"]
         if done:
-            when.append(f"{clock(elapsed / done * left)} left")
-            what.append(f"{done * self._steps_per_iteration / elapsed:,.0f} steps/s")
+            time_parts.append(f"{clock(elapsed / done * remaining)} left")
+            step_parts.append(f"{done * self._steps_per_iteration / elapsed:,.0f} steps/s")
         if self._return is not None:
-            what.append(f"return {format_numbers(self._return)[0]}")
-        return [" | ".join(when), " | ".join(what), *([self._stream] if self._stream else [])]
+            step_parts.append(f"return {format_numbers(self._return)[0]}")
+        return [" | ".join(time_parts), " | ".join(step_parts), *([self._stream] if self._stream else [])]
 
 
 def stream_line(rows: Sequence[Mapping[str, Any]], busy: Mapping[str, float]) -> str:
-    """One line of statistics of a stream over some iterations; "" if there is no stream.
+    """One line with statistics of a stream over the iterations of `rows`; "" if there is no stream.
 
-    `busy` is the share of the time in which each group of devices ran programs.
+    `busy` is the fraction of the time in which each group of devices ran programs.
 
     >>> row = {"slots_busy": 0.96, "queued": 37, "running": 12, "staleness": 1.25, "staleness_max": 3}
     >>> stream_line([row, row], {"actors": 0.94, "learners": 0.88})
@@ -109,16 +109,16 @@ def stream_line(rows: Sequence[Mapping[str, Any]], busy: Mapping[str, float]) ->
     if "queued" in rows[-1]:
         parts.append(f"queue {rows[-1]['queued']:.0f}")
     if lags:
-        mean, oldest = sum(lag for lag, _ in lags) / len(lags), max(most for _, most in lags)
+        mean, largest = sum(lag for lag, _ in lags) / len(lags), max(lag for _, lag in lags)
         bound = f", eta {rows[-1]['eta']}" if "eta" in rows[-1] else ""
-        parts.append(f"lag {mean:.1f} (at most {oldest:.0f}{bound})")
+        parts.append(f"lag {mean:.1f} (at most {largest:.0f}{bound})")
     parts.append(f"slots {100 * sum(row['slots_busy'] for row in rows) / len(rows):.0f}%")
-    parts += [f"{group} {100 * share:.0f}%" for group, share in busy.items()]
+    parts += [f"{group} {100 * fraction:.0f}%" for group, fraction in busy.items()]
     return " | ".join(parts) + " busy"
 
 
 def _fit_line(parts: list[str], width: int) -> str:
-    """Joins parts to a line of limited width; the least important ones are dropped.
+    """Joins parts to a line of at most `width` characters; drops the least important parts.
 
     >>> _fit_line(["iteration 10/100", "0:05 elapsed", "0:45 left", "500 steps/s"], 45)
     'iteration 10/100 | 0:45 left | 500 steps/s'

@@ -23,14 +23,14 @@ from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines
 from fdg.training.statistics import format_numbers
 
-_PART = 10  # the check happens after 1 / _PART of the run
-_MIN_RETURNS = 3  # mean returns of iterations that the check needs
-_FIRST = 10  # iterations in which a good initial policy should change little
-_LARGE_KL = 1.0  # nats of `approx_kl`; a clipped update has about 0.01
-_NO_LOSS = 3  # iterations
-_COLLAPSED = 0.05  # fraction of the initial entropy
-_EXPLORE = "more exploration (--entropy-coefficient, --epsilon-end)"
-_ADVICE = f"try another --algo or --preset, more --num-envs, or {_EXPLORE}"
+_RUN_PARTS = 10  # `ConstantReturns` checks after 1 / _PART of the run
+_MIN_RETURNS = 3  # minimum number of mean returns for this check
+_NUM_FIRST = 10  # first iterations, in which a good initial policy should change little
+_MAX_KL = 1.0  # limit of `approx_kl` in nats; a clipped update has about 0.01
+_LOSS_CHECKS = 3  # number of iterations with zero losses before the warning
+_MIN_ENTROPY_FRACTION = 0.05  # fraction of the initial entropy
+_EXPLORATION_FIX = "more exploration (--entropy-coefficient, --epsilon-end)"
+_ADVICE = f"try another --algo or --preset, more --num-envs, or {_EXPLORATION_FIX}"
 
 
 class ConstantReturns:
@@ -38,28 +38,28 @@ class ConstantReturns:
 
     An example is a car that never reaches the top of its hill. The return stays at its worst value, gradients
     are noise, and longer training with the same settings will not help. A resumed run does not repeat the
-    hint; `after` are the iterations before the check, by default a tenth of the run.
+    hint. `after` is the number of iterations before the check, by default a tenth of the run.
     """
 
     def __init__(
         self, num_iterations: int, start: int = 0, advice: str | None = None, after: int | None = None
     ):
-        self._after = math.ceil(num_iterations / _PART) if after is None else after
-        self._done = start >= self._after
+        self._check_iteration = math.ceil(num_iterations / _RUN_PARTS) if after is None else after
+        self._is_done = start >= self._check_iteration
         self._advice = advice or _ADVICE
         self._count, self._values = 0, set[float]()
 
     def look(self, iteration: int, env_steps: int, returns: Iterable[float]) -> str | None:
-        """The hint as a line to print, once; else None.
+        """The hint as a line to print, at most once; else None.
 
         `returns` are the mean episode returns of the iterations since the last call; NaN if no episode ended.
         """
-        known = [] if self._done else [value for value in returns if math.isfinite(value)]
-        self._count, self._values = self._count + len(known), self._values.union(known)
-        self._done = self._done or len(self._values) > 1
-        if self._done or iteration < self._after or self._count < _MIN_RETURNS:
+        finite = [] if self._is_done else [value for value in returns if math.isfinite(value)]
+        self._count, self._values = self._count + len(finite), self._values.union(finite)
+        self._is_done = self._is_done or len(self._values) > 1
+        if self._is_done or iteration < self._check_iteration or self._count < _MIN_RETURNS:
             return None
-        self._done = True
+        self._is_done = True
         return (
             f"hint: after {env_steps:,} steps every episode has returned {format_numbers(*self._values)[0]},"
             f" so there is nothing to learn from yet: {self._advice}"
@@ -67,26 +67,26 @@ class ConstantReturns:
 
 
 class NoLoss:
-    """Detects batches without any learning: losses of exactly 0 from the start, and no returns.
+    """Detects batches that teach nothing: losses are exactly 0 from the start, and there are no returns.
 
     A resumed run, which starts after iteration 0, is not checked.
     """
 
     def __init__(self, start: int = 0):
-        self._left = 0 if start else _NO_LOSS  # iterations
+        self._remaining = 0 if start else _LOSS_CHECKS  # remaining iterations to check
 
     def look(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
-        """The warning, once, from the metrics of each iteration since the last call."""
-        for row in rows if self._left else ():
+        """The warning, at most once, from the metrics of each iteration since the last call."""
+        for row in rows if self._remaining else ():
             losses = [value for name, value in row.items() if is_vital(name) and np.ndim(value) == 0]
             if any(losses) or math.isfinite(row.get(RETURN, math.nan)):  # NaN counts as a loss
-                self._left = 0
+                self._remaining = 0
                 return None
-            self._left -= 1 if losses else 0
-            if not self._left:
+            self._remaining -= 1 if losses else 0
+            if not self._remaining:
                 return (
-                    f"every loss of the first {_NO_LOSS} iterations is exactly 0, so nothing in the batches"
-                    " counts and nothing is learned: look for answers without tokens, pairs of two equal"
+                    f"every loss of the first {_LOSS_CHECKS} iterations is exactly 0, so nothing in the"
+                    " batches counts and nothing is learned: look for answers without tokens, pairs of equal"
                     " answers, rewards that are all None, and masks that leave nothing"
                 )
         return None
@@ -96,43 +96,44 @@ class LargeUpdates:
     """Detects updates that are too large, in the first iterations.
 
     One update with an unsuitable step size or batch size can ruin a good checkpoint. Then `approx_kl` is far
-    above that of a clipped update, or the entropy collapses without a gain in return.
+    larger than in a clipped update, or the entropy collapses without a gain in return.
     """
 
     def __init__(self, learning_rate: Any = None):
-        self._rate = "" if learning_rate is None else f" than {learning_rate:g}"
-        self._done = False
-        self._first: Mapping[str, Any] = {}
+        self._rate_text = "" if learning_rate is None else f" than {learning_rate:g}"
+        self._is_done = False
+        self._first_row: Mapping[str, Any] = {}
 
     def look(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
-        """The hint as a line to print, once, from the metrics of each iteration since the last call."""
+        """The hint as a line to print, at most once; `rows` are the metrics since the last call."""
         for row in rows:
-            if self._done or row["iteration"] > _FIRST:
+            if self._is_done or row["iteration"] > _NUM_FIRST:
                 return None
-            self._first = self._first or row
-            what = self._what(row)
-            if what is not None:
-                self._done = True
+            self._first_row = self._first_row or row
+            problem = self._problem(row)
+            if problem is not None:
+                self._is_done = True
                 return (
-                    f"hint: in iteration {row['iteration']} {what}: updates are too large: give a smaller"
-                    f" --learning-rate{self._rate}, more responses or steps to an update, or another --preset"
+                    f"hint: in iteration {row['iteration']} {problem}: updates are too large: give a"
+                    f" smaller --learning-rate{self._rate_text}, more responses or steps per update, or"
+                    " another --preset"
                 )
         return None
 
-    def _what(self, row: Mapping[str, Any]) -> str | None:
-        kl, entropies = row.get("approx_kl", 0.0), [one.get("entropy", 0.0) for one in (self._first, row)]
-        if kl > _LARGE_KL:
+    def _problem(self, row: Mapping[str, Any]) -> str | None:
+        kl, entropies = row.get("approx_kl", 0.0), [x.get("entropy", 0.0) for x in (self._first_row, row)]
+        if kl > _MAX_KL:
             return f"approx_kl is {kl:.3g}, so the policy is far from the one that sampled"
-        gained = row.get("episode_return", 0.0) > self._first.get("episode_return", 0.0)
-        if 0 <= entropies[1] < _COLLAPSED * entropies[0] and not gained:
+        has_gained = row.get("episode_return", 0.0) > self._first_row.get("episode_return", 0.0)
+        if 0 <= entropies[1] < _MIN_ENTROPY_FRACTION * entropies[0] and not has_gained:
             return (
                 f"the entropy has fallen from {entropies[0]:.3g} to {entropies[1]:.3g} and nothing was gained"
             )
         return None
 
 
-def _without_actions(rows: Sequence[Mapping[str, Any]], env: str) -> str | None:
-    """The warning about an observation that allows no action (`no_action_step` of `algos.rollout`)."""
+def _no_action_warning(rows: Sequence[Mapping[str, Any]], env: str) -> str | None:
+    """A warning if an observation allows no action (metric `no_action_step` of `algos.rollout`), or None."""
     for row in rows:
         if math.isfinite(step := row.get("no_action_step", math.nan)):
             return (
@@ -146,50 +147,50 @@ def _without_actions(rows: Sequence[Mapping[str, Any]], env: str) -> str | None:
 class LostEpisodes:
     """Counts the episodes lost to failed environment workers, over all sessions of a run.
 
-    Only host environments with `restarts` lose episodes: one that ran in a failed worker counts as truncated.
+    Only host environments with `restarts` lose episodes: an episode in a failed worker counts as truncated.
     """
 
-    def __init__(self, env: Any, last: Mapping[str, Any] | None = None):
+    def __init__(self, env: Any, last_row: Mapping[str, Any] | None = None):
         # From the last row that an earlier session wrote to `metrics.jsonl`.
-        self._before = int((last or {}).get("lost_episodes") or 0)
-        self._can = isinstance(env, host.HostEnvironment) and env.restarts > 0
+        self._earlier = int((last_row or {}).get("lost_episodes") or 0)
+        self._counts = isinstance(env, host.HostEnvironment) and env.restarts > 0
         self._start = host.losses()
         self._failures = self._episodes = 0
 
     def row(self) -> dict[str, int]:
-        """The entry for a row of metrics. A collective: all processes call it."""
-        if not self._can:
+        """Counts, and returns the entry for a row of metrics. A collective: all processes call it."""
+        if not self._counts:
             return {}
-        now = host.losses()
-        mine = [now.failures - self._start.failures, now.episodes - self._start.episodes]
+        losses = host.losses()
+        local = [losses.failures - self._start.failures, losses.episodes - self._start.episodes]
         self._failures, self._episodes = (
-            sum(column) for column in zip(*distributed.exchange(mine), strict=True)
+            sum(column) for column in zip(*distributed.exchange(local), strict=True)
         )
-        return {"lost_episodes": self._before + self._episodes}
+        return {"lost_episodes": self._earlier + self._episodes}
 
     def summary(self) -> dict[str, int]:
-        """The entry for `summary.json`, as of the last `row`."""
-        return {"lost_episodes": self._before + self._episodes} if self._can else {}
+        """The entry for `summary.json`, with the count at the last `row`."""
+        return {"lost_episodes": self._earlier + self._episodes} if self._counts else {}
 
     def line(self) -> str:
-        """The message at the end of this session, as of the last `row`; "" if no episode was lost."""
+        """The message at the end of this session, by the counts at the last `row`; "" if none was lost."""
         if not self._failures:
             return ""
-        counts = f"{self._episodes:,} running episode{'s' if self._episodes != 1 else ''}"
-        causes = f"{self._failures:,} failure{'s' if self._failures != 1 else ''}"
-        return f"lost {counts} to {causes} of the environment's workers: they count as truncated"
+        episodes = f"{self._episodes:,} running episode{'s' if self._episodes != 1 else ''}"
+        failures = f"{self._failures:,} failure{'s' if self._failures != 1 else ''}"
+        return f"lost {episodes} to {failures} of the environment's workers: they count as truncated"
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The argument of callbacks: the iterations recorded since the previous call.
+    """The argument of callbacks: the iterations that were recorded since the previous call.
 
     Attributes:
       iteration: the last of these iterations.
       num_iterations: iterations of the whole run.
       env_steps: steps of one agent so far.
       wall_s: seconds of training so far.
-      rows: the rows added to `metrics.jsonl`, one for each iteration.
+      rows: the rows added to `metrics.jsonl`, one per iteration.
       evaluation: the evaluation after the last iteration, such as
         `{"eval_return": 498.2, "eval_return_sampled": 431.0, ...}`; empty if there was none.
     """
@@ -207,12 +208,12 @@ Callback = Callable[[Report], Any]  # a true result ends the run
 
 @dataclasses.dataclass
 class Recorder:
-    """Records the metrics of each call of `engine.start` after the next call, so that devices never wait."""
+    """Records metrics of a call of `engine.start` only after the next call, so that devices never wait."""
 
     job: Job
     run: RunDirectory
     progress: Progress
-    iteration: int  # of the last recorded call
+    iteration: int  # completed iterations at the last recorded call
     wall_s: float  # seconds of training up to the last recorded call
     loggers: Sequence[Logger]
     callbacks: Sequence[Callback]
@@ -220,8 +221,8 @@ class Recorder:
     lost: LostEpisodes
     samples: Callable[[], Sequence[Mapping[str, Any]]]  # the latest sampled texts
     busy: Callable[[], Mapping[str, float]]  # seconds in which each group has run programs
-    last_row: Mapping[str, Any] | None
-    eta: int | None  # the most updates by which a token may be older than the parameters; None: no stream
+    last_row: Mapping[str, Any] | None  # the last row of `metrics.jsonl`
+    eta: int | None  # maximum age of a stream's tokens, in updates; None: no stream
     wants_to_stop: bool = False  # whether a callback asked to end the run
 
     def __post_init__(self) -> None:
@@ -236,35 +237,35 @@ class Recorder:
         self._large_updates = LargeUpdates(self.job.described["hyperparameters"].get("learning_rate"))
         self._has_warned = False
         self._no_loss = NoLoss(self.iteration)
-        self._clock = time.perf_counter()
-        self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
+        self._last_flush = time.perf_counter()
+        self._pending: tuple[PendingMetrics, dict[str, Any]] | None = None
 
     @property
     def failed(self) -> list[int]:
-        """Positions of the agents whose losses are not finite in the last recorded row."""
+        """Indices of the agents whose losses are not finite in the last recorded row."""
         return failed_agents(self.last_row, self.job.config, self.job.agents)
 
     def add(self, metrics: PendingMetrics) -> None:
-        """Records the metrics of the previous call, and keeps those of this one."""
+        """Records the metrics of the previous call, and keeps `metrics` for the next `add` or `flush`."""
         self.flush()
-        self._latest = metrics, {}
+        self._pending = metrics, {}
 
     def annotate(self, evaluation: Mapping[str, Any]) -> None:
-        """Adds an evaluation to the last iteration."""
-        if self._latest is not None:
-            self._latest[1].update(evaluation)
+        """Adds an evaluation to the row of the last iteration."""
+        if self._pending is not None:
+            self._pending[1].update(evaluation)
 
     def flush(self) -> None:
         """Waits for the metrics of the last call and records them."""
-        if self._latest is None:
+        if self._pending is None:
             return
-        (pending, evaluation), self._latest = self._latest, None
+        (pending, evaluation), self._pending = self._pending, None
         metrics = distributed.fetch(pending.result())
-        lost = self.lost.row()
+        lost_entry = self.lost.row()
         if metrics is None:
             return
         now = time.perf_counter()
-        seconds, self._clock = now - self._clock, now
+        seconds, self._last_flush = now - self._last_flush, now
         iterations, per_agent = pending.iterations, getattr(self.job.algorithm, "recorded_per_agent", ())
         eta = {} if self.eta is None else {"eta": self.eta}
         rows: list[dict[str, Any]] = []
@@ -275,54 +276,55 @@ class Recorder:
                     "iteration": iteration,
                     "env_steps": iteration * self.job.steps_per_iteration,
                     "wall_s": round(self.wall_s + seconds * (i + 1) / iterations, 4),
-                    **_row({name: values[i] for name, values in metrics.items()}, per_agent),
-                    **lost,
+                    **_metrics_row({name: values[i] for name, values in metrics.items()}, per_agent),
+                    **lost_entry,
                     **eta,
-                    **_rate(metrics, i, seconds / iterations),
+                    **_token_rate(metrics, i, seconds / iterations),
                 }
             )
         rows[-1].update(evaluation)
-        before = self.iteration
+        start = self.iteration
         self.iteration += iterations
         self.wall_s += seconds
         self.run.append_metrics(rows)
         self.last_row = rows[-1]
-        self.finite.look(before, metrics)
+        self.finite.look(start, metrics)
         returns = [
             row["episode_return"] for row in rows if math.isfinite(row.get("episode_return", math.nan))
         ]
         stream = stream_line(rows, self._shares(seconds))
         self.progress.update(self.iteration, float(np.mean(returns)) if returns else None, stream)
-        if before == 0 and (shown_instead := shown_metric(rows)) != RETURN:
-            shows = f"learning_curve.png shows '{shown_instead}'" if shown_instead else "curves are empty"
-            self.progress.say(f"the algorithm's metrics have no '{RETURN}': {shows}")
-        everyone = np.ravel(metrics.get("episode_return", ()))
-        unchanged = self._constant_returns.look(self.iteration, rows[-1]["env_steps"], everyone.tolist())
-        for line in filter(None, (unchanged, self._large_updates.look(rows))):
-            if shown := sample_lines(self.samples()):  # the sampled texts show the cause
-                warnings.warn("\n".join([line.removeprefix("hint: "), *shown]), FdgWarning, stacklevel=2)
+        if start == 0 and (metric := shown_metric(rows)) != RETURN:
+            note = f"learning_curve.png shows '{metric}'" if metric else "curves are empty"
+            self.progress.say(f"the algorithm's metrics have no '{RETURN}': {note}")
+        all_returns = np.ravel(metrics.get("episode_return", ()))
+        steps = rows[-1]["env_steps"]
+        hint = self._constant_returns.look(self.iteration, steps, all_returns.tolist())
+        for line in filter(None, (hint, self._large_updates.look(rows))):
+            if samples := sample_lines(self.samples()):  # the sampled texts show the cause
+                warnings.warn("\n".join([line.removeprefix("hint: "), *samples]), FdgWarning, stacklevel=2)
             else:
                 self.progress.say(line)
         env = getattr(getattr(self.job.algorithm, "env", None), "name", "?")
-        if not self._has_warned and (said := _without_actions(rows, env)):
+        if not self._has_warned and (warning := _no_action_warning(rows, env)):
             self._has_warned = True
-            warnings.warn(said, FdgWarning, stacklevel=2)
-        if said := self._no_loss.look(rows):
-            warnings.warn(said, FdgWarning, stacklevel=2)
-        self._tell(rows, evaluation)
+            warnings.warn(warning, FdgWarning, stacklevel=2)
+        if warning := self._no_loss.look(rows):
+            warnings.warn(warning, FdgWarning, stacklevel=2)
+        self._notify(rows, evaluation)
 
     def _shares(self, seconds: float) -> dict[str, float]:
-        """The share of the last `seconds` in which each group was busy."""
-        before, self._busy_s = self._busy_s, dict(self.busy())
-        gone = {group: now - before.get(group, 0.0) for group, now in self._busy_s.items()}
-        return {group: min(max(busy / max(seconds, 1e-9), 0.0), 1.0) for group, busy in gone.items()}
+        """The fraction of the last `seconds` in which each group was busy."""
+        earlier, self._busy_s = self._busy_s, dict(self.busy())
+        busy_seconds = {group: now - earlier.get(group, 0.0) for group, now in self._busy_s.items()}
+        return {group: min(max(busy / max(seconds, 1e-9), 0.0), 1.0) for group, busy in busy_seconds.items()}
 
-    def _tell(self, rows: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> None:
+    def _notify(self, rows: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> None:
         if self.loggers:
-            merged = _mean_rows(rows)
+            means = _mean_rows(rows)
             numbers = {name: float(value) for name, value in evaluation.items() if np.ndim(value) == 0}
             for logger in self.loggers:
-                logger.log(rows[-1]["env_steps"], {**merged, **numbers})
+                logger.log(rows[-1]["env_steps"], {**means, **numbers})
         steps, total = rows[-1]["env_steps"], self.job.num_iterations
         report = Report(self.iteration, total, steps, self.wall_s, rows, evaluation)
         for callback in self.callbacks:
@@ -333,13 +335,13 @@ class Recorder:
             except Exception as error:  # user code
                 raise RunError(
                     f"callback {quoted(callback)} raised {raised(error)} at iteration {self.iteration}:"
-                    " mend it, and continue from the last checkpoint with resume=True"
+                    " fix it, and continue from the last checkpoint with resume=True"
                 ) from error
 
 
-def _row(metrics: Mapping[str, np.ndarray], per_agent: Sequence[str]) -> dict[str, Any]:
-    """The metrics of one iteration (scalars or `[agents]`): means over agents, and some for each agent."""
-    row: dict[str, Any] = {name: _mean(values) for name, values in metrics.items()}
+def _metrics_row(metrics: Mapping[str, np.ndarray], per_agent: Sequence[str]) -> dict[str, Any]:
+    """A row from the metrics of one iteration (scalars or `[agents]`): means over agents, some per agent."""
+    row: dict[str, Any] = {name: _finite_mean(values) for name, values in metrics.items()}
     for name in ("episode_return", *per_agent):
         if np.ndim(metrics.get(name, 0.0)):
             row[f"{name}_per_seed"] = metrics[name]
@@ -349,30 +351,30 @@ def _row(metrics: Mapping[str, np.ndarray], per_agent: Sequence[str]) -> dict[st
     return row
 
 
-def _rate(metrics: Mapping[str, np.ndarray], i: int, seconds: float) -> dict[str, float]:
+def _token_rate(metrics: Mapping[str, np.ndarray], i: int, seconds: float) -> dict[str, float]:
     """Tokens per second of all agents, if the algorithm has a metric `tokens`."""
     if "tokens" not in metrics or seconds <= 0:
         return {}
     return {"tokens_per_s": round(float(np.sum(metrics["tokens"][i])) / seconds, 1)}
 
 
-def _mean(values: np.ndarray) -> Any:
-    """A scalar unchanged; of several agents the mean of the finite values."""
+def _finite_mean(values: np.ndarray) -> Any:
+    """A scalar unchanged; for values `[agents]` the mean of the finite ones, NaN if there are none."""
     if np.ndim(values) == 0:
         return values
     if not np.issubdtype(values.dtype, np.floating):
         return values.mean()
-    there = values[np.isfinite(values)]
-    return there.mean(dtype=values.dtype) if there.size else math.nan
+    finite = values[np.isfinite(values)]
+    return finite.mean(dtype=values.dtype) if finite.size else math.nan
 
 
 def _mean_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The mean of each metric over the rows in which it is finite."""
-    merged = {}
+    means = {}
     for name in rows[-1]:
         if name == "env_steps" or name.endswith("_per_seed") or name.startswith("eval_"):
             continue
         values = [float(row[name]) for row in rows if name in row and math.isfinite(row[name])]
         if values:
-            merged[name] = values[-1] if name in ("iteration", "wall_s") else math.fsum(values) / len(values)
-    return merged
+            means[name] = values[-1] if name in ("iteration", "wall_s") else math.fsum(values) / len(values)
+    return means

@@ -1,10 +1,10 @@
-"""Reference jobs for calibration: times jobs in child processes, to fit overheads (`costs/fitting.py`).
+"""Times reference jobs for calibration, to fit overheads (`costs/fitting.py`).
 
-    python -m fdg.training.reference_jobs 2 JOB JOB ...     on 2 host devices: a round for each line read
+    python -m fdg.training.reference_jobs 2 JOB JOB ...     on 2 host devices: one round per input line
 
-A child has as many host devices as its jobs need, since a program's time depends on the number of devices in
-its process. All children stay alive and run in turns, so that a slow minute of a shared machine affects all
-jobs alike.
+On CPUs, jobs run in child processes. A child has only the host devices that its jobs use, since a program's
+time depends on the number of devices in its process. All children stay alive and run in turns, so that a slow
+minute of a shared machine affects all jobs equally.
 """
 
 import contextlib
@@ -30,16 +30,16 @@ from fdg.profiling.measuring import Iterations
 from fdg.running.host_devices import environment_of_a_child, make_host_devices
 
 Say = Callable[[str], None]
-_PATIENCE = 600  # seconds for a child
-_ROUNDS = 6  # as for a cell of `bench.costs` in two passes
+_CHILD_SECONDS = 600  # seconds until a child is killed
+_ROUNDS = 6  # rounds per job; a cell of `bench.costs` has equally many in two passes
 
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceJob:
-    """An algorithm in an environment under a policy."""
+    """An algorithm in an environment under a policy, on a number of devices."""
 
     algorithm: str  # the name of its class
-    env: str  # as in `envs.make`
+    env: str  # a name for `envs.make`
     fields: tuple[tuple[str, Any], ...]  # the algorithm's fields
     policy: str  # the name of its class
     sizes: tuple[tuple[str, Any], ...]  # the policy's fields
@@ -67,134 +67,136 @@ class ReferenceJob:
         return f"{self.algorithm} {self.env} {self.policy} on {self.devices} ({words})"
 
 
-def _pairs(given: Iterable[Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in given)
+def _pairs(items: Iterable[Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in items)
 
 
-def _small(num_envs: int, num_steps: int, width: int = 0) -> tuple[tuple[str, Any], ...]:
+def _sizes(num_envs: int, num_steps: int, width: int = 0) -> tuple[tuple[str, Any], ...]:
     sizes = (("num_envs", num_envs), ("num_steps", num_steps))
     return (*sizes, ("hidden", (width, width))) if width else sizes
 
 
-_ALONE = ("GPUOnly", ())
+_GPU_ONLY = ("GPUOnly", ())
 _COARSE = ("SingleLearnerCoarse", (("staleness", 0),))
-_LATE = ("SingleLearnerCoarse", (("staleness", 1),))
+_STALE = ("SingleLearnerCoarse", (("staleness", 1),))
 _FINE = ("SingleLearnerFine", ())
 _CENTRAL = ("Central", ())
-_TINY = ("PPO", "CartPole-v1", _small(16, 32))
-_CARTPOLE = ("PPO", "CartPole-v1", _small(256, 32))
-_PENDULUM = ("PPO", "Pendulum-v1", _small(128, 64, 256))
-_CAR = ("PPO", "MountainCar-v0", _small(512, 64))
-_A2C = ("A2C", "CartPole-v1", _small(512, 8))
-_A2C_ACROBOT = ("A2C", "Acrobot-v1", _small(2048, 8, 128))
-_A2C_PENDULUM = ("A2C", "Pendulum-v1", _small(64, 32, 256))
+_TINY = ("PPO", "CartPole-v1", _sizes(16, 32))
+_CARTPOLE = ("PPO", "CartPole-v1", _sizes(256, 32))
+_PENDULUM = ("PPO", "Pendulum-v1", _sizes(128, 64, 256))
+_CAR = ("PPO", "MountainCar-v0", _sizes(512, 64))
+_A2C = ("A2C", "CartPole-v1", _sizes(512, 8))
+_A2C_ACROBOT = ("A2C", "Acrobot-v1", _sizes(2048, 8, 128))
+_A2C_PENDULUM = ("A2C", "Pendulum-v1", _sizes(64, 32, 256))
 _DQN = ("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000)))
-_PQN = ("PQN", "Acrobot-v1", _small(1024, 16))
-_SPREAD = ("IPPO", "MPE_simple_spread_v3", _small(64, 25))
-# Each class of operation weighs in some of them, each overhead in others. All are of the half of the cells
-# of `bench.costs` that the model may be fitted to.
+_PQN = ("PQN", "Acrobot-v1", _sizes(1024, 16))
+_SPREAD = ("IPPO", "MPE_simple_spread_v3", _sizes(64, 25))
+# Each class of operations dominates some of these jobs, and each overhead others. All belong to the half of
+# the cells of `bench.costs` that the model may be fitted to.
 _JOBS: Sequence[tuple[tuple[str, str, Any], tuple[str, Any], int]] = (
-    *((what, _ALONE, 1) for what in (_TINY, _CARTPOLE, _PENDULUM, _A2C, _SPREAD)),
-    *((what, _ALONE, 1) for what in (_DQN, _CAR, _A2C_PENDULUM, _PQN)),
-    *((_TINY, how, 2) for how in (_ALONE, _FINE)),
-    *((_CARTPOLE, how, 2) for how in (_ALONE, _COARSE, _CENTRAL)),
-    (_PENDULUM, _LATE, 2),
-    (_SPREAD, _ALONE, 2),
-    *((_A2C, how, 2) for how in (_COARSE, _LATE, _CENTRAL)),
-    *((_CARTPOLE, how, 4) for how in (_ALONE, _FINE)),
+    *((job, _GPU_ONLY, 1) for job in (_TINY, _CARTPOLE, _PENDULUM, _A2C, _SPREAD)),
+    *((job, _GPU_ONLY, 1) for job in (_DQN, _CAR, _A2C_PENDULUM, _PQN)),
+    *((_TINY, policy, 2) for policy in (_GPU_ONLY, _FINE)),
+    *((_CARTPOLE, policy, 2) for policy in (_GPU_ONLY, _COARSE, _CENTRAL)),
+    (_PENDULUM, _STALE, 2),
+    (_SPREAD, _GPU_ONLY, 2),
+    *((_A2C, policy, 2) for policy in (_COARSE, _STALE, _CENTRAL)),
+    *((_CARTPOLE, policy, 4) for policy in (_GPU_ONLY, _FINE)),
     (_SPREAD, _COARSE, 4),
-    (_A2C_ACROBOT, _LATE, 4),
+    (_A2C_ACROBOT, _STALE, 4),
 )
 REFERENCE_JOBS: Sequence[ReferenceJob] = tuple(
-    ReferenceJob(*what, *how, devices) for what, how, devices in _JOBS
+    ReferenceJob(*job, *policy, devices) for job, policy, devices in _JOBS
 )
 
 
 def time_reference_jobs(
     jobs: Sequence[ReferenceJob], devices: Sequence[jax.Device], say: Say
 ) -> Mapping[ReferenceJob, float]:
-    """Seconds of an iteration of each job that has enough devices and compiles.
+    """Seconds per iteration of each job that compiles and has enough devices.
 
-    CPU jobs run in child processes, others on the given devices.
+    Jobs on CPUs run in child processes, others on `devices`.
     """
     on_cpu = devices[0].platform == "cpu"
-    found: dict[ReferenceJob, float] = {}
-    with contextlib.ExitStack() as ends:
-        groups: list[tuple[list[ReferenceJob], _Here | _Child]] = []
+    best: dict[ReferenceJob, float] = {}
+    with contextlib.ExitStack() as stack:
+        groups: list[tuple[list[ReferenceJob], _ThisProcess | _ChildProcess]] = []
         for count in sorted({job.devices for job in jobs}):
             if count > len(devices) and not on_cpu:
                 break
-            some = [job for job in jobs if job.devices == count]
-            say(f"training: {len(some)} jobs on {count} device{'s' if count > 1 else ''}")
+            same_count = [job for job in jobs if job.devices == count]
+            say(f"training: {len(same_count)} jobs on {count} device{'s' if count > 1 else ''}")
             if on_cpu:
-                groups.append((some, ends.enter_context(contextlib.closing(_Child(some, count)))))
+                child = _ChildProcess(same_count, count)
+                groups.append((same_count, stack.enter_context(contextlib.closing(child))))
             else:
-                groups.append((some, _Here(some, devices[:count])))
+                groups.append((same_count, _ThisProcess(same_count, devices[:count])))
         for i in range(_ROUNDS):
             say(f"training: round {i + 1} of {_ROUNDS}")
-            for some, one in groups:
-                seconds = zip(some, one.round(), strict=True)
-                found.update((job, taken) for job, taken in seconds if taken is not None)
-    return found
+            for group_jobs, timer in groups:
+                times = zip(group_jobs, timer.round(), strict=True)
+                best.update((job, seconds) for job, seconds in times if seconds is not None)
+    return best
 
 
 def fitted_to_jobs(calibration: Calibration) -> Calibration:
-    """The calibration with overheads fitted to reference jobs, if there are any."""
+    """The calibration with overheads fitted to its reference jobs; unchanged if it has none."""
     samples = []
     for key, seconds in calibration.jobs.items():
         job = ReferenceJob.of_key(key)
         samples.append(JobSample(place(*job.build(), job.devices), calibration.cluster(job.devices), seconds))
     if not samples:
         return calibration
-    found = fit(samples)
-    kind = dataclasses.replace(calibration.kind, joined=found.joined, overheads=found.overheads)
+    fitted = fit(samples)
+    kind = dataclasses.replace(calibration.kind, joined=fitted.joined, overheads=fitted.overheads)
     return dataclasses.replace(calibration, kind=kind)
 
 
-class _Here:
-    """Jobs in this process."""
+class _ThisProcess:
+    """Times jobs in this process."""
 
     def __init__(self, jobs: Sequence[ReferenceJob], devices: Sequence[jax.Device]):
-        self._ready: list[Iterations | None] = []
+        self._iterations: list[Iterations | None] = []
         for job in jobs:
-            self._ready.append(None)
+            self._iterations.append(None)
             with contextlib.suppress(FdgError):
-                self._ready[-1] = iterations_of(*job.build(), devices)
+                self._iterations[-1] = iterations_of(*job.build(), devices)
 
     def round(self) -> Sequence[float | None]:
-        """The best seconds of an iteration of each job so far; None if it cannot be timed."""
-        for one in self._ready:
-            if one is not None:
-                one.measure()
-        return [None if one is None else one.seconds for one in self._ready]
+        """Measures once more; the least seconds per iteration of each job so far, None if it cannot run."""
+        for iterations in self._iterations:
+            if iterations is not None:
+                iterations.measure()
+        return [None if iterations is None else iterations.seconds for iterations in self._iterations]
 
 
-class _Child:
-    """Jobs in a child process; None for each if it ends early or takes too long."""
+class _ChildProcess:
+    """Times jobs in a child process; all times are None if it ends early or takes too long."""
 
     def __init__(self, jobs: Sequence[ReferenceJob], count: int):
-        words = [sys.executable, "-m", "fdg.training.reference_jobs", str(count), *(job.key for job in jobs)]
+        keys = [job.key for job in jobs]
+        command = [sys.executable, "-m", "fdg.training.reference_jobs", str(count), *keys]
         environment = {**environment_of_a_child(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
         environment.pop("JAX_NUM_CPU_DEVICES", None)
         self._process = subprocess.Popen(
-            words, env=environment, text=True,
+            command, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        self._watchdog = threading.Timer(_PATIENCE, self._process.kill)
+        self._watchdog = threading.Timer(_CHILD_SECONDS, self._process.kill)
         self._watchdog.daemon = True
         self._watchdog.start()
-        self._nothing: Sequence[float | None] = [None] * len(jobs)
-        self._process.stdout.readline()  # type: ignore[union-attr]  # until all are compiled
+        self._no_times: Sequence[float | None] = [None] * len(jobs)
+        self._process.stdout.readline()  # type: ignore[union-attr]  # waits until all jobs are compiled
 
     def round(self) -> Sequence[float | None]:
-        given, said = self._process.stdin, self._process.stdout
-        assert given is not None and said is not None
+        requests, responses = self._process.stdin, self._process.stdout
+        assert requests is not None and responses is not None
         try:
-            given.write("\n")
-            given.flush()
-            return json.loads(said.readline())
+            requests.write("\n")
+            requests.flush()
+            return json.loads(responses.readline())
         except (OSError, ValueError):
-            return self._nothing
+            return self._no_times
 
     def close(self) -> None:
         """Ends the process."""
@@ -204,9 +206,9 @@ class _Child:
 
 
 def run_child(count: int, keys: Sequence[str]) -> None:
-    """The child: prints a line when all jobs are compiled, and one after each round."""
+    """Runs in the child: prints a line when all jobs are compiled, and a line of times after each round."""
     make_host_devices(count)
-    jobs = _Here([ReferenceJob.of_key(key) for key in keys], jax.devices("cpu")[:count])
+    jobs = _ThisProcess([ReferenceJob.of_key(key) for key in keys], jax.devices("cpu")[:count])
     print("compiled", flush=True)
     for _ in sys.stdin:
         print(json.dumps(jobs.round()), flush=True)

@@ -1,4 +1,4 @@
-"""`Run`: a trained or partly trained run, whose agents can act, be evaluated and be exported."""
+"""`Run`: a finished or unfinished training run; its agents can act, be evaluated and be exported."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from fdg.training.deployed import Acting
 from fdg.training.evaluation import Evaluation
 from fdg.training.finite import failed_agents
 from fdg.training.run_directory import read_metrics, read_summary
-from fdg.training.sweep import Sweep, changed
+from fdg.training.sweep import Sweep, replace_fields
 from fdg.training.sweep_results import best_agents
 
 
@@ -32,7 +32,7 @@ class Run:
       path: the run directory, or None.
       config: the content of `config.json`.
       seed: the seed of the first agent; agent i has `seed + i`.
-      agents: the number of agents; None without an axis of agents.
+      agents: the number of agents; None if `state` has no axis of agents.
       finished: whether all iterations are done.
       stopped: why an unfinished run ended, or None.
     """
@@ -71,14 +71,14 @@ class Run:
         self.path, self.config = path, dict(config or {})
         self.seed, self.agents = seed, agents
         self.finished, self.stopped = finished, stopped
-        self.last_evaluation = last_evaluation  # the one after training, or None
-        self._failed = failed  # None to read it from the metrics
+        self.last_evaluation = last_evaluation  # the evaluation after training, or None
+        self._failed = failed  # None: read from the metrics when needed
 
     # --- acting ---
 
     @checked
     def actor(self, agent: int = 0) -> Actor:
-        """An agent as pure functions, for your own programs: see `algos.Actor`.
+        """An agent as pure functions for use in your own programs: see `algos.Actor`.
 
         Raises:
           FdgError: the algorithm has no method `actor`, or there is no such agent.
@@ -122,25 +122,25 @@ class Run:
         `summary.json` exactly.
 
         Args:
-          episodes: episodes of each agent; None for as many as after training.
+          episodes: episodes of each agent; None: the number after training.
           greedy: take the most probable actions, else sample them as in training.
-          seed: the seed of the episodes (agent i: `seed + i`); None for those after training.
+          seed: the seed of the episodes (agent i: `seed + i`); None: the seed after training.
           env: another environment to play in, such as `envs.make("CartPole-v1", gravity=20.0)`.
 
         Raises:
           FdgError: `episodes` is below 1, the algorithm has no method `actor`, or `env` has other spaces.
         """
         check_at_least(1, episodes=episodes)
-        algorithm = self.algorithm if env is None else _in_another(self.algorithm, env)
-        asked = self.config.get("eval_episodes") or None if episodes is None else episodes
-        episodes = evaluation.episodes_of(algorithm, asked)
+        algorithm = self.algorithm if env is None else _replace_env(self.algorithm, env)
+        requested = self.config.get("eval_episodes") or None if episodes is None else episodes
+        episodes = evaluation.episodes_of(algorithm, requested)
         if not evaluation.can_evaluate(algorithm, greedy):
             evaluation.require_actor(algorithm, "be evaluated")
-        first = self.seed if seed is None else seed
-        keys = evaluation.evaluation_keys(first, self.agents, algorithm=algorithm)
+        first_seed = self.seed if seed is None else seed
+        keys = evaluation.evaluation_keys(first_seed, self.agents, algorithm=algorithm)
         with host_errors():
-            how: Any = (episodes, greedy, self.seed, self.agents, self.failed)
-            return evaluation.start(algorithm, self.state, keys, *how)()
+            arguments: Any = (episodes, greedy, self.seed, self.agents, self.failed)
+            return evaluation.start(algorithm, self.state, keys, *arguments)()
 
     @checked
     def answer(
@@ -158,23 +158,23 @@ class Run:
         Args:
           prompts: a list of texts, or of lists of messages (`[{"role": "user", "content": "1+1="}]`).
           temperature: divides the logits; 0 takes the most likely tokens.
-          max_new_tokens: the most tokens of an answer; None for the limit in training.
-          system: the system message; None for that of training.
+          max_new_tokens: maximum number of tokens per answer; None: the limit in training.
+          system: the system message; None: the system message in training.
           seed: the seed for sampling.
-          agent: the position of the agent.
+          agent: the index of the agent.
 
         Raises:
           FdgError: the algorithm trains no generative language model, or a prompt is too long.
         """
-        how: Any = {"temperature": temperature, "max_new_tokens": max_new_tokens, "system": system}
+        options: Any = {"temperature": temperature, "max_new_tokens": max_new_tokens, "system": system}
         if isinstance(self.algorithm, Sweep):
-            return self.member(agent).answer(prompts, seed=seed, **how)
+            return self.member(agent).answer(prompts, seed=seed, **options)
         if not callable(getattr(self.algorithm, "answer", None)):
             raise FdgError(
-                f"{type(self.algorithm).__name__} answers no prompts, but acts: run.policy(observation), or"
+                f"{type(self.algorithm).__name__} acts, and answers no prompts: run.policy(observation), or"
                 " fdg evaluate RUN"
             )
-        return list(self.algorithm.answer(self._state_of(agent), prompts, seed, **how))
+        return list(self.algorithm.answer(self._state_of(agent), prompts, seed, **options))
 
     @property
     def eval_episodes(self) -> int:
@@ -198,11 +198,11 @@ class Run:
         Args:
           path: `.mp4`, `.gif` or `.html` (brax's interactive viewer; a page with a gif for others).
           episodes: the number of episodes.
-          agent: the position of the agent.
+          agent: the index of the agent.
           greedy: take the most probable actions, else sample them as in training.
           seed: the seed of the episodes.
           fps: frames per second.
-          max_steps: longer episodes are cut.
+          max_steps: maximum steps per episode; longer episodes are truncated.
 
         Returns:
           The path of the video.
@@ -211,8 +211,9 @@ class Run:
           FdgError: the algorithm has no method `actor`, or its environment cannot be rendered.
         """
         evaluation.require_actor(self.algorithm, "play")
-        how: Any = {"episodes": episodes, "greedy": greedy, "seed": seed, "fps": fps, "max_steps": max_steps}
-        return playing.play(self.algorithm, self._state_of(agent), Path(path), **how)
+        state = self._state_of(agent)
+        options: Any = {"greedy": greedy, "seed": seed, "fps": fps, "max_steps": max_steps}
+        return playing.play(self.algorithm, state, Path(path), episodes=episodes, **options)
 
     @checked
     def export(
@@ -231,30 +232,30 @@ class Run:
         Args:
           path: `.onnx` for ONNX, `.jax` for a serialised JAX function. Algorithms with a method
             `export(state, path)` (language models, in Hugging Face's format) write a folder.
-          format: `jax` or `onnx`, instead of the ending; for a language model `peft`, only its adapters.
-          agent: the position of the agent.
-          greedy: export the most probable action, else one sampled from a seed (not in ONNX).
+          format: `jax` or `onnx`, instead of the suffix; `peft` for only the adapters of a language model.
+          agent: the index of the agent.
+          greedy: export the most probable action, else an action sampled from a seed (not in ONNX).
 
         Returns:
           The path of the file or folder.
 
         Raises:
-          FdgError: the algorithm has no method `actor`, the ending is unknown, the format cannot express the
-            network, or another file is in the place of the description.
+          FdgError: the algorithm has no method `actor`, the suffix is unknown, the format cannot express the
+            network, or the description would replace another file.
         """
         if isinstance(self.algorithm, Sweep):
             return self.member(agent).export(path, format=format, greedy=greedy)
         if callable(getattr(self.algorithm, "export", None)):
-            return exporting.export_own_way(self.algorithm, self._state_of(agent), Path(path), format)
+            return exporting.export_folder(self.algorithm, self._state_of(agent), Path(path), format)
         evaluation.require_actor(self.algorithm, "be exported")
-        of_agent = self._state_of(agent)
-        return exporting.export(self.algorithm, of_agent, Path(path), format, greedy, self.config.get("id"))
+        state = self._state_of(agent)
+        return exporting.export(self.algorithm, state, Path(path), format, greedy, self.config.get("id"))
 
     # --- agents of a sweep ---
 
     @property
     def num_seeds(self) -> int | None:
-        """The number of seeds: in a sweep, of each point; None without an axis of agents."""
+        """The number of seeds (in a sweep, per point); None if the state has no axis of agents."""
         return self.algorithm.num_seeds if isinstance(self.algorithm, Sweep) else self.agents
 
     @checked
@@ -264,12 +265,12 @@ class Run:
         """Agents of one point of a sweep as a separate run, with the point's hyperparameters.
 
         Args:
-          agent: the position of a single agent; "best" for the agents of the best point, as `best`.
-          seed: the seed of a single agent of the point; None for all its agents.
+          agent: the index of a single agent; "best": the agents of the best point, as `run.best`.
+          seed: the seed of a single agent of the point; None: all agents of the point.
           values: swept hyperparameters that select the point.
 
         Raises:
-          FdgError: the run is no sweep, or no point, several points or no agent match.
+          FdgError: the run is not a sweep, or no point, several points or no agent match.
 
         Example::
 
@@ -280,39 +281,39 @@ class Run:
                 raise FdgError("member('best') names all agents of the best point: leave the rest out")
             return self.best
         agents = self._sweep.chosen(agent, seed, values, self.seed)
-        return self._of_agents(agents)
+        return self._select_agents(agents)
 
     @property
     def best(self) -> "Run":
         """The agents of the sweep's best point, as named in `sweep.json`.
 
         Raises:
-          FdgError: the run is no sweep, or has not ended.
+          FdgError: the run is not a sweep, or has not ended.
         """
         if self.path is None:
             raise FdgError("this run was not written, so it does not know which of its points is best")
-        return self._of_agents(best_agents(self.path, self._sweep.agents))
+        return self._select_agents(best_agents(self.path, self._sweep.agents))
 
     @property
     def _sweep(self) -> Sweep:
         if not isinstance(self.algorithm, Sweep):
             raise FdgError(
-                f"{self!r} is no sweep: use the run as it is, without --member (run.member, run.best)"
+                f"{self!r} is not a sweep: use the run as it is, without --member (run.member, run.best)"
             )
         return self.algorithm
 
-    def _of_agents(self, agents: Sequence[int]) -> "Run":
-        """Agents with equal hyperparameters, as a separate run."""
+    def _select_agents(self, agents: Sequence[int]) -> "Run":
+        """A separate run with some agents, which have equal hyperparameters."""
         sweep, rows = self._sweep, list(agents)
-        alone = len(rows) == 1
-        taken = jax.tree.map(lambda x: x[rows[0]] if alone else x[np.array(rows)], self.state)
+        is_single = len(rows) == 1
+        state = jax.tree.map(lambda x: x[rows[0]] if is_single else x[np.array(rows)], self.state)
         return Run(
-            sweep.of(taken),
-            taken.state,
+            sweep.of(state),
+            state.state,
             self.iteration,
             config=self.config,
             seed=sweep.seeds(self.seed)[rows[0]],
-            agents=None if alone else len(rows),
+            agents=None if is_single else len(rows),
             finished=self.finished,
             stopped=self.stopped,
             failed=[i for i, row in enumerate(rows) if row in self.failed],
@@ -322,14 +323,14 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of `metrics.jsonl`, one for each iteration."""
+        """The rows of `metrics.jsonl`, one per iteration."""
         return [] if self.path is None else list(read_metrics(self.path / "metrics.jsonl"))
 
     @property
     def failed(self) -> list[int]:
-        """Positions of the agents whose losses were not finite at this iteration.
+        """Indices of the agents whose losses were not finite at this iteration.
 
-        Means over agents exclude them.
+        Means over agents exclude these agents.
         """
         if self._failed is not None:
             return list(self._failed)
@@ -351,36 +352,37 @@ class Run:
         return jax.tree.map(lambda x: x[agent], self.state)
 
     def __repr__(self) -> str:
-        swept = isinstance(self.algorithm, Sweep)
-        name = f"sweep of {type(self._sweep.algorithm).__name__}" if swept else type(self.algorithm).__name__
+        is_sweep = isinstance(self.algorithm, Sweep)
+        algorithm = self._sweep.algorithm if is_sweep else self.algorithm
+        name = f"{'sweep of ' if is_sweep else ''}{type(algorithm).__name__}"
         env = getattr(getattr(self.algorithm, "env", None), "name", None)
         agents = "" if self.agents is None else f", {self.agents} agents"
-        where = "" if self.path is None else f", {self.path}"
-        return f"<Run {name}{f' on {env}' if env else ''}, iteration {self.iteration:,}{agents}{where}>"
+        path = "" if self.path is None else f", {self.path}"
+        return f"<Run {name}{f' on {env}' if env else ''}, iteration {self.iteration:,}{agents}{path}>"
 
 
 explain_attributes(Run)
 
 
-def _in_another(algorithm: Any, env: Any) -> Any:
-    """The algorithm with another environment of the same spaces, or a task with the same tokenizer."""
+def _replace_env(algorithm: Any, env: Any) -> Any:
+    """The algorithm in another environment with the same spaces, or another task with the same tokenizer."""
     if not (hasattr(env, "observation_space") or hasattr(env, "tokenizer")):
         raise FdgError(f"env={quoted(env)}: give an environment, such as envs.make('CartPole-v1')")
-    learned = getattr(algorithm.env, "tokenizer", None)
-    if learned is not None or hasattr(env, "tokenizer"):
-        there = algorithm if learned is None else dataclasses.replace(algorithm, env=env)
-        if learned != there.env.tokenizer:  # a task without a tokenizer gets the checkpoint's
+    tokenizer = getattr(algorithm.env, "tokenizer", None)
+    if tokenizer is not None or hasattr(env, "tokenizer"):
+        replaced = algorithm if tokenizer is None else dataclasses.replace(algorithm, env=env)
+        if tokenizer != replaced.env.tokenizer:  # a task without a tokenizer gets the checkpoint's tokenizer
             raise FdgError(
                 f"env {env.name}: its tokenizer is not that of {algorithm.env.name}, learned with: write"
                 " env.with_tokenizer(run.algorithm.env.tokenizer)"
             )
-        return there
-    for what in ("observation_space", "action_space"):
-        here, there = getattr(algorithm.env, what), getattr(env, what)
-        boxes = isinstance(here, Box) and isinstance(there, Box) and here.shape == there.shape
-        if not boxes and here != there:
+        return replaced
+    for field in ("observation_space", "action_space"):
+        old, new = getattr(algorithm.env, field), getattr(env, field)
+        is_box = isinstance(old, Box) and isinstance(new, Box) and old.shape == new.shape
+        if not is_box and old != new:
             raise FdgError(
-                f"env {env.name}: its {what} is {there}, and these agents learned with {here}:"
+                f"env {env.name}: its {field} is {new}, and these agents learned with {old}:"
                 f" give an environment with the spaces of {algorithm.env.name}"
             )
-    return changed(algorithm, {"env": env})
+    return replace_fields(algorithm, {"env": env})

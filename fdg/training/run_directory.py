@@ -1,4 +1,4 @@
-"""The directory of a training run: configuration, metrics, learning curve, summary, checkpoints."""
+"""Reads and writes the directory of a run: configuration, metrics, learning curve, summary, checkpoints."""
 
 import contextlib
 import errno
@@ -18,23 +18,23 @@ from fdg import files
 from fdg.errors import FdgError, FdgWarning, UnwritableError, listed
 from fdg.reading import open_regular, read_json
 from fdg.training.settings import read_settings
-from fdg.training.writable import refused, refusing
+from fdg.training.writable import explain_os_errors, path_error
 
 CHECKPOINTS = "checkpoints"
 DATA = "data"
-BEST = "best_checkpoint"  # only in runs with `--eval-every`
+BEST = "best_checkpoint"  # exists only in runs with `--eval-every`
 FILES = ("config.json", "metrics.jsonl", "summary.json", "learning_curve.png", CHECKPOINTS)
 RESULTS = ("summary.json", "sweep.json")  # written at the end of a run, and read by other code
-# Everything that a run may write into its directory.
+# All files and folders that a run may write into its directory.
 _FOLDERS = (CHECKPOINTS, BEST, DATA, "samples", "profile", "tensorboard", "wandb", "mlruns", "trials")
-_WRITTEN = (
+_ENTRIES = (
     *(".lock", "config.json", "metrics.jsonl", "metrics.unreadable", "summary.json", "learning_curve.png"),
     *("sweep.json", "sweep.csv", "sweep.png", "search.json", "search.png", "study.journal"),
     *("timeline.svg", "timeline.json"),
     *(f".{CHECKPOINTS}", f".{BEST}", *_FOLDERS),
 )
-_LISTED = 6  # the most runs in the message about a folder that is not a run
-_JSON_BYTES = 64 << 20
+_MAX_LISTED_RUNS = 6  # maximum number of runs in the message about a folder that is not a run
+_MAX_JSON_BYTES = 64 << 20
 
 
 class RunDirectory:
@@ -42,8 +42,8 @@ class RunDirectory:
 
     Links inside the directory are never followed for writing; `path` itself may be a link.
 
-    Use `create` or `reopen`. `checkpoints` is the folder of checkpoints, and `best` that of the one with the
-    best evaluation.
+    Use `create` or `reopen`. `checkpoints` is the folder of checkpoints, `best` the folder of the checkpoint
+    with the best evaluation.
     """
 
     def __init__(self, path: Path):
@@ -57,7 +57,7 @@ class RunDirectory:
         """Creates the directory of a new run, and its parents."""
         check_free(path)
         run = cls(path)
-        with refusing(f"--out {path}", "written to"):
+        with explain_os_errors(f"--out {path}", "written to"):
             path.mkdir(parents=True, exist_ok=True)
             run._acquire()
             check_free(path)
@@ -68,13 +68,13 @@ class RunDirectory:
     def reopen(cls, path: Path) -> "RunDirectory":
         """Opens the directory of an earlier run to resume it."""
         run = cls(path)
-        with refusing(path, "written to"):
+        with explain_os_errors(path, "written to"):
             run._acquire()
         return run
 
     def append_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Appends rows to `metrics.jsonl`, one line each, and flushes."""
-        with self._mended("metrics.jsonl"):
+        with self._explain_write_errors("metrics.jsonl"):
             if self._metrics is None:
                 self._metrics = files.open_to_append(self.path / "metrics.jsonl")
             self._metrics.writelines(map(json_line, rows))
@@ -83,41 +83,41 @@ class RunDirectory:
                 raise FileNotFoundError(errno.ENOENT, "it was removed while the run went on")
 
     def truncate_metrics(self, iteration: int) -> dict[str, Any] | None:
-        """Removes metrics after `iteration`, and a last line cut off by a crash; returns the last row kept.
+        """Removes metrics after `iteration`, and a line truncated by a crash; returns the last kept row.
 
-        Other unreadable lines are moved to `metrics.unreadable`, with an `FdgWarning`. Results of an earlier
-        end are removed: a run that continues has not ended.
+        Moves other unreadable lines to `metrics.unreadable`, with an `FdgWarning`. Removes `RESULTS` of an
+        earlier end, since a run that continues has not ended.
         """
-        path, last = self.path / "metrics.jsonl", None
+        path, last_row = self.path / "metrics.jsonl", None
         for name in RESULTS:
-            with self._mended(name):
+            with self._explain_write_errors(name):
                 (self.path / name).unlink(missing_ok=True)
         if not path.exists():
             return None
-        with self._mended(path.name):
+        with self._explain_write_errors(path.name):
             with open_regular(path) as file:
-                *lines, cut_off = file.read().split(b"\n")
-            rows = {number: _row(line) for number, line in enumerate([*lines, cut_off], 1)}
-            strange = [number for number, line in enumerate(lines, 1) if rows[number] is None]
-            if strange:
+                *lines, rest = file.read().split(b"\n")
+            rows = {number: _parse_row(line) for number, line in enumerate([*lines, rest], 1)}
+            invalid = [number for number, line in enumerate(lines, 1) if rows[number] is None]
+            if invalid:
                 with files.open_to_append(self.path / "metrics.unreadable") as unreadable:
-                    unreadable.writelines(lines[number - 1] + b"\n" for number in strange)
+                    unreadable.writelines(lines[number - 1] + b"\n" for number in invalid)
                 warnings.warn(
-                    f"{path}: line {', '.join(map(str, strange[:3]))}{' ...' if strange[3:] else ''} cannot"
+                    f"{path}: line {', '.join(map(str, invalid[:3]))}{' ...' if invalid[3:] else ''} cannot"
                     f" be read, and was moved to metrics.unreadable; all other rows are kept",
                     FdgWarning,
                     stacklevel=2,
                 )
-            with files.replacing(path) as kept:
+            with files.replacing(path) as writer:
                 for row in rows.values():
                     if row is not None and row["iteration"] <= iteration:
-                        kept.write(json_line(row))
-                        last = row
-        return last
+                        writer.write(json_line(row))
+                        last_row = row
+        return last_row
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Replaces `config.json`."""
-        with refusing(self.path, "written to"):
+        with explain_os_errors(self.path, "written to"):
             files.write(self.path / "config.json", json_line(config, indent=2)[:-1])
 
     def summary(self) -> dict[str, Any] | None:
@@ -129,24 +129,24 @@ class RunDirectory:
         self.publish(name, lambda file: file.write(json_line(content, indent=2)))
 
     def publish(self, name: str, write: Callable[[Any], object]) -> None:
-        """Replaces a file of the run atomically by what `write` writes."""
+        """Replaces a file of the run atomically; `write` gets the open file."""
         path = self.path / name
-        with self._mended(name):
+        with self._explain_write_errors(name):
             if path.parent != self.path:
                 files.make_folder(path.parent)
             with files.replacing(path) as file:
                 write(file)
 
     def check_there(self) -> None:
-        """Checks that the directory still exists."""
+        """Raises `UnwritableError` if the directory was removed or moved."""
         if self._is_gone():
-            raise unwritable(self.path, "", "", is_gone=True)
+            raise unwritable_error(self.path, "", "", is_gone=True)
 
     def close(self) -> None:
         """Closes files and releases the lock."""
         for file in (self._metrics, self._lock):
             if file is not None:
-                with contextlib.suppress(OSError):  # a failed write, which has already raised
+                with contextlib.suppress(OSError):  # the failed write has raised before
                     file.close()
         self._metrics = self._lock = None
 
@@ -161,9 +161,9 @@ class RunDirectory:
                 self.path.rmdir()
 
     def _acquire(self) -> None:
-        """Checks the existing files, then locks the directory until this process ends."""
-        for name in _WRITTEN:
-            with refusing(self.path / name):
+        """Checks existing files (no links), then locks the directory until `close` or the process's end."""
+        for name in _ENTRIES:
+            with explain_os_errors(self.path / name):
                 files.check_own(self.path / name, name in _FOLDERS)
         self._lock = files.open_to_append(self.path / ".lock")
         try:
@@ -174,24 +174,24 @@ class RunDirectory:
             ) from None
 
     def _is_gone(self) -> bool:
-        """Whether the path no longer leads to the directory that this process has locked."""
+        """Whether the path no longer names the directory that this process has locked."""
         if self._lock is None:
             return False
         try:
             return not os.path.samestat(os.stat(self.path / ".lock"), os.fstat(self._lock.fileno()))
         except (FileNotFoundError, NotADirectoryError):
             return not (self.path / "config.json").exists()
-        except OSError:  # such as from a network file system: writing raises the cause
+        except OSError:  # for example of a network file system; the next write raises the cause
             return False
 
     @contextlib.contextmanager
-    def _mended(self, name: str) -> Iterator[None]:
-        """Turns an OSError (disk full, read-only or gone) into an error that says how to resume."""
+    def _explain_write_errors(self, name: str) -> Iterator[None]:
+        """Turns an OSError (disk full, read-only, removed) into an error that says how to resume."""
         try:
             yield
         except OSError as error:
-            what, why = f"{self.path / name} cannot be written", error.strerror or str(error)
-            raise unwritable(self.path, what, why, self._is_gone()) from error
+            problem, reason = f"{self.path / name} cannot be written", error.strerror or str(error)
+            raise unwritable_error(self.path, problem, reason, self._is_gone()) from error
 
 
 class Unwritten(RunDirectory):
@@ -208,21 +208,25 @@ class Unwritten(RunDirectory):
         """Does nothing."""
 
 
-def unwritable(path: Path, what: str, why: str, is_gone: bool, fix: str = "fix that") -> UnwritableError:
+def unwritable_error(
+    path: Path, problem: str, reason: str, is_gone: bool, fix: str = "fix that"
+) -> UnwritableError:
     """The error of a run that cannot write: what is lost, and how to resume.
 
-    `why` is the system's message, and `fix` the fix for one without a known fix.
+    `reason` is the system's message; `fix` is used if `_FIXES` has none for it.
     """
     if is_gone:
         return UnwritableError(
             f"{path} was removed or moved while the run went on: the folder is gone, and what was saved in"
             f" it: bring it back and go on with --resume {path}, or start the run again"
         )
-    saved = [int(one.name) for one in (path / CHECKPOINTS).glob("[0-9]*") if one.name.isdecimal()]
-    rest = (
+    saved = [int(file.name) for file in (path / CHECKPOINTS).glob("[0-9]*") if file.name.isdecimal()]
+    loss = (
         f" from iteration {max(saved):,}: what came after it is lost" if saved else ": nothing was saved yet"
     )
-    return UnwritableError(f"{what} ({why}): {_FIXES.get(why, fix)}, and go on with --resume {path}{rest}")
+    return UnwritableError(
+        f"{problem} ({reason}): {_FIXES.get(reason, fix)}, and go on with --resume {path}{loss}"
+    )
 
 
 _FIXES = {
@@ -237,23 +241,23 @@ def check_free(path: Path) -> None:
     try:
         if path.exists() and not path.is_dir():
             raise FdgError(f"--out {path} is a file: give a directory")
-        taken = [name for name in FILES if os.path.lexists(path / name)]
+        used = [name for name in FILES if os.path.lexists(path / name)]
         existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     except (OSError, ValueError) as error:  # ValueError: a null character
-        raise refused(f"--out {path}", error, "written to") from error
-    if "config.json" in taken:
+        raise path_error(f"--out {path}", error, "written to") from error
+    if "config.json" in used:
         raise FdgError(
             f"--out {path} holds a run already: give another directory, or go on with --resume {path}"
             " (in Python: resume=True)"
         )
-    if taken:
+    if used:
         raise FdgError(
-            f"--out {path} holds {taken[0]} already, which would be overwritten: give another directory"
+            f"--out {path} holds {used[0]} already, which would be overwritten: give another directory"
         )
     if not existing.is_dir():
         raise FdgError(f"--out {path} cannot be made: {existing} is a file")
-    if cause := files.refusal(existing):
-        raise refused(f"--out {path}", cause, "written to")
+    if refusal := files.refusal(existing):
+        raise path_error(f"--out {path}", refusal, "written to")
 
 
 def check_spelled(path: Path) -> None:
@@ -264,7 +268,7 @@ def check_spelled(path: Path) -> None:
     except UnicodeEncodeError:
         fix = "give another directory"
         if sys.getfilesystemencoding() != "utf-8":
-            fix = f"this process takes names of files for {sys.getfilesystemencoding()}: set PYTHONUTF8=1"
+            fix = f"this process reads file names as {sys.getfilesystemencoding()}: set PYTHONUTF8=1"
         raise FdgError(f"{ascii(str(path))[1:-1]}: its name is no UTF-8: {fix}") from None
 
 
@@ -275,54 +279,55 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
     try:
         os.lstat(file)
     except (FileNotFoundError, NotADirectoryError):
-        around = [one / "config.json" for one in path.absolute().parents[:2]]
-        found = (*around, *sorted(path.glob("*/config.json")))
-        near = [one.parent for one in found if os.path.isfile(one)]
+        above = [parent / "config.json" for parent in path.absolute().parents[:2]]
+        configs = (*above, *sorted(path.glob("*/config.json")))
+        near = [config.parent for config in configs if os.path.isfile(config)]
         fix = "leave out --resume to start one" if prefix == "--resume: " else "give the run directory"
-        more = f" ({len(near) - _LISTED} more)" if len(near) > _LISTED else ""
-        fix = f"give {listed(near[:_LISTED])}{more}" if near else fix
+        suffix = f" ({len(near) - _MAX_LISTED_RUNS} more)" if len(near) > _MAX_LISTED_RUNS else ""
+        fix = f"give {listed(near[:_MAX_LISTED_RUNS])}{suffix}" if near else fix
         raise FdgError(f"{prefix}no run in {path} (it has no config.json): {fix}") from None
-    except (OSError, ValueError):  # reading it raises the cause
+    except (OSError, ValueError):  # the reader below raises the cause
         pass
     try:
-        said = read_json(file, _JSON_BYTES)
+        content = read_json(file, _MAX_JSON_BYTES)
     except FdgError as error:
-        why = str(error).removeprefix(f"{file}: ").removeprefix("cannot be read: ")
+        reason = str(error).removeprefix(f"{file}: ").removeprefix("cannot be read: ")
         fix = "bring it back from a copy, or start a new run"
-        raise FdgError(f"{prefix}{file} cannot be read: {why}: {fix}") from None
-    return checked_config(file, said)
+        raise FdgError(f"{prefix}{file} cannot be read: {reason}: {fix}") from None
+    return checked_config(file, content)
 
 
-_NEEDED = {"algo", "policy", "policy_fields", "hyperparameters"}  # required keys of a configuration
-_KINDS: dict[str, Any] = {"policy_fields": dict, "hyperparameters": dict, "resumes": list}
+_REQUIRED_KEYS = {"algo", "policy", "policy_fields", "hyperparameters"}  # required keys of a configuration
+_ENTRY_TYPES: dict[str, Any] = {"policy_fields": dict, "hyperparameters": dict, "resumes": list}
 
 
-def checked_config(file: Path, said: Any) -> dict[str, Any]:
-    """Checks the types of a configuration's values, so that later code can rely on them."""
-    if not isinstance(said, dict) or not said.keys() >= _NEEDED:
-        right = file.with_name("config.json")
-        fix = right if right != file and right.is_file() else "the config.json of a run directory"
-        raise FdgError(f"{file} is no configuration of a run: give {fix}")
-    for name, kind in _KINDS.items():
-        if not isinstance(said.get(name, kind()), kind):
-            what = {dict: "an object of names", list: "a list"}[kind]
-            raise FdgError(f"{file} has {name} = {said[name]!r:.60}, which is not {what}")
-    read_settings(file, said)
-    return said
+def checked_config(file: Path, content: Any) -> dict[str, Any]:
+    """Returns a configuration after a check of its values' types, so that later code can rely on them."""
+    if not isinstance(content, dict) or not content.keys() >= _REQUIRED_KEYS:
+        config = file.with_name("config.json")
+        has_config = config != file and config.is_file()
+        fix = config if has_config else "the config.json of a run directory"
+        raise FdgError(f"{file} is not the configuration of a run: give {fix}")
+    for name, expected in _ENTRY_TYPES.items():
+        if not isinstance(content.get(name, expected()), expected):
+            type_name = {dict: "an object of names", list: "a list"}[expected]
+            raise FdgError(f"{file} has {name} = {content[name]!r:.60}, which is not {type_name}")
+    read_settings(file, content)
+    return content
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
     """The content of `summary.json`; None before the run has ended, or if it is unreadable."""
     try:
-        summary = read_json(path / "summary.json", _JSON_BYTES)
+        summary = read_json(path / "summary.json", _MAX_JSON_BYTES)
     except FdgError:
         return None
-    fit = all(fits(summary.get(name)) for name, fits in _SUMMARY.items())
-    return summary if fit else None
+    is_valid = all(check(summary.get(name)) for name, check in _SUMMARY_CHECKS.items())
+    return summary if is_valid else None
 
 
-# Checks of the entries that other code reads.
-_SUMMARY: dict[str, Callable[[Any], bool]] = {
+# Checks of the entries of `summary.json` that other code reads.
+_SUMMARY_CHECKS: dict[str, Callable[[Any], bool]] = {
     "eval_return": lambda value: _is_metric("", value),
     "eval_returns": lambda value: value is None or _is_metric("_per_seed", value),
     "devices": lambda value: isinstance(value, list | None),
@@ -330,18 +335,18 @@ _SUMMARY: dict[str, Callable[[Any], bool]] = {
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, without unreadable lines."""
+    """Yields the rows of a `metrics.jsonl`; skips unreadable lines."""
     if not os.path.lexists(path):
         return
     with open_regular(path) as lines:
         for line in lines:
-            row = _row(line)
+            row = _parse_row(line)
             if row is not None:
                 yield row
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
-    """A row of metrics; None if the line is not one."""
+def _parse_row(line: bytes) -> dict[str, Any] | None:
+    """Parses a row of metrics; None if the line is not a valid row."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -354,13 +359,13 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_metric(name: str, value: Any) -> bool:
-    """Whether a value is a metric: a number or None; for `..._per_seed`, a list of them."""
+    """Whether a value is valid for a metric: a number or None; for `..._per_seed`, a list of these."""
     if name.endswith("_per_seed"):
-        return isinstance(value, list) and all(_is_metric("", one) for one in value)
-    return value is None or (isinstance(value, int | float) and -_MOST < value < _MOST)
+        return isinstance(value, list) and all(_is_metric("", x) for x in value)
+    return value is None or (isinstance(value, int | float) and -_MAX_METRIC < value < _MAX_METRIC)
 
 
-_MOST = 1e300  # the largest absolute value of a metric
+_MAX_METRIC = 1e300  # the largest absolute value of a metric
 
 
 def plain(value: Any) -> Any:
@@ -383,5 +388,5 @@ def plain(value: Any) -> Any:
 
 
 def json_line(value: Any, indent: int | None = None) -> bytes:
-    """`plain(value)` as a line of JSON."""
+    """`plain(value)` as JSON with a line break at the end."""
     return json.dumps(plain(value), indent=indent, allow_nan=False).encode() + b"\n"

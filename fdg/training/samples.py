@@ -1,7 +1,7 @@
 """Sample tables: responses of a language model to held-out prompts during training.
 
-Such an algorithm has `examples(state, key, count) -> arrays`, traced, and `example_rows(arrays) -> rows`. Its
-rows are written to `RUN/samples/ITERATION.jsonl` at each checkpoint; equal runs write equal files.
+An algorithm with sample tables has `examples(state, key, count) -> arrays`, which is jitted, and
+`example_rows(arrays) -> rows`. Each checkpoint writes the rows to `RUN/samples/ITERATION.jsonl`.
 """
 
 import functools
@@ -18,19 +18,18 @@ from fdg.training.evaluation import evaluation_keys
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory
 
-COUNT = 8  # rows of each table
-_SHOWN = 3  # printed rows of the last table, at the end of a run
-_WIDTH = 60  # characters of a prompt, or of a response, in a line
+COUNT = 8  # rows per table
+_NUM_PRINTED = 3  # rows of the last table that are printed at the end of a run
+_WIDTH = 60  # maximum characters of a printed prompt or response
 
 
 def write_samples(
     job: Job, engine: fdg.Engine, state: Any, run: RunDirectory, iteration: int
 ) -> list[dict[str, Any]]:
-    """Writes the table of one iteration, of the first agent. A collective: all processes call it; process 0
-    writes.
+    """Writes the first agent's table after an iteration. A collective: process 0 writes.
 
-    `iteration` is the number of iterations before `state`. Returns the rows; none if the algorithm has no
-    examples, or another process writes them.
+    `iteration` is the number of completed iterations of `state`. Returns the rows: empty in other processes,
+    or if the algorithm has no method `examples`.
     """
     if not callable(getattr(job.algorithm, "examples", None)):
         return []
@@ -44,15 +43,15 @@ def write_samples(
         state, key = jax.tree.map(lambda x: x[0], (state, key))
     if distributed.count() == 1:
         state = jax.device_put(state, engine.devices[0])
-    found = jax.tree.map(np.asarray, _program(job.algorithm)(state, key))
-    rows = [{"iteration": iteration, **row} for row in job.algorithm.example_rows(found)]
+    arrays = jax.tree.map(np.asarray, _jitted_examples(job.algorithm)(state, key))
+    rows = [{"iteration": iteration, **row} for row in job.algorithm.example_rows(arrays)]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     run.publish(f"samples/{iteration:08d}.jsonl", lambda file: file.write(text.encode()))
     return rows
 
 
 def sample_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Some rows of a table as lines to print.
+    """The first rows of a table as lines to print.
 
     >>> sample_lines([{"iteration": 1, "prompt": "1+1=", "response": "2", "reward": 1.0}])
     ["sample: '1+1=' -> '2' (reward 1)"]
@@ -60,15 +59,15 @@ def sample_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
     def line(row: Mapping[str, Any]) -> str:
         reward = f" (reward {row['reward']:g})" if "reward" in row else ""
-        return f"sample: {_short(row['prompt'])} -> {_short(row['response'])}{reward}"
+        return f"sample: {_shorten(row['prompt'])} -> {_shorten(row['response'])}{reward}"
 
-    return list(map(line, rows[:_SHOWN]))
+    return list(map(line, rows[:_NUM_PRINTED]))
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return repr(text if len(text) <= _WIDTH else f"{text[: _WIDTH // 2]} ... {text[-_WIDTH // 2 :]}")
 
 
 @functools.lru_cache(maxsize=4)
-def _program(algorithm: Any) -> Callable[[Any, jax.Array], Any]:
+def _jitted_examples(algorithm: Any) -> Callable[[Any, jax.Array], Any]:
     return jax.jit(lambda state, key: algorithm.examples(state, key, COUNT))

@@ -1,7 +1,7 @@
 """Hyperparameter search with Optuna: each trial is compiled and trained as a separate run.
 
 Use it for hyperparameters that change the compiled program (sizes, switches, networks). For floats a sweep is
-quicker, and each trial may contain one. Bad trials are pruned by asynchronous successive halving (Li et al.
+faster, and a trial may itself be a sweep. Bad trials are pruned by asynchronous successive halving (Li et al.
 2020, "A System for Massively Parallel Hyperparameter Tuning", arXiv 1810.05934, algorithm 2).
 
     OUT/config.json     the configuration, with the search space
@@ -35,7 +35,7 @@ from fdg.training.run_directory import RunDirectory, plain, read_metrics
 from fdg.training.space import Space, check_choices, flags_text, space_text, value_text
 from fdg.training.starting import open_run
 from fdg.training.statistics import format_numbers, interval_of_returns
-from fdg.training.sweep import Sweep, agent_seeds, changed, without_sweep
+from fdg.training.sweep import Sweep, agent_seeds, replace_fields, without_sweep
 from fdg.training.sweep_results import (
     best_of,
     final_returns,
@@ -48,12 +48,12 @@ from fdg.training.sweep_results import (
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One trial."""
+    """The values and the result of one trial."""
 
-    run: str  # its folder below `trials/`
+    run: str  # the trial's folder below `trials/`
     values: Mapping[str, Any]  # hyperparameters by name, as in the search space
     state: str  # "done", "ended early" (pruned) or "refused" (it could not be trained)
-    value: float  # mean return (of a sweep, that of its best point); NaN unless the trial is done
+    value: float  # mean return (for a sweep, of its best point); NaN unless the trial is done
     returns: tuple[float, ...] = ()  # the return of each agent
     refused: str | None = None  # the error, if the state is "refused"
 
@@ -64,7 +64,7 @@ class Trial:
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial | None:
-    """The trial with the highest return, the first of equal ones; None if none is done."""
+    """The trial with the highest return (the first of equal ones); None if no trial is done."""
     done = [trial for trial in trials if trial.state == "done" and math.isfinite(trial.value)]
     return max(done, key=lambda trial: trial.value, default=None)
 
@@ -73,7 +73,7 @@ def write_results(run: RunDirectory, space: Space, trials: Sequence[Trial], agen
     """Writes `search.json` and `search.png`; returns the table and the best trial as lines."""
     best = best_trial(trials)
     content = {
-        "search": {one.name: str(one).partition("=")[2] for one in space},
+        "search": {parameter.name: str(parameter).partition("=")[2] for parameter in space},
         "agents": agents or 1,
         "trials": [{**dataclasses.asdict(trial), "interval": trial.interval} for trial in trials],
         "best": None if best is None else {"run": best.run, "values": best.values, "return": best.value},
@@ -82,9 +82,9 @@ def write_results(run: RunDirectory, space: Space, trials: Sequence[Trial], agen
     if not trials:
         return []
     run.publish("search.png", lambda file: _draw(trials, file))
-    lines = [trials_table(trials, [one.name for one in space])]
+    lines = [trials_table(trials, [parameter.name for parameter in space])]
     if best is None:
-        return [*lines, "best: none, for no trial is done"]
+        return [*lines, "best: none, since no trial is done"]
     return [
         *lines,
         f"best: return {format_numbers(best.value)[0]} in {run.path / 'trials' / best.run}",
@@ -96,11 +96,11 @@ def trials_table(trials: Sequence[Trial], names: Sequence[str]) -> str:
     """A table of at most twenty trials, best first."""
     rows = []
     for trial in sorted(trials, key=lambda trial: -trial.value if math.isfinite(trial.value) else math.inf):
-        shown = (
+        texts = (
             f"{v:.4g}" if isinstance(v := trial.values[name], float) else value_text(v) for name in names
         )
         state = "" if trial.state == "done" else trial.state
-        rows.append([trial.run, *shown, shown_return(trial.value), shown_interval(trial.interval), state])
+        rows.append([trial.run, *texts, shown_return(trial.value), shown_interval(trial.interval), state])
     return first_rows(["trial", *names, "return", "95% interval", ""], rows)
 
 
@@ -110,37 +110,38 @@ def _draw(trials: Sequence[Trial], picture: Any) -> None:
     (_, points), (_, line) = style(0), style(1)
     values = np.array([trial.value for trial in trials], float)
     axes.scatter(range(len(values)), values, color=points, s=20, label="a trial")
-    known = np.where(np.isfinite(values), values, -np.inf)
-    best = np.maximum.accumulate(known)
+    finite = np.where(np.isfinite(values), values, -np.inf)
+    best = np.maximum.accumulate(finite)
     axes.plot(np.flatnonzero(np.isfinite(best)), best[np.isfinite(best)], color=line, label="best so far")
-    lost = np.flatnonzero(~np.isfinite(values))
-    if len(lost):  # at the lower edge, to be visible
-        low = values[np.isfinite(values)].min() if len(lost) < len(values) else 0.0
-        axes.scatter(lost, [low] * len(lost), color="#999999", marker="x", label="ended early, or refused")
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):  # drawn at the lowest return, so that they are visible
+        bottom = values[np.isfinite(values)].min() if len(bad) < len(values) else 0.0
+        axes.scatter(bad, [bottom] * len(bad), color="#999999", marker="x", label="ended early, or refused")
     axes.set(title="search", xlabel="trial", ylabel="mean return")
     finish(figure, [axes], "trials")
     figure.savefig(picture, format="png", dpi=150)
 
 
 REDUCTION = 3  # one in three trials that reach a rung continues
-RUNGS = 3  # at 1/27, 1/9 and 1/3 of the training
-_PROPOSALS = 20  # of Optuna's for a trial, before random values
+RUNGS = 3  # rungs are at 1/27, 1/9 and 1/3 of the training
+_MAX_PROPOSALS = 20  # proposals of Optuna per trial; after these, values are random
 
 
 def check_search(algorithm: Any, space: Space) -> None:
-    """Checks that a search space names only hyperparameters, and none that is already swept."""
-    own = without_sweep(algorithm)
-    if not dataclasses.is_dataclass(own):
-        raise FdgError(f"search: {type(own).__name__} has no fields: give an algorithm that is a dataclass")
-    known = [field.name for field in dataclasses.fields(own) if field.init]
+    """Checks that a search space names only hyperparameters of the algorithm, and none of its sweep."""
+    base = without_sweep(algorithm)
+    if not dataclasses.is_dataclass(base):
+        raise FdgError(f"search: {type(base).__name__} has no fields: give an algorithm that is a dataclass")
+    fields = [field.name for field in dataclasses.fields(base) if field.init]
     swept = [name for name, _ in algorithm.grid] if isinstance(algorithm, Sweep) else []
-    for one in space:
-        if one.name not in known or one.name in ("env", "total_steps"):
-            raise FdgError(f"search: {one.name} is no hyperparameter of {type(own).__name__} to be searched")
-        for value in getattr(one, "values", ()):
-            check_arguments(type(own), {one.name: value})
-        if one.name in swept:
-            raise FdgError(f"search: {one.name} is swept already: leave one of them out")
+    for parameter in space:
+        name = parameter.name
+        if name not in fields or name in ("env", "total_steps"):
+            raise FdgError(f"search: {name} is not a hyperparameter of {type(base).__name__} to search")
+        for value in getattr(parameter, "values", ()):
+            check_arguments(type(base), {name: value})
+        if name in swept:
+            raise FdgError(f"search: {name} is swept already: leave it out of the search or of the sweep")
 
 
 def require_optuna() -> None:
@@ -152,17 +153,15 @@ def require_optuna() -> None:
 def carry_out_search(
     job: Job, space: Space, devices: Any = None, quiet: bool = False
 ) -> tuple[Path, list[Trial], int | None]:
-    """Runs trials until the job's number is reached; trials before a resume count.
+    """Runs trials up to the job's number of trials, which includes trials before a resume.
 
-    Returns its directory, its trials, and the signal that interrupted it, or None.
+    Returns the directory of the search, its trials, and the signal that interrupted it (None: no signal).
     """
     require_optuna()
     check_search(job.algorithm, space)
     check_choices(space, job.optuna or 0)
     if distributed.count() > 1:
-        raise FdgError(
-            "--optuna: a search is of one process: start one for each machine, with seeds of its own"
-        )
+        raise FdgError("--optuna: a search runs in one process: start one per machine, with different seeds")
     run = open_run(dataclasses.replace(job, search=space_text(space)))
     try:
         return _Search(job, space, run, devices, (lambda line: None) if quiet else say).carry_out()
@@ -179,14 +178,14 @@ class _Search:
     say: Callable[[Any], None]
 
     def carry_out(self) -> tuple[Path, list[Trial], int | None]:
-        study, total, caught = self._study(), self.job.optuna or 0, None
-        while caught is None and (number := len(self._done(study))) < total:
-            if not self._unfinished(study) and not self._propose(study, number):
-                left = f"{total - number} of {total} trials are left out"
-                self.say(f"all {number} combinations of values have been tried: {left}")
+        study, total, caught = self._open_study(), self.job.optuna or 0, None
+        while caught is None and (number := len(self._ended_trials(study))) < total:
+            if not self._open_trials(study) and not self._propose(study, number):
+                rest = f"{total - number} of {total} trials are left out"
+                self.say(f"all {number} combinations of values have been tried: {rest}")
                 break
-            caught = self._trial(study, self._unfinished(study)[0], number, total)
-        trials = self._trials(study)
+            caught = self._run_trial(study, self._open_trials(study)[0], number, total)
+        trials = self._results(study)
         if caught is not None:
             self.say(f"interrupted, and saved: go on with --resume {self.run.path}")
         for line in write_results(self.run, self.space, trials, self.job.agents):
@@ -194,7 +193,7 @@ class _Search:
         self.say(f"run directory {self.run.path}")
         return self.run.path, trials, caught
 
-    def _study(self) -> Any:
+    def _open_study(self) -> Any:
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
@@ -216,100 +215,101 @@ class _Search:
             raise
         except Exception as error:  # Optuna raises many types on a damaged file
             raise FdgError(
-                f"{journal} is no record of Optuna's ({type(error).__name__}): restore it, or start a new run"
+                f"{journal} is not Optuna's journal ({type(error).__name__}): restore it, or start a new run"
             ) from error
 
     def _propose(self, study: Any, number: int) -> bool:
-        """Adds a trial with values that none has had, for all have equal seeds; False if there are no others.
+        """Adds a trial with untried values, since equal values would repeat a trial (all seeds are equal).
 
-        Values are Optuna's proposals, and random ones after `_PROPOSALS` that had been tried.
+        Optuna proposes values; after `_MAX_PROPOSALS` tried proposals they are random. Returns False if all
+        values have been tried.
         """
         import optuna
         from optuna.samplers import RandomSampler, TPESampler
 
-        tried = [one.params for one in self._done(study)]
-        if math.prod(one.count for one in self.space) <= len(tried):
+        tried = [trial.params for trial in self._ended_trials(study)]
+        if math.prod(parameter.count for parameter in self.space) <= len(tried):
             return False
-        seed = self.job.seed + number  # the same in a resumed search
-        draft = optuna.create_study(direction="maximize", sampler=TPESampler(seed=seed))  # in memory
-        draft.add_trials(study.get_trials())
+        seed = self.job.seed + number  # a resumed search has the same seeds
+        copy = optuna.create_study(direction="maximize", sampler=TPESampler(seed=seed))  # in memory
+        copy.add_trials(study.get_trials())
         for attempt in itertools.count():
-            if attempt == _PROPOSALS:
-                draft.sampler = RandomSampler(seed=seed)
-            trial = draft.ask()
-            for one in self.space:
-                one.suggested(trial)
+            if attempt == _MAX_PROPOSALS:
+                copy.sampler = RandomSampler(seed=seed)
+            trial = copy.ask()
+            for parameter in self.space:
+                parameter.suggested(trial)
             if trial.params not in tried:
                 break
-            draft.tell(trial, state=optuna.trial.TrialState.FAIL)
-        made = optuna.trial.create_trial(
+            copy.tell(trial, state=optuna.trial.TrialState.FAIL)
+        proposal = optuna.trial.create_trial(
             state=optuna.trial.TrialState.RUNNING, params=trial.params, distributions=trial.distributions
         )
-        study.add_trial(made)
+        study.add_trial(proposal)
         return True
 
-    def _unfinished(self, study: Any) -> list[Any]:
-        """Trials that were proposed; those of an interrupted search resume from their checkpoints."""
+    def _open_trials(self, study: Any) -> list[Any]:
+        """Trials that were proposed and have not ended; an interrupted one resumes from its checkpoint."""
         import optuna
 
         return [
-            optuna.trial.Trial(study, old._trial_id)
-            for old in study.get_trials()
-            if old.state.name == "RUNNING" and len(old.params) == len(self.space)
+            optuna.trial.Trial(study, trial._trial_id)
+            for trial in study.get_trials()
+            if trial.state.name == "RUNNING" and len(trial.params) == len(self.space)
         ]
 
-    def _done(self, study: Any) -> list[Any]:
-        """Trials that are complete, pruned or failed; not those that a signal interrupted."""
+    def _ended_trials(self, study: Any) -> list[Any]:
+        """Trials that are complete, pruned or failed, but not trials that a signal interrupted."""
         return [
-            one
-            for one in study.get_trials()
-            if one.state.name in ("COMPLETE", "PRUNED") or "refused" in one.user_attrs
+            trial
+            for trial in study.get_trials()
+            if trial.state.name in ("COMPLETE", "PRUNED") or "refused" in trial.user_attrs
         ]
 
-    def _trials(self, study: Any) -> list[Trial]:
+    def _results(self, study: Any) -> list[Trial]:
         return [
             Trial(
-                _run_of(one),
-                one.params,
-                {"COMPLETE": "done", "PRUNED": "ended early"}.get(one.state.name, "refused"),
-                one.value if one.value is not None else math.nan,
-                tuple(one.user_attrs.get("returns", ())),
-                one.user_attrs.get("refused"),
+                _trial_folder(trial),
+                trial.params,
+                {"COMPLETE": "done", "PRUNED": "ended early"}.get(trial.state.name, "refused"),
+                trial.value if trial.value is not None else math.nan,
+                tuple(trial.user_attrs.get("returns", ())),
+                trial.user_attrs.get("refused"),
             )
-            for one in self._done(study)
+            for trial in self._ended_trials(study)
         ]
 
-    def _trial(self, study: Any, trial: Any, number: int, total: int) -> int | None:
+    def _run_trial(self, study: Any, trial: Any, number: int, total: int) -> int | None:
         """Runs one trial; returns the signal that interrupted it, or None."""
         from optuna.trial import TrialState
 
-        self.run.check_there()  # otherwise a trial would recreate a removed directory
+        self.run.check_there()  # raises if the directory was removed: a trial would recreate it
         trials = files.make_folder(self.run.path / "trials")
-        values = {one.name: one.suggested(trial) for one in self.space}
-        name = _run_of(trial)
-        shown = ", ".join(f"{key}={value_text(value)}" for key, value in values.items())
-        self.say(f"trial {number + 1} of {total}: {shown}")
-        watch = None
+        values = {p.name: p.suggested(trial) for p in self.space}
+        name = _trial_folder(trial)
+        settings = ", ".join(f"{key}={value_text(value)}" for key, value in values.items())
+        self.say(f"trial {number + 1} of {total}: {settings}")
+        pruner = None
         try:
             files.check_own(trials / name, is_folder=True)
-            job = self._job_of(values, trials / name)
+            job = self._trial_job(values, trials / name)
             if self.job.halving:
-                watch = _Watch(trial, job.num_iterations, read_metrics(trials / name / "metrics.jsonl"))
-            outcome = carry_out(job, self.devices, [watch] if watch else [], quiet=True)
-        except UnwritableError:  # not the trial's fault; it continues when the search is resumed
+                pruner = _Pruner(trial, job.num_iterations, read_metrics(trials / name / "metrics.jsonl"))
+            outcome = carry_out(job, self.devices, [pruner] if pruner else [], quiet=True)
+        except UnwritableError:  # the trial is not refused: it continues when the search is resumed
             raise
         except (FdgError, ValueError) as error:  # sizes that do not fit, or infinite losses
             self.run.check_there()
-            said = str(error) if isinstance(error, FdgError) else one_line(error)
-            trial.set_user_attr("refused", said)
+            message = str(error) if isinstance(error, FdgError) else one_line(error)
+            trial.set_user_attr("refused", message)
             study.tell(trial, state=TrialState.FAIL)
-            self.say(f"  {'failed' if isinstance(error, RunError) else 'refused'}: {said}")
+            self.say(f"  {'failed' if isinstance(error, RunError) else 'refused'}: {message}")
             return None
         if outcome.caught is not None:
             return outcome.caught
         value, returns = _trial_returns(job, outcome.run)
         trial.set_user_attr("returns", returns)
-        if watch is not None and watch.is_behind:
+        if pruner is not None and pruner.is_behind:
             study.tell(trial, state=TrialState.PRUNED)
             self.say(f"  ended early, at iteration {outcome.iteration:,} of {job.num_iterations:,}")
         elif math.isfinite(value):
@@ -320,8 +320,8 @@ class _Search:
             study.tell(trial, state=TrialState.FAIL)
         return None
 
-    def _job_of(self, values: dict[str, Any], path: Path) -> Job:
-        job, algorithm = self.job, changed(self.job.algorithm, values)
+    def _trial_job(self, values: dict[str, Any], path: Path) -> Job:
+        job, algorithm = self.job, replace_fields(self.job.algorithm, values)
         return job.changed(
             algorithm,
             described={"hyperparameters": {**job.described["hyperparameters"], **values}},
@@ -333,39 +333,39 @@ class _Search:
         )
 
 
-class _Watch:
+class _Pruner:
     """A training callback that prunes a trial whose return is too low at a rung.
 
     Args:
-      trial: Optuna's.
-      num_iterations: of its training.
-      earlier: rows of metrics of an earlier session. Those that are recorded again are not counted twice.
+      trial: Optuna's trial.
+      num_iterations: iterations of the trial's training.
+      earlier: rows of metrics of an earlier session; iterations that are recorded again count once.
     """
 
     def __init__(self, trial: Any, num_iterations: int, earlier: Iterable[Mapping[str, Any]] = ()):
         self.is_behind = bool(trial.user_attrs.get("behind"))
         self._num_iterations = num_iterations
-        self._trial, self._rung, self._seen = trial, 0, 0
+        self._trial, self._rung, self._last_iteration = trial, 0, 0
         self._returns: list[float] = []
-        self._look(earlier)
+        self._observe(earlier)
 
     def __call__(self, report: Report) -> bool:
-        self._look(report.rows)
+        self._observe(report.rows)
         return self.is_behind
 
-    def _look(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def _observe(self, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
-            if self.is_behind or row["iteration"] <= self._seen:
+            if self.is_behind or row["iteration"] <= self._last_iteration:
                 continue
-            self._seen = row["iteration"]
+            self._last_iteration = row["iteration"]
             if (value := plain(row.get("episode_return"))) is not None:
                 self._returns.append(value)
-            share = self._seen / self._num_iterations
-            reached = sum(share >= REDUCTION ** (i - RUNGS) for i in range(RUNGS))
-            if reached > self._rung and self._returns and share < 1:
-                self._rung = reached
-                with warnings.catch_warnings(action="ignore"):  # it was reported before an interruption
-                    self._trial.report(float(np.mean(self._returns)), REDUCTION ** (reached - 1))
+            fraction = self._last_iteration / self._num_iterations
+            rung = sum(fraction >= REDUCTION ** (i - RUNGS) for i in range(RUNGS))
+            if rung > self._rung and self._returns and fraction < 1:
+                self._rung = rung
+                with warnings.catch_warnings(action="ignore"):  # of Optuna, about a value reported before
+                    self._trial.report(float(np.mean(self._returns)), REDUCTION ** (rung - 1))
                 self._returns = []
                 if self._trial.should_prune():
                     self.is_behind = True
@@ -373,30 +373,31 @@ class _Watch:
 
 
 def _trial_returns(job: Job, run: RunDirectory) -> tuple[float, list[float]]:
-    """A trial's mean return and each agent's: from its evaluation, else from the last tenth of training.
+    """The mean return and each agent's, from the trial's evaluation or else the last tenth of training.
 
-    Reads only files: the run may have ended in an earlier session, before its trial was recorded.
+    Reads only files: the run may have ended in an earlier session, before the trial was recorded.
     """
-    said, rows = run.summary() or {}, list(read_metrics(run.path / "metrics.jsonl"))
-    lost = said.get("failed_seeds") or ()
-    failed = [i for i, seed in enumerate(agent_seeds(job.algorithm, job.seed, job.agents)) if seed in lost]
-    means = (said.get("eval_returns") or [said["eval_return"]]) if "eval_return" in said else None
+    summary, rows = run.summary() or {}, list(read_metrics(run.path / "metrics.jsonl"))
+    failed_seeds = summary.get("failed_seeds") or ()
+    seeds = agent_seeds(job.algorithm, job.seed, job.agents)
+    failed = [i for i, seed in enumerate(seeds) if seed in failed_seeds]
+    means = (summary.get("eval_returns") or [summary["eval_return"]]) if "eval_return" in summary else None
     if isinstance(job.algorithm, Sweep):
-        found = point_results(job.algorithm, rows, means, failed, job.seed)
-        returns = found[best_of(found)].returns
-    else:  # the mean is NaN: settings that lose an agent are bad
+        points = point_results(job.algorithm, rows, means, failed, job.seed)
+        returns = points[best_of(points)].returns
+    else:  # if an agent failed the mean is NaN, and the trial counts as refused
         returns, _ = final_returns(rows, job.agents or 1, means, failed)
     return float(np.mean(returns)), returns.tolist()
 
 
-def _run_of(trial: Any) -> str:
-    """A trial's folder: its number, or that of the trial it continues (the journal is untrusted input)."""
-    said = trial.user_attrs.get("run")
-    return said if isinstance(said, str) and re.fullmatch(r"\d{4,9}", said) else f"{trial.number:04d}"
+def _trial_folder(trial: Any) -> str:
+    """A trial's folder: its attribute `run` if valid (the journal is untrusted input), else its number."""
+    folder = trial.user_attrs.get("run")
+    return folder if isinstance(folder, str) and re.fullmatch(r"\d{4,9}", folder) else f"{trial.number:04d}"
 
 
 def is_whole(algorithm: Any, name: str) -> bool:
-    """Whether a hyperparameter is an integer."""
-    own = without_sweep(algorithm)
-    kind = typing.get_type_hints(type(own)).get(name)
-    return kind is int or int in typing.get_args(kind)
+    """Whether the annotation of a hyperparameter allows an integer."""
+    base = without_sweep(algorithm)
+    annotation = typing.get_type_hints(type(base)).get(name)
+    return annotation is int or int in typing.get_args(annotation)

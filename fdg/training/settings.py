@@ -1,7 +1,7 @@
-"""The schema of a job: each setting of a run, with its default, its help and its rules.
+"""The schema of a job: every setting of a run with its default, help and rules.
 
 These dataclasses define the flags of `fdg.train` and their help, the settings of `fdg.fit`, the values in
-`config.json` and their checks, and which settings a resumed run may change.
+`config.json` and their checks, and the settings that a resumed run may change (`free=True`).
 """
 
 import dataclasses
@@ -17,16 +17,16 @@ from fdg.settings.fields import setting
 
 MOST_DEVICES = 65_536
 MOST_AGENTS = 1_000_000
-MOST_EPISODES = 100_000  # of an evaluation, which plays them in parallel
+MOST_EPISODES = 100_000  # per evaluation, which plays all episodes in parallel
 AUTO = ("auto", "auto:measure")  # values of --policy that choose a policy
-AUTO_LAG = "auto"  # the value of --lag that chooses one
-_SEEDS = 2**32
-_NESTED = ("hyperparameters", "policy_fields")
+AUTO_LAG = "auto"  # the value of --lag that chooses a lag
+_NUM_SEEDS = 2**32  # seeds are below this number
+_NESTED = ("hyperparameters", "policy_fields")  # entries of `config.json` that are dictionaries
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Names:
-    """Names of the algorithm, the environment, the policy and the preset."""
+    """The algorithm, environment, policy and preset by name, and the age of actors' parameters."""
 
     algo: str = setting("ppo", "an algorithm, or path.to.module:Class for one of your own")
     env: str | None = setting(
@@ -101,7 +101,7 @@ class Settings:
         0,
         "seed of all random numbers",
         least=0,
-        most=_SEEDS - 1,
+        most=_NUM_SEEDS - 1,
         several="--num-seeds {n} trains {n} agents in one program, of seeds SEED, SEED+1, ...",
     )
     num_seeds: int | None = setting(
@@ -205,7 +205,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Settings of this machine, which are not part of a run."""
+    """Settings of this machine, which `config.json` does not store."""
 
     trust: bool = setting(
         False,
@@ -229,7 +229,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Processes:
-    """This process among several."""
+    """The settings of one process of a run with several processes."""
 
     coordinator_address: str | None = setting(
         None, "HOST:PORT at which process 0 can be reached (None: one process)", kept=False
@@ -241,7 +241,7 @@ class Processes:
     )
 
 
-# Groups by their titles in `--help`.
+# The groups of settings by their titles in `--help`.
 GROUPS: Mapping[str, type] = {
     "what to train, and where": Names,
     "the run": Settings,
@@ -252,17 +252,17 @@ GROUPS: Mapping[str, type] = {
 
 @functools.cache
 def kept_settings(*groups: type) -> Mapping[str, tuple[dataclasses.Field, Any]]:
-    """The settings of these groups at the top level of `config.json`: the field and annotation of each."""
-    found = {}
+    """The field and annotation of each setting of these groups that `config.json` stores, by name."""
+    settings = {}
     for group in groups:
-        kinds = typing.get_type_hints(group)
+        annotations = typing.get_type_hints(group)
         fields = (field for field in dataclasses.fields(group) if field.metadata.get("kept", True))
-        found.update({field.name: (field, kinds[field.name]) for field in fields})
-    return found
+        settings.update({field.name: (field, annotations[field.name]) for field in fields})
+    return settings
 
 
 def check_range(name: str, value: Any) -> None:
-    """Refuses a number that is out of a setting's range; None passes."""
+    """Refuses a number outside of a setting's range; accepts None and text."""
     field, _ = kept_settings(Names, Settings)[name]
     least, most = field.metadata.get("least"), field.metadata.get("most")
     if value is None or least is None or isinstance(value, str):
@@ -274,10 +274,10 @@ def check_range(name: str, value: Any) -> None:
 
 
 def check(settings: Mapping[str, Any]) -> None:
-    """Refuses invalid settings of a run, given by name."""
+    """Refuses invalid settings of a run, which are given by name."""
     seed, agents = settings.get("seed", 0), settings.get("num_seeds") or 1
-    if seed + min(agents, MOST_AGENTS) > _SEEDS:  # JAX would silently reduce it modulo 2**32
-        raise FdgError(f"--seed {seed}: seeds are below {_SEEDS}")
+    if seed + min(agents, MOST_AGENTS) > _NUM_SEEDS:  # JAX would silently reduce a seed modulo 2**32
+        raise FdgError(f"--seed {seed}: seeds are below {_NUM_SEEDS}")
     for name in kept_settings(Names, Settings):
         check_range(name, settings.get(name))
     if settings.get("stop_at") is not None and settings.get("eval_every") is None:
@@ -296,23 +296,23 @@ def check_divides(devices: int | None, processes: int) -> None:
         )
 
 
-def nearest_multiples(number: int, of: int) -> str:
-    """The multiples on both sides of a number, for a message: "4 or 8"; no 0."""
-    below, above = number // of * of, -(-number // of) * of
+def nearest_multiples(number: int, factor: int) -> str:
+    """The nearest positive multiples of `factor` below and above a number, for a message: "4 or 8"."""
+    below, above = number // factor * factor, -(-number // factor) * factor
     return f"{below} or {above}" if below else str(above)
 
 
 def read_settings(file: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Converts the settings at the top level of a configuration to Python values."""
-    found = {}
-    for name, (field, kind) in kept_settings(Names, Settings).items():
+    values = {}
+    for name, (field, annotation) in kept_settings(Names, Settings).items():
         if name in config:
             value, least, most = config[name], field.metadata.get("least", 0), field.metadata.get("most")
-            may_be_none = value is None and kind is not int
+            may_be_none = value is None and annotation is not int
             if most is not None and not may_be_none and not (type(value) is int and least <= value <= most):
-                raise _wrong(file, name, value, f"a whole number from {least} to {most}")
-            found[name] = read_value(file, name, value, kind)
-    return found
+                raise _value_error(file, name, value, f"a whole number from {least} to {most}")
+            values[name] = read_value(file, name, value, annotation)
+    return values
 
 
 def read_value(file: Path | None, name: str, value: Any, kind: Any) -> Any:
@@ -320,10 +320,10 @@ def read_value(file: Path | None, name: str, value: Any, kind: Any) -> Any:
     try:
         return from_json(kind, value)
     except ValueError as error:
-        raise _wrong(file, name, value, str(error)) from None
+        raise _value_error(file, name, value, str(error)) from None
 
 
-def _wrong(file: Path | None, name: str, value: Any, expected: str) -> FdgError:
+def _value_error(file: Path | None, name: str, value: Any, expected: str) -> FdgError:
     return FdgError(f"{file} has {name} = {value!r:.60}, which is not {expected}")
 
 
@@ -334,7 +334,7 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The values of `now` that differ from `before`: `{name: [before, now]}`."""
+    """The settings of `now` whose values differ from `before`: `{name: [before, now]}`."""
     old = flat(before)
     return {
         name: [to_json(old.get(name)), to_json(value)]
@@ -344,11 +344,11 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list
 
 
 def contradiction(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first setting of `now` that a resumed run must not change, with its values before and now, or None.
+    """The first changed setting that a resumed run must keep, as (name, before, now); None if there is none.
 
-    A resumed run computes the numbers of an uninterrupted one, under any policy.
+    A resumed run computes the same numbers as an uninterrupted one, under any policy.
     """
     free = {name for name, (field, _) in kept_settings(Names, Settings).items() if field.metadata.get("free")}
     free |= {"rebuilds", *before.get("policy_fields", ()), *now.get("policy_fields", ())}
-    different = changes(before, now).items()
-    return next(((name, *values) for name, values in different if name not in free), None)
+    changed = changes(before, now).items()
+    return next(((name, *values) for name, values in changed if name not in free), None)

@@ -1,4 +1,4 @@
-"""Hyperparameter values to try, as text and as values: the grid of a sweep, the space of a search.
+"""Hyperparameter values to try, as text and as Python values: the grid of a sweep, the space of a search.
 
 Grid:
 
@@ -8,9 +8,9 @@ Grid:
 
 Space:
 
-    hidden=64,64/128,128/256              choices of a tuple, separated by / or |
-    num_steps=64,128                      choices of any other value, separated by , or |
-    learning_rate=log:1e-4..1e-2          a range; for an integer, its integers
+    hidden=64,64/128,128/256              choices that are tuples, separated by / or |
+    num_steps=64,128                      other choices, separated by , or |
+    learning_rate=log:1e-4..1e-2          a range, of floats or of integers
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ import numpy as np
 
 from fdg.errors import FdgError, FdgWarning
 
-Grid = tuple[tuple[str, tuple[float, ...]], ...]  # names, and the values of each
+Grid = tuple[tuple[str, tuple[float, ...]], ...]  # pairs (name, values)
 
 _GRID_RANGE = re.compile(r"(log|lin):([^.\s][^\s]*?)\.\.([^\s]+?)x(\d{1,6})")
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 _BARE_RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?:x\d*)?")
-_LARGEST = float(np.finfo(np.float32).max)
-_MOST = 10_000  # values of one name, and points of a grid
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+_MAX_VALUES = 10_000  # maximum values per name, and maximum points of a grid
 
 
 def parse_grid(text: str) -> Grid:
@@ -42,7 +42,7 @@ def parse_grid(text: str) -> Grid:
     >>> [f"{value:g}" for value in parse_grid("learning_rate=log:1e-4..1e-2x3")[0][1]]
     ['0.0001', '0.001', '0.01']
     """
-    return make_grid(_pairs(text, "sweep", "NAME=VALUE,VALUE (learning_rate=1e-4,3e-4)"))
+    return make_grid(_split_words(text, "sweep", "NAME=VALUE,VALUE (learning_rate=1e-4,3e-4)"))
 
 
 def make_grid(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Grid:
@@ -52,14 +52,14 @@ def make_grid(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Grid:
     (('learning_rate', (0.001, 0.003)), ('discount', (0.5, 1.0)))
     """
     try:
-        pairs = [(name, given) for name, given in (values.items() if isinstance(values, Mapping) else values)]
+        pairs = [(name, value) for name, value in (values.items() if isinstance(values, Mapping) else values)]
     except (TypeError, ValueError):
         raise FdgError(f"sweep: {values!r:.80}: write {{'learning_rate': [1e-4, 3e-4]}}") from None
     names = [str(name).replace("-", "_") for name, _ in pairs]
     _check_names("sweep", names, "learning_rate=1e-4,3e-4,1e-3")
-    grid = tuple((name, _values(name, given)) for name, (_, given) in zip(names, pairs, strict=True))
-    if math.prod(len(values) for _, values in grid) > _MOST:
-        raise FdgError(f"sweep: more than {_MOST:,} points: give fewer values")
+    grid = tuple((name, _parse_values(name, value)) for name, (_, value) in zip(names, pairs, strict=True))
+    if math.prod(len(values) for _, values in grid) > _MAX_VALUES:
+        raise FdgError(f"sweep: more than {_MAX_VALUES:,} points: give fewer values")
     return grid
 
 
@@ -68,7 +68,7 @@ def use_search_instead(*names: str) -> str:
     choices = ", ".join(f"{name!r}: [...]" for name in names)
     options = " ".join(f"{name}=..." for name in names)
     return (
-        f"try its values in programs of their own: fdg.search(algorithm, {{{choices}}})"
+        f"try its values in separate programs: fdg.search(algorithm, {{{choices}}})"
         f" (--optuna TRIALS --search {options})"
     )
 
@@ -94,7 +94,7 @@ def points_of(grid: Grid) -> list[dict[str, float]]:
     ]
 
 
-def spelled(point: Mapping[str, float]) -> str:
+def point_text(point: Mapping[str, float]) -> str:
     """A point as text.
 
     >>> spelled({"learning_rate": 0.001, "discount": 0.99})
@@ -103,72 +103,72 @@ def spelled(point: Mapping[str, float]) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in point.items())
 
 
-def _pairs(text: str, of: str, right: str) -> list[tuple[str, str]]:
-    """Splits a text into words `NAME=VALUES`."""
+def _split_words(text: str, command: str, example: str) -> list[tuple[str, str]]:
+    """Splits a text into words `NAME=VALUES`: pairs (name, values)."""
     pairs = []
     for word in text.split():
         name, equals, values = word.partition("=")
         if not (name and equals):
-            raise FdgError(f"{of}: '{word:.60}' names no values: write {right}")
+            raise FdgError(f"{command}: '{word:.60}' names no values: write {example}")
         pairs.append((name, values))
     return pairs
 
 
-def _check_names(of: str, names: Sequence[str], example: str) -> None:
-    """Checks that there are names, and none twice."""
+def _check_names(command: str, names: Sequence[str], example: str) -> None:
+    """Checks that names are not empty and not repeated."""
     if not names:
-        raise FdgError(f"{of}: nothing to try: give values, such as {example}")
-    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
-    if twice is not None:
-        raise FdgError(f"{of}: {twice} is there twice: give all of its values at once")
+        raise FdgError(f"{command}: nothing to try: give values, such as {example}")
+    duplicate = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if duplicate is not None:
+        raise FdgError(f"{command}: {duplicate} is given twice: give all of its values at once")
 
 
-def _check_ends(what: str, low: float, high: float, log: bool, count: str = "") -> None:
-    """Checks the ends of a range."""
+def _check_ends(label: str, low: float, high: float, log: bool, count: str = "") -> None:
+    """Checks that the ends of a range ascend, and are positive if it is logarithmic."""
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise FdgError(f"{what}: a range goes from the lower number to the higher one{count}")
+        raise FdgError(f"{label}: a range goes from the lower number to the higher one{count}")
     if log and low <= 0:
-        raise FdgError(f"{what}: a range in equal factors begins above zero: use lin:")
+        raise FdgError(f"{label}: a range in equal factors begins above zero: use lin:")
 
 
-def _values(name: str, given: Any) -> tuple[float, ...]:
-    if isinstance(given, str):
-        found = (
-            _grid_range(name, given) if ":" in given else [_float(name, word) for word in given.split(",")]
-        )
-    elif isinstance(given, bool) or not isinstance(given, Iterable | int | float | np.number):
-        raise FdgError(f"sweep: {name}={given!r:.60}: give numbers, or a range such as 'log:1e-4..1e-2x8'")
+def _parse_values(name: str, argument: Any) -> tuple[float, ...]:
+    if isinstance(argument, str):
+        words = argument.split(",")
+        is_range = ":" in argument
+        values = _parse_grid_range(name, argument) if is_range else [_parse_float(name, w) for w in words]
+    elif isinstance(argument, bool) or not isinstance(argument, Iterable | int | float | np.number):
+        raise FdgError(f"sweep: {name}={argument!r:.60}: give numbers, or a range such as 'log:1e-4..1e-2x8'")
     else:
-        items = list(given) if isinstance(given, Iterable) else [given]
-        found = [_float(name, item) for item in items]
-    if not found:
+        items = list(argument) if isinstance(argument, Iterable) else [argument]
+        values = [_parse_float(name, item) for item in items]
+    if not values:
         raise FdgError(f"sweep: {name} has no values: give at least one")
-    single = [float(np.float32(value)) for value in found]
-    twice = next((value for i, value in enumerate(found) if single[i] in single[:i]), None)
-    if twice is not None:
-        raise FdgError(f"sweep: {name} has {twice!r} twice (as float32): give each value once")
-    return tuple(found)
+    rounded = [float(np.float32(value)) for value in values]
+    duplicate = next((value for i, value in enumerate(values) if rounded[i] in rounded[:i]), None)
+    if duplicate is not None:
+        raise FdgError(f"sweep: {name} has {duplicate!r} twice (as float32): give each value once")
+    return tuple(values)
 
 
-def _float(name: str, item: Any) -> float:
+def _parse_float(name: str, item: Any) -> float:
     try:
         value = math.nan if isinstance(item, bool) else float(item)
     except (TypeError, ValueError):
         value = math.nan
-    if math.isnan(value) or _LARGEST < abs(value) < math.inf:
+    if math.isnan(value) or _MAX_FLOAT32 < abs(value) < math.inf:
         if match := _BARE_RANGE.fullmatch(str(item).strip()):
             low, high = match.groups()
             kind = "log" if float(low) > 0 < float(high) else "lin"
             raise FdgError(f"sweep: {name}: {item!r:.60} is a range: write {name}={kind}:{low}..{high}x8")
-        words = f": {use_search_instead(name)}"
+        fix = f": {use_search_instead(name)}"
         raise FdgError(
-            f"sweep: {name}: {item!r:.60} is not a number that float32 has"
-            f"{words if str(item).isalnum() and math.isnan(value) else ''}"
+            f"sweep: {name}: {item!r:.60} is not a number that float32 can represent"
+            f"{fix if str(item).isalnum() and math.isnan(value) else ''}"
         )
     return value
 
 
-def _grid_range(name: str, text: str) -> list[float]:
+def _parse_grid_range(name: str, text: str) -> list[float]:
     match = _GRID_RANGE.fullmatch(text.strip())
     if match is None:
         raise FdgError(
@@ -176,8 +176,8 @@ def _grid_range(name: str, text: str) -> list[float]:
             f" such as log:1e-4..1e-2x8"
         )
     kind, count = match[1], int(match[4])
-    low, high = _float(name, match[2]), _float(name, match[3])
-    high = high if 2 <= count <= _MOST else math.nan
+    low, high = _parse_float(name, match[2]), _parse_float(name, match[3])
+    high = high if 2 <= count <= _MAX_VALUES else math.nan
     _check_ends(f"sweep: {name}={text}", low, high, kind == "log", ", in 2 values or more")
     space = np.geomspace if kind == "log" else np.linspace
     return [float(f"{value:.8g}") for value in space(low, high, count)]
@@ -194,7 +194,7 @@ class Range:
     low: float
     high: float
     log: bool
-    whole: bool = False  # integers
+    whole: bool = False  # whether it has only integers
 
     def __post_init__(self):
         _check_ends(f"search: {self}", self.low, self.high, self.log)
@@ -202,14 +202,14 @@ class Range:
             raise FdgError(f"search: {self}: {self.name} is an integer: give whole numbers")
 
     def suggested(self, trial: Any) -> Any:
-        """A value suggested by Optuna."""
+        """The value that Optuna suggests for a trial."""
         if self.whole:
             return trial.suggest_int(self.name, int(self.low), int(self.high), log=self.log)
         return trial.suggest_float(self.name, self.low, self.high, log=self.log)
 
     @property
     def count(self) -> float:
-        """How many values it has."""
+        """The number of values; infinite for floats."""
         return self.high - self.low + 1 if self.whole else math.inf
 
     def __str__(self) -> str:
@@ -233,7 +233,7 @@ class Choices:
 
     @property
     def count(self) -> float:
-        """How many values it has."""
+        """The number of values."""
         return len(self.values)
 
     @property
@@ -242,7 +242,7 @@ class Choices:
         return [value_text(value) for value in self.values]
 
     def suggested(self, trial: Any) -> Any:
-        """A value suggested by Optuna, which stores its label."""
+        """The value that Optuna suggests for a trial; Optuna stores its label."""
         return self.values[self.labels.index(trial.suggest_categorical(self.name, self.labels))]
 
     def __str__(self) -> str:
@@ -260,19 +260,19 @@ def space_text(space: Space) -> str:
 def parse_space(text: str, read: Callable[[str], tuple[Callable[[str], Any], bool, bool]]) -> Space:
     """Parses a search space.
 
-    `read` maps a name to a function that parses one value (its ValueError says what was expected), whether it
-    is a tuple, and whether it is an integer.
+    `read` maps a name to three values: a function that parses one value (its ValueError names the expected
+    type), whether values are tuples, and whether they are integers.
     """
-    found: list[Range | Choices] = []
-    for raw_name, values in _pairs(text, "search", "NAME=VALUES (hidden=64,64/128,128)"):
+    parameters: list[Range | Choices] = []
+    for raw_name, values in _split_words(text, "search", "NAME=VALUES (hidden=64,64/128,128)"):
         name = raw_name.replace("-", "_")
-        value_of, is_tuple, whole = read(name)
+        value_of, is_tuple, is_integer = read(name)
         if match := _RANGE.fullmatch(values):
-            found.append(_range(name, match, value_of, whole))
+            parameters.append(_parse_range(name, match, value_of, is_integer))
             continue
         parts = re.split(r"[|/]", values) if is_tuple else values.split("|" if "|" in values else ",")
         try:
-            found.append(Choices(name, tuple(value_of(part) for part in parts)))
+            parameters.append(Choices(name, tuple(value_of(part) for part in parts)))
         except ValueError as error:
             if isinstance(error, FdgError):
                 raise
@@ -280,53 +280,53 @@ def parse_space(text: str, read: Callable[[str], tuple[Callable[[str], Any], boo
             raise FdgError(
                 f"search: {name}={values:.60}: one of its values is not {error}: write {name}={example}"
             ) from None
-    return named_once(found)
+    return check_space(parameters)
 
 
-def make_space(values: Mapping[str, Any], whole: Callable[[str], bool]) -> Space:
+def make_space(values: Mapping[str, Any], is_integer: Callable[[str], bool]) -> Space:
     """Makes a space from values by name: a sequence of choices, or a range as text.
 
     >>> print(space_text(make_space({"hidden": [(64, 64), (128,)], "size": "lin:1..8"}, "size".__eq__)))
     hidden=64,64|128 size=lin:1..8
     """
-    found: list[Range | Choices] = []
-    for name, given in values.items():
-        if isinstance(given, str):
-            match = _RANGE.fullmatch(given)
+    parameters: list[Range | Choices] = []
+    for name, choices in values.items():
+        if isinstance(choices, str):
+            match = _RANGE.fullmatch(choices)
             if match is None:
                 raise FdgError(
-                    f"search: {name}={given!r:.60}: give a list of choices, or a range, 'log:1e-4..1e-2'"
+                    f"search: {name}={choices!r:.60}: give a list of choices, or a range, 'log:1e-4..1e-2'"
                 )
-            found.append(_range(name, match, float, whole(name)))
-        elif isinstance(given, Sequence | set | frozenset | range):
-            found.append(Choices(name, tuple(given)))
+            parameters.append(_parse_range(name, match, float, is_integer(name)))
+        elif isinstance(choices, Sequence | set | frozenset | range):
+            parameters.append(Choices(name, tuple(choices)))
         else:
-            raise FdgError(f"search: {name}={given!r:.60}: give a list of choices")
-    return named_once(found)
+            raise FdgError(f"search: {name}={choices!r:.60}: give a list of choices")
+    return check_space(parameters)
 
 
-def named_once(space: Sequence[Range | Choices]) -> Space:
-    """Checks that a space is not empty and has no name twice."""
-    _check_names("search", [one.name for one in space], "hidden=64,64|128,128")
+def check_space(space: Sequence[Range | Choices]) -> Space:
+    """The space as a tuple, after a check that it is not empty and has no name twice."""
+    _check_names("search", [parameter.name for parameter in space], "hidden=64,64|128,128")
     return tuple(space)
 
 
 def check_choices(space: Space, trials: int) -> None:
-    """Warns about a name with a single tuple as its only choice: several numbers may have been meant."""
-    for one in space:
-        if isinstance(one, Choices) and len(one.values) == 1:
-            alone, is_tuple = len(space) == 1 and trials > 1, isinstance(one.values[0], tuple)
+    """Warns about a name with a tuple as its only choice; `FdgError` if the space has no other choice."""
+    for parameter in space:
+        if isinstance(parameter, Choices) and len(parameter.values) == 1:
+            is_only, is_tuple = len(space) == 1 and trials > 1, isinstance(parameter.values[0], tuple)
             fix = "write / between tuples, hidden=64,64/128" if is_tuple else "give several"
-            flag = f"--{one.name.replace('_', '-')}"
-            said = f"search: {one} is one choice: {fix}, or leave it to the algorithm ({flag})"
-            if alone:
-                raise FdgError(said)
+            flag = f"--{parameter.name.replace('_', '-')}"
+            message = f"search: {parameter} is one choice: {fix}, or leave it to the algorithm ({flag})"
+            if is_only:
+                raise FdgError(message)
             if is_tuple:
-                warnings.warn(said, FdgWarning, stacklevel=3)
+                warnings.warn(message, FdgWarning, stacklevel=3)
 
 
 def value_text(value: Any) -> str:
-    """A value as on the command line.
+    """A value as text for the command line.
 
     >>> value_text((64, 64)), value_text(None), value_text(True), value_text(0.5)
     ('64,64', 'none', 'true', '0.5')
@@ -341,12 +341,12 @@ def flags_text(values: Mapping[str, Any]) -> str:
     return " ".join(f"--{name.replace('_', '-')} {value_text(value)}" for name, value in values.items())
 
 
-def _range(name: str, match: re.Match, value_of: Callable[[str], Any], whole: bool) -> Range:
+def _parse_range(name: str, match: re.Match, value_of: Callable[[str], Any], is_integer: bool) -> Range:
     try:
         ends = value_of(match[2]), value_of(match[3])
         if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends):
-            raise ValueError(f"{ends} are no numbers")
+            raise ValueError(f"{ends} are not numbers")
         low, high = map(float, ends)
     except (TypeError, ValueError, OverflowError):
         raise FdgError(f"search: {name}={match[0]}: a range goes from one number to another") from None
-    return Range(name, low, high, match[1] == "log", whole)
+    return Range(name, low, high, match[1] == "log", is_integer)

@@ -1,4 +1,4 @@
-"""Starting a run: its directory, its programs and initial state, and weights of an earlier run (`--from`)."""
+"""Starts a run: opens its directory, compiles and initialises, loads weights of an earlier run (`--from`)."""
 
 import dataclasses
 import datetime
@@ -30,13 +30,13 @@ from fdg.training.run import Run
 from fdg.training.run_directory import RunDirectory, Unwritten, read_config
 from fdg.training.settings import changes, flat
 from fdg.training.summary import versions
-from fdg.training.sweep import Sweep, SweptState, changed, without_sweep
+from fdg.training.sweep import Sweep, SweptState, replace_fields, without_sweep
 
-_SESSION = ("command", "versions", "git_commit")  # recorded at each start and resume
+_SESSION_ENTRIES = ("command", "versions", "git_commit")  # entries of `config.json` per start or resume
 
 
 def open_run(job: Job) -> RunDirectory:
-    """Creates or reopens the run directory; in all processes but 0, one that writes nothing."""
+    """Creates or reopens the run directory; in processes other than 0, returns one that writes nothing."""
     if not distributed.is_first():
         return Unwritten(job.out or Path())
     session = {**job.record, "versions": versions(), "git_commit": git_commit()}
@@ -46,25 +46,25 @@ def open_run(job: Job) -> RunDirectory:
     else:
         run = RunDirectory.reopen(path)
         checkpoints = Checkpoints(run.checkpoints)
-        own = list(filter(checkpoints.is_own, checkpoints.iterations()))
+        saved = list(filter(checkpoints.is_own, checkpoints.iterations()))
         try:
-            if not own:
-                checkpoints.latest()  # raises if all checkpoints were lost, before anything is written
+            if not saved:
+                checkpoints.latest()  # raises if all checkpoints were removed, before anything is written
         except FdgError:
             run.close()
             raise
-        done = max(own, default=0)
-        if done > job.num_iterations:
+        completed = max(saved, default=0)
+        if completed > job.num_iterations:
             run.close()
             raise FdgError(
-                f"{path} has already run {done:,} iterations, but --total-steps asks for"
+                f"{path} has already run {completed:,} iterations, but --total-steps asks for"
                 f" {job.num_iterations:,}: give a larger --total-steps"
             )
-        before = read_config(path)
-        changed = changes(before, job.config)
-        noted = {name: session[name] for name in _SESSION if name in session}
-        at = {"at": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}", "changes": changed, **noted}
-        run.write_config({**before, **job.config, "resumes": [*before.get("resumes", ()), at]})
+        stored = read_config(path)
+        setting_changes = changes(stored, job.config)
+        recorded = {name: session[name] for name in _SESSION_ENTRIES if name in session}
+        entry = {"at": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}", "changes": setting_changes, **recorded}
+        run.write_config({**stored, **job.config, "resumes": [*stored.get("resumes", ()), entry]})
     ctrl_c.set_resume_hint(f"go on with --resume {path}")
     return run
 
@@ -72,7 +72,7 @@ def open_run(job: Job) -> RunDirectory:
 def git_commit() -> str | None:
     """The git commit of the current folder, with `-dirty` if files have changed; None without one."""
     try:
-        said = subprocess.run(
+        result = subprocess.run(
             # `core.fsmonitor` of an untrusted repository could start a program.
             "git -c core.fsmonitor=false describe --always --dirty --abbrev=40 --exclude=*".split(),
             capture_output=True,
@@ -81,12 +81,12 @@ def git_commit() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.stdout.strip() or None if said.returncode == 0 else None
+    return result.stdout.strip() or None if result.returncode == 0 else None
 
 
 def free_directory(env: str | None, algo: str, seed: Any) -> Path:
-    """A new path `runs/ENV-ALGO-SEED-TIME`; parts that are None or empty are left out."""
-    env = None if env is None else re.sub(r"[^?&=]*/", "", env)  # of a file path, only the name
+    """A new path `runs/ENV-ALGO-SEED-TIME`, without parts that are None or empty."""
+    env = None if env is None else re.sub(r"[^?&=]*/", "", env)  # keeps only the name of a file path
     parts = [str(part) for part in (env, algo.rpartition(":")[2], seed) if part not in (None, "")]
     name = "-".join(re.sub(r"[^\w.-]+", "_", part) for part in parts)
     path = Path("runs", f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
@@ -95,25 +95,25 @@ def free_directory(env: str | None, algo: str, seed: Any) -> Path:
 
 
 def run_title(job: Job) -> str:
-    """The title of a run's plots: algorithm and environment, policy and seeds."""
-    what = " on ".join(filter(None, (job.described["algo"].rpartition(":")[2], job.described["env"])))
+    """The title of a run's plots: algorithm, environment, policy and seeds."""
+    subject = " on ".join(filter(None, (job.described["algo"].rpartition(":")[2], job.described["env"])))
     seeds = f"seed {job.seed}"
     if isinstance(job.algorithm, Sweep):
         names = ", ".join(name for name, _ in job.algorithm.grid)
         seeds = f"sweep of {names}, {job.agents} agents"
     elif job.agents is not None and job.agents > 1:
         seeds = f"seeds {job.seed} to {job.seed + job.agents - 1}"
-    return f"{what}\n{job.policy}, {seeds}"
+    return f"{subject}\n{job.policy}, {seeds}"
 
 
-_OF_THE_SWEEP = "sweep"  # prefix of the names of a sweep's own leaves
+_SWEEP_PREFIX = "sweep"  # prefix for names of leaves that a sweep adds to the algorithm's state
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Weights of an earlier run that initialise a new one."""
+    """Weights of an earlier run that initialise a new run."""
 
-    arrays: dict[int, np.ndarray]  # arrays on the host, by the position of the leaf in the algorithm's state
+    arrays: dict[int, np.ndarray]  # arrays on the host, by the index of the leaf in the algorithm's state
     message: str  # a line to print: where they come from
 
 
@@ -121,7 +121,7 @@ def compile_and_init(engine: fdg.Engine, seed: int) -> Any:
     """Returns the engine's initial state; compiles the training programs at the same time."""
     with ThreadPoolExecutor(1) as pool:
         compiling = pool.submit(engine.compile)
-        state = engine.init(seed)  # compiles another program, which takes nearly as long
+        state = engine.init(seed)  # compiles a separate program, which takes nearly as long
     compiling.result()
     return state
 
@@ -129,158 +129,160 @@ def compile_and_init(engine: fdg.Engine, seed: int) -> Any:
 def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     """Reads the weights of the run `job.start_from`; returns None if `start_from` is None.
 
-    Copied are floating-point leaves without a batch axis that are not in an optax state: parameters, target
-    networks, normaliser statistics. Random keys, counters, environments and replay buffers start fresh. From
-    a sweep, the best point's agents are taken; if the new run has as many agents as the sweep, agent i
-    starts from agent i.
+    It copies floating-point leaves that have no batch axis and are not in an optax state: parameters, target
+    networks, normaliser statistics. Random keys, counters, environments and replay buffers start fresh. A
+    sweep gives the agents of its best point; if the new run has as many agents as the sweep, agent i starts
+    from agent i.
     """
     if job.start_from is None:
         return None
-    named = flat(job.config)  # by the caller, for the new run
-    earlier = load_with_names(job.start_from, named, trust=job.trust)
+    names = flat(job.config)  # values that the caller gave for the new run
+    earlier = load_with_names(job.start_from, names, trust=job.trust)
     if isinstance(earlier.algorithm, Sweep) and earlier.agents != job.agents:
         earlier = earlier.best
-    ours, before = without_sweep(job.algorithm), without_sweep(earlier.algorithm)
-    if why := getattr(ours, "why_not_from", lambda before: None)(before):
-        raise FdgError(f"--from {job.start_from}: {why}")
-    theirs = {n: x for n, x in _by_name(earlier.state).items() if not n.startswith(_OF_THE_SWEEP)}
-    leaves = zip(_by_name(graph.state).items(), graph.state_axes, _is_learned(graph.state), strict=True)
-    source = _sources(job.algorithm, theirs)
+    new, earlier_algorithm = without_sweep(job.algorithm), without_sweep(earlier.algorithm)
+    if reason := getattr(new, "why_not_from", lambda earlier_algorithm: None)(earlier_algorithm):
+        raise FdgError(f"--from {job.start_from}: {reason}")
+    old = {n: x for n, x in _leaves_by_name(earlier.state).items() if not n.startswith(_SWEEP_PREFIX)}
+    named_leaves = _leaves_by_name(graph.state).items()
+    leaves = zip(named_leaves, graph.state_axes, _is_learned(graph.state), strict=True)
+    source = _make_source_lookup(job.algorithm, old)
     arrays = {
-        i: _fitted(job, earlier, name, theirs[source(name)], leaf)
+        i: _match_agents(job, earlier, name, old[source(name)], leaf)
         for i, ((name, leaf), axis, is_learned) in enumerate(leaves)
-        if axis is None and is_learned and jnp.issubdtype(leaf.dtype, jnp.inexact) and source(name) in theirs
+        if axis is None and is_learned and jnp.issubdtype(leaf.dtype, jnp.inexact) and source(name) in old
     }
     if not arrays:
         raise FdgError(
-            f"--from {job.start_from}: no learned array of it matches the state of {graph.name}: it is a run"
-            f" of {type(earlier.algorithm).__name__}; give one of {graph.name}, or leave out --algo"
+            f"--from {job.start_from}: none of its learned arrays matches the state of {graph.name}: it is a"
+            f" run of {type(earlier.algorithm).__name__}; give one of {graph.name}, or leave out --algo"
         )
-    said = f"begins with {len(arrays)} arrays of weights from {job.start_from}"
-    return Weights(jax.device_get(arrays), f"{said}, iteration {earlier.iteration:,}")
+    text = f"begins with {len(arrays)} arrays of weights from {job.start_from}"
+    return Weights(jax.device_get(arrays), f"{text}, iteration {earlier.iteration:,}")
 
 
-def as_it_begins(algorithm: Any, path: str | Path, named: Mapping[str, Any], trust: bool = False) -> Any:
-    """An algorithm with what it takes over from the run in `path`, by its method `taken_from`.
+def take_over_fields(algorithm: Any, path: str | Path, named: Mapping[str, Any], trust: bool = False) -> Any:
+    """An algorithm after its method `taken_from` has copied fields from the run in `path`.
 
-    So a language model's task gets the characters that the earlier run has tokens for. `named` and `trust`:
-    see `load_with_names`.
+    For example, a language model's task gets the characters for which the earlier run has tokens. `named` and
+    `trust`: see `load_with_names`.
     """
     taken_from = getattr(without_sweep(algorithm), "taken_from", None)
     if taken_from is None:
         return algorithm
     resolver = NameResolver(Path(path) / "config.json", named, trust)
     fields = taken_from(rebuild(read_config(Path(path), prefix=""), resolver, str(path))[0])
-    return changed(algorithm, fields) if fields else algorithm
+    return replace_fields(algorithm, fields) if fields else algorithm
 
 
 def load_weights_into(weights: Weights, engine: fdg.Engine, state: Any) -> Any:
     """Replaces leaves of the engine's initial state by the weights."""
     leaves, structure = jax.tree.flatten(state)
-    own = range(len(jax.tree.leaves(engine.algorithm_state(state))))
+    newest = range(len(jax.tree.leaves(engine.algorithm_state(state))))
     delayed = engine.plan.delayed
-    # The older versions that stale actors read get these weights too.
+    # Older versions of leaves, which stale actors read, get these weights too.
     older = () if delayed is None else delayed.leaves * delayed.staleness
-    for position, i in enumerate((*own, *older)):
+    for position, i in enumerate((*newest, *older)):
         if i in weights.arrays:
             leaves[position] = put(weights.arrays[i], jax.tree.leaves(engine.state_shape)[position])
     return jax.tree.unflatten(structure, leaves)
 
 
-def _by_name(state: Any) -> dict[str, Any]:
-    """Leaves by their path in the algorithm's state; a sweep's own leaves get the prefix `_OF_THE_SWEEP`."""
-    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+def _leaves_by_name(state: Any) -> dict[str, Any]:
+    """Leaves by path in the algorithm's state; leaves that a sweep adds get the prefix `_SWEEP_PREFIX`."""
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
     if not isinstance(state, SweptState):
-        return named
-    own = ".state"
+        return leaves
+    prefix = ".state"
     return {
-        name.removeprefix(own) if name.startswith(own) else f"{_OF_THE_SWEEP}{name}": leaf
-        for name, leaf in named.items()
+        name.removeprefix(prefix) if name.startswith(prefix) else f"{_SWEEP_PREFIX}{name}": leaf
+        for name, leaf in leaves.items()
     }
 
 
-def _sources(algorithm: Any, theirs: Mapping[str, Any]) -> Callable[[str], str]:
-    """Maps the name of a leaf to the name of the earlier run's leaf that initialises it; "" if there is none.
+def _make_source_lookup(algorithm: Any, old_leaves: Mapping[str, Any]) -> Callable[[str], str]:
+    """Returns a map from a leaf's name to the name of the earlier run's leaf that initialises it, or "".
 
-    The names are equal, unless the algorithm's `begins_as` has a prefix of the name: it lists the prefixes to
-    look for instead.
+    Both names are equal, unless the algorithm's `begins_as` has a prefix of the name: then the first of its
+    listed replacement prefixes with which the earlier run has a leaf.
     """
     begins_as: Mapping[str, Sequence[str]] = getattr(algorithm, "begins_as", {})
 
     def source(name: str) -> str:
-        for beginning, others in begins_as.items():
-            if name.startswith(beginning):
-                found = [other + name.removeprefix(beginning) for other in others]
-                return next((other for other in found if other in theirs), "")
+        for prefix, replacements in begins_as.items():
+            if name.startswith(prefix):
+                candidates = [replacement + name.removeprefix(prefix) for replacement in replacements]
+                return next((candidate for candidate in candidates if candidate in old_leaves), "")
         return name
 
     return source
 
 
-def _fitted(job: Job, earlier: Run, name: str, there: jax.Array, here: jax.ShapeDtypeStruct) -> jax.Array:
-    """An array of the earlier run, with the new run's axis of agents."""
-    of_one = there if earlier.agents is None else there[0]
-    if of_one.shape != here.shape or of_one.dtype != here.dtype:
-        if why := _other_spaces(job.algorithm, earlier.algorithm):
-            raise FdgError(f"--from {job.start_from}: it is of {why}")
+def _match_agents(job: Job, earlier: Run, name: str, old: jax.Array, new: jax.ShapeDtypeStruct) -> jax.Array:
+    """An array of the earlier run, after a check of its shape, with the new run's axis of agents."""
+    of_agent = old if earlier.agents is None else old[0]
+    if of_agent.shape != new.shape or of_agent.dtype != new.dtype:
+        if reason := _describe_unequal_spaces(job.algorithm, earlier.algorithm):
+            raise FdgError(f"--from {job.start_from}: it is of {reason}")
         raise FdgError(
-            f"--from {job.start_from}: state{name} is {of_one.dtype}{list(of_one.shape)} in that run and"
-            f" {here.dtype}{list(here.shape)} here: {_other_network(job.algorithm, earlier.algorithm)}"
+            f"--from {job.start_from}: state{name} is {of_agent.dtype}{list(of_agent.shape)} in that run and"
+            f" {new.dtype}{list(new.shape)} here: {_network_fix(job.algorithm, earlier.algorithm)}"
         )
     if job.agents is None or earlier.agents == job.agents:
-        return of_one if job.agents is None else there
-    return jnp.broadcast_to(of_one, (job.agents, *of_one.shape))
+        return of_agent if job.agents is None else old
+    return jnp.broadcast_to(of_agent, (job.agents, *of_agent.shape))
 
 
-def _other_spaces(ours: Any, before: Any) -> str:
+def _describe_unequal_spaces(new: Any, old: Any) -> str:
     """A message if the environments' spaces have different shapes; else ""."""
 
     def shape(space: Any) -> str:
-        of_box = getattr(space, "shape", None)
-        return str(list(of_box)) if of_box else str(getattr(space, "n", None) or space)
+        box_shape = getattr(space, "shape", None)
+        return str(list(box_shape)) if box_shape else str(getattr(space, "n", None) or space)
 
     def spaces(env: Any) -> str:
-        observations, actions = (getattr(env, f"{of}_space", None) for of in ("observation", "action"))
-        counted = hasattr(actions, "n") and not getattr(actions, "shape", None)
+        observations, actions = (getattr(env, f"{kind}_space", None) for kind in ("observation", "action"))
+        is_discrete = hasattr(actions, "n") and not getattr(actions, "shape", None)
         return f"observations {shape(observations)} and " + (
-            f"{shape(actions)} actions" if counted else f"actions {shape(actions)}"
+            f"{shape(actions)} actions" if is_discrete else f"actions {shape(actions)}"
         )
 
-    here, there = (getattr(without_sweep(one), "env", None) for one in (ours, before))
-    if here is None or there is None or spaces(here) == spaces(there):
+    new_env, old_env = (getattr(without_sweep(x), "env", None) for x in (new, old))
+    if new_env is None or old_env is None or spaces(new_env) == spaces(old_env):
         return ""
     return (
-        f"{there.name}, {spaces(there):.200}; {here.name} has {spaces(here):.200}: take an environment with"
-        " the same spaces, or leave --from out"
+        f"{old_env.name}, {spaces(old_env):.200}; {new_env.name} has {spaces(new_env):.200}: take an"
+        " environment with the same spaces, or leave --from out"
     )
 
 
-def _other_network(ours: Any, before: Any) -> str:
-    """The fix for a network with other shapes than in the earlier run: the flags that differ."""
-    here, there = without_sweep(ours), without_sweep(before)
-    shared = [name for name in sorted(OF_NETWORK) if hasattr(here, name) and hasattr(there, name)]
-    both = ((name, getattr(here, name), getattr(there, name)) for name in shared)
+def _network_fix(new: Any, old: Any) -> str:
+    """The fix if the network has other shapes than in the earlier run: the flags that differ."""
+    current, earlier = without_sweep(new), without_sweep(old)
+    shared = [name for name in sorted(OF_NETWORK) if hasattr(current, name) and hasattr(earlier, name)]
+    values = ((name, getattr(current, name), getattr(earlier, name)) for name in shared)
     flags = [
-        f"--{name.replace('_', '-')} {shown(then):.200} (here {shown(now):.200})"
-        for name, now, then in both
-        if now != then
+        f"--{name.replace('_', '-')} {shown(old_value):.200} (here {shown(new_value):.200})"
+        for name, new_value, old_value in values
+        if new_value != old_value
     ]
     if flags:
         return f"give the network as it was: {', '.join(flags)}"
-    if type(here) is not type(there):
-        return f"it is a run of {type(there).__name__}; give one of {type(here).__name__}, or another --algo"
+    if type(current) is not type(earlier):
+        new_name = type(current).__name__
+        return f"it is a run of {type(earlier).__name__}; give one of {new_name}, or another --algo"
     return "keep the network as it was"
 
 
 def _is_learned(state: Any) -> list[bool]:
-    """For each leaf, whether it is outside of optax's states."""
+    """Whether each leaf is outside of optax's states."""
 
     def is_optimizer(node: Any) -> bool:
         return type(node).__module__.partition(".")[0] == "optax"
 
-    marked = jax.tree.map(
+    is_outside = jax.tree.map(
         lambda node: jax.tree.map(lambda _: False, node) if is_optimizer(node) else True,
         state,
         is_leaf=is_optimizer,
     )
-    return jax.tree.leaves(marked)
+    return jax.tree.leaves(is_outside)

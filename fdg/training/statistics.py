@@ -1,6 +1,6 @@
 """Statistics of a few runs: bootstrap intervals and the interquartile mean.
 
-Both are as in Agarwal et al. 2021 ("Deep Reinforcement Learning at the Edge of the Statistical Precipice",
+Source: Agarwal et al. 2021 ("Deep Reinforcement Learning at the Edge of the Statistical Precipice",
 arXiv 2108.13264, sections 4.1 and 4.3) and their library `rliable`.
 """
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-RESAMPLES = 2_000
-_EDGE = 100 * (1 - 0.95) / 2  # percent below, and above, a 95% interval
+RESAMPLES = 2_000  # bootstrap resamples
+_LOW_PERCENTILE = 100 * (1 - 0.95) / 2  # percentile at which a 95% interval begins
 
 
 def finite_mean(values: np.ndarray, axis: int) -> np.ndarray:
-    """The mean of the finite elements along an axis; NaN without any."""
-    known = np.isfinite(values)
-    total = np.where(known, values, 0.0).sum(axis)
-    return np.where(known.any(axis), total / np.maximum(known.sum(axis), 1), np.nan)
+    """The mean of the finite elements along an axis; NaN if there are none."""
+    is_finite = np.isfinite(values)
+    total = np.where(is_finite, values, 0.0).sum(axis)
+    return np.where(is_finite.any(axis), total / np.maximum(is_finite.sum(axis), 1), np.nan)
 
 
 def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -26,7 +26,7 @@ def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
     >>> float(interquartile_mean(np.array([0.0, 1.0, 2.0, 100.0])))
     1.5
     """
-    from scipy.stats import trim_mean  # here, because the import takes half a second
+    from scipy.stats import trim_mean  # imported here, since the import takes 0.5 s
 
     return trim_mean(values, 0.25, axis=axis)
 
@@ -48,13 +48,13 @@ def format_numbers(*values: float) -> list[str]:
 
 
 def with_interval(value: float, ends: Sequence[float] | None, form: str = " [{}, {}]") -> str:
-    """A number, followed by the ends of its interval in this form, if there is one.
+    """A number as text, followed by the ends of its interval in the form `form` if it has an interval.
 
     >>> with_interval(0.5, (0.25, 1.0)), with_interval(12.0, None)
     ('0.50 [0.25, 1.00]', '12.0')
     """
-    number, *shown = format_numbers(value, *(ends or ()))
-    return number + (form.format(*shown) if shown else "")
+    number, *end_texts = format_numbers(value, *(ends or ()))
+    return number + (form.format(*end_texts) if end_texts else "")
 
 
 def interval(values: np.ndarray, statistic: Callable[..., np.ndarray] = np.mean) -> tuple[float, float]:
@@ -79,12 +79,12 @@ def interval_of_returns(returns: Sequence[float] | np.ndarray) -> tuple[float, f
 def intervals(
     values: np.ndarray, statistic: Callable[..., np.ndarray] = np.mean
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`interval` for every column of `[n, points]`: each is `[points]`. Resamples whole rows (runs)."""
+    """Both ends of `interval` for every column of `[n, points]`: two `[points]`. Resamples rows (runs)."""
     rng = np.random.default_rng(0)
     count = len(values)
-    drawn = rng.integers(count, size=(RESAMPLES, count))
-    of_resamples = np.stack([statistic(values[rows], axis=0) for rows in drawn])
-    low, high = np.percentile(of_resamples, [_EDGE, 100 - _EDGE], axis=0)
+    resamples = rng.integers(count, size=(RESAMPLES, count))
+    estimates = np.stack([statistic(values[rows], axis=0) for rows in resamples])
+    low, high = np.percentile(estimates, [_LOW_PERCENTILE, 100 - _LOW_PERCENTILE], axis=0)
     return low, high
 
 
@@ -97,12 +97,12 @@ def stratified_interval(
     environment. A value may be -inf (a failed seed), and so may the ends of the interval.
 
     Args:
-      groups: independent values.
-      statistic: a function of `[resamples, n]` over the last axis; `n` is the number of all values.
+      groups: for each environment, independent values `[n_i]`.
+      statistic: a function of `[resamples, n]` that reduces the last axis; `n` is the sum of all `n_i`.
     """
     rng = np.random.default_rng(0)
-    drawn = [group[rng.integers(len(group), size=(RESAMPLES, len(group)))] for group in groups]
-    return _ends(statistic(np.concatenate(drawn, axis=1), axis=-1))
+    resamples = [group[rng.integers(len(group), size=(RESAMPLES, len(group)))] for group in groups]
+    return _interval_ends(statistic(np.concatenate(resamples, axis=1), axis=-1))
 
 
 def probability_of_improvement(
@@ -124,18 +124,18 @@ def probability_of_improvement(
     for x, y in pairs:
         wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)
         means.append(wins.mean())
-        rows = _draws(rng, len(x)) @ wins  # how often each pair is drawn
-        resampled.append((rows * _draws(rng, len(y))).sum(axis=1) / wins.size)
-    return float(np.mean(means)), _ends(np.mean(resampled, axis=0))
+        win_counts = _draw_counts(rng, len(x)) @ wins  # [RESAMPLES, m]: wins against each value of y
+        resampled.append((win_counts * _draw_counts(rng, len(y))).sum(axis=1) / wins.size)
+    return float(np.mean(means)), _interval_ends(np.mean(resampled, axis=0))
 
 
-def _draws(rng: np.random.Generator, count: int) -> np.ndarray:
-    """How often each of `count` values occurs in a resample: `[RESAMPLES, count]`."""
+def _draw_counts(rng: np.random.Generator, count: int) -> np.ndarray:
+    """The number of occurrences of each of `count` values in each resample: `[RESAMPLES, count]`."""
     return rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
 
 
-def _ends(resamples: np.ndarray) -> tuple[float, float]:
+def _interval_ends(resamples: np.ndarray) -> tuple[float, float]:
     with np.errstate(invalid="ignore"):  # NumPy gives nan between -inf and a number
-        low, high = np.percentile(resamples, [_EDGE, 100 - _EDGE])
+        low, high = np.percentile(resamples, [_LOW_PERCENTILE, 100 - _LOW_PERCENTILE])
     low, high = np.nan_to_num([low, high], nan=-math.inf, posinf=math.inf, neginf=-math.inf)
     return float(low), float(high)

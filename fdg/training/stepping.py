@@ -1,9 +1,9 @@
-"""Runs iterations one fragment call at a time, with access to the arrays at each border.
+"""Runs iterations one fragment call at a time, and yields the arrays at each border.
 
     state -> act inputs, act results, step inputs, step results, ..., learn results -> state and metrics
 
-Loops around fragments run in Python. Each fragment is a separate program on the devices of its group, and so
-are the operations between two fragments. Every array is copied to the host.
+Loops around fragments run in Python. Each fragment is a separate program on the devices of its group, and the
+operations between two fragments are further programs. Every array is copied to the host.
 """
 
 import collections
@@ -28,25 +28,26 @@ from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
 
 Steps = Generator["Border", None, list[Any]]
-_CALLS = frozenset("jit pjit closed_call core_call checkpoint remat2 custom_jvp_call custom_vjp_call".split())
+_CALL_PRIMITIVES = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call",
+                    "custom_vjp_call")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Border:
-    """The arrays before or after one call of a fragment, or the state around an iteration."""
+    """The arrays before or after one call of a fragment, or the state before or after an iteration."""
 
-    iteration: int  # the iteration; for a state, the completed iterations
+    iteration: int  # the iteration; for a state, the number of completed iterations
     fragment: str  # the fragment; "" for the state
-    call: int  # the call of the fragment in the iteration, from 1
-    inside: str  # the fragment that contains this one; "" at the top level
+    call: int  # the number of the fragment's call in the iteration, from 1
+    parent: str  # the fragment that contains this one; "" at the top level
     side: str  # "input", "result" or "state"
-    # arrays by name, random keys as their words; in a recording, their descriptions
+    # arrays by name, random keys as `uint32` words; in a recording, `RecordedArray`s
     arrays: Mapping[str, Any]
 
     @property
     def place(self) -> tuple[int, str, int, str, str]:
-        """All fields but the arrays: equal if two programs run the same calls."""
-        return self.iteration, self.fragment, self.call, self.inside, self.side
+        """All fields except the arrays; equal in two programs that run the same calls."""
+        return self.iteration, self.fragment, self.call, self.parent, self.side
 
 
 class Stepper:
@@ -63,18 +64,18 @@ class Stepper:
         self._calls: collections.Counter[str] = collections.Counter()
         self._iteration = 0
         self._names = (
-            unique_names(_paths(graph.state)),
-            unique_names(f"metrics{path}" for path in _paths(graph.metrics, "")),
+            unique_names(_leaf_paths(graph.state)),
+            unique_names(f"metrics{path}" for path in _leaf_paths(graph.metrics, "")),
         )
-        self.whole = _compiled(core.jaxpr_as_fun(graph.jaxpr))
+        self.run_iteration = _jit_with_options(core.jaxpr_as_fun(graph.jaxpr))
 
     def state(self, iteration: int, leaves: Sequence[Any], metrics: Sequence[Any] = ()) -> Border:
-        """The border of a state after `iteration` iterations."""
+        """The border with the state, and maybe metrics, after `iteration` iterations."""
         names = [*self._names[0], *self._names[1][: len(metrics)]]
-        return Border(iteration, "", 0, "", "state", _described(names, [*leaves, *metrics]))
+        return Border(iteration, "", 0, "", "state", _by_name(names, [*leaves, *metrics]))
 
     def borders(self, iteration: int, leaves: Sequence[Any]) -> Iterator[Border]:
-        """An endless iterator over the borders from a state on; the state itself is first."""
+        """Yields all borders from the state `leaves` on, without end; the state is the first border."""
         leaves = [host(leaf) for leaf in leaves]
         yield self.state(iteration, leaves)
         for self._iteration in itertools.count(iteration + 1):
@@ -83,99 +84,99 @@ class Stepper:
             leaves = results[: len(leaves)]
             yield self.state(self._iteration, leaves, results[len(leaves) :])
 
-    def _run(self, closed: Any, values: Sequence[Any], inside: str) -> Steps:
+    def _run(self, closed: Any, values: Sequence[Any], parent: str) -> Steps:
         jaxpr = jaxprs.open_jaxpr(closed)
-        known = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*values, *jaxprs.constants_of(closed)),
+        environment = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*values, *jaxprs.constants_of(closed)),
                          strict=True))  # fmt: skip
 
         def read(atoms: Sequence[Any]) -> list[Any]:
-            return [np.asarray(v.val) if jaxprs.is_literal(v) else known[v] for v in atoms]
+            return [np.asarray(v.val) if jaxprs.is_literal(v) else environment[v] for v in atoms]
 
-        for eqn, part in self._parts(jaxpr, None, lambda: _parts(jaxpr)):
+        for eqn, part in self._parts(jaxpr, None, lambda: _split_parts(jaxpr)):
             if eqn is not None:
-                results = yield from self._equation(eqn, read(eqn.invars), inside)
-                known.update(zip(eqn.outvars, results, strict=True))
+                results = yield from self._run_equation(eqn, read(eqn.invars), parent)
+                environment.update(zip(eqn.outvars, results, strict=True))
             else:
                 inputs, outputs, function = part
-                known.update(zip(outputs, map(host, function(*read(inputs))), strict=True))
+                environment.update(zip(outputs, map(host, function(*read(inputs))), strict=True))
         return read(jaxpr.outvars)
 
-    def _equation(self, eqn: core.JaxprEqn, values: list[Any], inside: str) -> Steps:
-        """Evaluates an equation that is a fragment call or contains some."""
+    def _run_equation(self, eqn: core.JaxprEqn, values: list[Any], parent: str) -> Steps:
+        """Evaluates an equation that is a call of a fragment or contains such calls."""
         mark = FragmentMark.of(eqn)
         if mark is not None:
-            return (yield from self._fragment(eqn, mark.name, values, inside))
-        inner = jaxprs.bodies(eqn)
+            return (yield from self._run_fragment(eqn, mark.name, values, parent))
+        bodies = jaxprs.bodies(eqn)
 
-        def run(which: int, operands: Sequence[Any]) -> Steps:
-            given = [operands[i] for i in inner[which].operands]
-            return self._run(jaxprs.closed_bodies(eqn)[which], given, inside)
+        def run(index: int, operands: Sequence[Any]) -> Steps:
+            inputs = [operands[i] for i in bodies[index].operands]
+            return self._run(jaxprs.closed_bodies(eqn)[index], inputs, parent)
 
         match eqn.primitive.name:
             case "cond":
-                return (yield from run(min(max(int(values[0]), 0), len(inner) - 1), values))
+                return (yield from run(min(max(int(values[0]), 0), len(bodies) - 1), values))
             case "while":
-                first = len(values) - len(inner[1].carry)
-                constants, carried = values[:first], values[first:]
+                num_constants = len(values) - len(bodies[1].carry)
+                constants, carried = values[:num_constants], values[num_constants:]
                 while (yield from run(0, [*constants, *carried]))[0]:
                     carried = yield from run(1, [*constants, *carried])
                 return carried
             case "scan":
-                return (yield from self._scan(eqn, inner[0], values, run))
+                return (yield from self._run_scan(eqn, bodies[0], values, run))
         return (yield from run(0, values))
 
-    def _scan(self, eqn: core.JaxprEqn, body: jaxprs.Body, values: list[Any], run: Callable) -> Steps:
+    def _run_scan(self, eqn: core.JaxprEqn, body: jaxprs.Body, values: list[Any], run: Callable) -> Steps:
         trips = range(body.trips)
-        given, made = list(values), list[list[Any]]()
+        operands, rows = list(values), list[list[Any]]()
         results: list[Any] = []
         for trip in reversed(trips) if eqn.params["reverse"] else trips:
             for i in body.sliced:
-                given[i] = host(values[i][trip])
-            results = yield from run(0, given)
+                operands[i] = host(values[i][trip])
+            results = yield from run(0, operands)
             for i, k in body.carry:
-                given[i] = results[k]
-            made.append(results)
+                operands[i] = results[k]
+            rows.append(results)
         if eqn.params["reverse"]:
-            made.reverse()
+            rows.reverse()
         carried = {k: i for i, k in body.carry}
         return [
-            _stacked([results[k] for results in made], v.aval) if n in body.stacked else given[carried[k]]
+            _stack([results[k] for results in rows], v.aval) if n in body.stacked else operands[carried[k]]
             for n, (k, v) in enumerate(zip(body.results, eqn.outvars, strict=True))
         ]
 
-    def _fragment(self, eqn: core.JaxprEqn, name: str, values: list[Any], inside: str) -> Steps:
+    def _run_fragment(self, eqn: core.JaxprEqn, name: str, values: list[Any], parent: str) -> Steps:
         (closed,) = jaxprs.closed_bodies(eqn)
         jaxpr = jaxprs.open_jaxpr(closed)
         self._calls[name] += 1
-        place = self._iteration, name, self._calls[name], inside
-        origin = jaxpr.debug_info
-        yield Border(*place, "input", _described(_argument_names(origin.arg_names, values, "input"), values))
+        place = self._iteration, name, self._calls[name], parent
+        debug_info = jaxpr.debug_info
+        names = _argument_names(debug_info.arg_names, values, "input")
+        yield Border(*place, "input", _by_name(names, values))
         if fragments_in(jaxpr.eqns):
             results = yield from self._run(closed, values, name)
         else:
-            function = self._functions(eqn, None, lambda: self._alone(eqn, name))
+            function = self._functions(eqn, None, lambda: self._make_program(eqn, name))
             results = [host(x) for x in function(*values)]
-        yield Border(
-            *place, "result", _described(_argument_names(origin.result_paths, results, "result"), results)
-        )
+        names = _argument_names(debug_info.result_paths, results, "result")
+        yield Border(*place, "result", _by_name(names, results))
         return results
 
-    def _alone(self, eqn: core.JaxprEqn, name: str) -> Callable[..., list[Any]]:
-        """Runs a fragment without nested ones on its group's devices."""
+    def _make_program(self, eqn: core.JaxprEqn, name: str) -> Callable[..., list[Any]]:
+        """The program of a fragment without nested fragments, on the devices of its group."""
         if self._plan is None:
-            return _compiled(lambda *values: jaxprs.bind(eqn, values))
+            return _jit_with_options(lambda *values: jaxprs.bind(eqn, values))
         site = self._sites[name]
         placed, shardings = on_group(self._plan, site, self._plan.group_of(name), self._devices)
-        compiled = _compiled(placed)
+        compiled = _jit_with_options(placed)
         position = {v: i for i, v in enumerate(eqn.invars) if not jaxprs.is_literal(v)}
 
         def call(*values: Any) -> list[Any]:
-            given = [
+            arguments = [
                 put(values[position[v]], jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, sharding=sharding))  # type: ignore[attr-defined]
                 for v, sharding in zip(site.inputs, shardings, strict=True)
             ]
-            found = dict(zip(site.outputs, compiled(*given), strict=True))
-            return [found.get(v) for v in eqn.outvars]
+            results = dict(zip(site.outputs, compiled(*arguments), strict=True))
+            return [results.get(v) for v in eqn.outvars]
 
         return call
 
@@ -190,59 +191,59 @@ def host(value: Any) -> Any:
     return np.asarray(value)
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function with the engine's XLA options."""
+def _jit_with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Jits a function with the engine's XLA options."""
     return jax.jit(function, compiler_options=xla_options(jax.default_backend()))
 
 
-def _parts(jaxpr: core.Jaxpr) -> list[Any]:
-    """Splits a jaxpr in order: (equation with fragments, None), or (None, operations up to the next one)."""
+def _split_parts(jaxpr: core.Jaxpr) -> list[Any]:
+    """Splits a jaxpr into parts in order: (equation with fragments, None) or (None, other operations)."""
     parts: list[Any] = []
     read_by: dict[Any, int] = {v: len(jaxpr.eqns) for v in jaxprs.variables(jaxpr.outvars)}
     for number, eqn in reversed(list(enumerate(jaxpr.eqns))):
         for v in jaxprs.variables(eqn.invars):
-            read_by.setdefault(v, number)  # the last one that reads it
+            read_by.setdefault(v, number)  # the last equation that reads it
     numbered = enumerate(jaxpr.eqns)
-    for is_apart, group in itertools.groupby(numbered, lambda each: _has_fragments(each[1])):
-        found = list(group)
-        if is_apart:
-            parts += [(eqn, None) for _, eqn in found]
+    for has_fragments, group in itertools.groupby(numbered, lambda pair: _has_fragments(pair[1])):
+        pairs = list(group)
+        if has_fragments:
+            parts += [(eqn, None) for _, eqn in pairs]
             continue
-        equations, last = [eqn for _, eqn in found], found[-1][0]
-        made = [v for eqn in equations for v in eqn.outvars]
-        outputs = [v for v in made if read_by.get(v, -1) > last]
+        equations, last_number = [eqn for _, eqn in pairs], pairs[-1][0]
+        produced = [v for eqn in equations for v in eqn.outvars]
+        outputs = [v for v in produced if read_by.get(v, -1) > last_number]
         inputs = list(dict.fromkeys(v for eqn in equations for v in jaxprs.variables(eqn.invars)))
-        inputs = [v for v in inputs if v not in set(made)]
+        inputs = [v for v in inputs if v not in set(produced)]
         function = core.jaxpr_as_fun(jaxprs.build(inputs, outputs, equations, checked=False))
-        parts.append((None, (inputs, outputs, _compiled(function))))
+        parts.append((None, (inputs, outputs, _jit_with_options(function))))
     return parts
 
 
 def _has_fragments(eqn: core.JaxprEqn) -> bool:
-    """Whether an equation contains fragments and can be stepped into."""
+    """Whether an equation contains fragments and can be run call by call."""
     name = eqn.primitive.name
-    return (name in ("scan", "while", "cond") or name in _CALLS) and bool(fragments_in([eqn]))
+    return (name in ("scan", "while", "cond") or name in _CALL_PRIMITIVES) and bool(fragments_in([eqn]))
 
 
-def _stacked(rows: Sequence[Any], aval: Any) -> Any:
+def _stack(rows: Sequence[Any], aval: Any) -> Any:
     if not rows:
         return np.zeros(aval.shape, aval.dtype)
     return jax.numpy.stack(rows) if keys.is_key(aval.dtype) else np.stack(rows)
 
 
-def _described(names: Sequence[str], values: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Arrays by name, without unused results."""
-    found = zip(names, values, strict=True)
-    return {name: np.asarray(keys.words(value)) for name, value in found if value is not None}
+def _by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Arrays by name, without None (unused results); random keys as words."""
+    pairs = zip(names, values, strict=True)
+    return {name: np.asarray(keys.words(value)) for name, value in pairs if value is not None}
 
 
-def _argument_names(known: Any, values: Sequence[Any], word: str) -> list[str]:
-    """The argument names that JAX recorded in tracing, or positions if a name is missing."""
-    known = list(known or ()) if not callable(known) else []
-    if len(known) != len(values) or not all(isinstance(name, str) and name for name in known):
-        known = [f"{word} {i}" for i in range(len(values))]
-    return unique_names(known)
+def _argument_names(names: Any, values: Sequence[Any], word: str) -> list[str]:
+    """The argument names that JAX recorded while tracing; if a name is missing, numbers."""
+    names = list(names or ()) if not callable(names) else []
+    if len(names) != len(values) or not all(isinstance(name, str) and name for name in names):
+        names = [f"{word} {i}" for i in range(len(values))]
+    return unique_names(names)
 
 
-def _paths(tree: Any, prefix: str = "state") -> list[str]:
+def _leaf_paths(tree: Any, prefix: str = "state") -> list[str]:
     return [prefix + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]

@@ -38,16 +38,16 @@ def groups_summary(engine: fdg.Engine, wall_s: float) -> dict[str, Any]:
     """Busy and idle seconds of each group within `wall_s`, and bytes moved; empty for a single group."""
     if len(engine.plan.groups) < 2:
         return {}
-    everywhere = distributed.exchange({"busy_s": engine.busy_seconds(), "moved": engine.moved_bytes})
+    processes = distributed.exchange({"busy_s": engine.busy_seconds(), "moved": engine.moved_bytes})
     groups = {}
     for group in engine.plan.groups:
-        busy = min(wall_s, max(here["busy_s"][group.name] for here in everywhere))
+        busy = min(wall_s, max(process["busy_s"][group.name] for process in processes))
         groups[group.name] = {
             "devices": len(group),
             "busy_s": round(busy, 4),
             "idle_s": round(wall_s - busy, 4),
         }
-    return {"groups": groups, "moved_bytes": sum(here["moved"] for here in everywhere)}
+    return {"groups": groups, "moved_bytes": sum(process["moved"] for process in processes)}
 
 
 def predicted_seconds(engine: fdg.Engine) -> float | None:

@@ -1,14 +1,14 @@
 """A sweep: agents with different float hyperparameters, trained by one program.
 
-A float hyperparameter may be a traced array (`fdg.settings.fields`), so each agent has its own in the state.
+A float hyperparameter may be a traced array (`fdg.settings.fields`), so the state has each agent's values.
 A `Sweep` is an algorithm like any other:
 
     point 0: learning_rate=0.001, entropy_coefficient=0.0    agents 0 to 15, of seeds 0 to 15
     point 1: learning_rate=0.001, entropy_coefficient=0.01   agents 16 to 31, of seeds 0 to 15
     ...
 
-The engine, checkpoints, evaluation and plans only see agents: points times seeds. Each agent has the numbers
-of a separate run.
+The engine, checkpoints, evaluation and plans see only agents (points times seeds). Each agent computes the
+same numbers as a separate run.
 """
 
 import contextlib
@@ -33,34 +33,34 @@ from fdg.training.space import (
     grid_text,
     make_grid,
     parse_grid,
+    point_text,
     points_of,
-    spelled,
     use_search_instead,
 )
 
-_MOST_CHECKED = 256  # points that are checked individually
-_OF_A_STATE = ("actor", "evaluate", "examples")  # methods that take the algorithm's state
+_MAX_CHECKED = 256  # maximum number of points that are all checked
+_STATE_METHODS = ("actor", "evaluate", "examples")  # methods whose first argument is the algorithm's state
 
 
 class SweptState(NamedTuple):
     """One agent's state."""
 
-    hyperparameters: dict[str, jax.Array]  # [] float32 each, by name
-    state: Any  # the algorithm's own
-    membership: Any = ()  # in a population, the agent's `population.Membership`
+    hyperparameters: dict[str, jax.Array]  # by name, [] float32
+    state: Any  # the algorithm's state
+    membership: Any = ()  # the `population.Membership` of an agent in a population
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
     """An algorithm with some hyperparameters in its state: see the module's docstring.
 
-    Attributes that are not defined here are those of `algorithm`.
+    It also has all other attributes of `algorithm`.
 
     Attributes:
       algorithm: the algorithm, with the hyperparameters that all agents share.
       grid: values by name of float hyperparameters, as for `fdg.sweep`; every combination is a point.
-      num_seeds: agents of each point.
-      exploit_every: None for a grid. Else the agents are a population that starts from the points: every
+      num_seeds: agents per point.
+      exploit_every: None for a grid. Otherwise the agents are a population that starts from the points: every
         `exploit_every` iterations the worst agents copy from the best (population-based training).
 
     Raises:
@@ -80,29 +80,29 @@ class Sweep:
             raise FdgError(f"num_seeds={self.num_seeds!r}: give a whole number of agents, at least one")
         if self.agents > MOST_AGENTS:
             raise FdgError(f"sweep: {self.agents:,} agents are more than {MOST_AGENTS:,}: give fewer seeds")
-        for point in self._to_be_checked():
+        for point in self._points_to_check():
             try:
                 dataclasses.replace(self.algorithm, **point)
-            except ValueError as error:  # an `FdgError`, or of a user's class
-                raise FdgError(f"sweep: {spelled(point)}: {error}") from error
+            except ValueError as error:  # an `FdgError`, or an error of a user's class
+                raise FdgError(f"sweep: {point_text(point)}: {error}") from error
 
         if self.exploit_every is not None:
             _ = self.between_agents  # checks its arguments
             if self.agents < 2:
                 raise FdgError("exploit_every: there is one agent: give more values, or num_seeds")
 
-    def _to_be_checked(self) -> list[dict[str, float]]:
-        """All points; of very many, each value by itself and the corners (allowed ranges are convex)."""
-        if len(self.points) <= _MOST_CHECKED:
+    def _points_to_check(self) -> list[dict[str, float]]:
+        """All points; if they are too many, each value alone and the corners (allowed ranges are convex)."""
+        if len(self.points) <= _MAX_CHECKED:
             return self.points
-        first = self.points[0]
-        alone = [{**first, name: value} for name, values in self.grid for value in values]
+        base = self.points[0]
+        single_values = [{**base, name: value} for name, values in self.grid for value in values]
         corners = points_of(tuple((name, (min(values), max(values))) for name, values in self.grid[:8]))
-        return [*alone, *({**first, **corner} for corner in corners)]
+        return [*single_values, *({**base, **corner} for corner in corners)]
 
     @functools.cached_property
     def between_agents(self) -> Population | None:
-        """What agents copy from each other in a population; None for a grid."""
+        """The rule by which agents of a population copy from each other; None for a grid."""
         if self.exploit_every is None:
             return None
         bounds = tuple((name, min(values), max(values)) for name, values in self.grid)
@@ -115,16 +115,16 @@ class Sweep:
 
     @property
     def points(self) -> list[dict[str, float]]:
-        """Every combination of values, the last name's changing fastest."""
+        """Every combination of values; the last name varies fastest."""
         return points_of(self.grid)
 
     @property
     def agents(self) -> int:
-        """Points times seeds."""
+        """The number of agents: points times seeds."""
         return len(self.points) * self.num_seeds
 
     def agents_of(self, point: int) -> range:
-        """The positions of a point's agents."""
+        """The indices of a point's agents."""
         return range(point * self.num_seeds, (point + 1) * self.num_seeds)
 
     def seeds(self, seed: int) -> list[int]:
@@ -137,29 +137,29 @@ class Sweep:
         return [seed + i % self.num_seeds for i in range(self.agents)]
 
     def at(self, point: int) -> Any:
-        """The algorithm with the values of a point, as in a separate run."""
+        """The algorithm with the values of a point, as a separate run would have it."""
         return dataclasses.replace(self.algorithm, **self.points[point])
 
     def of(self, state: SweptState) -> Any:
-        """The algorithm of agents with equal hyperparameters, as in a separate run.
+        """The algorithm of agents with equal hyperparameters, as a separate run would have it.
 
         Args:
-          state: the state of one agent, or with an axis of agents.
+          state: the state of one agent, or of several with an axis of agents.
         """
         numbers = {name: np.ravel(np.asarray(x))[0] for name, x in state.hyperparameters.items()}
-        known = {name: {np.float32(value): value for value in values} for name, values in self.grid}
+        exact = {name: {np.float32(value): value for value in values} for name, values in self.grid}
         return dataclasses.replace(
-            self.algorithm, **{name: known[name].get(x, float(x)) for name, x in numbers.items()}
+            self.algorithm, **{name: exact[name].get(x, float(x)) for name, x in numbers.items()}
         )
 
     def chosen(
         self, agent: int | None, seed: int | None, values: Mapping[str, float], first: int = 0
     ) -> list[int]:
-        """Selects agents of one point.
+        """Selects agents of one point; returns their indices.
 
         Args:
-          agent: the position of a single agent; excludes `seed` and `values`.
-          seed: the seed of a single agent of the point; None for all its agents.
+          agent: the index of a single agent; excludes `seed` and `values`.
+          seed: the seed of a single agent of the point; None: all agents of the point.
           values: hyperparameters that select the point.
           first: the first seed of each point.
 
@@ -168,7 +168,7 @@ class Sweep:
         """
         if agent is not None:
             if seed is not None or values:
-                raise FdgError(f"agent={agent}: a position says all; leave out seed and values")
+                raise FdgError(f"agent={agent} selects one agent: leave out seed and values")
             if not 0 <= agent < self.agents:
                 raise FdgError(f"agent={agent}: this run has {self.agents} agents, 0 to {self.agents - 1}")
             return [agent]
@@ -179,21 +179,21 @@ class Sweep:
         for name in values:
             if name not in dict(self.grid):
                 raise unknown_name("hyperparameter of this sweep", name, dict(self.grid))
-        wanted = {name: np.float32(value) for name, value in values.items()}
+        targets = {name: np.float32(value) for name, value in values.items()}
         points = [
             i
             for i, point in enumerate(self.points)
-            if all(np.float32(point[name]) == value for name, value in wanted.items())
+            if all(np.float32(point[name]) == value for name, value in targets.items())
         ]
         if len(points) != 1:
-            there = "; ".join(spelled(self.points[i]) for i in (points or range(len(self.points)))[:4])
-            few = f"{len(points)} points have" if points else "no point has"
-            raise FdgError(f"{few} {spelled(values) or 'those values'}: give those of one, such as {there}")
+            examples = "; ".join(point_text(self.points[i]) for i in (points or range(len(self.points)))[:4])
+            count = f"{len(points)} points have" if points else "no point has"
+            raise FdgError(f"{count} {point_text(values) or 'those values'}: give one, such as {examples}")
         seeds = range(first, first + self.num_seeds)
         if seed is not None and seed not in seeds:
             raise FdgError(f"no agent has seed={seed}: give one from {seeds[0]} to {seeds[-1]}")
-        of_point = self.agents_of(points[0])
-        return list(of_point) if seed is None else [of_point[seed - first]]
+        agents = self.agents_of(points[0])
+        return list(agents) if seed is None else [agents[seed - first]]
 
     # --- the two functions of every algorithm, and the engine's interface to agents that differ ---
 
@@ -211,37 +211,37 @@ class Sweep:
         values = np.repeat(
             np.array([list(point.values()) for point in self.points], np.float32), self.num_seeds, axis=0
         )
-        keys = jnp.stack([jax.random.key(own) for own in self.seeds(seed)])
+        keys = jnp.stack([jax.random.key(agent_seed) for agent_seed in self.seeds(seed)])
         names = [name for name, _ in self.grid]
         return keys, {name: jnp.asarray(column) for name, column in zip(names, values.T, strict=True)}
 
     def init(self, start: Any) -> SweptState:
-        """The initial state of an agent, from a row of `starts`; from a key, that of the first point."""
+        """An agent's initial state from a row of `starts`, or from a key with the values of point 0."""
         if isinstance(start, tuple):
             key, numbers = start
         else:
             key, numbers = start, {name: jnp.float32(value) for name, value in self.points[0].items()}
-        membership = () if self.between_agents is None else self.between_agents.joined(key)
-        with self._explained(lambda own: own.init(key)):
-            return SweptState(dict(numbers), self._with(numbers).init(key), membership)
+        membership = () if self.between_agents is None else self.between_agents.initial_membership(key)
+        with self._explain_tracer_errors(lambda algorithm: algorithm.init(key)):
+            return SweptState(dict(numbers), self._with_hyperparameters(numbers).init(key), membership)
 
     def iterate(self, state: SweptState) -> tuple[SweptState, dict[str, jax.Array]]:
         """One iteration of the algorithm with this agent's hyperparameters."""
-        with self._explained(lambda own: own.iterate(state.state)):
-            after, metrics = self._with(state.hyperparameters).iterate(state.state)
+        with self._explain_tracer_errors(lambda algorithm: algorithm.iterate(state.state)):
+            next_state, metrics = self._with_hyperparameters(state.hyperparameters).iterate(state.state)
         if self.between_agents is None:
-            return SweptState(state.hyperparameters, after), metrics
-        membership = self.between_agents.counted(state.membership, metrics)
-        return SweptState(state.hyperparameters, after, membership), {**metrics, **state.hyperparameters}
+            return SweptState(state.hyperparameters, next_state), metrics
+        membership = self.between_agents.add_iteration(state.membership, metrics)
+        return SweptState(state.hyperparameters, next_state, membership), {**metrics, **state.hyperparameters}
 
     def said(self) -> dict[str, Any]:
         """The entries of `config.json` that describe the sweep."""
-        often = {} if self.exploit_every is None else {"exploit_every": self.exploit_every}
-        return {"sweep": grid_text(self.grid), "num_seeds": self.num_seeds, **often}
+        exploit = {} if self.exploit_every is None else {"exploit_every": self.exploit_every}
+        return {"sweep": grid_text(self.grid), "num_seeds": self.num_seeds, **exploit}
 
     def changed(self, **fields: Any) -> "Sweep":
-        """The same sweep of the algorithm with changed fields."""
-        return dataclasses.replace(self, algorithm=changed(self.algorithm, fields))
+        """The same sweep of `algorithm` with changed fields."""
+        return dataclasses.replace(self, algorithm=replace_fields(self.algorithm, fields))
 
     def with_algorithm(self, **fields: Any) -> "Sweep":
         """Deprecated name of `changed`."""
@@ -249,22 +249,24 @@ class Sweep:
         return self.changed(**fields)
 
     @contextlib.contextmanager
-    def _explained(self, call: Callable[[Any], Any]) -> Iterator[None]:
-        """Turns JAX's error about a traced hyperparameter used as a Python number into one that names it.
+    def _explain_tracer_errors(self, call: Callable[[Any], Any]) -> Iterator[None]:
+        """Replaces JAX's error about a traced hyperparameter in Python control flow by one that names it.
 
         Args:
-          call: the function that is being traced, of the algorithm.
+          call: calls the traced method of a given algorithm.
         """
         try:
             yield
         except jax.errors.JAXTypeError:
             numbers = {name: jnp.float32(value) for name, value in self.points[0].items()}
-            bad = [name for name, number in numbers.items() if not self._is_traceable(name, number, call)]
-            if not bad:
+            untraceable = [
+                name for name, number in numbers.items() if not self._is_traceable(name, number, call)
+            ]
+            if not untraceable:
                 raise
             raise FdgError(
-                f"sweep: {type(self.algorithm).__name__} decides in Python by {', '.join(bad)},"
-                f" which a sweep traces: use jnp.where there, or {use_search_instead(*bad)}"
+                f"sweep: {type(self.algorithm).__name__} decides in Python by {', '.join(untraceable)},"
+                f" which a sweep traces: use jnp.where there, or {use_search_instead(*untraceable)}"
             ) from None
 
     def _is_traceable(self, name: str, number: jax.Array, call: Callable[[Any], Any]) -> bool:
@@ -274,57 +276,58 @@ class Sweep:
             return False
         return True
 
-    def _with(self, numbers: Mapping[str, Any]) -> Any:
+    def _with_hyperparameters(self, numbers: Mapping[str, Any]) -> Any:
         return with_numbers(self.algorithm, numbers)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("algorithm", "grid", "num_seeds", "exploit_every"):
             raise AttributeError(name)
-        found = getattr(self.algorithm, name)
+        attribute = getattr(self.algorithm, name)
         if name == "check_when_traced":
-            return lambda state: found(state.state)
-        if name not in _OF_A_STATE:
-            return found
+            return lambda state: attribute(state.state)
+        if name not in _STATE_METHODS:
+            return attribute
 
-        @functools.wraps(found)
-        def of_its_agent(state: SweptState, *rest: Any, **named: Any) -> Any:
-            return getattr(self._with(state.hyperparameters), name)(state.state, *rest, **named)
+        @functools.wraps(attribute)
+        def method(state: SweptState, *args: Any, **kwargs: Any) -> Any:
+            algorithm = self._with_hyperparameters(state.hyperparameters)
+            return getattr(algorithm, name)(state.state, *args, **kwargs)
 
-        return of_its_agent
+        return method
 
 
-def changed(algorithm: Any, fields: Mapping[str, Any]) -> Any:
-    """The algorithm with changed fields, by its method `changed` if it has one."""
+def replace_fields(algorithm: Any, fields: Mapping[str, Any]) -> Any:
+    """The algorithm with changed fields: by its method `changed`, else by `dataclasses.replace`."""
     change = getattr(algorithm, "changed", None)
     return change(**fields) if callable(change) else dataclasses.replace(algorithm, **fields)
 
 
 def said_of(algorithm: Any) -> dict[str, Any]:
-    """The entries of `config.json` that describe what is around an algorithm, such as a `Sweep` (`said`)."""
+    """The entries of `config.json` that describe wrappers of an algorithm (`Sweep`), by method `said`."""
     if not callable(getattr(type(algorithm), "said", None)):
         return {}
     return {**said_of(algorithm.algorithm), **algorithm.said()}
 
 
 def with_recorded_sweep(algorithm: Any, config: Mapping[str, Any]) -> Any:
-    """The algorithm as a sweep if the run's configuration has one (`Sweep.said`), else unchanged."""
-    text, often = config.get("sweep"), config.get("exploit_every")
-    if text is None and often is not None:
+    """The sweep of an algorithm that a run's configuration describes (`Sweep.said`), else the algorithm."""
+    text, period = config.get("sweep"), config.get("exploit_every")
+    if text is None and period is not None:
         raise FdgError(
-            f"--exploit-every {often}: a population begins with values to try: give them by --sweep"
+            f"--exploit-every {period}: a population begins with values to try: give them by --sweep"
         )
     if text is None:
         return algorithm
-    return Sweep(algorithm, parse_grid(str(text)), config.get("num_seeds") or 1, often)
+    return Sweep(algorithm, parse_grid(str(text)), config.get("num_seeds") or 1, period)
 
 
 def without_sweep(algorithm: Any) -> Any:
-    """The algorithm of a sweep; any other algorithm unchanged."""
+    """The algorithm inside a sweep; any other algorithm unchanged."""
     return algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
 
 
 def agent_count(algorithm: Any, num_seeds: int | None) -> int | None:
-    """The number of a run's agents; None without an axis of agents."""
+    """The number of a run's agents; None if its state has no axis of agents."""
     return algorithm.agents if isinstance(algorithm, Sweep) else num_seeds
 
 
@@ -339,8 +342,8 @@ def point_names(algorithm: Any) -> list[str]:
     """The points of a sweep as text; empty for another algorithm."""
     if not isinstance(algorithm, Sweep):
         return []
-    begins = "" if algorithm.exploit_every is None else "begun with "
-    return [begins + spelled(point) for point in algorithm.points]
+    prefix = "" if algorithm.exploit_every is None else "begun with "
+    return [prefix + point_text(point) for point in algorithm.points]
 
 
 def agent_names(algorithm: Any, seed: int, agents: Sequence[int]) -> str:
@@ -348,31 +351,31 @@ def agent_names(algorithm: Any, seed: int, agents: Sequence[int]) -> str:
     if not isinstance(algorithm, Sweep):
         return f"seeds {', '.join(str(seed + i) for i in agents)}"
     points = list(dict.fromkeys(i // algorithm.num_seeds for i in agents))
-    shown = "; ".join(spelled(algorithm.points[i]) for i in points[:3])
-    return f"{shown}; ..." if points[3:] else shown
+    texts = "; ".join(point_text(algorithm.points[i]) for i in points[:3])
+    return f"{texts}; ..." if points[3:] else texts
 
 
 def check_names(algorithm: Any, names: Sequence[str]) -> None:
-    """Checks that names are hyperparameters that can be swept."""
+    """Checks that names are float hyperparameters that can be swept."""
     if not dataclasses.is_dataclass(algorithm) or isinstance(algorithm, type):
         raise FdgError(f"sweep: {algorithm!r:.60} has no fields: give an algorithm that is a dataclass")
     cls = type(algorithm)
-    known = {field.name for field in dataclasses.fields(algorithm) if field.init}
-    floats, fixed = _floats(cls), structural(cls)
-    able = [name for name in floats if name not in fixed]
+    fields = {field.name for field in dataclasses.fields(algorithm) if field.init}
+    floats, fixed = _float_fields(cls), structural(cls)
+    allowed = [name for name in floats if name not in fixed]
     for name in names:
-        if name in able:
+        if name in allowed:
             continue
-        if name not in known:
-            raise unknown_name(f"hyperparameter of {cls.__name__}", name, able)
-        why = f"decides {fixed[name]}" if name in fixed else "is no float, and decides what the program is"
+        if name not in fields:
+            raise unknown_name(f"hyperparameter of {cls.__name__}", name, allowed)
+        reason = f"decides {fixed[name]}" if name in fixed else "is not a float, and changes the program"
         raise FdgError(
-            f"sweep: {name} of {cls.__name__} {why}: {use_search_instead(name)};"
-            f" a sweep is of {', '.join(able)}"
+            f"sweep: {name} of {cls.__name__} {reason}: {use_search_instead(name)};"
+            f" a sweep can have {', '.join(allowed)}"
         )
 
 
-def _floats(cls: Any) -> list[str]:
+def _float_fields(cls: Any) -> list[str]:
     hints = typing.get_type_hints(cls)
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
     return [name for name in fields if float in (hints[name], *typing.get_args(hints[name]))]

@@ -1,4 +1,4 @@
-"""`fdg.sweep` and `fdg.search`: hyperparameters in one program, or in one trial after another."""
+"""`fdg.sweep` and `fdg.search`: try hyperparameters in one program, or in consecutive trials."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -40,14 +40,14 @@ def sweep(
       algorithm: as for `fdg.fit`; all agents share hyperparameters that are not swept.
       values: float hyperparameters by name: numbers, or a range such as `"log:1e-4..1e-2x8"`.
       policy: as for `fdg.fit`.
-      num_seeds: agents of each combination, with seeds `seed`, `seed + 1`, ...
-      exploit_every: None, or population-based training: agents start from these values, and every
-        `exploit_every` iterations the worst copy the best, with perturbed hyperparameters.
+      num_seeds: agents per combination, with seeds `seed`, `seed + 1`, ...
+      exploit_every: None for a grid. Otherwise population-based training: agents start from these values, and
+        every `exploit_every` iterations the worst copy the best and perturb the copied hyperparameters.
       settings: further arguments of `fdg.fit`.
 
     Returns:
-      The run: `run.best` has the agents of the best combination, `run.member(learning_rate=1e-3)` those of
-      any other.
+      The run: `run.best` has the agents of the best combination, `run.member(learning_rate=1e-3)` the agents
+      of another one.
 
     Raises:
       FdgError: an argument is invalid; nothing has been written.
@@ -59,7 +59,7 @@ def sweep(
         )
         print(run.best.algorithm.learning_rate, run.best.evaluate())
     """
-    check_names(algorithm, [str(name).replace("-", "_") for name in values])  # before their values
+    check_names(algorithm, [str(name).replace("-", "_") for name in values])  # before values are checked
     return fit(Sweep(algorithm, make_grid(values), num_seeds, exploit_every), policy, **settings)
 
 
@@ -76,7 +76,7 @@ class Search:
     path: Path
     trials: tuple[Trial, ...]
     interrupted: bool = False
-    _named: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    _caller_names: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
     def best(self) -> Run:
@@ -88,7 +88,7 @@ class Search:
         best = best_trial(self.trials)
         if best is None:
             raise FdgError(f"no trial of {self.path} is done: give more trials, or a longer training")
-        return load_with_names(self.path / "trials" / best.run, self._named)
+        return load_with_names(self.path / "trials" / best.run, self._caller_names)
 
 
 @checked
@@ -105,15 +105,15 @@ def search(
 ) -> Search:
     """Searches hyperparameters with Optuna; each trial is compiled and trained as a separate run.
 
-    Use it for hyperparameters that change the program, such as sizes. For floats a sweep is faster;
-    `algorithm` may be a sweep (`fdg.Sweep`); a trial's return is then that of its best combination.
+    Use it for hyperparameters that change the program, such as sizes. For floats a sweep is faster.
+    `algorithm` may be a sweep (`fdg.Sweep`); a trial then has the return of its best combination.
 
     Args:
       algorithm: as for `fdg.fit`.
       values: by name, a list of choices, or a range: `"log:1e-4..1e-2"`, `"lin:16..256"`.
       policy: as for `fdg.fit`.
-      trials: the number of trials; fewer are run where all combinations of choices have been tried.
-      halving: prune trials that are behind at 1/27, 1/9 and 1/3 of the training.
+      trials: the number of trials; the search ends earlier once all combinations of choices were tried.
+      halving: prune trials whose return is among the lower two thirds at 1/27, 1/9 and 1/3 of the training.
       devices: as for `fdg.fit`.
       progress: print progress.
       settings: further arguments of `fdg.fit`: `total_steps`, `seed`, `num_seeds`, `out`, `resume`,
@@ -127,15 +127,15 @@ def search(
 
     Example::
 
-        found = fdg.search(algorithm, {"hidden": [(64, 64), (256,)], "num_steps": [64, 128]}, trials=12)
-        print(found.best.evaluate())
+        result = fdg.search(algorithm, {"hidden": [(64, 64), (256,)], "num_steps": [64, 128]}, trials=12)
+        print(result.best.evaluate())
     """
     if trials < 1:
         raise FdgError(f"trials={trials!r}: give a whole number, at least 1")
     space = make_space(values, lambda name: is_whole(algorithm, name))
-    more: dict[str, Any] = {"optuna": trials, "search": space_text(space), "halving": halving}
-    job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings, **more)
-    used = None if devices is None else checked_devices(devices)
-    path, made, caught = carry_out_search(job, space, used, quiet=not progress)
-    named = flat(job.config)  # named by the caller, except networks to choose from
-    return Search(path, tuple(made), caught is not None, named)
+    options: dict[str, Any] = {"optuna": trials, "search": space_text(space), "halving": halving}
+    job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings, **options)
+    job_devices = None if devices is None else checked_devices(devices)
+    path, results, signal = carry_out_search(job, space, job_devices, quiet=not progress)
+    names = flat(job.config)  # the caller named all values but choices of networks
+    return Search(path, tuple(results), signal is not None, names)

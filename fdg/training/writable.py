@@ -12,20 +12,20 @@ from fdg.files import check_own, refusal
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A context in which a file is written: creates its folders; an OSError becomes an `FdgError`."""
+    """A context that writes a file: creates its folder first; turns an OSError into an `FdgError`."""
     check_writable(path)
-    with refusing(path):
+    with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
 
 
 @contextlib.contextmanager
-def refusing(path: object, how: str = "written") -> Iterator[None]:
-    """A context in which an OSError becomes an `FdgError`: `path` cannot be `how`."""
+def explain_os_errors(path: object, participle: str = "written") -> Iterator[None]:
+    """A context that turns an OSError into an `FdgError`, "`path` cannot be `participle`"."""
     try:
         yield
     except OSError as error:
-        raise refused(path, error, how) from error
+        raise path_error(path, error, participle) from error
 
 
 def check_writable(path: Path) -> None:
@@ -33,34 +33,34 @@ def check_writable(path: Path) -> None:
 
     >>> check_writable(Path("/dev/null/video.gif"))
     Traceback (most recent call last):
-    fdg.errors.FdgError: /dev/null/video.gif cannot be written: /dev/null is no folder
+    fdg.errors.FdgError: /dev/null/video.gif cannot be written: /dev/null is not a folder
     """
     try:
-        if path.is_symlink() and (path.parent / "config.json").exists():  # a run directory, maybe another's
+        if path.is_symlink() and (path.parent / "config.json").exists():  # run directories have no links
             check_own(path)
-        above = [path, *path.absolute().parents]
-        there = next(one for one in above if os.path.lexists(one) and one.stat())
-        if there is path:
+        candidates = [path, *path.absolute().parents]
+        existing = next(p for p in candidates if os.path.lexists(p) and p.stat())
+        if existing is path:
             if path.is_dir():
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
             if path.is_fifo() or path.is_socket():
-                raise OSError(errno.EINVAL, "it is no regular file")
-        elif not there.is_dir():
-            raise OSError(errno.ENOTDIR, f"{there} is no folder")
-        if error := refusal(there):
+                raise OSError(errno.EINVAL, "it is not a regular file")
+        elif not existing.is_dir():
+            raise OSError(errno.ENOTDIR, f"{existing} is not a folder")
+        if error := refusal(existing):
             raise error
     except (OSError, ValueError) as error:  # ValueError: a null character
-        raise refused(path, error) from None
+        raise path_error(path, error) from None
 
 
 def check_results(folder: Path, names: Iterable[str], what: str = "") -> None:
-    """Checks that files can be written into a folder, which is no run directory; `what` ends its fix."""
+    """Checks that files can be written into a folder that is not a run directory; `what` ends the message."""
     for name in names:
         check_writable(folder / name)
     if (folder / "config.json").exists():
         raise FdgError(f"--out {folder} is a run directory: give another folder{what}")
 
 
-def refused(path: object, error: Exception, how: str = "written") -> FdgError:
-    """The error that `path` cannot be `how`, with the system's message."""
-    return FdgError(f"{path} cannot be {how}: {getattr(error, 'strerror', None) or error}")
+def path_error(path: object, error: Exception, participle: str = "written") -> FdgError:
+    """The error "`path` cannot be `participle`", with the system's message."""
+    return FdgError(f"{path} cannot be {participle}: {getattr(error, 'strerror', None) or error}")

@@ -410,7 +410,7 @@ def test_files_and_checkpoints_of_a_run_that_are_others(run, tmp_path):
     for file in others:
         said = refused(lambda file=file: base_of({"config": str(file)}))
         near = config if file.parent == run.path else "the config.json of a run directory"
-        assert said == f"{file} is no configuration of a run: give {near}"
+        assert said == f"{file} is not the configuration of a run: give {near}"
     said = refused(lambda: fdg.load(run.path, checkpoint=3))
     assert said.endswith("has no such checkpoint: give 1, 2 or 'last'")
     assert "use the run as it is, without --member" in refused(lambda: run.member(seed=0))

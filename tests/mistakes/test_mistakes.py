@@ -258,7 +258,7 @@ MISTAKES = {
     ),
     "no file of a policy": (
         lambda: fdg.load_exported(__file__),
-        "is no exported policy",
+        "is not an exported policy",
         "give the .jax file that run.export or fdg.export wrote",
     ),
     **{

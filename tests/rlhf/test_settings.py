@@ -22,7 +22,7 @@ from fdg.commands.preset_flags import line as presets_line
 from fdg.errors import FdgError
 from fdg.settings.fields import OF_NETWORK
 from fdg.training.fit import make_job
-from fdg.training.sweep import Sweep, changed
+from fdg.training.sweep import Sweep, replace_fields
 
 ENV = envs.make("text:sorting")
 LEARNERS = ("sft", "grpo", "dpo", "ppo_rlhf", "reward_model")
@@ -140,14 +140,14 @@ def test_micro_batches_larger_than_a_minibatch_and_smaller_than_an_iteration():
 
 def test_trials_of_a_search_follow_in_what_changes_no_number():
     grpo = algos.make("grpo", ENV)
-    tried = changed(grpo, {"group_size": 5})
+    tried = replace_fields(grpo, {"group_size": 5})
     job = make_job(grpo, policies.GPUOnly(), total_steps=grpo.steps_per_iteration).changed(tried)
     said = job.described["hyperparameters"]
     assert tried.micro_batch == said["micro_batch"] == 20 and said["group_size"] == 5
     swept = Sweep(grpo, (("learning_rate", (1e-3, 1e-4)),)).changed(group_size=5)
     assert swept.algorithm == tried
     with pytest.raises(FdgError, match="num_minibatches=3 does not divide"):
-        changed(grpo, {"num_minibatches": 3})
+        replace_fields(grpo, {"num_minibatches": 3})
 
 
 def test_a_variant_and_a_correction_go_before_a_preset():

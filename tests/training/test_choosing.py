@@ -169,7 +169,7 @@ def test_a_lag_that_is_asked_for_is_a_number_in_the_configuration():
     settled = ready(job, plans_only=True)
     lag = settled.job.policy.lag
     assert type(lag) is int and settled.job.config["lag"] == lag and lag in range(5)
-    assert f"lag: {lag} of 2 micro-batches an iteration" in settled.said
+    assert f"lag: {lag} of 2 micro-batches per iteration" in settled.said
     again = ready(settled.job, plans_only=True)
     assert (again.job.policy, again.said) == (settled.job.policy, "")
 

@@ -151,7 +151,7 @@ def test_the_command_writes_tables_and_pictures_equal_ones_each_time(tmp_path, c
     [
         ([], "the following arguments are required: RUN_DIR"),
         (["none"], "no run in none (it has no config.json): give"),
-        (["a", "a"], "a is there twice, and would count as another seed: name each run once"),
+        (["a", "a"], "a is given twice, and would count as another seed: name each run once"),
         (["a", "--out", "a"], "--out a is a run directory: give another folder"),
         (["a", "--out", "a/config.json"], "cannot be written"),
         (["a", "b", "--label", "one"], "1 label for 2 runs: give one for each"),
@@ -170,7 +170,7 @@ def test_python_says_what_is_wrong_in_one_line(tmp_path):
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "config.json").write_text('{"algo": "ppo", "env": "CartPole-v1"}')
     for runs, said in (
-        ([tmp_path / "odd"], "odd/config.json is no configuration of a run: give the config.json of"),
+        ([tmp_path / "odd"], "odd/config.json is not the configuration of a run: give the config.json of"),
         ("runs", "compare(runs='runs'): give a sequence of strings: write ['runs']"),
         ([], "give at least one run directory"),
     ):

@@ -136,7 +136,7 @@ def test_any_bit_that_is_flipped_is_noticed(package, tmp_path):
         flipped = bytearray(package)
         flipped[at // 8] ^= 1 << at % 8
         path.write_bytes(flipped)
-        with pytest.raises(FdgError, match="is no exported policy"):
+        with pytest.raises(FdgError, match="is not an exported policy"):
             fdg.load_exported(path)
 
 
@@ -173,7 +173,7 @@ def test_a_file_of_a_jax_of_long_ago_or_to_come_says_so(package, tmp_path):
     old = json.dumps({**facts, "jax": "0.4.1"})
     with pytest.raises(FdgError, match=r"written by JAX 0\.4\.1"):
         fdg.load_exported(repacked(path, package, policy_json=old, policy_jax=b"nothing"))
-    with pytest.raises(FdgError, match="is no exported policy"):
+    with pytest.raises(FdgError, match="is not an exported policy"):
         fdg.load_exported(repacked(path, package, policy_jax=b"nothing"))
 
 
@@ -197,7 +197,7 @@ def test_packages_of_earlier_versions_and_of_others(package, tmp_path):
     wide = {**facts, "observation": {"shape": ["N", 5], "dtype": "float32"}}
     refused(r"float32 \[5\], where its program has float32\[N,4\]", policy_json=json.dumps(wide))
     refused("its arguments are not", policy_json=json.dumps({**facts, "arguments": ["observation", "mask"]}))
-    refused("has no shapes and dtypes", policy_json=json.dumps({**facts, "observation": {"parts": {}}}))
+    refused("lacks shapes and dtypes", policy_json=json.dumps({**facts, "observation": {"parts": {}}}))
     refused("its actions or results do not match", policy_json=json.dumps({**facts, "actions": "both"}))
     path.write_bytes(package[:-100] + package[-100:].replace(b"sha256:", b"sha999:"))
     with pytest.raises(FdgError, match="it is damaged"):

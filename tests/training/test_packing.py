@@ -143,8 +143,8 @@ def test_the_hub_is_an_extra(monkeypatch):
     [
         (["pack"], "RUN_DIR"),
         (["pack", "none"], "no run in none (it has no config.json)"),
-        (["pack", "run", "--out", "run"], "--out run is there already, and not empty: give a new folder"),
-        (["pack", "run", "--out", "run/config.json"], "is there already, and not empty"),
+        (["pack", "run", "--out", "run"], "--out run exists already and is not empty: give a new folder"),
+        (["pack", "run", "--out", "run/config.json"], "exists already and is not empty"),
         (["pack", "run", "--checkpoint", "7", "--trust"], "--checkpoint 7: run has no such checkpoint: give"),
         (["pack", "run", "--checkpoint", "best", "--trust"], "only runs with --eval-every N keep one"),
         (["pack", "run", "--push", "name"], "--push name: give USER/NAME"),

@@ -42,7 +42,7 @@ def test_a_gif_of_episodes_side_by_side(run, capsys):
     # As long as the longer of the two episodes that the same seed plays.
     import jax
 
-    played = playing.played_episodes(run.algorithm, run.state, jax.random.key(3), 2, True, 1000)
+    played = playing.play_episodes(run.algorithm, run.state, jax.random.key(3), 2, True, 1000)
     assert all(episode.finished for episode in played)
     assert len(shown) == max(len(episode.reward) for episode in played)
     assert np.abs(shown[0].astype(int) - shown[5]).max() > 50
@@ -148,7 +148,7 @@ def test_who_draws_itself_starts_from_the_seed(monkeypatch):
             source, max_episode_steps = Source(), None
 
     monkeypatch.setattr(playing, "Acting", lambda *words: words)
-    seeds = {playing.played_episodes(Algorithm, {}, jax.random.key(i), 2, True, 9) for i in range(3)}
+    seeds = {playing.play_episodes(Algorithm, {}, jax.random.key(i), 2, True, 9) for i in range(3)}
     assert len(seeds) == 3 and {one[:2] for one in seeds} == {(2, 9)}
     assert max(seed for *_, seed in seeds) > 2**20
 

@@ -19,7 +19,7 @@ def population(**fields):
 
 
 def member_of(number, score, rate=0.1):
-    member = population().joined(jax.random.key(number))
+    member = population().initial_membership(jax.random.key(number))
     member = member._replace(total=jnp.float32(score), episodes=jnp.float32(1.0))
     return SweptState({"rate": jnp.float32(rate)}, {}, member)
 
@@ -49,9 +49,9 @@ def test_exploring_stays_within_bounds():
 
 
 def test_scores_are_means_over_episodes():
-    member = population().joined(jax.random.key(0))
+    member = population().initial_membership(jax.random.key(0))
     for value, episodes in ((10.0, 1.0), (jnp.nan, 0.0), (4.0, 3.0)):
-        member = population().counted(member, {"episode_return": value, "episodes": episodes})
+        member = population().add_iteration(member, {"episode_return": value, "episodes": episodes})
     assert int(member.iterations) == 3
     assert float(population().known(SweptState({}, {}, member))) == pytest.approx(22.0 / 4.0)
 

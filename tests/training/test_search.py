@@ -50,7 +50,7 @@ def test_space_there_and_back():
         ("hidden", "names no values"),
         ("width=1,x", "is not an integer"),
         ("width=1,1", "twice"),
-        ("width=1 width=2", "width is there twice"),
+        ("width=1 width=2", "width is given twice"),
         ("rate=log:0..1", "above zero"),
         ("rate=lin:2..1", "from the lower"),
         ("width=lin:a..b", "from one number to another"),

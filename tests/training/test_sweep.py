@@ -57,7 +57,7 @@ def test_grid_there_and_back():
         ("rate=1,,2", "'' is not a number"),
         ("rate=1,nan", "'nan' is not a number"),
         ("rate=1e99", "float32"),
-        ("rate=1 rate=2", "rate is there twice"),
+        ("rate=1 rate=2", "rate is given twice"),
         ("rate=0.1,0.10000000001", "twice (as float32)"),
         ("rate=log:0..1x3", "begins above zero"),
         ("rate=log:1..0.1x3", "from the lower number"),
@@ -165,7 +165,7 @@ def test_every_float_is_in_the_program(name):
         (small(), {"learning_rate": [0.1, -0.1]}, "learning_rate=-0.1: it must be above"),
         (small(), {"discount": [0.9, 1.5]}, "it must be from 0 to 1"),
         (Descent(), {"rate": [-1.0]}, "rate=-1: rate=-1.0: it must not be negative"),
-        (Descent(), {"width": [3]}, "a sweep is of rate, pull, offset"),
+        (Descent(), {"width": [3]}, "a sweep can have rate, pull, offset"),
         (object(), {"rate": [1.0]}, "has no fields"),
     ],
 )  # fmt: skip
@@ -285,9 +285,9 @@ def test_no_such_member(swept, asked, said):
 
 
 def test_a_run_that_is_no_sweep_has_no_members(separate):
-    with pytest.raises(FdgError, match="is no sweep"):
+    with pytest.raises(FdgError, match="is not a sweep"):
         separate.member(agent=0)
-    with pytest.raises(FdgError, match="is no sweep"):
+    with pytest.raises(FdgError, match="is not a sweep"):
         _ = separate.best
 
 
@@ -333,7 +333,7 @@ def test_results_by_hand():
     assert best_of(found) == 0  # a point that lost an agent comes last
     evaluated = point_results(sweep, rows, [1.0, 2.0, 3.0, 4.0])
     assert [one.mean for one in evaluated] == [1.5, 3.5] and best_of(evaluated) == 1
-    lost = point_results(sweep, rows, [1.0, 2.0, 3.0, 4.0], failed=[3], seed=10)[1].said()
+    lost = point_results(sweep, rows, [1.0, 2.0, 3.0, 4.0], failed=[3], seed=10)[1].entry()
     assert np.isnan(lost["mean"]) and lost["failed_seeds"] == [11]  # the second seed of its point
     low, high = evaluated[1].interval
     assert 3.0 <= low <= 3.5 <= high <= 4.0
