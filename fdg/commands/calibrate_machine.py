@@ -29,74 +29,74 @@ FLAGS = (
         "out",
         str | None,
         None,
-        "the file to write (None: in the user's cache directory, where it is looked for)",
+        "the file to write (None: in the user's cache directory, where fdg reads it)",
     ),
-    Flag(
-        "disturbed", bool, False, "keep what was measured, even if other programs had the machine meanwhile"
-    ),
-    Flag("show", bool, False, "print the calibration that there is, and measure nothing"),
+    Flag("disturbed", bool, False, "save the figures even if other programs used the machine meanwhile"),
+    Flag("show", bool, False, "print the stored calibration, and measure nothing"),
 )
 
 
-_ABOUT = "Measures this machine's rates, in about three minutes; keep it quiet meanwhile."
+_ABOUT = "Measures this machine's rates, in about three minutes, in which it should run nothing else."
 
 
-def _calibrate(given: dict[str, Any]) -> None:
+def _calibrate(flags: dict[str, Any]) -> None:
     """Measures, writes the file and prints the figures."""
     make_host_devices(max(2, usable_cores()))
     devices = jax.local_devices()
-    out = Path(given["out"]) if given["out"] else machine.path_of(devices[0].device_kind)
+    out = Path(flags["out"]) if flags["out"] else machine.path_of(devices[0].device_kind)
     if out is None:
-        raise FdgError("there is no home directory to keep a calibration in: give --out FILE")
-    if given["show"]:
-        found = machine.read(out)
-        machine.check_machine(found, out)
-        print(calibration_table(found))
+        raise FdgError("there is no home directory to save a calibration in: give --out FILE")
+    if flags["show"]:
+        result = machine.read(out)
+        machine.check_machine(result, out)
+        print(calibration_table(result))
         return
-    becomes_a_file = not out.exists() or out.is_file() or out.is_dir()  # a device or a pipe is written into
+    is_regular = (
+        not out.exists() or out.is_file() or out.is_dir()
+    )  # else it is a device or a pipe: write into it
     try:
-        if becomes_a_file:
+        if is_regular:
             check_writable(out)
     except FdgError as error:
         raise FdgError(f"{error}: give --out FILE") from None
 
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         print(f"measuring: {line}", flush=True)
 
     def time_jobs() -> Mapping[str, float]:
         return {
-            job.key: seconds for job, seconds in time_reference_jobs(REFERENCE_JOBS, devices, say).items()
+            job.key: seconds for job, seconds in time_reference_jobs(REFERENCE_JOBS, devices, report).items()
         }
 
-    found = fitted_to_jobs(calibrate(devices, say, time_jobs))
-    print(calibration_table(found))
-    if found.is_disturbed and not given["disturbed"]:
+    result = fitted_to_jobs(calibrate(devices, report, time_jobs))
+    print(calibration_table(result))
+    if result.is_disturbed and not flags["disturbed"]:
         raise FdgError(
             f"calibrate: other programs used this machine meanwhile: repeats of a measurement differ by"
-            f" {found.unrest:.0%}, at most {machine.AT_MOST_UNREST:.0%} is allowed; nothing was saved: run it"
-            f" again once the machine is idle, or with --disturbed true"
+            f" {result.unrest:.0%}, at most {machine.MAX_UNREST:.0%} is allowed; nothing was saved: run"
+            f" it again once the machine is idle, or with --disturbed true"
         )
-    text = json.dumps(found.as_json(), indent=1) + "\n"
-    if becomes_a_file:
+    text = json.dumps(result.as_json(), indent=1) + "\n"
+    if is_regular:
         with writing(out):
-            files.write(out.resolve(), text.encode())  # follow a link, do not replace it
+            files.write(out.resolve(), text.encode())  # follows a link instead of replacing it
     else:
         out.write_text(text)
-    print(f"\nin {found.seconds:.0f} s; written to {out}")
+    print(f"\nin {result.seconds:.0f} s; written to {out}")
 
 
 main = Command("python -m fdg.calibrate", _ABOUT, FLAGS, _calibrate)
 
 
 def calibration_table(calibration: Calibration) -> str:
-    """The figures as a table."""
+    """The figures of a calibration as a table."""
     rows = []
     figures = {**calibration.kind.figures}
-    for word, link in (("inside", calibration.inside), ("between", calibration.between)):
-        figures.update({f"{word}: {name}": getattr(link, name) for name in ("latency", "bandwidth", "call")})
+    for place, link in (("inside", calibration.inside), ("between", calibration.between)):
+        figures.update({f"{place}: {name}": getattr(link, name) for name in ("latency", "bandwidth", "call")})
     for name, figure in figures.items():
-        last = name.rpartition(": ")[2]
-        if last in TIMES or last in ("latency", "call"):
+        quantity_name = name.rpartition(": ")[2]
+        if quantity_name in TIMES or quantity_name in ("latency", "call"):
             scale, unit = (1e9, "ns") if figure.value < 1e-6 else (1e6, "us")
             value = quantity(figure.value * scale, unit)
         elif name in ("parallel", "convolution"):
@@ -109,16 +109,22 @@ def calibration_table(calibration: Calibration) -> str:
 
 
 def _fit_overheads(calibration: Calibration) -> list[str]:
-    """Overheads that were fitted to reference jobs."""
+    """The table of parameters that were fitted to reference jobs; empty if none were."""
     kind = calibration.kind
     if kind.joined is None or kind.overheads is None:
         return []
-    lost, here = dataclasses.asdict(OVERHEADS[kind.platform]), dataclasses.asdict(kind.overheads)
+    defaults, fitted_overheads = (
+        dataclasses.asdict(OVERHEADS[kind.platform]),
+        dataclasses.asdict(kind.overheads),
+    )
     rows = [
-        (f"{word}: {name}", f"{value:.3g}", f"{usual[name]:.3g}")
-        for word, usual, fitted in (("joined", JOINED[kind.platform], kind.joined), ("lost", lost, here))
-        for name, value in fitted.items()
-        if value != usual[name]
+        (f"{group}: {name}", f"{value:.3g}", f"{default_values[name]:.3g}")
+        for group, default_values, values in (
+            ("joined", JOINED[kind.platform], kind.joined),
+            ("lost", defaults, fitted_overheads),
+        )
+        for name, value in values.items()
+        if value != default_values[name]
     ]
-    head = [f"fitted to {len(calibration.jobs)} jobs", "here", f"a {kind.platform} elsewhere"]
+    head = [f"fitted to {len(calibration.jobs)} jobs", "here", f"default of a {kind.platform}"]
     return ["", *table(head, rows, numeric=(1, 2))]

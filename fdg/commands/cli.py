@@ -20,8 +20,8 @@ from fdg.processes.peers import LostError
 from fdg.running.program_cache import remove_corrupt_entry
 from fdg.shadowing import shadowed_package, unimportable_folder
 
-_SLOW_SECONDS = 5.0
-_CAUSE_SECONDS = 5.0  # a collective fails a moment before the process that broke it is known
+_SLOW_S = 5.0
+_CAUSE_TIMEOUT_S = 5.0  # to wait: a collective fails shortly before the process that broke it is known
 
 
 def train_main(argv: Sequence[str] | None = None) -> int:
@@ -31,17 +31,17 @@ def train_main(argv: Sequence[str] | None = None) -> int:
         from fdg.commands.parse import CommandLine
         from fdg.training import run_directory
 
-        line = CommandLine(argv)
-        line.join()
-        if not distributed.is_first():  # here, not in Python alone: gloo prints as well
+        command_line = CommandLine(argv)
+        command_line.join()
+        if not distributed.is_first():  # redirects the descriptor, since gloo prints to it
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        job = line.job(
+        job = command_line.job(
             "python -m fdg.train", "Trains an algorithm on an environment, under a distribution policy."
         )
         if job.out is not None and not job.resumes and distributed.is_first():
-            run_directory.check_free(job.out)  # before anything that takes long
+            run_directory.check_free(job.out)  # before slow work
         from fdg.commands import preset_flags
-        from fdg.training import loop  # imports algorithms, which may start JAX: print the line first
+        from fdg.training import loop  # may start JAX
 
         if job.described["env"] is not None and not job.resumes:
             record, algo, env_name = job.record, job.described["algo"], job.described["env"]
@@ -50,8 +50,8 @@ def train_main(argv: Sequence[str] | None = None) -> int:
             loop.say(preset_flags.line(name, preset, algo, env_name, follows, steps))
         if job.rounded is not None:
             loop.say(job.rounded)
-        for line in job.unused_setting_messages if distributed.is_first() else ():
-            warnings.warn(line, FdgWarning, stacklevel=2)
+        for command_line in job.beyond if distributed.is_first() else ():
+            warnings.warn(command_line, FdgWarning, stacklevel=2)
         if job.optuna is not None:
             from fdg.commands.search_flags import search_of
             from fdg.training.search import carry_out_search
@@ -59,13 +59,13 @@ def train_main(argv: Sequence[str] | None = None) -> int:
             _, _, caught = carry_out_search(job, search_of(job))
         else:
             caught = loop.carry_out(job).caught
-        return 0 if caught is None else 128 + caught  # of a signal
+        return 0 if caught is None else 128 + caught  # `caught` is a signal
 
     return guarded(run, argv)
 
 
 def plan_main(argv: Sequence[str] | None = None) -> int:
-    """`python -m fdg.plan`: prints graph and plan for the flags of `fdg.train`, without running.
+    """`python -m fdg.plan`: prints graph and plan of a job of `fdg.train`, and runs nothing.
 
     The devices of `--devices` need not exist.
     """
@@ -77,35 +77,38 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         from fdg.costs.machine import cluster_for
         from fdg.training.settling import ready, too_small_micro_batch
 
-        line = CommandLine(argv, (replay.FLAG, *cluster.FLAGS))
-        drawn, elsewhere = replay.take_lengths(line.given), cluster.take_flags(line.given)
-        job = line.job("python -m fdg.plan", f"{cluster.ABOUT} {replay.ABOUT}", runs=False)
-        if elsewhere:
-            with _said_if_slow("tracing ..."):
-                found = cluster.lines(job, elsewhere)
-            found += [replay.report_of(job.algorithm, job.policy, drawn)] if drawn else []
-            print(*found, sep="\n\n", flush=True)
+        command_line = CommandLine(argv, (replay.FLAG, *cluster.FLAGS))
+        lengths, cluster_flags = (
+            replay.take_lengths(command_line.given),
+            cluster.take_flags(command_line.given),
+        )
+        job = command_line.job("python -m fdg.plan", f"{cluster.ABOUT} {replay.ABOUT}", runs=False)
+        if cluster_flags:
+            with _notice_if_slow("tracing ..."):
+                reports = cluster.lines(job, cluster_flags)
+            reports += [replay.report_of(job.algorithm, job.policy, lengths)] if lengths else []
+            print(*reports, sep="\n\n", flush=True)
             return 0
-        with _said_if_slow("tracing ..."):
+        with _notice_if_slow("tracing ..."):
             settled = ready(job, plans_only=True)
         job, devices = settled.job, settled.devices
         plan = fdg.place(settled.graph, job.policy, devices, job.agents)
-        said = [*([settled.said] if settled.said else []), settled.graph, plan]
+        sections = [*([settled.said] if settled.said else []), settled.graph, plan]
         if idle := too_small_micro_batch(job.algorithm, plan):
-            said.append(f"hint: {idle}")
-        if drawn:
-            stream = replay.report_of(job.algorithm, job.policy, drawn)
-            said.append(f"{stream}\n{replay.idle(plan, cluster_for(devices))}")
-        print(*said, *([f"devices: {settled.why}"] if settled.why else []), sep="\n\n", flush=True)
+            sections.append(f"hint: {idle}")
+        if lengths:
+            stream = replay.report_of(job.algorithm, job.policy, lengths)
+            sections.append(f"{stream}\n{replay.idle(plan, cluster_for(devices))}")
+        print(*sections, *([f"devices: {settled.why}"] if settled.why else []), sep="\n\n", flush=True)
         return 0
 
     return guarded(run, argv)
 
 
 @contextlib.contextmanager
-def _said_if_slow(line: str) -> Iterator[None]:
+def _notice_if_slow(line: str) -> Iterator[None]:
     """Prints `line` on standard error if the block takes longer than five seconds."""
-    timer = threading.Timer(_SLOW_SECONDS, lambda: print(line, file=sys.stderr, flush=True))
+    timer = threading.Timer(_SLOW_S, lambda: print(line, file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()
     try:
@@ -117,20 +120,20 @@ def _said_if_slow(line: str) -> Iterator[None]:
 def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """Runs a command. An `FdgError` becomes one line on standard error and exit status 2.
 
-    A failure on the host during a run becomes one line and exit status 1. With several processes, one that
-    fails ends the others.
+    A failure on the host during a run becomes one line and exit status 1. If one of several processes fails,
+    the others end too.
     """
     try:
-        sys.path.insert(0, os.getcwd())  # for --algo module:Class, whichever way the command was started
+        sys.path.insert(0, os.getcwd())  # for --algo module:Class
     except OSError as error:
-        return _fail(f"the current folder cannot be used ({error.strerror}): change to another one")
-    ctrl_c.set_peer_notifier(lambda line: distributed.abandon(line, ctrl_c.STATUS, "was interrupted"))
+        return _fail(f"the current folder cannot be used ({error.strerror}): change to another folder")
+    ctrl_c.set_peer_notifier(lambda problem: distributed.abandon(problem, ctrl_c.STATUS, "was interrupted"))
     try:
-        if line := shadowed_package():
-            return _fail(line)
-        with _said_in_one_line(), infrequent_gc():
-            if line := unimportable_folder():
-                warnings.warn(line, FdgWarning, stacklevel=2)
+        if problem := shadowed_package():
+            return _fail(problem)
+        with _one_line_warnings(), infrequent_gc():
+            if problem := unimportable_folder():
+                warnings.warn(problem, FdgWarning, stacklevel=2)
             status = _status(run, sys.argv[1:] if argv is None else argv)
         distributed.leave()
         if status == ctrl_c.STATUS and ctrl_c.is_installed():
@@ -149,21 +152,23 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         distributed.abandon("", CLOSED_PIPE, "lost its standard output")
         return CLOSED_PIPE
     except Exception as error:
-        too_much = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
-        if too_much or isinstance(error, MemoryError):
-            first = (str(error) or "no memory").splitlines()[0]
-            return _fail(f"out of memory ({first}): use a smaller batch, or more devices")
+        is_out_of_memory = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(
+            error
+        )
+        if is_out_of_memory or isinstance(error, MemoryError):
+            first_line = (str(error) or "no memory").splitlines()[0]
+            return _fail(f"out of memory ({first_line}): use a smaller batch, or more devices")
         if isinstance(error, OverflowError):
             return _fail(f"a number is too large ({one_line(error)}): use smaller sizes, or fewer steps")
         if isinstance(error, OSError) and error.strerror:
-            where = f"{error.filename}: " if error.filename is not None else ""
-            return _fail(f"{where}{error.strerror}", 1)
+            file_prefix = f"{error.filename}: " if error.filename is not None else ""
+            return _fail(f"{file_prefix}{error.strerror}", 1)
         if isinstance(error, jax.errors.JaxRuntimeError) and "MLIR failure" in str(error):
             fix = "try other sizes, or --xla-options xla_cpu_use_fusion_emitters=false"
             return _fail(f"XLA cannot compile this program ({one_line(error)}): {fix}", 1)
         if isinstance(error, jax.errors.JaxRuntimeError) and (cause := host_error(error)):
             return _fail(str(cause), 1)
-        if lost := distributed.lost(_CAUSE_SECONDS):
+        if lost := distributed.lost(_CAUSE_TIMEOUT_S):
             return _fail(str(lost), lost.status)
         distributed.abandon(traceback.format_exc().rstrip(), 1, f"failed: {type(error).__name__}: {error}")
         raise
@@ -172,25 +177,25 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
 
 
 @contextlib.contextmanager
-def _said_in_one_line() -> Iterator[None]:
-    """Prints fdg's warnings on one line each, and escapes characters that the output's encoding lacks."""
+def _one_line_warnings() -> Iterator[None]:
+    """Prints each warning of fdg on one line; escapes characters that the output's encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
         warnings.simplefilter("always", FdgWarning)
-        usual = warnings.showwarning
+        default_show = warnings.showwarning
 
-        def show(message: Any, category: type[Warning], *more: Any, **named: Any) -> None:
+        def show_warning(message: Any, category: type[Warning], *positional: Any, **keywords: Any) -> None:
             if issubclass(category, FdgWarning):
                 lines = [" ".join(line.split()) for line in str(message).splitlines()]
                 print("warning:", "\n  ".join(lines), file=sys.stderr, flush=True)
             elif line := remove_corrupt_entry(str(message)):
                 print("warning:", line, file=sys.stderr, flush=True)
             else:
-                usual(message, category, *more, **named)
+                default_show(message, category, *positional, **keywords)
 
-        warnings.showwarning = show
+        warnings.showwarning = show_warning
         yield
 
 
@@ -198,7 +203,7 @@ def _status(run: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     try:
         return run(argv)
     except SystemExit as exit:  # --help
-        if isinstance(exit.code, str):  # as Python takes it
+        if isinstance(exit.code, str):  # Python prints a text and exits with status 1
             print(exit.code, file=sys.stderr)
             return 1
         return int(exit.code or 0)

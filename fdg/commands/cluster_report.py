@@ -1,10 +1,10 @@
-"""Throughput, cost and goodput of a plan on a cluster with stragglers and failures.
+"""Throughput, cost and goodput of plans on a cluster with stragglers and failures.
 
-A job on N devices fails N times as often as a device. After a failure it loads the last checkpoint and
-repeats the work since then. The best interval between checkpoints is known to first order (Young 1974, "A
-First Order Approximation to the Optimum Checkpoint Interval") and to higher order (Daly 2006, "A Higher Order
-Estimate of the Optimum Checkpoint Interval for Restart Dumps", equation 37); `simulate` draws failures
-instead. Goodput is the fraction of time that is useful work.
+A job on N devices fails N times as often as one device. After a failure it loads the last checkpoint and
+repeats the work since then. Formulas of first order (Young 1974, "A First Order Approximation to the Optimum
+Checkpoint Interval") and of higher order (Daly 2006, "A Higher Order Estimate of the Optimum Checkpoint
+Interval for Restart Dumps", equation 37) give the best interval between checkpoints; `simulate` draws
+failures instead. Goodput is the fraction of time that is useful work.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ from fdg.training.curves import figure_of, finish, style
 
 @dataclasses.dataclass(frozen=True)
 class FailureModel:
-    """A job with failures."""
+    """How often a job fails, and what checkpoints and failures cost."""
 
-    between: float  # mean seconds between failures of the whole job; infinite for none
-    save: float  # seconds to save a checkpoint, in which nothing else runs
+    between: float  # mean seconds between failures of the whole job; infinite if it never fails
+    save: float  # seconds to save a checkpoint; nothing else runs meanwhile
     restart: float  # seconds from a failure until the last checkpoint is loaded
 
     def __post_init__(self) -> None:
@@ -41,14 +41,14 @@ class FailureModel:
 
 
 def failure_model(cluster: Cluster, devices: int, state_bytes: float) -> FailureModel:
-    """The failure rates of a job, from its number of devices on a cluster and the size of its state."""
+    """The failure model of a job on this number of a cluster's devices, with a state of this size."""
     rate = cluster.failures * devices / 3600
     between = 1 / rate if rate else math.inf
     return FailureModel(between, state_bytes / cluster.storage, cluster.restart)
 
 
 def young(job: FailureModel) -> float:
-    """The best seconds of work between checkpoints, to first order.
+    """The best interval in seconds of work between checkpoints, to first order.
 
     >>> young(FailureModel(between=86_400, save=60, restart=300))
     3219.9...
@@ -57,7 +57,7 @@ def young(job: FailureModel) -> float:
 
 
 def daly(job: FailureModel) -> float:
-    """The best seconds of work between checkpoints, to higher order.
+    """The best interval in seconds of work between checkpoints, to higher order.
 
     >>> daly(FailureModel(between=86_400, save=60, restart=300))
     3180.06...
@@ -66,82 +66,83 @@ def daly(job: FailureModel) -> float:
         return math.inf
     if job.save >= 2 * job.between:
         return job.between
-    part = job.save / (2 * job.between)
-    return math.sqrt(2 * job.save * job.between) * (1 + math.sqrt(part) / 3 + part / 9) - job.save
+    ratio = job.save / (2 * job.between)
+    return math.sqrt(2 * job.save * job.between) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - job.save
 
 
 def expected_goodput(job: FailureModel, interval: float) -> float:
-    """Expected goodput if failures are a Poisson process (Daly, equation 13)."""
+    """The expected goodput if failures are a Poisson process (Daly 2006, equation 13)."""
     if math.isinf(job.between):
         return interval / (interval + job.save) if not math.isinf(interval) else 1.0
     try:
-        whole = (
+        total = (
             job.between
             * math.exp(job.restart / job.between)
             * math.expm1((interval + job.save) / job.between)
         )
     except OverflowError:
         return 0.0
-    return interval / whole
+    return interval / total
 
 
 def simulate(job: FailureModel, interval: float, work: float, seed: int = 0) -> float:
-    """Goodput in a simulation with random failures.
+    """The goodput of a simulation with random failures.
 
-    `interval` and `work` are seconds of work: between checkpoints, and in total.
+    `interval` is the seconds of work between checkpoints, and `work` the total.
     """
     random = np.random.default_rng(seed)
-    most = 1e3 * (work + job.restart + job.save)
+    time_limit = 1e3 * (work + job.restart + job.save)
     now = done = 0.0
     failure = now + random.exponential(job.between) if not math.isinf(job.between) else math.inf
     while done < work:
-        # Whole intervals until it fails, all at once: there may be millions.
-        ready = work - done <= interval
-        whole = 0 if ready else math.floor((min(failure, now + most) - now) / (interval + job.save))
-        whole = max(0, min(whole, math.ceil((work - done) / interval) - 1))
-        now, done = now + whole * (interval + job.save), done + whole * interval
-        left = min(interval, work - done)
-        end = now + left + (job.save if done + left < work else 0.0)
+        # All whole intervals before the failure are one step, since there may be millions.
+        is_last = work - done <= interval
+        seconds = min(failure, now + time_limit) - now
+        num_intervals = 0 if is_last else math.floor(seconds / (interval + job.save))
+        num_intervals = max(0, min(num_intervals, math.ceil((work - done) / interval) - 1))
+        now, done = now + num_intervals * (interval + job.save), done + num_intervals * interval
+        remaining = min(interval, work - done)
+        end = now + remaining + (job.save if done + remaining < work else 0.0)
         if end <= failure:
-            now, done = end, done + left
+            now, done = end, done + remaining
             continue
         now = failure
-        if job.restart > 30 * job.between:  # it fails again while it starts, practically for ever
+        if job.restart > 30 * job.between:  # it practically always fails again while it restarts
             return 0.0
-        while (failure := now + random.exponential(job.between)) <= now + job.restart and now < most:
+        while (failure := now + random.exponential(job.between)) <= now + job.restart and now < time_limit:
             now = failure
         now += job.restart
-        if now > most:
+        if now > time_limit:
             return done / now
     return work / now
 
 
 def best_interval(job: FailureModel, intervals: Sequence[float], work: float) -> tuple[float, float]:
     """The interval with the highest mean goodput of eight simulations, and that goodput."""
-    found = {
+    goodputs = {
         interval: float(np.mean([simulate(job, interval, work, seed) for seed in range(8)]))
         for interval in intervals
     }
-    best = max(found, key=lambda interval: found[interval])
-    return best, found[best]
+    best = max(goodputs, key=lambda interval: goodputs[interval])
+    return best, goodputs[best]
 
 
-_WORK = 200.0  # times the mean time between failures: the work of a simulated job
+_WORK_RATIO = 200.0  # work of a simulated job, in mean times between failures
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A plan on a cluster."""
+    """A plan on a cluster, with its predictions."""
 
     plan: Plan
     prediction: Prediction  # the predicted iteration without stragglers
-    straggling: float  # slow-down of an iteration by stragglers; 1 for none
+    straggling: float  # factor by which stragglers lengthen an iteration
     steps_per_s: float  # environment steps per second, with stragglers, without failures
     job: FailureModel  # its failures
-    # best seconds of work between checkpoints: (Young, Daly, best simulated)
+    # best interval in seconds of work between checkpoints: (Young, Daly, best simulated)
     save_every: tuple[float, float, float]
-    goodput: tuple[float, float]  # (by Daly's formula, simulated)
-    price_per_million: float  # price of a million steps, with failures
+    goodput: tuple[float, float]  # (Daly's formula, simulated)
+    price_per_million: float  # price per million steps, with failures
 
     @property
     def where(self) -> tuple[str, str]:
@@ -152,97 +153,98 @@ class Point:
 def point(plan: Plan, cluster: Cluster, steps: int) -> Point:
     """Predicts a plan with stragglers and failures.
 
-    `steps` are those of an iteration, of all agents together.
+    `steps` is the number of environment steps per iteration, summed over agents.
     """
-    alike = predict(plan, dataclasses.replace(cluster, straggling=0.0))
-    slower = 1.0
+    prediction = predict(plan, dataclasses.replace(cluster, straggling=0.0))
+    slowdown = 1.0
     if cluster.straggling:
-        slower = predict(plan, cluster).seconds / alike.seconds
+        slowdown = predict(plan, cluster).seconds / prediction.seconds
     state = plan.graph.of_all(plan.graph.state)
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    job = failure_model(cluster, alike.devices, state_bytes)
-    every, kept = _saving(job)
-    per_second = steps / (alike.seconds * slower)
-    price = cluster.price * plan.num_devices / 3600 / (per_second * kept[1]) * 1e6
-    return Point(plan, alike, slower, per_second, job, every, kept, price)
+    job = failure_model(cluster, prediction.devices, state_bytes)
+    intervals, goodputs = _checkpoint_plan(job)
+    steps_per_second = steps / (prediction.seconds * slowdown)
+    price = cluster.price * plan.num_devices / 3600 / (steps_per_second * goodputs[1]) * 1e6
+    return Point(plan, prediction, slowdown, steps_per_second, job, intervals, goodputs, price)
 
 
-def _saving(job: FailureModel) -> tuple[tuple[float, float, float], tuple[float, float]]:
-    """The checkpoint interval and the goodput."""
+def _checkpoint_plan(job: FailureModel) -> tuple[tuple[float, float, float], tuple[float, float]]:
+    """The checkpoint intervals and the goodputs, as `Point` has them."""
     if math.isinf(job.between):
         return (math.inf, math.inf, math.inf), (1.0, 1.0)
     first_order, higher_order = young(job), daly(job)
     factors = (0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0, 2.8)
-    tried = [higher_order * factor for factor in factors if higher_order > 0] or [1.0]
-    best, kept = best_interval(job, tried, _WORK * job.between)
-    return (first_order, higher_order, best), (expected_goodput(job, higher_order), kept)
+    intervals = [higher_order * factor for factor in factors if higher_order > 0] or [1.0]
+    best_simulated, goodput = best_interval(job, intervals, _WORK_RATIO * job.between)
+    return (first_order, higher_order, best_simulated), (expected_goodput(job, higher_order), goodput)
 
 
 def points_report(points: Sequence[Point], price: bool) -> str:
     """The table of points, and notes on failures below it."""
     header = ["devices", "policy", "iteration", "steps/s", "scaling", "idle"]
-    header += ["between hosts", "memory", "most of it is"]
+    header += ["between hosts", "memory", "largest part"]
     rows = []
-    for one in points:
-        first = next(other for other in points if type(other.plan.policy) is type(one.plan.policy))
-        scaling = one.steps_per_s / first.steps_per_s * first.plan.num_devices / one.plan.num_devices
-        bound, whole = one.prediction.bound, one.prediction.seconds or 1.0
+    for point in points:
+        base = next(base for base in points if type(base.plan.policy) is type(point.plan.policy))
+        scaling = point.steps_per_s / base.steps_per_s * base.plan.num_devices / point.plan.num_devices
+        bound, total = point.prediction.bound, point.prediction.seconds or 1.0
         rows.append(
             (
-                *one.where,
-                duration(one.prediction.seconds * one.straggling),
-                quantity(one.steps_per_s),
+                *point.where,
+                duration(point.prediction.seconds * point.straggling),
+                quantity(point.steps_per_s),
                 f"{scaling:.0%}",
-                ", ".join(f"{group} {share:.0%}" for group, share in one.prediction.idle.items()),
-                quantity(one.prediction.between, "B"),
-                quantity(max(size for _, size in one.plan.memory), "B"),
-                f"{bound} ({one.prediction.shares.get(bound, 0.0) / whole:.0%})",
+                ", ".join(f"{group} {share:.0%}" for group, share in point.prediction.idle.items()),
+                quantity(point.prediction.between, "B"),
+                quantity(max(size for _, size in point.plan.memory), "B"),
+                f"{bound} ({point.prediction.shares.get(bound, 0.0) / total:.0%})",
             )
         )
     lines = table(header, rows, numeric=(0, 2, 3, 4, 6, 7))
     if (
-        any(not math.isinf(one.job.between) for one in points)
+        any(not math.isinf(point.job.between) for point in points)
         or price
-        or any(one.straggling > 1 for one in points)
+        or any(point.straggling > 1 for point in points)
     ):
         header = ["devices", "policy", "stragglers", "fails every", "save every: Young", "Daly", "simulated"]
         header += ["goodput: Daly", "simulated", "price of 1M steps"]
-        lost: list[tuple[str, ...]] = []
-        for one in points:
-            every = [duration(seconds) for seconds in one.save_every]
-            kept = [f"{share:.1%}" for share in one.goodput]
-            cost = f"{one.price_per_million:.4g}" if price else ""
-            slower = f"+{one.straggling - 1:.1%}"
-            lost.append((*one.where, slower, duration(one.job.between), *every, *kept, cost))
-        lines += ["", *table(header, lost, numeric=(0, *range(2, 10)))]
-    unused = [f"{' on '.join(one.where[::-1])}: {line}" for one in points for line in idle_notes(one.plan)]
+        failure_rows: list[tuple[str, ...]] = []
+        for point in points:
+            intervals = [duration(seconds) for seconds in point.save_every]
+            goodputs = [f"{share:.1%}" for share in point.goodput]
+            cost = f"{point.price_per_million:.4g}" if price else ""
+            slowdown = f"+{point.straggling - 1:.1%}"
+            failures = duration(point.job.between)
+            failure_rows.append((*point.where, slowdown, failures, *intervals, *goodputs, cost))
+        lines += ["", *table(header, failure_rows, numeric=(0, *range(2, 10)))]
+    unused = [f"{' on '.join(p.where[::-1])}: {line}" for p in points for line in idle_notes(p.plan)]
     lines += [*([""] if unused else []), *unused]
-    notes = dict.fromkeys(note for one in points for note in one.prediction.notes)
+    notes = dict.fromkeys(note for point in points for note in point.prediction.notes)
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
 def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
-    """Writes a PNG: a line for each policy."""
+    """Plots throughput, idle time, bytes and goodput by devices to a PNG, one line per policy."""
     lines: dict[str, list[Point]] = {}
-    for one in points:
-        lines.setdefault(type(one.plan.policy).__name__, []).append(one)
+    for point in points:
+        lines.setdefault(type(point.plan.policy).__name__, []).append(point)
     figure, *panels = figure_of(4)
     figure.suptitle(title)
-    drawn: dict[str, Callable[[Point], float]] = {
-        "steps/s": lambda one: one.steps_per_s,
-        "idle time of the idlest group, %": lambda one: 100 * max(one.prediction.idle.values(), default=0.0),
-        "bytes over links, an iteration": lambda one: max(one.prediction.inside + one.prediction.between, 1),
-        "goodput, %": lambda one: one.goodput[1] / one.straggling * 100,
+    quantities: dict[str, Callable[[Point], float]] = {
+        "steps/s": lambda p: p.steps_per_s,
+        "idle time of the idlest group, %": lambda p: 100 * max(p.prediction.idle.values(), default=0.0),
+        "bytes over links per iteration": lambda p: max(p.prediction.inside + p.prediction.between, 1),
+        "goodput, %": lambda p: p.goodput[1] / p.straggling * 100,
     }
-    for axes, (label, value) in zip(panels, drawn.items(), strict=True):
-        for i, (name, some) in enumerate(lines.items()):
-            values = [value(one) for one in some]
-            axes.plot([one.plan.num_devices for one in some], values, "o-", color=style(i)[1], label=name)
+    for axes, (label, value) in zip(panels, quantities.items(), strict=True):
+        for i, (name, policy_points) in enumerate(lines.items()):
+            devices, values = zip(*((p.plan.num_devices, value(p)) for p in policy_points), strict=True)
+            axes.plot(devices, values, "o-", color=style(i)[1], label=name)
         axes.set_xscale("log", base=2)
         axes.set(xlabel="devices", ylabel=label)
-    first = points[0]
-    ideal = [first.steps_per_s * one.plan.num_devices / first.plan.num_devices for one in points]
-    panels[0].plot([one.plan.num_devices for one in points], ideal, ":", color="grey", label="linear")
+    smallest = points[0]
+    ideal = [smallest.steps_per_s * point.plan.num_devices / smallest.plan.num_devices for point in points]
+    panels[0].plot([point.plan.num_devices for point in points], ideal, ":", color="grey", label="linear")
     for axes in (panels[0], panels[2]):
         axes.set_yscale("log")
     finish(figure, panels, "devices")

@@ -15,15 +15,15 @@ RUNS: Mapping[str, Any] = {"runs": {"nargs": "+", "metavar": "RUN_DIR", "help": 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command: called with the arguments after its name (None: `sys.argv[1:]`), it returns the status."""
+    """A command. Called with the words after its name (None: `sys.argv[1:]`), it returns the exit status."""
 
     name: str  # program and command, for `--help`: "fdg pack"
     description: str  # the description for `--help`
     flags: Sequence[Flag]  # the command's flags
-    # called with the values of all flags and positional arguments by name; returns the exit status (None: 0).
-    # Its `FdgError`s name flags.
+    # called with the values of all flags and positional arguments by name; returns the exit status (None: 0);
+    # its `FdgError`s name arguments, which are then shown as flags
     handler: Callable[[dict[str, Any]], int | None]
-    # positional words by name, with arguments of `argparse.ArgumentParser.add_argument`
+    # positional arguments by name, with keywords for `argparse.ArgumentParser.add_argument`
     positionals: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
@@ -32,11 +32,11 @@ class Command:
 
     def _run(self, argv: Sequence[str]) -> int:
         parser = Parser(prog=self.name, description=self.description, allow_abbrev=False)
-        for name, settings in self.positionals.items():
-            parser.add_argument(name, **settings)
+        for name, keywords in self.positionals.items():
+            parser.add_argument(name, **keywords)
         add_flags(parser, self.flags)
-        given = parser.parse_strictly(normalise(argv))
+        values = parser.parse_strictly(normalise(argv))
         try:
-            return self.handler({**{flag.name: flag.default for flag in self.flags}, **given}) or 0
+            return self.handler({**{flag.name: flag.default for flag in self.flags}, **values}) or 0
         except FdgError as error:
             raise type(error)(as_flags(str(error), [flag.name for flag in self.flags])) from error

@@ -11,14 +11,14 @@ from fdg.running.host_devices import make_host_devices
 from fdg.running.program_cache import keep_programs
 from fdg.training.writable import check_results, writing
 
-FLAGS = (Flag("out", str, "fdg-demo", "a folder for the pictures"), Flag("seed", int, 0, "of all numbers"))
+FLAGS = (Flag("out", str, "fdg-demo", "a folder for the pictures"), Flag("seed", int, 0, "the random seed"))
 _ABOUT = "Trains PPO on CartPole-v1 on one device and on four, and shows the plan, both curves and the agent."
 _DEVICES = 4
 _ITERATIONS = 40
 
 
-def _demo(given: dict[str, Any]) -> None:
-    out, seed, begun = Path(given["out"]), given["seed"], time.perf_counter()
+def _demo(flags: dict[str, Any]) -> None:
+    out, seed, start_time = Path(flags["out"]), flags["seed"], time.perf_counter()
     if not 0 <= seed < 2**32:
         raise FdgError(f"--seed {seed}: give a whole number from 0 to {2**32 - 1}")
     check_results(out, ("curves.png", "agent.gif"))
@@ -43,7 +43,7 @@ def _demo(given: dict[str, Any]) -> None:
     )
     graph, returns = fdg.trace(algorithm), dict[int, Any]()
     for count in sorted({1, min(_DEVICES, len(jax.devices()))}, reverse=True):
-        # One learner sums as one device does. Sums of several differ by rounding, which grows as it trains.
+        # One learner sums as one device does; sums on several devices would differ by rounding.
         policy = policies.GPUOnly() if count < _DEVICES else policies.SingleLearnerCoarse(actors=_DEVICES - 1)
         engine = fdg.compile(algorithm, policy, jax.devices()[:count], graph=graph)
         if not returns:
@@ -51,7 +51,8 @@ def _demo(given: dict[str, Any]) -> None:
         state, metrics = engine.run(engine.init(seed), _ITERATIONS)
         returns[count] = jax.device_get(metrics["episode_return"])
         print(
-            f"trained on {count} device{'s' * (count > 1)}: {time.perf_counter() - begun:.0f} s", flush=True
+            f"trained on {count} device{'s' * (count > 1)}: {time.perf_counter() - start_time:.0f} s",
+            flush=True,
         )
     _draw(returns, algorithm.steps_per_iteration, out / "curves.png")
     agent = Run(algorithm, engine.algorithm_state(state), _ITERATIONS, seed=seed)
@@ -60,11 +61,11 @@ def _demo(given: dict[str, Any]) -> None:
         print(f"the agent: {agent.play(out / 'agent.gif', max_steps=150)}")
     except FdgError as error:
         print(f"no picture of the agent: {error}")
-    print(f"the curves: {out / 'curves.png'}\n{time.perf_counter() - begun:.0f} s in all", flush=True)
+    print(f"the curves: {out / 'curves.png'}\n{time.perf_counter() - start_time:.0f} s in total", flush=True)
 
 
 def _draw(returns: dict[int, Any], steps: int, path: Path) -> None:
-    """Plots the curve of each number of devices, thinner lines on top."""
+    """Plots the curve of each number of devices, the later ones thinner and on top."""
     import numpy as np
 
     from fdg.training import curves
@@ -76,10 +77,10 @@ def _draw(returns: dict[int, Any], steps: int, path: Path) -> None:
         label = f"{count} device{'s' * (count > 1)}"
         x = steps * np.arange(1, len(values) + 1)
         axes.plot(x, values, stroke, color=colour, linewidth=width, alpha=0.35 if i == 0 else 1, label=label)
-    apart = float(np.nanmax(np.abs(np.subtract(*returns.values())))) if len(returns) > 1 else 0.0
+    largest_difference = float(np.nanmax(np.abs(np.subtract(*returns.values())))) if len(returns) > 1 else 0.0
     title = (
-        f"PPO on CartPole-v1 on one device, and with actors and learner apart"
-        f"\n(largest difference of a return: {apart:.2g})"
+        f"PPO on CartPole-v1 on one device, and with actors and learner on separate devices"
+        f"\n(largest difference of a return: {largest_difference:.2g})"
     )
     axes.set(
         title=title, xlabel="environment steps", ylabel="mean episode return", xlim=(0, None), ylim=(0, None)
@@ -87,7 +88,7 @@ def _draw(returns: dict[int, Any], steps: int, path: Path) -> None:
     curves.finish(figure, [axes], "env_steps")
     with writing(path):
         figure.savefig(path, dpi=150)
-    print(f"largest difference between the curves: {apart:.2g}", flush=True)
+    print(f"largest difference between the curves: {largest_difference:.2g}", flush=True)
 
 
 main = Command("fdg demo", _ABOUT, FLAGS, _demo)

@@ -12,72 +12,74 @@ from fdg.reading import read_json
 from fdg.training import run_directory
 from fdg.training.settings import changes, contradiction, flat
 
-# Entries of an earlier run's configuration that the new run does not inherit.
-_NOT_TAKEN = (
+# Entries of an earlier run's configuration that a new run does not inherit.
+_NOT_INHERITED = (
     *("id", "devices_chosen", "command", "preset", "preset_name", "follows", "versions", "git_commit"),
     *("resumes", "from"),
 )
-# Not inherited by `--from`: these refer to iterations and returns of the earlier run.
+# Entries that `--from` does not inherit either: they refer to iterations and returns of the earlier run.
 _OF_EARLIER_RUN = ("eval_every", "stop_at")
 
 
-def base_of(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """The configuration that a job starts from: of `--resume RUN`, `--from RUN` or `--config FILE`.
+def base_of(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The configuration that a job starts from, by `--resume RUN`, `--from RUN` or `--config FILE`.
 
     Returns its path and content: `(Path(), {})` if the command line names no configuration.
     """
-    start, config = given.get("start_from"), given.get("config")
-    if given.get("out") == "":
+    start_run, config = flags.get("start_from"), flags.get("config")
+    if flags.get("out") == "":
         raise FdgError("--out: give a directory")
-    if "resume" in given:
-        return _resumed(given)
+    if "resume" in flags:
+        return _resume_base(flags)
     if config is not None:
         file = Path(config) / "config.json" if os.path.isdir(config) else Path(config)
         try:
             content = read_json(file)
         except FdgError as error:
             raise FdgError(f"--config {error}: give the config.json of a run directory") from None
-        said = run_directory.checked_config(file, content)
-    elif start is not None:
-        file = Path(str(start), "config.json")
-        said = run_directory.read_config(file.parent, prefix="--from: ")
-        said = {**said, **dict.fromkeys(_OF_EARLIER_RUN)}
+        stored = run_directory.checked_config(file, content)
+    elif start_run is not None:
+        file = Path(str(start_run), "config.json")
+        stored = run_directory.read_config(file.parent, prefix="--from: ")
+        stored = {**stored, **dict.fromkeys(_OF_EARLIER_RUN)}
     else:
         return Path(), {}
-    if said.get("rebuilds") is False:
+    if stored.get("rebuilds") is False:
         raise FdgError(
-            f"{file} is of a run that was trained from Python with values that a file cannot hold: use"
+            f"{file} belongs to a run that was trained from Python with values that a file cannot hold: use"
             " fdg.fit"
         )
-    return file, {name: value for name, value in said.items() if name not in _NOT_TAKEN}
+    return file, {name: value for name, value in stored.items() if name not in _NOT_INHERITED}
 
 
-def _resumed(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-    out, resume = given.get("out"), given["resume"] or given.get("out")
+def _resume_base(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    out, resume = flags.get("out"), flags["resume"] or flags.get("out")
     if resume is None:
         raise FdgError("--resume needs a run directory: --resume runs/NAME")
     if out is not None and os.path.abspath(out) != os.path.abspath(resume):
         raise FdgError(f"--resume {resume} and --out {out} are two directories: leave out --out")
-    if "start_from" in given or "config" in given:
-        other = "--from" if "start_from" in given else "--config"
-        raise FdgError(f"--resume goes on with a run as it is, and {other} starts a new one: leave one out")
+    if "start_from" in flags or "config" in flags:
+        option = "--from" if "start_from" in flags else "--config"
+        raise FdgError(
+            f"--resume continues a run unchanged, but {option} starts a new run: leave out one of them"
+        )
     run = Path(resume)
-    said = run_directory.read_config(run)
-    if said.get("rebuilds") is False:
+    stored = run_directory.read_config(run)
+    if stored.get("rebuilds") is False:
         raise FdgError(
             f"--resume {run} was trained from Python, with values that a file cannot hold: resume there,"
             f" with fdg.fit(..., out={str(run)!r}, resume=True)"
         )
-    return run / "config.json", said
+    return run / "config.json", stored
 
 
-def check_agrees(given: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+def check_agrees(flags: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Checks that flags do not contradict the resumed run."""
-    found = contradiction(config, given)
-    if found is not None:
-        name, before, now = found
+    conflict = contradiction(config, flags)
+    if conflict is not None:
+        name, stored, value = conflict
         raise FdgError(
-            f"--resume: --{name.replace('_', '-')} {shown(now)} contradicts the run's {shown(before)}:"
+            f"--resume: --{name.replace('_', '-')} {shown(value)} contradicts the run's {shown(stored)}:"
             f" leave it out, or start a new run"
         )
 
@@ -87,10 +89,10 @@ def record_of(
     argv: Sequence[str],
     preset: Any,
     follows: Mapping[str, Any],
-    given: Mapping[str, Any],
+    flags: Mapping[str, Any],
     base: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The entries of `config.json` besides settings."""
+    """The entries of `config.json` that are not settings: command, preset and starting run."""
     record: dict[str, Any] = {
         "command": shlex.join([*program.split(), *argv]),
         "preset": {} if preset is None else {name: to_json(value) for name, value in preset.values.items()},
@@ -98,8 +100,10 @@ def record_of(
     }
     if follows:
         record["follows"] = follows
-    if given.get("start_from") is not None:
-        known = flat(base)
-        changed = changes(base, {name: value for name, value in given.items() if name in known})
-        record["from"] = {"run": str(given["start_from"]), "changes": changed}
+    if flags.get("start_from") is not None:
+        base_settings = flat(base)
+        changed_settings = changes(
+            base, {name: value for name, value in flags.items() if name in base_settings}
+        )
+        record["from"] = {"run": str(flags["start_from"]), "changes": changed_settings}
     return record

@@ -1,4 +1,4 @@
-"""Commands of installed packages: entry points of the group `fdg.commands` (docs/how-to/command.md)."""
+"""Commands of installed packages: the entry points of the group `fdg.commands` (docs/how-to/command.md)."""
 
 import importlib.metadata
 import textwrap
@@ -10,53 +10,53 @@ from fdg.commands.cli import guarded
 from fdg.errors import FdgError, listed, one_line
 
 GROUP = "fdg.commands"
-_WIDTH = 60  # most characters of a package's summary in the help
+_SUMMARY_WIDTH = 60  # characters of a package's summary in the help
 
-Commands = Mapping[str, Sequence[EntryPoint]]  # by name; several where packages register the same name
+Commands = Mapping[str, Sequence[EntryPoint]]  # by name; packages may register the same name
 
 
-_OURS = {"codesign": "searches networks and an accelerator that meet specs."}
+_FDG_SUMMARIES = {"codesign": "searches networks and an accelerator that meet specs."}
 
 
 def commands() -> Commands:
     """The commands that installed packages register, read from metadata without importing the packages."""
-    found: dict[str, list[EntryPoint]] = {}
+    points_by_name: dict[str, list[EntryPoint]] = {}
     for point in importlib.metadata.entry_points(group=GROUP):
-        found.setdefault(point.name, []).append(point)
-    return {name: sorted(points, key=_package) for name, points in sorted(found.items())}
+        points_by_name.setdefault(point.name, []).append(point)
+    return {name: sorted(points, key=_package) for name, points in sorted(points_by_name.items())}
 
 
-def help_lines(found: Commands, built_in: Collection[str]) -> list[str]:
-    """One help line for each command: its package and the package's summary, or why it cannot be used."""
+def help_lines(registered: Commands, built_in: Collection[str]) -> list[str]:
+    """One help line per command: its package and the package's summary, or why it is not used."""
     lines = []
-    for name, points in found.items():
+    for name, points in registered.items():
         owners = listed(map(_package, points), "and")
         if name in built_in:
-            text = f"of {owners}: not used, for fdg has a command of this name"
+            text = f"of {owners}: not used, since fdg has a command of this name"
         elif len(points) > 1:
-            text = f"of {owners}: not used, for a name is of one package; uninstall the others"
+            text = f"of {owners}: not used, since they have the same name: uninstall all of them but one"
         else:
-            about: Any = points[0].dist.metadata if points[0].dist else {}
-            summary = about.get("Summary") or ""
-            said = textwrap.shorten(summary, _WIDTH, placeholder=" ...")
-            text = f"of {owners}: {said}".removesuffix(": ")
+            metadata: Any = points[0].dist.metadata if points[0].dist else {}
+            summary = metadata.get("Summary") or ""
+            shortened = textwrap.shorten(summary, _SUMMARY_WIDTH, placeholder=" ...")
+            text = f"of {owners}: {shortened}".removesuffix(": ")
             if {point.dist.name for point in points if point.dist} == {"fdg"}:
-                text = _OURS.get(name, text)
+                text = _FDG_SUMMARIES.get(name, text)
         lines.append(f"{name:10} {text}")
     return lines
 
 
-def run(name: str, points: Sequence[EntryPoint], words: Sequence[str]) -> int:
+def run(name: str, points: Sequence[EntryPoint], argv: Sequence[str]) -> int:
     """Imports a package's command, calls it with the words after its name, and returns its exit status.
 
-    Errors are printed as one line on standard error, as for every command: failure to import or call it, and
-    any `FdgError` that it raises. A result of None means exit status 0.
+    If it cannot be imported or called, or raises an `FdgError`, one line is printed on standard error. A
+    result of None means exit status 0.
     """
 
-    def call(words: Sequence[str]) -> int:
+    def call(argv: Sequence[str]) -> int:
         if len(points) > 1:
             owners = listed(map(_package, points), "and")
-            raise FdgError(f"command '{name}' is of {owners}: uninstall all of them but one")
+            raise FdgError(f"command '{name}' is registered by {owners}: uninstall all of them but one")
         (point,) = points
         what = f"command '{name}' of {_package(point)}"
         try:
@@ -69,16 +69,16 @@ def run(name: str, points: Sequence[EntryPoint], words: Sequence[str]) -> int:
         if not callable(function):
             raise FdgError(
                 f"{what}: {point.value} is {type(function).__name__}, not a function: its entry point in the "
-                f"group {GROUP} must name one that takes the words of the command line"
+                f"group {GROUP} must name a function of the command line's words"
             )
-        status = function(list(words))
+        status = function(list(argv))
         if not isinstance(status, int | None):
             raise FdgError(
                 f"{what}: it returned {status!r:.60}: a command returns its exit status, a whole number"
             )
         return status or 0
 
-    return guarded(call, words)
+    return guarded(call, argv)
 
 
 def _package(point: EntryPoint) -> str:

@@ -26,19 +26,19 @@ from fdg.kinds import (
 )
 from fdg.training.settings import GROUPS, Settings
 
-_ONE = "give one value, and start another run for each other value"
+_ONE_VALUE = "give one value, and start a run for each further value"
 
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """A flag."""
+    """A flag of a command line."""
 
-    name: str  # as in Python: `num_envs`, which is given as --num-envs or --num_envs
-    kind: Any  # annotation of its value
-    default: Any  # `dataclasses.MISSING` for none
-    help: str  # "(None: ...)" in it says what a default of None means
-    words: bool = False  # whether several words make its value, a string
-    several: str = _ONE  # the fix where `{n}` values `{}` are given
+    name: str  # the Python name: `num_envs` is written --num-envs or --num_envs
+    kind: Any  # the annotation of its value
+    default: Any  # `dataclasses.MISSING` if the flag is required
+    help: str  # may contain "(None: ...)", which explains the default None
+    words: bool = False  # whether its value is several words, which are joined to one string
+    several: str = _ONE_VALUE  # the fix if several values are given; `{n}` is their number, `{}` the values
 
     @property
     def option(self) -> str:
@@ -47,7 +47,7 @@ class Flag:
 
 
 def fields_of(cls: type) -> list[Flag]:
-    """Flags for the fields of a dataclass whose values can be written on a command line."""
+    """Flags for those fields of a dataclass whose values can be written on a command line."""
     hints = annotations_of(cls)
     flags = []
     for field in sorted(dataclass_fields(cls), key=lambda field: bool(field.kw_only)):
@@ -57,40 +57,40 @@ def fields_of(cls: type) -> list[Flag]:
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        more = {name: field.metadata[name] for name in ("words", "several") if name in field.metadata}
-        flags.append(Flag(field.name, kind, default, field.metadata.get("help", ""), **more))
+        metadata = {name: field.metadata[name] for name in ("words", "several") if name in field.metadata}
+        flags.append(Flag(field.name, kind, default, field.metadata.get("help", ""), **metadata))
     return flags
 
 
 class Words:
-    """The words of a command line. Each parser removes the words of its flags."""
+    """The remaining words of a command line. Each parser removes the words of its flags."""
 
     def __init__(self, argv: Sequence[str]):
-        self._strays, self._flags = _by_flag(normalise(argv))
+        self._strays, self._flags = _split_by_flag(normalise(argv))
 
     @property
     def options(self) -> dict[str, str]:
-        """The remaining flags with their last values ("" for none)."""
-        left = ((*words[0].partition("=")[::2], words[1:]) for words in self._flags)
-        return {option: value or " ".join(after) for option, value, after in left}
+        """The remaining flags, each with its value in its last use ("" if it has none)."""
+        flags = ((*words[0].partition("=")[::2], words[1:]) for words in self._flags)
+        return {option: value or " ".join(values) for option, value, values in flags}
 
     def take(self, parser: "Parser") -> dict[str, Any]:
-        """Removes a parser's flags and returns the given values by name."""
-        known = parser.options()
-        mine = [words for words in self._flags if words[0].partition("=")[0] in known]
-        self._flags = [words for words in self._flags if words not in mine]
-        given, rest = parser.parse_known_args([word for words in mine for word in words])
-        if rest:
-            raise parser.stray(rest[0], mine)
-        return vars(given)
+        """Removes a parser's flags, and returns their values by name."""
+        options = parser.options()
+        parser_words = [words for words in self._flags if words[0].partition("=")[0] in options]
+        self._flags = [words for words in self._flags if words not in parser_words]
+        namespace, strays = parser.parse_known_args([word for words in parser_words for word in words])
+        if strays:
+            raise parser.stray(strays[0], parser_words)
+        return vars(namespace)
 
     def drop(self, *options: str) -> bool:
-        """Removes flags that take no value; returns whether any were given."""
-        before, self._flags = self._flags, [words for words in self._flags if words[0] not in options]
-        return len(before) > len(self._flags)
+        """Removes flags that take no value; returns whether there were any."""
+        previous, self._flags = self._flags, [words for words in self._flags if words[0] not in options]
+        return len(previous) > len(self._flags)
 
     def take_all(self, parser: "Parser") -> dict[str, Any]:
-        """As `take`, for all remaining words; refuses words that are no flags."""
+        """Parses all remaining words, and returns their values by name; refuses words that are not flags."""
         return parser.parse_strictly(self.left)
 
     @property
@@ -99,8 +99,8 @@ class Words:
         return [*self._strays, *(word for words in self._flags for word in words)]
 
 
-def _by_flag(words: Iterable[str]) -> tuple[list[str], list[list[str]]]:
-    """The words before all flags, and each flag with the words up to the next one."""
+def _split_by_flag(words: Iterable[str]) -> tuple[list[str], list[list[str]]]:
+    """The words before the first flag, and each flag with the words up to the next flag."""
     flags: list[list[str]] = [[]]
     for word in words:
         if word.startswith("-") and not re.fullmatch(r"-|-[\d.]\S*", word):
@@ -115,10 +115,10 @@ def normalise(argv: Sequence[str]) -> list[str]:
     words: list[str] = []
     for word in argv:
         if "\0" in word:
-            raise FdgError(f"{word!r}: a null character belongs to no flag")
+            raise FdgError(f"{word!r} contains a null character: remove it")
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            if name == "--" or value == "--":  # which argparse would take for its own
+            if name == "--" or value == "--":  # argparse would interpret it
                 raise FdgError(f"'{word}': '--' is neither a flag nor a value of one: see --help")
             words.append(name.replace("_", "-") + equals + value)
         elif words and re.fullmatch(r"--[\w-]+", words[-1]) and re.fullmatch(r"-[\d.]\S*", word):
@@ -129,75 +129,83 @@ def normalise(argv: Sequence[str]) -> list[str]:
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that returns only given flags, and raises instead of exiting."""
+    """An `ArgumentParser` that returns only flags of the command line, and raises instead of exiting."""
 
     def __init__(self, **settings: Any):
         formatter = lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=110)  # noqa: E731
         super().__init__(argument_default=argparse.SUPPRESS, formatter_class=formatter, **settings)
 
     def error(self, message: str) -> NoReturn:
-        """Raises argparse's usage error; for a flag without value, with an example."""
+        """Raises argparse's usage error, with an example if a flag lacks its value."""
         message = message.removeprefix("argument ")
-        option, _, rest = message.partition(": expected ")
-        words = {"one argument": "one value", "at least one argument": "a value or more"}
-        actions = {one: action for action in self._actions for one in action.option_strings}
-        if rest in words and option in actions:
-            message = f"{option} takes {words[rest]}: write {option} {actions[option].metavar}"
+        option, _, number = message.partition(": expected ")
+        wordings = {"one argument": "one value", "at least one argument": "a value or more"}
+        actions = {option: action for action in self._actions for option in action.option_strings}
+        if number in wordings and option in actions:
+            message = f"{option} takes {wordings[number]}: write {option} {actions[option].metavar}"
         raise FdgError(message)
 
     def parse_strictly(self, words: Sequence[str]) -> dict[str, Any]:
-        """The given values by name; refuses words that are no flags."""
-        known, rest = self.parse_known_args(words)
-        unknown = [word for word in rest if word.startswith("-")]
+        """The values of the words by name; refuses words that are not flags."""
+        namespace, strays = self.parse_known_args(words)
+        unknown = [word for word in strays if word.startswith("-")]
         if unknown:
             raise _unknown_flag(unknown[0].partition("=")[0], self.options())
-        if rest:
-            raise self.stray(rest[0], _by_flag(words)[1])
-        return vars(known)
+        if strays:
+            raise self.stray(strays[0], _split_by_flag(words)[1])
+        return vars(namespace)
 
     def stray(self, word: str, flags: Iterable[Sequence[str]]) -> FdgError:
-        """The error for a word that belongs to no flag."""
+        """The error for a word that does not belong to a flag."""
         actions = {option: action for action in self._actions for option in action.option_strings}
         for option, *values in flags:
             name, equals, value = option.partition("=")
             action, values = actions.get(name), [value] * bool(equals) + values
             if action is None or action.nargs == "+" or len(values) < 2 or word not in values:
                 continue
-            fix = self._registry_get("several", name, _ONE).format(",".join(values), n=len(values))
+            fix = self._registry_get("several", name, _ONE_VALUE).format(",".join(values), n=len(values))
             return FdgError(f"{name} takes one value, not {len(values)} ('{' '.join(values):.100}'): {fix}")
-        places = [action.metavar for action in self._actions if not action.option_strings]
-        if places and "=" not in word:
-            return FdgError(f"'{word}' is one too many: give one {places[0]}, and flags as --NAME VALUE")
+        positionals = [action.metavar for action in self._actions if not action.option_strings]
+        if positionals and "=" not in word:
+            return FdgError(
+                f"'{word}' is one word too many: give one {positionals[0]}, and flags as --NAME VALUE"
+            )
         name, equals, value = word.partition("=")
-        meant = f"--{name.replace('_', '-')}"
-        fix = f"write {meant} {value}" if equals and meant in self.options() else "write --NAME VALUE"
-        return FdgError(f"'{word}' belongs to no flag: {fix} (--help lists them all)")
+        intended = f"--{name.replace('_', '-')}"
+        fix = f"write {intended} {value}" if equals and intended in self.options() else "write --NAME VALUE"
+        return FdgError(f"'{word}' does not belong to a flag: {fix} (--help lists them all)")
 
     def options(self) -> dict[str, str]:
-        """Maps every spelling of a flag to its name: `--seed`, `--random-seed`, ..."""
+        """Maps every spelling of a flag (`--seed`, `--random-seed`, ...) to its name."""
         return {option: action.dest for action in self._actions for option in action.option_strings}
 
 
-_FEW = 16  # flags, which one line can list
+_MAX_LISTED_FLAGS = 16  # flags that one line can list
 
 
 def _unknown_flag(name: str, options: Iterable[str]) -> FdgError:
     if fix := instead(name):
         return FdgError(f"unknown flag '{name}': {fix}")
-    close = nearest(name, options)
-    if not close:
-        known = [option for option in options if re.match("--(?!no-|help)", option)]
-        few = f": known are {', '.join(known)}" if len(known) <= _FEW else " (--help lists them all)"
-        return FdgError(f"unknown flag '{name}'{few}")
-    near = f"near it: {', '.join(close[1:])}; " if close[1:] else ""
-    return FdgError(f"unknown flag '{name}': did you mean '{close[0]}'? ({near}--help lists them all)")
+    suggestions = nearest(name, options)
+    if not suggestions:
+        flags = [option for option in options if re.match("--(?!no-|help)", option)]
+        hint = (
+            f": known are {', '.join(flags)}"
+            if len(flags) <= _MAX_LISTED_FLAGS
+            else " (--help lists them all)"
+        )
+        return FdgError(f"unknown flag '{name}'{hint}")
+    further = f"near it: {', '.join(suggestions[1:])}; " if suggestions[1:] else ""
+    return FdgError(
+        f"unknown flag '{name}': did you mean '{suggestions[0]}'? ({further}--help lists them all)"
+    )
 
 
 def add_flags(parser: Any, flags: Iterable[Flag]) -> None:
     """Adds flags to a parser or an argument group.
 
-    Flags that are not given are absent from the result: their values may come from a preset or an earlier
-    run.
+    A flag that is not on the command line is absent from the result: its value may come from a preset or an
+    earlier run.
     """
     for flag in flags:
         _add_argument(parser, flag, flag.option, _help(flag))
@@ -218,7 +226,7 @@ def spellings(flag: Flag) -> tuple[str, ...]:
 
 
 def add_aliases(parser: Any, flags: Iterable[Flag]) -> None:
-    """Adds the other names of flags, unless they are flags. Call it after all flags are added."""
+    """Adds the aliases of flags, unless they are flags themselves. Call it after all flags are added."""
     for flag in flags:
         for alias in spellings(flag)[1:]:
             with contextlib.suppress(argparse.ArgumentError):
@@ -226,42 +234,42 @@ def add_aliases(parser: Any, flags: Iterable[Flag]) -> None:
 
 
 def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
-    read = reader(flag.kind)
+    parse = reader(flag.kind)
 
-    def checked(word: str) -> Any:
+    def parse_word(word: str) -> Any:
         try:
-            return read(word)
+            return parse(word)
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"'{word:.200}' is not {error}{_fix(flag, word)}") from None
 
     add = functools.partial(parser.add_argument, dest=flag.name)
     if flag.words:
-        add(option, nargs="+", action=_Joined, metavar="NAME=VALUES", help=text)
+        add(option, nargs="+", action=_JoinWords, metavar="NAME=VALUES", help=text)
     elif flag.kind is bool:
         # A bare flag is true; --no-flag or a value sets it.
-        add(option, nargs="?", const=True, type=checked, metavar="BOOL", help=text)
+        add(option, nargs="?", const=True, type=parse_word, metavar="BOOL", help=text)
         add("--no-" + option[2:], action="store_const", const=False, help=argparse.SUPPRESS)
     elif is_tuple(flag.kind):
-        add(option, nargs="+", action=_Tuple, type=checked, metavar="N", help=text)
+        add(option, nargs="+", action=_ConcatenateTuples, type=parse_word, metavar="N", help=text)
     else:
-        add(option, type=checked, metavar=_metavar(flag.kind), help=text)
-    is_word = mentions(flag.kind, str) and flag.several == _ONE
+        add(option, type=parse_word, metavar=_metavar(flag.kind), help=text)
+    is_text = mentions(flag.kind, str) and flag.several == _ONE_VALUE
     parser.register(
-        "several", option, f"{flag.several}, and blanks are 'in quotes'" if is_word else flag.several
+        "several", option, f"{flag.several}, and blanks are 'in quotes'" if is_text else flag.several
     )
 
 
 def _fix(flag: Flag, word: str) -> str:
-    """The fix for an invalid value, if its annotation has one."""
+    """The end of the message about an invalid value: what the flag means, and the fix."""
     if fix := as_number(word, flag.kind, flag.name):
         return fix
-    several = [part for part in word.strip("[]()").split(",") if part.strip()]
+    parts = [part for part in word.strip("[]()").split(",") if part.strip()]
     if is_tuple(flag.kind):
-        wrong = [part for part in several if not _is_readable(flag.kind, part)] if several[1:] else []
-        return f"{f', by {wrong[0]!r}' if wrong else ''}: write {flag.option} 64 64"
-    if len(several) > 1 and (mentions(flag.kind, float) or mentions(flag.kind, int)):
-        return f": {flag.several.format(','.join(several), n=len(several))}"
-    if "Literal" in str(flag.kind):  # its choices are listed
+        bad_parts = [part for part in parts if not _is_readable(flag.kind, part)] if parts[1:] else []
+        return f"{f', by {bad_parts[0]!r}' if bad_parts else ''}: write {flag.option} 64 64"
+    if len(parts) > 1 and (mentions(flag.kind, float) or mentions(flag.kind, int)):
+        return f": {flag.several.format(','.join(parts), n=len(parts))}"
+    if "Literal" in str(flag.kind):  # the message lists the choices
         return ""
     meaning = re.split(r"[;:(]", flag.help)[0].strip()
     is_number = mentions(flag.kind, float) or mentions(flag.kind, int)
@@ -278,14 +286,14 @@ def _is_readable(kind: Any, word: str) -> bool:
     return True
 
 
-class _Joined(argparse.Action):
-    """Joins `--sweep learning_rate=1e-3,3e-3 discount=0.9,0.99` to one string; `--sweep none` is None."""
+class _JoinWords(argparse.Action):
+    """Joins the words `learning_rate=1e-3,3e-3 discount=0.9,0.99` to one string; `none` is None."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         setattr(namespace, self.dest, None if values == ["none"] else " ".join(values))
 
 
-class _Tuple(argparse.Action):
+class _ConcatenateTuples(argparse.Action):
     """Parses `--hidden 64 64`, `--hidden 64,64` and `--hidden none`."""
 
     def __call__(self, parser, namespace, values, option_string=None):
@@ -293,10 +301,10 @@ class _Tuple(argparse.Action):
         setattr(namespace, self.dest, sum(parts, ()) if parts else None)
 
 
-def _searched(flag: Flag) -> Flag:
-    """The fix for several values of a hyperparameter: a sweep or a search."""
-    how = "--sweep" if mentions(flag.kind, float) else "--optuna N --search"
-    return dataclasses.replace(flag, several=f"give one; {how} {flag.name}={{}} tries several")
+def _with_search_fix(flag: Flag) -> Flag:
+    """The flag of a hyperparameter: the fix for several values is a sweep or a search."""
+    option = "--sweep" if mentions(flag.kind, float) else "--optuna N --search"
+    return dataclasses.replace(flag, several=f"give one value; {option} {flag.name}={{}} tries several")
 
 
 def _metavar(kind: Any) -> str:
@@ -320,7 +328,7 @@ def add_earlier(parser: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class JobFlags:
-    """The flags of a job: those of every job (`fdg.training.settings`), its policy and its algorithm."""
+    """The flags of a job: the settings (`fdg.training.settings`), and fields of its policy and algorithm."""
 
     policy: Sequence[Flag] = ()  # flags of the policy's fields
     own: Sequence[Flag] = ()  # flags of the algorithm's hyperparameters
@@ -328,37 +336,39 @@ class JobFlags:
 
     @classmethod
     def of(cls, algorithm: type, policy: type, is_auto: bool) -> "JobFlags":
-        """The flags of a class of algorithms and a class of policies."""
-        taken = {option[2:].replace("-", "_") for option in cls().parser().options()}
-        taken |= {"measure"} if is_auto else set()
-        placing = [flag for flag in fields_of(policy) if flag.name not in taken]
-        taken |= {flag.name for flag in placing}
-        own = [_searched(flag) for flag in fields_of(algorithm) if flag.name not in taken]
-        return cls(placing, own, all(flag.name != "total_steps" for flag in own))
+        """The flags of a job with this class of algorithm and this class of policy."""
+        names = {option[2:].replace("-", "_") for option in cls().parser().options()}
+        names |= {"measure"} if is_auto else set()
+        policy_flags = [flag for flag in fields_of(policy) if flag.name not in names]
+        names |= {flag.name for flag in policy_flags}
+        algorithm_flags = [_with_search_fix(flag) for flag in fields_of(algorithm) if flag.name not in names]
+        return cls(policy_flags, algorithm_flags, all(flag.name != "total_steps" for flag in algorithm_flags))
 
     def beginning_with(self, preset: Mapping[str, Any]) -> "JobFlags":
         """The flags with a preset's values as defaults."""
-        own = [dataclasses.replace(flag, default=preset.get(flag.name, flag.default)) for flag in self.own]
-        return dataclasses.replace(self, own=own)
+        algorithm_flags = [
+            dataclasses.replace(flag, default=preset.get(flag.name, flag.default)) for flag in self.own
+        ]
+        return dataclasses.replace(self, own=algorithm_flags)
 
     @property
     def run(self) -> Sequence[Flag]:
-        """The flags of the run."""
+        """The flags of the run's settings."""
         return [flag for flag in fields_of(Settings) if self.has_length or flag.name != "total_steps"]
 
     @property
     def groups(self) -> Mapping[str, Sequence[Flag]]:
-        """All flags by their titles in `--help`; the algorithm's without a title."""
-        names, run, *others = GROUPS
+        """All flags by their titles in `--help`; the title of the algorithm's flags is ""."""
+        name_title, run_title, *other_titles = GROUPS
         return {
-            names: [*fields_of(GROUPS[names]), *self.policy],
-            run: self.run,
-            **{title: fields_of(GROUPS[title]) for title in others},
+            name_title: [*fields_of(GROUPS[name_title]), *self.policy],
+            run_title: self.run,
+            **{title: fields_of(GROUPS[title]) for title in other_titles},
             "": self.own,
         }
 
     def parser(self, own_title: str = "", more: Sequence[Flag] = (), **settings: Any) -> Parser:
-        """A parser of these flags and their aliases."""
+        """A parser of these flags, their aliases, and the flags `more`."""
         parser = Parser(usage="%(prog)s [flags]", allow_abbrev=False, **settings)
         for title, flags in self.groups.items():
             group = parser.add_argument_group(title or own_title)

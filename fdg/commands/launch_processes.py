@@ -27,125 +27,136 @@ from fdg.training.settings import Names, Settings
 from fdg.training.starting import free_directory
 
 FLAGS = (
-    Flag("num_processes", int, 2, "how many to start on this machine"),
-    Flag("ray", bool, False, "start one on each node of a Ray cluster instead"),
-    Flag("nodes", int | None, None, "with --ray: on how many (None: all that have room)"),
+    Flag("num_processes", int, 2, "number of processes to start on this machine"),
+    Flag("ray", bool, False, "start one process on each node of a Ray cluster instead"),
+    Flag("nodes", int | None, None, "with --ray: number of nodes (None: all with free resources)"),
     Flag(
         "ray_address",
         str | None,
         None,
-        "with --ray: HOST:PORT of the cluster's head (None: RAY_ADDRESS, the cluster that this machine is in,"
-        " or one started here)",
+        "with --ray: HOST:PORT of the cluster's head (None: RAY_ADDRESS, the cluster of this machine,"
+        " or a new local one)",
     ),
-    Flag("cpus_per_node", float, 1.0, "with --ray: what Ray counts for a process; the rest is for others"),
+    Flag("cpus_per_node", float, 1.0, "with --ray: CPUs that Ray reserves for a process"),
     Flag(
         "restarts",
         int,
         0,
-        "how often a run goes on from its last checkpoint, with what is left, once a process or node is lost",
+        "how often a run may resume from its last checkpoint, on what remains, if a process or node is lost",
     ),
 )
-_OF_RAY = ("nodes", "ray_address", "cpus_per_node")
+_RAY_FLAGS = ("nodes", "ray_address", "cpus_per_node")
 _USAGE = "%(prog)s [flags] -- [flags of fdg.train]"
 
-_OF_A_PROCESS = ("--coordinator-address", "--process-id", "--distributed")
+_PROCESS_FLAGS = ("--coordinator-address", "--process-id", "--distributed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Starts the processes and waits; returns the exit status of the one that failed, or 0."""
 
     def run(argv: Sequence[str]) -> int:
-        given, words = _read(argv)
-        if given is None:
+        flags, words = _parse(argv)
+        if flags is None:
             return 0
-        plan = _Words(words, may_restart=given["restarts"] > 0)
-        engine: Any = Here(given["num_processes"])
-        if given["ray"]:
+        run_words = _Words(words, may_restart=flags["restarts"] > 0)
+        launcher: Any = Here(flags["num_processes"])
+        if flags["ray"]:
             from fdg.launching.on_ray import OnRay
 
-            engine = OnRay(given["ray_address"], given["nodes"], given["cpus_per_node"])
+            launcher = OnRay(flags["ray_address"], flags["nodes"], flags["cpus_per_node"])
         try:
-            return run_with_restarts(engine, plan.of, given["restarts"])
+            return run_with_restarts(launcher, run_words.of, flags["restarts"])
         finally:
-            engine.close()
+            launcher.close()
 
     return guarded(run, argv)
 
 
-def _read(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
-    """The launcher's flags (None after `--help`), and those of `fdg.train`."""
+def _parse(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
+    """The launcher's flags (None after `--help`), and the words for `fdg.train`."""
     parser = Parser(
         prog="python -m fdg.launch", description=__doc__, usage=_USAGE, allow_abbrev=False, add_help=False
     )
     add_flags(parser, FLAGS)
     if "--" in argv:
-        mine, rest = normalise(argv[: argv.index("--")]), normalise(argv[argv.index("--") + 1 :])
-        helps = {"-h", "--help"} & {*mine}
-        given = {} if helps else parser.parse_strictly(mine)
+        launcher_words, train_words = (
+            normalise(argv[: argv.index("--")]),
+            normalise(argv[argv.index("--") + 1 :]),
+        )
+        asks_help = {"-h", "--help"} & {*launcher_words}
+        values = {} if asks_help else parser.parse_strictly(launcher_words)
     else:
-        known, rest = parser.parse_known_args(normalise(argv))
-        given, helps = vars(known), {"-h", "--help"} & {*rest}
-    if helps:
+        namespace, train_words = parser.parse_known_args(normalise(argv))
+        values, asks_help = vars(namespace), {"-h", "--help"} & {*train_words}
+    if asks_help:
         parser.print_help()
         return None, []
-    if given.get("ray"):
-        if "num_processes" in given:
-            raise FdgError("--num-processes is of one machine: with --ray, say --nodes")
-    elif other := next((name for name in _OF_RAY if name in given), None):
-        raise FdgError(f"--{other.replace('_', '-')} is of a Ray cluster: say --ray too")
-    flags = [word.partition("=")[0] for word in rest]
-    if flag := next((one for one in _OF_A_PROCESS if one in flags), None):
-        raise FdgError(f"{flag} is given to each process by the launcher: leave it out, or use fdg train")
+    if values.get("ray"):
+        if "num_processes" in values:
+            raise FdgError("--num-processes is for one machine: with --ray, give --nodes")
+    elif flag_name := next((name for name in _RAY_FLAGS if name in values), None):
+        raise FdgError(f"--{flag_name.replace('_', '-')} is for a Ray cluster: give --ray too")
+    flags = [word.partition("=")[0] for word in train_words]
+    if flag := next((name for name in _PROCESS_FLAGS if name in flags), None):
+        raise FdgError(f"{flag} is set for each process by the launcher: leave it out, or use fdg train")
     for name in ("num_processes", "nodes"):
-        if given.get(name) is not None and given[name] < 1:
-            raise FdgError(f"--{name.replace('_', '-')} {given[name]}: it must be at least 1")
-    if given.get("restarts", 0) < 0:
-        raise FdgError(f"--restarts {given['restarts']}: it must be 0 or more")
-    if not 0 < given.get("cpus_per_node", 1.0) < float("inf"):
-        raise FdgError(f"--cpus-per-node {given['cpus_per_node']}: it must be above 0")
-    return {flag.name: given.get(flag.name, flag.default) for flag in FLAGS}, rest
+        if values.get(name) is not None and values[name] < 1:
+            raise FdgError(f"--{name.replace('_', '-')} {values[name]}: it must be at least 1")
+    if values.get("restarts", 0) < 0:
+        raise FdgError(f"--restarts {values['restarts']}: it must be 0 or more")
+    if not 0 < values.get("cpus_per_node", 1.0) < float("inf"):
+        raise FdgError(f"--cpus-per-node {values['cpus_per_node']}: it must be above 0")
+    return {flag.name: values.get(flag.name, flag.default) for flag in FLAGS}, train_words
 
 
 class _Words:
-    """The words of a run, as given and as used to resume."""
+    """The words of a run for `fdg.train`: the original ones, and those that resume it."""
 
     def __init__(self, argv: Sequence[str], may_restart: bool):
-        self._words, left = list(argv), Words(argv)
+        self._words, remaining = list(argv), Words(argv)
         parser = Parser(add_help=False, allow_abbrev=False)
-        where = [flag for flag in fields_of(Settings) if flag.name in ("out", "devices")]
-        add_flags(parser, where)
+        run_flags = [flag for flag in fields_of(Settings) if flag.name in ("out", "devices")]
+        add_flags(parser, run_flags)
         add_earlier(parser)
-        add_aliases(parser, where)
-        given = left.take(parser)
-        self._rest = left.left
-        self._devices: int | None = given.get("devices")
-        directory = given.get("resume") or given.get("out")
-        self._adds = may_restart and directory is None  # else `fdg.train` finds a place
-        if directory is None:  # where it would write, which must be known here to go on there
-            said = left.take(JobFlags().parser(add_help=False))
-            # A configuration that the run begins with is not read here.
-            begins = Names(algo="launched", env=None) if {"config", "start_from"} & given.keys() else Names()
-            seed = said.get("seed", "" if begins.env is None else Settings.seed)
-            directory = free_directory(said.get("env", begins.env), said.get("algo", begins.algo), seed)
+        add_aliases(parser, run_flags)
+        values = remaining.take(parser)
+        self._other_words = remaining.left
+        self._devices: int | None = values.get("devices")
+        directory = values.get("resume") or values.get("out")
+        self._adds_out = may_restart and directory is None  # else `fdg.train` chooses a directory
+        if directory is None:  # the directory that `fdg.train` would choose; a restart must know it
+            names_and_seed = remaining.take(JobFlags().parser(add_help=False))
+            # The configuration of --config or --from is not read here.
+            default_names = (
+                Names(algo="launched", env=None) if {"config", "start_from"} & values.keys() else Names()
+            )
+            seed = names_and_seed.get("seed", "" if default_names.env is None else Settings.seed)
+            directory = free_directory(
+                names_and_seed.get("env", default_names.env),
+                names_and_seed.get("algo", default_names.algo),
+                seed,
+            )
         self._directory = Path(directory)
 
     def of(self, first: int, count: int, again: bool) -> list[str]:
         """The words for `fdg.train`.
 
-        `first` is the original number of processes; each keeps its number of devices. A restarted run
-        (`again`) starts afresh if it had not written any file.
+        `first` is the original number of processes, and `count` the current one; each process keeps its
+        number of devices. A restarted run (`again`) starts from the beginning if it had not written files.
         """
         try:
             config = read_config(self._directory) if again else None
         except FdgError:
             config = None
         if config is None:
-            words = [*self._words, "--out", str(self._directory)] if self._adds else self._words
-            return words if count == first else [*words, *_fewer(self._devices, first, count)]
+            words = [*self._words, "--out", str(self._directory)] if self._adds_out else self._words
+            return words if count == first else [*words, *_devices_flag(self._devices, first, count)]
         devices = config.get("devices")
-        return [*self._rest, "--resume", str(self._directory), *_fewer(devices, first, count)]
+        return [*self._other_words, "--resume", str(self._directory), *_devices_flag(devices, first, count)]
 
 
-def _fewer(devices: Any, first: int, count: int) -> list[str]:
-    """Adjusts `--devices` to another number of processes."""
-    return [] if not isinstance(devices, int) else ["--devices", str(max(1, devices // first) * count)]
+def _devices_flag(devices: Any, original_count: int, count: int) -> list[str]:
+    """The flag `--devices` for another number of processes; empty if there is no number of devices."""
+    return (
+        [] if not isinstance(devices, int) else ["--devices", str(max(1, devices // original_count) * count)]
+    )

@@ -11,35 +11,35 @@ from fdg.commands.flags import Flag, fields_of
 from fdg.errors import FdgError
 from fdg.kinds import shown
 
-_FAR_FEWER = 3  # times fewer steps than a preset was chosen for
+_FAR_FEWER_STEPS = 3  # a preset may be too slow for a run with this many times fewer steps than its own
 
 
 def starting_preset(
     cls: type,
-    asked: str | None,
+    preset_name: str | None,
     env_name: str,
     env: Any,
-    given: Mapping[str, Any],
+    hyperparameters: Mapping[str, Any],
 ) -> Any:
-    """The preset that an algorithm starts from in an environment; None for its defaults.
+    """The preset that an algorithm starts from in an environment; None means the defaults.
 
-    `env_name` is without parameters; `given` are hyperparameters of the command line or of its starting run,
-    some of which select the preset.
+    `env_name` has no parameters. `hyperparameters` are those of the command line or of the starting run; some
+    of them select the preset.
     """
     from algos import presets
     from fdg.settings.presets import HasPresets, own_preset
 
-    if asked == "none" or env is None:
+    if preset_name == "none" or env is None:
         return None
-    based_on = _based_on(cls)
-    if based_on is not None:
+    base = _presets_of(cls)
+    if base is not None:
         assert issubclass(cls, HasPresets)
-        name = asked or cls.preset_name(given)
-        found = presets.find(based_on, env_name, env) if name is None else presets.named(based_on, name)
-        return None if found is None else found.without(cls.gives_way(given))
-    if asked is not None:
+        name = preset_name or cls.preset_name(hyperparameters)
+        preset = presets.find(base, env_name, env) if name is None else presets.named(base, name)
+        return None if preset is None else preset.without(cls.gives_way(hyperparameters))
+    if preset_name is not None:
         raise FdgError(
-            f"--preset {asked}: {cls.__name__} has no named presets: omit it, or write --preset none"
+            f"--preset {preset_name}: {cls.__name__} has no named presets: leave it out, or use --preset none"
         )
     values = own_preset(cls, env_name)
     return presets.Preset(env_name, f"{cls.__name__}.preset", values) if values else None
@@ -53,19 +53,19 @@ def defaults(cls: type) -> Any:
 
 
 def preset_names(cls: type) -> tuple[str, ...]:
-    """The names of all presets of an algorithm's class."""
+    """The names of all presets of a class of algorithm."""
     from algos import presets
 
-    based_on = _based_on(cls)
-    return () if based_on is None else presets.names(based_on)
+    base = _presets_of(cls)
+    return () if base is None else presets.names(base)
 
 
-def check_allowed(asked: Mapping[str, Any], resumes: bool, keeps: bool) -> None:
-    """Refuses `--preset` together with settings of a run or of a file."""
-    name = asked.get("preset")
+def check_allowed(flags: Mapping[str, Any], resumes: bool, keeps: bool) -> None:
+    """Raises an error for `--preset` with settings from a run or a file."""
+    name = flags.get("preset")
     if name is not None and (resumes or keeps):
-        other = "--resume continues with" if resumes else "--config and --from start from"
-        raise FdgError(f"--preset {name}: {other} the settings of a run: omit --preset")
+        option = "--resume continues with" if resumes else "--config and --from start from"
+        raise FdgError(f"--preset {name}: {option} the settings of a run: leave out --preset")
 
 
 def line(
@@ -78,8 +78,8 @@ def line(
 ) -> str:
     """One line about a run's preset.
 
-    `follows` are settings that were adjusted to the flags, and `steps` the run's own `total_steps`: settings
-    that were chosen for far more may be too slow for it, and the line says so.
+    `follows` are settings that were adjusted to the flags. `steps` is the run's `total_steps`; the line warns
+    if the preset was chosen for far more steps, since it may learn too slowly.
 
     >>> line("minatar", {"num_envs": 64, "num_steps": 128}, "ppo", "Snake-v1")
     'preset: minatar, 2 settings of ppo for Snake-v1 (--show-preset lists them; --preset none omits them)'
@@ -89,27 +89,27 @@ def line(
     )
     if name is None:
         return f"preset: none for {env_name}, the defaults of {algo}{adjusted}"
-    chosen = values.get("total_steps")
-    budget = ""
-    if steps is not None and isinstance(chosen, int) and steps * _FAR_FEWER <= chosen:
-        budget = f"; it was chosen for {chosen:,} steps: in {steps:,} --preset none may learn faster"
+    preset_steps = values.get("total_steps")
+    warning = ""
+    if steps is not None and isinstance(preset_steps, int) and steps * _FAR_FEWER_STEPS <= preset_steps:
+        warning = f"; it was chosen for {preset_steps:,} steps: in {steps:,} --preset none may learn faster"
     return (
         f"preset: {name}, {len(values)} settings of {algo} for {env_name}"
-        f" (--show-preset lists them; --preset none omits them){adjusted}{budget}"
+        f" (--show-preset lists them; --preset none omits them){adjusted}{warning}"
     )
 
 
-def preset_table(preset: Any, algo: str, env_name: str, flags: list[Flag], known: tuple[str, ...]) -> str:
-    """The output of `--show-preset`: each setting, and its default without the preset.
+def preset_table(preset: Any, algo: str, env_name: str, flags: list[Flag], names: tuple[str, ...]) -> str:
+    """The output of `--show-preset`: each setting of the preset, and the algorithm's default.
 
-    Without a preset, the families among the `known` names are listed.
+    If `preset` is None, lists the families among the preset `names`.
     """
     if preset is None:
-        first = f"no preset of {algo} for {env_name}: the algorithm's defaults"
-        families = ", ".join(name for name in known if name.islower() and not set(name) & set(":*"))
-        others = f"--preset FAMILY takes that of another family: {families}"
-        wrapped = textwrap.wrap(others, 80, subsequent_indent="  ", break_on_hyphens=False)
-        return "\n".join([first, *(wrapped if families else [])])
+        title = f"no preset of {algo} for {env_name}: the algorithm's defaults"
+        families = ", ".join(name for name in names if name.islower() and not set(name) & set(":*"))
+        hint = f"--preset FAMILY uses the preset of another family: {families}"
+        hint_lines = textwrap.wrap(hint, 80, subsequent_indent="  ", break_on_hyphens=False)
+        return "\n".join([title, *(hint_lines if families else [])])
     defaults = {flag.name: flag.default for flag in flags}
     width = max((len(name) for name in preset.values), default=0)
     lines = [
@@ -119,11 +119,11 @@ def preset_table(preset: Any, algo: str, env_name: str, flags: list[Flag], known
     return "\n".join([f"preset {preset.name} of {algo} for {env_name}", f"from {preset.source}", *lines])
 
 
-def _based_on(cls: type) -> str | None:
-    """The built-in algorithm whose presets a class uses; None if a user overrides its method `preset`."""
+def _presets_of(cls: type) -> str | None:
+    """The built-in algorithm whose presets a class uses; None if a subclass overrides the method `preset`."""
     from fdg.settings.presets import HasPresets
 
     if not issubclass(cls, HasPresets):
         return None
-    written = next(vars(kind)["preset"] for kind in cls.__mro__ if "preset" in vars(kind))
-    return cls.presets_of if written is vars(HasPresets)["preset"] else None
+    method = next(vars(kind)["preset"] for kind in cls.__mro__ if "preset" in vars(kind))
+    return cls.presets_of if method is vars(HasPresets)["preset"] else None

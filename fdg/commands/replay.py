@@ -1,7 +1,7 @@
-"""Predicts a stream's behaviour: runs its clock (`fdg.stream`) with response lengths in place of tokens.
+"""Predicts the behaviour of a stream: runs its clock (`fdg.stream`) with response lengths in place of tokens.
 
-The clock counts ticks, not seconds, so the result is independent of devices: the share of busy slots, the age
-of tokens, and which size of the stream limits them.
+The clock counts ticks, not seconds, so the result does not depend on devices: the share of busy slots, the
+age of tokens, and the size of the stream that limits them.
 """
 
 import dataclasses
@@ -37,59 +37,57 @@ FLAG = Flag(
 ABOUT = (
     f"With {FLAG.option}: the share of a stream's slots that is busy, and the age of its tokens. {FLAG.help}."
 )
-_LAST = 20  # iterations of a run
-_AGES = 32  # distinguished ages, in updates
-_LONGEST = 256  # approximate ticks of a response that are simulated one by one
-_DRAWN = 4099  # number of lengths, which responses use in turn
-_FULL = 0.9  # fraction of busy slots from which on more slots help
-_QUANTILE = 3.09  # of the standard normal: the 99.9th percentile
-_KINDS = "lognormal:MEAN,LONGEST, uniform:SHORTEST,LONGEST or constant:LENGTH"
+_LAST_ITERATIONS = 20  # iterations of a run whose lengths count
+_NUM_AGES = 32  # ages in updates that are counted separately
+_LONGEST_STEPS = 256  # approximate steps that simulate the longest response
+_NUM_LENGTHS = 4099  # lengths, which responses use in turn
+_FULL_SHARE = 0.9  # fraction of busy slots above which more slots help
+_NORMAL_QUANTILE = 3.09  # 99.9th percentile of the standard normal distribution
+_DISTRIBUTIONS = "lognormal:MEAN,LONGEST, uniform:SHORTEST,LONGEST or constant:LENGTH"
 
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Lengths of responses in tokens."""
+    """A sample of response lengths."""
 
-    tokens: np.ndarray  # the length of each response, `[_DRAWN]`
-    source: str  # the source of the lengths
+    tokens: np.ndarray  # lengths in tokens, `[_NUM_LENGTHS]` int32
+    source: str  # a description of the lengths
 
     @property
     def step(self) -> int:
-        """Ticks simulated as one, which saves time and preserves fractions."""
-        return -(-int(np.max(self.tokens)) // _LONGEST)
+        """Number of ticks that are simulated as one, which saves time and preserves fractions."""
+        return -(-int(np.max(self.tokens)) // _LONGEST_STEPS)
 
     @property
     def ticks(self) -> np.ndarray:
-        """Steps that each response is in a slot; its first token is sampled when it starts."""
+        """Number of steps of each response in a slot; the first token is sampled at the start."""
         return np.maximum(-(-(self.tokens - 1) // self.step), 1)
 
 
 def parse_lengths(text: str) -> Lengths:
     """Parses a distribution of lengths.
 
-    `lognormal:MEAN,LONGEST` (one in a thousand responses would be longer, and is cut),
+    `lognormal:MEAN,LONGEST` (one in a thousand responses would be longer and is truncated),
     `uniform:SHORTEST,LONGEST` or `constant:LENGTH`.
 
     >>> constant = parse_lengths("constant:7")
     >>> set(constant.tokens.tolist()), set(constant.ticks.tolist()), constant.source
     ({7}, {6}, '7 tokens, 7 at most')
     """
-    found = re.fullmatch(r"(lognormal|uniform|constant):(\d{1,9})(?:,(\d{1,9}))?", text.strip())
-    refusal = FdgError(
-        f"lengths {quoted(text)}: give {_KINDS}, tokens of responses, or the directory of a run"
-    )
-    if found is None or (found[1] == "constant") != (found[3] is None):
-        raise refusal
-    low, high = int(found[2]), int(found[3] or found[2])
+    match = re.fullmatch(r"(lognormal|uniform|constant):(\d{1,9})(?:,(\d{1,9}))?", text.strip())
+    error = FdgError(f"lengths {quoted(text)}: give {_DISTRIBUTIONS}, in tokens, or the directory of a run")
+    if match is None or (match[1] == "constant") != (match[3] is None):
+        raise error
+    low, high = int(match[2]), int(match[3] or match[2])
     if low > high >= 1:
-        what = "mean" if found[1] == "lognormal" else "shortest"
+        what = "mean" if match[1] == "lognormal" else "shortest"
         raise FdgError(
-            f"lengths {quoted(text)}: the {what} {low} is above the longest {high}: {found[1]}:{high},{low}?"
+            f"lengths {quoted(text)}: the {what} {low} is above the longest {high}: {match[1]}:{high},{low}?"
         )
     if not 1 <= low <= high <= 1 << 20:
-        raise refusal
-    quantiles = (np.random.default_rng(0).permutation(_DRAWN) + 0.5) / _DRAWN
-    if found[1] == "lognormal" and low < high:
+        raise error
+    quantiles = (np.random.default_rng(0).permutation(_NUM_LENGTHS) + 0.5) / _NUM_LENGTHS
+    if match[1] == "lognormal" and low < high:
         tokens = np.minimum(np.ceil(_lognormal(low, high, quantiles)), high)
     else:
         tokens = np.floor(low + quantiles * (high - low + 1))
@@ -99,31 +97,35 @@ def parse_lengths(text: str) -> Lengths:
 
 def of_run(rows: Sequence[Mapping[str, Any]], name: str) -> Lengths:
     """Lognormal lengths with the mean and the longest of a run's last iterations."""
-    found = [row for row in rows[-_LAST:] if row.get("response_length") and row.get("response_length_max")]
-    if not found:
-        raise FdgError(f"lengths {quoted(name)}: this run has no response_length: give {_KINDS}")
-    mean = sum(row["response_length"] for row in found) / len(found)
-    longest = max(mean, *(row["response_length_max"] for row in found))
+    rows_with_lengths = [
+        row
+        for row in rows[-_LAST_ITERATIONS:]
+        if row.get("response_length") and row.get("response_length_max")
+    ]
+    if not rows_with_lengths:
+        raise FdgError(f"lengths {quoted(name)}: this run has no response_length: give {_DISTRIBUTIONS}")
+    mean = sum(row["response_length"] for row in rows_with_lengths) / len(rows_with_lengths)
+    longest = max(mean, *(row["response_length_max"] for row in rows_with_lengths))
     return parse_lengths(f"lognormal:{max(round(mean), 1)},{max(round(longest), 1)}")
 
 
 def _lognormal(mean: float, longest: float, quantiles: np.ndarray) -> np.ndarray:
-    """A lognormal sample with this mean, and a 99.9th percentile of `longest`."""
+    """Quantiles of the lognormal distribution with this mean and the 99.9th percentile `longest`."""
     from statistics import NormalDist
 
-    spread = math.log(longest / mean)
-    if 2 * spread >= _QUANTILE**2:
+    log_ratio = math.log(longest / mean)
+    if 2 * log_ratio >= _NORMAL_QUANTILE**2:
         raise FdgError(
-            f"lengths: the longest, {longest:,}, is {longest / mean:.0f} times the mean, and of lognormal"
-            f" lengths at most {math.exp(_QUANTILE**2 / 2):.0f} times: give a longer mean"
+            f"lengths: the longest, {longest:,}, is {longest / mean:.0f} times the mean; lognormal lengths"
+            f" allow at most {math.exp(_NORMAL_QUANTILE**2 / 2):.0f} times: give a longer mean"
         )
-    sigma = _QUANTILE - math.sqrt(_QUANTILE**2 - 2 * spread)
+    sigma = _NORMAL_QUANTILE - math.sqrt(_NORMAL_QUANTILE**2 - 2 * log_ratio)
     normal = np.array([NormalDist().inv_cdf(q) for q in quantiles])
     return np.exp(math.log(mean) - sigma**2 / 2 + sigma * normal)
 
 
-class _Ages:
-    """A `fdg.stream.Source` without tokens: it counts how many each version would have sampled."""
+class _AgeCounter:
+    """A `fdg.stream.Source` without tokens: counts the tokens of each age that it would have sampled."""
 
     def __init__(self, ticks: np.ndarray):
         self._ticks = jnp.asarray(ticks, jnp.int32)
@@ -132,39 +134,39 @@ class _Ages:
         return {
             "left": zeros((slots,), jnp.int32),
             "first": zeros((slots,), jnp.int32),
-            "drawn": zeros((slots, _AGES), jnp.int32),
+            "drawn": zeros((slots, _NUM_AGES), jnp.int32),
         }
 
     def begin(self, parameters: Any, key: Any, index: Any, now: Any) -> tuple[Any, Any]:
-        kept = self.idle(index.shape[0])
-        first = jnp.broadcast_to(now.version, index.shape).astype(jnp.int32)
-        return {**kept, "left": self._ticks[index % len(self._ticks)], "first": first}, kept["left"]
+        empty = self.idle(index.shape[0])
+        first_version = jnp.broadcast_to(now.version, index.shape).astype(jnp.int32)
+        return {**empty, "left": self._ticks[index % len(self._ticks)], "first": first_version}, empty["left"]
 
-    def tick(self, parameters: Any, kept: Any, cache: Any, now: Any) -> tuple[Any, Any]:
-        works = kept["left"] > 0
-        since = jnp.minimum(now.version - kept["first"], _AGES - 1)
-        drawn = (works[:, None] & (jnp.arange(_AGES)[None] == since[:, None])).astype(jnp.int32)
-        return {**kept, "left": kept["left"] - works, "drawn": kept["drawn"] + drawn}, cache
+    def tick(self, parameters: Any, state: Any, cache: Any, now: Any) -> tuple[Any, Any]:
+        is_busy = state["left"] > 0
+        age = jnp.minimum(now.version - state["first"], _NUM_AGES - 1)
+        num_sampled = (is_busy[:, None] & (jnp.arange(_NUM_AGES)[None] == age[:, None])).astype(jnp.int32)
+        return {**state, "left": state["left"] - is_busy, "drawn": state["drawn"] + num_sampled}, cache
 
-    def done(self, kept: Any) -> Any:
-        return kept["left"] == 0
+    def done(self, state: Any) -> Any:
+        return state["left"] == 0
 
-    def refresh(self, parameters: Any, kept: Any) -> Any:
-        return kept["left"]
+    def refresh(self, parameters: Any, state: Any) -> Any:
+        return state["left"]
 
-    def row(self, kept: Any) -> Any:
-        return kept
+    def row(self, state: Any) -> Any:
+        return state
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """The simulated stream in its steady state."""
+    """The results of a simulated stream in its steady state."""
 
-    ticks: float  # ticks of an iteration
-    busy: float  # share of busy slots
+    ticks: float  # per iteration
+    busy: float  # mean share of busy slots
     lag: float  # mean age of tokens in updates
-    oldest: int  # the largest age
-    masked: float  # share of tokens that `late="mask"` gives no weight
+    oldest: int  # the largest age in updates
+    masked: float  # share of tokens to which `late="mask"` gives weight 0
     rate: float  # trained tokens per tick
 
 
@@ -177,45 +179,47 @@ def replay(
 ) -> Replay:
     """Simulates a stream's clock.
 
-    `sizes` are the fields of `fdg.stream.Stream` without its source, and `lag` is in micro-batches.
-    Iterations that fill the slots are not counted among `iterations`.
+    `sizes` are the fields of `fdg.stream.Stream` without its source. `lag` is in micro-batches. Before the
+    measured `iterations`, further ones fill the slots.
     """
-    stream = Stream(_Ages(lengths.ticks), **sizes)
-    before = 2 * (stream.ahead + 1)
+    stream = Stream(_AgeCounter(lengths.ticks), **sizes)
+    warm_up = 2 * (stream.ahead + 1)
     parts = stream.micro_batches
-    run = _clock(tuple(sizes.items()), before + iterations)
+    run = _clock(tuple(sizes.items()), warm_up + iterations)
     counts, ticks, busy = jax.tree.map(np.asarray, run(lengths.ticks.astype(np.int32), lag))
-    start = before * parts
+    start = warm_up * parts
     by_age = counts[start:].sum(axis=0).astype(float)
-    passed, filled = int(ticks[-1] - ticks[start - 1]), int(busy[-1] - busy[start - 1])
-    most = _AGES
+    num_ticks, busy_slots = int(ticks[-1] - ticks[start - 1]), int(busy[-1] - busy[start - 1])
+    max_counted_age = _NUM_AGES
     if stream.late == "mask" and stream.order == "finished":
-        most = eta(stream.ahead if max_age is None else max_age, lag, parts)
-    kept = by_age[: most + 1]
+        max_counted_age = eta(stream.ahead if max_age is None else max_age, lag, parts)
+    trained_by_age = by_age[: max_counted_age + 1]
     return Replay(
-        passed * lengths.step / iterations,
-        filled / (stream.slots * max(passed, 1)),
-        float(np.sum(kept * np.arange(len(kept))) / np.sum(kept)),
-        int(np.max(np.flatnonzero(kept))),
-        float(1 - np.sum(kept) / np.sum(by_age)),
-        float(np.sum(kept) / max(passed, 1)),
+        num_ticks * lengths.step / iterations,
+        busy_slots / (stream.slots * max(num_ticks, 1)),
+        float(np.sum(trained_by_age * np.arange(len(trained_by_age))) / np.sum(trained_by_age)),
+        int(np.max(np.flatnonzero(trained_by_age))),
+        float(1 - np.sum(trained_by_age) / np.sum(by_age)),
+        float(np.sum(trained_by_age) / max(num_ticks, 1)),
     )
 
 
 @functools.lru_cache(64)
 def _clock(sizes: tuple[tuple[str, Any], ...], iterations: int) -> Any:
-    """A function of the responses' ticks and the lag, compiled once: counts of ages, ticks and busy slots."""
+    """A compiled function (ticks of responses, lag) -> (tokens by age, ticks, busy slots) per micro-batch."""
 
     def run(ticks: Any, lag: Any) -> Any:
-        stream = Stream(_Ages(ticks), **dict(sizes))
+        stream = Stream(_AgeCounter(ticks), **dict(sizes))
         parts = stream.micro_batches
 
         def one(state: Any, n: Any) -> tuple[Any, Any]:
             iteration = n // parts
             version = jnp.maximum((n - lag) // parts, 0)
             rows, state = stream.take(jnp.float32(0), version, state)
-            ages = jnp.clip(iteration - rows["first"][:, None] - jnp.arange(_AGES)[None], 0, _AGES - 1)
-            counts = zeros((_AGES,), jnp.int32).at[ages].add(rows["drawn"])
+            ages = jnp.clip(
+                iteration - rows["first"][:, None] - jnp.arange(_NUM_AGES)[None], 0, _NUM_AGES - 1
+            )
+            counts = zeros((_NUM_AGES,), jnp.int32).at[ages].add(rows["drawn"])
             return state, (counts, state.clock.tick, state.clock.busy)
 
         takes = jnp.arange(iterations * parts)
@@ -224,12 +228,12 @@ def _clock(sizes: tuple[tuple[str, Any], ...], iterations: int) -> Any:
     return jax.jit(run)
 
 
-def _fitting(lengths: Lengths, sizes: dict[str, Any], lag: int, max_age: int | None) -> int | None:
-    """The smallest `ahead` that keeps the slots busy, or None."""
-    for more in (1, 2, 4, 8):
-        one = {**sizes, "ahead": sizes["ahead"] + more}
-        if replay(lengths, one, lag, max_age, iterations=12).busy >= _FULL:
-            return one["ahead"]
+def _sufficient_ahead(lengths: Lengths, sizes: dict[str, Any], lag: int, max_age: int | None) -> int | None:
+    """The smallest tried `ahead` that keeps the slots busy, or None."""
+    for increase in (1, 2, 4, 8):
+        variant = {**sizes, "ahead": sizes["ahead"] + increase}
+        if replay(lengths, variant, lag, max_age, iterations=12).busy >= _FULL_SHARE:
+            return variant["ahead"]
     return None
 
 
@@ -243,84 +247,89 @@ def eta(ahead: int, lag: int, micro_batches: int) -> int:
 
 
 def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age: int | None = None) -> str:
-    """A table of a stream and of alternatives, with what limits it."""
+    """A table of a stream and its alternatives, with the size that limits the stream."""
     ahead, slots, parts = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
-    most = (sizes["batch"] // sizes["micro_batches"] + (ahead + 1) * sizes["batch"]) * sizes["group"]
+    max_slots = (sizes["batch"] // sizes["micro_batches"] + (ahead + 1) * sizes["batch"]) * sizes["group"]
     variants: dict[str, dict[str, Any]] = {"as given": sizes}
     if ahead:
-        fewer = min(slots, most - (ahead + 1) * sizes["batch"] * sizes["group"])
-        variants["ahead=0"] = {**sizes, "ahead": 0, "slots": fewer}
+        num_slots = min(slots, max_slots - (ahead + 1) * sizes["batch"] * sizes["group"])
+        variants["ahead=0"] = {**sizes, "ahead": 0, "slots": num_slots}
     variants[f"ahead={ahead + 1}"] = {**sizes, "ahead": ahead + 1}
     if ahead and sizes["order"] == "prompt":
         variants["order=finished"] = {**sizes, "order": "finished"}
     elif ahead and sizes["late"] == "wait":
         variants["late=mask"] = {**sizes, "late": "mask"}
-    if 2 * slots <= most - sizes["batch"] * sizes["group"]:
+    if 2 * slots <= max_slots - sizes["batch"] * sizes["group"]:
         variants[f"slots={2 * slots}"] = {**sizes, "slots": 2 * slots}
-    found = {name: replay(lengths, one, lag, max_age) for name, one in variants.items()}
-    given = found["as given"]
+    results = {name: replay(lengths, result, lag, max_age) for name, result in variants.items()}
+    base = results["as given"]
     rows = [
         (
             name,
-            f"{100 * one.busy:.0f}%",
-            f"{one.lag:.1f}",
-            str(one.oldest),
-            f"{100 * one.masked:.1f}%",
-            f"{one.ticks:,.0f}",
-            f"{one.rate / given.rate:.2f}",
+            f"{100 * result.busy:.0f}%",
+            f"{result.lag:.1f}",
+            str(result.oldest),
+            f"{100 * result.masked:.1f}%",
+            f"{result.ticks:,.0f}",
+            f"{result.rate / base.rate:.2f}",
         )
-        for name, one in found.items()
+        for name, result in results.items()
     ]
     header = ("stream", "slots busy", "lag", "oldest", "masked", "ticks", "tokens/tick")
-    others = [name for name in found if name != "as given" and (given.busy > _FULL or "slots" not in name)]
-    best = max(others, key=lambda name: found[name].rate)
-    gain = found[best].rate / given.rate
-    binds = f"{best} would give {gain:.2f} times the tokens of a tick"
+    others = [
+        name for name in results if name != "as given" and (base.busy > _FULL_SHARE or "slots" not in name)
+    ]
+    best = max(others, key=lambda name: results[name].rate)
+    gain = results[best].rate / base.rate
+    limit = f"{best} would give {gain:.2f} times the tokens per tick"
     if gain < 1.05:
-        binds = "the time of a tick itself: its slots are busy"
+        limit = "the time of a tick itself, since the slots are busy"
     elif not ahead:
-        binds = f"the longest response of each batch: {binds}"
-    elif given.busy < _FULL:
-        binds = f"eta = {eta(ahead, lag, parts)}, too small for these lengths: {binds}"
-    if gain >= 1.05 and given.busy < _FULL and (fits := _fitting(lengths, sizes, lag, max_age)) is not None:
-        binds += f"; ahead={fits} (eta = {eta(fits, lag, parts)}) keeps {_FULL:.0%} of the slots busy"
+        limit = f"the longest response of each batch: {limit}"
+    elif base.busy < _FULL_SHARE:
+        limit = f"eta = {eta(ahead, lag, parts)}, too small for these lengths: {limit}"
+    is_idle = gain >= 1.05 and base.busy < _FULL_SHARE
+    if is_idle and (enough := _sufficient_ahead(lengths, sizes, lag, max_age)) is not None:
+        limit += (
+            f"; ahead={enough} (eta = {eta(enough, lag, parts)}) keeps {_FULL_SHARE:.0%} of the slots busy"
+        )
     return "\n".join(
         [
             f"stream of {slots} slots: responses of {lengths.source}",
             f"eta = {eta(ahead, lag, parts)} = ahead {ahead} + ceil(lag {lag} / {parts} micro-batches):"
-            " no token is more updates old",
+            " no token is older, in updates",
             *table(header, rows, range(1, len(header))),
-            f"what binds: {binds}",
+            f"limited by: {limit}",
         ]
     )
 
 
-def take_lengths(given: dict[str, Any]) -> str | None:
-    """Removes this flag from `given` and returns its value."""
-    drawn = given.pop(FLAG.name, None)
-    if drawn is not None and not Path(drawn).is_dir():
-        parse_lengths(drawn)  # fails early, before tracing
-    return drawn
+def take_lengths(flags: dict[str, Any]) -> str | None:
+    """Removes this module's flag from `flags` and returns its value."""
+    lengths = flags.pop(FLAG.name, None)
+    if lengths is not None and not Path(lengths).is_dir():
+        parse_lengths(lengths)  # fails early, before tracing
+    return lengths
 
 
-def report_of(algorithm: Any, policy: Any, given: str) -> str:
-    """A report of the simulated stream of an algorithm under a policy."""
+def report_of(algorithm: Any, policy: Any, text: str) -> str:
+    """The report on the simulated stream of an algorithm under a policy."""
     if not hasattr(algorithm, "ahead"):
         raise FdgError(
-            f"--lengths {given:.60}: {type(algorithm).__name__} generates no responses: use --algo grpo,"
+            f"--lengths {text:.60}: {type(algorithm).__name__} does not generate responses: use --algo grpo,"
             " ppo_rlhf or dpo"
         )
-    folder = Path(given)
+    folder = Path(text)
     is_run = folder.is_dir()
-    drawn = of_run([*read_metrics(folder / "metrics.jsonl")], given) if is_run else parse_lengths(given)
+    lengths = of_run([*read_metrics(folder / "metrics.jsonl")], text) if is_run else parse_lengths(text)
     sizes = sizes_of.sizes(algorithm, algorithm._candidates)
     parts = sizes["micro_batches"]
     lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * parts
-    report = stream_report(drawn, sizes, lag, algorithm.max_age)
+    report = stream_report(lengths, sizes, lag, algorithm.max_age)
     if 0 < lag < parts and not getattr(algorithm, "_learns_by_parts", False):
         report += (
-            f"\nlag {lag} is short: learning begins after the last of {parts} micro-batches, for its loss"
-            f" needs the whole batch, so generation overlaps with all of it from lag {parts} on"
+            f"\nlag {lag} is short: learning begins after the last of {parts} micro-batches, since its loss"
+            f" needs the whole batch; generation overlaps with all of learning from lag {parts} on"
         )
     return report
 
@@ -330,6 +339,6 @@ def idle(plan: Plan, cluster: Cluster) -> str:
     prediction = predict(plan, cluster)
     shares = ", ".join(f"{group} {share:.0%}" for group, share in prediction.idle.items())
     return (
-        f"idle: {shares} of an iteration, predicted with responses of the longest length;"
-        f" most of it is {prediction.bound}"
+        f"idle: {shares} of an iteration, predicted for responses of the longest length;"
+        f" the largest part is {prediction.bound}"
     )

@@ -11,46 +11,46 @@ from fdg.training.space import grid_text, parse_grid, parse_space, space_text
 from fdg.training.sweep import without_sweep
 
 
-def normalised_sweep(text: str, given: Mapping[str, Any]) -> str:
-    """Normalises the value of `--sweep` as `config.json` stores it: full names, ranges expanded to values."""
+def normalised_sweep(text: str, flags: Mapping[str, Any]) -> str:
+    """Rewrites the value of `--sweep` as `config.json` stores it: full names, ranges expanded to values."""
     grid = parse_grid(_with_full_names(text))
     for name, _ in grid:
-        if name in given:
+        if name in flags:
             option = name.replace("_", "-")
-            raise FdgError(f"--sweep {name} and --{option} {given[name]}: leave one of them out")
+            raise FdgError(f"--sweep {name} and --{option} {flags[name]}: leave out one of them")
     return grid_text(grid)
 
 
-def normalised_search(text: str, flags: Sequence[Flag], given: Mapping[str, Any]) -> str:
-    """Normalises the value of `--search` as `config.json` stores it."""
+def normalised_search(text: str, flags: Sequence[Flag], values: Mapping[str, Any]) -> str:
+    """Rewrites the value of `--search` as `config.json` stores it: full names."""
     space = space_of(text, flags)
-    for one in space:
-        if one.name in given:
-            raise FdgError(f"--search {one.name} and its own flag: leave one of them out")
+    for dimension in space:
+        if dimension.name in values:
+            raise FdgError(f"--search {dimension.name} and its own flag: leave out one of them")
     return space_text(space)
 
 
 def space_of(text: str, flags: Sequence[Flag]) -> Any:
-    """Parses the value of `--search`; its values are parsed as those of hyperparameter flags."""
+    """Parses the value of `--search`, with each value parsed like the hyperparameter's flag."""
     kinds = {flag.name: flag.kind for flag in flags}
 
-    def read(name: str) -> tuple[Callable[[str], Any], bool, bool]:
+    def reader_of(name: str) -> tuple[Callable[[str], Any], bool, bool]:
         if name not in kinds:
             raise unknown_name("hyperparameter to search", name, kinds)
         kind = kinds[name]
         return reader(kind), is_tuple(kind), kind in (int, int | None)
 
-    return parse_space(_with_full_names(text), read)
+    return parse_space(_with_full_names(text), reader_of)
 
 
 def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag], resolver: Any) -> None:
     """Checks a hyperparameter search before it starts."""
     trials, text = run["optuna"], run["search"]
     if (trials is None) != (text is None):
-        lacks = "--optuna: say what from, by --search"
+        problem = "--optuna needs --search"
         if trials is None:
-            lacks = "--search: say how many trials, by --optuna"
-        raise FdgError(f"{lacks}, such as --optuna 20 --search hidden=64,64/128,128 num_steps=64,128")
+            problem = "--search needs a number of trials, --optuna"
+        raise FdgError(f"{problem}, such as --optuna 20 --search hidden=64,64/128,128 num_steps=64,128")
     if text is not None:
         from fdg.training.search import check_search, require_optuna
 
@@ -70,17 +70,17 @@ def member_of(run: Any, text: str) -> Any:
     if text == "best":
         return run.best
     if "=" not in text:
-        raise FdgError(f"--member {text}: give best, or a point's values, such as learning_rate=1e-3,seed=2")
+        raise FdgError(f"--member {text}: give best, or values of a point, such as learning_rate=1e-3,seed=2")
 
-    named = {}
+    values_by_name = {}
     for name, values in parse_grid(text.replace(",", " ")):
         if len(values) != 1:
             raise FdgError(f"--member {text}: give one value of {name}")
-        named[_full_name(name)] = values[0]
-    seed = named.pop("seed", None)
+        values_by_name[_full_name(name)] = values[0]
+    seed = values_by_name.pop("seed", None)
     if seed is not None and not seed.is_integer():
         raise FdgError(f"--member {text}: a seed is a whole number")
-    return run.member(seed=None if seed is None else int(seed), **named)
+    return run.member(seed=None if seed is None else int(seed), **values_by_name)
 
 
 def _with_full_names(text: str) -> str:

@@ -1,16 +1,16 @@
 """`fdg study`: trains algorithms x environments x settings x seeds from one file, and compares them.
 
-algorithms = ["ppo", "a2c"]      # or "all": in each environment those that can act in it, without a data set
+algorithms = ["ppo", "a2c"]      # or "all": those that can act in the environment without a data set
 environments = ["CartPole-v1", "Acrobot-v1"]
-total_steps = 100_000            # or {short = 100_000, long = 1_000_000}: a comparison for each
+total_steps = 100_000            # or {short = 100_000, long = 1_000_000}: one comparison per budget
 seeds = 10
 first_seed = 0
-random_episodes = 128            # episodes of random actions, as a baseline; 0 for none
+random_episodes = 128            # episodes of random actions as a baseline; 0: no baseline
 
 [settings]                       # flags of `fdg train` for all cells
 eval_episodes = 32
 
-[variants.default]               # further flags: each variant is a side of the comparison
+[variants.default]               # further flags; each variant is compared
 [variants.wide]
 hidden = [128, 128]
 """
@@ -33,11 +33,11 @@ from fdg.reading import read_json, read_toml
 from fdg.training.run_directory import read_summary
 from fdg.training.writable import check_results
 
-_KNOWN = (
+_SETTINGS = (
     *("algorithms", "environments", "total_steps", "seeds", "first_seed", "random_episodes"),
     *("settings", "variants"),
 )
-_OURS = {  # flags that a study sets, and their entries in its file
+_SET_BY_STUDY = {  # flags that a study sets, and where its user sets them
     "algo": "algorithms",
     "env": "environments",
     "total_steps": "total_steps",
@@ -47,18 +47,18 @@ _OURS = {  # flags that a study sets, and their entries in its file
     "resume": "--out of fdg study",
     **dict.fromkeys(("sweep", "optuna", "search", "config", "from"), "fdg train, before a study"),
 }
-_MOST_CELLS = 100_000
+_MAX_CELLS = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyCell:
-    """One algorithm with its settings in one environment, for one budget and all seeds."""
+    """One algorithm with its settings in one environment, with one budget and all seeds."""
 
-    algo: str  # as on the command line
+    algo: str  # the name on the command line
     env: str
-    side: str  # its name in the comparison
+    side: str  # the label in the comparison
     budget: str  # the name of its budget; "" if there is one budget
-    total_steps: int  # steps of each seed
+    total_steps: int  # steps per seed
     words: tuple[str, ...]  # further flags of `fdg train`
 
     @property
@@ -79,7 +79,7 @@ class Study:
 
     cells: Sequence[StudyCell]  # all cells
     seeds: range  # the seeds of each cell
-    random_episodes: int  # episodes of random actions in each environment; 0 for none
+    random_episodes: int  # episodes of random actions per environment; 0: no baseline
 
 
 def read_study(path: Path) -> Study:
@@ -92,44 +92,44 @@ def read_study(path: Path) -> Study:
 
 
 def study_of(content: Mapping[str, Any]) -> Study:
-    """The study that the content of such a file describes."""
+    """The study that the content of a study file describes."""
     for name in content:
-        if name not in _KNOWN:
-            raise unknown_name("setting of a study", name, _KNOWN)
+        if name not in _SETTINGS:
+            raise unknown_name("setting of a study", name, _SETTINGS)
     environments = _names(content, "environments", "CartPole-v1")
-    everyone = content.get("algorithms") == "all"
-    algorithms = None if everyone else _names(content, "algorithms", "ppo")
+    is_all = content.get("algorithms") == "all"
+    algorithms = None if is_all else _names(content, "algorithms", "ppo")
     budgets = _budgets(content)
-    seeds = _whole("seeds", content.get("seeds", 1), 1)
-    first = _whole("first_seed", content.get("first_seed", 0), 0)
-    shared = _words("settings", content.get("settings", {}))
+    seeds = _whole_number("seeds", content.get("seeds", 1), 1)
+    first_seed = _whole_number("first_seed", content.get("first_seed", 0), 0)
+    shared = _flag_words("settings", content.get("settings", {}))
     variants = content.get("variants", {"": {}})
     if not isinstance(variants, dict) or not variants:
         raise FdgError("variants must be tables, such as [variants.wide] with hidden = [128, 128]")
-    words = {name: (*shared, *_words(f"variants.{name}", each)) for name, each in variants.items()}
+    words = {name: (*shared, *_flag_words(f"variants.{name}", table)) for name, table in variants.items()}
     cells = [
         StudyCell(algo, env, algo + (f" {name}" if name and len(words) > 1 else ""), budget, steps, flags)
         for budget, steps in budgets.items()
         for env in environments
-        for algo in (_able(env) if algorithms is None else algorithms)
+        for algo in (_able_algorithms(env) if algorithms is None else algorithms)
         for name, flags in words.items()
     ]
-    if len(cells) > _MOST_CELLS:
-        raise FdgError(f"{len(cells):,} cells are more than {_MOST_CELLS:,}: give fewer names")
-    names: dict[str, StudyCell] = {}
+    if len(cells) > _MAX_CELLS:
+        raise FdgError(f"{len(cells):,} cells are more than {_MAX_CELLS:,}: give fewer names")
+    cells_by_name: dict[str, StudyCell] = {}
     for cell in cells:
-        if cell.name in names:
-            other = names[cell.name]
+        if cell.name in cells_by_name:
+            other = cells_by_name[cell.name]
             raise FdgError(
                 f"{cell.side} on {cell.env} and {other.side} on {other.env} would both be in {cell.name}:"
-                " name each once"
+                " rename one of them"
             )
-        names[cell.name] = cell
-    episodes = _whole("random_episodes", content.get("random_episodes", 128), 0)
-    return Study(cells, range(first, first + seeds), episodes)
+        cells_by_name[cell.name] = cell
+    episodes = _whole_number("random_episodes", content.get("random_episodes", 128), 0)
+    return Study(cells, range(first_seed, first_seed + seeds), episodes)
 
 
-def _able(env: str) -> list[str]:
+def _able_algorithms(env: str) -> list[str]:
     """The algorithms that can act in an environment, and whose budget is in environment steps.
 
     Algorithms that learn from a data set take gradient steps: the file must name them, with `dataset` in
@@ -140,42 +140,44 @@ def _able(env: str) -> list[str]:
     from fdg.training.job import steps_of
 
     name, overrides = envs.parse(env)
-    able = algos.able_in(envs.make(name, **overrides))
-    return [algo for algo in able if steps_of(algos.get(algo)) == "environment steps"]
+    names = algos.able_in(envs.make(name, **overrides))
+    return [algo for algo in names if steps_of(algos.get(algo)) == "environment steps"]
 
 
 def _names(content: Mapping[str, Any], name: str, example: str) -> list[str]:
-    given = content.get(name)
-    if not isinstance(given, list) or not given or not all(isinstance(one, str) and one for one in given):
-        what = "is missing" if given is None else f"= {given!r:.60}"
-        raise FdgError(f'{name} {what}: give a list of names, such as {name} = ["{example}"]')
-    twice = next((one for i, one in enumerate(given) if one in given[:i]), None)
-    if twice is not None:
-        raise FdgError(f"{name} has {twice} twice: name each once")
-    return given
+    names = content.get(name)
+    if not isinstance(names, list) or not names or not all(isinstance(item, str) and item for item in names):
+        problem = "is missing" if names is None else f"= {names!r:.60}"
+        raise FdgError(f'{name} {problem}: give a list of names, such as {name} = ["{example}"]')
+    duplicate = next((item for i, item in enumerate(names) if item in names[:i]), None)
+    if duplicate is not None:
+        raise FdgError(f"{name} contains {duplicate} twice: name it once")
+    return names
 
 
 def _budgets(content: Mapping[str, Any]) -> dict[str, int]:
-    given = content.get("total_steps")
-    if given is None:
-        raise FdgError("total_steps is missing: give steps of each seed, such as total_steps = 100_000")
-    if not isinstance(given, dict):
-        return {"": _whole("total_steps", given, 1)}
-    if not given:
-        raise FdgError("total_steps has no budget: give such as {short = 100_000, long = 1_000_000}")
-    for name in given:
+    budgets = content.get("total_steps")
+    if budgets is None:
+        raise FdgError("total_steps is missing: give the steps per seed, such as total_steps = 100_000")
+    if not isinstance(budgets, dict):
+        return {"": _whole_number("total_steps", budgets, 1)}
+    if not budgets:
+        raise FdgError("total_steps has no budget: give budgets such as {short = 100_000, long = 1_000_000}")
+    for name in budgets:
         if not re.fullmatch(r"\w+", name):
-            raise FdgError(f"total_steps has a budget {name!r}: name it by letters and digits, such as short")
-    return {name: _whole(f"total_steps.{name}", steps, 1) for name, steps in given.items()}
+            raise FdgError(
+                f"total_steps has a budget {name!r}: use letters and digits for the name, such as short"
+            )
+    return {name: _whole_number(f"total_steps.{name}", steps, 1) for name, steps in budgets.items()}
 
 
-def _whole(name: str, value: Any, least: int) -> int:
+def _whole_number(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**53:
-        raise FdgError(f"{name} = {value!r:.60}: give a whole number, at least {least}")
+        raise FdgError(f"{name} = {value!r:.60}: give a whole number of at least {least}")
     return value
 
 
-def _words(where: str, settings: Any) -> tuple[str, ...]:
+def _flag_words(where: str, settings: Any) -> tuple[str, ...]:
     """A table of settings as flags of `fdg train`."""
     if not isinstance(settings, dict):
         raise FdgError(
@@ -184,15 +186,15 @@ def _words(where: str, settings: Any) -> tuple[str, ...]:
     words: list[str] = []
     for name, value in settings.items():
         name = name.replace("-", "_")
-        if name in _OURS:
-            raise FdgError(f"{where} has {name}, which is not of a cell: say it by {_OURS[name]}")
+        if name in _SET_BY_STUDY:
+            raise FdgError(f"{where} has {name}, which a cell cannot set: use {_SET_BY_STUDY[name]}")
         if isinstance(value, bool):
             value = str(value).lower()
-        elif isinstance(value, list) and value and all(isinstance(one, int | float) for one in value):
+        elif isinstance(value, list) and value and all(isinstance(number, int | float) for number in value):
             value = ",".join(map(str, value))
         elif not isinstance(value, str | int | float):
             raise FdgError(
-                f"{where}.{name} = {value!r:.60}: give a number, a text, true or false, or numbers"
+                f"{where}.{name} = {value!r:.60}: give a number, a text, true or false, or a list of numbers"
             )
         words += [f"--{name.replace('_', '-')}", str(value)]
     return tuple(words)
@@ -208,8 +210,8 @@ _ABOUT = (
 def carry_out_study(study: Study, out: Path) -> int:
     """Trains the cells that are not done and writes the comparisons; returns the exit status.
 
-    Each cell is a run directory in `out/cells`; `study.json` records the settings of each cell. A cell whose
-    run fails (such as by losses that are not finite) is marked as failed, and the others continue.
+    Each cell is a run directory in `out/cells`, and `study.json` records the settings of each cell. A cell
+    whose run fails (for example because losses are not finite) is marked as failed, and the others continue.
     """
     _check(study, out)
     cells = files.make_folder(out / "cells")
@@ -219,53 +221,55 @@ def carry_out_study(study: Study, out: Path) -> int:
             f"cell {number} of {len(study.cells)}: {cell.side} on {cell.env}, {cell.total_steps:,} steps",
             flush=True,
         )
-        caught = _train(cell, study.seeds, cells)
-        if caught is not None:
+        signal = _train(cell, study.seeds, cells)
+        if signal is not None:
             print("interrupted, and saved: the same command resumes it", flush=True)
-            return 128 + caught
-    random = _random(study, out)
+            return 128 + signal
+    random_returns = _random_returns(study, out)
     for budget in dict.fromkeys(cell.budget for cell in study.cells):
-        _compare(study, budget, out, random)
+        _compare(study, budget, out, random_returns)
     return 0
 
 
 def _check(study: Study, out: Path) -> None:
     """Checks all cells before any training; writes `study.json`."""
     check_results(out, ["study.json"], " for the study")
-    begun = read_json(out / "study.json").get("cells") if (out / "study.json").exists() else {}
-    if not isinstance(begun, dict):
-        why = "remove it, and runs in cells/ are taken as they are"
-        raise FdgError(f"{out / 'study.json'} lists no cells: {why}")
+    recorded = read_json(out / "study.json").get("cells") if (out / "study.json").exists() else {}
+    if not isinstance(recorded, dict):
+        fix = "remove it; runs in cells/ are then used unchecked"
+        raise FdgError(f"{out / 'study.json'} lists no cells: {fix}")
     for cell in study.cells:
         words = cell.command(study.seeds)
-        if cell.name in begun and begun[cell.name] != words:
-            before = _differing(begun[cell.name], words)
+        if cell.name in recorded and recorded[cell.name] != words:
+            difference = _changed_settings(recorded[cell.name], words)
             raise FdgError(
-                f"--out {out} has {cell.side} on {cell.env} of another study, with {before}:"
+                f"--out {out} has {cell.side} on {cell.env} from another study, with {difference}:"
                 " give another folder"
             )
         if not _is_done(out / "cells" / cell.name, study.seeds):
             _job(cell, study.seeds, out / "cells" / cell.name)
     out.mkdir(parents=True, exist_ok=True)
     content = {cell.name: cell.command(study.seeds) for cell in study.cells}
-    files.write(out / "study.json", (json.dumps({"cells": {**begun, **content}}, indent=1) + "\n").encode())
+    files.write(
+        out / "study.json", (json.dumps({"cells": {**recorded, **content}}, indent=1) + "\n").encode()
+    )
 
 
-def _differing(before: Any, now: Sequence[str]) -> str:
-    """The settings of a cell that have changed since it was started."""
-    words = before if isinstance(before, list) else []
+def _changed_settings(recorded: Any, current: Sequence[str]) -> str:
+    """The recorded settings of a cell that differ from the current ones."""
+    words = recorded if isinstance(recorded, list) else []
     pairs = [f"{flag} {value}" for flag, value in zip(words[::2], words[1::2], strict=False)]
-    new = {f"{flag} {value}" for flag, value in zip(now[::2], now[1::2], strict=False)}
-    return ", ".join(pair for pair in pairs if pair not in new)[:200] or "fewer flags"
+    current_pairs = {f"{flag} {value}" for flag, value in zip(current[::2], current[1::2], strict=False)}
+    return ", ".join(pair for pair in pairs if pair not in current_pairs)[:200] or "fewer flags"
 
 
 def _job(cell: StudyCell, seeds: range, path: Path) -> Any:
     """The job of a cell: a new run, or the one in its directory."""
     from fdg.commands.parse import parse
 
-    there = (path / "config.json").exists()
-    named = ["--algo", cell.algo, "--env", cell.env]  # named in the file, so its run's own names are trusted
-    words = ["--resume", str(path), *named] if there else [*cell.command(seeds), "--out", str(path)]
+    exists = (path / "config.json").exists()
+    trusted_names = ["--algo", cell.algo, "--env", cell.env]  # the study file names them, so they are trusted
+    words = ["--resume", str(path), *trusted_names] if exists else [*cell.command(seeds), "--out", str(path)]
     try:
         return parse(words, "fdg study", _ABOUT)
     except FdgError as error:
@@ -273,12 +277,12 @@ def _job(cell: StudyCell, seeds: range, path: Path) -> Any:
 
 
 def _runs(path: Path, seeds: range, job: Any = None) -> list[tuple[Path, range]]:
-    """The run directories of a cell with their seeds: one, or for host environments one for each seed."""
+    """The run directories of a cell with their seeds: one, or with a host environment one per seed."""
     from envs.host import HostEnvironment
     from envs.wrappers import unwrapped
 
-    own = getattr(getattr(job, "algorithm", None), "env", None)
-    on_host = isinstance(unwrapped(own)[0], HostEnvironment)
+    env = getattr(getattr(job, "algorithm", None), "env", None)
+    on_host = isinstance(unwrapped(env)[0], HostEnvironment)
     if not on_host and not path.with_name(f"{path.name}-seed-{seeds[0]}").exists():
         return [(path, seeds)]
     return [(path.with_name(f"{path.name}-seed-{seed}"), range(seed, seed + 1)) for seed in seeds]
@@ -291,23 +295,23 @@ def _is_done(path: Path, seeds: range) -> bool:
 
 
 def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
-    """Trains the rest of a cell; returns the signal that interrupted it, or None."""
+    """Trains the remaining runs of a cell; returns the signal that interrupted it, or None."""
     path = cells / cell.name
     if _is_done(path, seeds):
-        print("  done before", flush=True)
+        print("  already done", flush=True)
         return None
     import jax
 
     from fdg.training.loop import carry_out
 
-    for run, own in _runs(path, seeds, _job(cell, seeds, path)):
-        if _is_done(run, own):
+    for run, run_seeds in _runs(path, seeds, _job(cell, seeds, path)):
+        if _is_done(run, run_seeds):
             continue
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         try:
-            outcome = carry_out(_job(cell, own, run), quiet=True)
+            outcome = carry_out(_job(cell, run_seeds, run), quiet=True)
         except RunError as error:
-            if isinstance(error, UnwritableError) or not run.is_dir():  # not the cell's fault
+            if isinstance(error, UnwritableError) or not run.is_dir():  # no cell could run
                 raise
             files.write(run / "failed.json", json.dumps({"failed": str(error)}).encode())
             print(f"  failed: {error}", flush=True)
@@ -315,60 +319,64 @@ def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
         if outcome.caught is not None:
             return outcome.caught
         result = "" if outcome.evaluation is None else f"{outcome.evaluation}, "
-        print(f"  {result}{time.perf_counter() - begun:.0f} s", flush=True)
+        print(f"  {result}{time.perf_counter() - start_time:.0f} s", flush=True)
         jax.clear_caches()  # programs of other cells are not needed
     return None
 
 
-def _random(study: Study, out: Path) -> dict[str, np.ndarray]:
-    """Returns of random actions in each environment, measured once and kept in `random.json`."""
+def _random_returns(study: Study, out: Path) -> dict[str, np.ndarray]:
+    """Returns of random actions by environment, measured once and stored in `random.json`."""
     import envs
     from fdg.training.evaluation import random_returns
 
     if not study.random_episodes:
         return {}
     file = out / "random.json"
-    known = read_json(file) if file.exists() else {}
+    returns_by_env = read_json(file) if file.exists() else {}
     for name in dict.fromkeys(cell.env for cell in study.cells):
-        values = known.get(name)
-        numbers = [one for one in values if isinstance(one, int | float)] if isinstance(values, list) else []
+        values = returns_by_env.get(name)
+        numbers = (
+            [number for number in values if isinstance(number, int | float)]
+            if isinstance(values, list)
+            else []
+        )
         if numbers != values or len(numbers) != study.random_episodes:
-            own, overrides = envs.parse(name)
-            returns = random_returns(envs.make(own, **overrides), study.random_episodes)
-            known[name] = [float(one) for one in returns]
-            files.write(file, (json.dumps(known) + "\n").encode())
-    return {name: np.asarray(values) for name, values in known.items()}
+            env_name, overrides = envs.parse(name)
+            returns = random_returns(envs.make(env_name, **overrides), study.random_episodes)
+            returns_by_env[name] = [float(number) for number in returns]
+            files.write(file, (json.dumps(returns_by_env) + "\n").encode())
+    return {name: np.asarray(values) for name, values in returns_by_env.items()}
 
 
-def _compare(study: Study, budget: str, out: Path, random: dict[str, np.ndarray]) -> None:
+def _compare(study: Study, budget: str, out: Path, random_returns: dict[str, np.ndarray]) -> None:
     """Writes and prints the comparison of one budget's cells."""
     from fdg.training.comparison import compare
 
     runs, labels, notes = [], [], []
-    for cell in (one for one in study.cells if one.budget == budget):
+    for cell in (cell for cell in study.cells if cell.budget == budget):
         for run, _ in _runs(out / "cells" / cell.name, study.seeds):
             if (run / "failed.json").exists():
                 notes.append(f"{cell.side} on {cell.env}: {read_json(run / 'failed.json').get('failed')}")
             elif not (run / "metrics.jsonl").exists():
-                notes.append(f"{cell.side} on {cell.env} is left out: {run} has lost its metrics.jsonl")
+                notes.append(f"{cell.side} on {cell.env} is left out: {run} lacks metrics.jsonl")
             if (run / "metrics.jsonl").exists():
                 runs.append(run)
                 labels.append(cell.side)
     if not runs:
         print("\n".join(["nothing to compare:", *notes]), flush=True)
         return
-    found = compare(runs, labels=labels, random=random)
-    found = dataclasses.replace(found, notes=[*found.notes, *notes])
+    comparison = compare(runs, labels=labels, random=random_returns)
+    comparison = dataclasses.replace(comparison, notes=[*comparison.notes, *notes])
     if budget:
         print(f"budget {budget}:\n", flush=True)
-    print(found, flush=True)
-    for path in found.write(out / budget):
+    print(comparison, flush=True)
+    for path in comparison.write(out / budget):
         print(path, flush=True)
 
 
-def _study(given: dict[str, Any]) -> int:
-    file = Path(given["file"])
-    return carry_out_study(read_study(file), Path(given["out"] or Path("runs") / file.stem))
+def _study(flags: dict[str, Any]) -> int:
+    file = Path(flags["file"])
+    return carry_out_study(read_study(file), Path(flags["out"] or Path("runs") / file.stem))
 
 
 main = Command(

@@ -15,53 +15,55 @@ from fdg.placing.policy import with_host
 from fdg.processes import distributed
 from fdg.profiling.measuring import Iterations
 
-_SECONDS = 0.5  # approximate seconds of a round of iterations
-_ROUNDS = 3
-_TIMED = 3  # candidates
+_ROUND_SECONDS = 0.5  # approximate length of a round of iterations
+_NUM_ROUNDS = 3
+_MAX_TIMED = 3  # candidates
 
 
 def choose_by_timing(choice: Choice, devices: Sequence[jax.Device], num_seeds: int | None = None) -> Choice:
     """Chooses among the best three candidates by measured time.
 
-    `choice` is from `policies.auto`, and `devices` those that it chose from. A collective: all processes call
+    `choice` is from `policies.auto`, and `devices` are those that it chose from. All processes must call
     this.
     """
-    begun = time.perf_counter()
-    takeable = [row for row in choice.rows if row.prediction is not None and not row.candidate.asks]
-    timed: list[Row] = []
-    for row in takeable[:_TIMED]:
+    start_time = time.perf_counter()
+    feasible = [row for row in choice.rows if row.prediction is not None and not row.candidate.asks]
+    timed_rows: list[Row] = []
+    for row in feasible[:_MAX_TIMED]:
         algorithm = choice.algorithm
         if row.candidate.variant:
             algorithm = dataclasses.replace(algorithm, **dict(row.candidate.variant))
         try:
-            several = of_seeds(algorithm, num_seeds)
-            seconds = iteration_seconds(several, row.candidate.policy, devices[: row.candidate.devices])
-            timed.append(dataclasses.replace(row, measured=seconds))
+            agents = of_seeds(algorithm, num_seeds)
+            seconds = iteration_seconds(agents, row.candidate.policy, devices[: row.candidate.devices])
+            timed_rows.append(dataclasses.replace(row, measured=seconds))
         except FdgError as error:
-            timed.append(dataclasses.replace(row, prediction=None, refused=str(error)))
-    good = sorted((row for row in timed if row.prediction is not None), key=lambda row: row.seconds)
-    if not good:
-        raise FdgError(f"none of the best {len(timed)} candidates could be compiled: {timed[0].refused}")
-    variant = dict(good[0].candidate.variant)
-    rest = [row for row in choice.rows if row not in takeable[:_TIMED]]
-    refused = [row for row in timed if row.prediction is None]
+            timed_rows.append(dataclasses.replace(row, prediction=None, refused=str(error)))
+    ranked = sorted((row for row in timed_rows if row.prediction is not None), key=lambda row: row.seconds)
+    if not ranked:
+        raise FdgError(
+            f"none of the best {len(timed_rows)} candidates could be compiled: {timed_rows[0].refused}"
+        )
+    variant = dict(ranked[0].candidate.variant)
+    untimed = [row for row in choice.rows if row not in feasible[:_MAX_TIMED]]
+    refused = [row for row in timed_rows if row.prediction is None]
     return dataclasses.replace(
         choice,
         algorithm=dataclasses.replace(choice.algorithm, **variant) if variant else choice.algorithm,
-        rows=(*good, *rest, *refused),
-        took=choice.took + time.perf_counter() - begun,
+        rows=(*ranked, *untimed, *refused),
+        took=choice.took + time.perf_counter() - start_time,
     )
 
 
 def iterations_of(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> Iterations:
     """A job's iterations, compiled and ready to be timed; at least two, so that groups overlap."""
     engine = compile_engine(algorithm, policy, with_host(policy, devices))
-    return Iterations(engine, engine.init(0), _SECONDS, least=2)
+    return Iterations(engine, engine.init(0), _ROUND_SECONDS, least=2)
 
 
 def iteration_seconds(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> float:
-    """Seconds of an iteration in the best round; with several processes, in the slowest one."""
+    """Seconds per iteration in the best round, in the slowest process."""
     iterations = iterations_of(algorithm, policy, devices)
-    for _ in range(_ROUNDS):
+    for _ in range(_NUM_ROUNDS):
         iterations.measure()
     return max(distributed.exchange(iterations.seconds))

@@ -21,24 +21,24 @@ from fdg.placing.staleness import micro_batches
 from fdg.showing.words import clip, duration, quantity, table
 from fdg.tracing.graph import FDG
 
-_SHOWN = 12  # rows of a printed table
-_TRIED = 2  # candidates of each kind that are tried first
-_FAR = 1.5  # the others of a kind are tried if one of these is within this factor of the best
-_MOST_LAG = 2  # iterations: groups in a row (generating, judging, training) overlap wholly by then
+_MAX_ROWS = 12  # rows of a printed table
+_FIRST_TRIALS = 2  # candidates of each kind that are tried first
+_FAR_RATIO = 1.5  # more of a kind are tried if one of these is within this factor of the best
+_MAX_LAG = 2  # iterations: with it, groups in a chain (generate, judge, train) overlap fully
 TIE = 1.05  # predictions within this ratio are a tie
-GraphOf = Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]]  # of an algorithm with changed fields
+GraphOf = Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]]  # changed fields -> algorithm, graph
 DevicesOf = Callable[[int], Sequence[Any] | int]  # a number of devices -> what `place` takes
-_LEFT_OUT = "left out: other groups of its kind are quicker, or far off"
+_SKIPPED = "skipped: others of its kind are faster, or all are far slower than the best"
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A candidate: a policy on a number of devices."""
+    """A policy on a number of devices."""
 
     policy: Any  # the policy with the sizes of its groups
-    devices: int  # the number of devices, the first ones
+    devices: int  # it uses this number of devices, from the first
     variant: tuple[tuple[str, Any], ...] = ()  # changed fields of the algorithm by name
-    asks: str = ""  # the flag that would allow it, if it changes results and is not allowed; else ""
+    asks: str = ""  # the flag that allows it, if it changes results and is not yet allowed; else ""
 
     def __str__(self) -> str:
         changed = "".join(f", {name}={value}" for name, value in self.variant)
@@ -47,23 +47,23 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A candidate with its prediction, or why it cannot be carried out."""
+    """A candidate with its prediction, or the reason why it is not feasible."""
 
     candidate: Candidate
-    prediction: Prediction | None  # None if it cannot be carried out
-    refused: str = ""  # why, in one line; "" if it can
-    measured: float | None = None  # measured seconds of an iteration, or None
+    prediction: Prediction | None  # None if it is not feasible
+    refused: str = ""  # why it is not feasible, in one line; "" if it is
+    measured: float | None = None  # seconds per iteration, or None
 
     @property
     def seconds(self) -> float:
-        """Seconds of an iteration, measured or else predicted; infinite if it cannot be carried out."""
+        """Seconds per iteration, measured or else predicted; infinite if it is not feasible."""
         if self.measured is not None:
             return self.measured
         return self.prediction.seconds if self.prediction is not None else float("inf")
 
     @property
     def rank(self) -> tuple[float, int, int, int]:
-        """Seconds, groups, devices and lag, for `preferred`."""
+        """Seconds, groups, devices and lag, for `break_ties`."""
         groups = 0 if self.prediction is None else len(self.prediction.busy)
         return self.seconds, groups, self.candidate.devices, _delays(self.candidate.policy)[1]
 
@@ -101,69 +101,69 @@ class Choice:
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds of an iteration."""
+        """Predicted seconds per iteration."""
         return self.prediction.seconds
 
     @property
     def reason(self) -> str:
-        """The reason in one line."""
-        taken = _takeable(self.rows)
-        best, *others = taken
+        """Why this candidate was chosen, in one line."""
+        feasible = _feasible_rows(self.rows)
+        best, *others = feasible
         fastest = min(others, key=lambda row: row.seconds, default=best)
-        other = next((row for row in others if row.seconds > best.seconds), None)
+        slower = next((row for row in others if row.seconds > best.seconds), None)
         than = ""
         if fastest.seconds < best.seconds:
             than = (
-                f", within {TIE - 1:.0%} of {fastest.candidate} on {_on(fastest)} at"
+                f", within {TIE - 1:.0%} of {fastest.candidate} on {_size(fastest)} at"
                 f" {duration(fastest.seconds)}, which has more groups, devices or lag"
             )
-        elif other is not None:
-            than = f", {other.seconds / best.seconds:.2f} times as quick as {other.candidate} on {_on(other)}"
-        how = "measured" if best.measured is not None else "predicted"
+        elif slower is not None:
+            than = f", {slower.seconds / best.seconds:.2f} x as fast as {slower.candidate} on {_size(slower)}"
+        basis = "measured" if best.measured is not None else "predicted"
         return (
-            f"{best.candidate} on {_on(best)}: {duration(best.seconds)} an iteration {how}{than};"
-            f" most of it is {self.prediction.bound}"
+            f"{best.candidate} on {_size(best)}: {duration(best.seconds)} per iteration {basis}{than};"
+            f" the largest part is {self.prediction.bound}"
         )
 
     @property
     def table(self) -> str:
-        """A table of candidates with predicted times and what bounds each, and the reason."""
+        """A table of candidates with predicted times and the largest part of each, then the reason."""
         measured = any(row.measured is not None for row in self.rows)
-        header = ("policy", "devices", "predicted", *["measured"] * measured, "idle", "most of it is", "")
+        header = ("policy", "devices", "predicted", *["measured"] * measured, "idle", "largest part", "")
         good = [row for row in self.rows if row.prediction is not None]
-        left = sum(row.refused == _LEFT_OUT for row in self.rows)
-        reasons = collections.Counter(row.refused for row in self.rows if row.refused not in ("", _LEFT_OUT))
+        skipped = sum(row.refused == _SKIPPED for row in self.rows)
+        refusals = collections.Counter(row.refused for row in self.rows if row.refused not in ("", _SKIPPED))
         lines = [
             f"{len(self.rows)} candidates in {self.took:.1f} s, {len(good)} of them predicted,"
-            f" {left} left out for others of their kind are quicker, or all far off,"
-            f" {len(self.rows) - len(good) - left} not feasible;"
-            f" {self.cluster.note or 'rates: of ' + self.cluster.kind.name}"
+            f" {skipped} skipped (others of their kind are faster, or all are far slower than the best),"
+            f" {len(self.rows) - len(good) - skipped} not feasible;"
+            f" {self.cluster.note or 'rates: those of ' + self.cluster.kind.name}"
         ]
-        lines += table(header, [_cells(row, measured) for row in good[:_SHOWN]], range(1, 3 + measured))
-        if len(good) > _SHOWN:
-            lines.append(f"  ... and {len(good) - _SHOWN} more, up to {duration(good[-1].seconds)}")
-        for reason, count in list(reasons.items())[:3]:
+        lines += table(header, [_cells(row, measured) for row in good[:_MAX_ROWS]], range(1, 3 + measured))
+        if len(good) > _MAX_ROWS:
+            lines.append(f"  ... and {len(good) - _MAX_ROWS} more, up to {duration(good[-1].seconds)}")
+        for reason, count in list(refusals.items())[:3]:
             lines.append(f"  not feasible ({count}): {clip(reason, 140)}")
         return "\n".join([*lines, "", f"chosen: {self.reason}"])
 
 
-def _on(row: Row) -> str:
+def _size(row: Row) -> str:
     return f"{row.candidate.devices} device{'s' if row.candidate.devices != 1 else ''}"
 
 
-def _cells(row: Row, measured: bool) -> tuple[str, ...]:
+def _cells(row: Row, has_measured: bool) -> tuple[str, ...]:
     assert row.prediction is not None
     idle = max(row.prediction.idle.values(), default=0.0)
     times = [duration(row.prediction.seconds)]
-    if measured:
+    if has_measured:
         times.append("" if row.measured is None else duration(row.measured))
-    whole = row.prediction.seconds or 1.0
-    bound = f"{row.prediction.bound} ({row.prediction.shares.get(row.prediction.bound, 0.0) / whole:.0%})"
+    total = row.prediction.seconds or 1.0
+    bound = f"{row.prediction.bound} ({row.prediction.shares.get(row.prediction.bound, 0.0) / total:.0%})"
     return (str(row.candidate), str(row.candidate.devices), *times, f"{idle:.0%}", bound, row.candidate.asks)
 
 
-def _takeable(rows: Iterable[Row]) -> list[Any]:
-    """Rows that can be carried out and are allowed."""
+def _feasible_rows(rows: Iterable[Row]) -> list[Any]:
+    """The rows that are feasible and allowed."""
     return [row for row in rows if row.prediction is not None and not row.candidate.asks]
 
 
@@ -175,133 +175,139 @@ def choose(
     platforms: DevicesOf = int,
     more: Callable[[Sequence[Row]], Sequence[Candidate]] | None = None,
 ) -> Choice:
-    """Predicts all candidates and takes the fastest feasible and allowed one (`preferred`).
+    """Predicts the candidates and takes the fastest feasible and allowed one (ties: `break_ties`).
 
-    Of candidates with equal placements, the first counts; `more` are only reported. `graph_of` maps changed
-    fields to the algorithm and its graph, and `platforms` a number of devices to the devices for `place`.
+    If placements are equal, only the first candidate counts. `more` returns candidates that are only
+    reported. `graph_of` maps changed fields to the algorithm and its graph, and `platforms` maps a number of
+    devices to the devices for `place`.
     """
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
 
-    def look(one: Candidate) -> Row:
-        return _row(one, cluster, graph_of, platforms)
+    def row_of(candidate: Candidate) -> Row:
+        return _row(candidate, cluster, graph_of, platforms)
 
-    rows = _search(_different(candidates, cluster), look)
+    rows = _search(_distinct(candidates, cluster), row_of)
     rows.sort(key=lambda row: row.seconds)
     if more is not None:
-        rows += [look(one) for one in more(_takeable(rows))]
+        rows += [row_of(candidate) for candidate in more(_feasible_rows(rows))]
     rows.sort(key=lambda row: row.seconds)
-    taken = _takeable(rows)
-    if not taken:
-        why = next((row.refused for row in rows if row.refused), "there is no candidate")
-        raise PlanError(f"no policy can be carried out: {why}")
-    known = [row for row in taken if row.prediction.complete] or taken
-    best = known[break_ties([row.rank for row in known])]
+    feasible = _feasible_rows(rows)
+    if not feasible:
+        reason = next((row.refused for row in rows if row.refused), "there is no candidate")
+        raise PlanError(f"no policy is feasible: {reason}")
+    complete = [row for row in feasible if row.prediction.complete] or feasible
+    best = complete[break_ties([row.rank for row in complete])]
     rows = [best, *(row for row in rows if row is not best)]
-    return Choice(*graph_of(best.candidate.variant), tuple(rows), time.perf_counter() - begun, cluster)
+    return Choice(*graph_of(best.candidate.variant), tuple(rows), time.perf_counter() - start_time, cluster)
 
 
 def break_ties(candidates: Sequence[tuple[float, *tuple[int, ...]]]) -> int:
-    """Of candidates that predictions cannot distinguish from the fastest, the one with the fewest groups,
-    then the fewest devices, then the smallest lag.
+    """The index of the chosen candidate. Each is its predicted seconds, then groups, devices and lag.
 
-    Each has its predicted seconds and these numbers.
+    Among those within `TIE` of the fastest, the one with the fewest groups, devices and lag is chosen.
     """
     best = min(seconds for seconds, *_ in candidates)
     near = [i for i, (seconds, *_) in enumerate(candidates) if seconds <= TIE * best]
     return min(near, key=lambda i: (*candidates[i][1:], candidates[i][0]))
 
 
-def _search(candidates: Iterable[Candidate], look: Callable[[Candidate], Row]) -> list[Row]:
-    """Predicts some candidates of every kind (policy, staleness, devices), then the neighbours of the best.
+def _search(candidates: Iterable[Candidate], row_of: Callable[[Candidate], Row]) -> list[Row]:
+    """Predicts some candidates of each kind (policy, staleness, devices), then neighbours of the best.
 
-    A kind whose smallest and middle sizes take more than `_FAR` times the best is dropped; for other kinds,
-    sizes are tried until both neighbours of the best one are slower. Lags of a kind are bisected.
+    A kind is dropped if its smallest and middle sizes take more than `_FAR_RATIO` times the best. For other
+    kinds, sizes are tried until both neighbours of the best size are slower. Lags of a kind are bisected.
     """
     kinds: dict[Any, list[Candidate]] = {}
-    for one in sorted(candidates, key=lambda one: _delays(one.policy)[1]):
-        kind = type(one.policy), _delays(one.policy)[0], one.devices, one.variant
-        kinds.setdefault(kind, []).append(one)
-    found: list[dict[int, Row]] = []
-    for some in kinds.values():
+    for option in sorted(candidates, key=lambda option: _delays(option.policy)[1]):
+        kind = type(option.policy), _delays(option.policy)[0], option.devices, option.variant
+        kinds.setdefault(kind, []).append(option)
+    all_rows: list[dict[int, Row]] = []
+    for options in kinds.values():
         rows: dict[int, Row] = {}
-        for position in dict.fromkeys([0, len(some) // 2, len(some) - 1, *range(len(some))]):
-            if sum(row.prediction is not None for row in rows.values()) < _TRIED:
-                rows[position] = look(some[position])
-        found.append(rows)
-    every = [row for rows in found for row in rows.values()]
-    best = min((row.seconds for row in _takeable(every)), default=float("inf"))
-    for some, rows in zip(kinds.values(), found, strict=True):
-        if len({_delays(one.policy) for one in some}) > 1:
-            _bisect_lags(some, rows, look)
-        while min(row.seconds for row in rows.values()) <= _FAR * best and _look_around(some, rows, look):
+        for position in dict.fromkeys([0, len(options) // 2, len(options) - 1, *range(len(options))]):
+            if sum(row.prediction is not None for row in rows.values()) < _FIRST_TRIALS:
+                rows[position] = row_of(options[position])
+        all_rows.append(rows)
+    predicted = [row for rows in all_rows for row in rows.values()]
+    best = min((row.seconds for row in _feasible_rows(predicted)), default=float("inf"))
+    for options, rows in zip(kinds.values(), all_rows, strict=True):
+        if len({_delays(option.policy) for option in options}) > 1:
+            _bisect_lags(options, rows, row_of)
+        while min(row.seconds for row in rows.values()) <= _FAR_RATIO * best and _try_neighbours(
+            options, rows, row_of
+        ):
             pass
-        rows.update((i, Row(one, None, _LEFT_OUT)) for i, one in enumerate(some) if i not in rows)
-    return [row for rows in found for row in rows.values()]
+        rows.update((i, Row(option, None, _SKIPPED)) for i, option in enumerate(options) if i not in rows)
+    return [row for rows in all_rows for row in rows.values()]
 
 
-def _look_around(some: Sequence[Candidate], rows: dict[int, Row], look: Callable[[Candidate], Row]) -> bool:
-    """Predicts the next feasible sizes on both sides of the best so far; returns whether any was new."""
+def _try_neighbours(
+    options: Sequence[Candidate], rows: dict[int, Row], row_of: Callable[[Candidate], Row]
+) -> bool:
+    """Predicts the next feasible size on each side of the best; returns whether any was new."""
     nearest = min(rows, key=lambda i: rows[i].seconds)
-    before = len(rows)
-    for side in (range(nearest - 1, -1, -1), range(nearest + 1, len(some))):
+    count_before = len(rows)
+    for side in (range(nearest - 1, -1, -1), range(nearest + 1, len(options))):
         for i in side:
-            rows[i] = rows[i] if i in rows else look(some[i])
+            rows[i] = rows[i] if i in rows else row_of(options[i])
             if rows[i].prediction is not None:
                 break
-    return len(rows) > before
+    return len(rows) > count_before
 
 
-def _bisect_lags(some: Sequence[Candidate], rows: dict[int, Row], look: Callable[[Candidate], Row]) -> None:
-    """Predicts until the smallest lag within `TIE` of the best is known: a longer one never takes longer."""
+def _bisect_lags(
+    options: Sequence[Candidate], rows: dict[int, Row], row_of: Callable[[Candidate], Row]
+) -> None:
+    """Finds the smallest lag within `TIE` of the best, given that a longer lag is never slower."""
 
     def seconds(i: int) -> float:
-        rows[i] = rows[i] if i in rows else look(some[i])
+        rows[i] = rows[i] if i in rows else row_of(options[i])
         return rows[i].seconds
 
-    enough = TIE * min(map(seconds, (0, len(some) // 2, len(some) - 1)))
-    bisect.bisect_left(range(len(some)), True, key=lambda i: seconds(i) <= enough)
+    limit = TIE * min(map(seconds, (0, len(options) // 2, len(options) - 1)))
+    bisect.bisect_left(range(len(options)), True, key=lambda i: seconds(i) <= limit)
 
 
 def lags(graph: FDG, policy: Any) -> list[Any]:
-    """A policy with each lag to choose from, in order; for `choose`."""
+    """The policy with each lag that `choose` may select, in order."""
     trips = micro_batches(graph)
     if not trips:
         raise FdgError(
-            "lag='auto': no scan calls the actors, so an iteration is one micro-batch: use staleness, or two"
-            " micro_batches or more"
+            "lag='auto': no scan calls the actors, so an iteration is one micro-batch: use staleness, or give"
+            " two micro_batches or more"
         )
-    return [dataclasses.replace(policy, lag=lag) for lag in range(_MOST_LAG * trips + 1)]
+    return [dataclasses.replace(policy, lag=lag) for lag in range(_MAX_LAG * trips + 1)]
 
 
 def _delays(policy: Any) -> tuple[int, int]:
     return getattr(policy, "staleness", 0), getattr(policy, "lag", 0)
 
 
-def _different(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candidate]:
+def _distinct(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candidate]:
     """Drops candidates with the same placement as an earlier one."""
     seen: set[Any] = set()
-    found = []
-    for one in candidates:
+    distinct = []
+    for candidate in candidates:
         try:
-            placed = one.policy.place(cluster.platforms(one.devices))
+            placement = candidate.policy.place(cluster.platforms(candidate.devices))
         except PlanError:
-            found.append(one)
+            distinct.append(candidate)
             continue
         groups = frozenset(
-            (role, group.devices, group.model, group.parameters) for role, group in placed.items()
+            (role, group.devices, group.model, group.parameters) for role, group in placement.items()
         )
-        key = groups, one.variant, *_delays(one.policy)
+        key = groups, candidate.variant, *_delays(candidate.policy)
         if key not in seen:
             seen.add(key)
-            found.append(one)
-    return found
+            distinct.append(candidate)
+    return distinct
 
 
 def _row(candidate: Candidate, cluster: Cluster, graph_of: GraphOf, platforms: DevicesOf) -> Row:
     try:
         _, graph = graph_of(candidate.variant)
         devices = platforms(candidate.devices)
-        plan = _planned(graph, candidate.policy, devices)
+        plan = _plan(graph, candidate.policy, devices)
         idle = None if isinstance(devices, int) else plan.idle_process(devices)
         if idle is not None:
             raise PlanError(f"{candidate.policy} leaves process {idle} without work")
@@ -315,20 +321,20 @@ def _row(candidate: Candidate, cluster: Cluster, graph_of: GraphOf, platforms: D
 _PLANS: IdentityCache[Plan] = IdentityCache(max_entries=512)
 
 
-def _planned(graph: FDG, policy: Any, devices: Sequence[Any] | int) -> Plan:
-    """A plan, cached for other rates (`sensitivity`)."""
+def _plan(graph: FDG, policy: Any, devices: Sequence[Any] | int) -> Plan:
+    """A plan; cached, since `sensitivity` predicts it again with other rates."""
     if not isinstance(devices, int):
         return place(graph, policy, devices)
     return _PLANS(graph.jaxpr, (graph.agents, policy, devices), lambda: place(graph, policy, devices))
 
 
 def check_memory(plan: Plan, cluster: Cluster) -> None:
-    """Checks that a plan fits into the devices' memory, by an estimate (`Plan.memory`)."""
-    there = cluster.kind.rate("memory_bytes")
+    """Checks that the estimated memory of a plan (`Plan.memory`) fits into its devices."""
+    capacity = cluster.kind.rate("memory_bytes")
     for group, needed in plan.memory:
-        if needed > there:
+        if needed > capacity:
             raise PlanError(
                 f"{plan.policy}: each device of its {group} needs about {quantity(needed, 'B')} of memory,"
-                f" and {cluster.kind.name} has {quantity(there, 'B')}: use more devices, a smaller batch,"
+                f" and {cluster.kind.name} has {quantity(capacity, 'B')}: use more devices, a smaller batch,"
                 f" or --parameters fsdp"
             )

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fdg.costs.loads import Target
+from fdg.costs.loads import TargetDevices
 from fdg.costs.overheads import OVERHEADS, Overheads
 from fdg.errors import FdgError, unknown_name
 
@@ -28,29 +28,29 @@ RATES: Mapping[str, str] = {
     "product/float16": "FLOP/s of large products of float16 matrices",
     "product/float64": "FLOP/s of large products of float64 matrices",
     "product_bytes": "B/s at which a product reads and writes its matrices",
-    "product_call": "s that a product takes besides",
+    "product_call": "s that a product takes in addition",
     "convolution": "share of the rate of products that convolutions reach",
     "memory": "B/s read and written, arrays larger than the cache",
     "cache": "B/s read and written, arrays that fit the cache",
     "cache_bytes": "B that an operation may read and write at the rate of a cache",
-    "elementwise": "B/s of additions and the like",
-    "transcendental": "B/s of tanh and the like",
-    "special": "B/s of sine, powers, remainders and the like",
-    "reduction": "B/s of sums and the like",
+    "elementwise": "B/s of additions and similar operations",
+    "transcendental": "B/s of tanh and similar functions",
+    "special": "B/s of sine, powers, remainders and similar functions",
+    "reduction": "B/s of sums and other reductions",
     "random": "B/s of random bits",
     "sort": "B/s of sorts",
-    "movement": "B/s of look-ups, with all of each cache line",
-    "copy": "B/s of slices, transpositions and the like",
-    "linear algebra": "B/s of factorisations and the like",
+    "movement": "B/s of gathers and scatters, counting whole cache lines",
+    "copy": "B/s of slices, transpositions and other copies",
+    "linear algebra": "B/s of factorisations and other linear algebra",
     "host": "B/s to and from functions on the host",
-    "host_call": "s of a call of a function on the host",
+    "host_call": "s per call of a function on the host",
     "operation": "s to start an operation within a program",
-    "trip": "s of a trip of a loop within a program, besides what it does",
+    "trip": "s per trip of a loop within a program, in addition to its operations",
     "dispatch": "s of the host to start a program",
-    "argument": "s of the host for each array that it gives to a program, or gets",
+    "argument": "s of the host per argument or result of a program",
     "transfer": "s of the host to start moving an array between groups",
-    "parallel": "share of an operation's work that several cores divide",
-    "parallel_bytes": "B from which an operation is divided over several cores",
+    "parallel": "share of an operation's work that is divided among several cores",
+    "parallel_bytes": "B from which an operation is divided among several cores",
     "memory_bytes": "B of memory on a device",
 }
 """The figures that a kind of device may have, with their units."""
@@ -69,10 +69,10 @@ class DeviceKind:
     platform: str  # as in JAX: "cpu", "gpu" or "tpu"
     # figures by their names in `RATES`; missing ones are derived from others (`rate`)
     figures: Mapping[str, Figure]
-    # the share of a class's time that fusion leaves, if fitted; None for the platform's
+    # the share of a class's time that remains after fusion, if fitted; None: the platform's
     # (`program_time.JOINED`)
     joined: Mapping[str, float] | None = None
-    # overheads of programs and transfers; None for the platform's (`lost`)
+    # overheads of programs and transfers; None: the platform's (`lost`)
     overheads: Overheads | None = None
 
     def __post_init__(self) -> None:
@@ -95,13 +95,13 @@ class DeviceKind:
                 )
         if not any(name.startswith("product/") for name in self.figures) or "memory" not in self.figures:
             raise FdgError(
-                f"device kind {self.name} needs 'memory' ({RATES['memory']}) and one of 'product/float32',"
-                f" 'product/bfloat16' at least"
+                f"device kind {self.name} lacks figures: give 'memory' ({RATES['memory']}) and at least one"
+                f" product rate, such as 'product/float32'"
             )
 
     @property
     def lost(self) -> Overheads:
-        """Its overheads, or its platform's."""
+        """The overheads of this kind, or else of its platform."""
         return self.overheads or OVERHEADS[self.platform]
 
     def rate(self, name: str) -> float:
@@ -114,24 +114,26 @@ class DeviceKind:
             raise unknown_name("rate", name, RATES)
         if name in ("cache", "product_bytes", *BY_BYTES):
             return self.figures["memory"].value
-        return _DEFAULTS[self.platform].get(name, _COMMON[name])
+        return _PLATFORM_DEFAULTS[self.platform].get(name, _DEFAULT_VALUES[name])
 
     def _product_rate(self, dtype: str) -> float:
-        """For a dtype without a figure: the next wider one's, else the widest one's."""
-        width = _WIDTHS.get(dtype, 4)
-        known = {
-            _WIDTHS[name.removeprefix("product/")]: figure.value
+        """FLOP/s for a dtype without a figure: of the next wider dtype, else scaled from the widest."""
+        num_bytes = _DTYPE_BYTES.get(dtype, 4)
+        rates = {
+            _DTYPE_BYTES[name.removeprefix("product/")]: figure.value
             for name, figure in self.figures.items()
             if name.startswith("product/")
         }
-        wider = [w for w in known if w >= width]
-        return known[min(wider)] if wider else known[max(known)] * max(known) / width
+        wider = [wide for wide in rates if wide >= num_bytes]
+        return rates[min(wider)] if wider else rates[max(rates)] * max(rates) / num_bytes
 
 
-_WIDTHS = {"float8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "float64": 8}
-_NAMES = tuple(RATES)
-BY_BYTES = _NAMES[_NAMES.index("elementwise") : _NAMES.index("host") + 1]  # classes of operations
-_COMMON: Mapping[str, float] = {
+_DTYPE_BYTES = {"float8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "float64": 8}
+_RATE_NAMES = tuple(RATES)
+BY_BYTES = _RATE_NAMES[
+    _RATE_NAMES.index("elementwise") : _RATE_NAMES.index("host") + 1
+]  # classes of operations
+_DEFAULT_VALUES: Mapping[str, float] = {
     "product_call": 0.0,
     "convolution": 0.5,
     "cache_bytes": 1.0,
@@ -145,16 +147,16 @@ _COMMON: Mapping[str, float] = {
     "parallel_bytes": 1e5,
     "memory_bytes": 1e18,
 }
-_DEFAULTS: Mapping[str, Mapping[str, float]] = {
-    # About 4 us to start a kernel; each trip of a loop without command buffer waits for the host's decision
-    # to continue: measured times of XLA's loops on a GPU.
+_PLATFORM_DEFAULTS: Mapping[str, Mapping[str, float]] = {
+    # Measured on a GPU: a kernel takes about 4 us to start. Without a command buffer, each trip of an XLA
+    # loop waits until the host decides to continue.
     "gpu": {"operation": 4e-6, "trip": 1.2e-5, "dispatch": 5e-5},
     "tpu": {"operation": 1e-6, "trip": 2e-6, "dispatch": 1e-4},
     "cpu": {},
 }
 
 
-_NONE = Figure(0.0)
+_ZERO = Figure(0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,18 +165,18 @@ class Link:
 
     name: str  # such as "NVLink 4"
     latency: Figure  # seconds for the first byte of a message
-    bandwidth: Figure  # bytes per second, one way, of a device (within a host) or of a host (between hosts)
-    call: Figure = _NONE  # overhead of a collective in seconds, apart from its messages
+    bandwidth: Figure  # bytes/s one way, per device (within a host) or per host (between hosts)
+    call: Figure = _ZERO  # seconds of overhead per collective, in addition to its messages
 
     def __post_init__(self) -> None:
-        for word, figure, least in (
+        for name, figure, least in (
             ("latency", self.latency, 0.0),
             ("bandwidth", self.bandwidth, 1e-30),
             ("call", self.call, 0.0),
         ):
             if not (math.isfinite(figure.value) and figure.value >= least):
                 raise FdgError(
-                    f"link {self.name}: {word} = {figure.value}: give a number"
+                    f"link {self.name}: {name} = {figure.value}: give a number"
                     f" {'above' if least else 'of at least'} 0"
                 )
 
@@ -188,13 +190,13 @@ class Cluster:
     hosts: int
     inside: Link  # the link between devices of a host
     between: Link  # the link between hosts
-    cores: int | None = None  # cores that a machine's CPU devices share; None if each has its own
-    hosts_per_machine: int = 1  # processes that share a machine's cores, each counted as a host
-    price: float = 0.0  # of a device for an hour, in any currency
-    straggling: float = 0.0  # relative standard deviation of a device's time for equal work
-    failures: float = 0.0  # failures of a device per hour
+    cores: int | None = None  # shared by a machine's CPU devices; None if each device has its own
+    hosts_per_machine: int = 1  # hosts (processes) that share a machine's cores
+    price: float = 0.0  # per device and hour, in any currency
+    straggling: float = 0.0  # relative standard deviation of devices' times for equal work
+    failures: float = 0.0  # per device and hour
     restart: float = 300.0  # seconds from a failure until the last checkpoint is loaded
-    storage: float = 1e9  # bytes per second to the checkpoint storage, of all hosts together
+    storage: float = 1e9  # bytes/s to the checkpoint storage, of all hosts together
     note: str = ""  # further information on these figures
 
     def __post_init__(self) -> None:
@@ -212,13 +214,13 @@ class Cluster:
                 f" {self.straggling:g}% write {self.straggling / 100:g}"
             )
         if not (isinstance(self.storage, int | float) and self.storage > 0):
-            raise FdgError(f"cluster: storage = {self.storage!r}: give bytes a second above 0")
+            raise FdgError(f"cluster: storage = {self.storage!r}: give bytes per second above 0")
         if self.cores is not None and (not isinstance(self.cores, int) or self.cores < 1):
             raise FdgError(f"cluster: cores = {self.cores!r}: give a whole number of at least 1")
 
     @property
     def devices_per_machine(self) -> int:
-        """Devices that share cores."""
+        """Number of devices of a machine, which share its cores."""
         return self.devices_per_host * min(self.hosts, self.hosts_per_machine)
 
     @property
@@ -227,9 +229,9 @@ class Cluster:
         return -(-self.hosts // self.hosts_per_machine)
 
     @property
-    def target(self) -> Target:
-        """The devices as lowering needs to know them."""
-        return Target(self.kind.platform, self.cores, self.devices_per_machine)
+    def target(self) -> TargetDevices:
+        """What lowering depends on about the devices."""
+        return TargetDevices(self.kind.platform, self.cores, self.devices_per_machine)
 
     @property
     def devices(self) -> int:
@@ -239,15 +241,17 @@ class Cluster:
     def of(self, devices: int) -> "Cluster":
         """A part of the cluster with this many devices, in whole hosts."""
         if devices < 1 or devices > self.devices:
-            raise FdgError(f"{devices} devices of a cluster that has {self.devices}: use 1 to {self.devices}")
+            raise FdgError(
+                f"{devices} devices were requested of a cluster of {self.devices}: use 1 to {self.devices}"
+            )
         if devices <= self.devices_per_host:
             return dataclasses.replace(self, hosts=1, devices_per_host=devices)
         hosts, rest = divmod(devices, self.devices_per_host)
         if rest:
-            each = self.devices_per_host
+            per_host = self.devices_per_host
             raise FdgError(
-                f"{devices} devices are no whole number of hosts of {each}: use {hosts * each}"
-                + (f" or {(hosts + 1) * each}" if hosts < self.hosts else "")
+                f"{devices} devices are not a whole number of hosts of {per_host}: use {hosts * per_host}"
+                + (f" or {(hosts + 1) * per_host}" if hosts < self.hosts else "")
             )
         return dataclasses.replace(self, hosts=hosts)
 

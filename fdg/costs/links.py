@@ -24,25 +24,25 @@ from fdg.profiling.repeating import Repeated, compile_all, rounds
 from fdg.running.host_devices import environment_of_a_child
 
 ROUNDS = 50
-_LARGE_BYTES = 2**22  # size of the all-reduce that measures bandwidth
+_LARGE_BYTES = 2**22  # per device, in the all-reduce that measures bandwidth
 _AXIS = "device"
-_TIMEOUT_S = 120  # of the children
-Say = Callable[[str], None]
+_TIMEOUT_S = 120  # until the children are killed
+Report = Callable[[str], None]
 
 
-def between_processes(say: Say) -> Link | None:
-    """The link between two processes of this machine with one CPU device each; None if they fail."""
-    say("two processes")
+def between_processes(report: Report) -> Link | None:
+    """The link between two processes of this machine, each with one CPU device; None if they fail."""
+    report("two processes")
     address = f"localhost:{free_port('localhost')}"
     command = [sys.executable, "-m", "fdg.costs.links", address]
-    environment = {
+    variables = {
         **environment_of_a_child(),
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "",
         "JAX_NUM_CPU_DEVICES": "1",
     }
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    children = [subprocess.Popen([*command, index], env=environment, **pipes) for index in ("0", "1")]
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    children = [subprocess.Popen([*command, index], env=variables, **options) for index in ("0", "1")]
     try:
         outputs = [child.communicate(timeout=_TIMEOUT_S)[0] for child in children]
         return link_from_json(json.loads(outputs[0].splitlines()[-1]))
@@ -54,37 +54,39 @@ def between_processes(say: Say) -> Link | None:
             child.wait()
 
 
-def among(devices: Sequence[jax.Device], name: str, say: Say) -> Link | None:
-    """The link among devices, from small and large all-reduces on two devices and on all.
+def among(devices: Sequence[jax.Device], name: str, report: Report) -> Link | None:
+    """The link among devices, from small and large all-reduces on two devices and on all; None for one.
 
-    The time of a collective apart from its bytes is the extra time of a computation that ends with one.
-    Collectives without work between them would measure too little: their threads are still awake. All
-    processes of the devices call this. For one device, returns None.
+    The overhead of a collective is the extra time of a computation that ends with a small all-reduce.
+    Collectives without work between them would measure too little, since their threads would still be awake.
+    All processes of the devices call this.
     """
     if len(devices) < 2:
         return None
     counts = [2] if len(devices) < 4 else [2, len(devices)]
     programs = {
-        (count, how): _work_then_all_reduce(devices[:count], how)
+        (count, size): _work_then_all_reduce(devices[:count], size)
         for count in counts
-        for how in ("", "little")
+        for size in ("", "little")
     }
     programs[2, "much"] = _work_then_all_reduce(devices[:2], "much")
-    say("collectives")
+    report("collectives")
     compile_all(programs.values())
-    taken = rounds(programs, ROUNDS)
-    extra = {
-        count: [b - a for a, b in zip(taken[count, ""], taken[count, "little"], strict=True)]
+    samples = rounds(programs, ROUNDS)
+    extra_seconds = {
+        count: [b - a for a, b in zip(samples[count, ""], samples[count, "little"], strict=True)]
         for count in counts
     }
-    typical = {count: max(1e-7, statistics.median(each)) for count, each in extra.items()}
-    spread = round(statistics.median(abs(each - typical[2]) for each in extra[2]) / typical[2], 3)
+    median_extra = {count: max(1e-7, statistics.median(seconds)) for count, seconds in extra_seconds.items()}
+    spread = round(
+        statistics.median(abs(seconds - median_extra[2]) for seconds in extra_seconds[2]) / median_extra[2], 3
+    )
     latency = 0.0
     if len(counts) > 1:
-        further = 2 * (math.log2(counts[1]) - 1)
-        latency = max(0.0, (typical[counts[1]] - typical[2]) / further)
-    call = max(1e-7, typical[2] - 2 * latency)
-    transfer = min(taken[2, "much"]) - min(taken[2, "little"])
+        extra_messages = 2 * (math.log2(counts[1]) - 1)
+        latency = max(0.0, (median_extra[counts[1]] - median_extra[2]) / extra_messages)
+    call = max(1e-7, median_extra[2] - 2 * latency)
+    transfer = min(samples[2, "much"]) - min(samples[2, "little"])
     return Link(
         name,
         Figure(latency, spread, MEASURED),
@@ -93,32 +95,34 @@ def among(devices: Sequence[jax.Device], name: str, say: Say) -> Link | None:
     )
 
 
-def _work_then_all_reduce(devices: Sequence[jax.Device], how: str) -> Repeated:
-    """A program of some work on each device, then an all-reduce: "little" data, "much" data, or none ("").
+def _work_then_all_reduce(devices: Sequence[jax.Device], size: str) -> Repeated:
+    """A program with work on each device, then an all-reduce of little ("little") or much data, or none ("").
 
-    In an all-reduce, each device sends 2 (n - 1) / n times its bytes.
+    In an all-reduce, each of `n` devices sends 2 (n - 1) / n times its bytes.
     """
     mesh = make_mesh(devices, _AXIS)
-    split, whole = PartitionSpec(_AXIS), PartitionSpec()
+    sharded, replicated = PartitionSpec(_AXIS), PartitionSpec()
 
     def work(x: jax.Array, weights: jax.Array, large: jax.Array) -> list[jax.Array]:
         for _ in range(4):
             x = jnp.tanh(x @ weights)
-        if how == "little":
+        if size == "little":
             x = x + 1e-6 * jax.lax.psum(x[0], _AXIS)
-        if how == "much":
+        if size == "much":
             large = jax.lax.psum(large + x[0, 0], _AXIS) * 0.5
         return [x, large]
 
-    specs = split, whole, split
-    function = jax.shard_map(work, mesh=mesh, in_specs=specs, out_specs=[split, split], check_vma=False)
+    specs = sharded, replicated, sharded
+    function = jax.shard_map(work, mesh=mesh, in_specs=specs, out_specs=[sharded, sharded], check_vma=False)
     arguments = [
         jnp.ones((len(devices) * 256, 64), jnp.float32),
         jnp.eye(64, dtype=jnp.float32),
         jnp.ones((len(devices), _LARGE_BYTES // 4), jnp.float32),
     ]
-    placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arguments, specs, strict=True)]
-    return Repeated(function, placed, {0: 0, 1: 2})
+    sharded_arguments = [
+        jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arguments, specs, strict=True)
+    ]
+    return Repeated(function, sharded_arguments, {0: 0, 1: 2})
 
 
 def main(address: str, index: int) -> None:

@@ -1,6 +1,6 @@
-"""The work of each program of a plan on one of its devices, to be priced on any cluster.
+"""The work of each program of a plan on one of its devices, from which `prediction` computes seconds.
 
-Programs are rewritten as for compiling:
+The programs are rewritten as they are before compiling:
 
     GPUOnly on 4 devices         one program, a quarter of the batch on each
     actors (3) + learners (1)    act+step with a third of it; learn with all of it
@@ -22,94 +22,101 @@ from fdg.profiling.work import Work, work_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
-    """The devices as lowering needs to know them."""
+class TargetDevices:
+    """What lowering depends on about the devices."""
 
     platform: str = "cpu"
-    cores: float | None = None  # cores that a machine's CPU devices share; None for those of this process
-    devices: int | None = None  # the most devices on a machine; None for all
+    cores: float | None = None  # shared by a machine's CPU devices; None: the cores of this process
+    devices: int | None = None  # the largest number of devices on one machine; None if all are on one
 
-    def has_a_core_each(self, group: Group) -> bool:
-        """Whether a group has at least as many CPU devices on a machine as there are cores."""
-        here = len(group) if self.devices is None else min(len(group), self.devices)
-        return self.platform == "cpu" and here >= (common_cores() if self.cores is None else self.cores)
+    def uses_all_cores(self, group: Group) -> bool:
+        """Whether a group's CPU devices on one machine are at least as many as the machine's cores."""
+        count = len(group) if self.devices is None else min(len(group), self.devices)
+        return self.platform == "cpu" and count >= (common_cores() if self.cores is None else self.cores)
 
 
 @dataclasses.dataclass(frozen=True)
-class Load:
-    """A program's work in one run."""
+class ProgramWork:
+    """The work of one run of a program."""
 
-    program: str
+    name: str  # the program's name
     group: Group
-    work: Work  # of one of the group's devices
-    arrays: int  # arguments and results that the host handles
+    work: Work  # on one of the group's devices
+    num_arrays: int  # arguments and results, which the host handles
     collectives: tuple[Collective, ...]  # among the group's devices
 
 
-def loads(plan: Plan, target: Target) -> tuple[Load, ...]:
-    """The loads of a plan's programs, in order; compiles and allocates nothing."""
-    arrays = [len(call.inputs) + len(call.outputs) for call, _ in plan.calls()]
-    arrays = arrays or [2 * len(plan.graph.state_axes)]
+def program_works(plan: Plan, target: TargetDevices) -> tuple[ProgramWork, ...]:
+    """The work of a plan's programs, in order; compiles and allocates nothing."""
+    counts = [len(call.inputs) + len(call.outputs) for call, _ in plan.calls()]
+    counts = counts or [2 * len(plan.graph.state_axes)]
     return tuple(
-        Load(planned.name, group, _one_device_work(work, group), count, _collectives_of(plan, planned))
-        for planned, (group, work), count in zip(plan.programs, _works(plan, target), arrays, strict=True)
+        ProgramWork(program.name, group, _one_device_work(work, group), count, _collectives_of(plan, program))
+        for program, (group, work), count in zip(
+            plan.programs, _group_works(plan, target), counts, strict=True
+        )
     )
 
 
-_WITHOUT_PARAMETERS = ("environment", "buffer", "update")  # roles that gather none
+_WITHOUT_PARAMETERS = ("environment", "buffer", "update")  # roles that gather no parameters
 
 
 def _collectives_of(plan: Plan, program: PlannedProgram) -> tuple[Collective, ...]:
     """The collectives of a program's run; estimated if parameters are sharded.
 
-    As in fully sharded data parallelism (Rajbhandari et al., arXiv 1910.02054, section 7.2): parameters are
-    gathered for the forward and the backward pass, and gradients are scattered. Their size is that of the
-    gradients that the fragment `update` reads; a fragment with fewer bytes at its border reads none.
+    The estimate follows fully sharded data parallelism (Rajbhandari et al., arXiv 1910.02054, section 7.2):
+    parameters are gathered for the forward and the backward pass, and gradients are scattered. Their size is
+    that of the gradients that `update` reads; a fragment whose border has fewer bytes reads no parameters.
     """
     if program.collectives or program.group not in plan.unpredicted:
         return program.collectives
     roles = {fragment.name: fragment.role for fragment in plan.graph.fragments}
     size = max((e.bytes_per_crossing for e in plan.graph.edges
                 if (roles[e.source], roles[e.target]) == ("gradient", "update")), default=0)  # fmt: skip
-    around = {fragment.parent for fragment in plan.graph.fragments}
-    found = []
-    for one in plan.graph.fragments:
-        reads = one.name in program.fragments and one.name not in around and one.bytes_per_call >= size > 0
-        if reads and one.role not in _WITHOUT_PARAMETERS:
-            calls = max(1, one.calls_per_iteration // program.calls_per_iteration)
-            learns = one.role == "gradient"
-            found.append(Collective("all-gather", size, calls * (1 + learns), (one.name,)))
-            if learns:
-                found.append(Collective("reduce-scatter", size, calls, (one.name,)))
-    return tuple(found)
+    parents = {fragment.parent for fragment in plan.graph.fragments}
+    collectives = []
+    for fragment in plan.graph.fragments:
+        reads = (
+            fragment.name in program.fragments
+            and fragment.name not in parents
+            and fragment.bytes_per_call >= size > 0
+        )
+        if reads and fragment.role not in _WITHOUT_PARAMETERS:
+            calls = max(1, fragment.calls_per_iteration // program.calls_per_iteration)
+            has_gradient = fragment.role == "gradient"
+            gathers = calls * (2 if has_gradient else 1)  # forward and backward
+            collectives.append(Collective("all-gather", size, gathers, (fragment.name,)))
+            if has_gradient:
+                collectives.append(Collective("reduce-scatter", size, calls, (fragment.name,)))
+    return tuple(collectives)
 
 
-def _works(plan: Plan, target: Target) -> Iterator[tuple[Group, Work]]:
-    """The group and the work of each program on one device, for all of its agents."""
+def _group_works(plan: Plan, target: TargetDevices) -> Iterator[tuple[Group, Work]]:
+    """Each program's group and its work on one device, summed over the agents on that device."""
     if isinstance(plan, SteppedPlan):
         groups = {group.name: group for group in plan.groups}
         for call, _ in plan.calls():
-            axes, ends = (tuple(value.axis for value in side) for side in (call.inputs, call.outputs))
-            yield groups[call.group], _work(call.jaxpr, axes, ends, groups[call.group], target)
+            axes, output_axes = (tuple(value.axis for value in side) for side in (call.inputs, call.outputs))
+            yield groups[call.group], _work(call.jaxpr, axes, output_axes, groups[call.group], target)
         return
     (group,), graph = plan.groups, plan.graph
     if plan.together is None:
         yield group, _work(graph.jaxpr, graph.state_axes, graph.output_axes, group, target)
         return
     setting = _setting(graph.state_axes, graph.output_axes, group, target)
-    one = prepare_for_vmap(graph.jaxpr, plan.together, setting._replace(devices=1, sharded=False))
+    single_jaxpr = prepare_for_vmap(graph.jaxpr, plan.together, setting._replace(devices=1, sharded=False))
     agents = plan.agents_here
-    yield group, work_of(one) if agents == 1 else _agents(one, agents, plan.together)
+    yield group, work_of(single_jaxpr) if agents == 1 else _vmapped_work(single_jaxpr, agents, plan.together)
 
 
 @functools.lru_cache(maxsize=64)
-def _agents(jaxpr: ClosedJaxpr, agents: int, together: int) -> Work:
-    """The work of several agents on one device."""
+def _vmapped_work(jaxpr: ClosedJaxpr, agents: int, together: int) -> Work:
+    """The work of `agents` agents on one device, of which `together` are vmapped."""
     return work_of(vmapped_program(jaxpr, agents, together))
 
 
 def _one_device_work(work: Work, group: Group) -> Work:
-    """The work of one device if `model` devices share a part of the batch, and so split products."""
+    """The work of one device if `model` devices share a part of the batch and split its matrix products."""
     if group.model == 1:
         return work
     products = {
@@ -119,13 +126,15 @@ def _one_device_work(work: Work, group: Group) -> Work:
     return dataclasses.replace(work, products=products)
 
 
-def _setting(axes: Sequence[Axis], ends: Sequence[Axis], group: Group, target: Target) -> Setting:
-    kind = target.platform == "cpu", target.has_a_core_each(group)
-    return Setting(tuple(axes), group.rows, tuple(ends), *kind, sharded=group.shards)
+def _setting(
+    axes: Sequence[Axis], output_axes: Sequence[Axis], group: Group, target: TargetDevices
+) -> Setting:
+    on_cpu, uses_all_cores = target.platform == "cpu", target.uses_all_cores(group)
+    return Setting(tuple(axes), group.rows, tuple(output_axes), on_cpu, uses_all_cores, sharded=group.shards)
 
 
 def _work(
-    jaxpr: ClosedJaxpr, axes: Sequence[Axis], ends: Sequence[Axis], group: Group, target: Target
+    jaxpr: ClosedJaxpr, axes: Sequence[Axis], output_axes: Sequence[Axis], group: Group, target: TargetDevices
 ) -> Work:
-    setting = _setting(axes, ends, group, target)
+    setting = _setting(axes, output_axes, group, target)
     return work_of(rewrite_all(jaxpr, setting), axes, group.rows)

@@ -1,7 +1,7 @@
-"""The cluster of this process: calibrated, or with published figures.
+"""The cluster of this process, with calibrated or published figures.
 
-A calibration is a JSON file in the user's cache directory, for a processor and a kind of device. The file
-names its machine; files of other machines are refused.
+A calibration is a JSON file in the user's cache directory, one per processor and kind of device. The file
+names its machine; calibrations of other machines are not used.
 """
 
 import dataclasses
@@ -27,17 +27,17 @@ from fdg.running import program_cache
 
 VERSION = 4
 MEASURED = "measured here"  # the source of measured figures
-AT_MOST_UNREST = 0.25
+MAX_UNREST = 0.25
 FIX = "run python -m fdg.calibrate, which takes three minutes"
 
-# Unmeasured figures of a core: those of a server of 2026, as in `bench/machines/intel-xeon-*`. Those of
-# float64, linear algebra and calls of the host are assumed.
-_A_CORE = "rough: of another machine's core, an Intel Xeon of 2026; this machine has no calibration"
+# Figures of a core without calibration: measured on a server of 2026 (`bench/machines/intel-xeon-*`), except
+# those of float64, linear algebra and host calls, which are assumed.
+_ROUGH = "rough: measured on another machine's core (Intel Xeon, 2026); this machine has no calibration"
 REFERENCE = DeviceKind(
     "cpu",
     "cpu",
     {
-        name: Figure(value, 0.5, _A_CORE)
+        name: Figure(value, 0.5, _ROUGH)
         for name, value in {
             "product/float32": 1.5e11,
             "product/float64": 7.5e10,
@@ -68,10 +68,10 @@ REFERENCE = DeviceKind(
     },
 )
 SHARED_MEMORY = Link(
-    "shared memory", Figure(0.0, 0.5, _A_CORE), Figure(3.7e9, 0.5, _A_CORE), Figure(7.3e-5, 0.5, _A_CORE)
+    "shared memory", Figure(0.0, 0.5, _ROUGH), Figure(3.7e9, 0.5, _ROUGH), Figure(7.3e-5, 0.5, _ROUGH)
 )
 SOCKETS = Link(
-    "sockets of this host", Figure(0.0, 0.5, _A_CORE), Figure(1e9, 0.5, _A_CORE), Figure(7.4e-4, 0.5, _A_CORE)
+    "sockets of this host", Figure(0.0, 0.5, _ROUGH), Figure(1e9, 0.5, _ROUGH), Figure(7.4e-4, 0.5, _ROUGH)
 )
 
 
@@ -81,24 +81,24 @@ class Calibration:
 
     machine: Mapping[str, Any]  # the machine: see `fingerprint`
     kind: DeviceKind  # the kind of its devices
-    inside: Link  # links between devices of a process, and between processes
-    between: Link
-    cores: int | None  # cores that they share; None for accelerators
-    date: str = ""  # when it was measured, and how long it took
-    seconds: float = 0.0
-    # seconds of an iteration of the jobs that `kind.joined` and `kind.overheads` were fitted to, by
+    inside: Link  # the link between devices of a process
+    between: Link  # the link between processes
+    cores: int | None  # shared by the devices; None for accelerators
+    date: str = ""  # when it was measured, in ISO format
+    seconds: float = 0.0  # how long it took
+    # seconds per iteration of the jobs to which `kind.joined` and `kind.overheads` were fitted, by
     # `reference_jobs.ReferenceJob.key`
     jobs: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def cluster(self, devices: int, processes: int = 1) -> Cluster:
-        """A cluster of this many devices, in each of some processes."""
+        """A cluster of `processes` processes with `devices` devices each, all on this machine."""
         return Cluster(
             self.kind, devices, processes, self.inside, self.between, self.cores, hosts_per_machine=processes
         )
 
     @property
     def unrest(self) -> float:
-        """The noise of the measurements: the median, over all figures, of how much longer the median repeat
+        """The noise of the measurements: the median over all figures of how much longer the median repeat
         took than the fastest. A few percent on a quiet machine.
         """
         measured = [figure.spread for figure in self.kind.figures.values() if figure.source == MEASURED]
@@ -107,10 +107,10 @@ class Calibration:
     @property
     def is_disturbed(self) -> bool:
         """Whether other programs used the machine during the measurement, which makes it unreliable."""
-        return self.unrest > AT_MOST_UNREST
+        return self.unrest > MAX_UNREST
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON types."""
+        """This calibration as JSON types."""
 
         return {
             "version": VERSION,
@@ -129,10 +129,10 @@ class Calibration:
 
 
 def fingerprint(device_kind: str) -> dict[str, Any]:
-    """The identity of a machine: processor features, cores, devices, JAX version."""
-    programs = program_cache.default_directory()
+    """The identity of this machine: processor features, cores, kind of devices, JAX version, system."""
+    cache_directory = program_cache.default_directory()
     return {
-        "processor": "" if programs is None else programs.name,
+        "processor": "" if cache_directory is None else cache_directory.name,
         "cores": usable_cores(),
         "device_kind": device_kind,
         "jax": jax.__version__,
@@ -142,50 +142,52 @@ def fingerprint(device_kind: str) -> dict[str, Any]:
 
 def path_of(device_kind: str, environment: Mapping[str, str] = os.environ) -> Path | None:
     """The file of this machine's calibration; None for a user without a home directory."""
-    programs = program_cache.default_directory(environment)
-    if programs is None:
+    cache_directory = program_cache.default_directory(environment)
+    if cache_directory is None:
         return None
     name = "".join(c if c.isalnum() else "-" for c in device_kind).lower()
-    return programs.parent.parent / "calibration" / f"{programs.name}-{name}.json"
+    return cache_directory.parent.parent / "calibration" / f"{cache_directory.name}-{name}.json"
 
 
 def read(path: Path) -> Calibration:
-    """Reads a calibration, of any machine."""
+    """Reads the calibration of any machine."""
     if not os.path.lexists(path):
         raise FdgError(f"there is no calibration {path}: {FIX}")
     try:
         stored = read_json(path, any_number=True)
     except FdgError as error:
-        raise FdgError(f"{error}, so it is no calibration: remove it, and {FIX}") from None
+        raise FdgError(f"{error}, so it is not a calibration: remove it, and {FIX}") from None
     version = stored.get("version")
     if version != VERSION:
-        raise FdgError(f"{path} is a calibration of version {version}, and this needs {VERSION}: {FIX}")
+        raise FdgError(
+            f"{path} is a calibration of version {version}, but fdg reads version {VERSION}: {FIX}"
+        )
     try:
         figures = {name: Figure(**figure) for name, figure in stored["figures"].items()}
         overheads = stored["overheads"] and Overheads(**stored["overheads"])
         kind = DeviceKind(
             stored["kind"]["name"], stored["kind"]["platform"], figures, stored["joined"], overheads
         )
-        inside, between = (link_from_json(stored[word]) for word in ("inside", "between"))
-        found = Calibration(
+        inside, between = (link_from_json(stored[name]) for name in ("inside", "between"))
+        calibration = Calibration(
             stored["machine"], kind, inside, between, stored["cores"], stored["date"], stored["seconds"],
             stored["jobs"],
         )  # fmt: skip
-        if not _has_its_kinds(found, Calibration):
-            raise TypeError("a value is of another kind than written")
-        return found
+        if not _matches_types(calibration, Calibration):
+            raise TypeError("a value has a wrong type")
+        return calibration
     except (KeyError, TypeError, AttributeError) as error:
-        raise FdgError(f"{path} is no whole calibration ({error}): remove it, and {FIX}") from None
+        raise FdgError(f"{path} is not a complete calibration ({error}): remove it, and {FIX}") from None
 
 
-def _has_its_kinds(value: Any, kind: Any) -> bool | None:
-    """Whether all that a calibration holds matches its annotations: a `kinds.Leaf`."""
+def _matches_types(value: Any, kind: Any) -> bool | None:
+    """Whether all values in a calibration match their annotations; None for other types (`kinds.Leaf`)."""
     if isinstance(value, Mapping) and typing.get_origin(kind) is Mapping:
-        _, inner = typing.get_args(kind)
-        return all(matches(one, inner, _has_its_kinds) for one in value.values())
+        _, value_type = typing.get_args(kind)
+        return all(matches(item, value_type, _matches_types) for item in value.values())
     if isinstance(value, Calibration | DeviceKind | Link | Overheads | Figure):
         fields = annotations_of(type(value)).items()
-        return all(matches(getattr(value, name), field, _has_its_kinds) for name, field in fields)
+        return all(matches(getattr(value, name), annotation, _matches_types) for name, annotation in fields)
     return None
 
 
@@ -202,13 +204,13 @@ def link_from_json(stored: Mapping[str, Any]) -> Link:
 
 
 def check_machine(calibration: Calibration, path: Path) -> None:
-    """Checks that a calibration is of this machine."""
-    here = fingerprint(calibration.machine.get("device_kind", ""))
-    for name, value in here.items():
-        other = calibration.machine.get(name)
-        if other != value:
+    """Checks that this machine made the calibration."""
+    this_machine = fingerprint(calibration.machine.get("device_kind", ""))
+    for name, value in this_machine.items():
+        recorded = calibration.machine.get(name)
+        if recorded != value:
             raise FdgError(
-                f"{path} is a calibration of another machine ({name} {other}, here {value}): {FIX}"
+                f"{path} was made on another machine ({name} {recorded}; this machine has {value}): {FIX}"
             )
 
 
@@ -225,19 +227,21 @@ def usable_calibration(device_kind: str) -> Calibration | None:
     return calibration
 
 
-def _noise_warning(found: Calibration) -> str:
-    """The warning about a disturbed calibration."""
-    if not found.is_disturbed:
+def _noise_warning(calibration: Calibration) -> str:
+    """A warning if the calibration was disturbed, else ""."""
+    if not calibration.is_disturbed:
         return ""
-    return f" while other programs had it (repeats {found.unrest:.0%} apart): {FIX} once it is quiet"
+    return (
+        f" while other programs used it (repeats differ by {calibration.unrest:.0%}): {FIX} once it is idle"
+    )
 
 
 def _busy_warning(cores: int | None) -> str:
-    """The warning that the machine is busy now."""
-    others = busy_cores()
-    if cores is None or others < 0.5 * cores:
+    """A warning if the machine is busy now, else ""."""
+    busy = busy_cores()
+    if cores is None or busy < 0.5 * cores:
         return ""
-    return f"; now {others:.1f} of {cores} cores have other work, which --policy auto:measure sees"
+    return f"; now {busy:.1f} of {cores} cores are busy: only --policy auto:measure considers this"
 
 
 def busy_cores() -> float:
@@ -249,38 +253,38 @@ def busy_cores() -> float:
 
 
 def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
-    """The cluster of devices of this job, process by process.
+    """The cluster of these devices of this job.
 
-    Each process is a host: processes communicate by sockets.
+    Each process counts as a host, since processes communicate by sockets.
     """
-    device = next((one for one in devices if one.platform != "cpu"), devices[0])
-    processes = len({one.process_index for one in devices})
-    found = host_cluster(device.device_kind, device.platform, math.ceil(len(devices) / processes), processes)
-    return dataclasses.replace(found, hosts_per_machine=min(processes, sharing()))
+    main = next((device for device in devices if device.platform != "cpu"), devices[0])
+    processes = len({device.process_index for device in devices})
+    cluster = host_cluster(main.device_kind, main.platform, math.ceil(len(devices) / processes), processes)
+    return dataclasses.replace(cluster, hosts_per_machine=min(processes, sharing()))
 
 
 def cluster_for(devices: int | Sequence[jax.Device]) -> Cluster:
-    """The cluster of some devices; for a number, of that many CPU devices of this machine."""
+    """The cluster of these devices; a number means that many CPU devices of this machine."""
     return host_cluster("cpu", "cpu", devices) if isinstance(devices, int) else cluster_of(list(devices))
 
 
 def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, hosts: int = 1) -> Cluster:
-    """A cluster of this many devices of this machine's kind."""
-    cores, found = usable_cores() if platform_name == "cpu" else None, usable_calibration(device_kind)
-    if found is not None:
-        kind, links, cores = found.kind, (found.inside, found.between), found.cores
-        note = f"this machine's, measured {found.date}{_noise_warning(found)}"
+    """A cluster of devices of this kind, with this machine's calibration if it has one."""
+    cores, calibration = usable_cores() if platform_name == "cpu" else None, usable_calibration(device_kind)
+    if calibration is not None:
+        kind, links, cores = calibration.kind, (calibration.inside, calibration.between), calibration.cores
+        note = f"this machine's, measured {calibration.date}{_noise_warning(calibration)}"
     elif platform_name == "cpu":
         kind, links = REFERENCE, (SHARED_MEMORY, SOCKETS)
-        note = f"of another machine's processor, for this one has no calibration: {FIX}"
+        note = f"of another machine's processor, since this one has no calibration: {FIX}"
     else:
         try:
             kind = published.kind(device_kind)
         except UnknownNameError:
-            raise FdgError(f"no rates are known for devices of kind '{device_kind}': {FIX}") from None
+            raise FdgError(f"fdg has no rates of devices of kind '{device_kind}': {FIX}") from None
         links, note = (
             published.usual_links(kind.name),
-            f"published ones of {kind.name}, not measured here: {FIX}",
+            f"published for {kind.name}, not measured here: {FIX}",
         )
     note = f"rates: {note}{_busy_warning(cores)}"
     return Cluster(kind, devices_per_host, hosts, *links, cores, note=note)

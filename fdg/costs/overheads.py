@@ -1,10 +1,10 @@
-"""Overheads of a platform that work and bytes do not explain, fitted to timed jobs.
+"""Overheads of a platform that a program's work and bytes do not explain, fitted to timed jobs.
 
-    an operation on several cores                           its gain is `divided` times that measured alone
-    host devices of one process, which share threads        a program is `slowed` longer for each doubling
-    all-reduces                                             XLA runs `meetings` for each that the plan names
+    an operation on several cores                           gains `divided` times what it gains by itself
+    host devices of one process, which share threads        each doubling adds a fraction `slowed`
+    all-reduces                                             XLA runs `meetings` per collective of the plan
     a program whose inputs are ready                        starts after `start` seconds
-    each array of a transfer                                `array` seconds of the host, `arrival` on the way
+    each array of a transfer                                adds `array` host seconds, and `arrival` seconds
 
 These numbers were fitted together with the fractions of `program_time.JOINED`; use them together.
 """
@@ -21,13 +21,13 @@ class Overheads:
 
     # parallel efficiency: gain from extra cores within a program, relative to the operation alone
     divided: float = 1.0
-    shared: float = 1.0  # fraction of a host's cores that is available to programs that run concurrently
-    slowed: float = 0.0  # fraction of a program's time that each doubling of its process's devices adds
-    meetings: float = 1.0  # collectives in the compiled program for each that the plan names
-    start: float = 0.0  # seconds from when a program's inputs are ready until it starts, on one device
+    shared: float = 1.0  # fraction of a machine's cores that programs of several groups can use
+    slowed: float = 0.0  # fraction of a program's time that each doubling of the process's devices adds
+    meetings: float = 1.0  # collectives in the compiled program per collective of the plan
+    start: float = 0.0  # seconds from ready inputs until a program starts, on one device
     further: float = 0.0  # fraction of `start` that each further device adds
-    array: float = 0.0  # host seconds for each array that a transfer moves between groups
-    arrival: float = 0.0  # seconds that each such array takes in addition to its bytes
+    array: float = 0.0  # host seconds per array that a transfer moves between groups
+    arrival: float = 0.0  # seconds per such array in addition to its bytes
 
     def cores(self, cores: float) -> float:
         """The effective number of cores for operations within a program, on a device with `cores` cores."""

@@ -1,7 +1,7 @@
-"""`predict`: the time of a plan's iteration on a cluster, and what bounds it.
+"""`predict`: the time per iteration of a plan on a cluster, and the parts that make it up.
 
     loads           work of each program on one device
-    program_time    its seconds, by class of operation
+    program_time    seconds of that work, by class of operation
     traffic         seconds of collectives and transfers
     schedule_tasks  the schedule as tasks of the host, the groups and the links
     simulation      runs the tasks
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 
 from fdg.costs import traffic
 from fdg.costs.hardware import Cluster
-from fdg.costs.loads import Load, loads
+from fdg.costs.loads import ProgramWork, program_works
 from fdg.costs.program_time import Seconds, seconds_of
 from fdg.costs.schedule_tasks import HOST, IN_FLIGHT, Cost, ScheduleTasks, loop_lengths
 from fdg.costs.simulation import Simulation, Trace
@@ -26,23 +26,23 @@ from fdg.placing.plans import Plan, SteppedPlan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Move, Step
 
-_WARM, _COUNTED = 3, 3  # iterations until the steady state, and averaged iterations
-_TRIPS = 12  # of a long loop, this many trips and twice as many are simulated and extrapolated
+_WARM_UP, _COUNTED = 3, 3  # iterations before the averaged ones, and number of averaged ones
+_FEW_TRIPS = 12  # a long loop is extrapolated from this number of trips and twice as many
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A predicted iteration."""
+    """The prediction of an iteration in the steady state."""
 
-    seconds: float  # of an iteration in the steady state
+    seconds: float  # per iteration
     shares: Mapping[str, float]  # seconds by part along the critical path; they add up to `seconds`
     busy: Mapping[str, float]  # busy seconds of each group
-    inside: float  # bytes on links within hosts, and between hosts
-    between: float
+    inside: float  # bytes on links within hosts
+    between: float  # bytes on links between hosts
     routes: Mapping[str, float]  # bytes by route: "collectives of all", "actors -> learners"
     devices: int  # number of used devices
-    notes: tuple[str, ...] = ()  # sentences on the basis of the figures
-    complete: bool = True  # False if collectives are estimated because they are known only after compiling
+    notes: tuple[str, ...] = ()  # assumptions behind the figures, as sentences
+    complete: bool = True  # False if collectives are estimated, since only the compiler inserts them
 
     @property
     def bound(self) -> str:
@@ -59,99 +59,104 @@ class Prediction:
 def predict(plan: Plan, cluster: Cluster) -> Prediction:
     """Predicts an iteration. Compiles nothing and needs no devices.
 
-    The plan's devices are the cluster's, host by host.
+    The plan's devices are numbered host by host in the cluster.
     """
     if plan.num_devices > cluster.devices:
         raise FdgError(
-            f"a plan for {plan.num_devices} devices does not go on a cluster of {cluster.devices}:"
-            f" use --devices {cluster.devices}, or more hosts"
+            f"a plan for {plan.num_devices} devices does not fit on a cluster of {cluster.devices}:"
+            f" use --devices {cluster.devices}, or give more hosts"
         )
     model = _Model(plan, cluster)
-    slow = _stragglers(cluster)
-    times = _of_steps(model, plan, slow) if isinstance(plan, SteppedPlan) else _of_one(model, slow)
+    ratio = _straggler_ratio(cluster)
+    times = (
+        _stepped_times(model, plan, ratio)
+        if isinstance(plan, SteppedPlan)
+        else _single_program_times(model, ratio)
+    )
     return model.prediction(times)
 
 
 _Times = tuple[float, Mapping[str, float], Mapping[str, float]]  # seconds, shares and busy of `Prediction`
 
 
-def _stragglers(cluster: Cluster) -> Callable[[int], float]:
-    """The expected ratio of the slowest of some devices' time to the mean.
+def _straggler_ratio(cluster: Cluster) -> Callable[[int], float]:
+    """For a number of devices, the expected ratio of the slowest device's time to the mean.
 
-    Blom's approximation (1958) of the largest normal order statistic.
+    Uses Blom's approximation (1958) of the largest normal order statistic.
     """
     spread = cluster.straggling
     if not spread:
         return lambda devices: 1.0
-    from scipy.special import ndtri  # here, since it takes a tenth of a second
+    from scipy.special import ndtri  # imported here, since it takes a tenth of a second
 
     return lambda devices: 1 + spread * float(ndtri((devices - 0.375) / (devices + 0.25)))
 
 
 class _Model:
-    """Costs of the parts of a plan on a cluster."""
+    """The costs of a plan's programs and transfers on a cluster."""
 
     def __init__(self, plan: Plan, cluster: Cluster):
         self.plan, self.cluster = plan, cluster
         self.groups = {group.name: group for group in plan.groups}
         self.lost = cluster.kind.lost
-        self.loads = loads(plan, cluster.target)
+        self.loads = program_works(plan, cluster.target)
         self.seconds: dict[str, Seconds] = {}
-        self.sent: dict[str, list[tuple[traffic.Sent, float]]] = {}  # with the number of synchronisations
-        for load in self.loads:
-            cores, devices = self.lost.cores(self.cores(load.group)), load.group.devices
-            self.seconds[load.program] = seconds_of(load.work, cluster.kind, cores)
-            self.sent[load.program] = [
-                (traffic.collective(one, devices, cluster), one.calls * self.lost.meetings)
-                for one in load.collectives
+        self.sent: dict[str, list[tuple[traffic.Sent, float]]] = {}  # collectives and their numbers of runs
+        for program in self.loads:
+            cores, devices = self.lost.cores(self.cores(program.group)), program.group.devices
+            self.seconds[program.name] = seconds_of(program.work, cluster.kind, cores)
+            self.sent[program.name] = [
+                (traffic.collective(collective, devices, cluster), collective.calls * self.lost.meetings)
+                for collective in program.collectives
             ]
 
     def cores(self, group: Group) -> float:
-        """Cores that each device of a group can use alone: all of its machine's, if the other groups wait."""
+        """Cores per device of a group, if the other groups are idle."""
         if self.cluster.cores is None:
             return 1.0
         return self.cluster.cores / max(1, min(len(group), self.cluster.devices_per_machine))
 
-    def wanted(self, load: Load) -> float:
-        """Cores of the pool that a program uses; 0 without a pool."""
+    def used_cores(self, program: ProgramWork) -> float:
+        """Cores of the pool that a program occupies; 0 without a pool."""
         if self.cluster.cores is None:
             return 0.0
-        return len(load.group) * self.seconds[load.program].cores
+        return len(program.group) * self.seconds[program.name].cores
 
     @property
     def pool(self) -> float:
-        """Cores of all machines; infinite if each device has its own."""
+        """Cores that groups share on all machines; infinite if each device has its own."""
         if self.cluster.cores is None:
             return math.inf
         share = 1.0 if len(self.plan.groups) == 1 else self.lost.shared
         return self.cluster.cores * self.cluster.machines * share
 
-    def parts(self, load: Load, stretched: float = 1.0) -> dict[str, float]:
-        """Seconds of a program by part, alone on its host."""
-        stretched *= self.lost.stretch(min(self.plan.num_devices, self.cluster.devices_per_host))
-        found = {
-            f"{name} on {load.group.name}": seconds * stretched
-            for name, seconds in self.seconds[load.program].by_class.items()
+    def parts(self, program: ProgramWork, stretch: float = 1.0) -> dict[str, float]:
+        """Seconds of a program by part, times `stretch`, while no other group runs."""
+        stretch *= self.lost.stretch(min(self.plan.num_devices, self.cluster.devices_per_host))
+        parts = {
+            f"{name} on {program.group.name}": seconds * stretch
+            for name, seconds in self.seconds[program.name].by_class.items()
         }
-        for sent, calls in self.sent[load.program]:
-            name = f"{sent.bound} among {load.group.name}"
-            found[name] = found.get(name, 0.0) + sent.seconds * calls
-        return found
+        for sent, calls in self.sent[program.name]:
+            name = f"{sent.bound} among {program.group.name}"
+            parts[name] = parts.get(name, 0.0) + sent.seconds * calls
+        return parts
 
     def routes(self) -> tuple[dict[str, float], float, float]:
-        """Bytes of an iteration by route, within hosts and between them."""
+        """Bytes per iteration: by route, in total within hosts, and in total between hosts."""
         routes: dict[str, float] = collections.defaultdict(float)
         inside = between = 0.0
-        times = {program.name: program.calls_per_iteration for program in self.plan.programs}
-        for load in self.loads:
-            for sent, calls in self.sent[load.program]:
-                count = calls / self.lost.meetings * times[load.program]  # bytes travel once
-                inside, between = inside + sent.inside * count, between + sent.between * count
-                routes[f"collectives of {load.group.name}"] += (sent.inside + sent.between) * count
-        for move, count in self.plan.moves():
+        calls_per_iteration = {program.name: program.calls_per_iteration for program in self.plan.programs}
+        for program in self.loads:
+            for sent, calls in self.sent[program.name]:
+                # Bytes are those of the plan's collectives, without the factor `meetings`.
+                num_runs = calls / self.lost.meetings * calls_per_iteration[program.name]
+                inside, between = inside + sent.inside * num_runs, between + sent.between * num_runs
+                routes[f"collectives of {program.group.name}"] += (sent.inside + sent.between) * num_runs
+        for move, num_runs in self.plan.moves():
             sent = self.transfer(move)
-            inside, between = inside + sent.inside * count, between + sent.between * count
-            routes[f"{move.source} -> {move.target}"] += (sent.inside + sent.between) * count
+            inside, between = inside + sent.inside * num_runs, between + sent.between * num_runs
+            routes[f"{move.source} -> {move.target}"] += (sent.inside + sent.between) * num_runs
         return dict(routes), inside, between
 
     def transfer(self, move: Move) -> traffic.Sent:
@@ -160,122 +165,122 @@ class _Model:
         return traffic.transfer_cost(move, source.devices, target.devices, self.cluster)
 
     def costs(self) -> dict[Step, Cost]:
-        """The costs of every call and move of the schedule."""
+        """The cost of each call and move of the schedule."""
         kind = self.cluster.kind
         start, array = kind.rate("dispatch"), kind.rate("argument")
-        found: dict[Step, Cost] = {}
-        for load, (call, _) in zip(self.loads, self.plan.calls(), strict=True):
-            seconds = sum(self.parts(load).values()) + self.lost.seconds_to_start(len(load.group))
-            found[call] = Cost(start + array * load.arrays, seconds, self.wanted(load))
+        costs: dict[Step, Cost] = {}
+        for program, (call, _) in zip(self.loads, self.plan.calls(), strict=True):
+            seconds = sum(self.parts(program).values()) + self.lost.seconds_to_start(len(program.group))
+            costs[call] = Cost(start + array * program.num_arrays, seconds, self.used_cores(program))
         for move, _ in self.plan.moves():
             source, target = self.groups[move.source].devices, self.groups[move.target].devices
             work = traffic.handling(move, source, target, self.cluster)
             host = kind.rate("transfer") + work.programs * start + work.arrays * (array + self.lost.array)
             sent = self.transfer(move)
             seconds = sent.seconds + work.arrays * self.lost.arrival
-            found[move] = Cost(host, seconds, meets=sent.between > 0)
-        return found
+            costs[move] = Cost(host, seconds, meets=sent.between > 0)
+        return costs
 
     def notes(self) -> tuple[str, ...]:
-        """Sentences on the basis of the figures."""
-        found = []
-        if not all(load.work.exact for load in self.loads):
-            found.append(
-                "operations depend on the data (a loop counts as its longest, or once where that is unknown;"
-                " a branch as its dearest)"
+        """Assumptions behind the figures, as sentences."""
+        notes = []
+        if not all(program.work.exact for program in self.loads):
+            notes.append(
+                "operations depend on the data (a loop is counted with its upper bound of trips, or else one"
+                " trip; a branch as its most expensive case)"
             )
-        if any("host" in load.work.flops or "host" in load.work.bytes for load in self.loads):
-            found.append("functions on the host are taken to be as quick as a call of one that does nothing")
+        if any("host" in program.work.flops or "host" in program.work.bytes for program in self.loads):
+            notes.append("functions on the host are assumed to take no time in addition to their calls")
         if self.plan.unpredicted:
             groups = ", ".join(self.plan.unpredicted)
-            found.append(
-                f"exchanges of {groups} are estimated: parameters gathered for each pass, gradients scattered"
+            notes.append(
+                f"collectives of {groups} are estimated: parameters gathered per pass, gradients scattered"
             )
-        return (*found, *([self.cluster.note] if self.cluster.note else []))
+        return (*notes, *([self.cluster.note] if self.cluster.note else []))
 
     def prediction(self, times: _Times) -> Prediction:
-        """A `Prediction` with the given times."""
+        """The prediction with these times."""
         routes, inside, between = self.routes()
         devices = len({device for group in self.plan.groups for device in group.devices})
         return Prediction(*times, inside, between, routes, devices, self.notes(), not self.plan.unpredicted)
 
 
-def _of_one(model: _Model, slow: Callable[[int], float]) -> _Times:
+def _single_program_times(model: _Model, straggler_ratio: Callable[[int], float]) -> _Times:
     """Times of a plan with one program, which the host dispatches once for many iterations."""
-    (load,), (group,) = model.loads, model.plan.groups
-    crowded = max(1.0, model.wanted(load) / model.pool)
-    late, shares = slow(len(group)), model.parts(load, crowded)
+    (program,), (group,) = model.loads, model.plan.groups
+    contention = max(1.0, model.used_cores(program) / model.pool)
+    ratio, shares = straggler_ratio(len(group)), model.parts(program, contention)
     computing = sum(value for name, value in shares.items() if " on " in name)
-    if late > 1:
-        shares[f"stragglers of {group.name}"] = (late - 1) * computing
+    if ratio > 1:
+        shares[f"stragglers of {group.name}"] = (ratio - 1) * computing
     seconds = sum(shares.values())
     return seconds, shares, {group.name: computing if len(group) > 1 else seconds}
 
 
-def _of_steps(model: _Model, plan: SteppedPlan, slow: Callable[[int], float]) -> _Times:
+def _stepped_times(model: _Model, plan: SteppedPlan, straggler_ratio: Callable[[int], float]) -> _Times:
     costs = model.costs()
     lengths = loop_lengths(plan.schedule.steps)
-    long = [length for length in lengths if length > 2 * _TRIPS]
-    run = functools.partial(_run, model, plan, costs, slow)
-    base = run(dict.fromkeys(long, 2 * _TRIPS))
-    total = collections.defaultdict(float, base)
-    for length in long:
-        shorter = run({**dict.fromkeys(long, 2 * _TRIPS), length: _TRIPS})
-        for name in base.keys() | shorter.keys():
-            a_trip = (base.get(name, 0.0) - shorter.get(name, 0.0)) / _TRIPS
-            total[name] += a_trip * (length - 2 * _TRIPS)
-    shares = {name[1]: seconds for name, seconds in total.items() if name[0] == "share" and seconds > 0}
-    busy = {name[1]: seconds for name, seconds in total.items() if name[0] == "busy"}
-    seconds = total["seconds", ""]
-    whole = sum(shares.values()) or 1.0
-    shares = {name: value * seconds / whole for name, value in shares.items()}
+    long_lengths = [length for length in lengths if length > 2 * _FEW_TRIPS]
+    run = functools.partial(_simulated_times, model, plan, costs, straggler_ratio)
+    long_run = run(dict.fromkeys(long_lengths, 2 * _FEW_TRIPS))
+    totals = collections.defaultdict(float, long_run)
+    for length in long_lengths:
+        shorter = run({**dict.fromkeys(long_lengths, 2 * _FEW_TRIPS), length: _FEW_TRIPS})
+        for name in long_run.keys() | shorter.keys():
+            seconds_per_trip = (long_run.get(name, 0.0) - shorter.get(name, 0.0)) / _FEW_TRIPS
+            totals[name] += seconds_per_trip * (length - 2 * _FEW_TRIPS)
+    shares = {name[1]: seconds for name, seconds in totals.items() if name[0] == "share" and seconds > 0}
+    busy = {name[1]: seconds for name, seconds in totals.items() if name[0] == "busy"}
+    seconds = totals["seconds", ""]
+    share_total = sum(shares.values()) or 1.0
+    shares = {name: value * seconds / share_total for name, value in shares.items()}
     return seconds, shares, {group: busy.get(group, 0.0) for group in model.groups}
 
 
-def _run(
+def _simulated_times(
     model: _Model,
     plan: SteppedPlan,
     costs: Mapping[Step, Cost],
-    slow: Callable[[int], float],
-    trips: Mapping[int, int],
+    straggler_ratio: Callable[[int], float],
+    loop_trips: Mapping[int, int],
 ) -> dict[tuple[str, str], float]:
-    """Simulates some iterations; times of one: ("seconds", ""), ("busy", group), ("share", part)."""
+    """Simulated seconds per iteration by key: ("seconds", ""), ("busy", group), ("share", part)."""
     simulation = Simulation(model.pool)
-    of_host = 0.0 if model.cluster.cores is None else 1.0
-    stepper = ScheduleTasks(simulation, plan, costs, of_host, slow, trips)
+    host_cores = 0.0 if model.cluster.cores is None else 1.0
+    tasks = ScheduleTasks(simulation, plan, costs, host_cores, straggler_ratio, loop_trips)
     ahead = plan.delayed.staleness if plan.delayed is not None else 0
-    warm = _WARM + ahead
-    # Other programs come after those that count, since groups that are ahead run them meanwhile.
-    last = [stepper.iteration() for _ in range(warm + _COUNTED + IN_FLIGHT)]
+    warm_up = _WARM_UP + ahead
+    # Further iterations follow the averaged ones, since groups that are ahead already run them.
+    last_tasks = [tasks.iteration() for _ in range(warm_up + _COUNTED + IN_FLIGHT)]
     trace = simulation.run()
-    begin, end = (max(trace.ends[: last[i - 1] + 1]) for i in (warm, warm + _COUNTED))
-    found = {("seconds", ""): (end - begin) / _COUNTED}
+    begin, end = (max(trace.ends[: last_tasks[i - 1] + 1]) for i in (warm_up, warm_up + _COUNTED))
+    times = {("seconds", ""): (end - begin) / _COUNTED}
     busy = simulation.busy(trace, begin, end)
     for group in model.groups:
         lanes = [name for name in busy if group in name.split("&")]
-        found["busy", group] = max((busy[name] for name in lanes), default=0.0) / _COUNTED
-    final = max(range(last[warm + _COUNTED - 1] + 1), key=trace.ends.__getitem__)
-    for name, seconds in _shares(model, simulation, trace, final, begin, end).items():
-        found["share", name] = seconds / _COUNTED
-    return found
+        times["busy", group] = max((busy[name] for name in lanes), default=0.0) / _COUNTED
+    final_task = max(range(last_tasks[warm_up + _COUNTED - 1] + 1), key=trace.ends.__getitem__)
+    for name, seconds in _shares(model, simulation, trace, final_task, begin, end).items():
+        times["share", name] = seconds / _COUNTED
+    return times
 
 
 def _shares(
-    model: _Model, simulation: Simulation, trace: Trace, final: int, begin: float, end: float
+    model: _Model, simulation: Simulation, trace: Trace, final_task: int, begin: float, end: float
 ) -> Mapping[str, float]:
-    """The parts of the critical path of a task between two times."""
-    found: dict[str, float] = collections.defaultdict(float)
-    split = {load.program: model.parts(load) for load in model.loads}
-    for task in trace.critical(final):
+    """Seconds by part, between two times, on the critical path that ends with task `final_task`."""
+    shares: dict[str, float] = collections.defaultdict(float)
+    program_parts = {program.name: model.parts(program) for program in model.loads}
+    for task in trace.critical(final_task):
         seconds = min(trace.ends[task], end) - max(trace.starts[task], begin)
         if seconds <= 0:
             continue
         label, lanes, *_ = simulation.tasks[task]
         if lanes == (HOST,):
-            found["starting programs on the host"] += seconds
-        elif label in split and (whole := sum(split[label].values())):
-            for name, part in split[label].items():
-                found[name] += seconds * part / whole
+            shares["starting programs on the host"] += seconds
+        elif label in program_parts and (total := sum(program_parts[label].values())):
+            for name, part in program_parts[label].items():
+                shares[name] += seconds * part / total
         else:
-            found[f"transfer {label}"] += seconds
-    return found
+            shares[f"transfer {label}"] += seconds
+    return shares

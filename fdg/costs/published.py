@@ -1,8 +1,8 @@
 """Published figures of devices and links, for hardware that cannot be measured here. Each names its source.
 
-Data sheets give peaks, which no program reaches. The figures here are the peak times `REACHED`: the fraction
-that large matrix products and copies usually reach; so their spread is large. The pages of TPUs and the
-figures of the H100's NVLink were looked up in 2026; the others were not checked again. A calibration
+Data sheets give peaks, which no program reaches. The figures here are the peak times `REACHED`, the fraction
+that large matrix products and copies usually reach, so their spread is large. The pages on TPUs and the
+figures of the H100's NVLink were checked in 2026; the others were not checked. A calibration
 (`fdg.costs.calibration`) replaces these figures.
 """
 
@@ -21,15 +21,15 @@ def _kind(
 ) -> DeviceKind:
     """A device kind from published peaks: memory in TB/s and GB, `products` in TFLOP/s by dtype."""
     figures = {
-        f"product/{dtype}": Figure(REACHED["product"] * tera * 1e12, _SPREAD, source)
-        for dtype, tera in products.items()
+        f"product/{dtype}": Figure(REACHED["product"] * teraflops * 1e12, _SPREAD, source)
+        for dtype, teraflops in products.items()
     }
     figures["memory"] = Figure(REACHED["memory"] * memory * 1e12, _SPREAD, source)
     figures["memory_bytes"] = Figure(memory_bytes * 1e9, 0.0, source)
     return DeviceKind(name, platform, figures)
 
 
-_SHEET = "NVIDIA's data sheet of the {}, dense; float32 as TF32 is off unless asked for"
+_SHEET = "NVIDIA's data sheet of the {}, dense; float32 without TF32, which is off by default"
 _CLOUD = "Google Cloud's page 'TPU {}'; float32 products as six passes of bfloat16 (precision highest: XLA)"
 
 KINDS: Mapping[str, DeviceKind] = MappingProxyType(
@@ -74,7 +74,7 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "TPU v6 lite": "TPU v6e",
     }
 )
-"""Names here by JAX's names (`jax.Device.device_kind`)."""
+"""Names in `KINDS` by JAX's names (`jax.Device.device_kind`)."""
 
 
 def _link(
@@ -94,7 +94,7 @@ def _link(
     )
 
 
-_NCCL = "; latencies as NCCL's own model has them (src/graph/tuning.cc: base 6.6 us, NVLink 0.6, network 5.0)"
+_NCCL = "; latencies from NCCL's cost model (src/graph/tuning.cc: base 6.6 us, NVLink 0.6, network 5.0)"
 LINKS: Mapping[str, Link] = MappingProxyType(
     {
         link.name: link
@@ -137,15 +137,15 @@ _LINKS_OF_KIND = {
 
 
 def kind(name: str) -> DeviceKind:
-    """A device kind by its name here or by JAX's name.
+    """A device kind by its name in `KINDS` or by JAX's name.
 
     >>> kind("NVIDIA H100 80GB HBM3").name
     'H100'
     """
-    found = KINDS.get(ALIASES.get(name, name))
-    if found is None:
+    device_kind = KINDS.get(ALIASES.get(name, name))
+    if device_kind is None:
         raise unknown_name("device kind", name, KINDS)
-    return found
+    return device_kind
 
 
 def link(name: str) -> Link:

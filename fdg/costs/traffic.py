@@ -1,9 +1,9 @@
 """Seconds of communication: collectives within a group, and transfers between groups.
 
-A collective is a ring: first among the devices of each host, then among the hosts, each with its own network
-card; small messages use a tree, so latency counts with the logarithm (Thakur, Rabenseifner and Gropp 2005,
-"Optimization of Collective Communication Operations in MPICH"). A transfer takes as long as the device that
-sends or receives most.
+A collective is a ring, first among the devices of each host, then among the hosts, each with one network
+card. Small messages use a tree, so latency grows with the logarithm of the number of devices (Thakur,
+Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH"). A transfer is
+limited by the side with fewer devices, or hosts.
 """
 
 import collections
@@ -16,8 +16,8 @@ from fdg.costs.hardware import Cluster, Link
 from fdg.placing.layout import moved_bytes
 from fdg.placing.scheduling.schedule import Move
 
-# How often the result's bytes pass each device of a long ring: an all-reduce is a reduce-scatter and an
-# all-gather. (A reduce-scatter's result is a device's part; its bytes here are the whole, as predicted.)
+# How often the bytes of the whole array pass each device of a long ring. An all-reduce is a reduce-scatter
+# followed by an all-gather.
 _PASSES = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 1.0}
 
 
@@ -26,13 +26,13 @@ class Sent:
     """The cost of a communication."""
 
     seconds: float
-    inside: float  # bytes on links within all hosts, and between hosts
-    between: float
-    bound: str  # the largest part: "latency" or "bandwidth", and the link
+    inside: float  # bytes on links within hosts, in total
+    between: float  # bytes on links between hosts, in total
+    bound: str  # the largest part: the link's name, and "latency" or "bandwidth"
 
 
 def hosts_of(devices: Sequence[int], cluster: Cluster) -> int:
-    """The number of hosts of some devices."""
+    """The number of hosts that these devices belong to."""
     return len({device // cluster.devices_per_host for device in devices})
 
 
@@ -41,22 +41,22 @@ def collective(one: Collective, devices: Sequence[int], cluster: Cluster) -> Sen
     count, hosts = len(devices), hosts_of(devices, cluster)
     if count < 2:
         return Sent(0.0, 0.0, 0.0, "nothing")
-    each = math.ceil(count / hosts)
+    per_host = math.ceil(count / hosts)
     passes = _PASSES.get(one.kind, 1.0)
-    rounds = 2 if one.kind == "all-reduce" else 1
-    link = cluster.inside if each > 1 else cluster.between
+    num_phases = 2 if one.kind == "all-reduce" else 1
+    link = cluster.inside if per_host > 1 else cluster.between
     parts = {f"{link.name} latency": link.call.value}
     inside = between = 0.0
-    if each > 1:
-        inside = passes * one.bytes * (each - 1) / each
-        _add(parts, cluster.inside, rounds * math.ceil(math.log2(each)), inside)
+    if per_host > 1:
+        inside = passes * one.bytes * (per_host - 1) / per_host
+        _add(parts, cluster.inside, num_phases * math.ceil(math.log2(per_host)), inside)
     if hosts > 1:
         # After the first step, each device of a host has a part, and they share the host's card.
         between = passes * one.bytes * (hosts - 1) / hosts
-        _add(parts, cluster.between, rounds * math.ceil(math.log2(hosts)), between)
-    if cluster.cores is not None:  # all of them need a turn on their machine's cores
-        there = each * min(hosts, cluster.hosts_per_machine)
-        parts[f"{link.name} latency"] *= max(1.0, there / cluster.cores)
+        _add(parts, cluster.between, num_phases * math.ceil(math.log2(hosts)), between)
+    if cluster.cores is not None:  # all devices of a machine take turns on its cores
+        devices_per_machine = per_host * min(hosts, cluster.hosts_per_machine)
+        parts[f"{link.name} latency"] *= max(1.0, devices_per_machine / cluster.cores)
     bound = max(parts, key=lambda name: parts[name])
     return Sent(sum(parts.values()), inside * count, between * hosts, bound)
 
@@ -69,15 +69,15 @@ def _add(parts: dict[str, float], link: Link, messages: int, size: float) -> Non
 
 def transfer_cost(move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster) -> Sent:
     """The cost of one transfer between groups."""
-    total = sum(moved_bytes(b.bytes, b.laid_out) for _, b in move.pairs)
-    homes = [device // cluster.devices_per_host for device in (*source, *target)]
-    if len(set(homes)) == 1:
-        link, ends = cluster.inside, min(len(source), len(target))
+    total = sum(moved_bytes(target_value.bytes, target_value.laid_out) for _, target_value in move.pairs)
+    device_hosts = [device // cluster.devices_per_host for device in (*source, *target)]
+    if len(set(device_hosts)) == 1:
+        link, num_ends = cluster.inside, min(len(source), len(target))
         inside, between = float(total), 0.0
     else:
-        link, ends = cluster.between, min(hosts_of(source, cluster), hosts_of(target, cluster))
+        link, num_ends = cluster.between, min(hosts_of(source, cluster), hosts_of(target, cluster))
         inside, between = 0.0, float(total)
-    latency, bandwidth = link.latency.value, total / ends / link.bandwidth.value
+    latency, bandwidth = link.latency.value, total / num_ends / link.bandwidth.value
     if between:  # between processes, a transfer is a collective
         latency += link.call.value
     bound = f"{link.name} {'latency' if latency > bandwidth else 'bandwidth'}"
@@ -86,28 +86,36 @@ def transfer_cost(move: Move, source: Sequence[int], target: Sequence[int], clus
 
 @dataclasses.dataclass(frozen=True)
 class Handling:
-    """Additional costs of a transfer: programs before and after it, and arrays that the host handles."""
+    """Host work of a transfer: programs before and after it, and arrays that the host handles."""
 
     programs: int
     arrays: int
 
 
 def handling(move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster) -> Handling:
-    """The host's work for a transfer: one program between single devices, else cut, copy and join.
+    """The host's work for a transfer.
 
-    Between hosts all of it is programs, and each host handles the arrays of its own devices.
+    One program between single devices; else a program that cuts arrays, copies, and a program that joins
+    them. Between hosts all three are programs, and each host handles the arrays of its devices.
     """
     if len(source) == len(target) == 1 and source != target:
         return Handling(1, len(move.pairs))
-    here = collections.Counter(device // cluster.devices_per_host for device in {*source, *target})
-    if len(here) > 1:
-        return Handling(3, len(move.pairs) * max(here.values()))
-    cuts = joins = False
+    devices_by_host = collections.Counter(device // cluster.devices_per_host for device in {*source, *target})
+    if len(devices_by_host) > 1:
+        return Handling(3, len(move.pairs) * max(devices_by_host.values()))
+    has_cuts = has_joins = False
     arrays = 0
-    for a, b in move.pairs:
-        grid = [math.lcm(x, y) for x, y in zip(a.laid_out.parts, b.laid_out.parts, strict=True)]
-        cut = math.prod(g // n for g, n in zip(grid, a.laid_out.parts, strict=True))
-        join = math.prod(g // n for g, n in zip(grid, b.laid_out.parts, strict=True))
-        cuts, joins = cuts or cut > 1, joins or join > 1
-        arrays += join * len(target)
-    return Handling(cuts + joins, arrays)
+    for source_value, target_value in move.pairs:
+        grid = [
+            math.lcm(x, y)
+            for x, y in zip(source_value.laid_out.parts, target_value.laid_out.parts, strict=True)
+        ]
+        num_pieces = math.prod(
+            chunks // parts for chunks, parts in zip(grid, source_value.laid_out.parts, strict=True)
+        )
+        num_chunks = math.prod(
+            chunks // parts for chunks, parts in zip(grid, target_value.laid_out.parts, strict=True)
+        )
+        has_cuts, has_joins = has_cuts or num_pieces > 1, has_joins or num_chunks > 1
+        arrays += num_chunks * len(target)
+    return Handling(has_cuts + has_joins, arrays)

@@ -61,7 +61,7 @@ def type_of(policy):
 def test_the_best_few_are_timed(capsys, tmp_path):
     words = "--algo tests.tiny:Pupil --policy auto:measure --devices 2 --total-steps 16 --eval-episodes 0"
     assert train_main([*words.split(), "--out", str(tmp_path / "run")]) == 0
-    assert "an iteration measured" in capsys.readouterr().out
+    assert "per iteration measured" in capsys.readouterr().out
 
 
 def test_a_sweep_with_pictures(capsys, cluster, tmp_path, monkeypatch):
@@ -73,7 +73,7 @@ def test_a_sweep_with_pictures(capsys, cluster, tmp_path, monkeypatch):
     assert plan_main([*words.split(), *more]) == 0
     said = capsys.readouterr().out
     assert any(line.startswith(8 * " " + "1  GPUOnly") for line in said.splitlines())  # numbers, flush right
-    assert "H100: 8 hosts of 8 devices" in said and "save every: Young" in said and "half the rate" in said
+    assert "H100: 8 hosts of 8 devices" in said and "save every: Young" in said and "halved rate" in said
     assert (tmp_path / "pictures" / "sweep.png").stat().st_size > 10_000
     axes = next(figure.axes for figure in drawn if len(figure.axes) == 4)
     assert [axis.get_ylabel().split(",")[0] for axis in axes] == [
@@ -94,8 +94,8 @@ def test_a_sweep_with_pictures(capsys, cluster, tmp_path, monkeypatch):
         ("--policy autom", "did you mean"),
         ("--scale 8", "give the cluster's file"),
         ("--cluster nowhere.toml", "nowhere.toml"),
-        ("--cluster {cluster} --scale 8,65", "the cluster has 64 devices: use 1 to 64, or hosts = 9 in"),
-        ("--cluster {cluster} --scale 12", "no whole number of hosts of 8: use 8 or 16"),
+        ("--cluster {cluster} --scale 8,65", "the cluster has 64 devices: use 1 to 64, or set hosts = 9 in"),
+        ("--cluster {cluster} --scale 12", "not a whole number of hosts of 8: use 8 or 16"),
         ("--cluster {cluster} --devices -4", "--scale -4"),
         ("--cluster {cluster} --compare gpu_olny", "did you mean 'gpu_only'"),
         ("--cluster {cluster} --scale none5", "not"),
@@ -145,8 +145,10 @@ def test_fields_of_the_policy_are_applied_to_all_that_are_compared_or_refused(ca
     words = f"{LANGUAGE} {cluster} --policy colocated --parameters fsdp"
     assert plan_main(f"{words} --compare colocated,gpu_only".split()) == 0
     said = capsys.readouterr().out
-    assert "GPUOnly(parameters='fsdp')" in said and "exchanges of all are estimated" in said
-    assert "--compare auto: it has no --parameters" in refused(capsys, f"{words} --compare auto", plan_main)
+    assert "GPUOnly(parameters='fsdp')" in said and "collectives of all are estimated" in said
+    assert "--compare auto: this policy has no --parameters" in refused(
+        capsys, f"{words} --compare auto", plan_main
+    )
     assert "leave out --parameters" in refused(capsys, f"{words} --sensitivity true", plan_main)
 
 

@@ -67,10 +67,10 @@ def test_kinds_and_links_of_ones_own(file):
         (GOOD.replace("hosts = 4", "hosts = -4"), "hosts = -4: give a whole number of at least 1"),
         (GOOD.replace("hosts = 4", "hosts = 4.5"), "hosts = 4.5: give a whole number"),
         (GOOD.replace("hosts = 4", "hosts = '4'"), "hosts = '4': give a whole number of at least 1: write 4"),
-        (GOOD.replace("2.5", "'2.5 per h'"), "of at least 0, of a device for an hour, in any money, such as"),
+        (GOOD.replace("2.5", "'2.5 per h'"), "of at least 0, per device and hour, in any currency, such as"),
         (
             GOOD + "restart_seconds = '5 min'",
-            "s from a failure to where the last checkpoint is loaded: write 300",
+            "s from a failure until the last checkpoint is loaded: write 300",
         ),
         (GOOD + "storage_bytes_per_second = '1 GB/s'", "of all hosts together: write 1_000_000_000 or 1e9"),
         (
@@ -118,10 +118,10 @@ def test_each_rate_says_what_it_is_and_in_which_unit(file, rate):
             KIND.format("memory_bytes", 3.35e12),
             "memory_bytes = 3.35e.* is B of .*: it looks like memory = 3.35e",
         ),
-        (KIND.format("memory", 3350), "memory = 3350 is B/s .*: published ones are from 6.2e"),
-        (KIND.format("product/float32", 67), "FLOP/s of large products .*: published ones are from"),
-        (LINK.format(5, 1e11), "latency = 5 is s until .*: published ones are from 6e-07"),
-        (LINK.format(5e-6, 400), "bandwidth = 400 is B/s one way, .*: published ones are from"),
+        (KIND.format("memory", 3350), "memory = 3350 is B/s .*: published values are from 6.2e"),
+        (KIND.format("product/float32", 67), "FLOP/s of large products .*: published values are from"),
+        (LINK.format(5, 1e11), "latency = 5 is s until .*: published values are from 6e-07"),
+        (LINK.format(5e-6, 400), "bandwidth = 400 is B/s one way, .*: published values are from"),
     ],
 )
 def test_a_number_of_another_unit_or_quantity_is_warned_of(file, text, says):

@@ -81,7 +81,7 @@ def test_a_folder_that_is_gone(capsys, monkeypatch):
 
     monkeypatch.setattr(os, "getcwd", gone)
     said = refused(AssertionError("not reached"), capsys)
-    assert said == "the current folder cannot be used (No such file or directory): change to another one"
+    assert said == "the current folder cannot be used (No such file or directory): change to another folder"
 
 
 class Own(algos.PPO):

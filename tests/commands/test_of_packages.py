@@ -92,7 +92,7 @@ def test_what_is_wrong_with_a_command_is_one_line(install, capsys):
     assert "importing other:main fails (SystemExit: bye): install what it needs" in said["ends"]
     main(["--help"])
     shown = capsys.readouterr().out
-    assert "train      of greeter 1.5: not used, for fdg has a command of this name" in shown
-    assert "twice      of greeter 1.5 and other 1.5: not used, for a name is of one package" in shown
+    assert "train      of greeter 1.5: not used, since fdg has a command of this name" in shown
+    assert "twice      of greeter 1.5 and other 1.5: not used, since they have the same name" in shown
     assert main(["train", "--env", "CartPole-v2"]) == 2
     assert "unknown environment" in capsys.readouterr().err

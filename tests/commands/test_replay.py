@@ -85,7 +85,7 @@ def test_lengths_the_wrong_way_round_are_turned(given, message):
 
 def test_lognormal_lengths_have_a_longest_that_they_can_have():
     with pytest.raises(
-        fdg.FdgError, match="is 1000 times the mean, and of lognormal lengths at most 118 times"
+        fdg.FdgError, match="is 1000 times the mean; lognormal lengths allow at most 118 times"
     ):
         parse_lengths("lognormal:10,10000")
     with pytest.raises(fdg.FdgError, match="this run has no response_length"):
@@ -129,5 +129,5 @@ def test_the_flag_of_a_plan(tmp_path):
     assert short in flag.report_of(algorithm, policies.Split(lag=1), "constant:3")
     algorithm._learns_by_parts = True
     assert "is short" not in flag.report_of(algorithm, policies.Split(lag=1), "constant:3")
-    with pytest.raises(fdg.FdgError, match="SimpleNamespace generates no responses: use --algo grpo"):
+    with pytest.raises(fdg.FdgError, match="SimpleNamespace does not generate responses: use --algo grpo"):
         flag.report_of(types.SimpleNamespace(), None, "constant:3")

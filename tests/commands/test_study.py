@@ -68,7 +68,7 @@ def test_a_study_that_was_interrupted_gives_the_same_tables(tmp_path, capsys, mo
     with pytest.raises(Killed):
         main(words)
     assert main(words) == 1 and main(words) == 0  # a full disk is no fault of the cell
-    assert len(calls) == 4 and capsys.readouterr().out.count("done before") == 2
+    assert len(calls) == 4 and capsys.readouterr().out.count("already done") == 2
     assert tables(tmp_path / "parts") == tables(tmp_path / "whole") and len(tables(tmp_path / "whole")) == 6
     (tmp_path / "parts" / "random.json").write_text('{"CartPole-v1": 3}')
     (tmp_path / "parts" / "cells" / cells[0] / "summary.json").write_text("null")
@@ -83,7 +83,7 @@ def test_a_study_that_was_interrupted_gives_the_same_tables(tmp_path, capsys, mo
     capsys.readouterr()
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert "of another study, with --rate 0.1: give another folder" in error and error.count("\n") == 1
+    assert "from another study, with --rate 0.1: give another folder" in error and error.count("\n") == 1
 
 
 def test_a_cell_that_failed_is_named_and_the_others_go_on(tmp_path, capsys, monkeypatch):
@@ -114,13 +114,13 @@ BASE = {"algorithms": ["ppo"], "environments": ["CartPole-v1"], "total_steps": 1
         ({"algorithm": ["ppo"]}, "unknown setting of a study 'algorithm': did you mean 'algorithms'?"),
         ({"algorithms": "ppo"}, 'give a list of names, such as algorithms = ["ppo"]'),
         ({"algorithms": []}, "algorithms = []: give a list of names"),
-        ({"environments": ["A", "A"]}, "environments has A twice: name each once"),
-        ({"environments": ["a:b", "a_b"]}, "would both be in a_b-ppo: name each once"),
+        ({"environments": ["A", "A"]}, "environments contains A twice: name it once"),
+        ({"environments": ["a:b", "a_b"]}, "would both be in a_b-ppo: rename one of them"),
         ({"total_steps": 0}, "total_steps = 0: give a whole number, at least 1"),
         ({"total_steps": {"a b": 1}}, "a budget 'a b': name it by letters and digits"),
         ({"total_steps": {"short": "x"}}, "total_steps.short = 'x': give a whole number"),
         ({"seeds": True}, "seeds = True: give a whole number, at least 1"),
-        ({"settings": {"num_seeds": 3}}, "settings has num_seeds, which is not of a cell: say it by seeds"),
+        ({"settings": {"num_seeds": 3}}, "settings has num_seeds, which a cell cannot set: use seeds"),
         ({"settings": {"sweep": "x"}}, "say it by fdg train, before a study"),
         ({"settings": 3}, "settings = 3: it must be a table of flags"),
         ({"settings": {"hidden": [[1]]}}, "settings.hidden = [[1]]: give a number, a text"),

@@ -133,7 +133,7 @@ def test_sockets_by_two_processes_of_this_machine(monkeypatch):
 
 def test_devices_of_two_kinds_are_calibrated_one_by_one():
     both = [types.SimpleNamespace(device_kind=kind, platform="gpu") for kind in ("A100", "H100")]
-    with pytest.raises(FdgError, match="devices of 2 kinds: calibrate one kind at a time"):
+    with pytest.raises(FdgError, match="devices are of 2 kinds: calibrate each kind by itself"):
         calibration.calibrate(both)
 
 

@@ -42,17 +42,17 @@ def test_staleness_only_where_it_is_allowed():
 
 def test_the_table_says_what_was_looked_at_and_why():
     table = policies.auto(Pupil(64), cluster(4)).table
-    assert "candidates in" in table and "most of it is" in table
-    assert "chosen: " in table.splitlines()[-1] and "an iteration predicted" in table
+    assert "candidates in" in table and "largest part" in table
+    assert "chosen: " in table.splitlines()[-1] and "per iteration predicted" in table
 
 
 def test_the_table_counts_its_rows():
     found = policies.auto(Pupil(6), cluster(8))
     good = sum(row.prediction is not None for row in found.rows)
-    left = sum("left out" in row.refused or "far off" in row.refused for row in found.rows)
+    left = sum(row.refused.startswith("skipped: ") for row in found.rows)
     others = len(found.rows) - good - left
-    why = "others of their kind are quicker, or all far off"
-    said = f"{good} of them predicted, {left} left out for {why}, {others} not feasible;"
+    why = "others of their kind are faster, or all are far slower than the best"
+    said = f"{good} of them predicted, {left} skipped ({why}), {others} not feasible;"
     assert good and others > 0 and said in found.table
 
 
@@ -68,7 +68,7 @@ def test_sizes_that_cannot_be_do_not_end_the_search():
         return choosing.Row(one, found, "" if found else "refused")
 
     rows[0] = look(some[0])
-    while choosing._look_around(some, rows, look):
+    while choosing._try_neighbours(some, rows, look):
         pass
     assert min(rows, key=lambda i: rows[i].seconds) == 8
     assert len(rows) == 10  # both neighbours of the best were looked at

@@ -61,7 +61,7 @@ def test_one_of_another_machine_is_refused(home):
     [
         ("{", "no JSON"),
         ('{"version": 0}', "version 0"),
-        ('{"version": 4}', "no whole calibration"),
+        ('{"version": 4}', "not a complete calibration"),
         ("[]", "holds no JSON object"),
         ("[" * 100_000, "nested"),
     ],
@@ -81,12 +81,12 @@ def test_what_cannot_be_read_says_so(home, text, says):
 def test_a_value_of_another_kind_is_refused(home, name, value):
     path = write(calibration())
     path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
-    with pytest.raises(FdgError, match="no whole calibration"):
+    with pytest.raises(FdgError, match="not a complete calibration"):
         machine.read(path)
 
 
 def test_a_device_that_nobody_knows(home):
-    with pytest.raises(FdgError, match="no rates are known for devices of kind 'Abacus'"):
+    with pytest.raises(FdgError, match="fdg has no rates of devices of kind 'Abacus'"):
         machine.host_cluster("Abacus", "gpu", 1)
     assert machine.host_cluster("NVIDIA H100 80GB HBM3", "gpu", 8).inside.name == "NVLink 4"
 
@@ -119,6 +119,6 @@ def test_repeats_that_lie_apart_say_that_the_machine_was_busy(home, monkeypatch,
     write(found)
     monkeypatch.setattr(machine, "busy_cores", lambda: 0.0)
     said = machine.host_cluster("cpu", "cpu", 2).note
-    assert ("other programs had it (repeats 40% apart)" in said) == disturbed and "other work" not in said
+    assert ("other programs used it (repeats differ by 40%)" in said) == disturbed and "are busy" not in said
     monkeypatch.setattr(machine, "busy_cores", lambda: 14.0)
-    assert "now 14.0 of 2 cores have other work" in machine.host_cluster("cpu", "cpu", 2).note
+    assert "now 14.0 of 2 cores are busy" in machine.host_cluster("cpu", "cpu", 2).note

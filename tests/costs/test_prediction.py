@@ -8,7 +8,7 @@ import algos
 import envs
 import fdg
 import policies
-from fdg.costs.loads import loads
+from fdg.costs.loads import program_works
 from fdg.costs.prediction import predict
 from fdg.costs.program_time import CLASSES, seconds_of
 from fdg.errors import FdgError
@@ -32,7 +32,7 @@ def test_one_program_takes_its_work_and_what_it_exchanges(graph):
     plan = fdg.place(graph, policies.GPUOnly(), 4)
     slow = cluster(4, figures={"joined": WHOLE}, inside=link("inside", call=1e-3))
     found = predict(plan, slow)
-    (load,) = loads(plan, slow.target)
+    (load,) = program_works(plan, slow.target)
     calls = sum(c.calls for c in plan.programs[0].collectives)
     assert calls >= 2
     computing = sum(seconds_of(load.work, slow.kind).by_class.values())
@@ -141,7 +141,7 @@ def test_processes_of_one_machine_share_its_cores():
 
 
 def test_a_plan_larger_than_the_cluster(graph):
-    with pytest.raises(FdgError, match="4 devices does not go on a cluster of 2: use --devices 2"):
+    with pytest.raises(FdgError, match="4 devices does not fit on a cluster of 2: use --devices 2"):
         predict(fdg.place(graph, policies.GPUOnly(), 4), cluster(2))
 
 
@@ -161,7 +161,7 @@ def test_generation_counts_each_token_it_may_make():
 
 def test_sharded_parameters_are_exchanged_once_a_pass_and_gradients_once(language):
     plan = fdg.place(language, policies.GPUOnly(parameters="fsdp"), 4)
-    (load,) = loads(plan, cluster(4).target)
+    (load,) = program_works(plan, cluster(4).target)
     size = next(e.bytes_per_crossing for e in language.edges if e.source == "gradient")
     once = {(c.fragment, c.kind): (c.bytes, c.calls) for c in load.collectives}
     assert once == {
@@ -171,7 +171,7 @@ def test_sharded_parameters_are_exchanged_once_a_pass_and_gradients_once(languag
         ("gradient", "reduce-scatter"): (size, 1),
     }
     whole = fdg.place(language, policies.GPUOnly(), 4)
-    assert not any(c.kind == "all-gather" for c in loads(whole, cluster(4).target)[0].collectives)
+    assert not any(c.kind == "all-gather" for c in program_works(whole, cluster(4).target)[0].collectives)
 
 
 def test_groups_on_the_same_devices_have_one_figure_of_memory(language):
@@ -181,6 +181,8 @@ def test_groups_on_the_same_devices_have_one_figure_of_memory(language):
 
 
 def test_generation_that_is_split_is_work_of_a_device_for_its_own_rows(language):
-    one, four = (loads(fdg.place(language, policies.GPUOnly(), n), cluster(n).target)[0] for n in (1, 4))
+    one, four = (
+        program_works(fdg.place(language, policies.GPUOnly(), n), cluster(n).target)[0] for n in (1, 4)
+    )
     assert four.work.trips == one.work.trips > 1
     assert four.work.total_flops == pytest.approx(one.work.total_flops / 4, rel=0.02)

@@ -7,7 +7,7 @@ import pytest
 
 from fdg import jaxprs
 from fdg.cores import common_cores, share_among, sharing, usable_cores
-from fdg.costs.loads import Target
+from fdg.costs.loads import TargetDevices
 from fdg.lowering.rewriting import Setting, rewrite_all
 from fdg.lowering.tiles import have_a_core_each, tiles_of
 from fdg.placing.policy import Group
@@ -55,9 +55,9 @@ def test_a_loop_that_reads_all_stays_as_it_is():
 def test_devices_have_a_core_each_by_cores_of_the_target(devices, cores, each):
     """A machine with `each` devices of a group of 8 has fewer cores than those, or not."""
     group = Group("all", tuple(range(8)))
-    target = Target("cpu", float(cores) if cores else 1.0, each)
-    assert target.has_a_core_each(group) == (each >= (cores or 1))
-    assert not Target("gpu", 1.0).has_a_core_each(group)
+    target = TargetDevices("cpu", float(cores) if cores else 1.0, each)
+    assert target.uses_all_cores(group) == (each >= (cores or 1))
+    assert not TargetDevices("gpu", 1.0).uses_all_cores(group)
 
 
 def test_processes_that_share_cores_have_their_devices_counted_together(devices):

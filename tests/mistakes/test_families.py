@@ -141,7 +141,7 @@ def test_words_that_a_flag_does_not_take():
         "--seed 0 1 2": "--num-seeds 3 trains 3 agents in one program",
         "--learning-rate 1e-3 1e-4": "--sweep learning_rate=1e-3,1e-4 tries several",
         "--num-steps 64 128": "--optuna N --search num_steps=64,128 tries several",
-        "--env a b": "give one value, and start another run for each other value, and blanks are 'in quotes'",
+        "--env a b": "give one value, and start a run for each further value, and blanks are 'in quotes'",
         "--seed 0,1,2": "'0,1,2' is not an integer: --num-seeds 3",
         "--num-steps [64,128]": "--search num_steps=64,128",
         "--devices cpu": "JAX_PLATFORMS=cpu takes none",

@@ -31,8 +31,8 @@ def count_of(words, cores, devices):
 
 def test_few_environments_stay_on_one_device_and_many_are_split(devices):
     few, many = (count_of(f"{PPO} --num-envs {number}", 2, devices) for number in (4, 8192))
-    assert few[0] == 1 and re.match(r"GPUOnly\(\) on 1 device: .* ms an iteration predicted, ", few[1])
-    assert many[0] == 2 and "times as quick as GPUOnly() on 1 device" in many[1]
+    assert few[0] == 1 and re.match(r"GPUOnly\(\) on 1 device: .* ms per iteration predicted, ", few[1])
+    assert many[0] == 2 and "x as fast as GPUOnly() on 1 device" in many[1]
 
 
 @pytest.mark.parametrize(("agents", "cores", "count"), [(4, 2, 2), (3, 2, 1), (1, 8, 1)])

@@ -190,7 +190,7 @@ def test_best_by_hand():
         ("--optuna 0 --search num_steps=64,128", "at least 1"),
         ("--optuna 3 --search widht=3", "unknown hyperparameter"),
         ("--optuna 3 --search num_steps=a", "is not an integer"),
-        ("--optuna 3 --search num_steps=64 --num-steps 3", "leave one of them out"),
+        ("--optuna 3 --search num_steps=64 --num-steps 3", "leave out one of them"),
         ("--optuna 3 --search lr=1e-3,1e-2 --sweep lr=1e-3", "swept already"),
     ],
 )

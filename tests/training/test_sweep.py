@@ -367,7 +367,7 @@ def test_command(tmp_path, capsys, host_devices):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--sweep learning_rate=1e-3 --lr 1e-3", "leave one of them out"),
+        ("--sweep learning_rate=1e-3 --lr 1e-3", "leave out one of them"),
         ("--sweep", "--sweep takes a value or more: write --sweep NAME=VALUES"),
         ("--sweep num_envs=4,8", "--optuna"),
         ("--sweep lr=x", "not a number"),
