@@ -310,15 +310,16 @@ class Stream:
     def _done(self, kept: Any) -> jax.Array:
         return self._check("done", self.source.done(kept), jax.ShapeDtypeStruct((self.slots,), bool))
 
-    def _check(self, method: str, found: Any, like: Any, only_structure: bool = False) -> Any:
-        """`found`, which a method of the source returned; raises an `FdgError` if it is not like `like`."""
-        found = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), found)
-        if jax.tree.structure(found) == jax.tree.structure(like):
-            pairs = zip(*map(jax.tree.leaves, (found, like)), strict=True)
+    def _check(self, method: str, result: Any, like: Any, only_structure: bool = False) -> Any:
+        """Returns what a method of the source returned; raises an `FdgError` if it is not like `like`."""
+        result = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), result)
+        structures: list[Any] = [jax.tree.structure(result), jax.tree.structure(like)]
+        if structures[0] == structures[1]:
+            pairs = zip(*map(jax.tree.leaves, (result, like)), strict=True)
             if only_structure or all(kind_of(x) == kind_of(y) for x, y in pairs):
-                return found
+                return result
         raise FdgError(
-            f"{type(self.source).__name__}.{method} returns {structure_of(found)}: return what the slots"
+            f"{type(self.source).__name__}.{method} returns {structure_of(result)}: return what the slots"
             f" have, {structure_of(like)}"
         )
 

@@ -19,6 +19,8 @@ from fdg.settings.fields import hyperparameter, require, require_not_negative, r
 from fdg.settings.parts import Part
 from fdg.stream import Stream, StreamState
 
+_MAX_AHEAD = 200  # each iteration draws the problems of this many batches
+
 # Batch axes of a stream's state: its slots.
 _KEPT = StreamState(key=None, clock=None, kept=0, rows=None)  # type: ignore[arg-type]
 
@@ -61,6 +63,7 @@ class Streams(Part):
             " divisor",
         )
         require_not_negative(algorithm, "ahead")
+        require(algorithm, ahead <= _MAX_AHEAD, f"ahead={ahead}: give at most {_MAX_AHEAD} batches")
         require(
             algorithm,
             not ahead or not is_game(env),
@@ -73,13 +76,17 @@ class Streams(Part):
             age is None or (age >= 0 and self.late == "mask"),
             f"max_age={age}: it must be zero or above, and needs late='mask'",
         )
-        if self.late == "mask" and (not ahead or self.order == "prompt"):
+        if self.late == "mask" and (not ahead or (self.order == "prompt" and self.oldest() == ahead)):
             why = "order='prompt', because each batch waits for its own responses: use order='finished'"
             if not ahead:
                 why = "ahead=0, because no response starts early: give ahead=1 (--ahead 1)"
             warnings.warn(
                 f"late='mask' has no effect with {why}, or leave late out", fdg.FdgWarning, stacklevel=2
             )
+
+    def oldest(self) -> int:
+        """The largest age in updates of a token with a weight, if the policy delays no parameters."""
+        return oldest(self.ahead, self.order, self.late, self.max_age)
 
 
 def first_stream(agent: Any, count: int, parameters: Any, key: jax.Array) -> StreamState | tuple[()]:
@@ -123,6 +130,16 @@ def sizes(agent: Any, count: int) -> dict[str, Any]:
         "late": agent.late,
         "group": group,
     }
+
+
+def oldest(ahead: int, order: str, late: str, max_age: int | None) -> int:
+    """The largest age in updates of a token with a weight, if the policy delays no parameters.
+
+    >>> oldest(2, "finished", "mask", 5), oldest(2, "prompt", "mask", 5), oldest(2, "prompt", "mask", 1)
+    (5, 2, 1)
+    """
+    most = ahead if max_age is None else max_age
+    return most if ahead and order == "finished" and late == "mask" else min(most, ahead)
 
 
 def measures(agent: Any, before: Any, after: Any) -> dict[str, jax.Array]:

@@ -50,8 +50,8 @@ def train_main(argv: Sequence[str] | None = None) -> int:
             loop.say(preset_flags.line(name, preset, algo, env_name, follows, steps))
         if job.rounded is not None:
             loop.say(job.rounded)
-        for command_line in job.beyond if distributed.is_first() else ():
-            warnings.warn(command_line, FdgWarning, stacklevel=2)
+        for line in job.unused_setting_messages if distributed.is_first() else ():
+            warnings.warn(line, FdgWarning, stacklevel=2)
         if job.optuna is not None:
             from fdg.commands.search_flags import search_of
             from fdg.training.search import carry_out_search

@@ -141,7 +141,7 @@ class CommandLine:
         algorithm = build_algorithm({**run, **config}, resolver)
         if flags.get("start_from") is not None:
             trust = flags.get("trust", False)
-            algorithm = as_it_begins(algorithm, flags["start_from"], {**config, **values}, trust)
+            algorithm = take_over_fields(algorithm, flags["start_from"], {**config, **values}, trust)
         check_searched(algorithm, run, job_flags.own, resolver)
         names = dict.fromkeys([*(flag.name for flag in job_flags.own), *inherited])  # files may have more
         hyperparameters = {name: to_json(getattr(algorithm, name)) for name in names}

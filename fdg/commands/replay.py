@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algos.rlhf import streaming as sizes_of
+from algos.rlhf import streaming
 from fdg.arguments import quoted
 from fdg.commands.flags import Flag
 from fdg.costs.hardware import Cluster
@@ -186,29 +186,32 @@ def replay(
     warm_up = 2 * (stream.ahead + 1)
     parts = stream.micro_batches
     run = _clock(tuple(sizes.items()), warm_up + iterations)
-    counts, ticks, busy = jax.tree.map(np.asarray, run(lengths.ticks.astype(np.int32), lag))
+    max_age = _NUM_AGES if stream.late == "wait" else stream.ahead if max_age is None else max_age
+    counts = run(lengths.ticks.astype(np.int32), lag, max_age)
+    by_age, num_drawn, ticks, busy = jax.tree.map(np.asarray, counts)
     start = warm_up * parts
-    by_age = counts[start:].sum(axis=0).astype(float)
+    trained_by_age = by_age[start:].sum(axis=0).astype(float)
     num_ticks, busy_slots = int(ticks[-1] - ticks[start - 1]), int(busy[-1] - busy[start - 1])
-    max_counted_age = _NUM_AGES
-    if stream.late == "mask" and stream.order == "finished":
-        max_counted_age = eta(stream.ahead if max_age is None else max_age, lag, parts)
-    trained_by_age = by_age[: max_counted_age + 1]
     return Replay(
         num_ticks * lengths.step / iterations,
         busy_slots / (stream.slots * max(num_ticks, 1)),
         float(np.sum(trained_by_age * np.arange(len(trained_by_age))) / np.sum(trained_by_age)),
         int(np.max(np.flatnonzero(trained_by_age))),
-        float(1 - np.sum(trained_by_age) / np.sum(by_age)),
+        float(1 - np.sum(trained_by_age) / np.sum(num_drawn[start:])),
         float(np.sum(trained_by_age) / max(num_ticks, 1)),
     )
 
 
 @functools.lru_cache(64)
 def _clock(sizes: tuple[tuple[str, Any], ...], iterations: int) -> Any:
-    """A compiled function (ticks of responses, lag) -> (tokens by age, ticks, busy slots) per micro-batch."""
+    """A compiled function of the responses' ticks, the lag, and the largest age of a token with a weight.
 
-    def run(ticks: Any, lag: Any) -> Any:
+    That age is relative to the parameters that generate the micro-batch. Returns for each micro-batch the
+    number of tokens with a weight by their age relative to the newest parameters, the number of all tokens,
+    ticks and busy slots.
+    """
+
+    def run(ticks: Any, lag: Any, max_age: Any) -> Any:
         stream = Stream(_AgeCounter(ticks), **dict(sizes))
         parts = stream.micro_batches
 
@@ -216,11 +219,11 @@ def _clock(sizes: tuple[tuple[str, Any], ...], iterations: int) -> Any:
             iteration = n // parts
             version = jnp.maximum((n - lag) // parts, 0)
             rows, state = stream.take(jnp.float32(0), version, state)
-            ages = jnp.clip(
-                iteration - rows["first"][:, None] - jnp.arange(_NUM_AGES)[None], 0, _NUM_AGES - 1
-            )
-            counts = zeros((_NUM_AGES,), jnp.int32).at[ages].add(rows["drawn"])
-            return state, (counts, state.clock.tick, state.clock.busy)
+            versions, drawn = rows["first"][:, None] + jnp.arange(_NUM_AGES)[None], rows["drawn"]
+            ages = jnp.clip(iteration - versions, 0, _NUM_AGES - 1)
+            weighted = jnp.where(version - versions <= max_age, drawn, 0)
+            by_age = zeros((_NUM_AGES,), jnp.int32).at[ages].add(weighted)
+            return state, (by_age, jnp.sum(drawn), state.clock.tick, state.clock.busy)
 
         takes = jnp.arange(iterations * parts)
         return jax.lax.scan(one, stream.init(jax.random.key(0)), takes)[1]
@@ -249,6 +252,11 @@ def eta(ahead: int, lag: int, micro_batches: int) -> int:
 def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age: int | None = None) -> str:
     """A table of a stream and its alternatives, with the size that limits the stream."""
     ahead, slots, parts = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
+
+    def bound(ahead: int, lag: int = lag) -> int:
+        return eta(streaming.oldest(ahead, sizes["order"], sizes["late"], max_age), lag, parts)
+
+    oldest, masks = bound(ahead, lag=0), sizes["late"] == "mask"
     max_slots = (sizes["batch"] // sizes["micro_batches"] + (ahead + 1) * sizes["batch"]) * sizes["group"]
     variants: dict[str, dict[str, Any]] = {"as given": sizes}
     if ahead:
@@ -287,17 +295,15 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
     elif not ahead:
         limit = f"the longest response of each batch: {limit}"
     elif base.busy < _FULL_SHARE:
-        limit = f"eta = {eta(ahead, lag, parts)}, too small for these lengths: {limit}"
+        limit = f"eta = {bound(ahead)}, too small for these lengths: {limit}"
     is_idle = gain >= 1.05 and base.busy < _FULL_SHARE
     if is_idle and (enough := _sufficient_ahead(lengths, sizes, lag, max_age)) is not None:
-        limit += (
-            f"; ahead={enough} (eta = {eta(enough, lag, parts)}) keeps {_FULL_SHARE:.0%} of the slots busy"
-        )
+        limit += f"; ahead={enough} (eta = {bound(enough)}) keeps {_FULL_SHARE:.0%} of the slots busy"
     return "\n".join(
         [
             f"stream of {slots} slots: responses of {lengths.source}",
-            f"eta = {eta(ahead, lag, parts)} = ahead {ahead} + ceil(lag {lag} / {parts} micro-batches):"
-            " no token is older, in updates",
+            f"eta = {bound(ahead)} = {'ahead' if oldest == ahead else 'max_age'} {oldest} + ceil(lag {lag} /"
+            f" {parts} micro-batches): no token {'with a weight ' * masks}is older, in updates",
             *table(header, rows, range(1, len(header))),
             f"limited by: {limit}",
         ]
@@ -322,7 +328,7 @@ def report_of(algorithm: Any, policy: Any, text: str) -> str:
     folder = Path(text)
     is_run = folder.is_dir()
     lengths = of_run([*read_metrics(folder / "metrics.jsonl")], text) if is_run else parse_lengths(text)
-    sizes = sizes_of.sizes(algorithm, algorithm._candidates)
+    sizes = streaming.sizes(algorithm, algorithm._candidates)
     parts = sizes["micro_batches"]
     lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * parts
     report = stream_report(lengths, sizes, lag, algorithm.max_age)

@@ -144,10 +144,10 @@ def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
 
 
 def _eta(algorithm: Any, plan: fdg.Plan) -> int | None:
-    """The maximum age of a stream's tokens, in updates; None if there is no stream, or it has no lag."""
-    ahead = getattr(without_sweep(algorithm), "ahead", None)
+    """The largest age of a stream's tokens with a weight, in updates; None without a stream or any lag."""
+    stream = getattr(without_sweep(algorithm), "stream_settings", None)
     staleness = 0 if plan.delayed is None else plan.delayed.staleness
-    return ahead + staleness if ahead is not None and (ahead or staleness) else None
+    return stream.oldest() + staleness if stream is not None and (stream.ahead or staleness) else None
 
 
 @dataclasses.dataclass

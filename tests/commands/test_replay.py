@@ -26,23 +26,35 @@ SIZES = {
 
 
 @pytest.mark.parametrize(
-    ("more", "lag"), [({}, 2), ({}, 1), ({"late": "mask"}, 2), ({"late": "mask"}, 3), ({"ahead": 0}, 2)]
+    ("more", "lag", "max_age"),
+    [
+        ({}, 2, None),
+        ({}, 1, None),
+        ({"late": "mask"}, 2, None),
+        ({"late": "mask"}, 3, None),
+        ({"late": "mask", "order": "prompt"}, 1, 0),
+        ({"ahead": 0}, 2, None),
+    ],
 )
-def test_a_replay_is_the_clock_of_the_reference(more, lag):
+def test_a_replay_is_the_clock_of_the_reference(more, lag, max_age):
     lengths, sizes, iterations = parse_lengths("lognormal:6,30"), {**SIZES, **more}, 6
-    found = replay(lengths, sizes, lag, iterations=iterations)
+    found = replay(lengths, sizes, lag, max_age, iterations)
     clock = Clock(Sizes(**sizes), lambda response: int(lengths.ticks[response % len(lengths.ticks)]))
     before = 2 * (sizes["ahead"] + 1)
-    ages, most = [], sizes["ahead"] + math.ceil(lag / 2)
+    ages, kept, most = [], [], sizes["ahead"] if max_age is None else max_age
     for n in range((before + iterations) * 2):
         if n == before * 2:
             start = clock.counts()
-        take = clock.take(max(0, (n - lag) // 2))
+        given = max(0, (n - lag) // 2)
+        take = clock.take(given)
         if n >= before * 2:
-            ages += [n // 2 - version for drawn in take.drawn for _, version in drawn]
+            versions = [version for drawn in take.drawn for _, version in drawn]
+            ages += [n // 2 - version for version in versions]
+            masks = sizes["late"] == "mask"  # counts from the parameters of the take
+            kept += [n // 2 - version for version in versions if not masks or given - version <= most]
     end = clock.counts()
     ticks, busy = (end[name] - start[name] for name in ("ticks", "busy"))
-    kept = [age for age in ages if sizes["late"] == "wait" or age <= most]
+    assert max(kept) <= most + math.ceil(lag / 2)
     assert found.ticks == ticks / iterations
     assert found.busy == pytest.approx(busy / (6 * ticks))
     assert (found.lag, found.oldest) == (pytest.approx(np.mean(kept)), max(kept))
@@ -103,6 +115,22 @@ def test_an_eta_that_is_too_small_is_said_with_the_number_that_fits():
     assert (
         eta == ahead + 1 and replay(lengths, {**SIZES, "slots": 8, "group": 1, "ahead": ahead}, 1).busy >= 0.9
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "max_age", "said"),
+    [
+        (
+            {"ahead": 1, "late": "mask"},
+            4,
+            "eta = 6 = max_age 4 + ceil(lag 3 / 2 micro-batches): no token with",
+        ),
+        ({"ahead": 2, "late": "mask", "order": "prompt"}, 4, "eta = 4 = ahead 2 + "),
+        ({"ahead": 2, "late": "mask", "order": "prompt"}, 0, "eta = 2 = max_age 0 + "),
+    ],
+)
+def test_eta_is_about_tokens_with_a_weight(more, max_age, said):
+    assert said in stream_report(parse_lengths("constant:3"), {**SIZES, **more}, 3, max_age)
 
 
 def test_the_flag_of_a_plan(tmp_path):

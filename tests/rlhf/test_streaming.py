@@ -135,10 +135,20 @@ def test_a_mask_of_what_is_never_late_is_warned_of():
         algos.GRPO(**SMALL, env=envs.make(TASK), group_size=2, late="mask")
 
 
+def test_a_mask_of_younger_tokens_than_those_of_a_batch_has_an_effect(recwarn):
+    fields = {**SMALL, "env": envs.make(TASK), "group_size": 2, "ahead": 2, "late": "mask"}
+    assert algos.GRPO(**fields, max_age=0, order="prompt").stream_settings.oldest() == 0
+    assert algos.GRPO(**fields, max_age=5).stream_settings.oldest() == 5
+    assert not recwarn
+    with pytest.warns(FdgWarning, match="no effect with order='prompt'"):
+        assert algos.GRPO(**fields, max_age=5, order="prompt").stream_settings.oldest() == 2
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
         ({"ahead": -1, "slots": 2}, "ahead=-1: it must be zero or above"),
+        ({"ahead": 10**9}, "ahead=1000000000: give at most 200 batches"),
         ({"micro_batches": 3}, "micro_batches=3 do not divide the 4 prompts of an iteration"),
         ({"micro_batches": 0}, "micro_batches=0"),
         ({"max_age": 1}, "max_age=1: it must be zero or above, and needs late='mask'"),
