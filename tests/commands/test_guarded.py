@@ -106,7 +106,7 @@ def test_whose_presets_a_class_has():
     assert preset_flags.starting_preset(Written, "none", "CartPole-v1", env, {}) is None
     assert preset_flags.starting_preset(Written, None, "CartPole-v1", None, {}) is None
     assert preset_flags.starting_preset(object, None, "CartPole-v1", env, {}) is None
-    with pytest.raises(FdgError, match="--preset minatar: Written has no named presets: omit it"):
+    with pytest.raises(FdgError, match="--preset minatar: Written has no named presets: leave it out"):
         preset_flags.starting_preset(Written, "minatar", "Asterix-MinAtar", env, {})
 
 

@@ -88,7 +88,7 @@ def test_what_is_wrong_with_a_command_is_one_line(install, capsys):
     assert "greeter:nothing is int, not a function" in said["number"]
     assert "it returned 'fine': a command returns its exit status" in said["wrong"]
     assert said["refuses"] == "error: greeting 'x': say hello\n" and said["leaves"] == "no such greeting\n"
-    assert "of greeter 1.5 and other 1.5: uninstall all of them but one" in said["twice"]
+    assert "by greeter 1.5 and other 1.5: uninstall all of them but one" in said["twice"]
     assert "importing other:main fails (SystemExit: bye): install what it needs" in said["ends"]
     main(["--help"])
     shown = capsys.readouterr().out

@@ -78,7 +78,7 @@ def test_a_study_that_was_interrupted_gives_the_same_tables(tmp_path, capsys, mo
     assert main(words) == 2 and "study.json lists no cells" in capsys.readouterr().err
     (tmp_path / "parts" / "study.json").unlink()
     (tmp_path / "parts" / "cells" / cells[0] / "metrics.jsonl").unlink()
-    assert main(words) == 0 and "has lost its metrics.jsonl" in capsys.readouterr().out
+    assert main(words) == 0 and "lacks metrics.jsonl" in capsys.readouterr().out
     file.write_text(ONE.replace("rate = 0.1", "rate = 0.2"))
     capsys.readouterr()
     assert main(words) == 2
@@ -116,12 +116,12 @@ BASE = {"algorithms": ["ppo"], "environments": ["CartPole-v1"], "total_steps": 1
         ({"algorithms": []}, "algorithms = []: give a list of names"),
         ({"environments": ["A", "A"]}, "environments contains A twice: name it once"),
         ({"environments": ["a:b", "a_b"]}, "would both be in a_b-ppo: rename one of them"),
-        ({"total_steps": 0}, "total_steps = 0: give a whole number, at least 1"),
-        ({"total_steps": {"a b": 1}}, "a budget 'a b': name it by letters and digits"),
+        ({"total_steps": 0}, "total_steps = 0: give a whole number of at least 1"),
+        ({"total_steps": {"a b": 1}}, "a budget 'a b': use letters and digits"),
         ({"total_steps": {"short": "x"}}, "total_steps.short = 'x': give a whole number"),
-        ({"seeds": True}, "seeds = True: give a whole number, at least 1"),
+        ({"seeds": True}, "seeds = True: give a whole number of at least 1"),
         ({"settings": {"num_seeds": 3}}, "settings has num_seeds, which a cell cannot set: use seeds"),
-        ({"settings": {"sweep": "x"}}, "say it by fdg train, before a study"),
+        ({"settings": {"sweep": "x"}}, "use fdg train, before a study"),
         ({"settings": 3}, "settings = 3: it must be a table of flags"),
         ({"settings": {"hidden": [[1]]}}, "settings.hidden = [[1]]: give a number, a text"),
         ({"variants": {}}, "variants must be tables, such as [variants.wide]"),

@@ -179,7 +179,7 @@ def test_from_the_command_line(tmp_path, capsys):
     assert train_main(["--config", str(tmp_path)]) == 2
     assert train_main(["--from", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 3 and "--config starts a new one" in said
+    assert said.count("\n") == 3 and "--config starts a new run" in said
 
 
 def test_a_signal_that_arrives_while_the_engine_runs(tmp_path):

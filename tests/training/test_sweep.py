@@ -157,8 +157,8 @@ def test_every_float_is_in_the_program(name):
 @pytest.mark.parametrize(
     ("algorithm", "values", "said"),
     [
-        (small(), {"num_envs": [4, 8]}, "num_envs of PPO is no float"),
-        (small(), {"anneal_learning_rate": [0, 1]}, "is no float"),
+        (small(), {"num_envs": [4, 8]}, "num_envs of PPO is not a float"),
+        (small(), {"anneal_learning_rate": [0, 1]}, "is not a float"),
         (small(), {"learning_rat": [0.1]}, "did you mean 'learning_rate'?"),
         (small("dqn"), {"priority_exponent": [0, 0.5]}, "decides whether there are priorities"),
         (small("dqn"), {"updates_per_step": [0.125, 0.25]}, "decides how often a loop runs"),
@@ -263,7 +263,7 @@ def test_loaded_and_plotted(swept):
         "learning_rate=0.001",
         "learning_rate=0.03",
     ]
-    with pytest.raises(FdgError, match="all its agents together"):
+    with pytest.raises(FdgError, match="a mean over all agents"):
         curves.compare([swept.path], metric="loss")
 
 

@@ -39,7 +39,7 @@ def test_damaged_results_are_not_reported_as_missing(tmp_path):
         best_agents(tmp_path, 4)
     for wrong in ("{}", '{"best": 1}', '{"best": {"agents": []}}', '{"best": {"agents": [4]}}'):
         (tmp_path / "sweep.json").write_text(wrong)
-        with pytest.raises(FdgError, match=r"this sweep has the agents 0 to 3: restore the file$"):
+        with pytest.raises(FdgError, match=r"this sweep has agents 0 to 3: restore the file$"):
             best_agents(tmp_path, 4)
     (tmp_path / "sweep.json").write_text('{"best": {"agents": [1, 3]}}')
     assert best_agents(tmp_path, 4) == [1, 3]
