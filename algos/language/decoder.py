@@ -299,9 +299,9 @@ class Decoder:
         keys, values = [], []
         for i in range(c.num_layers):
             slides = c.sliding_window is not None and i >= c.first_sliding_layer
-            x, k, v = _decode_block(
+            x, k, v = _block(
                 c, base["layers"][str(i)], adapters.get(str(i), {}), x, turn,
-                near if slides else mask, cache.keys[i], cache.values[i], prompts + slot,
+                near if slides else mask, (cache.keys[i], cache.values[i], prompts + slot),
             )  # fmt: skip
             keys.append(k)
             values.append(v)
@@ -394,36 +394,25 @@ def _block(
     x: jax.Array,
     turn: tuple[jax.Array, jax.Array],
     mask: jax.Array,
+    cached: Any = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One block: its output, keys and values [N, K, S, h].
+
+    On whole sequences [N, T, D], `mask` [N, T, T]; or on one token per row [N, 1, D], `mask` [N, S]. The
+    latter is written to `cached`: keys, values, and the column.
+    """
+
+    def placed(new: jax.Array, which: int) -> jax.Array:
+        new = jnp.swapaxes(new, 1, 2)
+        if cached is None:
+            return new
+        return jax.lax.dynamic_update_slice_in_dim(cached[which], new, cached[2], axis=2)
+
     weights, scale = _merged(weights, adapters), _scale(config)
     normed = layers.rms_norm(weights["attention_norm"], x, config.rms_norm_eps)
     q, k, v = layers.heads(config, weights["attention"], normed, turn, scale)
-    k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
-    x = x + layers.linear(weights["attention"]["output"], layers.attend(q, k, v, mask), scale)
-    normed = layers.rms_norm(weights["mlp_norm"], x, config.rms_norm_eps)
-    return x + layers.swiglu(weights["mlp"], normed, scale), k, v
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _decode_block(
-    config: DecoderConfig,
-    weights: Weights,
-    adapters: Weights,
-    x: jax.Array,
-    turn: tuple[jax.Array, jax.Array],
-    mask: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    slot: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One block on one token per row [N, 1, D], which it writes to the cache at `slot`."""
-    weights, scale = _merged(weights, adapters), _scale(config)
-    normed = layers.rms_norm(weights["attention_norm"], x, config.rms_norm_eps)
-    q, k, v = layers.heads(config, weights["attention"], normed, turn, scale)
-    keys = jax.lax.dynamic_update_slice_in_dim(keys, jnp.swapaxes(k, 1, 2), slot, axis=2)
-    values = jax.lax.dynamic_update_slice_in_dim(values, jnp.swapaxes(v, 1, 2), slot, axis=2)
-    x = x + layers.linear(
-        weights["attention"]["output"], layers.attend(q, keys, values, mask[:, None]), scale
-    )
+    keys, values = placed(k, 0), placed(v, 1)
+    heads = layers.attend(q, keys, values, mask if cached is None else mask[:, None])
+    x = x + layers.linear(weights["attention"]["output"], heads, scale)
     normed = layers.rms_norm(weights["mlp_norm"], x, config.rms_norm_eps)
     return x + layers.swiglu(weights["mlp"], normed, scale), keys, values

@@ -128,13 +128,9 @@ def without_padding(
     be split over devices. One trip of a loop computes one packed row of each block; rows that no block needs
     are skipped. The gradient recomputes each trip.
 
-    Args:
-      function: `(tokens [K, T] int32, segments [K, T] int32) -> pytree of [K, T, ...]`. The result for a
-        token may depend on tokens of the same segment only.
-      tokens, segments: [N, T] int32; segments are 1 (or True) for tokens; padding may be anywhere.
-      rows: packed rows computed at once; K is the greatest common divisor of this and N.
-
-    Returns a pytree of [N, T, ...], zero in padding.
+    `function` maps tokens and segments [K, T] int32 to a pytree of [K, T, ...]; the result for a token may
+    depend on tokens of the same segment only. `segments` [N, T] are 1 (or True) for tokens; padding may be
+    anywhere. K is the greatest common divisor of `rows` and N. The result [N, T, ...] is zero in padding.
 
     >>> tokens = jnp.array([[5, 6, 0, 0], [7, 0, 0, 0]])
     >>> without_padding(lambda tokens, segments: 10 * tokens + segments, tokens, tokens > 0, rows=1).tolist()

@@ -103,12 +103,9 @@ def load(
 ) -> tuple[Decoder, Weights]:
     """Loads a decoder and its parameters (float32, on the host) from a Hugging Face directory.
 
-    Args:
-      directory: with `config.json`, and `model.safetensors` or its shards and their index.
-      scores: True for a reward model: see `names`.
-      changes: fields of `DecoderConfig` that the file does not set, such as `dtype`, `remat`, `lora_rank`;
-        with a rank the parameters get new adapters (from `jax.random.key(0)`; `Decoder.with_adapters` takes
-        another key).
+    It has `config.json`, and `model.safetensors` or shards with an index. `scores` is for a reward model:
+    see `names`. `changes` are fields of `DecoderConfig` that the file does not set, such as `dtype`, `remat`,
+    `lora_rank`; with a rank the parameters get new adapters (from `jax.random.key(0)`).
 
     Raises:
       FdgError: no such directory or file, a missing shard, an unsupported architecture, numbers that are not
@@ -258,14 +255,10 @@ def save(
 ) -> None:
     """Writes a directory that Hugging Face's library loads; adapters are merged into their kernels.
 
-    Args:
-      directory: new, or an existing checkpoint to replace; other files in it stay.
-      decoder: the model.
-      parameters: as from `decoder.init`; with `score`, a reward model's: see `names`.
-      shard_bytes: the largest file, unless a single tensor is larger.
-      dtype: of the tensors in the files: "float32", "bfloat16" or "float16".
-      settings: further keys of `config.json`, such as the end token.
-      files: further files by name, such as a tokenizer's.
+    Replaces a checkpoint in the directory; other files in it stay. `parameters` with `score` are a reward
+    model's (see `names`); `shard_bytes` is the largest file, unless a single tensor is larger; `dtype` of the
+    tensors is "float32", "bfloat16" or "float16"; `settings` are further keys of `config.json`, such as the
+    end token, and `files` further files by name, such as a tokenizer's.
 
     Raises:
       FdgError: Hugging Face has no model of this config; the directory cannot be written, or holds adapters,

@@ -175,53 +175,49 @@ class Family(Part):
 
 def check(algorithm: Any) -> None:
     """Checks the values of GRPO and of its objective."""
-    group = algorithm.group_size
-    require(
-        algorithm,
-        group >= 2,
-        f"group_size={group}: responses are compared with each other, so it is at least 2",
-    )
-    wanted = algorithm.objective  # which checks itself
-    for name in ("clip_low", "clip_high", "kl_coefficient", "guard"):
-        value = getattr(wanted, name)
-        require(algorithm, value >= 0, f"{name}={value}: it must be zero or above")
+    wanted, group, size = algorithm.objective, algorithm.group_size, algorithm.dataset_size
+    bound, cap, times = wanted.dual_clip, wanted.correction_cap, wanted.dynamic_sampling
+    actors, clips = algorithm.old_log_prob == "actor", wanted.surrogate == "clip"
+    rules: list[tuple[Any, str]] = [
+        (group >= 2, f"group_size={group}: responses are compared with each other, so it is at least 2"),
+        *(
+            (value >= 0, f"{name}={value}: it must be zero or above")
+            for name in ("clip_low", "clip_high", "kl_coefficient", "guard")
+            for value in (getattr(wanted, name),)
+        ),
+        (cap >= 1, f"correction_cap={cap}: it must be one or above"),
+        (times >= 0, f"dynamic_sampling={times}: it must be zero or above"),
+        (bound is None or bound > 1, f"dual_clip={bound}: it must be above one"),
+        *(
+            (value > 0, f"{name}={value}: it must be above zero")
+            for name in ("gate_positive", "gate_negative")
+            for value in (getattr(wanted, name),)
+        ),
+        (
+            wanted.surrogate != "geometric_mean" or wanted.ratio_level == "token",
+            f"ratio_level={wanted.ratio_level!r}: a geometric mean is over ratios of tokens: use 'token'",
+        ),
+        (
+            algorithm.dual_clip is None or clips,
+            f"dual_clip={bound} has no effect with surrogate={wanted.surrogate!r}: leave it out",
+        ),
+        (
+            not (wanted.correction == "decoupled" and actors),
+            "correction='decoupled' clips ratios over the learner's own policy: use old_log_prob='learner'",
+        ),
+        (
+            algorithm.proximal == "recompute" or (not actors and wanted.kl_in == "loss"),
+            "proximal='interpolate' stands for the learner's own log-probabilities: use"
+            " old_log_prob='learner', and kl_in='loss'",
+        ),
+        (
+            size is None or size >= algorithm._candidates,
+            f"dataset_size={size} is less than the {algorithm._candidates} prompts that an iteration draws",
+        ),
+    ]
     require_within(wanted, 0, 1, "overlong_buffer")
-    cap, times = wanted.correction_cap, wanted.dynamic_sampling
-    require(algorithm, cap >= 1, f"correction_cap={cap}: it must be one or above")
-    require(algorithm, times >= 0, f"dynamic_sampling={times}: it must be zero or above")
-    bound = wanted.dual_clip
-    require(algorithm, bound is None or bound > 1, f"dual_clip={bound}: it must be above one")
-    for name in ("gate_positive", "gate_negative"):
-        value = getattr(wanted, name)
-        require(algorithm, value > 0, f"{name}={value}: it must be above zero")
-    require(
-        algorithm,
-        wanted.surrogate != "geometric_mean" or wanted.ratio_level == "token",
-        f"ratio_level={wanted.ratio_level!r}: a geometric mean is over ratios of tokens: use 'token'",
-    )
-    require(
-        algorithm,
-        algorithm.dual_clip is None or wanted.surrogate == "clip",
-        f"dual_clip={algorithm.dual_clip} has no effect with surrogate={wanted.surrogate!r}: leave it out",
-    )
-    decoupled, actors = wanted.correction == "decoupled", algorithm.old_log_prob == "actor"
-    require(
-        algorithm,
-        not (decoupled and actors),
-        "correction='decoupled' clips ratios over the learner's own policy: use old_log_prob='learner'",
-    )
-    require(
-        algorithm,
-        algorithm.proximal == "recompute" or (not actors and wanted.kl_in == "loss"),
-        "proximal='interpolate' stands for the learner's own log-probabilities: use"
-        " old_log_prob='learner', and kl_in='loss'",
-    )
-    size = algorithm.dataset_size
-    require(
-        algorithm,
-        size is None or size >= algorithm._candidates,
-        f"dataset_size={size} is less than the {algorithm._candidates} prompts that an iteration draws",
-    )
+    for holds, message in rules:
+        require(algorithm, holds, message)
 
 
 # --- rewards and advantages ---
