@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 from jax.sharding import Mesh
 
@@ -154,9 +155,10 @@ def _neutral_element(name: str, aval: Any) -> jax.Array:
     if name not in _EXTREMES:
         return jnp.zeros(aval.shape, aval.dtype)
     lowest = name == "reduce_max"
-    if jnp.issubdtype(aval.dtype, jnp.floating):
+    if jnp.issubdtype(aval.dtype, jnp.floating) and np.isinf(np.asarray(np.inf, aval.dtype)):
         return jnp.full(aval.shape, -jnp.inf if lowest else jnp.inf, aval.dtype)
-    limits = jnp.iinfo(aval.dtype)
+    # Some float8 types have no infinity: it would become NaN.
+    limits: Any = (jnp.finfo if jnp.issubdtype(aval.dtype, jnp.floating) else jnp.iinfo)(aval.dtype)
     return jnp.full(aval.shape, limits.min if lowest else limits.max, aval.dtype)
 
 

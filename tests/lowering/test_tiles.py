@@ -85,7 +85,8 @@ def test_what_tiles_take_and_leave():
         large = error > 1
         some = jax.lax.reduce_max_p.bind(large, axes=(0, 1), out_sharding=None)  # of truth values: left alone
         ends = error.max(), error.min(), jnp.argmax(error, axis=1), error.sum(1), large.sum(), some
-        return gradient, *ends
+        narrow = error.astype(jnp.float8_e4m3fn)  # which has no infinity
+        return gradient, *ends, *(x.astype(jnp.float32) for x in (narrow.max(), narrow.min()))
 
     jaxpr, arguments = traced(function)
     tiled = tiles.tile(jaxpr, [None, 0, 0], 1)
