@@ -200,7 +200,7 @@ def test_the_bounds_of_doubles_are_exact_in_files_too(tmp_path):
 
 def test_files_that_are_in_the_way(run, tmp_path):
     (tmp_path / "config.json").write_text('{"algo": "ppo"}')
-    with pytest.raises(FdgError, match=r"its description would replace .*config.json, which does not describe a policy"):
+    with pytest.raises(FdgError, match=r"its description would replace .*config.json, which does not"):
         run.export(tmp_path / "config.onnx")
     assert (tmp_path / "config.json").read_text() == '{"algo": "ppo"}'
     for name in ("policy.tflite", "policy", "policy.jax.zip"):

@@ -263,7 +263,7 @@ def test_loaded_and_plotted(swept):
         "learning_rate=0.001",
         "learning_rate=0.03",
     ]
-    with pytest.raises(FdgError, match="a mean over all agents"):
+    with pytest.raises(FdgError, match="only as a mean over all agents"):
         curves.compare([swept.path], metric="loss")
 
 
