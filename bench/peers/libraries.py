@@ -1,4 +1,4 @@
-"""Pairs with peers that are libraries: brax's trainer, rejax, sbx, Stable-Baselines3, RLlib."""
+"""Pairs with libraries: brax's trainer, rejax, sbx, Stable-Baselines3, RLlib, Sample Factory."""
 
 from typing import Any
 
@@ -75,10 +75,13 @@ _DQN = (
 )
 _DQN_EQUAL = "a gradient step for 8 environment steps, batches of 128, 64x64"
 _RLLIB = {
+    "algo": "PPO",
     "env": "CartPole-v1",
+    "options": {},
     "num_envs": 64,
     "num_steps": 128,
-    "iterations": 1,
+    "workers": 0,
+    "steps": 8_192,
     "hidden": [64, 64],
     "config": settings(
         "num_epochs=4 minibatch_size=2048 lr=2.5e-4 entropy_coeff=0.01 vf_loss_coeff=0.5 clip_param=0.2"
@@ -86,6 +89,55 @@ _RLLIB = {
     ),
 }
 _TANH = {"activation": "tanh"}
+
+
+def _asynchronous(
+    peer: str, algo: str, at_least: float, ours: str, equal: str, config: dict[str, Any]
+) -> tuple[Pair, ...]:
+    """Beside a peer whose actors and learner take no turns: CartPole, as it is and with steps that sleep."""
+    flags = (
+        f"{ours} --preset none --num-steps 32 --hidden 64 64 --activation tanh --optimizer adam"
+        " --learning-rate 1e-3 --anneal-learning-rate false --entropy-coefficient 0.01 --max-grad-norm 40"
+        " --rings 2 --env-workers 1 --policy single_learner_coarse --staleness 1 --devices 2"
+    )
+    equal = (
+        f"2 processes of 8 environments, 32 steps, one pass over batches of 512, {equal}, 64x64 tanh, Adam"
+    )
+    return tuple(
+        Pair(
+            peer,
+            f"{algo} {env.rpartition(':')[2]}",
+            16,
+            f"--env gymnasium:{env}{query} {flags}",
+            {"algo": algo, "env": env, "options": options, "num_envs": 16, "steps": steps, **config},
+            steps,
+            at_least,
+            equal,
+            peer.replace("-", "_"),
+            continues=True,
+        )
+        for env, query, options, steps in (
+            ("CartPole-v1", "", {}, 20_480),
+            ("bench.peers.sleeping:Sleeping-v0", "?milliseconds=1", {"milliseconds": 1}, 10_240),
+        )
+    )
+
+
+# Its V-trace ends in an error ('AttrDict' object has no attribute 'advantages'), so this is PPO's loss.
+_SAMPLE_FACTORY = (
+    "--algo=APPO --device=cpu --num_workers=2 --num_envs_per_worker=8 --worker_num_splits=2 --rollout=32"
+    " --batch_size=512 --num_batches_per_epoch=1 --num_epochs=1 --with_vtrace=False --ppo_clip_ratio=0.2"
+    " --use_rnn=False --encoder_mlp_layers 64 64 --nonlinearity=tanh --actor_critic_share_weights=False"
+    " --normalize_input=False --normalize_returns=False --learning_rate=1e-3 --max_grad_norm=40"
+    " --exploration_loss_coeff=0.01"
+)
+
+
+def _rllib(algo: str, **more: Any) -> tuple[Pair, ...]:
+    config = settings("lr=1e-3 entropy_coeff=0.01 vf_loss_coeff=0.5 grad_clip=40.0 gamma=0.99", **more)
+    config = {"num_steps": 32, "workers": 2, "hidden": [64, 64], "config": config}
+    return _asynchronous("rllib", algo, 4.0, "--algo impala", "V-trace", config)
+
 
 PAIRS = (
     brax(64, 64, 65_536),
@@ -149,6 +201,16 @@ PAIRS = (
         3.0,
         f"{_DQN_EQUAL}, 8 environments",
     ),
+    *_asynchronous(
+        "sample-factory",
+        "APPO",
+        1.2,
+        "--algo ppo --num-epochs 1 --num-minibatches 1",
+        "clipped ratios, GAE",
+        {"flags": _SAMPLE_FACTORY.split()},
+    ),
+    *_rllib("APPO", use_circular_buffer=False),
+    *_rllib("IMPALA"),
     Pair(
         "rllib", "PPO CartPole-v1", 64, "--env CartPole-v1", _RLLIB, 507_904, 25.0, _PPO_EQUAL, continues=True
     ),

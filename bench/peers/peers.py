@@ -82,5 +82,11 @@ PEERS = {
             "github.com/ray-project/ray",
             with_our_versions=False,
         ),
+        Peer(
+            "sample-factory",
+            ("sample-factory==2.1.1",),
+            "github.com/alex-petrenko/sample-factory",
+            with_our_versions=False,
+        ),
     )
 }

@@ -1,13 +1,15 @@
-"""RLlib's PPO (github.com/ray-project/ray), its environments and learner in one process each.
+"""RLlib's PPO, APPO and IMPALA (github.com/ray-project/ray).
 
-Configuration: `{"env", "num_envs", "num_steps", "iterations", "hidden", "config"}`, the latter for
-`PPOConfig.training`.
+Configuration: `{"algo", "env", "options" of gymnasium.make, "num_envs", "num_steps", "workers", "steps",
+"hidden", "config"}`, the last for `training` of the algorithm's configuration. PPO has no `workers`:
+environments and learner are in one process; APPO and IMPALA step in `workers` processes and learn in another.
+A round ends when `steps` have been sampled in it.
 """
 
+import importlib
 from typing import Any
 
 import ray
-from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from bench.peers.serve import Stopwatch
@@ -15,30 +17,37 @@ from bench.peers.serve import Stopwatch
 
 def prepare(config: dict[str, Any]):
     """Builds the algorithm."""
+    module = importlib.import_module(f"ray.rllib.algorithms.{config['algo'].lower()}")
+    workers = config["workers"]
     with Stopwatch() as watch:
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-        batch = config["num_envs"] * config["num_steps"]
+        ray.init(num_cpus=workers + 2, include_dashboard=False, log_to_driver=False)
         algo = (
-            PPOConfig()
-            .environment(config["env"])
-            .env_runners(num_env_runners=0, num_envs_per_env_runner=config["num_envs"])
+            getattr(module, f"{config['algo']}Config")()
+            .environment(config["env"], env_config=config["options"])
+            .env_runners(
+                num_env_runners=workers,
+                num_envs_per_env_runner=config["num_envs"] // max(1, workers),
+                rollout_fragment_length=config["num_steps"],
+            )
             .rl_module(
                 model_config=DefaultModelConfig(
                     fcnet_hiddens=config["hidden"], fcnet_activation="tanh", vf_share_layers=False
                 )
             )
-            .training(train_batch_size_per_learner=batch, **config["config"])
+            .training(
+                train_batch_size_per_learner=config["num_envs"] * config["num_steps"], **config["config"]
+            )
+            .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=config["steps"])
             .build_algo()
         )
+    before = [0]
 
     def one_round(seed: int) -> dict[str, Any]:
         with Stopwatch() as watch:
-            for _ in range(config["iterations"]):
-                result = algo.train()
-        return {
-            "steps": config["iterations"] * batch,
-            "seconds": watch.seconds,
-            "return": float(result["env_runners"]["episode_return_mean"]),
-        }
+            result = algo.train()
+        sampled = int(result["num_env_steps_sampled_lifetime"])
+        steps, before[0] = sampled - before[0], sampled
+        returned = float(result["env_runners"]["episode_return_mean"])
+        return {"steps": steps, "seconds": watch.seconds, "return": returned}
 
     return one_round, {"compile_seconds": watch.seconds}

@@ -1,0 +1,21 @@
+"""Gymnasium's CartPole with steps that sleep, for both sides: `bench.peers.sleeping:Sleeping-v0`."""
+
+import time
+
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+
+class Sleeping(CartPoleEnv):
+    """CartPole-v1 whose every step takes `milliseconds` more."""
+
+    def __init__(self, milliseconds=1.0, **options):
+        super().__init__(**options)
+        self._seconds = milliseconds / 1e3
+
+    def step(self, action):
+        time.sleep(self._seconds)
+        return super().step(action)
+
+
+gymnasium.register("Sleeping-v0", Sleeping, max_episode_steps=500)
