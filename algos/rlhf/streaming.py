@@ -24,8 +24,6 @@ _MAX_AHEAD = 200  # each iteration draws the problems of this many batches
 # Batch axes of a stream's state: its slots.
 _KEPT = StreamState(key=None, clock=None, kept=0, rows=None)  # type: ignore[arg-type]
 
-_MOST_AHEAD = 200  # as for staleness: the problems of this many batches are made in each iteration
-
 
 @dataclasses.dataclass(frozen=True)
 class Streams(Part):
@@ -54,11 +52,6 @@ class Streams(Part):
         None, "largest age of a token in updates, with late='mask' (None: the value of ahead)"
     )
 
-    @property
-    def oldest(self) -> int:
-        """The largest age in updates of a token with a weight, if the policy delays no parameters."""
-        return oldest(self.ahead, self.order, self.late, self.max_age)
-
     def check_fits(self, algorithm: Any) -> None:
         """Refuses numbers that do not fit prompts or task; warns of what has no effect."""
         require_positive(algorithm, "micro_batches")
@@ -70,7 +63,7 @@ class Streams(Part):
             " divisor",
         )
         require_not_negative(algorithm, "ahead")
-        require(algorithm, ahead <= _MOST_AHEAD, f"ahead={ahead}: give at most {_MOST_AHEAD} batches")
+        require(algorithm, ahead <= _MAX_AHEAD, f"ahead={ahead}: give at most {_MAX_AHEAD} batches")
         require(
             algorithm,
             not ahead or not is_game(env),
@@ -83,7 +76,7 @@ class Streams(Part):
             age is None or (age >= 0 and self.late == "mask"),
             f"max_age={age}: it must be zero or above, and needs late='mask'",
         )
-        if self.late == "mask" and (not ahead or (self.order == "prompt" and self.oldest == ahead)):
+        if self.late == "mask" and (not ahead or (self.order == "prompt" and self.oldest() == ahead)):
             why = "order='prompt', because each batch waits for its own responses: use order='finished'"
             if not ahead:
                 why = "ahead=0, because no response starts early: give ahead=1 (--ahead 1)"
@@ -94,16 +87,6 @@ class Streams(Part):
     def oldest(self) -> int:
         """The largest age in updates of a token with a weight, if the policy delays no parameters."""
         return oldest(self.ahead, self.order, self.late, self.max_age)
-
-
-def oldest(ahead: int, order: str, late: str, max_age: int | None) -> int:
-    """The largest age in updates of a token with a weight, if the policy delays no parameters.
-
-    >>> oldest(2, "finished", "mask", 5), oldest(2, "prompt", "mask", 5), oldest(2, "prompt", "mask", 1)
-    (5, 2, 1)
-    """
-    most = ahead if max_age is None else max_age
-    return most if ahead and order == "finished" and late == "mask" else min(most, ahead)
 
 
 def first_stream(agent: Any, count: int, parameters: Any, key: jax.Array) -> StreamState | tuple[()]:

@@ -185,44 +185,45 @@ def replay(
     stream = Stream(_AgeCounter(lengths.ticks), **sizes)
     warm_up = 2 * (stream.ahead + 1)
     parts = stream.micro_batches
-    run = _clock(tuple(sizes.items()), before + iterations)
-    most = _AGES if stream.late == "wait" else stream.ahead if max_age is None else max_age
-    found = run(lengths.ticks.astype(np.int32), lag, most)
-    counts, drawn, ticks, busy = jax.tree.map(np.asarray, found)
-    start = before * parts
-    kept = counts[start:].sum(axis=0).astype(float)
-    passed, filled = int(ticks[-1] - ticks[start - 1]), int(busy[-1] - busy[start - 1])
+    run = _clock(tuple(sizes.items()), warm_up + iterations)
+    max_age = _NUM_AGES if stream.late == "wait" else stream.ahead if max_age is None else max_age
+    counts = run(lengths.ticks.astype(np.int32), lag, max_age)
+    by_age, num_drawn, ticks, busy = jax.tree.map(np.asarray, counts)
+    start = warm_up * parts
+    trained_by_age = by_age[start:].sum(axis=0).astype(float)
+    num_ticks, busy_slots = int(ticks[-1] - ticks[start - 1]), int(busy[-1] - busy[start - 1])
     return Replay(
-        passed * lengths.step / iterations,
-        filled / (stream.slots * max(passed, 1)),
-        float(np.sum(kept * np.arange(len(kept))) / np.sum(kept)),
-        int(np.max(np.flatnonzero(kept))),
-        float(1 - np.sum(kept) / np.sum(drawn[start:])),
-        float(np.sum(kept) / max(passed, 1)),
+        num_ticks * lengths.step / iterations,
+        busy_slots / (stream.slots * max(num_ticks, 1)),
+        float(np.sum(trained_by_age * np.arange(len(trained_by_age))) / np.sum(trained_by_age)),
+        int(np.max(np.flatnonzero(trained_by_age))),
+        float(1 - np.sum(trained_by_age) / np.sum(num_drawn[start:])),
+        float(np.sum(trained_by_age) / max(num_ticks, 1)),
     )
 
 
 @functools.lru_cache(64)
 def _clock(sizes: tuple[tuple[str, Any], ...], iterations: int) -> Any:
-    """A function of the responses' ticks, the lag and the largest age with a weight, compiled once.
+    """A compiled function of the responses' ticks, the lag, and the largest age of a token with a weight.
 
-    That age is relative to the parameters of the take; returned ones are relative to the newest parameters.
-    Returns the ages of tokens with a weight, the number of all tokens, ticks and busy slots, for each take.
+    That age is relative to the parameters that generate the micro-batch. Returns for each micro-batch the
+    number of tokens with a weight by their age relative to the newest parameters, the number of all tokens,
+    ticks and busy slots.
     """
 
-    def run(ticks: Any, lag: Any, most: Any) -> Any:
-        stream = Stream(_Ages(ticks), **dict(sizes))
+    def run(ticks: Any, lag: Any, max_age: Any) -> Any:
+        stream = Stream(_AgeCounter(ticks), **dict(sizes))
         parts = stream.micro_batches
 
         def one(state: Any, n: Any) -> tuple[Any, Any]:
             iteration = n // parts
             version = jnp.maximum((n - lag) // parts, 0)
             rows, state = stream.take(jnp.float32(0), version, state)
-            since, drawn = rows["first"][:, None] + jnp.arange(_AGES)[None], rows["drawn"]
-            ages = jnp.clip(iteration - since, 0, _AGES - 1)
-            weighed = jnp.where(version - since <= most, drawn, 0)
-            counts = zeros((_AGES,), jnp.int32).at[ages].add(weighed)
-            return state, (counts, jnp.sum(drawn), state.clock.tick, state.clock.busy)
+            versions, drawn = rows["first"][:, None] + jnp.arange(_NUM_AGES)[None], rows["drawn"]
+            ages = jnp.clip(iteration - versions, 0, _NUM_AGES - 1)
+            weighted = jnp.where(version - versions <= max_age, drawn, 0)
+            by_age = zeros((_NUM_AGES,), jnp.int32).at[ages].add(weighted)
+            return state, (by_age, jnp.sum(drawn), state.clock.tick, state.clock.busy)
 
         takes = jnp.arange(iterations * parts)
         return jax.lax.scan(one, stream.init(jax.random.key(0)), takes)[1]
@@ -253,10 +254,10 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
     ahead, slots, parts = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
 
     def bound(ahead: int, lag: int = lag) -> int:
-        return eta(sizes_of.oldest(ahead, sizes["order"], sizes["late"], max_age), lag, parts)
+        return eta(streaming.oldest(ahead, sizes["order"], sizes["late"], max_age), lag, parts)
 
     oldest, masks = bound(ahead, lag=0), sizes["late"] == "mask"
-    most = (sizes["batch"] // sizes["micro_batches"] + (ahead + 1) * sizes["batch"]) * sizes["group"]
+    max_slots = (sizes["batch"] // sizes["micro_batches"] + (ahead + 1) * sizes["batch"]) * sizes["group"]
     variants: dict[str, dict[str, Any]] = {"as given": sizes}
     if ahead:
         num_slots = min(slots, max_slots - (ahead + 1) * sizes["batch"] * sizes["group"])
@@ -292,16 +293,17 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
     if gain < 1.05:
         limit = "the time of a tick itself, since the slots are busy"
     elif not ahead:
-        binds = f"the longest response of each batch: {binds}"
-    elif given.busy < _FULL:
-        binds = f"eta = {bound(ahead)}, too small for these lengths: {binds}"
-    if gain >= 1.05 and given.busy < _FULL and (fits := _fitting(lengths, sizes, lag, max_age)) is not None:
-        binds += f"; ahead={fits} (eta = {bound(fits)}) keeps {_FULL:.0%} of the slots busy"
+        limit = f"the longest response of each batch: {limit}"
+    elif base.busy < _FULL_SHARE:
+        limit = f"eta = {bound(ahead)}, too small for these lengths: {limit}"
+    is_idle = gain >= 1.05 and base.busy < _FULL_SHARE
+    if is_idle and (enough := _sufficient_ahead(lengths, sizes, lag, max_age)) is not None:
+        limit += f"; ahead={enough} (eta = {bound(enough)}) keeps {_FULL_SHARE:.0%} of the slots busy"
     return "\n".join(
         [
             f"stream of {slots} slots: responses of {lengths.source}",
             f"eta = {bound(ahead)} = {'ahead' if oldest == ahead else 'max_age'} {oldest} + ceil(lag {lag} /"
-            f" {parts} micro-batches): no token {'with a weight ' * masks}is more updates old",
+            f" {parts} micro-batches): no token {'with a weight ' * masks}is older, in updates",
             *table(header, rows, range(1, len(header))),
             f"limited by: {limit}",
         ]

@@ -144,13 +144,10 @@ def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
 
 
 def _eta(algorithm: Any, plan: fdg.Plan) -> int | None:
-    """The bound on the age of a stream's tokens with a weight, in updates; None without any lag."""
-    algorithm = without_sweep(algorithm)
-    ahead = getattr(algorithm, "ahead", None)
-    late = 0 if plan.delayed is None else plan.delayed.staleness
-    own = getattr(algorithm, "stream_settings", None)
-    oldest = ahead if own is None else own.oldest
-    return oldest + late if ahead is not None and (ahead or late) else None
+    """The largest age of a stream's tokens with a weight, in updates; None without a stream or any lag."""
+    stream = getattr(without_sweep(algorithm), "stream_settings", None)
+    staleness = 0 if plan.delayed is None else plan.delayed.staleness
+    return stream.oldest() + staleness if stream is not None and (stream.ahead or staleness) else None
 
 
 @dataclasses.dataclass

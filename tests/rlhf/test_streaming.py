@@ -137,11 +137,11 @@ def test_a_mask_of_what_is_never_late_is_warned_of():
 
 def test_a_mask_of_younger_tokens_than_those_of_a_batch_has_an_effect(recwarn):
     fields = {**SMALL, "env": envs.make(TASK), "group_size": 2, "ahead": 2, "late": "mask"}
-    assert algos.GRPO(**fields, max_age=0, order="prompt").stream_settings.oldest == 0
-    assert algos.GRPO(**fields, max_age=5).stream_settings.oldest == 5
+    assert algos.GRPO(**fields, max_age=0, order="prompt").stream_settings.oldest() == 0
+    assert algos.GRPO(**fields, max_age=5).stream_settings.oldest() == 5
     assert not recwarn
     with pytest.warns(FdgWarning, match="no effect with order='prompt'"):
-        assert algos.GRPO(**fields, max_age=5, order="prompt").stream_settings.oldest == 2
+        assert algos.GRPO(**fields, max_age=5, order="prompt").stream_settings.oldest() == 2
 
 
 @pytest.mark.parametrize(
