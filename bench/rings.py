@@ -20,8 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algos.rings import in_parts, of_parts
-from algos.rollout import rollout
+from algos.rollout import in_parts, of_parts, rollout
 from bench.harness import in_turns, parser, seconds
 from envs import Box, Discrete, HostEnvironment, host
 from envs.pools import Transition

@@ -17,36 +17,12 @@ import optax
 
 import fdg
 from algos import presets, registry
-from algos.language.config import DecoderConfig
-from algos.language.decoder import Decoder
-from algos.language.generation import Samples, Sampling
-from algos.language.layers import split_adapters
-from algos.rlhf import requirements, updates
-from algos.rlhf.losses import masked_mean
-from algos.rlhf.requirements import Rows, fitting_sizes
-from algos.rlhf.responses import (
-    Heard,
-    Responses,
-    Speaker,
-    converse,
-    lengths,
-    problems_of,
-    repeated,
-    return_metrics,
-)
-from algos.rlhf.streaming import Rollout
-from algos.values import ClippedOptimizer
-from envs.text import Problem, Prompts, Reward, is_game
-from envs.text.game import checked_reply, checked_sample
-from fdg.settings.fields import (
-    hyperparameter,
-    keep_absolute,
-    require,
-    require_not_negative,
-    require_positive,
-    require_types,
-)
-from fdg.settings.parts import check_parts
+from algos.rlhf.objective import masked_mean, token_weights
+from algos.rlhf.responses import Responses, Rollout, lengths, repeated, scores
+from algos.rlhf.updates import Rows, map_micro_batches
+from envs.text import Problem, Reward, is_game
+from envs.text.game import checked_sample
+from fdg.settings.fields import hyperparameter
 from fdg.settings.presets import HasPresets
 
 

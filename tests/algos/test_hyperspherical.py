@@ -15,8 +15,7 @@ import algos
 import envs
 import fdg
 from algos import layers, networks
-from algos.layers import Trunk, UnitHead, projected, unit
-from algos.values import Layers
+from algos.layers import Layers, Trunk, UnitHead, projected, unit
 
 
 class Block(nn.Module):
