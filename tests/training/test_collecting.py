@@ -170,7 +170,7 @@ def test_a_teacher_that_sees_more_labels_what_a_student_meets(tmp_path):
             {"labels": "MountainCarContinuous-v0"},
             "labels: MountainCarContinuous-v0 has different spaces from Pendulum",
         ),
-        ({"out": "full"}, "full: is not a data set, and not empty: give a new folder, or a data set to add to"),
+        ({"out": "full"}, "full: is not a data set, and not empty: give a new folder, or a data set"),
         ({"out": "other"}, r"other: has observations Box\[2\].*, and Pendulum-v1 has Box\[3\]"),
         ({"out": "file/x"}, "file/x cannot be written"),
         ({"out": "link"}, "link cannot be written: it is a link"),
