@@ -264,7 +264,7 @@ MISTAKES = {
     **{
         f"a sweep of {name}": (
             lambda name=name, values=values: fdg.sweep(ppo(), {name: values}, total_steps=8),
-            f"{name} of PPO is no float",
+            f"{name} of PPO is not a float",
             f"fdg.search(algorithm, {{'{name}': [...]}})",
         )
         for name, values in {
