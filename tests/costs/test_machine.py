@@ -51,7 +51,7 @@ def test_a_calibration_is_used_and_without_one_it_says_so(home):
 
 def test_one_of_another_machine_is_refused(home):
     path = write(calibration(cores=99))
-    with pytest.raises(FdgError, match=r"another machine \(cores 99, here .*fdg.calibrate"):
+    with pytest.raises(FdgError, match=r"another machine \(cores 99; this machine has .*fdg.calibrate"):
         machine.check_machine(machine.read(path), path)
     assert machine.usable_calibration("cpu") is None
 
