@@ -1,9 +1,9 @@
 """Writes sharding constraints for a mesh into a traced program.
 
-`batch.follow` determines what each operation does with the batch axis. Here this becomes sharding
-constraints: borders split their batch, operands that an operation needs whole are gathered before it, and
-batch reductions are replicated. XLA's partitioner then only follows them, in the global view, so no
-constraint can change the results.
+`batch.follow` determines what each operation does with the batch axis. This module turns that into sharding
+constraints: borders split their batch, operands that an operation needs replicated are gathered before it,
+and results of batch reductions are replicated. XLA's partitioner then only follows them, in the global view,
+so no constraint can change the results.
 """
 
 import dataclasses
@@ -33,16 +33,16 @@ from fdg.placing.layout import BATCH, Spec
 from fdg.rowwise import rowwise_p
 
 Dimensions = Mapping[int, tuple[int, ...]]
-"""By the position of an operand or a result."""
+"""Dimensions of operands or results, by position."""
 
 
 def unsplit(step: EquationFlow) -> tuple[Dimensions, Dimensions]:
-    """The dimensions of operands and results that must be replicated, apart from the batch.
+    """The dimensions of operands and of results that must be replicated, apart from the batch.
 
-    With parameters split over `model`, XLA's partitioner handles some dimensions wrongly (jaxlib 0.10.2). A
-    convolution whose windows move over a dimension that is split over `model` alone is summed over all
-    devices, which multiplies it by the rows of the batch. For a reduction with a user-defined function it
-    makes an all-reduce that it cannot compile. Such dimensions are gathered first.
+    With parameters split over `model`, XLA's partitioner handles some dimensions wrongly (jaxlib 0.10.2). If
+    a convolution's windows move over a dimension that is split over `model` only, it sums over all devices,
+    so the result is multiplied by the mesh's size along the batch axis. For a reduction with a user-defined
+    function it emits an all-reduce that it cannot compile. Such dimensions are gathered first.
     """
     eqn = step.eqn
     if step.bodies or step.local:
@@ -51,14 +51,14 @@ def unsplit(step: EquationFlow) -> tuple[Dimensions, Dimensions]:
     match eqn.primitive.name:
         case "conv_general_dilated":
             grouped = max(eqn.params["feature_group_count"], eqn.params["batch_group_count"]) > 1
-            specs = eqn.params["dimension_numbers"]
-            lhs, rhs, out = (tuple(spec if grouped else spec[2:]) for spec in specs)
+            layouts = eqn.params["dimension_numbers"]
+            lhs, rhs, out = (tuple(spec if grouped else spec[2:]) for spec in layouts)
             return {0: lhs, 1: rhs}, {0: out}
         case "reduce":
             return dict.fromkeys(arrays, tuple(eqn.params["dimensions"])), {}
         case name if name.startswith(("reduce_window", "select_and_")):
-            moved = tuple(d for d in range(len(eqn.params["padding"])) if window_covers(eqn, d))
-            return dict.fromkeys(arrays, moved), dict.fromkeys(range(len(eqn.outvars)), moved)
+            dimensions = tuple(d for d in range(len(eqn.params["padding"])) if window_covers(eqn, d))
+            return dict.fromkeys(arrays, dimensions), dict.fromkeys(range(len(eqn.outvars)), dimensions)
     return {}, {}
 
 
@@ -74,12 +74,12 @@ def constrain(
 ) -> ClosedJaxpr:
     """Replaces fragment borders by shardings on the mesh, and makes every collective explicit.
 
-    The result's collectives are those of `exchanges.predict_exchanges(jaxpr, axes, rows, output_axes)`, with
-    the mesh's number of rows; with `specs` also those that XLA adds for sharded parameters. `axes` are the
-    batch axes of its first inputs, and `output_axes` those to reshard its outputs to; None leaves them. The
-    mesh's axis `BATCH` divides the batch of every border. If parameters are sharded, `specs` are those of the
-    first inputs. Then only batch axes are constrained, and parameters are gathered over the batch's mesh axis
-    where they meet; XLA decides the rest.
+    The result has the collectives that `exchanges.predict_exchanges(jaxpr, axes, rows, output_axes)` predicts
+    for the mesh's number of rows; with `specs` also those that XLA adds for sharded parameters. `axes` are
+    the batch axes of the first inputs; outputs are resharded to the batch axes `output_axes`, or left as they
+    are if None. The mesh's axis `BATCH` must divide the batch of every border. If parameters are sharded,
+    `specs` are the specs of the first inputs. Then only batch axes are constrained, and parameters are
+    gathered over the batch axis before operations that combine them with a batch. XLA decides the rest.
     """
     if specs is not None:
         jaxpr = keep_nan(jaxpr)
@@ -91,66 +91,68 @@ def constrain(
 
 
 class _Rewriter:
-    """Rewrites jaxprs with their flows; one that is called from several places is rewritten once."""
+    """Rewrites jaxprs with their flows; a jaxpr that is called from several places is rewritten once."""
 
     def __init__(self, mesh: Mesh, sharded: bool = False):
         self.mesh, self.sharded = mesh, sharded
-        self._known: IdentityCache[tuple[Any, set[Any], list[Spec | None]]] = IdentityCache()
+        self._cache: IdentityCache[tuple[Any, set[Any], list[Spec | None]]] = IdentityCache()
 
     def rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> Any:
         """The jaxpr of a flow with its constraints."""
-        return self._rewritten(flow, specs)[0]
+        return self._cached_rewrite(flow, specs)[0]
 
-    def _rewritten(
+    def _cached_rewrite(
         self, flow: Flow, specs: tuple[Spec | None, ...]
     ) -> tuple[Any, set[Any], list[Spec | None]]:
         """The rewritten jaxpr, the inputs that it constrains, and the specs of its outputs."""
-        return self._known(flow, specs, lambda: self._rewrite(flow, specs))
+        return self._cache(flow, specs, lambda: self._rewrite(flow, specs))
 
     def _rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> tuple[Any, set[Any], list[Spec | None]]:
         equations: list[Any] = []
         axes = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
-        placed: dict[tuple[Any, Axis], Any] = {}  # values that were already gathered or sliced
+        placed: dict[tuple[Any, Axis], Any] = {}  # values that are already gathered or sliced
         current: dict[Any, Any] = {}
-        known: dict[Any, Spec | None] = dict(zip(flow.jaxpr.invars, specs, strict=True))
-        whole_along_batch: dict[Any, Any] = {}  # parameters, gathered over the batch's mesh axis
+        specs_of: dict[Any, Spec | None] = dict(zip(flow.jaxpr.invars, specs, strict=True))
+        gathered_parameters: dict[Any, Any] = {}  # parameters, gathered over the batch's mesh axis
 
         def gather_parameter(atom: Any, value: Any) -> Any:
-            spec = known.get(atom)
+            spec = specs_of.get(atom)
             if spec is None or all(BATCH not in axes for axes in spec):
                 return value
-            if atom not in whole_along_batch:
+            if atom not in gathered_parameters:
                 sharding = NamedSharding(self.mesh, weights.without_batch(spec, len(atom.aval.shape)))
                 equations.append(_constraint_to(sharding, value))
-                whole_along_batch[atom] = equations[-1].outvars[0]
-            return whole_along_batch[atom]
+                gathered_parameters[atom] = equations[-1].outvars[0]
+            return gathered_parameters[atom]
 
-        def constrained(atom: Any, axis: Axis, whole: Sequence[int] = ()) -> Any:
-            equations.append(self._constraint(atom, axis, whole))
+        def add_constraint(atom: Any, axis: Axis, replicated: Sequence[int] = ()) -> Any:
+            equations.append(self._constraint(atom, axis, replicated))
             return equations[-1].outvars[0]
 
         def place(atom: Any, axis: Axis) -> Any:
-            """`atom` split along `axis`."""
+            """Splits `atom` along `axis`."""
             if hasattr(atom, "val") or not atom.aval.shape:
                 return atom
             if (atom, axis) not in placed:
-                # Constrain the producer's own sharding first, so that the reader's side does not change it.
-                # Resharding from one axis to another goes through a gather, the only exchange.
-                made = axes.get(atom)
-                before = made if None in (made, axis) else None
-                whole = () if made is None else (made,)
+                # First constrain the value to its producer's sharding, so that the reader does not change it.
+                # Resharding from one axis to another goes through a gather, which is its only collective.
+                source_axis = axes.get(atom)
+                through = source_axis if None in (source_axis, axis) else None
+                replicated = () if source_axis is None else (source_axis,)
                 placed[atom, axis] = (
-                    pinned(atom) if made == axis else constrained(place(atom, before), axis, whole)
+                    pin(atom)
+                    if source_axis == axis
+                    else add_constraint(place(atom, through), axis, replicated)
                 )
             return placed[atom, axis]
 
-        def pinned(atom: Any) -> Any:
-            """Its sharding as computed, for all readers: the partitioner would use one reader's for all."""
+        def pin(atom: Any) -> Any:
+            """Constrains `atom` to its sharding: otherwise the partitioner may use a reader's for all."""
             if atom not in current:
-                current[atom] = constrained(atom, axes.get(atom))
+                current[atom] = add_constraint(atom, axes.get(atom))
             return current[atom]
 
-        def take(atoms: Sequence[Any], step: EquationFlow | Flow) -> list[Any]:
+        def read(atoms: Sequence[Any], step: EquationFlow | Flow) -> list[Any]:
             operands = [atom if hasattr(atom, "val") else current.get(atom, atom) for atom in atoms]
             for i in step.gathered:
                 operands[i] = place(atoms[i], None)
@@ -158,111 +160,117 @@ class _Rewriter:
                 operands[i] = place(atoms[i], axis)
             return operands
 
-        flow = dataclasses.replace(flow, equations=tuple(map(_alone, flow.equations)))
+        flow = dataclasses.replace(flow, equations=tuple(map(_mark_local, flow.equations)))
         pins = self._pins(flow)
         for atom in flow.jaxpr.invars:
             if atom in pins:
-                pinned(atom)
+                pin(atom)
         for step in flow.equations:
             axes.update(zip(step.eqn.outvars, step.results, strict=True))
-            invars = take(step.eqn.invars, step)
+            invars = read(step.eqn.invars, step)
             for i in weights.gathered_operands(step) if self.sharded else ():
                 invars[i] = gather_parameter(step.eqn.invars[i], invars[i])
-            takes, gives = unsplit(step) if self.sharded else ({}, {})
-            for i, whole in takes.items():
-                invars[i] = constrained(invars[i], step.operands[i], whole)
+            operand_dims, result_dims = unsplit(step) if self.sharded else ({}, {})
+            for i, replicated in operand_dims.items():
+                invars[i] = add_constraint(invars[i], step.operands[i], replicated)
             eqn = step.eqn.replace(invars=invars)
-            opened = jaxprs.bodies(step.eqn) if step.bodies and (self.sharded or not step.local) else ()
-            inner = [
-                self._rewritten(body_flow, weights.inputs(body, step.eqn, known))
-                for body, body_flow in zip(opened, step.bodies, strict=False)
+            bodies = jaxprs.bodies(step.eqn) if step.bodies and (self.sharded or not step.local) else ()
+            rewritten = [
+                self._cached_rewrite(body_flow, weights.body_input_specs(body, step.eqn, specs_of))
+                for body, body_flow in zip(bodies, step.bodies, strict=False)
             ]
             if self.sharded:
-                made = weights.result_specs(step, known, [outputs for *_, outputs in inner])
-                known.update(zip(step.eqn.outvars, made, strict=True))
+                new_specs = weights.result_specs(step, specs_of, [specs for *_, specs in rewritten])
+                specs_of.update(zip(step.eqn.outvars, new_specs, strict=True))
             if eqn.primitive is boundary_p:
-                model = self._constraint(eqn.invars[0], eqn.params["axis"])
-                equations.append(model.replace(outvars=eqn.outvars))
+                equation = self._constraint(eqn.invars[0], eqn.params["axis"])
+                equations.append(equation.replace(outvars=eqn.outvars))
             elif step.local:
-                equations.append(self._localised(eqn, step))
+                equations.append(self._shard_map(eqn, step))
             else:
                 if step.bodies:
-                    eqn = jaxprs.with_new_bodies(eqn, [jaxpr for jaxpr, *_ in inner])
-                which = [
-                    k for k, v in enumerate(eqn.outvars) if _has_shape(v) and (step.reduced or k in gives)
+                    eqn = jaxprs.with_new_bodies(eqn, [jaxpr for jaxpr, *_ in rewritten])
+                positions = [
+                    k
+                    for k, v in enumerate(eqn.outvars)
+                    if _has_shape(v) and (step.reduced or k in result_dims)
                 ]
-                results = {eqn.outvars[k]: core.Var(eqn.outvars[k].aval) for k in which}
+                results = {eqn.outvars[k]: core.Var(eqn.outvars[k].aval) for k in positions}
                 equations.append(eqn.replace(outvars=[results.get(v, v) for v in eqn.outvars]))
-                for k, (old, new) in zip(which, results.items(), strict=True):
-                    end = self._constraint(new, step.results[k], gives.get(k, ()))
-                    equations.append(end.replace(outvars=[old]))
+                for k, (old, new) in zip(positions, results.items(), strict=True):
+                    constraint = self._constraint(new, step.results[k], result_dims.get(k, ()))
+                    equations.append(constraint.replace(outvars=[old]))
             for atom in step.eqn.outvars:
                 if atom in pins:
-                    pinned(atom)
-        outputs = take(flow.jaxpr.outvars, flow)
-        constrains = {v for v in flow.jaxpr.invars if v in current}
-        ends = [None if jaxprs.is_literal(v) else known.get(v) for v in flow.jaxpr.outvars]
-        return flow.jaxpr.replace(eqns=equations, outvars=outputs), constrains, ends
+                    pin(atom)
+        outputs = read(flow.jaxpr.outvars, flow)
+        constrained_inputs = {v for v in flow.jaxpr.invars if v in current}
+        output_specs = [None if jaxprs.is_literal(v) else specs_of.get(v) for v in flow.jaxpr.outvars]
+        return flow.jaxpr.replace(eqns=equations, outvars=outputs), constrained_inputs, output_specs
 
     def _pins(self, flow: Flow) -> set[Any]:
-        """The variables that some reader needs with another sharding than their definition's."""
-        found: set[Any] = set()
-        cut: set[Any] = set()
+        """The variables that a reader needs with a sharding other than their producer's."""
+        pins: set[Any] = set()
+        gathered: set[Any] = set()
         for atoms, step in [(s.eqn.invars, s) for s in flow.equations] + [(flow.jaxpr.outvars, flow)]:
             positions = {*step.gathered, *dict(step.sliced)}
             if isinstance(step, EquationFlow) and not step.local:
-                positions |= set(self._constrained_inside(step))
+                positions |= set(self._operands_constrained_inside(step))
                 if step.eqn.primitive.name == "erf" and step.operands[0] is not None:
-                    positions.add(0)  # for an erf of an erf, XLA gathers the inner one
+                    positions.add(0)  # in erf(erf(x)), XLA would gather the inner erf
                 if step.reduced:  # otherwise XLA may exchange a small operand instead
                     positions |= {i for i, axis in enumerate(step.operands) if axis is not None}
-            found |= {atoms[i] for i in positions if not hasattr(atoms[i], "val")}
-            cut |= {atoms[i] for i in positions if not hasattr(atoms[i], "val") and i in self._whole(step)}
-        # A gathered value that is then sliced may alias its source through any number of operations: XLA
-        # drops a slice of a concatenation that takes a whole part, and calls that return an operand, and
-        # would give the source's other readers the sliced value.
+            pins |= {atoms[i] for i in positions if not hasattr(atoms[i], "val")}
+            gathered |= {
+                atoms[i]
+                for i in positions
+                if not hasattr(atoms[i], "val") and i in self._replicated_operands(step)
+            }
+        # A gathered value that is then sliced may alias its source through any number of operations, since
+        # XLA drops calls that return an operand, and slices of a concatenation that take a whole part. It
+        # would then give the sliced value to the source's other readers.
         for step in reversed(flow.equations):
-            if cut.intersection(step.eqn.outvars):
+            if gathered.intersection(step.eqn.outvars):
                 operands = zip(step.eqn.invars, step.operands, strict=True)
                 results = zip(step.eqn.outvars, step.results, strict=True)
                 whole = {v for v, axis in (*operands, *results) if axis is None and _has_shape(v)}
-                found |= whole
-                cut |= whole
-        return found
+                pins |= whole
+                gathered |= whole
+        return pins
 
-    def _whole(self, step: EquationFlow | Flow) -> set[int]:
-        """The positions of operands that a step reads replicated before something takes a part of them."""
+    def _replicated_operands(self, step: EquationFlow | Flow) -> set[int]:
+        """The positions of operands that a step reads replicated and may take a part of."""
         sliced = set(dict(step.sliced))
         if isinstance(step, Flow):
             return sliced
         return sliced | {i for i, axis in enumerate(step.operands) if axis is None and i not in step.gathered}
 
-    def _constrained_inside(self, step: EquationFlow) -> list[int]:
+    def _operands_constrained_inside(self, step: EquationFlow) -> list[int]:
         """The operands of a call that its body constrains."""
-        found = []
+        positions = []
         if step.trips is None and step.eqn.primitive.name != "cond":
             for body, inner in zip(jaxprs.bodies(step.eqn) if step.bodies else (), step.bodies, strict=True):
-                constrained = self._rewritten(inner, (None,) * len(inner.inputs))[1]
+                constrained = self._cached_rewrite(inner, (None,) * len(inner.inputs))[1]
                 inputs = zip(body.operands, inner.jaxpr.invars, strict=True)
-                found += [i for i, v in inputs if v in constrained and i not in dict(step.sliced)]
-        return found
+                positions += [i for i, v in inputs if v in constrained and i not in dict(step.sliced)]
+        return positions
 
-    def _constraint(self, atom: Any, axis: Axis, whole: Sequence[int] = ()) -> Any:
-        """An equation that splits `atom` along a batch axis and replicates dimensions `whole`."""
+    def _constraint(self, atom: Any, axis: Axis, replicated: Sequence[int] = ()) -> Any:
+        """An equation that splits `atom` along a batch axis and replicates the dimensions `replicated`."""
         aval = atom.aval
         if axis is not None and aval.shape[axis] % self.mesh.shape[BATCH]:
-            axis = None  # no equal parts; the plan ensures that this is no fragment's own batch
+            axis = None  # not divisible; the plan ensures that no fragment's batch comes here
         sharding = batch_sharding(self.mesh, axis)
         if self.sharded:
             entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(aval.shape)
-            for dimension in whole:
+            for dimension in replicated:
                 entries[dimension] = None
             if axis is not None:
                 entries[axis] = BATCH
             sharding = NamedSharding(self.mesh, PartitionSpec(*entries))
         return _constraint_to(sharding, atom)
 
-    def _localised(self, eqn: Any, step: EquationFlow) -> Any:
+    def _shard_map(self, eqn: Any, step: EquationFlow) -> Any:
         """An equation that runs `step` on each device's part by `shard_map`, in tiles if it is marked."""
         count = self.mesh.shape[BATCH]
 
@@ -272,10 +280,10 @@ class _Rewriter:
 
         tiles = tiles_of(step.eqn)
         function = whole if tiles is None else run_tiles(step.bodies[0], count, tiles)
-        # Parameters that a whole function of rows reads stay sharded: XLA handles all axes but the rows.
+        # Parameters that a `rowwise` function reads stay sharded: XLA handles all axes but the batch's.
         stays_split = self.sharded and step.eqn.primitive is rowwise_p
         if stays_split:
-            function = functools.partial(_keeping_nan, function)
+            function = functools.partial(_call_keeping_nan, function)
         run = jax.shard_map(
             function,
             mesh=self.mesh,
@@ -287,7 +295,7 @@ class _Rewriter:
         return jaxprs.as_one(jax.jit(run), eqn.invars, eqn.outvars)
 
 
-def _keeping_nan(function: Callable[..., Any], *parts: Any) -> Any:
+def _call_keeping_nan(function: Callable[..., Any], *parts: Any) -> Any:
     return core.jaxpr_as_fun(keep_nan(jax.make_jaxpr(function)(*parts)))(*parts)
 
 
@@ -296,39 +304,40 @@ def _has_shape(atom: Any) -> bool:
     return not hasattr(atom, "val") and not isinstance(atom, core.DropVar) and bool(atom.aval.shape)
 
 
-def _alone(step: EquationFlow) -> EquationFlow:
-    """Whether each device runs an equation by itself, by `shard_map`.
+def _mark_local(step: EquationFlow) -> EquationFlow:
+    """Marks a step as local if it must run on each device's part, by `shard_map`.
 
-    Tiles: a device sums its tiles before the all-reduce. Extremes of floats: XLA's all-reduce could drop NaN.
+    This holds for tiles, which a device sums before the all-reduce, and for extremes of floats, since XLA's
+    all-reduce could drop NaN.
     """
-    alone = tiles_of(step.eqn) is not None or (step.reduced and may_lose_nan(step.eqn))
-    return dataclasses.replace(step, local=True) if alone else step
+    is_local = tiles_of(step.eqn) is not None or (step.reduced and may_lose_nan(step.eqn))
+    return dataclasses.replace(step, local=True) if is_local else step
 
 
 def replicate_host_results(jaxpr: ClosedJaxpr, mesh: Mesh) -> ClosedJaxpr:
-    """Replicates the results of host calls, which one device gets; otherwise XLA warns if a reader is
-    split."""
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    """Replicates the results of host calls, which one device receives; otherwise XLA warns about readers
+    that are split."""
+    replicated_sharding = NamedSharding(mesh, PartitionSpec())
 
-    def replicated(block: Any, how: None, inside: jaxprs.Inside) -> Iterator[Any]:
+    def replicated(block: Any, context: None, inside: jaxprs.Inside) -> Iterator[Any]:
         for eqn in map(inside, block.eqns):
             results = eqn.outvars if eqn.primitive.name in GIVES_BACK else []
-            there = {v: core.Var(v.aval) for v in results if not isinstance(v, core.DropVar)}
-            yield eqn.replace(outvars=[there.get(v, v) for v in eqn.outvars]) if there else eqn
-            for result, alone in there.items():
-                yield _constraint_to(everywhere, alone).replace(outvars=[result])
+            host_results = {v: core.Var(v.aval) for v in results if not isinstance(v, core.DropVar)}
+            yield eqn.replace(outvars=[host_results.get(v, v) for v in eqn.outvars]) if host_results else eqn
+            for result, host_result in host_results.items():
+                yield _constraint_to(replicated_sharding, host_result).replace(outvars=[result])
 
     return jaxprs.rewrite_blocks(jaxpr, replicated)
 
 
 def _constraint_to(sharding: NamedSharding, atom: Any) -> Any:
     """An equation that gives `atom` a sharding."""
-    model = _constraint_of(sharding, atom.aval.shape, atom.aval.dtype)
-    return model.replace(invars=[atom], outvars=[core.Var(model.outvars[0].aval)])
+    equation = _cached_constraint(sharding, atom.aval.shape, atom.aval.dtype)
+    return equation.replace(invars=[atom], outvars=[core.Var(equation.outvars[0].aval)])
 
 
 @functools.lru_cache(maxsize=4096)
-def _constraint_of(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any) -> Any:
-    """A cached constraint equation: there are thousands of a few kinds, and tracing takes 1 ms."""
-    constrained = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))
-    return constrained(jax.ShapeDtypeStruct(shape, dtype)).eqns[0]
+def _cached_constraint(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any) -> Any:
+    """A constraint equation, cached: tracing takes 1 ms, and programs have thousands of few kinds."""
+    jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))
+    return jaxpr(jax.ShapeDtypeStruct(shape, dtype)).eqns[0]

@@ -1,6 +1,6 @@
-"""Hoists random draws out of loops: the same numbers, drawn for all trips at once.
+"""Hoists random draws out of loops: they are drawn for all trips at once, with the same numbers.
 
-In a loop over keys, one for each trip,
+In a loop over keys, one per trip,
 
     scan 128 trips { x; key: k = split key; u = uniform k[0]; r = uniform k[1]; x = step x u r }
 
@@ -9,30 +9,30 @@ the draws depend only on the keys, not on carried values. They are hoisted and v
     us, rs = for all 128 keys: k = split key; u = uniform k[0]; r = uniform k[1]
     scan 128 trips { x; u, r: x = step x u r }
 
-On a CPU a draw is a loop of small operations, half of the time of a step with few environments; on a GPU each
-is a kernel launch. The bits are the same, since threefry hashes each key by itself; draws of generators that
-depend on the batch of keys stay in the loop.
+On a CPU a draw is a loop of small operations, which take half of the time of a step with few environments; on
+a GPU each operation is a kernel launch. The bits are the same, since threefry hashes each key by itself.
+Draws of generators whose bits depend on the batch of keys stay in the loop.
 """
 
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.hoisting import HoistRule, hoist
 
-# Limits of draws for all trips of a loop; above them, drawing in each trip is faster.
-MOST_BYTES = 64 << 20
+# The limit of the bytes drawn for all trips of a loop; above it, drawing in each trip is faster.
+MAX_BYTES = 64 << 20
 
 _DRAWS = frozenset(
     "random_bits random_split random_fold_in random_gamma random_seed threefry2x32 random_clone".split()
 )
 
 
-_KNOWN: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
+_HOISTED: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 
 def hoist_draws(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Hoists the draws of a program's scans, at any depth.
 
-    A program that was rewritten before is not rewritten again.
+    The result is cached per program.
     """
-    draws = HoistRule("draws", lambda eqn: eqn.primitive.name in _DRAWS, MOST_BYTES)
-    return _KNOWN(jaxpr, MOST_BYTES, lambda: hoist(jaxpr, draws))
+    rule = HoistRule("draws", lambda eqn: eqn.primitive.name in _DRAWS, MAX_BYTES)
+    return _HOISTED(jaxpr, MAX_BYTES, lambda: hoist(jaxpr, rule))

@@ -1,11 +1,11 @@
-"""Loop-invariant code motion out of scans, for the rows of all trips at once.
+"""Hoists operations out of scans, and computes them for the rows of all trips at once.
 
-A `HoistRule` selects operations of a loop's body; they are hoisted with what they depend on, unless that is
-carried.
+A `HoistRule` selects operations of a loop's body. They are hoisted with their dependencies, unless these
+include a carried value.
 
     scan 128 trips { x; row: a = f row; b = expensive a; x = step x a b }
 
-Hoisting `expensive`, with `f row` recomputed in the loop (`again`) or passed to it:
+Hoisting `expensive`, with `f row` recomputed in the loop (`recompute`) or passed to it:
 
     bs = for all 128 rows: expensive (f row)                as = ..., bs = for all 128 rows: ...
     scan 128 trips { x; row, b: ... step x (f row) b } scan 128 trips { x; a, b: x = step x a b }
@@ -26,35 +26,35 @@ class HoistRule(NamedTuple):
     """What to hoist out of loops."""
 
     name: str  # the name of the hoisted call
-    takes: Callable[[Any], bool]  # True if an equation (not a call) is worth hoisting
-    # the most bytes passed to a loop's trips; with `again`, of everything that is hoisted for it
-    most_bytes: int
-    again: bool = False  # recompute in the loop what it needs besides, instead of passing it
-    # whether an equation, and what depends on it, is never hoisted
-    stays: Callable[[Any], bool] = lambda eqn: False
+    selects: Callable[[Any], bool]  # True if an equation (not a call) is worth hoisting
+    # the maximum bytes that are passed to a loop's trips; with `recompute`, of all hoisted values of the loop
+    max_bytes: int
+    recompute: bool = False  # recompute hoisted dependencies that the loop reads too, instead of passing them
+    # True for equations that are never hoisted, nor is what depends on them
+    is_fixed: Callable[[Any], bool] = lambda eqn: False
 
 
 def hoist(jaxpr: ClosedJaxpr, rule: HoistRule) -> ClosedJaxpr:
-    """Hoists operations out of a program's scans, at any depth; in the global view."""
+    """Hoists operations out of a program's scans, at any depth, in the global view."""
 
-    def of_scan(eqn: Any, inside: jaxprs.Inside) -> Any:
+    def rewrite_equation(eqn: Any, inside: jaxprs.Inside) -> Any:
         eqn = inside(eqn)
-        made = _in_two(eqn, rule) if eqn.primitive.name == "scan" and not eqn.effects else None
-        return eqn if made is None else made
+        equations = _hoist_from_scan(eqn, rule) if eqn.primitive.name == "scan" and not eqn.effects else None
+        return eqn if equations is None else equations
 
-    return jaxprs.rewrite(jaxpr, of_scan)
+    return jaxprs.rewrite(jaxpr, rewrite_equation)
 
 
 class _Parts(NamedTuple):
-    """A jaxpr in two parts: hoisted and remaining."""
+    """A jaxpr in two parts: hoisted and remaining equations."""
 
-    early: list[Any]  # equations that depend on no carried value
-    late: list[Any]  # all others, and recomputed ones
-    passed: list[core.Var]  # values of `early` that `late` reads
+    early: list[Any]  # hoisted equations, which depend on no carried value
+    late: list[Any]  # all other equations, and the recomputed ones
+    passed: list[core.Var]  # results of `early` that `late` reads
 
 
-def _in_two(eqn: Any, rule: HoistRule) -> list[Any] | None:
-    """A scan as a call before it and a scan over the call's results; None if nothing is hoisted."""
+def _hoist_from_scan(eqn: Any, rule: HoistRule) -> list[Any] | None:
+    """Rewrites a scan as a call and a scan over the call's results; None if nothing is hoisted."""
     (body,) = jaxprs.bodies(eqn)
     if has_draws_from_the_batch(body.jaxpr):
         return None
@@ -62,58 +62,59 @@ def _in_two(eqn: Any, rule: HoistRule) -> list[Any] | None:
     carried = {i for i, _ in body.carry}
     inputs = body.jaxpr.invars
     parts = _split(body.jaxpr, {*constants, *(v for i, v in enumerate(inputs) if i not in carried)}, rule)
-    if parts is None or body.trips * _bytes(parts, rule.again) > rule.most_bytes:
+    if parts is None or body.trips * _bytes(parts, rule.recompute) > rule.max_bytes:
         return None
-    needed = _read(parts.early, parts.passed)
-    own = [i for i, v in enumerate(inputs) if v in needed]
-    if not any(i in body.sliced for i in own):
+    inputs_read = _variables_read(parts.early, parts.passed)
+    positions = [i for i, v in enumerate(inputs) if v in inputs_read]
+    if not any(i in body.sliced for i in positions):
         return None  # loop-invariant; XLA hoists it itself
-    hoisted = core.jaxpr_as_fun(_closed([inputs[i] for i in own], parts.passed, parts.early, constants))
-    rows = [0 if i in body.sliced else None for i in own]
-    operands = [eqn.invars[i] for i in own]
+    hoisted = core.jaxpr_as_fun(_close([inputs[i] for i in positions], parts.passed, parts.early, constants))
+    in_axes = [0 if i in body.sliced else None for i in positions]
+    operands = [eqn.invars[i] for i in positions]
     try:
-        made = jax.make_jaxpr(jax.vmap(hoisted, in_axes=rows))(*jaxprs.shapes_of(operands))
+        call_body = jax.make_jaxpr(jax.vmap(hoisted, in_axes=in_axes))(*jaxprs.shapes_of(operands))
     except NotImplementedError:
-        return None  # a user's operation without batching rule
-    stacks = [core.Var(aval) for aval in made.out_avals]
-    late = _closed([*inputs, *parts.passed], body.jaxpr.outvars, parts.late, constants)
+        return None  # a user's operation without a batching rule
+    stacks = [core.Var(aval) for aval in call_body.out_avals]
+    loop_body = _close([*inputs, *parts.passed], body.jaxpr.outvars, parts.late, constants)
     return [
-        _call(rule.name, made, operands, stacks),
-        _scan(eqn, late, [*eqn.invars, *stacks], eqn.outvars),
+        _call(rule.name, call_body, operands, stacks),
+        _scan(eqn, loop_body, [*eqn.invars, *stacks], eqn.outvars),
     ]
 
 
 def _split(jaxpr: Any, free: set[Any], rule: HoistRule) -> _Parts | None:
     """Splits a jaxpr into hoisted equations, with their dependencies, and the rest."""
     free = set(free)
-    # with flags: independent of carried values, and worth hoisting
+    # Each with two flags: it is independent of carried values, and it is worth hoisting.
     equations: list[tuple[Any, bool, bool]] = []
     for eqn in jaxpr.eqns:
-        for each in _split_call(eqn, free, rule):
-            known = all(jaxprs.is_literal(v) or v in free for v in each.invars)
-            known = known and not _any(_runs_once_a_trip, each) and not _any(rule.stays, each)
-            if known:
-                free.update(each.outvars)
-            equations.append((each, known, known and _any(rule.takes, each)))
-    wanted: set[Any] = set()
+        for part in _split_call(eqn, free, rule):
+            is_invariant = all(jaxprs.is_literal(v) or v in free for v in part.invars)
+            is_invariant = is_invariant and not _any_inside(_runs_per_trip, part)
+            is_invariant = is_invariant and not _any_inside(rule.is_fixed, part)
+            if is_invariant:
+                free.update(part.outvars)
+            equations.append((part, is_invariant, is_invariant and _any_inside(rule.selects, part)))
+    needed: set[Any] = set()
     early: list[Any] = []
     late: list[Any] = []
-    read = _read((), jaxpr.outvars)  # by the remaining equations, of which recomputed ones are dependencies
-    for each, known, worth in reversed(equations):
-        taken = worth or (known and any(v in wanted for v in each.outvars))
-        if taken:
-            wanted.update(jaxprs.variables(each.invars))
-            early.append(each)
-        if not taken or (rule.again and not worth and any(v in read for v in each.outvars)):
-            read |= _read([each], ())
-            late.append(each)
+    read = _variables_read((), jaxpr.outvars)  # variables that the remaining equations, or the outputs, read
+    for part, is_invariant, is_selected in reversed(equations):
+        is_hoisted = is_selected or (is_invariant and any(v in needed for v in part.outvars))
+        if is_hoisted:
+            needed.update(jaxprs.variables(part.invars))
+            early.append(part)
+        if not is_hoisted or (rule.recompute and not is_selected and any(v in read for v in part.outvars)):
+            read |= _variables_read([part], ())
+            late.append(part)
     if not early:
         return None
     early.reverse()
     late.reverse()
-    left = {v for each in late for v in each.outvars}
-    made = [v for each in early for v in each.outvars if v in read and v not in left]
-    return _Parts(early, late, made)
+    recomputed = {v for part in late for v in part.outvars}
+    passed = [v for part in early for v in part.outvars if v in read and v not in recomputed]
+    return _Parts(early, late, passed)
 
 
 def _split_call(eqn: Any, free: set[Any], rule: HoistRule) -> list[Any]:
@@ -122,46 +123,47 @@ def _split_call(eqn: Any, free: set[Any], rule: HoistRule) -> list[Any]:
         return [eqn]
     (body,) = jaxprs.bodies(eqn)
     pairs = list(zip(body.jaxpr.invars, eqn.invars, strict=True))
-    known = {inner for inner, outer in pairs if jaxprs.is_literal(outer) or outer in free}
-    if len(known) == len(pairs):
+    invariant = {inner for inner, outer in pairs if jaxprs.is_literal(outer) or outer in free}
+    if len(invariant) == len(pairs):
         return [eqn]
     constants = _constants(eqn)
-    parts = _split(body.jaxpr, {*constants, *known}, rule)
+    parts = _split(body.jaxpr, {*constants, *invariant}, rule)
     if parts is None:
         return [eqn]
-    needed = _read(parts.early, parts.passed)
-    inputs = [(inner, outer) for inner, outer in pairs if inner in needed]
+    inputs_read = _variables_read(parts.early, parts.passed)
+    inputs = [(inner, outer) for inner, outer in pairs if inner in inputs_read]
     passed = [core.Var(v.aval) for v in parts.passed]
-    first = _closed([inner for inner, _ in inputs], parts.passed, parts.early, constants)
-    second = _closed([*body.jaxpr.invars, *parts.passed], body.jaxpr.outvars, parts.late, constants)
+    first = _close([inner for inner, _ in inputs], parts.passed, parts.early, constants)
+    second = _close([*body.jaxpr.invars, *parts.passed], body.jaxpr.outvars, parts.late, constants)
     return [
         _call(eqn.params["name"], first, [outer for _, outer in inputs], passed),
         _call(eqn.params["name"], second, [*eqn.invars, *passed], eqn.outvars),
     ]
 
 
-def _any(test: Callable[[Any], bool], eqn: Any) -> bool:
-    """Whether a predicate holds for an equation or any inside it."""
+def _any_inside(test: Callable[[Any], bool], eqn: Any) -> bool:
+    """Whether a predicate holds for an equation or for any equation inside it."""
     return any(map(test, jaxprs.walk([eqn])))
 
 
-def _runs_once_a_trip(eqn: Any) -> bool:
+def _runs_per_trip(eqn: Any) -> bool:
     """Whether an equation must stay in its loop, because batching it could change its results.
 
-    Host callbacks run once per trip in order, and a custom batching rule runs only where the user maps. Under
-    `vmap` both branches of a `cond` run, and a loop in the branch that is not taken might never end.
+    Host callbacks run once per trip in order, and a custom batching rule runs only if the user's code calls
+    `vmap`. Under `vmap` both branches of a `cond` run, and a loop in the unselected branch might never end.
     """
     if eqn.primitive.name == "cond":
-        return _any(lambda each: each.primitive.name == "while", eqn)
-    return bool(eqn.effects) or eqn.primitive.name in _OUTSIDE
+        return _any_inside(lambda inner: inner.primitive.name == "while", eqn)
+    return bool(eqn.effects) or eqn.primitive.name in _FIXED
 
 
-_OUTSIDE = frozenset("pure_callback io_callback debug_callback debug_print ffi_call custom_vmap_call".split())
+_FIXED = frozenset("pure_callback io_callback debug_callback debug_print ffi_call custom_vmap_call".split())
 
 
-def _bytes(parts: _Parts, all_of_it: bool) -> int:
-    made = [v for each in parts.early for v in each.outvars] if all_of_it else parts.passed
-    return sum(jaxprs.bytes_of(v.aval) for v in made)
+def _bytes(parts: _Parts, includes_all: bool) -> int:
+    """The bytes of all hoisted values, or only of those that the loop reads."""
+    variables = [v for eqn in parts.early for v in eqn.outvars] if includes_all else parts.passed
+    return sum(jaxprs.bytes_of(v.aval) for v in variables)
 
 
 def _constants(eqn: Any) -> dict[Any, Any]:
@@ -170,46 +172,46 @@ def _constants(eqn: Any) -> dict[Any, Any]:
     return dict(zip(body.jaxpr.constvars, jaxprs.constants_of(closed), strict=True))
 
 
-def _closed(
+def _close(
     inputs: Sequence[Any], outputs: Sequence[Any], equations: Sequence[Any], constants: Mapping[Any, Any]
 ) -> ClosedJaxpr:
-    """Equations as a closed jaxpr with the constants that they read."""
-    read = _read(equations, outputs)
-    own = [v for v in constants if v in read]
-    return jaxprs.build(inputs, outputs, equations, own, [constants[v] for v in own])
+    """Builds a closed jaxpr of equations, with the constants that they read."""
+    variables = _variables_read(equations, outputs)
+    constvars = [v for v in constants if v in variables]
+    return jaxprs.build(inputs, outputs, equations, constvars, [constants[v] for v in constvars])
 
 
-# A placeholder for a body while its equation is traced: JAX removes results that a body passes through, so
-# the equation would have fewer results than needed.
+# A placeholder for a body while its equation is traced: JAX removes results that a body only passes through,
+# so the traced equation would have too few results.
 _body_p = core.Primitive("body")
 _body_p.multiple_results = True
 _body_p.def_abstract_eval(lambda *_, avals: list(avals))
 
 
-def _stand_in(avals: Sequence[Any]) -> Callable[..., list[Any]]:
+def _placeholder(avals: Sequence[Any]) -> Callable[..., list[Any]]:
     return lambda *operands: _body_p.bind(*operands, avals=tuple(avals))
 
 
 def _call(name: str, body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
     """An equation that calls a jaxpr."""
     avals = [v.aval for v in jaxprs.open_jaxpr(body).outvars]
-    return jaxprs.with_bodies(jaxprs.as_call(_stand_in(avals), name, invars, outvars), [body])
+    return jaxprs.with_bodies(jaxprs.as_call(_placeholder(avals), name, invars, outvars), [body])
 
 
-def _scan(model: Any, late: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
-    """A scan with another body and further scanned inputs."""
-    (body,) = jaxprs.bodies(model)
-    count = len(body.carry)
-    first = len(model.invars) - len(body.sliced) - count
-    one = _stand_in([v.aval for v in body.jaxpr.outvars])
+def _scan(scan: Any, loop_body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
+    """A copy of `scan` with the body `loop_body` and more scanned inputs."""
+    (body,) = jaxprs.bodies(scan)
+    j = len(scan.invars) - len(body.sliced)
+    i = j - len(body.carry)
+    body_placeholder = _placeholder([v.aval for v in body.jaxpr.outvars])
 
     def loop(*operands: Any) -> list[Any]:
-        constants, start, rows = operands[:first], operands[first : first + count], operands[first + count :]
-        return jaxprs.control_flow(model, [lambda values: one(*values)], constants, start, rows)
+        constants, start, rows = operands[:i], operands[i:j], operands[j:]
+        return jaxprs.control_flow(scan, [lambda values: body_placeholder(*values)], constants, start, rows)
 
-    return jaxprs.with_bodies(jaxprs.as_one(loop, invars, outvars), [late])
+    return jaxprs.with_bodies(jaxprs.as_one(loop, invars, outvars), [loop_body])
 
 
-def _read(equations: Iterable[Any], ends: Iterable[Any]) -> set[Any]:
-    """The variables that equations, or outputs, read."""
-    return set(jaxprs.variables([*ends, *(v for each in equations for v in each.invars)]))
+def _variables_read(equations: Iterable[Any], outputs: Iterable[Any]) -> set[Any]:
+    """The variables among `outputs` and the operands of equations."""
+    return set(jaxprs.variables([*outputs, *(v for eqn in equations for v in eqn.invars)]))

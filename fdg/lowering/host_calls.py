@@ -1,14 +1,14 @@
-"""Guards Python callbacks of programs, so that their failures name the fragment.
+"""Guards Python callbacks of programs, so that their errors name the fragment.
 
-A callback that raises ends in 70 lines of JAX's traceback, and one that calls `os._exit` ends silently. Each
-is wrapped in a function that knows its place:
+If a callback raises, JAX prints 70 lines of traceback; if it calls `os._exit`, nothing is printed. So each
+callback is wrapped in a function that knows its fragment:
 
     io_callback[callback=step]  in fragment 'simulate' (environment)
     -> io_callback[callback=Guarded(step, "fragment 'simulate' (environment)")]
     -> HostError: fragment 'simulate' (environment): step raised ValueError: the wheels fell off
 
 Operands, results and effects of equations are unchanged. Guarded functions are equal if the functions and
-their places are, so compiled programs are reused.
+their fragments are equal, so compiled programs are reused.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from fdg.fragment import FragmentMark
 
 _os: Any = os  # `_exit` is replaced while a guarded function runs
 GIVES_BACK = ("io_callback", "pure_callback")
-_CALLS = (*GIVES_BACK, "debug_callback")
+_CALLBACKS = (*GIVES_BACK, "debug_callback")
 BETWEEN = "code between fragments"
 
 LastWords = Callable[[str, int], object]  # (line, status), before `os._exit(status)`
@@ -41,22 +41,22 @@ LastWords = Callable[[str, int], object]  # (line, status), before `os._exit(sta
 def guard(jaxpr: Any, where: str = BETWEEN, last_words: LastWords | None = None) -> Any:
     """Guards all host callbacks of a jaxpr.
 
-    Returns it unchanged if it has none. `where` is the place of code outside of fragments; `last_words` is
-    called if a callback calls `os._exit`, instead of printing the line to standard error.
+    Returns the same jaxpr if it has none. `where` names code outside of fragments in errors. If a callback
+    calls `os._exit`, `last_words` is called with the line that is also printed to standard error.
     """
 
-    def guarded(inside_of: core.Jaxpr, where: str, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
-        for eqn in inside_of.eqns:
+    def guard_equations(block: core.Jaxpr, where: str, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
+        for eqn in block.eqns:
             mark = FragmentMark.of(eqn)
             eqn = inside(eqn, where if mark is None else f"fragment '{mark.name}' ({mark.role})")
-            if eqn.primitive.name in _CALLS and not isinstance(eqn.params["callback"], Guarded):
+            if eqn.primitive.name in _CALLBACKS and not isinstance(eqn.params["callback"], Guarded):
                 avals = eqn.params.get("result_avals")
                 expected = avals and tuple((tuple(aval.shape), str(aval.dtype)) for aval in avals)
                 callback = Guarded(eqn.params["callback"], where, expected, last_words)
                 eqn = eqn.replace(params={**eqn.params, "callback": callback})
             yield eqn
 
-    return jaxprs.rewrite_blocks(jaxpr, guarded, where, traces=False)
+    return jaxprs.rewrite_blocks(jaxpr, guard_equations, where, traces=False)
 
 
 def calls_host(equations: Sequence[core.JaxprEqn]) -> bool:
@@ -69,8 +69,8 @@ class Guarded:
     """A guarded host function."""
 
     callback: Callable[..., Any]  # JAX's flat callback
-    where: str  # its place in errors
-    # shape and dtype of each result; None if it returns nothing
+    where: str  # the fragment, or other place, that errors name
+    # shape and dtype of each result; None if the function returns nothing
     expected: tuple[tuple[tuple[int, ...], str], ...] | None
     last_words: LastWords | None  # see `guard`
 
@@ -81,9 +81,9 @@ class Guarded:
 
     @property
     def who(self) -> str:
-        """The place and the function's name."""
+        """The place and the function's name, for errors."""
         function = self.callback_func
-        if self.expected is None:  # its name is in a closure of JAX
+        if self.expected is None:  # JAX keeps the function's name in a closure
             return f"{self.where}: a function of jax.debug.callback"
         return f"{self.where}: {getattr(function, '__name__', type(function).__name__)}"
 
@@ -91,9 +91,9 @@ class Guarded:
         """Calls the function.
 
         Raises:
-          HostError: it raised, or returned other shapes or dtypes than declared.
+          HostError: the function raised, or returned shapes or dtypes other than declared.
         """
-        with _exits.watched(self):
+        with _exits.watch(self):
             try:
                 results = self.callback(*arguments)
                 arrays = None if self.expected is None else [np.asarray(result) for result in results]
@@ -106,62 +106,64 @@ class Guarded:
         return results
 
     def _check(self, results: Sequence[np.ndarray]) -> None:
+        """Compares the results' shapes and dtypes with the declared ones."""
         assert self.expected is not None
         if len(results) != len(self.expected):
-            raise HostError(f"{self.who} gave {len(results)} arrays, expected {len(self.expected)}")
+            raise HostError(f"{self.who} returned {len(results)} arrays, expected {len(self.expected)}")
         for i, (result, (shape, dtype)) in enumerate(zip(results, self.expected, strict=True)):
-            if result.shape == shape and result.dtype == _dtype(dtype):
+            if result.shape == shape and result.dtype == _parse_dtype(dtype):
                 continue  # fast path: asking JAX takes longer than a step of a small environment
-            found = result.dtype
-            with contextlib.suppress(TypeError):  # of text and objects, for example
-                found = jax.dtypes.canonicalize_dtype(found)  # as JAX does, with or without 64 bits
-            if result.shape != shape or found != dtype:
-                which = "" if len(results) == 1 else f" as result {i}"
+            actual = jax.dtypes.canonicalize_dtype(
+                result.dtype
+            )  # JAX converts it likewise, with or without 64 bits
+            if result.shape != shape or actual != dtype:
+                position = "" if len(results) == 1 else f" as result {i}"
                 raise HostError(
-                    f"{self.who} gave {found}{list(result.shape)}{which}, expected {dtype}{list(shape)}"
+                    f"{self.who} returned {actual}{list(result.shape)}{position}, expected"
+                    f" {dtype}{list(shape)}"
                 )
 
 
 @functools.cache
-def _dtype(name: str) -> np.dtype:
+def _parse_dtype(name: str) -> np.dtype:
     return jnp.dtype(name)  # bfloat16 too; a dtype's `name` property is slow
 
 
 class _Exits:
-    """While guarded functions run, makes `os._exit` print a line."""
+    """While guarded functions run, replaces `os._exit` by a function that first prints a line."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # running calls with their start (`time.monotonic`)
-        self.begun: dict[object, tuple[Guarded, float]] = {}
+        # the running calls and their start times (`time.monotonic`)
+        self.running: dict[object, tuple[Guarded, float]] = {}
         self._exit: Callable[[int], NoReturn] = os._exit
-        self._here = threading.local()
+        self._thread_local = threading.local()
 
     @contextlib.contextmanager
-    def watched(self, call: Guarded) -> Iterator[None]:
-        running = object()
+    def watch(self, call: Guarded) -> Iterator[None]:
+        token = object()
         with self._lock:
-            self.begun[running] = call, time.monotonic()
-            if len(self.begun) == 1:
-                self._exit, _os._exit = os._exit, self._say_and_exit
-        before, self._here.call = getattr(self._here, "call", None), call
+            self.running[token] = call, time.monotonic()
+            if len(self.running) == 1:
+                self._exit, _os._exit = os._exit, self._print_and_exit
+        outer_call, self._thread_local.call = getattr(self._thread_local, "call", None), call
         try:
             yield
         finally:
-            self._here.call = before
+            self._thread_local.call = outer_call
             with self._lock:
-                del self.begun[running]
-                if not self.begun:
+                del self.running[token]
+                if not self.running:
                     _os._exit = self._exit
 
     def slowest(self) -> tuple[str, float] | None:
-        """The call that has been running for longest: its name and seconds; None if none runs."""
+        """The name and seconds of the call that has been running for longest; None if no call runs."""
         with self._lock:
-            first = next(iter(self.begun.values()), None)
-        return None if first is None else (first[0].who, time.monotonic() - first[1])
+            longest = next(iter(self.running.values()), None)
+        return None if longest is None else (longest[0].who, time.monotonic() - longest[1])
 
-    def _say_and_exit(self, status: int) -> NoReturn:
-        call, self._here.call = getattr(self._here, "call", None), None
+    def _print_and_exit(self, status: int) -> NoReturn:
+        call, self._thread_local.call = getattr(self._thread_local, "call", None), None
         if call is not None:
             line = f"{call.who} called os._exit({status})"
             with contextlib.suppress(Exception):

@@ -13,18 +13,18 @@ from fdg.batch.rules.result import Axis
 from fdg.fragment import boundary_p
 from fdg.rowwise import trace_rows
 
-_GROUPS = ("feature_group_count", "batch_group_count")  # of convolutions
+_GROUP_COUNTS = ("feature_group_count", "batch_group_count")  # of convolutions
 
 
 class Local:
-    """Evaluates operations on one of `count` parts of the batch; reductions give that part's share."""
+    """Evaluates operations on one of `count` parts of the batch; reductions give that part's summand."""
 
     def __init__(self, count: int, index: Callable[[], Any]):
         self.count = count
-        self.index = index  # index of the part, `() -> int32`, for slicing replicated values
+        self.index = index  # returns the index of the part (int32), for slicing replicated values
 
     def step(self, step: EquationFlow, values: list[Any]) -> list[Any]:
-        """The part of an equation's results, from the parts (or wholes) of its operands."""
+        """The part of an equation's results, from its operands: parts, or whole if replicated."""
         if step.bodies:
             return list(self._bodies(step, values))
         eqn = step.eqn
@@ -50,30 +50,31 @@ class Local:
     def _bodies(self, step: EquationFlow, values: list[Any]) -> list[Any]:
         constants = map(jaxprs.constants_of, jaxprs.closed_bodies(step.eqn))
         functions: list[Callable] = [
-            functools.partial(self.flow, flow, own) for flow, own in zip(step.bodies, constants, strict=True)
+            functools.partial(self.flow, flow, consts)
+            for flow, consts in zip(step.bodies, constants, strict=True)
         ]
         if step.eqn.primitive.name == "while":
             test, body = functions
-            functions = _until_all_are_done(test, body, values, len(step.results))
+            functions = _loop_until_all_done(test, body, values, len(step.results))
         return jaxprs.run_bodies(step.eqn, functions, values)
 
     def _shape(self, shape: Sequence[int], axis: Axis) -> tuple[int, ...]:
         return tuple(n // self.count if i == axis else n for i, n in enumerate(shape))
 
     def _parts(self, values: Sequence[Any], sliced: Sequence[tuple[int, int]]) -> list[Any]:
-        """Values, with some of them sliced along an axis."""
+        """The values, each replaced by its part if `sliced` names an axis for it."""
         axes = dict(sliced)
         return [self.part(x, axes.get(i)) for i, x in enumerate(values)]
 
     def part(self, x: Any, axis: Axis) -> Any:
-        """The part of an array that is split along an axis."""
+        """This part of an array, split along an axis; the array itself for None."""
         if axis is None:
             return x
         size = x.shape[axis] // self.count
         return jax.lax.dynamic_slice_in_dim(x, self.index() * size, size, axis)
 
     def _parameters(self, step: EquationFlow) -> dict[str, Any]:
-        """An operation's parameters, with lengths divided by the number of parts."""
+        """An operation's parameters, with lengths of the batch axis divided by the number of parts."""
         params, axis, result = step.eqn.params, step.operands[0], step.results[0]
         match step.eqn.primitive.name:
             case "broadcast_in_dim":
@@ -84,8 +85,8 @@ class Local:
                 return {**params, "limit_indices": self._shape(params["limit_indices"], axis)}
             case "dynamic_slice":
                 return {**params, "slice_sizes": self._shape(params["slice_sizes"], axis)}
-            case "conv_general_dilated" if step.operands[1] is not None:  # its groups are split
-                return {**params, **{k: max(params[k] // self.count, 1) for k in _GROUPS}}
+            case "conv_general_dilated" if step.operands[1] is not None:  # the groups are split
+                return {**params, **{k: max(params[k] // self.count, 1) for k in _GROUP_COUNTS}}
             case "gather" if axis not in params["dimension_numbers"].operand_batching_dims:
                 return {**params, "slice_sizes": self._shape(params["slice_sizes"], axis)}
             case "rowwise":
@@ -97,21 +98,23 @@ class Local:
         return params
 
 
-def _until_all_are_done(test: Callable, body: Callable, values: Sequence[Any], count: int) -> list[Callable]:
+def _loop_until_all_done(
+    condition: Callable, body: Callable, values: Sequence[Any], count: int
+) -> list[Callable]:
     """Condition and body of a while loop of `count` carried values whose predicate may be per row."""
 
     def unfinished(operands: list[Any]) -> list[Any]:
-        return [jnp.any(test(operands)[0])]
+        return [jnp.any(condition(operands)[0])]
 
-    def one(operands: list[Any]) -> list[Any]:
+    def step(operands: list[Any]) -> list[Any]:
         carried = operands[len(operands) - count :]
-        constants = values[: len(values) - len(operands)]  # of the test
-        (predicate,) = test([*constants, *carried])
-        after = body(operands)
+        constants = values[: len(values) - len(operands)]  # the condition's
+        (predicate,) = condition([*constants, *carried])
+        results = body(operands)
         if not predicate.ndim:
-            return after
+            return results
         # In a loop from vmap, finished rows are unchanged.
-        rows = [jax.lax.broadcast_in_dim(predicate, x.shape, tuple(range(predicate.ndim))) for x in after]
-        return [jax.lax.select(*each) for each in zip(rows, after, carried, strict=True)]
+        rows = [jax.lax.broadcast_in_dim(predicate, x.shape, tuple(range(predicate.ndim))) for x in results]
+        return [jax.lax.select(*xs) for xs in zip(rows, results, carried, strict=True)]
 
-    return [unfinished, one]
+    return [unfinished, step]

@@ -14,7 +14,7 @@ SEED = "seed"  # the axis of a mesh of independent agents
 
 
 def mesh_of(devices: Sequence[Any], axes: Sequence[tuple[str, int]]) -> Mesh:
-    """A mesh with these axis names and sizes, in the devices' order."""
+    """A mesh with the given axis names and sizes, in the devices' order."""
     names, sizes = zip(*axes, strict=True)
     grid = np.array(devices, dtype=object).reshape(sizes)
     return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
@@ -26,7 +26,7 @@ def make_mesh(devices: Sequence[jax.Device], axis: str = BATCH) -> Mesh:
 
 
 def group_mesh(group: Group, devices: Sequence[jax.Device]) -> Mesh:
-    """The mesh of a group, out of all of the engine's devices: one axis, or two if it shards parameters."""
+    """The mesh of a group, whose devices are positions in `devices`: two axes if it shards parameters."""
     return mesh_of([devices[i] for i in group.devices], group.mesh)
 
 
@@ -36,12 +36,12 @@ def is_of_cpus(mesh: Mesh) -> bool:
 
 
 def batch_sharding(mesh: Mesh, axis: int | None) -> NamedSharding:
-    """Split along `axis` over the mesh's batch axis; replicated if None."""
+    """The sharding that splits `axis` over the mesh's batch axis; replicated if None."""
     return NamedSharding(mesh, PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH))
 
 
 def partition_spec(spec: Spec) -> PartitionSpec:
-    """A layout's axes as a `PartitionSpec`."""
+    """A layout's spec as a `PartitionSpec`."""
     return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in spec))
 
 

@@ -34,7 +34,7 @@ from fdg.lowering.hoisting import HoistRule, hoist
 from fdg.rowwise import rowwise
 
 _LOOPS = ("scan", "while", "cond")
-MOST_BYTES = 8 << 20  # of values computed ahead for all trips of a loop; they should fit into a cache
+MAX_BYTES = 8 << 20  # limit of the values hoisted out of a loop, for all trips; they should fit into a cache
 _ZERO_BITS = 7  # a popcount is at most 64, so shifting it right by 7 gives 0
 
 
@@ -55,8 +55,8 @@ def hoist_batch_reductions(
 ) -> ClosedJaxpr:
     """Hoists batch reductions that are loop-invariant out of loops: one collective for all trips.
 
-    For instance, the mean and deviation of each minibatch's advantages need one collective, not one in each
-    trip. Takes the arguments of `in_order`.
+    For instance, the mean and deviation of each minibatch's advantages need one collective, not one per trip.
+    Takes the arguments of `in_order`.
     """
     flow = follow(jaxpr, axes, devices, output_axes)  # one flow serves many numbers of devices
     return _HOISTED(flow, None, lambda: _hoist_reductions(jaxpr, flow))
@@ -69,14 +69,21 @@ def _hoist_reductions(jaxpr: ClosedJaxpr, flow: Flow) -> ClosedJaxpr:
     steps = list(_steps(flow))
     sums = {id(step.eqn) for step in steps if step.reduced and step.eqn.primitive.name.startswith("reduce_")}
     # Hoisting other collectives, such as those that shuffle samples, would run them twice.
-    others = {id(s.eqn) for s in steps if s.gathered or s.agreed or (s.reduced and id(s.eqn) not in sums)}
-    taker = HoistRule(
-        "sums", lambda eqn: id(eqn) in sums, MOST_BYTES, again=True, stays=lambda eqn: id(eqn) in others
+    collectives = {
+        id(s.eqn) for s in steps if s.gathered or s.agreed or (s.reduced and id(s.eqn) not in sums)
+    }
+    rule = HoistRule(
+        "sums",
+        lambda eqn: id(eqn) in sums,
+        MAX_BYTES,
+        recompute=True,
+        is_fixed=lambda eqn: id(eqn) in collectives,
     )
-    return hoist(jaxpr, taker) if sums else jaxpr
+    return hoist(jaxpr, rule) if sums else jaxpr
 
 
 def _steps(flow: Flow) -> Iterator[EquationFlow]:
+    """Yields the equations of a flow, at any depth."""
     for step in flow.equations:
         yield step
         for body in step.bodies:
@@ -92,7 +99,7 @@ def _has_inner_collectives(flow: Flow) -> bool:
 
 
 def _overlaps_later(step: EquationFlow) -> bool:
-    """Whether it has a loop or branch with collectives, during which XLA runs later operations."""
+    """Whether a step has a loop or branch with collectives, during which XLA may run later operations."""
     return any(map(_has_inner_collectives, step.bodies)) and (
         step.eqn.primitive.name in _LOOPS
         or any(_overlaps_later(inner) for body in step.bodies for inner in body.equations)
@@ -103,37 +110,38 @@ class _CollectiveStep:
     """An equation with a collective, and the variables that depend on it."""
 
     def __init__(self, step: EquationFlow, read: set[Any]):
-        # whether XLA runs later operations while this equation runs
+        # True if XLA may run later operations while this equation runs
         self.overlaps_later = _overlaps_later(step)
         # results that later equations may wait for, each with its batch axis
         self.results = _awaitable_results(step, read)
         self.behind: set[Any] = set(step.eqn.outvars)  # all variables that depend on one of its results
 
     def reaches(self, atoms: Iterable[Any]) -> bool:
+        """Whether one of these values depends on the collective."""
         return any(not jaxprs.is_literal(v) and v in self.behind for v in atoms)
 
 
 def _awaitable_results(step: EquationFlow, read: set[Any]) -> list[tuple[Any, Axis]]:
-    """Results of a step that others can wait for; for a loop a single one, which changes in each trip.
+    """The results of a step that later steps can wait for; for a loop, one that changes in each trip.
 
-    Prefers floats, so as not to take the loop's counter. Skips unread results: XLA would compute them only
-    for this.
+    Prefers floats to integers, such as the loop's counter. Skips results that no equation reads: XLA would
+    compute them only for the dependency.
     """
-    found = zip(step.eqn.outvars, step.results, strict=True)
-    possible = [(v, axis) for v, axis in found if v in read and _can_wait(v)]
+    results = zip(step.eqn.outvars, step.results, strict=True)
+    candidates = [(v, axis) for v, axis in results if v in read and _can_wait(v)]
     if step.eqn.primitive.name not in _LOOPS:
-        return possible
-    replaced = _changed_results(step).values()
+        return candidates
+    changed = _changed_results(step).values()
 
     def rank(result: tuple[Any, Axis]) -> tuple[bool, bool, int]:
         v, axis = result
         return axis is not None, not jax.numpy.issubdtype(v.aval.dtype, jnp.floating), jaxprs.bytes_of(v.aval)
 
-    return sorted((result for result in possible if result[0] in replaced), key=rank)[:1]
+    return sorted((result for result in candidates if result[0] in changed), key=rank)[:1]
 
 
 def _changed_results(step: EquationFlow) -> dict[int, Any]:
-    """A loop's results that change, by the position of their initial operand; of a branch, all results."""
+    """A loop's results that change, by the position of their initial operand; all results of a branch."""
     body = jaxprs.bodies(step.eqn)[-1]
     if step.eqn.primitive.name == "cond":
         return {len(step.operands) + j: v for j, v in enumerate(step.eqn.outvars)}
@@ -141,60 +149,68 @@ def _changed_results(step: EquationFlow) -> dict[int, Any]:
     return {body.operands[i]: step.eqn.outvars[j] for i, j in body.carry if results[j] is not inner[i]}
 
 
-def _order_collectives(flow: Flow, how: None, inside: jaxprs.Inside) -> list[Any]:
+def _order_collectives(flow: Flow, context: None, inside: jaxprs.Inside) -> list[Any]:
     """The equations of a flow, with dependencies between their collectives."""
     equations: list[Any] = []
     atoms = [*flow.jaxpr.outvars, *(v for eqn in flow.jaxpr.eqns for v in eqn.invars)]
     read = set(jaxprs.variables(atoms))
-    before: list[_CollectiveStep] = []  # the last loop with collectives, and later collectives
+    earlier: list[_CollectiveStep] = []  # the last loop with collectives, and later collectives
     for step in flow.equations:
         eqn = inside(step.eqn, blocks=step.bodies) if step.bodies else step.eqn
         collective = _CollectiveStep(step, read) if _has_collectives(step) else None
         if collective is not None:
-            awaited = [each for each in before if each.overlaps_later or collective.overlaps_later]
-            eqn = eqn.replace(invars=_awaiting(step, eqn.invars, awaited, equations))
-        for each in before:
-            if each.reaches(step.eqn.invars) or (collective is not None and each in awaited):
-                each.behind.update(step.eqn.outvars)
+            awaited = [other for other in earlier if other.overlaps_later or collective.overlaps_later]
+            eqn = eqn.replace(invars=_make_dependent(step, eqn.invars, awaited, equations))
+        for other in earlier:
+            if other.reaches(step.eqn.invars) or (collective is not None and other in awaited):
+                other.behind.update(step.eqn.outvars)
         equations.append(eqn)
         if collective is not None:
-            before = [collective] if collective.overlaps_later else [*before, collective]
+            earlier = [collective] if collective.overlaps_later else [*earlier, collective]
     return equations
 
 
-def _awaiting(
+def _make_dependent(
     step: EquationFlow, operands: Sequence[Any], awaited: Sequence[_CollectiveStep], equations: list[Any]
 ) -> list[Any]:
-    """A step's operands, made to depend on the awaited steps; appends the equations for that."""
+    """Makes a step's operands depend on the awaited steps; appends the equations that do so."""
     operands = list(operands)
-    split = [i for i, axis in enumerate(step.operands) if axis is not None] + [*step.gathered]
-    possible = [i for i, v in enumerate(operands) if not jaxprs.is_literal(v) and _can_wait(v)]
-    if step.eqn.primitive.name in _LOOPS:  # a loop starts when its last operand is ready, so one is enough
-        replaced = [i for i in possible if i in _changed_results(step)] or possible
-        late = [each for each in awaited if not each.reaches(operands)]
-        waiting = dict.fromkeys(sorted(replaced, key=lambda i: jaxprs.bytes_of(operands[i].aval))[:1], late)
+    split_operands = [i for i, axis in enumerate(step.operands) if axis is not None] + [*step.gathered]
+    candidates = [i for i, v in enumerate(operands) if not jaxprs.is_literal(v) and _can_wait(v)]
+    if step.eqn.primitive.name in _LOOPS:  # it starts when all operands are ready: one dependency is enough
+        changed = [i for i in candidates if i in _changed_results(step)] or candidates
+        unreached = [collective for collective in awaited if not collective.reaches(operands)]
+        dependencies = dict.fromkeys(
+            sorted(changed, key=lambda i: jaxprs.bytes_of(operands[i].aval))[:1], unreached
+        )
     else:
-        waiting = {i: [m for m in awaited if not m.reaches([operands[i]])] for i in possible if i in split}
-    for i, late in waiting.items():
+        dependencies = {
+            i: [other for other in awaited if not other.reaches([operands[i]])]
+            for i in candidates
+            if i in split_operands
+        }
+    for i, unreached in dependencies.items():
         axis = step.operands[i] if i not in step.gathered else None
         results = [
             result
-            for each in late
-            for result in each.results
+            for collective in unreached
+            for result in collective.results
             if _can_depend_locally(operands[i], axis, *result)
         ]
         if results:
-            names = (operands[i], *(v for v, _ in results))
-            (model,) = _wait_for_jaxpr(
-                tuple(jaxprs.shapes_of(names)), (axis, *(of for _, of in results))
+            atoms = (operands[i], *(v for v, _ in results))
+            (equation,) = _wait_for_jaxpr(
+                tuple(jaxprs.shapes_of(atoms)),
+                (axis, *(result_axis for _, result_axis in results)),
             ).eqns
-            made = core.Var(operands[i].aval)
-            equations.append(model.replace(invars=names, outvars=[made]))
-            operands[i] = made
+            dependent = core.Var(operands[i].aval)
+            equations.append(equation.replace(invars=atoms, outvars=[dependent]))
+            operands[i] = dependent
     return operands
 
 
 def _can_wait(v: Any) -> bool:
+    """Whether a dependency can be attached to an array: it is not empty, and a number or a random key."""
     return v.aval.size > 0 and (
         _is_key(v.aval) or not jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended)
     )
@@ -205,7 +221,8 @@ def _is_key(x: Any) -> bool:
 
 
 def _can_depend_locally(v: Any, axis: Axis, result: Any, result_axis: Axis) -> bool:
-    """Whether a value can depend on a result locally: it is replicated, or split into as many rows."""
+    """Whether a value can depend on a result without a collective: the result is replicated, or both are
+    split along axes of equal length."""
     if result_axis is None:
         return True
     return axis is not None and v.aval.shape[axis] == result.aval.shape[result_axis]
@@ -214,8 +231,8 @@ def _can_depend_locally(v: Any, axis: Axis, result: Any, result_axis: Axis) -> b
 @functools.lru_cache(maxsize=256)
 def _wait_for_jaxpr(shapes: tuple[Any, ...], axes: tuple[Axis, ...]) -> Any:
     """A jaxpr of one equation that calls `wait_for`; with `rowwise` if a result is split over devices."""
-    alone = all(axis is None for axis in axes[1:])
-    waits = jax.jit(wait_for) if alone else rowwise(wait_for, in_axes=axes, out_axes=axes[0])
+    all_replicated = all(axis is None for axis in axes[1:])
+    waits = jax.jit(wait_for) if all_replicated else rowwise(wait_for, in_axes=axes, out_axes=axes[0])
     return jaxprs.open_jaxpr(jax.make_jaxpr(waits)(*shapes))
 
 
@@ -231,18 +248,18 @@ def wait_for(x: jax.Array, *dependencies: jax.Array) -> jax.Array:
         return jax.random.wrap_key_data(
             wait_for(jax.random.key_data(x), *dependencies), impl=jax.random.key_impl(x)
         )
-    nothing = functools.reduce(jnp.bitwise_or, map(_zero_from, dependencies))
-    # Not zeros: XLA would drop the dependency of an `x` that is zero, such as a loop's counter.
-    return lax.select(nothing == 0, x, lax.broadcast(nothing.astype(x.dtype), x.shape))
+    zero = functools.reduce(jnp.bitwise_or, map(_zero_from, dependencies))
+    # Not a constant zero: XLA would simplify a select between equal values if `x` is zero (a loop's counter).
+    return lax.select(zero == 0, x, lax.broadcast(zero.astype(x.dtype), x.shape))
 
 
 def _zero_from(array: jax.Array) -> jax.Array:
     """Zero, computed from an array: the number of set bits of its first element, shifted right by 7."""
     array = jax.random.key_data(array) if _is_key(array) else array
-    one = lax.reshape(lax.slice(array, [0] * array.ndim, [1] * array.ndim), ())
-    if jnp.issubdtype(one.dtype, jnp.floating):
-        one = lax.bitcast_convert_type(one, f"uint{8 * one.dtype.itemsize}")
-    elif jnp.issubdtype(one.dtype, jnp.complexfloating):
-        one = lax.bitcast_convert_type(one.real, f"uint{4 * one.dtype.itemsize}")
-    bits = lax.population_count(one.astype(jnp.uint32))
+    element = lax.reshape(lax.slice(array, [0] * array.ndim, [1] * array.ndim), ())
+    if jnp.issubdtype(element.dtype, jnp.floating):
+        element = lax.bitcast_convert_type(element, f"uint{8 * element.dtype.itemsize}")
+    elif jnp.issubdtype(element.dtype, jnp.complexfloating):
+        element = lax.bitcast_convert_type(element.real, f"uint{4 * element.dtype.itemsize}")
+    bits = lax.population_count(element.astype(jnp.uint32))
     return lax.shift_right_logical(bits, jnp.uint32(_ZERO_BITS))

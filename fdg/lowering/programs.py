@@ -1,9 +1,9 @@
-"""Lowering: from a graph and a plan to functions that XLA compiles, one for each program.
+"""Lowering: turns a graph and a plan into functions that XLA compiles, one per program.
 
-Fragments that share their devices become one program. The traced code stays as it is, in the global view;
-only its fragment borders change, from an identity to a sharding constraint that splits the declared batch
-axis over the group's devices. XLA's partitioner derives the rest and inserts the collectives, so a policy
-cannot change the mathematics.
+Fragments that share their devices become one program. The traced code is unchanged, in the global view; only
+its fragment borders change, from an identity to a sharding constraint that splits the declared batch axis
+over the group's devices. XLA's partitioner derives the other shardings and inserts the collectives, so a
+policy cannot change the mathematics.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from fdg.lowering.draws import hoist_draws
 from fdg.lowering.extremes import keep_nan
 from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, is_of_cpus, layout_sharding, make_mesh
 from fdg.lowering.rewriting import Setting, rewrite_all
-from fdg.lowering.tiles import have_a_core_each
+from fdg.lowering.tiles import uses_all_cores
 from fdg.placing.layout import Layout, Spec
 from fdg.placing.plans import Plan
 from fdg.placing.policy import Group
@@ -37,64 +37,65 @@ class TrainingLoop:
     """A training loop as one program, for any number of iterations."""
 
     # `(leaves, iterations, rows) -> (leaves, buffers)`: the state's leaves after `iterations` (int32, at
-    # most `rows`), and a buffer `[rows, ...]` for each metric, with its first `iterations` rows written.
-    # Metrics that are random keys are stored as their words (uint32).
+    # most `rows`), and a buffer `[rows, ...]` per metric, with its first `iterations` rows written. Metrics
+    # that are random keys are stored as their words (uint32).
     run: Callable[[list, jax.Array, int], tuple[list, list]]
-    shardings: list[NamedSharding]  # of the leaves
-    buffer_sharding: NamedSharding  # of every buffer
-    count_sharding: NamedSharding  # of the number of iterations
+    shardings: list[NamedSharding]  # the shardings of the leaves
+    buffer_sharding: NamedSharding  # the sharding of every buffer
+    count_sharding: NamedSharding  # the sharding of the number of iterations
 
 
 def lower_shared(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     """The program of a plan whose fragments share all devices."""
     (group,), graph = plan.groups, plan.graph
     mesh = group_mesh(group, devices)
-    split = by_position(plan.sharded, group.name)
-    specs = [split[i].spec if i in split else None for i in range(len(graph.state_axes))]
+    layouts = by_position(plan.sharded, group.name)
+    specs = [layouts[i].spec if i in layouts else None for i in range(len(graph.state_axes))]
     axes = graph.state_axes, graph.output_axes
     iterate = core.jaxpr_as_fun(on_mesh(graph.jaxpr, mesh, *axes, specs if group.shards else None))
     shardings = [
-        layout_sharding(mesh, split.get(i) or Layout.of_batch(leaf.shape, axis, group.mesh))
+        layout_sharding(mesh, layouts.get(i) or Layout.of_batch(leaf.shape, axis, group.mesh))
         for i, (axis, leaf) in enumerate(zip(graph.state_axes, jax.tree.leaves(graph.state), strict=True))
     ]
     if group.shards:  # an iteration's results must have the shardings of its inputs
         iterate = _with_stable_shardings(iterate, shardings)
-    everywhere = batch_sharding(mesh, None)
+    replicated = batch_sharding(mesh, None)
     metrics = jax.tree.leaves(graph.metrics)
 
     def run(leaves: list, iterations: jax.Array, rows: int) -> tuple[list, list]:
         return _run_iterations(iterate, leaves, _buffers(metrics, rows), iterations)
 
-    return TrainingLoop(run, shardings, everywhere, everywhere)
+    return TrainingLoop(run, shardings, replicated, replicated)
 
 
 def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
-    """The program of several agents, a few at a time on each device (`placing.agents_per_device`).
+    """The program of several agents; each device vmaps a few at a time (`placing.agents_per_device`).
 
-        128 agents on a GPU     all mapped together: one program of large operations
-        128 agents on a core    8 mapped together for all iterations of a call; then the next 8
+        128 agents on a GPU     all vmapped together: one program of large operations
+        128 agents on a core    8 vmapped together for all iterations of a call; then the next 8
 
-    Agents are independent, except for the exchanges of a population (`graph.between_agents`): these are
-    stepped together.
+    Agents are independent, except in a population (`graph.between_agents`): its agents exchange after an
+    iteration, so all of them run one iteration before the next.
     """
     graph, mesh = plan.graph, make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
-    split, record, everywhere = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
+    split, record, replicated = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
     assert plan.together is not None
-    here, together = plan.agents_here, plan.together
+    num_agents, together = plan.agents_here, plan.together
     agent = core.jaxpr_as_fun(
         rewrite_one_agent(graph.jaxpr, graph.state_axes, graph.output_axes, together, mesh)
     )
     if graph.between_agents is None:
         iterate = mapped(agent, together, together)
-    else:  # in step
+    else:  # all agents run an iteration, then exchange
         state = own_state(graph.state)
         axis = SEED if mesh.size > 1 else None
         iterate = exchanging(
-            mapped(agent, here, together), state, graph.state_axes, graph.between_agents, axis
+            mapped(agent, num_agents, together), state, graph.state_axes, graph.between_agents, axis
         )
-        together = here
+        together = num_agents
     metrics = [
-        jax.ShapeDtypeStruct((here, *metric.shape), metric.dtype) for metric in jax.tree.leaves(graph.metrics)
+        jax.ShapeDtypeStruct((num_agents, *metric.shape), metric.dtype)
+        for metric in jax.tree.leaves(graph.metrics)
     ]
 
     def run(leaves: list, iterations: jax.Array, rows: int) -> tuple[list, list]:
@@ -102,14 +103,14 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
             def some(leaves: list, buffers: list, first: Any) -> tuple[list, list]:
                 return _run_iterations(iterate, leaves, buffers, iterations, first)
 
-            return in_chunks(some, here, together)(leaves, _buffers(metrics, rows))
+            return in_chunks(some, num_agents, together)(leaves, _buffers(metrics, rows))
 
         return jax.shard_map(
-            all_here, mesh=mesh, in_specs=(split, everywhere), out_specs=(split, record), check_vma=False
+            all_here, mesh=mesh, in_specs=(split, replicated), out_specs=(split, record), check_vma=False
         )(leaves, iterations)
 
     shardings = [NamedSharding(mesh, split)] * len(graph.state_axes)
-    return TrainingLoop(run, shardings, NamedSharding(mesh, record), NamedSharding(mesh, everywhere))
+    return TrainingLoop(run, shardings, NamedSharding(mesh, record), NamedSharding(mesh, replicated))
 
 
 def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[jax.Device]) -> ClosedJaxpr:
@@ -128,22 +129,22 @@ def rewrite_one_agent(
     together: int,
     mesh: Mesh,
 ) -> ClosedJaxpr:
-    """One agent's program, rewritten for a mesh whose axis is the agents (`prepare_for_vmap`)."""
+    """Rewrites one agent's program for a mesh over which agents are split (`prepare_for_vmap`)."""
     return prepare_for_vmap(
-        jaxpr, together, Setting(axes, 1, output_axes, is_of_cpus(mesh), have_a_core_each(mesh))
+        jaxpr, together, Setting(axes, 1, output_axes, is_of_cpus(mesh), uses_all_cores(mesh))
     )
 
 
 def prepare_for_vmap(jaxpr: ClosedJaxpr, together: int, setting: Setting) -> ClosedJaxpr:
-    """Rewrites one agent's program: if it is to be mapped (`together > 1`), only hoists its random draws."""
+    """Rewrites one agent's program; if it will be vmapped (`together > 1`), only hoists its random draws."""
     return hoist_draws(jaxpr) if together > 1 else rewrite_all(jaxpr, setting)
 
 
 def vmapped_program(jaxpr: ClosedJaxpr, agents: int, together: int) -> ClosedJaxpr:
-    """A traced program of one agent, mapped over several, `together` at a time."""
+    """A traced program of one agent, vmapped over several, `together` at a time."""
     shapes = jaxprs.shapes_of(jaxprs.open_jaxpr(jaxpr).invars)
-    several = [jax.ShapeDtypeStruct((agents, *x.shape), x.dtype) for x in shapes]
-    return jax.make_jaxpr(mapped(core.jaxpr_as_fun(jaxpr), agents, together))(*several)
+    batched_shapes = [jax.ShapeDtypeStruct((agents, *x.shape), x.dtype) for x in shapes]
+    return jax.make_jaxpr(mapped(core.jaxpr_as_fun(jaxpr), agents, together))(*batched_shapes)
 
 
 def in_chunks(
@@ -151,9 +152,9 @@ def in_chunks(
 ) -> Callable[[list, list], tuple[list, list]]:
     """A training loop for all agents of a device, which runs them in chunks of `together` agents by `run`.
 
-    `run` maps `(leaves, buffers, first)` to `(leaves, buffers)`: leaves `[together, ...]`; it writes the
-    entries from agent `first` on into `buffers` `[rows, agents, ...]`. `together` divides `agents`, those of
-    the device.
+    `run` maps `(leaves, buffers, first)` to `(leaves, buffers)`: leaves are `[together, ...]`, and it writes
+    the entries from agent `first` on into `buffers` `[rows, agents, ...]`. `together` must divide `agents`,
+    the number of agents on the device.
     """
     if together == agents:
         return lambda leaves, buffers: run(leaves, buffers, 0)
@@ -161,10 +162,11 @@ def in_chunks(
     def chunk(i: jax.Array, carry: tuple[list, list]) -> tuple[list, list]:
         leaves, buffers = carry
         first = i * together
-        mine = [jax.lax.dynamic_slice_in_dim(x, first, together) for x in leaves]
-        mine, buffers = run(mine, buffers, first)
+        chunk_leaves = [jax.lax.dynamic_slice_in_dim(x, first, together) for x in leaves]
+        chunk_leaves, buffers = run(chunk_leaves, buffers, first)
         leaves = [
-            jax.lax.dynamic_update_slice_in_dim(x, new, first, 0) for x, new in zip(leaves, mine, strict=True)
+            jax.lax.dynamic_update_slice_in_dim(x, new, first, 0)
+            for x, new in zip(leaves, chunk_leaves, strict=True)
         ]
         return leaves, buffers
 
@@ -172,22 +174,22 @@ def in_chunks(
 
 
 def _with_stable_shardings(iterate: Callable, shardings: Sequence[NamedSharding]) -> Callable:
-    """An iteration whose output leaves have the shardings of its inputs."""
+    """Wraps an iteration so that its output leaves have the shardings of its input leaves."""
 
-    def kept(*leaves):
+    def constrained(*leaves):
         results = iterate(*leaves)
-        ends = jax.lax.with_sharding_constraint(list(results[: len(shardings)]), list(shardings))
-        return [*ends, *results[len(shardings) :]]
+        new_leaves = jax.lax.with_sharding_constraint(list(results[: len(shardings)]), list(shardings))
+        return [*new_leaves, *results[len(shardings) :]]
 
-    return kept
+    return constrained
 
 
 def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
     """One program of a schedule, and its arguments.
 
-    The program returns one more uint8. Block on it to wait for the program: its other results may have been
-    donated to the next program by then. Programs of one device are lowered without shardings
-    (`Program.roams`).
+    The program returns an additional uint8, the last result. Block on it to wait for the program: its other
+    results may have been donated to the next program by then. Programs of one device are lowered without
+    shardings (`Program.roams`).
     """
     inputs = [value.variable for value in call.inputs]
     outputs = [value.variable for value in call.outputs]
@@ -203,8 +205,8 @@ def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.Shap
     shapes, donated = [value_shape(mesh, value) for value in call.inputs], tuple(sorted(call.donated))
     if mesh.size == 1:
         return jax.jit(program, donate_argnums=donated), shapes
-    ends = [layout_sharding(mesh, value.laid_out) for value in call.outputs]
-    shardings = (*ends, batch_sharding(mesh, None))
+    output_shardings = [layout_sharding(mesh, value.laid_out) for value in call.outputs]
+    shardings = (*output_shardings, batch_sharding(mesh, None))
     return jax.jit(program, donate_argnums=donated, out_shardings=shardings), shapes
 
 
@@ -220,18 +222,19 @@ def on_mesh(
     output_axes: Sequence[int | None],
     specs: Sequence[Spec | None] | None,
 ) -> ClosedJaxpr:
-    """A traced program on a mesh: rewritten and constrained.
+    """Rewrites a traced program for a mesh, and adds sharding constraints if it has several devices.
 
     If parameters are sharded, `specs` are the shardings of inputs without a batch axis.
     """
-    kind = is_of_cpus(mesh), have_a_core_each(mesh)
-    jaxpr = rewrite_all(jaxpr, Setting(input_axes, mesh.size, output_axes, *kind, sharded=specs is not None))
+    flags = is_of_cpus(mesh), uses_all_cores(mesh)
+    jaxpr = rewrite_all(jaxpr, Setting(input_axes, mesh.size, output_axes, *flags, sharded=specs is not None))
     if mesh.size == 1:
         return jaxpr
     return sharding.constrain(jaxpr, mesh, input_axes, output_axes, specs)
 
 
 def _buffers(metrics: Sequence[Any], rows: int) -> list[jax.Array]:
+    """A buffer `[rows, ...]` of zeros per metric."""
     words = [keys.words_shape(metric.shape, metric.dtype) for metric in metrics]
     return [jnp.zeros((rows, *row.shape), row.dtype) for row in words]
 
@@ -239,7 +242,7 @@ def _buffers(metrics: Sequence[Any], rows: int) -> list[jax.Array]:
 def _run_iterations(
     iterate: Callable, leaves: list, buffers: list, iterations: jax.Array, first: Any = 0
 ) -> tuple[list, list]:
-    """Runs `iterations` iterations; returns the leaves, and the metric buffers with a row for each iteration.
+    """Runs `iterations` iterations; returns the leaves, and the metric buffers with a row per iteration.
 
     For a chunk of agents, rows are written from agent `first` on.
     """
@@ -247,20 +250,20 @@ def _run_iterations(
     def unfinished(carry: Any) -> jax.Array:
         return carry[0] < iterations
 
-    def one(carry: Any) -> Any:
+    def step(carry: Any) -> Any:
         i, leaves, buffers = carry
         results = iterate(*leaves)
-        leaves, made = list(results[: len(leaves)]), results[len(leaves) :]
+        leaves, metrics = list(results[: len(leaves)]), results[len(leaves) :]
         buffers = [
-            _with_row(buffer, keys.words(row), i, first) for buffer, row in zip(buffers, made, strict=True)
+            _with_row(buffer, keys.words(row), i, first) for buffer, row in zip(buffers, metrics, strict=True)
         ]
         return i + 1, leaves, buffers
 
-    _, leaves, buffers = jax.lax.while_loop(unfinished, one, (jnp.int32(0), list(leaves), buffers))
+    _, leaves, buffers = jax.lax.while_loop(unfinished, step, (jnp.int32(0), list(leaves), buffers))
     return leaves, buffers
 
 
 def _with_row(buffer: jax.Array, row: jax.Array, i: jax.Array, first: Any) -> jax.Array:
-    """The buffer with row `i`, or a part of it from `first` on, replaced."""
-    start = [jnp.asarray(at, jnp.int32) for at in (i, first, *[0] * buffer.ndim)[: buffer.ndim]]
+    """Writes row `i` of a buffer, or the part of it that starts at agent `first`."""
+    start = [jnp.asarray(index, jnp.int32) for index in (i, first, *[0] * buffer.ndim)[: buffer.ndim]]
     return jax.lax.dynamic_update_slice(buffer, jnp.expand_dims(row, 0), start)

@@ -1,4 +1,4 @@
-"""The rewrites of a program before sharding constraints, all in the global view and without a mesh.
+"""The rewrites of a program before it gets sharding constraints, in the global view and without a mesh.
 
 The cost model applies them too, so it sees the same program as the compiler.
 """
@@ -15,51 +15,55 @@ from fdg.lowering.ordering import hoist_batch_reductions, in_order
 from fdg.lowering.tiles import tile
 from fdg.lowering.transposing import transpose_weight_gradients
 
-_DRAWN: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
+_WITHOUT_DRAWS: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 
 class Setting(NamedTuple):
-    """What a program is rewritten for."""
+    """The devices and batch axes that a program is rewritten for."""
 
-    axes: Sequence[Axis]  # the batch axes of its first inputs; others are replicated
+    axes: Sequence[Axis]  # the batch axes of the first inputs; the other inputs are replicated
     devices: int  # the number of devices that split the batch
-    output_axes: Sequence[Axis] | None  # the batch axes to reshard its outputs to; None to leave them
+    output_axes: Sequence[Axis] | None  # the batch axes to reshard the outputs to; None to leave them
     on_cpu: bool
-    a_core_each: bool  # whether there are at least as many devices as cores (`tiles.have_a_core_each`)
-    sharded: bool = False  # whether parameters are sharded, so that XLA chooses collectives
+    uses_all_cores: bool  # True if there are at least as many devices as cores (`tiles.have_a_core_each`)
+    sharded: bool = False  # True if parameters are sharded, so that XLA chooses collectives
 
 
-def _without_draws(jaxpr: ClosedJaxpr, _: Setting) -> ClosedJaxpr:
-    # Without dead code, which would make ordering keep unused values.
-    return _DRAWN(jaxpr, None, lambda: jaxprs.without_dead_code(hoist_draws(jaxpr)))
+def _hoist_all_draws(jaxpr: ClosedJaxpr, _: Setting) -> ClosedJaxpr:
+    # Dead code is removed, because ordering would keep unused values.
+    return _WITHOUT_DRAWS(jaxpr, None, lambda: jaxprs.without_dead_code(hoist_draws(jaxpr)))
 
 
 PASSES: dict[str, tuple[Callable[[Setting], bool], Callable[[ClosedJaxpr, Setting], ClosedJaxpr]]] = {
-    "draws ahead of loops": (lambda on: True, _without_draws),
+    "draws ahead of loops": (lambda setting: True, _hoist_all_draws),
     "sums ahead of loops": (
-        lambda on: on.devices > 1 and not on.sharded,
-        lambda jaxpr, on: hoist_batch_reductions(jaxpr, on.axes, on.devices, on.output_axes),
+        lambda setting: setting.devices > 1 and not setting.sharded,
+        lambda jaxpr, setting: hoist_batch_reductions(
+            jaxpr, setting.axes, setting.devices, setting.output_axes
+        ),
     ),
     "gradients in tiles": (
-        lambda on: not on.sharded and (on.a_core_each or (on.on_cpu and on.devices > 1)),
-        lambda jaxpr, on: tile(jaxpr, on.axes, on.devices, on.a_core_each),
+        lambda setting: (
+            not setting.sharded and (setting.uses_all_cores or (setting.on_cpu and setting.devices > 1))
+        ),
+        lambda jaxpr, setting: tile(jaxpr, setting.axes, setting.devices, setting.uses_all_cores),
     ),
     "weight gradients transposed": (
-        lambda on: on.on_cpu and not on.sharded,
-        lambda jaxpr, on: transpose_weight_gradients(jaxpr),
+        lambda setting: setting.on_cpu and not setting.sharded,
+        lambda jaxpr, setting: transpose_weight_gradients(jaxpr),
     ),
     "exchanges in order": (
-        lambda on: on.on_cpu and on.devices > 1 and not on.sharded,
-        lambda jaxpr, on: in_order(jaxpr, on.axes, on.devices, on.output_axes),
+        lambda setting: setting.on_cpu and setting.devices > 1 and not setting.sharded,
+        lambda jaxpr, setting: in_order(jaxpr, setting.axes, setting.devices, setting.output_axes),
     ),
 }
-"""The passes in order: the condition of each, and its function on a program."""
+"""The passes in order, by name: when each applies, and the function that rewrites the program."""
 
 
 def rewrite_all(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
-    """A traced program with all rewrites applied."""
-    ends = None if setting.output_axes is None else tuple(setting.output_axes)
-    setting = setting._replace(axes=tuple(setting.axes), output_axes=ends)
+    """Applies all rewrites to a traced program."""
+    output_axes = None if setting.output_axes is None else tuple(setting.output_axes)
+    setting = setting._replace(axes=tuple(setting.axes), output_axes=output_axes)
     return _REWRITTEN(jaxpr, setting, lambda: _rewrite(jaxpr, setting))
 
 

@@ -1,11 +1,11 @@
-"""Pre-transposes operands of weight-gradient products, which XLA's CPU library computes faster.
+"""Pre-transposes operands of weight-gradient products, so that XLA's CPU library computes them faster.
 
     g = dot_general d x    [O, I], contracted over the rows of [N, O] and [N, I]
     w = transpose g        [I, O]
 
-XLA makes one product that reads both operands along columns: 1.1 to 2 times as slow on a core as with `x`
-transposed in memory (512 x 256 x 256: 750 and 650 us; 128 x 1024 x 128: 670 and 340). XLA folds a transpose
-into the product that reads it, unless an optimization barrier separates them.
+XLA computes one product that reads both operands along columns. On a core this takes 1.1 to 2 times as long
+as with `x` transposed in memory (512 x 256 x 256: 750 and 650 us; 128 x 1024 x 128: 670 and 340 us). XLA
+folds a transpose into the product that reads it, unless an optimization barrier separates them.
 """
 
 import functools
@@ -18,47 +18,47 @@ import jax
 from fdg import jaxprs
 from fdg.jax_internals import ClosedJaxpr
 
-_LEAST_COLUMNS = 64  # of the other operand; with fewer, transposing a large one costs more than it saves
-_LARGE_BYTES = 1 << 20
-_OVER_ROWS = (((0,), (0,)), ((), ()))
-_ROWS_WITH_COLUMNS = (((1,), (0,)), ((), ()))
+_MIN_COLUMNS = 64  # if the second operand has fewer, transposing a large first one costs more than it saves
+_MAX_NARROW_BYTES = 1 << 20
+_CONTRACT_ROWS = (((0,), (0,)), ((), ()))
+_MATMUL = (((1,), (0,)), ((), ()))
 
 
 def transpose_weight_gradients(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Transposes the first operand of products over rows, in loops and calls too.
+    """Transposes the first operand of products over rows, also in loops and calls.
 
     >>> grad = jax.grad(lambda w, x: (x @ w).sum())
     >>> traced = jax.make_jaxpr(grad)(jax.numpy.ones((64, 64)), jax.numpy.ones((8, 64)))
     >>> [eqn.primitive.name for eqn in jaxprs.open_jaxpr(transpose_weight_gradients(traced)).eqns[-3:]]
     ['transpose', 'optimization_barrier', 'dot_general']
     """
-    return jaxprs.rewrite_blocks(closed, _transposed)
+    return jaxprs.rewrite_blocks(closed, _transpose_products)
 
 
-def _transposed(jaxpr: Any, how: None, inside: jaxprs.Inside) -> Iterator[Any]:
+def _transpose_products(jaxpr: Any, context: None, inside: jaxprs.Inside) -> Iterator[Any]:
     """The equations of a jaxpr; a product that only a transpose reads is computed transposed."""
     reads = Counter(jaxprs.variables([*jaxpr.outvars, *(v for eqn in jaxpr.eqns for v in eqn.invars)]))
-    products = {eqn.outvars[0]: (*eqn.invars, eqn.outvars[0]) for eqn in jaxpr.eqns if _adds_up_rows(eqn)}
+    products = {eqn.outvars[0]: (*eqn.invars, eqn.outvars[0]) for eqn in jaxpr.eqns if _contracts_rows(eqn)}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "transpose" and reads[eqn.invars[0]] == 1 and eqn.invars[0] in products:
             first, second, _ = products[eqn.invars[0]]
             products[eqn.invars[0]] = second, first, eqn.outvars[0]
-    products = {product: found for product, found in products.items() if _pays(*found[:2])}
-    columns: dict[Any, Any] = {}  # operands, and their names once transposed
+    products = {product: operands for product, operands in products.items() if _is_faster(*operands[:2])}
+    transposed: dict[Any, Any] = {}  # operands, and their transposed variables
     for eqn in jaxpr.eqns:
         if eqn.outvars and eqn.outvars[0] in products:
             first, second, out = products[eqn.outvars[0]]
-            if first not in columns:
-                made, (columns[first],) = jaxprs.traced(_transpose, [first])
-                yield from made
-            params = {**eqn.params, "dimension_numbers": _ROWS_WITH_COLUMNS}
+            if first not in transposed:
+                equations, (transposed[first],) = jaxprs.traced(_transpose, [first])
+                yield from equations
+            params = {**eqn.params, "dimension_numbers": _MATMUL}
             product = functools.partial(eqn.primitive.bind, **params)
-            yield jaxprs.as_one(product, [columns[first], second], [out])
-        elif not _is_made(eqn, products):
+            yield jaxprs.as_one(product, [transposed[first], second], [out])
+        elif not _is_merged(eqn, products):
             yield inside(eqn)
 
 
-def _is_made(eqn: Any, products: Mapping[Any, Any]) -> bool:
+def _is_merged(eqn: Any, products: Mapping[Any, Any]) -> bool:
     """Whether an equation is a transpose that was merged into its product."""
     if eqn.primitive.name != "transpose" or jaxprs.is_literal(eqn.invars[0]):
         return False
@@ -69,16 +69,20 @@ def _transpose(x: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(x.T)
 
 
-def _adds_up_rows(eqn: Any) -> bool:
+def _contracts_rows(eqn: Any) -> bool:
+    """Whether an equation is a product of two matrices that contracts the rows of both."""
     return (
         eqn.primitive.name == "dot_general"
-        and tuple(tuple(map(tuple, pair)) for pair in eqn.params["dimension_numbers"]) == _OVER_ROWS
+        and tuple(tuple(map(tuple, pair)) for pair in eqn.params["dimension_numbers"]) == _CONTRACT_ROWS
         and all(v.aval.ndim == 2 and not jaxprs.is_literal(v) for v in eqn.invars)
     )
 
 
-def _pays(first: Any, second: Any) -> bool:
+def _is_faster(first: Any, second: Any) -> bool:
+    """Whether transposing the first operand saves more time than it costs."""
     first, second = first.aval, second.aval
-    if first.shape[1] == 1 or second.shape[1] == 1:  # XLA makes it a sum of products: 4 times as slow
+    if (
+        first.shape[1] == 1 or second.shape[1] == 1
+    ):  # XLA would turn it into a sum of products, which is 4 times as slow
         return False
-    return second.shape[1] >= _LEAST_COLUMNS or jaxprs.bytes_of(first) <= _LARGE_BYTES
+    return second.shape[1] >= _MIN_COLUMNS or jaxprs.bytes_of(first) <= _MAX_NARROW_BYTES

@@ -1,11 +1,11 @@
-"""Gathers sharded parameters over the batch's mesh axis where they meet the batch.
+"""Finds the sharded parameters to gather over the batch's mesh axis before an operation reads a split batch.
 
     x [B, d] split over batch,  w [d, f] split over (batch, model)
     x @ w    gathers w over batch first (fully sharded data parallelism); f stays split over model
 
-Left alone, XLA may reshard x instead, which moves more bytes. So the shardings of leaves are propagated
-through the jaxpr as far as operations keep their shape. These are hints: XLA decides the rest, and no
-constraint can change the results.
+Otherwise XLA may reshard x instead, which moves more bytes. So the specs of leaves are propagated through the
+jaxpr as far as operations keep their shape. The constraints are hints: XLA decides the rest, and none can
+change the results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,16 @@ from fdg.fragment import boundary_p
 from fdg.placing.layout import BATCH, Spec
 from fdg.rowwise import rowwise_p
 
-Specs = Mapping[Any, Spec | None]  # by variable; None or absent: unknown
+Specs = Mapping[Any, Spec | None]  # the spec of each variable; None or absent if unknown
 
 
 def gathered_operands(step: EquationFlow) -> list[int]:
-    """The replicated operands of an operation that also has operands with a batch axis."""
-    alone = step.local and step.eqn.primitive is not rowwise_p
-    if step.bodies or alone or step.eqn.primitive is boundary_p:
+    """The positions of operands without a batch axis, if the operation also has operands with one.
+
+    They may be sharded parameters.
+    """
+    in_shard_map = step.local and step.eqn.primitive is not rowwise_p
+    if step.bodies or in_shard_map or step.eqn.primitive is boundary_p:
         return []
     if all(axis is None for axis in step.operands):
         return []
@@ -43,37 +46,40 @@ def without_batch(spec: Spec, rank: int) -> PartitionSpec:
 
 
 def result_specs(
-    step: EquationFlow, known: Specs, outputs: Sequence[Sequence[Spec | None]]
+    step: EquationFlow, specs: Specs, body_output_specs: Sequence[Sequence[Spec | None]]
 ) -> list[Spec | None]:
-    """The specs of an equation's results."""
+    """The specs of an equation's results; `body_output_specs` are the specs of its bodies' outputs.
+
+    An elementwise result has the spec of the operand of its shape, and a transpose permutes its operand's.
+    """
     eqn = step.eqn
-    found: list[Spec | None] = [None] * len(eqn.outvars)
+    results: list[Spec | None] = [None] * len(eqn.outvars)
     if step.bodies:
-        for body, specs in zip(jaxprs.bodies(eqn), outputs, strict=True):
-            for k, j in enumerate(body.results):
-                if k not in body.stacked:
-                    found[k] = found[k] or specs[j]
-        return found
-    operands = [(v, known.get(v)) for v in eqn.invars if not jaxprs.is_literal(v)]
+        for body, output_specs in zip(jaxprs.bodies(eqn), body_output_specs, strict=True):
+            for result, output in enumerate(body.results):
+                if result not in body.stacked:
+                    results[result] = results[result] or output_specs[output]
+        return results
+    operands = [(v, specs.get(v)) for v in eqn.invars if not jaxprs.is_literal(v)]
     if eqn.primitive.name == "transpose":
         spec = operands[0][1] if operands else None
         if spec is not None:
-            full = (*spec, *[()] * (len(eqn.params["permutation"]) - len(spec)))
-            return [tuple(full[i] for i in eqn.params["permutation"])]
-        return found
+            padded = (*spec, *[()] * (len(eqn.params["permutation"]) - len(spec)))
+            return [tuple(padded[i] for i in eqn.params["permutation"])]
+        return results
     if any(axis is not None for axis in (*step.operands, *step.results)):
-        return found
+        return results
     shapes = {v.aval.shape: spec for v, spec in operands if spec is not None}
     return [shapes.get(getattr(v.aval, "shape", None)) for v in eqn.outvars]
 
 
-def inputs(body: jaxprs.Body, eqn: Any, known: Specs) -> tuple[Spec | None, ...]:
-    """The specs of the inputs of an equation's body."""
-    found = []
+def body_input_specs(body: jaxprs.Body, eqn: Any, specs: Specs) -> tuple[Spec | None, ...]:
+    """The specs of the inputs of an equation's body, from the specs of its operands."""
+    input_specs = []
     for i, operand in enumerate(body.operands):
         atom = eqn.invars[operand]
-        spec = None if jaxprs.is_literal(atom) else known.get(atom)
+        spec = None if jaxprs.is_literal(atom) else specs.get(atom)
         if spec is not None and i in body.sliced:
             spec = None if spec[0] else spec[1:]
-        found.append(spec)
-    return tuple(found)
+        input_specs.append(spec)
+    return tuple(input_specs)

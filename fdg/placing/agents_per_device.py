@@ -1,9 +1,9 @@
-"""How many agents of a device are mapped together (vmapped).
+"""Chooses how many agents of a device are mapped together (vmapped).
 
-GPUs want large operations: all agents together. On CPU cores the working set should fit in the cache
-(gradients of 128 agents of PPO on CartPole take 142 MB, those of 8 take 9 MB), while agents mapped together
-share the overhead of small operations. Both are read from the traced program, not measured, so that equal
-jobs on equally many cores compute the same bits.
+GPUs need large operations, so all agents are mapped together. On CPU cores the working set should fit in the
+cache (gradients of 128 agents of PPO on CartPole take 142 MB, of 8 agents 9 MB), but agents that are mapped
+together share the overhead of small operations. Both are read from the traced program, not measured, so that
+equal jobs on equally many cores compute the same bits.
 """
 
 import math
@@ -19,22 +19,24 @@ from fdg.batch.rules.random import has_draws_from_the_batch
 from fdg.identity_cache import IdentityCache
 from fdg.tracing.graph import FDG
 
-CACHE_BYTES = 8 << 20  # of the gradients of agents that are mapped together
-OPERATION_BYTES = 2000  # a core could read or write these bytes in an operation's start-up time
+CACHE_BYTES = 8 << 20  # target for the gradients of agents that are mapped together
+OPERATION_BYTES = 2000  # the bytes that a core can read or write in the start-up time of an operation
 
-_KNOWN: IdentityCache[int] = IdentityCache(max_entries=64)
+_CHOSEN: IdentityCache[int] = IdentityCache(max_entries=64)
 
 
 def agents_together(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> int:
     """The number of agents mapped together: a divisor of the number of agents; 1 to run them one by one.
 
-    `agents` is their number per device.
+    `agents` is the number of agents per device, and `cores` the number of cores per device.
     """
-    if has_draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # mapped, they would share their draws
+    if has_draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # mapped agents would share their draws
         return 1
-    if agents == 1 or not on_cpu or graph.between_agents is not None:  # agents of a population stay in step
+    if (
+        agents == 1 or not on_cpu or graph.between_agents is not None
+    ):  # a population exchanges after each iteration
         return agents
-    return _KNOWN(graph.jaxpr, (agents, cores), lambda: _that_fill_a_cache(graph, agents, cores))
+    return _CHOSEN(graph.jaxpr, (agents, cores), lambda: _agents_per_cache(graph, agents, cores))
 
 
 def notes_of_agents(agents: int, together: int) -> tuple[str, ...]:
@@ -52,26 +54,29 @@ def notes_of_split_agents(graph: FDG) -> tuple[str, ...]:
     return (f"all {graph.agents} agents are mapped together, each on all devices, which split parameters",)
 
 
-def exchanged_by_agents(graph: FDG, width: int, state: Any) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """The collectives of a population's exchanges, and a note; empty for other agents."""
+def population_collectives(
+    graph: FDG, width: int, state: Any
+) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
+    """The collectives of a population's exchanges, and a note; empty without a population."""
     between = graph.between_agents
     if between is None:
         return (), ()
     if width == 1:
         return (), (between.note,)
     leaves = jax.tree.leaves(state)
-    taken = between.taken(state, graph.state_axes[: len(leaves)])
-    leaves = [leaf for leaf, is_taken in zip(leaves, taken, strict=True) if is_taken]
-    seen = jax.tree.leaves(jax.eval_shape(between.known, state))
-    sizes = [leaf.size * leaf.dtype.itemsize * (graph.agents or 1) for leaf in (*seen, *leaves)]
+    is_taken_by_leaf = between.taken(state, graph.state_axes[: len(leaves)])
+    leaves = [leaf for leaf, is_taken in zip(leaves, is_taken_by_leaf, strict=True) if is_taken]
+    known = jax.tree.leaves(jax.eval_shape(between.known, state))
+    sizes = [leaf.size * leaf.dtype.itemsize * (graph.agents or 1) for leaf in (*known, *leaves)]
     return tuple(Collective("all-gather", size, 1) for size in sizes), (between.note,)
 
 
-def _that_fill_a_cache(graph: FDG, agents: int, cores: float) -> int:
-    largest, all_of_them = gradient_bytes(graph.jaxpr, graph.state_axes)
+def _agents_per_cache(graph: FDG, agents: int, cores: float) -> int:
+    """The divisor of `agents` whose gradients come closest to `CACHE_BYTES`; all if overhead dominates."""
+    largest, total = gradient_bytes(graph.jaxpr, graph.state_axes)
     if not largest:
         return agents
-    wanted = max(1.0, CACHE_BYTES / largest)
-    few = min(divisors(agents), key=lambda count: abs(math.log(count / wanted)))
+    target = max(1.0, CACHE_BYTES / largest)
+    chosen = min(divisors(agents), key=lambda count: abs(math.log(count / target)))
     operations = jaxprs.equation_count(jaxprs.open_jaxpr(graph.jaxpr))
-    return few if few * all_of_them >= cores * OPERATION_BYTES * operations else agents
+    return chosen if chosen * total >= cores * OPERATION_BYTES * operations else agents

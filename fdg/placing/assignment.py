@@ -1,4 +1,4 @@
-"""Assigns fragments to groups of devices, as far as a policy determines it.
+"""Assigns fragments to groups of devices, by the policy and by the data that they exchange.
 
     policy: environment, actor -> actors (0, 1, 2); learner -> learners (3,)
 
@@ -6,7 +6,7 @@
     judge        actors: its role is not in the policy, so it goes to the producer of its largest input
     gradient     learners: nested in `learn`
 
-A group uses as many of its devices as divide the batches of its fragments.
+A group uses the largest number of its devices that divides the batches of its fragments.
 """
 
 import dataclasses
@@ -32,29 +32,29 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], count: int) -> None:
-    """Checks a policy's placement for `count` devices."""
+    """Checks a policy's placement for `count` devices; raises `PlanError`."""
     if not isinstance(placement, Mapping) or not all(isinstance(g, Group) for g in placement.values()):
         raise PlanError(
             f"{policy}: place(devices) returns {placement!r:.60}: return"
             f" a dict of roles to fdg.Group(name, devices)"
         )
     if not placement:
-        raise PlanError(f"{policy} places no role: name at least one")
+        raise PlanError(f"{policy} places no role: let place() return at least one")
     roles = {f.role for f in graph.fragments} - {WHOLE}
     groups: dict[Group, list[str]] = {}
     for role, group in placement.items():
         groups.setdefault(group, []).append(role)
-        wrong = [d for d in group.devices if not 0 <= d < count]
-        if wrong or not group.devices:
-            what = f"device {wrong[0]}" if wrong else "no device"
+        outside = [d for d in group.devices if not 0 <= d < count]
+        if outside or not group.devices:
+            problem = f"device {outside[0]}" if outside else "no device"
             raise PlanError(
-                f"{policy} places '{role}' on {what} (group {group.name}), of {count} devices,"
+                f"{policy} places '{role}' on {problem} (group {group.name}), of {count} devices,"
                 f" 0 to {count - 1}: let place() name positions in the list of devices"
             )
-        twice = [d for d in group.devices if group.devices.count(d) > 1]
-        if twice:
+        repeated = [d for d in group.devices if group.devices.count(d) > 1]
+        if repeated:
             raise PlanError(
-                f"{policy} places '{role}' on device {twice[0]} twice (group {group.name}):"
+                f"{policy} places '{role}' on device {repeated[0]} twice (group {group.name}):"
                 f" name each device once"
             )
         namesake = next((g for g in groups if g.name == group.name and g.devices != group.devices), None)
@@ -78,41 +78,41 @@ def warn_of_near_roles(graph: FDG, placement: Mapping[str, Group]) -> None:
 
     Unknown roles are allowed: their fragments are placed with the producer of their largest input.
     """
-    known = {*ROLES, WHOLE, *placement}
+    roles_placed = {*ROLES, WHOLE, *placement}
     for fragment in graph.fragments:
-        meant = None if fragment.role in known else _nearest_role(fragment.role, known)
-        if meant is not None:
+        suggestion = None if fragment.role in roles_placed else _nearest_role(fragment.role, roles_placed)
+        if suggestion is not None:
             warnings.warn(
                 f"fragment '{fragment.name}' has the role '{fragment.role}', which no policy knows: did you"
-                f" mean '{meant}'? It is placed with the producer of its largest input",
+                f" mean '{suggestion}'? It is placed with the producer of its largest input",
                 FdgWarning,
                 stacklevel=3,
             )
     roles = {fragment.role for fragment in graph.fragments}
     for role in placement:
-        meant = None if role in {*ROLES, *roles} else _nearest_role(role, {*ROLES, *roles})
-        if meant is not None:
+        suggestion = None if role in {*ROLES, *roles} else _nearest_role(role, {*ROLES, *roles})
+        if suggestion is not None:
             warnings.warn(
-                f"the policy places the role '{role}', which no fragment has: did you mean '{meant}'?",
+                f"the policy places the role '{role}', which no fragment has: did you mean '{suggestion}'?",
                 FdgWarning,
                 stacklevel=3,
             )
 
 
-def _nearest_role(role: str, known: Collection[str]) -> str | None:
-    """The known role that a misspelt one means: one letter off, two swapped, capitals, or abbreviated.
+def _nearest_role(role: str, roles: Collection[str]) -> str | None:
+    """The known role that a misspelt one means: one letter wrong, two swapped, capitals, or abbreviated.
 
     >>> [_nearest_role(role, ROLES) for role in ("leaner", "lraener", "Actors", "env", "dreamer", "rewarder")]
     ['learner', 'learner', 'actor', 'environment', None, None]
     """
     word = role.lower().strip("_ ")
 
-    def likeness(other: str) -> float:
-        ratio = difflib.SequenceMatcher(None, word, other).ratio()
-        slip = sorted(word) == sorted(other) or (len(word) > 2 and other.startswith(word))
-        return 1.0 if slip else ratio
+    def likeness(candidate: str) -> float:
+        ratio = difflib.SequenceMatcher(None, word, candidate).ratio()
+        is_misspelt = sorted(word) == sorted(candidate) or (len(word) > 2 and candidate.startswith(word))
+        return 1.0 if is_misspelt else ratio
 
-    best = max(sorted(known), key=likeness)
+    best = max(sorted(roles), key=likeness)
     return best if likeness(best) > 0.86 else None
 
 
@@ -133,26 +133,26 @@ def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
                 assigned[fragment.name] = assigned[leader]
             else:
                 waiting.append(fragment)
-        if len(waiting) == len(pending):  # they only depend on each other
+        if len(waiting) == len(pending):  # they depend only on each other
             assigned[waiting.pop(0).name] = default
         pending = waiting
     return {f.name: assigned[f.name] for f in graph.fragments}
 
 
 def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, Group]:
-    """Merges groups on the same devices; the result shards parameters if one of them does.
+    """Merges groups on the same devices; the merged group shards parameters if one of them does.
 
-    Groups that share only some devices stay apart, and so does a group with `apart`.
+    Groups that share only some of their devices, and groups with `apart`, are not merged.
     """
     by_devices: dict[tuple[int, ...], dict[str, Group]] = {}
     for group in assignment.values():
         if not group.apart:
             by_devices.setdefault(group.devices, {})[group.name] = group
     for groups in by_devices.values():
-        ways = {(group.model, group.parameters): group.name for group in groups.values() if group.parameters}
-        if len(ways) > 1:
+        rules = {(group.model, group.parameters): group.name for group in groups.values() if group.parameters}
+        if len(rules) > 1:
             raise PlanError(
-                f"{policy}: groups {listed(map(repr, ways.values()), 'and')} are on the same devices and"
+                f"{policy}: groups {listed(map(repr, rules.values()), 'and')} are on the same devices and"
                 f" shard parameters in different ways: give them the same rules"
             )
     merged = {
@@ -171,7 +171,7 @@ def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, G
 
 
 def fit_to_batches(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group:
-    """The group with the largest number of its devices that divides every batch; all if none has one."""
+    """The group with the largest number of its devices that divides every batch; all if there is no batch."""
     if len(group) % group.model and (group.exact or len(group) < group.model):
         raise PlanError(
             f"{policy}: the {len(group)} devices of its {group.name} do not divide into rows of {group.model}"
@@ -180,12 +180,12 @@ def fit_to_batches(group: Group, fragments: Sequence[Fragment], policy: Policy) 
     sizes = [f.batch_size for f in fragments if f.batch_size]
     width = largest_divisor(math.gcd(*sizes), group.rows) if sizes else group.rows
     if group.exact and width < group.rows:
-        worst = next(f for f in fragments if f.batch_size and f.batch_size % group.rows)
-        size, number = worst.batch_size or 0, group.rows
+        misfit = next(f for f in fragments if f.batch_size and f.batch_size % group.rows)
+        size, rows = misfit.batch_size or 0, group.rows
         raise PlanError(
-            f"{policy}: fragment '{worst.name}' ({worst.role}) has a batch of {size}, which does not divide"
-            f" by the {number} {'devices' if group.model == 1 else 'rows'} of its {group.name}: use {width},"
+            f"{policy}: fragment '{misfit.name}' ({misfit.role}) has a batch of {size}, which does not divide"
+            f" by the {rows} {'devices' if group.model == 1 else 'rows'} of its {group.name}: use {width},"
             f" or a batch of"
-            f" {' or '.join(str(n) for n in (size // number * number, -(-size // number) * number) if n)}"
+            f" {' or '.join(str(n) for n in (size // rows * rows, -(-size // rows) * rows) if n)}"
         )
     return dataclasses.replace(group, devices=group.devices[: width * group.model])

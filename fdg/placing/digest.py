@@ -1,8 +1,8 @@
-"""Digests of a plan, which the processes of a run compare before it starts.
+"""Digests of a plan. The processes of a run compare them before the run starts.
 
-Processes that run different programs deadlock, or exchange the wrong arrays. Equal flags and versions are not
-enough (a module on the search path, or an environment variable that user code reads, may differ), so the
-traced and planned programs are compared:
+Processes that run different programs deadlock, or exchange wrong arrays. It is not enough to compare flags
+and versions (a module on the search path, or an environment variable that user code reads, may differ), so
+the traced and planned programs are compared:
 
     process 0 {"fragment 'act'": "5d41...", "fragment 'learn'": "7b52...", ..., "the schedule": "9e10..."}
     process 1 {"fragment 'act'": "5d41...", "fragment 'learn'": "c4ca...", ..., "the schedule": "9e10..."}
@@ -32,9 +32,9 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 def digests(plan: Plan) -> dict[str, str]:
-    """SHA-256 of each part of a plan by its name in errors, the most specific parts first."""
+    """The SHA-256 of each part of a plan, by the part's name in errors; the most specific parts first."""
     walker = _Walker()
-    whole = walker.closed(plan.graph.jaxpr)
+    whole = walker.digest_of(plan.graph.jaxpr)
     constants = [walker.text(value, {}) for value in jaxprs.constants_of(plan.graph.jaxpr)]
     return {
         **{f"fragment '{name}'": _sha("".join(parts)) for name, parts in walker.fragments.items()},
@@ -53,15 +53,15 @@ def _sha(text: str) -> str:
 
 
 class _Walker:
-    """Writes values as text, equal for equal values; variables are numbered in order within each jaxpr."""
+    """Writes values as text that is equal for equal values; numbers the variables of each jaxpr in order."""
 
     def __init__(self) -> None:
         self.fragments: dict[str, list[str]] = {}
-        self._known: IdentityCache[str] = IdentityCache()
+        self._digest_cache: IdentityCache[str] = IdentityCache()
 
-    def closed(self, jaxpr: Any) -> str:
+    def digest_of(self, jaxpr: Any) -> str:
         """The digest of a jaxpr with its constants."""
-        return self._known(jaxpr, None, lambda: self._digest(jaxpr))
+        return self._digest_cache(jaxpr, None, lambda: self._digest(jaxpr))
 
     def _digest(self, jaxpr: Any) -> str:
         numbers: dict[Any, int] = {}
@@ -81,11 +81,11 @@ class _Walker:
                 return f"{value.aval} {self.text(value.val, numbers)}"
             case core.Var():
                 return self._variable(value, numbers)
-            case core.JaxprEqn():  # within a schedule; the jaxpr has its contents
+            case core.JaxprEqn():  # in a schedule; the graph's digest covers its parameters
                 atoms = [self.text(v, numbers) for v in (*value.invars, *value.outvars)]
                 return f"{value.primitive.name} {' '.join(atoms)}"
             case _ if jaxprs.is_jaxpr(value):
-                return self.closed(value)
+                return self.digest_of(value)
             case np.ndarray() | np.generic() | jax.Array():
                 data: Any = value
                 array = np.asarray(jax.random.key_data(data) if keys.is_key(value.dtype) else data)
@@ -107,7 +107,7 @@ class _Walker:
         return _ADDRESS.sub("", str(value))
 
     def _equation(self, eqn: core.JaxprEqn, numbers: dict[Any, int]) -> str:
-        # A fragment is numbered before its contents, as in the graph.
+        # A fragment comes before the fragments inside it, as in the graph.
         mark = FragmentMark.of(eqn)
         if mark is not None:
             self.fragments.setdefault(mark.name, [])

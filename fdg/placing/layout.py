@@ -1,10 +1,10 @@
 """The layout of an array on the mesh of a group: which mesh axes split which dimension.
 
     [B, T] split along B over 4 x 2 devices     spec (("batch",),)            parts (4, 1), 2 copies of each
-    [d, f] on the same, one axis a dimension    spec (("batch",), ("model",)) parts (4, 2), 1 copy
+    [d, f] split along d and f, one axis each   spec (("batch",), ("model",)) parts (4, 2), 1 copy
     [d, f] split along d over both axes         spec (("batch", "model"),)    parts (8, 1), 1 copy
 
-Between two layouts, an array is transferred in chunks: along each dimension, the coarsest common refinement.
+Between two layouts, an array is transferred in chunks: the coarsest common refinement along each dimension.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Layout:
     def of_batch(
         cls, shape: Sequence[int], axis: int | None, mesh: Sequence[tuple[str, int]] | int
     ) -> "Layout":
-        """The layout split along the batch axis if that divides; otherwise replicated.
+        """The layout that is split along the batch axis, if its length is divisible; otherwise replicated.
 
         `mesh` may be a number of devices along `BATCH`.
 
@@ -50,7 +50,7 @@ class Layout:
 
     @property
     def number(self) -> int:
-        """The number of different parts."""
+        """The number of distinct parts."""
         return math.prod(self.parts)
 
     @property
@@ -62,15 +62,15 @@ class Layout:
     def part_of(self) -> tuple[tuple[int, ...], ...]:
         """For each device in the mesh's order, the index of its part along each dimension."""
         sizes = dict(self.mesh)
-        found = []
-        for place in itertools.product(*(range(size) for size in sizes.values())):
-            at = dict(zip(sizes, place, strict=True))
+        parts_of_devices = []
+        for coordinates in itertools.product(*(range(size) for size in sizes.values())):
+            coordinate_of = dict(zip(sizes, coordinates, strict=True))
             part = [0] * len(self.shape)
             for dimension, axes in enumerate(self.spec):
                 for name in axes:
-                    part[dimension] = part[dimension] * sizes[name] + at[name]
-            found.append(tuple(part))
-        return tuple(found)
+                    part[dimension] = part[dimension] * sizes[name] + coordinate_of[name]
+            parts_of_devices.append(tuple(part))
+        return tuple(parts_of_devices)
 
 
 def spec_text(spec: Spec) -> str:
@@ -83,7 +83,7 @@ def spec_text(spec: Spec) -> str:
 
 
 def moved_bytes(size: int, target: Layout) -> int:
-    """Bytes that arrive if every device of the target receives its part."""
+    """The bytes that arrive if every device of the target receives its part of an array of `size` bytes."""
     return size * target.devices // target.number
 
 
@@ -93,18 +93,18 @@ class Route:
 
     cuts: tuple[int, ...]  # the number of chunks of a source part along each dimension
     joins: tuple[int, ...]  # the number of chunks of a target part along each dimension
-    # for each chunk of a target part (row-major), and each target device in order: the source device, and
-    # the index of the chunk in that device's part (row-major)
+    # by chunk of a target part (row-major), then by target device in order: the source device, and the
+    # index of the chunk in that device's part (row-major)
     chunks: tuple[tuple[tuple[int, int], ...], ...]
 
 
 @functools.cache
-def route(source: Layout, target: Layout) -> Route:
+def find_route(source: Layout, target: Layout) -> Route:
     """The route from one layout to another: each target device receives each of its chunks once.
 
     If source devices hold replicas, target devices read from them in turn.
 
-    >>> route(Layout.of_batch((6,), 0, 3), Layout.of_batch((6,), 0, 2))
+    >>> find_route(Layout.of_batch((6,), 0, 3), Layout.of_batch((6,), 0, 2))
     Route(cuts=(2,), joins=(3,), chunks=(((0, 0), (1, 1)), ((0, 1), (2, 0)), ((1, 0), (2, 1))))
     """
     grid = [math.lcm(a, b) for a, b in zip(source.parts, target.parts, strict=True)]
@@ -114,14 +114,14 @@ def route(source: Layout, target: Layout) -> Route:
     for device, part in enumerate(source.part_of):
         holders.setdefault(part, []).append(device)
     chunks = []
-    for q in itertools.product(*map(range, joins)):
+    for chunk_index in itertools.product(*map(range, joins)):
         row = []
         for j, part in enumerate(target.part_of):
-            at = [p * n + k for p, n, k in zip(part, joins, q, strict=True)]
-            having = holders[tuple(c // n for c, n in zip(at, cuts, strict=True))]
+            grid_index = [p * n + k for p, n, k in zip(part, joins, chunk_index, strict=True)]
+            sources = holders[tuple(c // n for c, n in zip(grid_index, cuts, strict=True))]
             rank = 0
-            for c, n in zip(at, cuts, strict=True):
+            for c, n in zip(grid_index, cuts, strict=True):
                 rank = rank * n + c % n
-            row.append((having[j % len(having)], rank))
+            row.append((sources[j % len(sources)], rank))
         chunks.append(tuple(row))
     return Route(cuts, joins, tuple(chunks))

@@ -25,17 +25,17 @@ class Movement:
     # "transfer" between groups, "all-reduce" or "all-gather" within a group (or another kind that was read
     # from a compiled program), or "" if the data stay on their devices
     how: str
-    # bytes that arrive on all target devices together; for a collective the size of its result
+    # total bytes that arrive on all target devices; for a collective, the size of its result
     bytes_per_crossing: int
     crossings_per_iteration: int
     delay: str = ""
     where: str = ""  # the group, or "actors -> learners" for a transfer
     program: str = ""  # the program of a collective
-    read: bool = False  # whether it was read from the compiled program instead of predicted
+    read: bool = False  # True if it was read from the compiled program instead of predicted
 
     @property
     def bytes_per_iteration(self) -> int:
-        """Bytes of all crossings of an iteration."""
+        """The bytes of all crossings in an iteration."""
         return self.bytes_per_crossing * self.crossings_per_iteration
 
 
@@ -49,12 +49,12 @@ class PlannedProgram:
     fragments: tuple[str, ...]
     calls_per_iteration: int
     collectives: tuple[Collective, ...] = ()  # its collectives in one run
-    read: bool = False  # whether these were read from the compiled program instead of predicted
-    together: int | None = None  # agents mapped together on a device; None without an axis of agents
+    read: bool = False  # True if these were read from the compiled program instead of predicted
+    together: int | None = None  # the number of agents that a device vmaps at once; None without agents
 
 
 def local_movements(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Movement]:
-    """Edges whose ends are on the same devices."""
+    """The edges between fragments on the same devices."""
     return [
         Movement(e.source, e.target, "", e.bytes_per_crossing, e.crossings_per_iteration, e.delay)
         for e in edges
@@ -62,8 +62,8 @@ def local_movements(edges: Sequence[Edge], assignment: Mapping[str, str]) -> lis
     ]
 
 
-def transferred(move: Move, times: int) -> Movement:
-    """A transfer of a schedule that runs some times in an iteration."""
+def transfer_movement(move: Move, times: int) -> Movement:
+    """A transfer of a schedule that runs `times` times in an iteration."""
     changes = move.changes or [None] * len(move.pairs)
     size = sum(
         moved_bytes(b.bytes, b.laid_out) if change is None else change.arriving(b.bytes)
@@ -73,7 +73,7 @@ def transferred(move: Move, times: int) -> Movement:
     return Movement(source, target, "transfer", size, times, move.delay, f"{move.source} -> {move.target}")
 
 
-def exchanges(programs: Sequence[PlannedProgram]) -> list[Movement]:
+def collective_movements(programs: Sequence[PlannedProgram]) -> list[Movement]:
     """The collectives of each group; those that differ only in bytes are summed."""
     totals: dict[Movement, int] = {}
     for program in programs:

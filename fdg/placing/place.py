@@ -4,9 +4,9 @@ A policy is a small value with one method, `place(devices)`: the group of device
 else is derived from the graph, so planning needs no devices:
 
     policy.place(4 devices)      environment, actor -> actors (0, 1, 2); learner -> learners (3,)
-    assign, fit                  act, step -> actors; learn -> learners; device 2 is idle for a batch of 64
+    assign, fit_to_batches       act, step -> actors; learn -> learners; device 2 is idle for a batch of 64
     delay                        the iteration with the policy's staleness
-    open, partition              a schedule: actors run act+step, a transfer, learners run learn, a transfer
+    open_iteration, partition    a schedule: actors run act+step, a transfer, learners run learn, a transfer
     predict_exchanges            the collectives of each program
 """
 
@@ -28,9 +28,9 @@ from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.placing.agents_per_device import (
     agents_together,
-    exchanged_by_agents,
     notes_of_agents,
     notes_of_split_agents,
+    population_collectives,
 )
 from fdg.placing.assignment import (
     assign,
@@ -53,11 +53,11 @@ from fdg.placing.staleness import Ages, Delay, DelayedState, delay, own_state, w
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import in_one, side_by_side, trace
 
-_MOST_DEVICES = 2**20
-_MOST_STALENESS = 200  # this many older parameters are stored, and the plan grows with them
+_MAX_DEVICES = 2**20
+_MAX_STALENESS = 200  # this many older parameters are stored, and the plan grows with them
 _OPENED: IdentityCache[Opened] = IdentityCache(max_entries=16)
 _DELAYED: IdentityCache[tuple[FDG, Delay]] = IdentityCache(max_entries=16)
-_EXCHANGED: IdentityCache[tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]] = IdentityCache(
+_COLLECTIVES: IdentityCache[tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]] = IdentityCache(
     max_entries=256
 )
 
@@ -69,21 +69,21 @@ def place(
     """Plans an algorithm (or its graph) under a policy. Runs and compiles nothing.
 
     Args:
-      algorithm: an algorithm, or its `FDG` from `trace`. Without fragments it is one program on the policy's
-        first group.
+      algorithm: an algorithm, or its `FDG` from `trace`. Without fragments, the plan is one program on the
+        policy's first group.
       policy: a distribution policy (`policies`).
       devices: the devices, or their number; None for all of JAX's (`with_host`). They need not exist.
       num_seeds: the number of agents (`fdg.agents`); None for the algorithm itself.
 
     Raises:
-      PlanError: the policy cannot be carried out; names policy, fragment, numbers and fix.
-      GraphError: from `trace`.
+      PlanError: the policy cannot be carried out; the message names policy, fragment, numbers and fix.
+      GraphError: `trace` cannot trace the algorithm.
     """
     check_policy(policy)
     if devices is None:
         devices = with_host(policy, jax.devices())
-    if isinstance(devices, bool) or (isinstance(devices, int) and devices > _MOST_DEVICES):
-        raise PlanError(f"devices={devices}: give an integer, at most {_MOST_DEVICES:,}")
+    if isinstance(devices, bool) or (isinstance(devices, int) and devices > _MAX_DEVICES):
+        raise PlanError(f"devices={devices}: give an integer, at most {_MAX_DEVICES:,}")
     platforms = (
         ["cpu"] * devices if isinstance(devices, int) else [d.platform for d in checked_devices(devices)]
     )
@@ -92,25 +92,25 @@ def place(
         raise PlanError(
             f"{policy}: {devices if isinstance(devices, int) else count} devices: at least one is needed"
         )
-    several = of_seeds(algorithm, num_seeds)
-    graph = side_by_side(algorithm, num_seeds) if isinstance(algorithm, FDG) else trace(several)
+    algorithm_of_seeds = of_seeds(algorithm, num_seeds)
+    graph = side_by_side(algorithm, num_seeds) if isinstance(algorithm, FDG) else trace(algorithm_of_seeds)
     if isinstance(graph.state, DelayedState):
         raise PlanError(
-            f"this graph of {graph.name} is a plan's, with the delays of a staleness written into it: give"
-            f" the algorithm, or what fdg.trace makes of it"
+            f"this graph of {graph.name} is from a plan, and already has the plan's staleness: give the"
+            f" algorithm, or the graph that fdg.trace returns"
         )
     placement = policy.place(platforms)
     check_placement(graph, policy, placement, count)
     warn_of_near_roles(graph, placement)
-    graph, ages = _ages(graph, policy)
-    by_policy, given = assign(graph, placement), graph
-    graph, delayed = _delayed(graph, ages, policy, by_policy)
+    graph, ages = _checked_ages(graph, policy)
+    policy_assignment, traced = assign(graph, placement), graph
+    graph, delayed = _with_delay(graph, ages, policy, policy_assignment)
     if graph.agents is not None:
         check_one_agent(jaxprs.open_jaxpr(graph.jaxpr).eqns, graph.agents)
         if not any(group.shards or group.model > 1 for group in placement.values()):
             return _plan_agents(graph, graph.agents, platforms, policy, delayed)
         graph = in_one(graph, own_state(graph.state))
-    assignment = merge_shared(by_policy, policy)
+    assignment = merge_shared(policy_assignment, policy)
     requested = tuple(dict.fromkeys(assignment.values())) or (next(iter(placement.values())),)
     groups = tuple(
         fit_to_batches(
@@ -130,79 +130,81 @@ def place(
         assignment=tuple((fragment, group.name) for fragment, group in assignment.items()),
         delayed=delayed,
         unfit=tuple((g.name, g.devices[len(fit) :]) for g, fit in zip(requested, groups, strict=True)),
-        notes=notes_of_split_agents(given),
+        notes=notes_of_split_agents(traced),
     )
-    plan = _with_sharded(plan, given)
+    plan = _with_sharded(plan, traced)
     if len(groups) == 1:
         return _plan_whole(plan)
     opened = _OPENED(
         graph.jaxpr, plan.assignment, lambda: open_iteration(graph.jaxpr, dict(plan.assignment), policy)
     )
     sizes = {group.name: group.rows for group in groups}
-    where = {group.name: platforms[group.devices[0]] for group in groups}
+    platform_of = {group.name: platforms[group.devices[0]] for group in groups}
     newer = frozenset() if ages is None else ages.newer
-    schedule = lay_out(partition(opened, graph.state_axes, sizes, where, newer), groups, plan.sharded)
+    schedule = lay_out(partition(opened, graph.state_axes, sizes, platform_of, newer), groups, plan.sharded)
     schedule = reshard(schedule, groups, unshards=delayed is None)
     _check_effects(schedule, plan, [] if isinstance(devices, int) else devices)
     return _plan_steps(SteppedPlan(**vars(plan), schedule=schedule, constants=opened.constants))
 
 
-def _ages(graph: FDG, policy: Policy) -> tuple[FDG, Ages | None]:
-    """The graph, its scan cut where the age of parameters changes, and the ages; None without."""
+def _checked_ages(graph: FDG, policy: Policy) -> tuple[FDG, Ages | None]:
+    """Checks the policy's staleness and lag; returns the graph (a lag cuts its scan) and ages or None."""
     staleness, lag = getattr(policy, "staleness", 0), getattr(policy, "lag", 0)
     for name, value, unit in (("staleness", staleness, "iterations"), ("lag", lag, "micro-batches")):
         if not isinstance(value, int) or value < 0:
             raise PlanError(f"{policy}: {name}={value!r}: give a whole number of {unit}, 0 or more")
     if staleness and lag:
         raise PlanError(
-            f"{policy}: staleness={staleness} counts iterations, and lag={lag} micro-batches: give one of"
-            " them"
+            f"{policy}: staleness={staleness} counts iterations, and lag={lag} micro-batches: give only one"
+            " of them"
         )
     if not (staleness or lag):
         return graph, None
     ages = Ages({fragment.name: staleness for fragment in graph.fragments})
     if lag:
         graph, ages = with_lag(graph, lag, str(policy))
-    if ages.oldest > _MOST_STALENESS:
-        most = _MOST_STALENESS * max(ages.micro_batches, 1)
-        these = f", which are {_MOST_STALENESS} iterations" if lag else ""
-        raise PlanError(f"{policy}: {ages}: give at most {most} {ages.unit}{these}")
+    if ages.oldest > _MAX_STALENESS:
+        limit = _MAX_STALENESS * max(ages.micro_batches, 1)
+        unit_note = f", which are {_MAX_STALENESS} iterations" if lag else ""
+        raise PlanError(f"{policy}: {ages}: give at most {limit} {ages.unit}{unit_note}")
     return graph, ages
 
 
-def _delayed(
+def _with_delay(
     graph: FDG, ages: Ages | None, policy: Policy, assignment: Mapping[str, Group]
 ) -> tuple[FDG, Delay | None]:
+    """Rewrites the graph for these ages; cached per jaxpr, groups and ages."""
     if ages is None:
         return graph, None
     names = {name: group.name for name, group in assignment.items()}
-    synchronous = graph
-    kept = {name: getattr(graph, name) for name in ("parameter_rules", "between_agents", "agents")}
+    newest_graph = graph
+    attributes = {name: getattr(graph, name) for name in ("parameter_rules", "between_agents", "agents")}
     graph, delayed = _DELAYED(
-        graph.jaxpr, (*names.items(), ages.lag, ages.oldest), lambda: delay(synchronous, names, ages, policy)
+        graph.jaxpr, (*names.items(), ages.lag, ages.oldest), lambda: delay(newest_graph, names, ages, policy)
     )
-    return dataclasses.replace(graph, **kept), delayed
+    return dataclasses.replace(graph, **attributes), delayed
 
 
-def _with_sharded(plan: Plan, given: FDG) -> Plan:
-    """Adds the sharded leaves to the plan; under staleness, those of the algorithm's own state.
+def _with_sharded(plan: Plan, traced: FDG) -> Plan:
+    """Adds the sharded leaves to the plan; under staleness, leaves of the algorithm's state without history.
 
-    `given` is the placed graph; with several agents, rules apply to the leaves of one.
+    `traced` is the graph before staleness; with several agents, rules apply to the leaves of one agent.
     """
-    graph = plan.graph if given.agents is None else given
+    graph = plan.graph if traced.agents is None else traced
     leaves = [
-        leaf.of_agents(given.agents)
+        leaf.of_agents(traced.agents)
         for group in plan.groups
         for leaf in sharded_leaves(graph, group, plan.policy, own_state(graph.state))
     ]
-    unused = [(group.name, rule) for group in plan.groups for rule in unused_rules(group, leaves)]
+    rules = [(group.name, rule) for group in plan.groups for rule in unused_rules(group, leaves)]
     unpredicted = tuple(group.name for group in plan.groups if group.shards)
     return dataclasses.replace(
-        plan, sharded=tuple(leaves), unused_rules=tuple(unused), unpredicted=unpredicted
+        plan, sharded=tuple(leaves), unused_rules=tuple(rules), unpredicted=unpredicted
     )
 
 
 def _check_effects(schedule: Schedule, plan: Plan, devices: Sequence[Any]) -> None:
+    """Checks that a group with host calls has one device, and that one process has all effects."""
     groups = {group.name: group for group in plan.groups}
     processes = [getattr(device, "process_index", 0) for device in devices] or [0] * plan.num_devices
     programs = [(groups[call.group], call.equations) for call, _ in schedule.calls()]
@@ -218,9 +220,9 @@ def _plan_agents(
     count = len(platforms)
     width = largest_divisor(agents, count)
     group = Group("agents", tuple(range(width)))
-    collectives, notes = exchanged_by_agents(graph, width, own_state(graph.state))
-    here = agents // width
-    together = agents_together(graph, here, "cpu" in platforms, max(1.0, common_cores() / width))
+    collectives, notes = population_collectives(graph, width, own_state(graph.state))
+    per_device = agents // width
+    together = agents_together(graph, per_device, "cpu" in platforms, max(1.0, common_cores() / width))
     names = tuple(f.name for f in graph.fragments)
     program = PlannedProgram("train", group.name, names, 1, collectives, together=together)
     return Plan(
@@ -232,7 +234,7 @@ def _plan_agents(
         assignment=tuple((f.name, group.name) for f in graph.fragments),
         programs=(program,),
         delayed=delayed,
-        notes=notes if graph.between_agents is not None else notes_of_agents(here, together),
+        notes=notes if graph.between_agents is not None else notes_of_agents(per_device, together),
     )
 
 
@@ -240,8 +242,8 @@ def _plan_whole(plan: Plan) -> Plan:
     """A plan in which all fragments share their devices: one program."""
     (group,), graph = plan.groups, plan.graph
     check_one_device(jaxprs.open_jaxpr(graph.jaxpr).eqns, group, plan.policy, plan.num_devices)
-    exchanged, notes = _exchanged(graph.jaxpr, graph.state_axes, graph.output_axes, group)
-    program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1, exchanged)
+    collectives, notes = _collectives(graph.jaxpr, graph.state_axes, graph.output_axes, group)
+    program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1, collectives)
     return dataclasses.replace(plan, programs=(program,), notes=(*plan.notes, *notes))
 
 
@@ -251,30 +253,30 @@ def _plan_steps(plan: SteppedPlan) -> Plan:
     programs: list[PlannedProgram] = []
     notes = [*plan.notes, *resharding_notes(plan.schedule)]
     for call, times in plan.calls():
-        exchanged: tuple[Collective, ...] = ()
+        collectives: tuple[Collective, ...] = ()
         if _is_predicted(groups[call.group]):
             jaxpr = call.jaxpr
             axes = [v.axis for v in call.inputs], [v.axis for v in call.outputs]
-            exchanged, more = _exchanged(jaxpr, *axes, groups[call.group])
-            notes += more
-        programs.append(PlannedProgram(call.name, call.group, call.fragments, times, exchanged))
+            collectives, new_notes = _collectives(jaxpr, *axes, groups[call.group])
+            notes += new_notes
+        programs.append(PlannedProgram(call.name, call.group, call.fragments, times, collectives))
     return dataclasses.replace(plan, programs=tuple(programs), notes=tuple(dict.fromkeys(notes)))
 
 
-def _exchanged(
+def _collectives(
     jaxpr: ClosedJaxpr, inputs: Sequence[int | None], outputs: Sequence[int | None], group: Group
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """The collectives in one run of a group's program, and the equations that no rule splits, so that every
-    device repeats them.
+    """The collectives in one run of a group's program, and notes on equations without a rule to split them,
+    which every device repeats.
     """
     if not _is_predicted(group):
         return (), ()
     unit = smallest_equivalent(group.rows, lengths_of(jaxprs.open_jaxpr(jaxpr)))
-    ends = tuple(inputs), tuple(outputs)
-    collectives, whole = _EXCHANGED(
-        jaxpr, (unit, *ends), lambda: predict_exchanges(jaxpr, ends[0], unit, ends[1])
+    axes = tuple(inputs), tuple(outputs)
+    collectives, repeated = _COLLECTIVES(
+        jaxpr, (unit, *axes), lambda: predict_exchanges(jaxpr, axes[0], unit, axes[1])
     )
-    return collectives, tuple(map(str, whole))
+    return collectives, tuple(map(str, repeated))
 
 
 def _is_predicted(group: Group) -> bool:

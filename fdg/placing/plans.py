@@ -8,7 +8,14 @@ from typing import Any
 from fdg import jaxprs
 from fdg.drawable import Drawable
 from fdg.placing.memory import peak_by_group, program_bytes
-from fdg.placing.movements import BETWEEN, Movement, PlannedProgram, exchanges, local_movements, transferred
+from fdg.placing.movements import (
+    BETWEEN,
+    Movement,
+    PlannedProgram,
+    collective_movements,
+    local_movements,
+    transfer_movement,
+)
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Move, Schedule
 from fdg.placing.sharded import ShardedLeaf, by_position
@@ -20,18 +27,18 @@ __all__ = ["BETWEEN", "Movement", "Plan", "PlannedProgram", "SteppedPlan"]
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Drawable):
-    """The plan of an engine: one program for all iterations, or for a `SteppedPlan` several.
+    """The plan of an engine: one program for all iterations; a `SteppedPlan` has several programs.
 
     Attributes:
       graph: the placed graph, with the policy's staleness applied.
-      num_devices: the number of given devices.
+      num_devices: the number of devices, used or not.
       groups: the groups with their used devices; groups on the same devices are merged.
       idle: unused devices.
       assignment: the group of each fragment by name, in the graph's order.
       programs: the programs, in the order of their first run in an iteration.
-      delayed: what the staleness delays, or None.
-      unfit: for each group, devices left out because its batches do not divide by them.
-      notes: further sentences, printed at the end.
+      delayed: the leaves and fragments that the staleness delays, or None.
+      unfit: for each group, the devices that it does not use because they do not divide its batches.
+      notes: more sentences, printed at the end.
       sharded: the leaves of the state that rules shard.
       unused_rules: (group, regular expression) of rules that match no leaf.
       unpredicted: groups with sharded parameters, whose collectives are known only after compiling.
@@ -56,15 +63,15 @@ class Plan(Drawable):
         """Every edge and transfer, then every collective."""
         return (
             *local_movements(self.graph.edges, dict(self.assignment)),
-            *(transferred(*each) for each in self.moves()),
-            *exchanges(self.programs),
+            *(transfer_movement(*move) for move in self.moves()),
+            *collective_movements(self.programs),
         )
 
     @functools.cached_property
     def memory(self) -> tuple[tuple[str, int], ...]:
-        """Estimated peak bytes on a device of each group (`placing.memory`).
+        """The estimated peak bytes on a device of each group (`placing.memory`).
 
-        Groups on the same devices have the same, total figure. `Engine.memory` has XLA's.
+        Groups on the same devices have the same figure, their total. `Engine.memory` has XLA's figure.
         """
         (group,), graph = self.groups, self.graph
         donated = range(len(graph.state_axes))
@@ -72,38 +79,38 @@ class Plan(Drawable):
             layouts = by_position(self.sharded, group.name)
             size = program_bytes(graph.jaxpr, graph.state_axes, group.rows, donated, layouts)
         else:  # all states, and the temporary arrays of agents that are mapped together
-            one = program_bytes(graph.jaxpr, (), 1, donated)
-            state = sum(jaxprs.bytes_of(v.aval) for v in jaxprs.open_jaxpr(graph.jaxpr).invars)
-            size = self.agents_here * state + self.together * (one - state)
+            agent_bytes = program_bytes(graph.jaxpr, (), 1, donated)
+            state_bytes = sum(jaxprs.bytes_of(v.aval) for v in jaxprs.open_jaxpr(graph.jaxpr).invars)
+            size = self.agents_here * state_bytes + self.together * (agent_bytes - state_bytes)
         return ((group.name, size),)
 
     @property
     def sharing(self) -> tuple[tuple[str, ...], ...]:
-        """The names of the groups; those on the same devices together."""
-        found: dict[frozenset[int], list[str]] = {}
+        """The names of the groups, in one tuple per set of devices."""
+        names: dict[frozenset[int], list[str]] = {}
         for group in self.groups:
-            found.setdefault(frozenset(group.devices), []).append(group.name)
-        return tuple(map(tuple, found.values()))
+            names.setdefault(frozenset(group.devices), []).append(group.name)
+        return tuple(map(tuple, names.values()))
 
     @property
     def together(self) -> int | None:
-        """Agents that a device maps together, out of `agents_here`; None without an axis of agents."""
+        """The number of agents that a device vmaps at once, out of `agents_here`; None without agents."""
         return self.programs[0].together if self.programs else None
 
     @property
     def agents_here(self) -> int:
-        """Agents on a device."""
+        """The number of agents on a device."""
         return (self.graph.agents or 1) // len(self.groups[0])
 
     def idle_process(self, devices: Sequence[Any]) -> int | None:
-        """The first process without a used device, or None.
+        """The first process without a used device; None if each process has one.
 
         Args:
           devices: the devices that the plan's positions refer to.
         """
         processes = [getattr(device, "process_index", 0) for device in devices]
-        working = {processes[i] for group in self.groups for i in group.devices}
-        return min(set(processes) - working, default=None)
+        used = {processes[i] for group in self.groups for i in group.devices}
+        return min(set(processes) - used, default=None)
 
     def __repr__(self) -> str:
         count = len(self.programs)
@@ -113,11 +120,11 @@ class Plan(Drawable):
         )
 
     def calls(self) -> Iterable[tuple[Call, int]]:
-        """The programs that the host steps, with their runs in an iteration; empty for a single program."""
+        """The programs that the host steps, with their runs per iteration; empty for a single program."""
         return ()
 
     def moves(self) -> Iterable[tuple[Move, int]]:
-        """The transfers between groups, with their runs in an iteration; empty for a single program."""
+        """The transfers between groups, with their runs per iteration; empty for a single program."""
         return ()
 
     def group_of(self, fragment: str) -> Group:
@@ -140,15 +147,15 @@ class SteppedPlan(Plan):
 
     @functools.cached_property
     def memory(self) -> tuple[tuple[str, int], ...]:
-        """As `Plan.memory`."""
-        keys = {name: joined[0] for joined in self.sharing for name in joined}
+        """The estimated peak bytes on a device of each group, over the steps of the schedule."""
+        keys = {name: names[0] for names in self.sharing for name in names}
         peak = peak_by_group(self.schedule, {group.name: group.rows for group in self.groups}, keys)
         return tuple((name, peak[key]) for name, key in keys.items())
 
     def calls(self) -> Iterable[tuple[Call, int]]:
-        """As `Plan.calls`."""
+        """The programs that the host steps, with their runs per iteration."""
         return self.schedule.calls()
 
     def moves(self) -> Iterable[tuple[Move, int]]:
-        """As `Plan.moves`."""
+        """The transfers between groups, with their runs per iteration."""
         return self.schedule.moves()

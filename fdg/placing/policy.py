@@ -19,8 +19,8 @@ from fdg.placing.layout import BATCH, MODEL
 DECLARED = "declared"  # use the sharding rules that the algorithm declares for its network
 
 # A regular expression for leaf paths, and how matching leaves are split. A string ("batch", "model",
-# "batch+model") splits the largest dimension that divides, over these mesh axes. A tuple names the mesh
-# axes of each dimension, as a `PartitionSpec` does (None: not split).
+# "batch+model") splits the largest divisible dimension over these mesh axes. A tuple names the mesh axes of
+# each dimension, as a `PartitionSpec` does (None: not split).
 Rule: TypeAlias = tuple[str, str | tuple[Any, ...]]
 Rules: TypeAlias = tuple[Rule, ...]
 
@@ -29,8 +29,8 @@ Rules: TypeAlias = tuple[Rule, ...]
 class Group:
     """Devices that run the same fragments and split the batch.
 
-    They form a mesh of two axes: the batch is split over `batch`, parameters over either by rules. In a group
-    of three rows with two devices each, devices 0 and 1 form the first row:
+    They form a mesh of two axes: the batch is split over `batch`, and rules split parameters over either or
+    both. In a group of three rows with two devices each, devices 0 and 1 form the first row:
 
     >>> Group("learners", (0, 1, 2, 3, 4, 5), model=2).mesh
     (('batch', 3), ('model', 2))
@@ -38,10 +38,10 @@ class Group:
     Attributes:
       name: the policy's name for it ("workers", "learners").
       devices: positions in the engine's list of devices.
-      exact: whether the user set this number of devices, which then must divide the batch.
+      exact: True if the user set this number of devices, which then must divide the batch.
       model: the size of the mesh's `model` axis.
-      parameters: rules for sharded leaves of the state (`parameter_rules`); `DECLARED` for those of the
-        algorithm.
+      parameters: rules for sharded leaves of the state (`parameter_rules`); `DECLARED` for the algorithm's
+        rules.
       whole_along_batch: replicate parameters over `batch` (only the `model` part of each rule applies), for
         devices that generate.
       apart: do not merge with groups on the same devices, because its parameters have another layout.
@@ -77,14 +77,14 @@ class Group:
 
     @property
     def mesh(self) -> tuple[tuple[str, int], ...]:
-        """Name and size of each mesh axis; only the batch axis if no parameters are sharded."""
+        """The name and size of each mesh axis; only the batch axis if no parameters are sharded."""
         if self.model == 1 and not self.parameters:
             return ((BATCH, len(self.devices)),)
         return (BATCH, self.rows), (MODEL, self.model)
 
     @property
     def shards(self) -> bool:
-        """Whether values may be sharded in other ways than along the batch."""
+        """Whether values may be sharded other than along the batch."""
         return len(self.devices) > 1 and bool(self.parameters)
 
 
@@ -96,8 +96,9 @@ def parameter_rules(given: Any) -> Rules | str:
 
     Args:
       given: pairs of a regular expression and a sharding (a `PartitionSpec`, a tuple with the mesh axes of
-        each dimension, or mesh axes for the largest dimension that divides: "batch", "model", "batch+model";
-        None for replicated), as a sequence or a dict; "fsdp" for every leaf over "batch"; "declared"; None.
+        each dimension, or mesh axes for the largest divisible dimension: "batch", "model", "batch+model";
+        None for replicated), as a sequence or a dict; "fsdp" to split every leaf over "batch"; "declared";
+        None for no rules.
 
     >>> parameter_rules({"kernel": PartitionSpec(None, "model"), "bias": None})
     (('kernel', (None, 'model')), ('bias', ()))
@@ -113,20 +114,20 @@ def parameter_rules(given: Any) -> Rules | str:
             return ((".*", BATCH),)
         raise PlanError(f"parameters={given!r}: give rules, 'fsdp' or '{DECLARED}'")
     if not isinstance(given, Mapping | Iterable):
-        raise PlanError(f"parameters={given!r}: give pairs of a regular expression and what it splits")
+        raise PlanError(f"parameters={given!r}: give pairs of a regular expression and a sharding")
     pairs = given.items() if isinstance(given, Mapping) else given
     if not isinstance(pairs, Iterable):
         raise PlanError(f"parameters={quoted(given)}: give rules, 'fsdp' or '{DECLARED}'")
     rules = []
     for rule in pairs:
         if not (isinstance(rule, Sequence) and not isinstance(rule, str) and len(rule) == 2):
-            raise PlanError(f"parameters: {rule!r} is no pair of a regular expression and what it splits")
+            raise PlanError(f"parameters: {rule!r} is not a pair of a regular expression and a sharding")
         pattern, spec = rule
         try:
             re.compile(pattern)
         except (re.error, TypeError) as error:
-            raise PlanError(f"parameters: {pattern!r} is no regular expression: {error}") from None
-        rules.append((pattern, _checked(pattern, spec)))
+            raise PlanError(f"parameters: {pattern!r} is not a regular expression: {error}") from None
+        rules.append((pattern, _checked_sharding(pattern, spec)))
     return tuple(rules)
 
 
@@ -137,19 +138,20 @@ def over_model_alone(rules: Rules) -> Rules:
     (('a', 'model'), ('b', (None, 'model')), ('c', ()))
     """
 
-    def along(entry: Any) -> Any:
+    def model_axes(entry: Any) -> Any:
         names = [name for name in (entry if isinstance(entry, tuple) else (entry,)) if name != BATCH]
         return None if not names else names[0] if len(names) == 1 else tuple(names)
 
-    def of(spec: Any) -> Any:
+    def without_batch(spec: Any) -> Any:
         if isinstance(spec, str):
             return "+".join(name for name in spec.split("+") if name != BATCH) or ()
-        return tuple(map(along, spec))
+        return tuple(map(model_axes, spec))
 
-    return tuple((pattern, of(spec)) for pattern, spec in rules)
+    return tuple((pattern, without_batch(spec)) for pattern, spec in rules)
 
 
-def _checked(pattern: str, spec: Any) -> str | tuple[Any, ...]:
+def _checked_sharding(pattern: str, spec: Any) -> str | tuple[Any, ...]:
+    """Checks a rule's sharding and makes it hashable."""
     if spec is None:
         return ()
     if not isinstance(spec, str | tuple | list | PartitionSpec):
@@ -160,10 +162,10 @@ def _checked(pattern: str, spec: Any) -> str | tuple[Any, ...]:
     names: list[Any] = []
     for entry in spec.split("+") if isinstance(spec, str) else entries:
         names += entry if isinstance(entry, tuple) else [] if entry is None else [entry]
-    wrong = next((name for name in names if name not in (BATCH, MODEL)), None)
-    if wrong is not None:
+    unknown = next((name for name in names if name not in (BATCH, MODEL)), None)
+    if unknown is not None:
         raise PlanError(
-            f"parameters: rule '{pattern}' splits over {str(wrong)!r}: a group's mesh has the axes"
+            f"parameters: rule '{pattern}' splits over {str(unknown)!r}: a group's mesh has the axes"
             f" '{BATCH}' and '{MODEL}'"
         )
     if len(set(names)) < len(names):
@@ -174,13 +176,13 @@ def _checked(pattern: str, spec: Any) -> str | tuple[Any, ...]:
 class Policy(Protocol):
     """A distribution policy: a frozen, hashable dataclass.
 
-    An optional field `staleness` is the age of the actors' parameters in iterations, and `lag` in
+    The optional fields `staleness` and `lag` are the age of the actors' parameters, in iterations and in
     micro-batches (`policies.parameters.Lags`). A class attribute `uses_host = True` requests the host's CPU
-    besides accelerators (see `with_host`).
+    in addition to accelerators (`with_host`).
     """
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
-        """The group of each role that the policy names; other roles follow their data.
+        """The group of each role that the policy names; fragments of other roles follow their data.
 
         Args:
           devices: the platform of each device, such as "cpu" or "gpu".
@@ -204,7 +206,7 @@ def check_policy(policy: Any) -> None:
         except FdgError as error:  # no policy has this name
             raise PlanError(str(error)) from None
         raise PlanError(
-            f"{policy!r} is no policy but the name of one: write policies.get({policy!r})(), which is"
+            f"{policy!r} is the name of a policy, not a policy: write policies.get({policy!r})(), which is"
             f" a value such as policies.GPUOnly()"
         )
     if not callable(getattr(policy, "place", None)):
@@ -212,20 +214,20 @@ def check_policy(policy: Any) -> None:
         if callable(getattr(policy, "iterate", None)):
             raise PlanError(f"{quoted(policy)} is an algorithm in the place of the policy: exchange the two")
         raise PlanError(
-            f"{quoted(policy)} is no policy: use a value such as policies.GPUOnly(), which has place(devices)"
-            f"{by_name}"
+            f"{quoted(policy)} is not a policy: use a value such as policies.GPUOnly(), which has"
+            f" place(devices){by_name}"
         )
     check_takes(policy.place, ("devices",), f"{type(policy).__name__}.place")
-    # Ours alone: annotations in a user's policy may be meant loosely. Numbers of devices are refused where
-    # groups are made, with what would fit.
+    # Only fdg's policies: annotations in a user's policy may be imprecise. Numbers of devices are checked
+    # when groups are made, with an error that names numbers that fit.
     if dataclasses.is_dataclass(policy) and type(policy).__module__.split(".")[0] == "policies":
         fields = dataclasses.fields(policy)
         counts = {f.name for f in fields if f.metadata.get("devices")} | {"staleness", "lag"}  # have checks
-        given = [
+        checked = [
             f.name for f in fields if not (f.name in counts and isinstance(getattr(policy, f.name), float))
         ]
         try:
-            check_fields(policy, *given)
+            check_fields(policy, *checked)
         except FdgError as error:
             raise PlanError(str(error)) from None
 
@@ -236,38 +238,38 @@ def checked_devices(devices: Any) -> list[Any]:
     For planning, any object with a `platform` counts as a device.
     """
     if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
-        there = jax.devices()
-        if not 1 <= devices <= len(there):
+        available = jax.devices()
+        if not 1 <= devices <= len(available):
             raise PlanError(
-                f"devices={devices}: there are {len(there)}; on a CPU, fdg.host_devices({max(1, devices)})"
-                " makes more, if it is called before JAX starts"
+                f"devices={devices}: there are {len(available)}; on a CPU,"
+                f" fdg.host_devices({max(1, devices)}) configures more, if it is called before JAX starts"
             )
-        return there[:devices]
+        return available[:devices]
     if isinstance(devices, str | bytes | os.PathLike) or not isinstance(devices, Iterable):
         is_file = isinstance(devices, str | os.PathLike) and os.path.splitext(devices)[1]
-        file = "; a cluster's file is one of fdg plan --cluster FILE" if is_file else ""
+        file = "; a cluster file is for fdg plan --cluster FILE" if is_file else ""
         raise PlanError(
             f"devices={quoted(devices)}: give a number (8) or a list of devices, such as jax.devices(){file}"
         )
-    found = list(devices)
-    for position, device in enumerate(found):
+    device_list = list(devices)
+    for position, device in enumerate(device_list):
         if not hasattr(device, "platform"):
             raise PlanError(
-                f"devices[{position}] is {quoted(device)}, and no device:"
-                " give a list such as jax.devices()[:2]"
+                f"devices[{position}] is {quoted(device)}, which is not a device: give a list such as"
+                " jax.devices()[:2]"
             )
-        earlier = [i for i in range(position) if found[i] is device]
+        earlier = [i for i in range(position) if device_list[i] is device]
         if earlier:
             raise PlanError(
                 f"devices has {device} twice, at {earlier[0]} and {position}: name each device once"
             )
-    return found
+    return device_list
 
 
 def with_host(policy: Policy, devices: Sequence[jax.Device]) -> list[jax.Device]:
-    """Puts the host's CPU before the accelerators if the policy uses it.
+    """Adds the host's CPU before the accelerators if the policy uses it.
 
-    With one process only: with several, each would add its own.
+    Only with one process: with several, each would add its CPU.
     """
     accelerators = bool(devices) and devices[0].platform != "cpu"
     if not (getattr(policy, "uses_host", False) and accelerators and jax.process_count() == 1):

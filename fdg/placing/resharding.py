@@ -1,14 +1,14 @@
-"""Resharding on the same devices, such as of parameters between training and generation.
+"""Resharding on the same devices, for example of parameters between training and generation.
 
     training    batch 2, model 4    kernel [64, 32] as (model): each device has a quarter
     generation  batch 4, model 2    the same devices in rows of two; kernel as (model)
     both        batch 2, g 2, j 2   a common mesh: training splits over (g, j), generation over (g)
     change      all-gather along j in groups of 2; back by slicing, without communication
 
-If each device's part before lies within its part afterwards (along each dimension, the axes afterwards are
-the first of those before), parts are all-gathered in small groups and nothing else moves: zero redundancy
-(Sheng et al., arXiv 2409.19256, section 5.3). Then `scheduling.unsharding` gathers parameters just before
-their use, leaf by leaf, and frees each leaf's parts; after the last use, leaves are sliced back.
+If each device's old part lies within its new part (along each dimension, the new axes are the first of the
+old axes), parts are all-gathered in small groups and nothing else moves: zero redundancy (Sheng et al., arXiv
+2409.19256, section 5.3). Then `scheduling.unsharding` gathers parameters just before their use, leaf by leaf,
+and frees each leaf's parts; after the last use, leaves are sliced back.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class CommonMesh:
 
     axes: tuple[tuple[str, int], ...]  # name and size of each axis, major to minor
     devices: tuple[int, ...]  # positions of the devices in the mesh's order, which is the source's
-    # for each axis of the source's mesh, the axes here that it consists of, major to minor
+    # each axis of the source's mesh, with the axes of `axes` that it consists of, major to minor
     source: tuple[tuple[str, tuple[str, ...]], ...]
     target: tuple[tuple[str, tuple[str, ...]], ...]  # the same for the target's mesh
 
@@ -45,66 +45,70 @@ def common_mesh(source: Group, target: Group) -> CommonMesh | None:
     """
     if set(source.devices) != set(target.devices) or len(source) < 2:
         return None
-    place = {device: i for i, device in enumerate(source.devices)}
-    positions = [place[device] for device in target.devices]
-    digits: dict[str, list[tuple[int, int]]] = {}  # of each target axis, the slowest first: (size, stride)
+    position_of = {device: i for i, device in enumerate(source.devices)}
+    positions = [position_of[device] for device in target.devices]
+    digits: dict[str, list[tuple[int, int]]] = {}  # (size, stride) by target axis, the slowest first
     sizes = [size for _, size in target.mesh]
     for k, (name, size) in enumerate(target.mesh):
-        step = math.prod(sizes[k + 1 :])
-        found = _digits([positions[i * step] for i in range(size)])
-        if found is None:
+        stride_of_axis = math.prod(sizes[k + 1 :])
+        axis_digits = _digits([positions[i * stride_of_axis] for i in range(size)])
+        if axis_digits is None:
             return None
-        digits[name] = found
+        digits[name] = axis_digits
     cuts = {1, len(source)}
     for k in range(len(source.mesh)):
         cuts.add(math.prod(size for _, size in source.mesh[k:]))
-    cuts |= {edge for found in digits.values() for n, stride in found for edge in (stride, n * stride)}
+    cuts |= {
+        edge for axis_digits in digits.values() for n, stride in axis_digits for edge in (stride, n * stride)
+    }
     edges = sorted(cuts)
     if any(b % a for a, b in itertools.pairwise(edges)):
         return None
     ranges = list(itertools.pairwise(edges))[::-1]  # the slowest first
     names = {span: f"m{i}" for i, span in enumerate(ranges)}
 
-    def between(low: int, high: int) -> tuple[str, ...]:
+    def axes_between(low: int, high: int) -> tuple[str, ...]:
         return tuple(names[a, b] for a, b in ranges if low <= a and b <= high)
 
-    ends = [math.prod(size for _, size in source.mesh[k:]) for k in range(len(source.mesh) + 1)]
-    of_source = tuple((name, between(ends[k + 1], ends[k])) for k, (name, _) in enumerate(source.mesh))
-    of_target = tuple(
-        (name, tuple(axis for n, stride in digits[name] for axis in between(stride, n * stride)))
+    strides = [math.prod(size for _, size in source.mesh[k:]) for k in range(len(source.mesh) + 1)]
+    source_axes = tuple(
+        (name, axes_between(strides[k + 1], strides[k])) for k, (name, _) in enumerate(source.mesh)
+    )
+    target_axes = tuple(
+        (name, tuple(axis for n, stride in digits[name] for axis in axes_between(stride, n * stride)))
         for name, _ in target.mesh
     )
     axes = tuple((names[a, b], b // a) for a, b in ranges)
-    made = CommonMesh(axes, source.devices, of_source, of_target)
-    return made if _order(made) == list(target.devices) else None
+    mesh = CommonMesh(axes, source.devices, source_axes, target_axes)
+    return mesh if _target_order(mesh) == list(target.devices) else None
 
 
 def _digits(positions: Sequence[int]) -> list[tuple[int, int]] | None:
     """Sizes and strides of the mixed-radix digits of a row of positions, major to minor."""
-    found: list[tuple[int, int]] = []
-    count = 1
-    while count < len(positions):
-        stride, size = positions[count] - positions[0], 1
-        while size * count < len(positions) and positions[size * count] - positions[0] == size * stride:
+    digits: list[tuple[int, int]] = []
+    covered = 1
+    while covered < len(positions):
+        stride, size = positions[covered] - positions[0], 1
+        while size * covered < len(positions) and positions[size * covered] - positions[0] == size * stride:
             size += 1
-        if stride < 1 or len(positions) % (size * count):
+        if stride < 1 or len(positions) % (size * covered):
             return None
-        found.insert(0, (size, stride))
-        count *= size
-    return found
+        digits.insert(0, (size, stride))
+        covered *= size
+    return digits
 
 
-def _order(mesh: CommonMesh) -> list[int]:
+def _target_order(mesh: CommonMesh) -> list[int]:
     """The devices in the target's order."""
     sizes = dict(mesh.axes)
     names = [axis for _, axes in mesh.target for axis in axes]
     if sorted(names) != sorted(sizes):
         return []
     strides = {name: math.prod(n for _, n in mesh.axes[i + 1 :]) for i, (name, _) in enumerate(mesh.axes)}
-    places = itertools.product(*(range(sizes[name]) for name in names))
+    coordinates = itertools.product(*(range(sizes[name]) for name in names))
     return [
-        mesh.devices[sum(at * strides[name] for at, name in zip(place, names, strict=True))]
-        for place in places
+        mesh.devices[sum(index * strides[name] for index, name in zip(coordinate, names, strict=True))]
+        for coordinate in coordinates
     ]
 
 
@@ -123,34 +127,36 @@ class Change:
         return self.source.number // self.target.number if self.kind == GATHER else 1
 
     def arriving(self, size: int) -> int:
-        """Bytes that arrive on all devices, for an array of `size` bytes."""
+        """The bytes that arrive on all devices, for an array of `size` bytes."""
         part = size // self.target.number
-        kept = {STAYS: part, SLICE: part, GATHER: size // self.source.number, EXCHANGE: 0}[self.kind]
-        return (part - kept) * self.target.devices
+        local = {STAYS: part, SLICE: part, GATHER: size // self.source.number, EXCHANGE: 0}[self.kind]
+        return (part - local) * self.target.devices
 
     def temporary(self, size: int) -> int:
-        """Bytes that a device temporarily needs besides both parts, at most.
+        """The maximum bytes that a device temporarily needs in addition to both parts.
 
         Slicing needs none, nor does gathering along the first dimension, which is contiguous. Gathering along
-        another one needs the result before it is transposed; along several, the intermediate results. For
-        anything else, XLA may materialise the whole array.
+        another dimension needs the result before it is transposed; along several, the intermediate results.
+        For an exchange, XLA may materialise the whole array.
         """
         if self.kind == EXCHANGE:
             return size
         pairs = zip(self.source.parts, self.target.parts, strict=True)
-        grown = [i for i, (a, b) in enumerate(pairs) if a > b]
+        gathered = [i for i, (a, b) in enumerate(pairs) if a > b]
         if self.kind != GATHER:
             return 0
         part = size // self.target.number
-        if len(grown) > 1:
-            return part // max(self.source.parts[i] // self.target.parts[i] for i in grown)
-        before = math.prod(self.target.shape[: grown[0]]) // math.prod(self.target.parts[: grown[0]])
-        return part if before > 1 else 0
+        if len(gathered) > 1:
+            return part // max(self.source.parts[i] // self.target.parts[i] for i in gathered)
+        outer_size = math.prod(self.target.shape[: gathered[0]]) // math.prod(
+            self.target.parts[: gathered[0]]
+        )
+        return part if outer_size > 1 else 0
 
 
 def change(mesh: CommonMesh, source: Layout, target: Layout) -> Change:
-    """The resharding from a layout on the source's mesh to one on the target's."""
-    before, after = _written(source, mesh, mesh.source), _written(target, mesh, mesh.target)
+    """The resharding from a layout on the source's mesh to a layout on the target's mesh."""
+    before, after = _on_common_mesh(source, mesh, mesh.source), _on_common_mesh(target, mesh, mesh.target)
     rank = len(source.shape)
     old, new = (
         [tuple(axes) for axes in (*layout.spec, *[()] * (rank - len(layout.spec)))]
@@ -168,10 +174,12 @@ def change(mesh: CommonMesh, source: Layout, target: Layout) -> Change:
     return Change(mesh, before, after, kind)
 
 
-def _written(layout: Layout, mesh: CommonMesh, axes: Sequence[tuple[str, tuple[str, ...]]]) -> Layout:
-    made: Mapping[str, tuple[str, ...]] = dict(axes)
+def _on_common_mesh(layout: Layout, mesh: CommonMesh, axes: Sequence[tuple[str, tuple[str, ...]]]) -> Layout:
+    """A layout on the common mesh; `axes` are the common axes of each axis of the layout's mesh."""
+    common_axes: Mapping[str, tuple[str, ...]] = dict(axes)
     sizes = dict(mesh.axes)
     spec: Spec = tuple(
-        tuple(axis for name in names for axis in made[name] if sizes[axis] > 1) for names in layout.spec
+        tuple(axis for name in names for axis in common_axes[name] if sizes[axis] > 1)
+        for names in layout.spec
     )
     return Layout(layout.shape, spec, mesh.axes)

@@ -1,11 +1,11 @@
 """Sharded parameters: rules on the paths of leaves, and the layouts of a schedule's values.
 
-    rules   (("kernel", (None, "model")), ("", "batch"))        of a group with the mesh batch 2, model 4
+    rules   (("kernel", (None, "model")), ("", "batch"))        for a group with the mesh batch 2, model 4
     leaves  .params['in']['kernel'] [32, 64]   the first rule   spec ((), ("model",))   parts (1, 4)
             .params['in']['bias'] [64]         the second       spec (("batch",),)      parts (2,)
             .step []                           none             replicated
 
-Parameters and optimiser state have paths with the same ends, so one rule matches both. Values that become
+The paths of parameters and of their optimiser state end alike, so one rule matches both. Values that become
 such a leaf (in the next iteration, or in a loop) have its layout.
 """
 
@@ -23,7 +23,7 @@ from fdg import keys
 from fdg.errors import PlanError
 from fdg.placing.layout import BATCH, MODEL, Layout, Spec
 from fdg.placing.policy import DECLARED, Group, Policy
-from fdg.placing.regions.region import connected
+from fdg.placing.regions.region import connected_sets
 from fdg.placing.scheduling.liveness import donatable
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, Schedule, Value, all_steps
 from fdg.tracing.graph import FDG
@@ -34,28 +34,32 @@ class ShardedLeaf:
     """A leaf of the state that a group's rule matches."""
 
     position: int  # its position among the state's leaves
-    path: str  # its path in the algorithm's state, as by `jax.tree_util.keystr`
+    path: str  # its path in the algorithm's state, written by `jax.tree_util.keystr`
     group: str  # the group's name
     rule: str  # the matching regular expression
-    layout: Layout  # its layout on the group's devices; replicated if no dimension divides
+    layout: Layout  # its layout on the group's devices; replicated if no dimension is divisible
 
     def of_agents(self, count: int | None) -> "ShardedLeaf":
         """The leaf with a leading, unsplit axis of agents; itself for None."""
         if count is None:
             return self
-        one = self.layout
-        layout = Layout((count, *one.shape), ((), *one.spec) if one.spec else (), one.mesh)
+        agent_layout = self.layout
+        layout = Layout(
+            (count, *agent_layout.shape),
+            ((), *agent_layout.spec) if agent_layout.spec else (),
+            agent_layout.mesh,
+        )
         return dataclasses.replace(self, layout=layout)
 
 
 def with_rules(group: Group, graph: FDG, policy: Policy) -> Group:
-    """The group with the rules declared by the algorithm, if it asks for them."""
+    """The group, with the algorithm's rules if its `parameters` are `DECLARED`."""
     if group.parameters != DECLARED:
         return group
     if not graph.parameter_rules:
         raise PlanError(
-            f"{policy}: {graph.name} declares no rules for sharded parameters: give it (or its network) an"
-            f" attribute parameter_rules, or give the policy parameters=<rules>, such as 'fsdp'"
+            f"{policy}: {graph.name} declares no rules for sharded parameters: give the algorithm (or its"
+            f" network) an attribute parameter_rules, or the policy parameters=<rules>, such as 'fsdp'"
         )
     return dataclasses.replace(group, parameters=graph.parameter_rules)
 
@@ -63,12 +67,12 @@ def with_rules(group: Group, graph: FDG, policy: Policy) -> Group:
 def sharded_leaves(graph: FDG, group: Group, policy: Policy, state: Any = None) -> list[ShardedLeaf]:
     """The leaves of the state that a group's rules match, without batches, keys and scalars.
 
-    `state` is the algorithm's own part of the graph's state: its first leaves.
+    `state` is the algorithm's state, whose leaves are the first of the graph's state; None for all leaves.
     """
     if not group.shards:
         return []
     assert not isinstance(group.parameters, str)
-    found = []
+    sharded = []
     paths = jax.tree_util.tree_leaves_with_path(graph.state if state is None else state)
     for i, ((path, leaf), axis) in enumerate(zip(paths, graph.state_axes, strict=False)):
         if axis is not None or not leaf.shape or keys.is_key(leaf.dtype):
@@ -77,9 +81,9 @@ def sharded_leaves(graph: FDG, group: Group, policy: Policy, state: Any = None) 
         for pattern, spec in group.parameters:
             if re.search(pattern, name):
                 layout = _layout(pattern, spec, name, tuple(leaf.shape), group, policy)
-                found.append(ShardedLeaf(i, name, group.name, pattern, layout))
+                sharded.append(ShardedLeaf(i, name, group.name, pattern, layout))
                 break
-    return found
+    return sharded
 
 
 def unused_rules(group: Group, leaves: Iterable[ShardedLeaf]) -> list[str]:
@@ -87,26 +91,27 @@ def unused_rules(group: Group, leaves: Iterable[ShardedLeaf]) -> list[str]:
     if not group.shards:
         return []
     assert not isinstance(group.parameters, str)
-    taken = {leaf.rule for leaf in leaves if leaf.group == group.name}
-    return [pattern for pattern, _ in group.parameters if pattern not in taken]
+    used = {leaf.rule for leaf in leaves if leaf.group == group.name}
+    return [pattern for pattern, _ in group.parameters if pattern not in used]
 
 
 def _layout(
     pattern: str, spec: Any, name: str, shape: tuple[int, ...], group: Group, policy: Policy
 ) -> Layout:
+    """The layout of a leaf under a rule; raises `PlanError` if the rule does not fit its shape."""
     sizes = dict(group.mesh)
     if isinstance(spec, str):
         axes = tuple(spec.split("+"))
-        width = math.prod(sizes[axis] for axis in axes)
-        fitting = [i for i, n in enumerate(shape) if n % width == 0 and n]
-        if not fitting:
+        parts = math.prod(sizes[axis] for axis in axes)
+        divisible = [i for i, n in enumerate(shape) if n % parts == 0 and n]
+        if not divisible:
             return Layout(shape, (), group.mesh)
-        widest = max(fitting, key=lambda i: shape[i])
+        widest = max(divisible, key=lambda i: shape[i])
         return Layout(shape, (*[()] * widest, axes), group.mesh)
-    where = f"{policy}: rule '{pattern}' splits {name} {list(shape)} as ({', '.join(map(str, spec))})"
+    rule_text = f"{policy}: rule '{pattern}' splits {name} {list(shape)} as ({', '.join(map(str, spec))})"
     if len(spec) > len(shape):
         raise PlanError(
-            f"{where}, which names {len(spec)} dimensions of {len(shape)}: name at most {len(shape)}, or"
+            f"{rule_text}, which names {len(spec)} dimensions of {len(shape)}: name at most {len(shape)}, or"
             f" put a rule for this leaf before it"
         )
     entries: Spec = tuple(e if isinstance(e, tuple) else () if e is None else (e,) for e in spec)
@@ -114,9 +119,9 @@ def _layout(
     for n, parts, axes in zip(shape, layout.parts, entries, strict=False):
         if n % parts:
             raise PlanError(
-                f"{where}, but {n} does not divide by the {parts} devices of group '{group.name}' along"
-                f" {' and '.join(axes)}: use a size that does, another number of devices, or put a rule for"
-                f" this leaf before it"
+                f"{rule_text}, but {n} does not divide by the {parts} devices of group '{group.name}' along"
+                f" {' and '.join(axes)}: use a size that divides, another number of devices, or put a rule"
+                f" for this leaf before it"
             )
     return layout
 
@@ -125,44 +130,46 @@ def _layout(
 
 
 def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[ShardedLeaf]) -> Schedule:
-    """The schedule with the layout of each value.
+    """Sets the layout of each value of a schedule.
 
     Values of a sharded leaf have the leaf's layout, and so do values that become such a leaf. A value that
-    becomes two leaves with different layouts is replicated. Of a leaf that several groups keep, the primary
-    copy is the one that is split the most.
+    becomes two leaves with different layouts is replicated. If several groups keep a leaf, the copy that is
+    split into the most parts becomes the primary copy.
     """
     meshes = {group.name: group.mesh for group in groups}
     specs = _specs(schedule, leaves) if leaves else {}
 
     @functools.cache
-    def of(value: Value) -> Value:
-        found, mesh = specs.get((value.variable, value.group)), meshes[value.group]
+    def with_layout(value: Value) -> Value:
+        spec, mesh = specs.get((value.variable, value.group)), meshes[value.group]
         layout = (
             Layout.of_batch(value.shape, value.axis, mesh)
-            if found is None
-            else Layout(value.shape, found, mesh)
+            if spec is None
+            else Layout(value.shape, spec, mesh)
         )
         return dataclasses.replace(value, layout=layout)
 
-    def mapped(node: Any) -> Any:
+    def replace_values(node: Any) -> Any:
         """A step, or a part of one, with all values replaced."""
         if isinstance(node, Value):
-            return of(node)
+            return with_layout(node)
         if type(node) is tuple:
-            return tuple(map(mapped, node))
+            return tuple(map(replace_values, node))
         if not isinstance(node, Call | Move | Repeat | Schedule):
             return node
-        parts = {field.name: mapped(getattr(node, field.name)) for field in dataclasses.fields(node)}
+        num_parts = {
+            field.name: replace_values(getattr(node, field.name)) for field in dataclasses.fields(node)
+        }
         if isinstance(node, Call) and specs:
-            parts["donated"] = donatable(parts["inputs"], parts["outputs"], node.freed)
-        return dataclasses.replace(node, **parts)
+            num_parts["donated"] = donatable(num_parts["inputs"], num_parts["outputs"], node.freed)
+        return dataclasses.replace(node, **num_parts)
 
-    def parts(value: Value) -> int:
+    def num_parts(value: Value) -> int:
         return value.laid_out.number if (value.variable, value.group) in specs else 0
 
-    made = mapped(schedule)
-    leaves_of = (sorted(copies, key=parts, reverse=True) for copies in made.leaves)
-    return dataclasses.replace(made, leaves=tuple(map(tuple, leaves_of)))
+    laid_out = replace_values(schedule)
+    leaves_of = (sorted(copies, key=num_parts, reverse=True) for copies in laid_out.leaves)
+    return dataclasses.replace(laid_out, leaves=tuple(map(tuple, leaves_of)))
 
 
 def _specs(schedule: Schedule, leaves: Sequence[ShardedLeaf]) -> dict[tuple[Any, str], Spec]:
@@ -171,26 +178,26 @@ def _specs(schedule: Schedule, leaves: Sequence[ShardedLeaf]) -> dict[tuple[Any,
     for step, _ in all_steps(schedule.steps):
         if isinstance(step, Repeat):
             pairs += (*step.enter, *step.carry, *step.leave)
-    same = connected((a.variable, b.variable) for a, b in pairs)
-    # Of each set of variables, on each group: the specs of the leaves in it, with None for one without.
-    found: dict[tuple[int, str], set[Spec | None]] = collections.defaultdict(set)
+    set_of = connected_sets((a.variable, b.variable) for a, b in pairs)
+    # By set of variables and group: the specs of the leaves in the set; None for a leaf without a spec.
+    specs_by_set: dict[tuple[int, str], set[Spec | None]] = collections.defaultdict(set)
     variables: dict[int, set[Any]] = {}
-    by_place = {(leaf.position, leaf.group): leaf.layout.spec for leaf in leaves}
+    spec_of_leaf = {(leaf.position, leaf.group): leaf.layout.spec for leaf in leaves}
     for i, copies in enumerate(schedule.leaves):
         for value in copies:
-            together = same.setdefault(value.variable, {value.variable})
-            variables[id(together)] = together
-            found[id(together), value.group].add(by_place.get((i, value.group)))
+            variable_set = set_of.setdefault(value.variable, {value.variable})
+            variables[id(variable_set)] = variable_set
+            specs_by_set[id(variable_set), value.group].add(spec_of_leaf.get((i, value.group)))
     specs: dict[tuple[Any, str], Spec] = {}
-    for (set_id, group), several in found.items():
-        spec = next(iter(several))
-        if len(several) == 1 and spec:
+    for (set_id, group), set_specs in specs_by_set.items():
+        spec = next(iter(set_specs))
+        if len(set_specs) == 1 and spec:
             specs.update(((variable, group), spec) for variable in variables[set_id])
     return specs
 
 
 def by_position(leaves: Sequence[ShardedLeaf], group: str) -> Mapping[int, Layout]:
-    """The layouts of a group's sharded leaves by position."""
+    """The layouts of a group's sharded leaves, by the leaf's position."""
     return {leaf.position: leaf.layout for leaf in leaves if leaf.group == group}
 
 

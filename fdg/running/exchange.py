@@ -1,8 +1,8 @@
 """Transfers of arrays between groups of devices in different processes, by collectives.
 
-Device-to-device copies cannot leave a process. So a program on the devices of both groups sends each chunk
-from its source device to the devices that need it (`ppermute`); devices with nothing to send, send zeros.
-Chunks with equal routes are sent as one array.
+Device-to-device copies work only within a process. So a program on the devices of both groups sends each
+chunk from its source device to the devices that need it (`ppermute`). Devices without a chunk to send, send
+zeros. Chunks with equal routes are sent as one array.
 """
 
 import math
@@ -16,11 +16,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs, keys
 from fdg.lowering.mesh import layout_sharding, make_mesh, partition_spec
-from fdg.placing.layout import Layout, route
+from fdg.placing.layout import Layout, find_route
 from fdg.running.transfers import cut_up, join_up, part_shape, per_device
 
-_ALL = "devices"  # the axis of the mesh of both groups
-_Ends = tuple[tuple[int, int], ...]  # (from, to) devices
+_DEVICE_AXIS = "devices"  # the axis of the mesh of both groups
+_Pairs = tuple[tuple[int, int], ...]  # (from, to) devices
 
 
 class Crossings:
@@ -30,12 +30,12 @@ class Crossings:
         self._pending: list[jax.Array] = []
 
     def wait(self) -> None:
-        """Waits until the last collective has ended; raises its error, once."""
+        """Waits until the last collective has ended; raises its error at the first call only."""
         pending, self._pending = self._pending, []
         jax.block_until_ready(pending)
 
     def started(self, results: Sequence[jax.Array]) -> None:
-        """Registers a started collective by its results."""
+        """Registers the collective that was started last, by its results."""
         self._pending = list(results)
 
 
@@ -54,33 +54,37 @@ class Exchange:
     ):
         self.source, self.target, self.layouts = source, target, list(layouts)
         devices = list(dict.fromkeys((*source.devices.flat, *target.devices.flat)))
-        self.union = make_mesh(devices, _ALL)
+        self.union = make_mesh(devices, _DEVICE_AXIS)
         self._position = {device: i for i, device in enumerate(devices)}
-        self._routes = [route(a, b) for a, b in self.layouts]
+        self._routes = [find_route(a, b) for a, b in self.layouts]
         self._crossings = crossings or Crossings()
         self.programs: dict[str, Any] = {}
         self.bytes = 0
-        here = jax.process_index()
+        process = jax.process_index()
         self._local, self._sources, self._targets = (
-            [d for d in some if d.process_index == here]
-            for some in (devices, source.devices.flat, target.devices.flat)
+            [d for d in mesh_devices if d.process_index == process]
+            for mesh_devices in (devices, source.devices.flat, target.devices.flat)
         )
         self._sharding = {mesh: NamedSharding(mesh, _block_spec(mesh)) for mesh in (self.union, target)}
-        self._zeros: dict[Any, Any] = {}
+        self._zero_blocks: dict[Any, Any] = {}
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
         """The programs: ("cut", "exchange" or "join", mesh, function, its argument)."""
-        self._sent: list[jax.ShapeDtypeStruct] = []  # for each array, a device's stacked chunks
-        self._taken: list[jax.ShapeDtypeStruct] = []
-        for shape, way, (a, _) in zip(shapes, self._routes, self.layouts, strict=True):
-            count = [n * k for n, k in zip(a.parts, way.cuts, strict=True)]
-            wire = jax.eval_shape(_to_wire, jax.ShapeDtypeStruct(part_shape(a, count), shape.dtype))
-            for blocks, number in ((self._sent, math.prod(way.cuts)), (self._taken, len(way.chunks))):
-                blocks.append(jax.ShapeDtypeStruct((number, *wire.shape), wire.dtype))
+        self._sent_blocks: list[jax.ShapeDtypeStruct] = []  # for each array, a device's stacked chunks
+        self._received_blocks: list[jax.ShapeDtypeStruct] = []
+        for shape, route, (a, _) in zip(shapes, self._routes, self.layouts, strict=True):
+            num_chunks = [n * k for n, k in zip(a.parts, route.cuts, strict=True)]
+            wire = jax.eval_shape(_to_wire, jax.ShapeDtypeStruct(part_shape(a, num_chunks), shape.dtype))
+            for blocks, count in (
+                (self._sent_blocks, math.prod(route.cuts)),
+                (self._received_blocks, len(route.chunks)),
+            ):
+                blocks.append(jax.ShapeDtypeStruct((count, *wire.shape), wire.dtype))
+        sent, received = self._sent_blocks, self._received_blocks
         return [
             ("cut", self.source, self._cut_function(), list(shapes)),
-            ("exchange", self.union, self._exchange_function(), self._stacked(self._sent, self.union)),
-            ("join", self.target, self._join_function(shapes), self._stacked(self._taken, self.target)),
+            ("exchange", self.union, self._exchange_function(), self._stacked(sent, self.union)),
+            ("join", self.target, self._join_function(shapes), self._stacked(received, self.target)),
         ]
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
@@ -95,18 +99,18 @@ class Exchange:
         """Runs the collective on the result of `cut`; returns the arrays on the target."""
         self._crossings.wait()
         outgoing = []
-        for k, block in enumerate(self._sent):
+        for k, block in enumerate(self._sent_blocks):
             blocks = {} if sent is None else {x.device: x.data for x in sent[k].addressable_shards}
-            local = [blocks[d] if d in blocks else self._zero(block, d) for d in self._local]
-            outgoing.append(self._assembled(self.union, block, local))
+            local = [blocks[d] if d in blocks else self._zero_block(block, d) for d in self._local]
+            outgoing.append(self._assemble(self.union, block, local))
         incoming = self.programs["exchange"].compiled(outgoing)
         self._crossings.started(incoming)
         if not self._targets:
             return [None] * len(self.layouts)
         received = []
-        for x, block in zip(incoming, self._taken, strict=True):
+        for x, block in zip(incoming, self._received_blocks, strict=True):
             blocks = {shard.device: shard.data for shard in x.addressable_shards}
-            received.append(self._assembled(self.target, block, [blocks[d] for d in self._targets]))
+            received.append(self._assemble(self.target, block, [blocks[d] for d in self._targets]))
         joined = self.programs["join"].compiled(received)
         self.bytes = self.bytes or sum(
             jaxprs.bytes_of(x) * len(self._targets) // b.number
@@ -114,22 +118,22 @@ class Exchange:
         )
         return joined
 
-    # --- shapes: for each array, one block of chunks for each device ---
+    # --- shapes: per array, one block of chunks on each device ---
 
     def _stacked(self, blocks: Sequence[jax.ShapeDtypeStruct], mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
         sharding = self._sharding[mesh]
         return [jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding) for x in blocks]
 
-    def _assembled(self, mesh: Mesh, block: jax.ShapeDtypeStruct, local: list[jax.Array]) -> jax.Array:
-        """An array on the mesh, made of this process's blocks."""
+    def _assemble(self, mesh: Mesh, block: jax.ShapeDtypeStruct, local: list[jax.Array]) -> jax.Array:
+        """An array on the mesh, assembled from this process's blocks."""
         shape = mesh.size, *block.shape
         return jax.make_array_from_single_device_arrays(shape, self._sharding[mesh], local)
 
-    def _zero(self, block: jax.ShapeDtypeStruct, device: jax.Device) -> jax.Array:
+    def _zero_block(self, block: jax.ShapeDtypeStruct, device: jax.Device) -> jax.Array:
         key = block.shape, block.dtype, device
-        if key not in self._zeros:
-            self._zeros[key] = jax.device_put(np.zeros((1, *block.shape), block.dtype), device)
-        return self._zeros[key]
+        if key not in self._zero_blocks:
+            self._zero_blocks[key] = jax.device_put(np.zeros((1, *block.shape), block.dtype), device)
+        return self._zero_blocks[key]
 
     # --- programs ---
 
@@ -147,34 +151,34 @@ class Exchange:
     def _exchange_function(self) -> Any:
         sources = [self._position[d] for d in self.source.devices.flat]
         targets = [self._position[d] for d in self.target.devices.flat]
-        # By round and ends: (array, slot, index of the chunk in its part).
-        packets: dict[tuple[int, _Ends], list[tuple[int, int, int]]] = {}
-        for k, way in enumerate(self._routes):
-            for slot, chunk in enumerate(way.chunks):
+        # By (round, device pairs): (array, slot, index of the chunk in its part).
+        packets: dict[tuple[int, _Pairs], list[tuple[int, int, int]]] = {}
+        for k, route in enumerate(self._routes):
+            for slot, chunk in enumerate(route.chunks):
                 ways = [(sources[i], r, targets[j]) for j, (i, r) in enumerate(chunk)]
-                for number, r, ends in rounds(ways, frozenset(sources)):
-                    packets.setdefault((number, ends), []).append((k, slot, r))
+                for turn, r, pairs in rounds(ways, frozenset(sources)):
+                    packets.setdefault((turn, pairs), []).append((k, slot, r))
 
         def exchange_local(blocks):
-            here = jax.lax.axis_index(_ALL)
+            device = jax.lax.axis_index(_DEVICE_AXIS)
             received = [
-                [jnp.zeros_like(x[0, 0]) for _ in way.chunks]
-                for x, way in zip(blocks, self._routes, strict=True)
+                [jnp.zeros_like(x[0, 0]) for _ in route.chunks]
+                for x, route in zip(blocks, self._routes, strict=True)
             ]
-            for (_, ends), places in sorted(packets.items(), key=lambda one: one[0][0]):
+            for (_, pairs), places in sorted(packets.items(), key=lambda one: one[0][0]):
                 sent = [blocks[k][0, r] for k, _, r in places]
-                if passing := sorted({sender for sender, _ in ends} - set(sources)):
-                    passes = jnp.isin(here, jnp.array(passing))
+                if forwarders := sorted({sender for sender, _ in pairs} - set(sources)):
+                    is_forwarder = jnp.isin(device, jnp.array(forwarders))
                     sent = [
-                        jnp.where(passes, received[k][slot], x)
+                        jnp.where(is_forwarder, received[k][slot], x)
                         for x, (k, slot, _) in zip(sent, places, strict=True)
                     ]
-                mine = jnp.isin(here, jnp.array([end for _, end in ends]))
-                for (k, slot, _), x in zip(places, _permuted(sent, ends), strict=True):
-                    received[k][slot] = jnp.where(mine, x, received[k][slot])
+                is_receiver = jnp.isin(device, jnp.array([end for _, end in pairs]))
+                for (k, slot, _), x in zip(places, _permute(sent, pairs), strict=True):
+                    received[k][slot] = jnp.where(is_receiver, x, received[k][slot])
             return [jnp.stack(slots)[None] for slots in received]
 
-        spec = PartitionSpec(_ALL)
+        spec = PartitionSpec(_DEVICE_AXIS)
         return per_device(exchange_local, self.union, spec, spec)
 
     def _join_function(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> Any:
@@ -189,63 +193,66 @@ class Exchange:
         return per_device(join_local, self.target, _block_spec(self.target), specs, out_shardings=ends)
 
 
-def rounds(ways: Sequence[tuple[int, int, int]], sources: frozenset[int]) -> list[tuple[int, int, _Ends]]:
+def rounds(ways: Sequence[tuple[int, int, int]], sources: frozenset[int]) -> list[tuple[int, int, _Pairs]]:
     """Broadcast trees as rounds of permutations, in which each device sends and receives at most once.
 
     Receivers forward a chunk, so it reaches n devices in log2(n + 1) rounds. Sources do not forward: they
-    have their own chunks to send. A way is (source device, index of its chunk, target device) for each
-    receiver; `sources` are all devices with chunks of their own. Returns (round, index of the source's chunk,
-    (from, to) pairs).
+    have their own chunks to send. Each way is (source device, index of its chunk, target device); `sources`
+    are all devices that send chunks of their part. Returns (round, index of the source's chunk, (from, to)
+    pairs).
 
     >>> rounds([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4)], frozenset([0]))
     [(0, 0, ((0, 1),)), (1, 0, ((0, 2), (1, 3))), (2, 0, ((0, 4),))]
     """
-    wanted: dict[tuple[int, int], list[int]] = {}
+    receivers: dict[tuple[int, int], list[int]] = {}
     for source, chunk, target in ways:
-        wanted.setdefault((source, chunk), []).append(target)
-    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for (source, chunk), targets in wanted.items():
-        have, number, reached = [source], 0, 0
-        while reached < len(targets):
-            pairs = list(zip(have, targets[reached:], strict=False))
-            found.setdefault((number, chunk), []).extend(pairs)
-            have += [target for _, target in pairs if target not in sources]
-            number, reached = number + 1, reached + len(pairs)
-    return [(number, chunk, tuple(pairs)) for (number, chunk), pairs in found.items()]
+        receivers.setdefault((source, chunk), []).append(target)
+    pairs_by_round: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for (source, chunk), targets in receivers.items():
+        holders, turn, num_reached = [source], 0, 0
+        while num_reached < len(targets):
+            pairs = list(zip(holders, targets[num_reached:], strict=False))
+            pairs_by_round.setdefault((turn, chunk), []).extend(pairs)
+            holders += [target for _, target in pairs if target not in sources]
+            turn, num_reached = turn + 1, num_reached + len(pairs)
+    return [(turn, chunk, tuple(pairs)) for (turn, chunk), pairs in pairs_by_round.items()]
 
 
-def _permuted(arrays: Sequence[jax.Array], ends: _Ends) -> list[jax.Array]:
-    """Permutes arrays between devices, with one collective for each element width (as unsigned integers)."""
-    found: list[Any] = [None] * len(arrays)
-    alike: dict[Any, list[int]] = {}
+def _permute(arrays: Sequence[jax.Array], pairs: _Pairs) -> list[jax.Array]:
+    """Permutes arrays between devices, with one collective per element width (as unsigned integers)."""
+    results: list[Any] = [None] * len(arrays)
+    by_dtype: dict[Any, list[int]] = {}
     for i, x in enumerate(arrays):
-        alike.setdefault(_bits(x.dtype), []).append(i)
-    for bits, some in alike.items():
-        row = jnp.concatenate([jax.lax.bitcast_convert_type(arrays[i], bits).reshape(-1) for i in some])
-        row = jax.lax.ppermute(row, _ALL, list(ends))
-        borders = np.cumsum([arrays[i].size for i in some])[:-1]
-        for i, x in zip(some, jnp.split(row, borders), strict=True):
-            found[i] = jax.lax.bitcast_convert_type(x.reshape(arrays[i].shape), arrays[i].dtype)
-    return found
+        by_dtype.setdefault(_integer_dtype(x.dtype), []).append(i)
+    for dtype, indices in by_dtype.items():
+        packed = jnp.concatenate(
+            [jax.lax.bitcast_convert_type(arrays[i], dtype).reshape(-1) for i in indices]
+        )
+        packed = jax.lax.ppermute(packed, _DEVICE_AXIS, list(pairs))
+        boundaries = np.cumsum([arrays[i].size for i in indices])[:-1]
+        for i, x in zip(indices, jnp.split(packed, boundaries), strict=True):
+            results[i] = jax.lax.bitcast_convert_type(x.reshape(arrays[i].shape), arrays[i].dtype)
+    return results
 
 
-def _bits(dtype: Any) -> Any:
-    """The unsigned integer dtype of equal width; complex dtypes and those below a byte are returned as is."""
+def _integer_dtype(dtype: Any) -> Any:
+    """The unsigned integer dtype of equal width; complex dtypes and dtypes below a byte are unchanged."""
     dtype = jnp.dtype(dtype)
     width = str(8 * dtype.itemsize)
-    plain = dtype.name.endswith(width) and not jnp.issubdtype(dtype, jnp.complexfloating)
-    return jnp.dtype(f"uint{width}") if plain else dtype
+    is_supported = dtype.name.endswith(width) and not jnp.issubdtype(dtype, jnp.complexfloating)
+    return jnp.dtype(f"uint{width}") if is_supported else dtype
 
 
 def _block_spec(mesh: Mesh) -> PartitionSpec:
-    """The spec of stacked blocks, one for each device in the mesh's order."""
+    """The spec of stacked blocks, one per device in the mesh's order."""
     return PartitionSpec(mesh.axis_names)
 
 
 def _to_wire(x: jax.Array) -> jax.Array:
-    """Converts to a dtype that collectives support: keys to their words, booleans to bytes."""
+    """Converts an array to a dtype that collectives support: keys to their words, booleans to bytes."""
     return x.astype(jnp.uint8) if x.dtype == bool else keys.words(x)
 
 
 def _from_wire(x: jax.Array, like: Any) -> jax.Array:
+    """The inverse of `_to_wire`."""
     return keys.from_words(x, like) if keys.is_key(like.dtype) else x.astype(like.dtype)

@@ -18,13 +18,13 @@ KINDS = (
 
 def read_collectives(text: str) -> tuple[Collective, ...]:
     """The collectives of a program's optimised HLO (`Program.hlo()`), in program order."""
-    found = dict(computations(text))
-    entry = next((name for name, lines in found.items() if lines and lines[0].startswith("ENTRY")), None)
-    return tuple(_walk(found, entry, 1)) if entry else ()
+    program = dict(computations(text))
+    entry = next((name for name, lines in program.items() if lines and lines[0].startswith("ENTRY")), None)
+    return tuple(_walk(program, entry, 1)) if entry else ()
 
 
 def computations(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Each computation's name and its lines, the heading first."""
+    """Yields each computation's name and its lines, the heading first."""
     name, lines = None, []
     for line in text.splitlines():
         if name is None:
@@ -39,34 +39,36 @@ def computations(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _walk(program: dict[str, list[str]], name: str, calls: int) -> Iterator[Collective]:
+    """Yields the collectives of a computation that runs `calls` times, and of those that it calls."""
     for line in program.get(name, [""])[1:]:
-        made = re.match(r"\s*(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\(", line)
-        if not made:
+        instruction = re.match(r"\s*(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\(", line)
+        if not instruction:
             continue
-        shape, operation = made[1], made[2]
+        shape, operation = instruction[1], instruction[2]
         kind = operation.removesuffix("-start")
         if kind in KINDS:
             op_name = re.search(r'op_name="([^"]*)"', line)
             path = op_name[1] if op_name else ""
             fragments = tuple(dict.fromkeys(re.findall(r"fdg:[^:()]+:([^()]+)\)", path)))
             yield Collective(kind, _bytes(shape), calls, fragments, path)
-        known = re.search(r'known_trip_count":\{"n":"(\d+)"', line)  # a loop's
-        trips = int(known[1]) if known else 1
+        trip_count = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
+        trips = int(trip_count[1]) if trip_count else 1
         for inner in called_by(line):
             yield from _walk(program, inner, calls * trips)
 
 
 def called_by(line: str) -> list[str]:
-    """Computations that an instruction runs; the scalar function of a reduction holds no collective."""
+    """The names of the computations that an instruction runs."""
     names = re.findall(
         r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", line
     )
-    for several in re.findall(r"(?:branch_computations|called_computations)=\{([^}]*)\}", line):
-        names += [name.strip().lstrip("%") for name in several.split(",")]
+    for group in re.findall(r"(?:branch_computations|called_computations)=\{([^}]*)\}", line):
+        names += [name.strip().lstrip("%") for name in group.split(",")]
     return names
 
 
 def _bytes(shape: str) -> int:
+    """The bytes of an HLO shape such as `(f32[8,4], s32[])`."""
     total = 0
     for dtype, dimensions in re.findall(r"([a-z]+\d*\w*)\[([\d,]*)\]", shape):
         width = re.match(r"[a-z]+(\d+)", dtype)  # bf16, s4, f8e4m3, c128

@@ -1,8 +1,8 @@
 """Configures CPU host devices, with enough threads that their collectives cannot deadlock.
 
-XLA's CPU backend runs all host devices on one thread pool, with one thread for each core. A device that waits
-in a collective blocks a thread. With more devices than cores, the other devices may find no free thread; then
-XLA aborts the process after 40 seconds. `PJRT_NPROC`, which the backend reads when it starts, sets the pool's
+XLA's CPU backend runs all host devices on one thread pool, with one thread per core. A device that waits in a
+collective blocks a thread. With more devices than cores, the other devices may find no free thread; then XLA
+aborts the process after 40 seconds. `PJRT_NPROC`, which the backend reads when it starts, sets the pool's
 size: see `docs/decisions/009-two-threads-a-host-device.md`, and `069-a-thread-a-host-device.md` for programs
 whose collectives are ordered.
 """
@@ -18,12 +18,12 @@ from fdg.arguments import checked_names
 from fdg.cores import usable_cores
 from fdg.errors import FdgError
 
-THREADS_A_DEVICE = 2
-MOST_HOST_DEVICES = 1024
+THREADS_PER_DEVICE = 2
+MAX_HOST_DEVICES = 1024
 
-_THREADS = "PJRT_NPROC"
-_reserved: dict[str, str] = {}  # environment variables that were set here
-_commands: list[int] = []  # numbers of devices that a command configured, before the backend started
+_THREADS_VARIABLE = "PJRT_NPROC"
+_set_variables: dict[str, str] = {}  # environment variables that this module has set
+_command_counts: list[int] = []  # numbers of devices that a command configured; the last one is in effect
 
 
 @checked_names
@@ -33,22 +33,22 @@ def host_devices(count: int) -> None:
     Call it before anything runs on a device.
 
     Raises:
-      FdgError: the backend has started already, with another number of devices.
+      FdgError: the backend has already started, with another number of devices.
     """
     _configure(count)
 
 
 def _configure(count: int) -> bool:
     """Sets the number of devices; False if the backend runs with that number, an error if with another."""
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_HOST_DEVICES:
-        raise FdgError(f"host_devices({count!r}): give an integer from 1 to {MOST_HOST_DEVICES}")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_HOST_DEVICES:
+        raise FdgError(f"host_devices({count!r}): give an integer from 1 to {MAX_HOST_DEVICES}")
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
-        there = len(jax.local_devices(backend="cpu"))
-        if there != count:
+        actual = len(jax.local_devices(backend="cpu"))
+        if actual != count:
             raise FdgError(
-                f"host_devices({count}): JAX has started already, with {there} on the CPU: call it before"
+                f"host_devices({count}): JAX has already started, with {actual} CPU devices: call it before"
                 f" anything runs on a device (in a notebook: restart the kernel)"
             ) from None
         return False
@@ -63,18 +63,18 @@ def make_host_devices(count: int) -> bool:
     """
     with contextlib.suppress(FdgError):
         if _configure(count):
-            _commands.append(count)
+            _command_counts.append(count)
             return True
     return False
 
 
 def device_a_core() -> int | None:
-    """Configures JAX's CPU backend with one device for each core; a command later uses some of them.
+    """Configures JAX's CPU backend with one device per core; a command later uses some of them.
 
     Returns their number; None if it was already configured, or the backend has started.
     """
     count = usable_cores()
-    return count if _configured() == 1 and make_host_devices(count) else None
+    return count if _configured_count() == 1 and make_host_devices(count) else None
 
 
 def restart_cpu_backend(count: int, threads: int) -> None:
@@ -84,28 +84,32 @@ def restart_cpu_backend(count: int, threads: int) -> None:
     backend. Does nothing if a restart could lose something: if arrays are live, if the backend was not
     configured by a command, with several processes, or if the user has set the number of threads.
     """
-    wanted, there = str(threads), os.environ.get(_THREADS)
-    if not _commands or (count, wanted) == (_commands[-1], there) or there != _reserved.get(_THREADS):
+    new_threads, old_threads = str(threads), os.environ.get(_THREADS_VARIABLE)
+    if (
+        not _command_counts
+        or (count, new_threads) == (_command_counts[-1], old_threads)
+        or old_threads != _set_variables.get(_THREADS_VARIABLE)
+    ):
         return
     if jax.default_backend() != "cpu" or jax.process_count() > 1 or jax.live_arrays():
         return
     clear_backends()
     jax.config.update("jax_num_cpu_devices", count)
-    os.environ[_THREADS] = _reserved[_THREADS] = wanted
-    _commands.append(count)
+    os.environ[_THREADS_VARIABLE] = _set_variables[_THREADS_VARIABLE] = new_threads
+    _command_counts.append(count)
 
 
 def reserve_threads(count: int | None = None) -> None:
-    """Sizes the backend's thread pool for `count` host devices (None: those configured), unless it is set."""
-    count = _configured() if count is None else count
-    if count > 1 and _THREADS not in os.environ:
-        os.environ[_THREADS] = _reserved[_THREADS] = str(threads_for(count))
+    """Sizes the thread pool for `count` host devices (None: the configured number), unless the user has."""
+    count = _configured_count() if count is None else count
+    if count > 1 and _THREADS_VARIABLE not in os.environ:
+        os.environ[_THREADS_VARIABLE] = _set_variables[_THREADS_VARIABLE] = str(threads_for(count))
 
 
 def environment_of_a_child() -> dict[str, str]:
-    """The environment for a child process, without variables set here for this process's devices."""
-    own = {name for name, value in _reserved.items() if os.environ.get(name) == value}
-    return {name: value for name, value in os.environ.items() if name not in own}
+    """The environment for a child process, without variables that this module set for this process."""
+    excluded = {name for name, value in _set_variables.items() if os.environ.get(name) == value}
+    return {name: value for name, value in os.environ.items() if name not in excluded}
 
 
 def threads_for(count: int, in_order: bool = False) -> int:
@@ -114,10 +118,10 @@ def threads_for(count: int, in_order: bool = False) -> int:
     With `in_order`, each device waits in one collective at a time (`lowering.ordering`), so that it blocks
     one thread.
     """
-    return max(os.cpu_count() or 1, count if in_order else THREADS_A_DEVICE * count)
+    return max(os.cpu_count() or 1, count if in_order else THREADS_PER_DEVICE * count)
 
 
-def _configured() -> int:
-    """The configured number of host devices (JAX's option or `XLA_FLAGS`); 1 if none is."""
+def _configured_count() -> int:
+    """The configured number of host devices (by JAX's option or `XLA_FLAGS`); 1 by default."""
     flag = re.search(r"host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     return max(1, getattr(jax.config, "jax_num_cpu_devices", 1), int(flag[1]) if flag else 1)

@@ -12,30 +12,30 @@ class DelayedInterrupt:
     """
 
     def __init__(self) -> None:
-        self._before: Any = None
-        self._caught: tuple[int, Any] | None = None
+        self._handler: Any = None
+        self._signal: tuple[int, Any] | None = None
 
     def caught(self) -> bool:
-        """Whether Ctrl-C was pressed."""
-        return self._caught is not None
+        """Whether Ctrl-C was pressed inside the context."""
+        return self._signal is not None
 
     def __enter__(self) -> "DelayedInterrupt":
         if threading.current_thread() is threading.main_thread():
-            before = signal.getsignal(signal.SIGINT)
-            if callable(before):
-                self._before = before
-                signal.signal(signal.SIGINT, self._note)
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler):
+                self._handler = handler
+                signal.signal(signal.SIGINT, self._record)
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if self._before is None:
+    def __exit__(self, error_type: Any, *_: Any) -> None:
+        if self._handler is None:
             return
-        before, self._before = self._before, None
-        signal.signal(signal.SIGINT, before)
-        if self._caught is not None and kind is None:
-            before(*self._caught)
+        handler, self._handler = self._handler, None
+        signal.signal(signal.SIGINT, handler)
+        if self._signal is not None and error_type is None:
+            handler(*self._signal)
 
-    def _note(self, number: int, frame: Any) -> None:
-        if self._caught is not None:
-            self._before(number, frame)
-        self._caught = number, frame
+    def _record(self, number: int, frame: Any) -> None:
+        if self._signal is not None:
+            self._handler(number, frame)
+        self._signal = number, frame

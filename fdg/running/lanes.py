@@ -1,4 +1,4 @@
-"""Lanes: a host thread for each group of devices, for schedules that a single thread would block.
+"""Lanes: one host thread per group of devices, for schedules that a single thread would block.
 
 On a CPU, a program that calls Python (a reward function, a library's environment) blocks the thread that
 dispatches it until it ends. A single thread then dispatches nothing else:
@@ -8,13 +8,13 @@ dispatches it until it ends. A single thread then dispatches nothing else:
     actors       act(0)  act(1)    act(2)  ...
     learners             learn(0)  learn(1)  ...
 
-The main thread walks the schedule as without lanes, but queues each call on the lane of its group and uses a
-`Promised` array for each result. The lane's thread runs its calls in that order, and waits only for arrays
-that other lanes have promised. So each group dispatches its programs in the order of the schedule, and reads
-and donates the same arrays: the result does not depend on timing.
+The main thread walks the schedule as it does without lanes, but queues each call on the lane of its group and
+uses a `Promised` array for each result. The lane's thread runs its calls in that order, and waits only for
+arrays that other lanes have promised. So each group dispatches its programs in the order of the schedule, and
+reads and donates the same arrays: the result does not depend on timing.
 
-All lanes stop at the first error, when the main thread stops (Ctrl-C), and when a function on the host does
-not return within the limit.
+All lanes stop at the first error, when the main thread stops (Ctrl-C), and when a host function does not
+return within the limit.
 """
 
 import atexit
@@ -37,30 +37,30 @@ from fdg.placing.scheduling.schedule import Call, Repeat, Schedule, ScheduleWalk
 from fdg.running.program import is_here, spans_processes
 
 Action: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]  # maps input arrays to output arrays
-_Queued: TypeAlias = tuple[Action, Sequence[Any], "list[Promised]"]
+_QueuedCall: TypeAlias = tuple[Action, Sequence[Any], "list[Promised]"]
 
 CROSSING = "between processes"  # the lane of transfers between processes
 
-LIMIT = "FDG_HOST_TIMEOUT"  # environment variable: the limit in seconds of one call of a host function
-_LIMIT_S = 1800.0
-_LOOK_S = 1.0  # seconds between checks of the running calls
-_END_S = 2.0  # wait for threads whose results are not needed
+LIMIT = "FDG_HOST_TIMEOUT"  # environment variable: the limit in seconds for one call of a host function
+_DEFAULT_LIMIT_S = 1800.0  # its default
+_CHECK_INTERVAL_S = 1.0  # seconds between checks of the running calls
+_JOIN_TIMEOUT_S = 2.0  # how long to wait for threads whose results are not needed
 
 
 def host_limit() -> float:
-    """The limit in seconds of a call of a host function; a longer call ends the run."""
-    given = os.environ.get(LIMIT, "").strip() or str(_LIMIT_S)
+    """The limit in seconds for one call of a host function; a longer call ends the run."""
+    text = os.environ.get(LIMIT, "").strip() or str(_DEFAULT_LIMIT_S)
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise FdgError(f"{LIMIT}={given!r:.40}: give seconds above 0, such as {_LIMIT_S:.0f}")
+        raise FdgError(f"{LIMIT}={text!r:.40}: give seconds above 0, such as {_DEFAULT_LIMIT_S:.0f}")
     return seconds
 
 
 class Promised(Future):
-    """One result of a call on a lane. It keeps no other result of the call alive."""
+    """One result of a call on a lane. It does not keep the call's other results alive."""
 
     def __init__(self, run: "_Run"):
         super().__init__()
@@ -70,11 +70,11 @@ class Promised(Future):
         """Waits for the array; raises the error that stopped the lanes."""
         while True:
             try:
-                return self.result(self._run.look_s)
+                return self.result(self._run.check_interval_s)
             except TimeoutError:
-                if self.done():  # the call raised TimeoutError, or ended just now
+                if self.done():  # the call raised TimeoutError itself, or has just ended
                     return self.result()
-            self._run.look_after()
+            self._run.check_host_calls()
 
     def block_until_ready(self) -> "Promised":
         """Waits until the array is computed, as `jax.Array.block_until_ready` does."""
@@ -91,18 +91,18 @@ class Lanes:
     """The lanes of some groups: a context in which their threads run."""
 
     def __init__(self, groups: Iterable[str]):
-        # the groups with their own lane; with several processes, calls of other groups are on `CROSSING`
+        # The groups that have a lane; with several processes, calls of other groups are on `CROSSING`.
         self.groups = tuple(groups)
         self._run: _Run | None = None
-        self._void: list[threading.Thread] = []
+        self._abandoned: list[threading.Thread] = []
 
     def deferred(self, group: str, call: Action, count: int) -> Action:
         """Wraps a call so that it is queued on the group's lane and returns `count` promised arrays."""
         lane = group if group in self.groups else CROSSING
 
-        def put(given: Sequence[Any]) -> Sequence[Any]:
+        def put(arrays: Sequence[Any]) -> Sequence[Any]:
             assert self._run is not None
-            return self._run.put(lane, call, given, count)
+            return self._run.put(lane, call, arrays, count)
 
         return put
 
@@ -112,13 +112,13 @@ class Lanes:
         Raises:
           HostError: a host function of an earlier run has not returned yet.
         """
-        _join(self._void, _END_S)
-        self._void = [thread for thread in self._void if thread.is_alive()]
-        if self._void:
-            who, seconds = host_calls.slowest() or ("a program", _END_S)
+        _join(self._abandoned, _JOIN_TIMEOUT_S)
+        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
+        if self._abandoned:
+            function_name, seconds = host_calls.slowest() or ("a program", _JOIN_TIMEOUT_S)
             raise HostError(
-                f"{who} of the previous run has not returned after {seconds:.0f} s: wait for it, or start a"
-                " new process"
+                f"{function_name} of the previous run has not returned after {seconds:.0f} s: wait for it,"
+                " or start a new process"
             )
         self._run = _Run([*self.groups, *([CROSSING] if jax.process_count() > 1 else [])])
         try:
@@ -128,11 +128,11 @@ class Lanes:
             raise
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, error_type: Any, error: BaseException | None, traceback: Any) -> None:
         """Waits until all queued calls are done; after an error, does not wait."""
         run, self._run = self._run, None
         assert run is not None
-        self._void = run.threads
+        self._abandoned = run.threads
         run.end(error)
 
 
@@ -141,99 +141,101 @@ class _Run:
 
     def __init__(self, lanes: Iterable[str]):
         self._limit_s = host_limit()
-        self.look_s = min(_LOOK_S, self._limit_s / 2)
+        self.check_interval_s = min(_CHECK_INTERVAL_S, self._limit_s / 2)
         self._lock = threading.Lock()  # held briefly, never while waiting or running a call
-        # Queued or running calls, by their first result. Whoever removes a call sets its results.
-        self._open: dict[Promised, list[Promised]] = {}
+        # Queued or running calls, by their first result. The thread that removes a call sets its results.
+        self._open_calls: dict[Promised, list[Promised]] = {}
         self._error: Exception | None = None
-        self._todo: dict[str, queue.SimpleQueue[_Queued | None]] = {
+        self._queues: dict[str, queue.SimpleQueue[_QueuedCall | None]] = {
             lane: queue.SimpleQueue() for lane in lanes
         }
         config: Any = jax.config
         self._x64 = bool(config.jax_enable_x64)  # may be set for the calling thread only
         self.threads = [
-            threading.Thread(target=self._work, args=(todo,), name=f"lane {lane}", daemon=True)
-            for lane, todo in self._todo.items()
+            threading.Thread(target=self._run_calls, args=(calls,), name=f"lane {lane}", daemon=True)
+            for lane, calls in self._queues.items()
         ]
 
     def begin(self) -> None:
         """Starts the threads."""
         for thread in self.threads:
-            _threads.add(thread)
+            _all_threads.add(thread)
             thread.start()
 
-    def put(self, lane: str, call: Action, given: Sequence[Any], count: int) -> Sequence[Any]:
+    def put(self, lane: str, call: Action, arrays: Sequence[Any], count: int) -> Sequence[Any]:
         """Queues a call on a lane; raises the error that stopped the lanes."""
         promised = [Promised(self) for _ in range(count)]
         with self._lock:
             if self._error is not None:
                 raise self._error
-            self._open[promised[0]] = promised
-        self._todo[lane].put((call, given, promised))
+            self._open_calls[promised[0]] = promised
+        self._queues[lane].put((call, arrays, promised))
         return promised
 
     def fail(self, error: Exception) -> None:
         """Stops all lanes: every open call fails with the first error."""
         with self._lock:
             self._error = self._error or error
-            opened, self._open = self._open, {}
-        for promised in itertools.chain(*opened.values()):
+            failed_calls, self._open_calls = self._open_calls, {}
+        for promised in itertools.chain(*failed_calls.values()):
             promised.set_exception(self._error)
 
     def end(self, error: BaseException | None) -> None:
-        """Waits for open calls, or after an error fails them; then ends the threads."""
+        """Waits for open calls, or fails them if there is an error; then ends the threads."""
         try:
-            while error is None and (promised := self._last()) is not None:
+            while error is None and (promised := self._last_open_call()) is not None:
                 promised.array()
-        except BaseException as late:
-            error = late
+        except BaseException as late_error:
+            error = late_error
             raise
         finally:
-            if error is not None:  # other waiting threads are not interrupted, so they get the error this way
+            if error is not None:  # an interrupt reaches only this thread; `fail` wakes the waiting ones
                 self.fail(error if isinstance(error, Exception) else RunError("the run was interrupted"))
-            for todo in self._todo.values():
-                todo.put(None)
+            for calls in self._queues.values():
+                calls.put(None)
             if error is None:
-                _join(self.threads, _END_S)
+                _join(self.threads, _JOIN_TIMEOUT_S)
 
-    def look_after(self) -> None:
+    def check_host_calls(self) -> None:
         """Stops all lanes if a host function exceeds the limit."""
         slowest = host_calls.slowest()
         if slowest is not None and slowest[1] > self._limit_s:
-            who, seconds = slowest
+            function_name, seconds = slowest
             self.fail(
                 HostError(
-                    f"{who} has not returned after {seconds:.0f} s: fix it, or raise the limit with the"
-                    f" environment variable {LIMIT}={2 * self._limit_s:.0f}"
+                    f"{function_name} has not returned after {seconds:.0f} s: fix it, or raise the limit with"
+                    f" the environment variable {LIMIT}={2 * self._limit_s:.0f}"
                 )
             )
 
-    def _last(self) -> Promised | None:
+    def _last_open_call(self) -> Promised | None:
+        """The first result of the open call that was queued last."""
         with self._lock:
-            return next(reversed(self._open), None)
+            return next(reversed(self._open_calls), None)
 
-    def _work(self, todo: "queue.SimpleQueue[_Queued | None]") -> None:
+    def _run_calls(self, calls: "queue.SimpleQueue[_QueuedCall | None]") -> None:
         try:
             with jax.enable_x64(self._x64):
-                while (queued := todo.get()) is not None:
-                    self._do(*queued)
+                while (queued := calls.get()) is not None:
+                    self._run_call(*queued)
                     del queued
         except BaseException as error:
             self.fail(error if isinstance(error, Exception) else RunError(one_line(error)))
 
-    def _do(self, call: Action, given: Sequence[Any], promised: list[Promised]) -> None:
-        if promised[0] not in self._open:
+    def _run_call(self, call: Action, arrays: Sequence[Any], promised: list[Promised]) -> None:
+        if promised[0] not in self._open_calls:
             return
-        results = call([wait_for(entry) for entry in given])
+        results = call([wait_for(entry) for entry in arrays])
         pairs = list(zip(promised, results, strict=True))
         with self._lock:
-            is_open = self._open.pop(promised[0], None) is not None
-        for one, result in pairs if is_open else ():
-            one.set_result(result)
+            is_open = self._open_calls.pop(promised[0], None) is not None
+        for promise, result in pairs if is_open else ():
+            promise.set_result(result)
 
 
 def holds_host(call: Call, mesh: Mesh) -> bool:
-    """Whether dispatching a program may block the host thread until it ends: on a CPU, if it calls Python."""
+    """Whether dispatching a program may block the host thread until the program ends: on a CPU, if it calls
+    Python."""
     return mesh.devices.flat[0].platform == "cpu" and host_calls.calls_host(call.equations)
 
 
@@ -241,31 +243,31 @@ def lanes_of(schedule: Schedule, meshes: Mapping[str, Mesh]) -> Lanes | None:
     """The lanes of a schedule's groups; None if a single thread delays no group.
 
     A single thread is enough if every later fragment needs the results of the programs that block the thread.
-    Transfers between processes, and groups with devices in several processes, share one lane, in the order of
-    the schedule.
+    Transfers between processes and groups with devices in several processes share one lane, in the schedule's
+    order.
     """
-    here = {name: mesh for name, mesh in meshes.items() if is_here(mesh.devices.flat)}
-    if len(here) < 2 or not _Dependencies(here).delays_a_group(schedule):
+    local_meshes = {name: mesh for name, mesh in meshes.items() if is_here(mesh.devices.flat)}
+    if len(local_meshes) < 2 or not _Dependencies(local_meshes).delays_a_group(schedule):
         return None
-    return Lanes(name for name, mesh in here.items() if not spans_processes(mesh))
+    return Lanes(name for name, mesh in local_meshes.items() if not spans_processes(mesh))
 
 
 class _Dependencies(ScheduleWalk[int]):
     """For each value and group: the blocking programs that it depends on, as a bit set."""
 
-    def __init__(self, here: Mapping[str, Mesh]):
+    def __init__(self, local_meshes: Mapping[str, Mesh]):
         super().__init__(0)
-        self._here = here
-        self._blocking = 0
-        self._before: dict[str, int] = {}  # by group
-        self._delays = False
+        self._local_meshes = local_meshes
+        self._blocking_bits = 0
+        self._needed: dict[str, int] = {}  # by group
+        self._is_delayed = False
 
     def delays_a_group(self, schedule: Schedule) -> bool:
         """Whether a fragment (also of the next iteration) follows a blocking program without needing it."""
         for _ in range(2):
             self.walk(schedule.steps)
             self.rebind(schedule.carry)
-        return self._delays
+        return self._is_delayed
 
     def trips(self, repeat: Repeat) -> int:
         """Two trips suffice."""
@@ -273,30 +275,30 @@ class _Dependencies(ScheduleWalk[int]):
 
     def call(self, call: Call) -> None:
         """Adds a program to the bit sets of its results, if it blocks."""
-        before = self._before.get(call.group, 0)
+        needed = self._needed.get(call.group, 0)
         for value in call.inputs:
-            before |= self.facts[value]
-        if call.group in self._here:
-            self._delays |= bool(call.fragments and self._blocking & ~before)
-            if holds_host(call, self._here[call.group]):
-                bit = self._blocking + 1  # all bits so far are ones, so this is the next bit
-                self._blocking, before = self._blocking | bit, before | bit
-        self._before[call.group] = before
-        self.facts.update(dict.fromkeys(call.outputs, before))
+            needed |= self.facts[value]
+        if call.group in self._local_meshes:
+            self._is_delayed |= bool(call.fragments and self._blocking_bits & ~needed)
+            if holds_host(call, self._local_meshes[call.group]):
+                bit = self._blocking_bits + 1  # all bits so far are ones, so this is the next bit
+                self._blocking_bits, needed = self._blocking_bits | bit, needed | bit
+        self._needed[call.group] = needed
+        self.facts.update(dict.fromkeys(call.outputs, needed))
 
 
 def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
-    """Waits for threads to end, at most `seconds` in all."""
-    end = time.monotonic() + seconds
+    """Waits for threads to end, at most `seconds` in total."""
+    deadline = time.monotonic() + seconds
     for thread in threads:
         if thread.is_alive():
-            thread.join(max(0.0, end - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_all_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @atexit.register
-def _end_all() -> None:
-    """Waits for the threads: one that is inside XLA when Python exits would abort the process."""
-    _join(list(_threads), _END_S)
+def _join_all() -> None:
+    """Waits for the threads: a thread that is inside XLA when Python exits would abort the process."""
+    _join(list(_all_threads), _JOIN_TIMEOUT_S)

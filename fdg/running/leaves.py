@@ -25,11 +25,11 @@ class ReturnedArrays:
     def matches(self, arrays: Sequence[jax.Array]) -> bool:
         """True if these are the arrays that the call returned (the same objects)."""
         return len(arrays) == len(self._arrays) and all(
-            known() is array for known, array in zip(self._arrays, arrays, strict=True)
+            reference() is array for reference, array in zip(self._arrays, arrays, strict=True)
         )
 
 
-def difference(given: Any, expected: Any) -> str:
+def difference(state: Any, expected: Any) -> str:
     """Describes how a state differs from the expected shapes, by the first leaf of each kind of difference.
 
     >>> shapes = jax.eval_shape(lambda: {"w": jnp.zeros(3), "n": 0})
@@ -38,49 +38,49 @@ def difference(given: Any, expected: Any) -> str:
     >>> difference({"v": 0, "u": 0, "n": 0}, shapes)
     "it has state['u'] (and 1 more), and lacks state['w']"
     """
-    here, there = (
+    state_leaves, expected_leaves = (
         {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (given, expected)
+        for tree in (state, expected)
     )
-    if not here or "" in here:  # no pytree of arrays by names
-        return f"it is {quoted(given)}"
-    apart = [
+    if not state_leaves or "" in state_leaves:  # not a pytree whose arrays have names
+        return f"it is {quoted(state)}"
+    missing = [
         f"{verb} state{names[0]}{f' (and {len(names) - 1} more)' if names[1:] else ''}"
         for verb, names in (
-            ("has", [name for name in here if name not in there]),
-            ("lacks", [name for name in there if name not in here]),
+            ("has", [name for name in state_leaves if name not in expected_leaves]),
+            ("lacks", [name for name in expected_leaves if name not in state_leaves]),
         )
         if names
     ]
-    if apart:
-        return f"it {', and '.join(apart)}"
-    for name, leaf in here.items():
-        found, wanted = (
+    if missing:
+        return f"it {', and '.join(missing)}"
+    for name, leaf in state_leaves.items():
+        actual, required = (
             f"{jnp.asarray(x).dtype if not hasattr(x, 'dtype') else x.dtype}{list(jnp.shape(x))}"
-            for x in (leaf, there[name])
+            for x in (leaf, expected_leaves[name])
         )
-        if found != wanted:
-            return f"state{name} is {found}, not {wanted}"
-    return f"it is a {type(given).__name__}, not a {type(expected).__name__}"
+        if actual != required:
+            return f"state{name} is {actual}, not {required}"
+    return f"it is a {type(state).__name__}, not a {type(expected).__name__}"
 
 
 def typed_like(shapes: Sequence[Any], arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Gives arrays the weak types of `shapes`, in place: no other code may hold these arrays.
+    """Gives arrays the weak types of `shapes`, in place: the caller must hold the only references.
 
     Compiled programs return strong types; `jax.jit` sets weak types from the traced jaxpr.
     """
     return [
         array
-        if shape.weak_type == getattr(array, "weak_type", False)  # keys have none
-        else _with_weakness(array, shape.weak_type)
+        if shape.weak_type == getattr(array, "weak_type", False)  # keys lack this attribute
+        else _with_weak_type(array, shape.weak_type)
         for shape, array in zip(shapes, arrays, strict=True)
     ]
 
 
-def _with_weakness(array: Any, weak: bool) -> jax.Array:
+def _with_weak_type(array: Any, weak: bool) -> jax.Array:
     try:
         array.aval = array.aval.update(weak_type=weak)
-    except AttributeError:  # JAX 0.11 on: the type cannot be set, but converted to
+    except AttributeError:  # from JAX 0.11 on, the type cannot be set; the array is converted instead
         convert = internal("lax.lax", "_convert_element_type", "keep the weak types of a state")
         return convert(array, array.dtype, weak_type=weak)
     return array
@@ -89,46 +89,47 @@ def _with_weakness(array: Any, weak: bool) -> jax.Array:
 def without_aliases(leaves: Sequence[jax.Array]) -> list[jax.Array]:
     """Copies each leaf that shares a buffer with an earlier one, so that all leaves can be donated.
 
-    JAX refuses to donate a buffer twice on one device, and crashes on several. States often hold an array
-    twice, such as the first parameters of a target network.
+    JAX refuses to donate a buffer twice on one device, and crashes if that happens on several devices. States
+    often hold an array twice, such as the initial parameters of a target network.
     """
-    taken: set[tuple[int, int]] = set()
-    apart = []
+    seen_buffers: set[tuple[int, int]] = set()
+    results = []
     for leaf in leaves:
         shards = [shard.data for shard in words(leaf).addressable_shards]
-        memory = {(shard.device.id, shard.unsafe_buffer_pointer()) for shard in shards}
-        apart.append(leaf if taken.isdisjoint(memory) else jnp.copy(leaf))
-        taken |= memory
-    return apart
+        buffers = {(shard.device.id, shard.unsafe_buffer_pointer()) for shard in shards}
+        results.append(leaf if seen_buffers.isdisjoint(buffers) else jnp.copy(leaf))
+        seen_buffers |= buffers
+    return results
 
 
 class LeafCopies:
-    """Copies of leaves that several groups hold, each on its own devices.
+    """Copies of leaves that several groups hold, each group on its devices.
 
     The copies of the last returned state are kept; for any other state they are made from its leaves.
-    `leaves` are the places of each leaf; the first is the primary copy, which is returned.
+    `leaves` are the values of each leaf, one per group that holds it; the first is the primary copy, which is
+    returned.
     """
 
     def __init__(self, leaves: Sequence[Sequence[Value]], interpreter: Interpreter):
-        self._slots = [[interpreter.slot(value) for value in places] for places in leaves]
-        together: dict[tuple[str, str], list[tuple[int, Value, Value]]] = collections.defaultdict(list)
-        for i, (first, *others) in enumerate(leaves):
-            for value in others:
-                together[first.group, value.group].append((i, first, value))
+        self._slots = [[interpreter.slot(value) for value in values] for values in leaves]
+        by_groups: dict[tuple[str, str], list[tuple[int, Value, Value]]] = collections.defaultdict(list)
+        for i, (primary, *copies) in enumerate(leaves):
+            for value in copies:
+                by_groups[primary.group, value.group].append((i, primary, value))
         self._copiers: list[tuple[list[int], list[int], Transfer]] = []
-        for rows in together.values():
-            transfer = interpreter.transfer([(a, b) for _, a, b in rows], 0)
+        for triples in by_groups.values():
+            transfer = interpreter.transfer([(a, b) for _, a, b in triples], 0)
             if transfer is not None:
-                slots = [interpreter.slot(b) for *_, b in rows]
-                self._copiers.append(([i for i, *_ in rows], slots, transfer))
+                slots = [interpreter.slot(b) for *_, b in triples]
+                self._copiers.append(([i for i, *_ in triples], slots, transfer))
         self._returned = ReturnedArrays()
-        self._kept: list[tuple[int, Any]] = []
+        self._kept_copies: list[tuple[int, Any]] = []
 
     def fill(self, memory: Memory, leaves: Sequence[jax.Array]) -> None:
         """Puts the leaves into their primary slots and copies into their other slots."""
         for leaf, slots in zip(leaves, self._slots, strict=True):
             memory.arrays[slots[0]] = leaf
-        kept, self._kept = self._kept, []
+        kept, self._kept_copies = self._kept_copies, []
         if self._returned.matches(leaves):
             for slot, array in kept:
                 memory.arrays[slot] = array
@@ -138,14 +139,16 @@ class LeafCopies:
                 memory.arrays[slot] = array
 
     def take(self, memory: Memory) -> list[jax.Array | None]:
-        """The primary copies; None for a leaf of other processes."""
+        """The primary copies; None for a leaf that only other processes hold."""
         return [memory.arrays[slots[0]] for slots in self._slots]
 
     def keep(self, memory: Memory, leaves: Sequence[jax.Array]) -> None:
-        """Keeps the copies for the case that the next call gets these leaves."""
+        """Keeps the copies, in case the next call gets these leaves."""
         self._returned = ReturnedArrays(leaves)
-        others = [slot for slots in self._slots for slot in slots[1:]]
-        self._kept = [(slot, array) for slot in others if (array := memory.arrays[slot]) is not None]
+        slots_of_copies = [slot for slots in self._slots for slot in slots[1:]]
+        self._kept_copies = [
+            (slot, array) for slot in slots_of_copies if (array := memory.arrays[slot]) is not None
+        ]
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
@@ -154,9 +157,9 @@ def unique_names(names: Iterable[str]) -> list[str]:
     >>> unique_names(["a/b", "c", "a/b"])
     ['a/b', 'c', 'a/b#2']
     """
-    seen: collections.Counter[str] = collections.Counter()
-    found = []
+    counts: collections.Counter[str] = collections.Counter()
+    unique = []
     for name in names:
-        seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return found
+        counts[name] += 1
+        unique.append(name if counts[name] == 1 else f"{name}#{counts[name]}")
+    return unique

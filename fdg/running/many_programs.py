@@ -33,15 +33,15 @@ class RowStacks:
         by_group: dict[str, list[int]] = collections.defaultdict(list)
         for i, value in enumerate(metrics):
             by_group[value.group].append(i)
-        self._stacks: list[tuple[list[int], Program, Action]] = []
+        self._group_stacks: list[tuple[list[int], Program, Action]] = []
         for group, positions in by_group.items():
             mesh = meshes[group]
             rows = [value_shape(mesh, metrics[i]) for i in positions for _ in range(ROWS)]
-            stack = jax.jit(_stacked, out_shardings=batch_sharding(mesh, None))
+            stack = jax.jit(_stack_rows, out_shardings=batch_sharding(mesh, None))
             program = Program(f"stack {group}", (), tuple(mesh.devices.flat), 0, stack, (rows,))
             start = interpreter.on_lane(group, program, len(positions))
-            self._stacks.append((positions, program, start))
-        self.programs = tuple(program for _, program, _ in self._stacks)
+            self._group_stacks.append((positions, program, start))
+        self.programs = tuple(program for _, program, _ in self._group_stacks)
         words = [keys.words_shape(value.shape, value.dtype) for value in metrics]
         self._shapes = [jax.ShapeDtypeStruct((ROWS, *row.shape), row.dtype) for row in words]
         self._owners = [meshes[value.group].devices.flat[0].process_index for value in metrics]
@@ -53,7 +53,7 @@ class RowStacks:
         """
         buffers: list[Any] = [None] * len(self._shapes)
         padded = [*rows, *[rows[-1]] * (ROWS - len(rows))]
-        for positions, program, start in self._stacks:
+        for positions, program, start in self._group_stacks:
             if program.is_here:
                 stacked = start([row[i] for i in positions for row in padded])
                 for i, buffer in zip(positions, stacked, strict=True):
@@ -61,26 +61,26 @@ class RowStacks:
         return buffers
 
     def share(self, buffers: Sequence[Any]) -> list[jax.Array]:
-        """Copies the buffers that each process has to all processes."""
+        """Copies the buffers that each process holds to all processes."""
         return share(buffers, self._shapes, self._owners)
 
 
-def _stacked(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+def _stack_rows(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """Stacks `ROWS` arrays of each metric in turn."""
     rows = [arrays[i : i + ROWS] for i in range(0, len(arrays), ROWS)]
     return [jnp.stack([keys.words(x) for x in row]) for row in rows]
 
 
-_IN_FLIGHT = 3  # iterations that the host may run ahead of the devices
+_MAX_IN_FLIGHT = 3  # the number of iterations that the host may run ahead of the devices
 
 
 class ManyPrograms:
     """A schedule of several programs, dispatched asynchronously in order.
 
     Each group runs its programs in order; groups overlap as far as data dependencies allow. If programs would
-    block the dispatching thread, each group has its own (`lanes`).
+    block the dispatching thread, each group has a thread (`lanes`).
 
-    Attributes: those of `OneProgram`; `timeline` measures how long each group is busy.
+    The attributes are the same as in `OneProgram`; here `timeline` measures how long each group is busy.
     """
 
     timeline: Timeline | None
@@ -94,18 +94,18 @@ class ManyPrograms:
         self._interpreter = interpreter = Interpreter(plan.groups, meshes, self._timeline, self._lanes)
         self._steps = interpreter.build(schedule.steps)
         self._calls = sum(times for _, times in schedule.calls())
-        self._carried = interpreter.slots(schedule.carry)
-        self._made = [interpreter.slot(value) for value in schedule.metrics]
+        self._carried_slots = interpreter.slots(schedule.carry)
+        self._metric_slots = [interpreter.slot(value) for value in schedule.metrics]
         self._metrics, self._stack = plan.graph.metrics, RowStacks(schedule.metrics, interpreter)
         self._copies = LeafCopies(schedule.leaves, interpreter)
-        self.shapes = [interpreter.shape(places[0]) for places in schedule.leaves]
-        self._place_constants = [
+        self.shapes = [interpreter.shape(values[0]) for values in schedule.leaves]
+        self._host_constants = [
             (interpreter.slot(value), plan.constants[i], interpreter.shape(value))
             for i, value in schedule.constants
         ]
         self._constants: list[tuple[int, jax.Array]] | None = None
-        carried = {start for _, start in schedule.carry}
-        self._tokens = [interpreter.slot(value) for _, value in schedule.constants if value in carried]
+        carried_values = {start for _, start in schedule.carry}
+        self._tokens = [interpreter.slot(value) for _, value in schedule.constants if value in carried_values]
         self._last_tokens: list[tuple[int, jax.Array]] = []
         self.programs = tuple(interpreter.programs)
 
@@ -118,27 +118,27 @@ class ManyPrograms:
         """Compiles all programs and copies constants to the devices."""
         if self._constants is None:
             compile_programs([*self.programs, *self._stack.programs])
-            self._constants = [(slot, put(value, shape)) for slot, value, shape in self._place_constants]
+            self._constants = [(slot, put(value, shape)) for slot, value, shape in self._host_constants]
 
     def start(
         self, leaves: list[jax.Array], iterations: int, stop: Callable[[], bool]
     ) -> tuple[list[jax.Array], PendingMetrics]:
-        """Dispatches all iterations, at most `_IN_FLIGHT` ahead of the devices.
+        """Dispatches all iterations, at most `_MAX_IN_FLIGHT` ahead of the devices.
 
         All processes have to call it; with several processes `stop` is ignored. Stops after an iteration if
         `stop` returns True.
         """
-        alone = jax.process_count() == 1
+        is_single_process = jax.process_count() == 1
         memory = self._interpreter.memory()
         for slot, value in self._constants or ():
             memory.arrays[slot] = value
-        for slot, token in self._last_tokens:  # order effects after those of the previous call
+        for slot, token in self._last_tokens:  # effects run after the effects of the previous call
             if not has_failed(token):
                 memory.arrays[slot] = token
         self._copies.fill(memory, leaves)
         self._timeline.begin()
         with self._lanes or contextlib.nullcontext():
-            chunks = self._iterate(memory, iterations, lambda: alone and stop())
+            chunks = self._iterate(memory, iterations, lambda: is_single_process and stop())
         memory.arrays = [wait_for(array) for array in memory.arrays]
         self._last_tokens = [
             (slot, memory.arrays[slot]) for slot in self._tokens if memory.arrays[slot] is not None
@@ -157,20 +157,21 @@ class ManyPrograms:
             memory.watch(self._timeline.watches(self._calls))
             for step in self._steps:
                 step(memory)
-            rows.append([memory.arrays[slot] for slot in self._made])
-            last = i == iterations - 1 or stop()
-            if len(rows) == ROWS or last:
+            rows.append([memory.arrays[slot] for slot in self._metric_slots])
+            is_last = i == iterations - 1 or stop()
+            if len(rows) == ROWS or is_last:
                 chunks.append((self._stack(rows), len(rows)))
                 rows = []
-            rebind(memory, self._carried)
+            rebind(memory, self._carried_slots)
             in_flight.append(self._timeline.latest())
-            if len(in_flight) > _IN_FLIGHT:
+            if len(in_flight) > _MAX_IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
-            if last:
+            if is_last:
                 break
         return chunks
 
     def _leaves(self, memory: Memory) -> list[jax.Array]:
+        """The leaves of the state at the end; their copies are kept for the next call."""
         leaves = [
             absent(shape) if leaf is None else committed(leaf, shape.sharding)
             for leaf, shape in zip(self._copies.take(memory), self.shapes, strict=True)

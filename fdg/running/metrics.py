@@ -1,8 +1,8 @@
 """Metrics of asynchronous iterations: buffers of fixed size, sliced on the host.
 
 A compiled program has results of fixed shapes, so metrics of any number of iterations are returned in buffers
-of a fixed number of rows, of which the first ones are valid. Slicing on the device would compile a program
-for each number of rows; the host slices when the results are read.
+with a fixed number of rows, of which the first `count` are valid. Slicing on the device would compile a
+program per number of rows; the host slices when the results are read.
 
     chunks       [([loss [1024], return [1024]], 1024), ([loss [1024], return [1024]], 176)]
     result()     {"loss": [1200], "return": [1200]}
@@ -16,20 +16,20 @@ import numpy as np
 
 from fdg import jaxprs, keys
 
-ROWS = 1024  # the most rows of a buffer
-_FEWEST = 16  # the fewest
-_BYTES = 4 * 2**20  # the limit of all buffers together: even one iteration copies them whole to the host
+ROWS = 1024  # the maximum number of rows of a buffer
+_MIN_ROWS = 16
+_MAX_BYTES = 4 * 2**20  # of all buffers together: even after one iteration, all rows are copied to the host
 
-Chunk = tuple[Sequence[Any], int]  # a buffer [rows, ...] for each metric, and the number of valid rows
+Chunk = tuple[Sequence[Any], int]  # a buffer [rows, ...] per metric, and the number of valid rows
 
 
 def capacity(metrics: Iterable[Any]) -> int:
-    """The rows of each buffer: `ROWS`, or fewer if rows are long, such as those of many agents.
+    """The number of rows of each buffer: `ROWS`, or fewer if rows are large, such as with many agents.
 
-    `metrics` are shapes and dtypes of a row.
+    `metrics` are the shapes and dtypes of the metrics of one iteration.
     """
-    row = sum(jaxprs.bytes_of(metric) for metric in metrics)
-    return max(min(ROWS, _FEWEST), min(ROWS, _BYTES // max(1, row)))
+    row_bytes = sum(jaxprs.bytes_of(metric) for metric in metrics)
+    return max(min(ROWS, _MIN_ROWS), min(ROWS, _MAX_BYTES // max(1, row_bytes)))
 
 
 class PendingMetrics:
@@ -38,10 +38,9 @@ class PendingMetrics:
     def __init__(
         self, metrics: Any, chunks: Sequence[Chunk], share: Callable[[Sequence[Any]], Sequence[Any]] | None
     ):
-        """Called by executions.
+        """`chunks` are in the iterations' order, with random keys as their words.
 
-        `chunks` are buffers in the iterations' order, with random keys as their words. `share` broadcasts a
-        chunk's buffers to all processes; None if every process has them.
+        `share` broadcasts a chunk's buffers to all processes; None if every process already has them.
         """
         self._rows, self._structure = jax.tree.flatten(metrics)
         self._chunks, self._share = list(chunks), share
@@ -62,7 +61,7 @@ class PendingMetrics:
             chunks = [
                 (buffers if self._share is None else self._share(buffers), n) for buffers, n in self._chunks
             ]
-            arrays = _joined(chunks)
+            arrays = _join_chunks(chunks)
             self._result = jax.tree.unflatten(
                 self._structure,
                 [keys.from_words(x, row) for x, row in zip(arrays, self._rows, strict=True)],
@@ -71,33 +70,36 @@ class PendingMetrics:
         return self._result
 
 
-def _joined(chunks: Sequence[Chunk]) -> list[jax.Array]:
-    """The valid rows, as one array for each metric."""
+def _join_chunks(chunks: Sequence[Chunk]) -> list[jax.Array]:
+    """Joins the valid rows of all chunks; returns one array per metric."""
     counts = [count for _, count in chunks]
     columns = list(zip(*(buffers for buffers, _ in chunks), strict=True))
     for column in columns:
         for buffer in column:
             buffer.copy_to_host_async()
-    found: list[Any] = [None] * len(columns)
-    whole = [i for i, column in enumerate(columns) if column[0].is_fully_addressable]
-    on_host = [_cut(columns[i], counts) for i in whole]
-    for i, array in zip(whole, jax.device_put(on_host), strict=True):
-        found[i] = array
+    joined: list[Any] = [None] * len(columns)
+    addressable = [i for i, column in enumerate(columns) if column[0].is_fully_addressable]
+    on_host = [_valid_rows(columns[i], counts) for i in addressable]
+    for i, array in zip(addressable, jax.device_put(on_host), strict=True):
+        joined[i] = array
     return [
-        _joined_parts(column, counts) if x is None else x for x, column in zip(found, columns, strict=True)
+        _join_shards(column, counts) if x is None else x for x, column in zip(joined, columns, strict=True)
     ]
 
 
-def _joined_parts(column: Sequence[jax.Array], counts: Sequence[int]) -> jax.Array:
+def _join_shards(column: Sequence[jax.Array], counts: Sequence[int]) -> jax.Array:
     """Joins the valid rows of buffers that span processes."""
-    parts = zip(*(buffer.addressable_shards for buffer in column), strict=True)
-    local = [jax.device_put(_cut([shard.data for shard in part], counts), part[0].device) for part in parts]
-    first = column[0]
+    shards_by_device = zip(*(buffer.addressable_shards for buffer in column), strict=True)
+    local = [
+        jax.device_put(_valid_rows([shard.data for shard in shards], counts), shards[0].device)
+        for shards in shards_by_device
+    ]
+    example = column[0]
     return jax.make_array_from_single_device_arrays(
-        (sum(counts), *first.shape[1:]), first.sharding, local, dtype=first.dtype
+        (sum(counts), *example.shape[1:]), example.sharding, local, dtype=example.dtype
     )
 
 
-def _cut(buffers: Sequence[jax.Array], counts: Sequence[int]) -> np.ndarray:
-    """Copies the valid rows, so that the buffers can be freed."""
+def _valid_rows(buffers: Sequence[jax.Array], counts: Sequence[int]) -> np.ndarray:
+    """The valid rows of the buffers, copied so that the buffers can be freed."""
     return np.concatenate([np.asarray(buffer)[:n] for buffer, n in zip(buffers, counts, strict=True)])

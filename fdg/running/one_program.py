@@ -19,8 +19,8 @@ class OneProgram:
 
     Attributes:
       shapes: shapes, dtypes and shardings of the state's leaves.
-      timeline: None: a single group is always busy.
-      moved_bytes: bytes transferred between groups: 0.
+      timeline: None, since a single group is always busy.
+      moved_bytes: bytes transferred between groups; 0, since there is one group.
     """
 
     timeline: Timeline | None = None
@@ -57,14 +57,14 @@ class OneProgram:
     def start(
         self, leaves: list[jax.Array], iterations: int, stop: Callable[[], bool]
     ) -> tuple[list[jax.Array], PendingMetrics]:
-        """Dispatches a call for every `metrics.capacity` iterations; waits for none.
+        """Dispatches a call per `metrics.capacity` iterations, without waiting for any.
 
-        Donates the leaves, which are sharded as `shapes`, without shared buffers. One call runs all
-        iterations: `stop` is ignored.
+        Donates the leaves, which must have the shardings of `shapes` and share no buffers. The host cannot
+        interrupt the loop, so `stop` is ignored.
         """
         chunks = []
-        for begun in range(0, iterations, self._rows):
-            count = min(self._rows, iterations - begun)
+        for start_iteration in range(0, iterations, self._rows):
+            count = min(self._rows, iterations - start_iteration)
             leaves, buffers = self._program.compiled(leaves, np.int32(count))
             chunks.append((buffers, count))
         return leaves, PendingMetrics(self._metrics, chunks, None)

@@ -1,4 +1,4 @@
-"""`Program`: one XLA program of an engine, its compilation and its costs."""
+"""`Program`: one XLA program of an engine, its compilation and its cost."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -24,13 +24,13 @@ class Program:
 
     Attributes:
       devices: the devices that it runs on.
-      calls_per_iteration: runs in one training iteration. 1 for "train", which runs many iterations in a
-        call; its collectives and costs are those of one iteration.
+      calls_per_iteration: runs in one training iteration. 1 for "train", although one call runs many
+        iterations; its collectives and cost are per iteration.
       arguments: shapes, dtypes and shardings (`jax.ShapeDtypeStruct`).
-      exchanges: whether it is a transfer by collectives.
-      roams: whether the arrays of this one-device program are not committed to a device. JAX copies an
-        uncommitted argument from another device within the C++ call, in 15 us; `jax.device_put` takes 50 to
-        100.
+      exchanges: True if the program is a transfer by collectives.
+      roams: True if the arrays of this one-device program are uncommitted, so JAX may take them from any
+        device. JAX copies an uncommitted argument from another device within the C++ call, in 15 us;
+        `jax.device_put` takes 50 to 100 us.
       compiled: the executable; None before `compile`.
     """
 
@@ -46,7 +46,7 @@ class Program:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process has one of its devices."""
+        """Whether this process has a device of the program."""
         return is_here(self.devices)
 
     def __call__(self, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -57,14 +57,14 @@ class Program:
         """Traces and lowers the program.
 
         Raises:
-          PlanError: it takes an array with elements of less than a byte.
+          PlanError: the program takes an array whose elements have less than 8 bits.
         """
         _check_widths(self.arguments)
         if not self.roams:
             return self.function.lower(*self.arguments)
-        free = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype), self.arguments)
+        unsharded = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype), self.arguments)
         with jax.default_device(self.devices[0]):
-            return self.function.lower(*free)
+            return self.function.lower(*unsharded)
 
     def compile(self) -> jax.stages.Compiled:
         """Compiles the program at the first call."""
@@ -78,7 +78,7 @@ class Program:
     def collectives(self) -> tuple[Collective, ...]:
         """The collectives of one run ("train": of one iteration), read from the optimised HLO.
 
-        Those in a loop are counted for each trip, if XLA knows the trip count.
+        A collective in a loop counts once per trip, if XLA knows the trip count.
         """
         return read_collectives(self.hlo())
 
@@ -87,62 +87,66 @@ class Program:
 
         Returns:
           `flops` and `bytes_accessed` (each loop's body counted once), `argument_bytes`, `output_bytes`,
-          `temporary_bytes`, `code_bytes`, and `peak_bytes`: all but code, aliased results counted once.
+          `temporary_bytes`, `code_bytes`, and `peak_bytes`: arguments, output and temporaries, where output
+          that aliases an argument counts once.
         """
         compiled = self.compile()
         analysis = compiled.cost_analysis() or {}
         analysis = analysis[0] if isinstance(analysis, list) else analysis
         memory = compiled.memory_analysis()
         names = ("argument", "output", "temp", "generated_code", "alias")
-        given, made, temporary, code, shared = (
+        argument, output, temporary, code, aliased = (
             float(getattr(memory, f"{name}_size_in_bytes", 0)) for name in names
         )
         return {
             "flops": float(analysis.get("flops", 0)),
             "bytes_accessed": float(analysis.get("bytes accessed", 0)),
-            "argument_bytes": given,
-            "output_bytes": made,
+            "argument_bytes": argument,
+            "output_bytes": output,
             "temporary_bytes": temporary,
             "code_bytes": code,
-            "peak_bytes": given + made - shared + temporary,
+            "peak_bytes": argument + output - aliased + temporary,
         }
 
 
 def _check_widths(arguments: Any) -> None:
-    """Refuses arrays that a compiled program does not take: JAX 0.10.2 confuses their layouts."""
-    for one in jax.tree.leaves(arguments):
-        of = next((of for kind, of in _WIDTHS.items() if jnp.issubdtype(one.dtype, kind)), None)
-        if of is not None and of(one.dtype).bits < 8:
+    """Raises `PlanError` for elements of less than 8 bits: JAX 0.10.2 confuses the layouts of such arrays."""
+    for leaf in jax.tree.leaves(arguments):
+        dtype_info = next(
+            (dtype_info for kind, dtype_info in _DTYPE_INFO.items() if jnp.issubdtype(leaf.dtype, kind)), None
+        )
+        if dtype_info is not None and dtype_info(leaf.dtype).bits < 8:
             raise PlanError(
-                f"an array of {one.dtype}{list(one.shape)} is in the state, or goes from one program to"
-                f" another, and JAX's compiled programs take none whose elements have less than a byte: keep"
-                f" it in 8 bits there, and convert it where it is used"
+                f"an array {leaf.dtype}{list(leaf.shape)} is in the state, or passes from one program to"
+                f" another, but JAX's compiled programs do not accept elements of less than 8 bits: keep it"
+                f" in 8 bits there, and convert it where it is used"
             )
 
 
-_WIDTHS: dict[Any, Any] = {jnp.integer: jnp.iinfo, jnp.floating: jnp.finfo}
+_DTYPE_INFO: dict[Any, Any] = {jnp.integer: jnp.iinfo, jnp.floating: jnp.finfo}
 
 
 def compile_programs(programs: Iterable[Program]) -> None:
     """Compiles programs that have a device in this process and are not compiled yet, in parallel."""
-    todo = [program for program in programs if program.is_here and program.compiled is None]
+    uncompiled = [program for program in programs if program.is_here and program.compiled is None]
     # Tracing and lowering hold the GIL; XLA releases it.
-    lowered = [program.lower() for program in todo]
-    platforms = [program.devices[0].platform for program in todo]
-    if len(todo) == 1:
-        todo[0].compiled = compile_lowered(lowered[0], platforms[0])
+    lowered = [program.lower() for program in uncompiled]
+    platforms = [program.devices[0].platform for program in uncompiled]
+    if len(uncompiled) == 1:
+        uncompiled[0].compiled = compile_lowered(lowered[0], platforms[0])
         return
     with ThreadPoolExecutor() as pool:
         executables = pool.map(compile_lowered, lowered, platforms)
-        for program, compiled in zip(todo, executables, strict=True):
+        for program, compiled in zip(uncompiled, executables, strict=True):
             program.compiled = compiled
 
 
 def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:
     """Compiles with the platform's XLA options.
 
-    XLA's CPU fusion emitter fails on some programs, also of plain JAX (SMAX with 4 environments of 4 steps,
-    recurrent, jaxlib 0.10.2). These are compiled with the older, slower emitter, if XLA still has it.
+    XLA's CPU fusion emitter fails on some programs, with and without fdg (for example SMAX with a recurrent
+    network, 4 environments and 4 steps, jaxlib 0.10.2). These are compiled with the older, slower emitter, if
+    XLA still has it.
 
     Raises:
       JaxRuntimeError: XLA cannot compile the program.
@@ -151,14 +155,14 @@ def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Co
     try:
         return lowered.compile(compiler_options=options or None)
     except jax.errors.JaxRuntimeError as error:
-        older = options_of_older_loops(platform)
-        if "MLIR failure" not in str(error) or not older:
+        fallback = options_of_older_loops(platform)
+        if "MLIR failure" not in str(error) or not fallback:
             raise
-        return lowered.compile(compiler_options={**options, **older})
+        return lowered.compile(compiler_options={**options, **fallback})
 
 
 def is_here(devices: Iterable[jax.Device]) -> bool:
-    """Whether this process has one of some devices."""
+    """Whether this process has one of these devices."""
     return any(d.process_index == jax.process_index() for d in devices)
 
 

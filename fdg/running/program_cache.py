@@ -14,7 +14,7 @@ import jax
 from fdg.arguments import checked
 from fdg.errors import FdgError
 
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 OFF = "off"
 
 
@@ -33,38 +33,38 @@ def keep_programs(directory: str | None = None) -> str | None:
       The directory; None without a cache.
 
     Raises:
-      FdgError: the given directory is not writable, or its name (or that in JAX's own setting) is not UTF-8,
-        which XLA requires.
+      FdgError: `directory` is not writable, or its name (or the name in JAX's setting) is not UTF-8, which
+        XLA requires.
     """
     if directory == OFF:
         jax.config.update("jax_enable_compilation_cache", False)
         return None
     if not getattr(jax.config, "jax_enable_compilation_cache", True):
         return None
-    own = getattr(jax.config, "jax_compilation_cache_dir", None)
-    if directory is None and own:
-        if not _is_text(own):
-            raise FdgError(f"JAX_COMPILATION_CACHE_DIR={own!r}: its name is no UTF-8: give another directory")
-        return own
+    jax_directory = getattr(jax.config, "jax_compilation_cache_dir", None)
+    if directory is None and jax_directory:
+        if not _is_text(jax_directory):
+            raise FdgError(
+                f"JAX_COMPILATION_CACHE_DIR={jax_directory!r} is not UTF-8: give another directory"
+            )
+        return jax_directory
     if directory is not None and not _is_text(directory):
-        raise FdgError(
-            f"--program-cache {directory!r}: its name is no UTF-8: give another directory, or '{OFF}'"
-        )
+        raise FdgError(f"--program-cache {directory!r} is not UTF-8: give another directory, or '{OFF}'")
     path = default_directory() if directory is None else Path(directory)
     if path is None or not _is_usable(path):
         if directory is not None:
-            raise FdgError(
-                f"--program-cache {directory} cannot be written to: give another directory, or '{OFF}'"
-            )
+            raise FdgError(f"--program-cache {directory} is not writable: give another directory, or '{OFF}'")
         return None
     _remove_oldest(path)
     jax.config.update("jax_compilation_cache_dir", str(path))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # small programs are many
+        jax.config.update(
+            "jax_persistent_cache_min_compile_time_secs", 0.0
+        )  # programs that compile fast are cached too: there are many
     return str(path)
 
 
-def kept_in() -> Path | None:
+def cache_directory() -> Path | None:
     """The cache directory, set by this module or by JAX's own settings; None without a cache."""
     directory = getattr(jax.config, "jax_compilation_cache_dir", None)
     return (
@@ -73,34 +73,34 @@ def kept_in() -> Path | None:
 
 
 def remove_corrupt_entry(warning: str) -> str | None:
-    """Removes the cache entry that, by its warning, JAX cannot read; returns a line to print instead.
+    """Removes the cache entry that JAX cannot read, as its warning says; returns a line to print instead.
 
     JAX compiles the program again, but does not replace a corrupt entry, such as one that a killed process
     left incomplete. Returns None if the warning is not about the cache.
 
     >>> remove_corrupt_entry("something else")
     """
-    said = re.match(
+    match = re.match(
         r"Error (reading|writing) persistent compilation cache entry for '([^']*)': (.*)", warning
     )
-    if said is None:
+    if match is None:
         return None
-    what, name, why = said.groups()
-    if what == "writing":
-        return f"compiled programs cannot be kept ({why:.100}): the next start compiles again"
+    operation, name, reason = match.groups()
+    if operation == "writing":
+        return f"compiled programs cannot be cached ({reason:.100}): the next start compiles them again"
     directory = getattr(jax.config, "jax_compilation_cache_dir", None)
     if directory:
         for path in Path(directory).glob(f"{glob.escape(name)}-*-cache"):
             with contextlib.suppress(OSError):
                 path.unlink()
-    return f"a program that was kept, {name}, cannot be read any more: it is compiled again"
+    return f"the cached program {name} cannot be read: it is compiled again"
 
 
 def default_directory(environment: Mapping[str, str] = os.environ) -> Path | None:
     """A directory for this processor in the user's cache; None for a user without a home directory.
 
     Machines with different processors may share a home directory. JAX's key does not contain the processor,
-    so code compiled for another one would be loaded and could fail.
+    so code that was compiled for another processor would be loaded and could fail.
     """
     base = environment.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # the XDG specification says to ignore relative paths
@@ -116,13 +116,15 @@ def _processor() -> str:
     features = f"{platform.machine()} {platform.processor()}"
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        told = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
-        features += "".join(sorted(told))
+        feature_lines = {
+            line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))
+        }
+        features += "".join(sorted(feature_lines))
     return hashlib.sha256(features.encode()).hexdigest()[:12]
 
 
 def _is_text(name: str) -> bool:
-    """Whether a file name is UTF-8 (the operating system's other bytes are lone surrogates)."""
+    """Whether a file name is UTF-8 (Python decodes other bytes to lone surrogates)."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -131,6 +133,7 @@ def _is_text(name: str) -> bool:
 
 
 def _is_usable(path: Path) -> bool:
+    """Whether the directory exists or can be created, and is readable and writable."""
     if not _is_text(str(path)):
         return False
     try:
@@ -141,18 +144,18 @@ def _is_usable(path: Path) -> bool:
     return os.access(path, os.R_OK | os.W_OK | os.X_OK)
 
 
-def _remove_oldest(path: Path, most_bytes: int = MOST_BYTES) -> None:
-    """Removes the oldest entries until the cache has at most `most_bytes`."""
-    found = []
+def _remove_oldest(path: Path, max_bytes: int = MAX_BYTES) -> None:
+    """Removes the oldest entries until the cache has at most `max_bytes`."""
+    entries = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(path):
-            if entry.name.endswith("-cache"):  # as JAX names them
-                facts = entry.stat()
-                found.append((facts.st_mtime, facts.st_size, entry.path))
-    left = sum(size for _, size, _ in found)
-    for _, size, name in sorted(found):
-        if left <= most_bytes:
+            if entry.name.endswith("-cache"):  # the suffix of JAX's entries
+                stat = entry.stat()
+                entries.append((stat.st_mtime, stat.st_size, entry.path))
+    total_bytes = sum(size for _, size, _ in entries)
+    for _, size, entry_path in sorted(entries):
+        if total_bytes <= max_bytes:
             return
-        with contextlib.suppress(OSError):  # another process was faster
-            os.remove(name)
-        left -= size
+        with contextlib.suppress(OSError):  # another process has removed it
+            os.remove(entry_path)
+        total_bytes -= size

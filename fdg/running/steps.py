@@ -35,8 +35,8 @@ class Resharder:
     """Reshards arrays between two meshes of the same devices: a `Transfer`.
 
     Arrays with the same shape and change share a program. If `donates`, each array is deleted as soon as its
-    program is dispatched, so at most one array exists in both layouts. `layouts` are those of each array (at
-    the source, at the target), and `changes` the same on the common device mesh.
+    program is dispatched, so at most one array exists in both layouts. `layouts` are each array's layouts (at
+    the source, at the target); `changes` are the same layouts on the common device mesh.
     """
 
     def __init__(
@@ -49,42 +49,48 @@ class Resharder:
     ):
         self._changes, self._donates = list(changes), donates
         self._mesh = mesh_of(list(source.devices.flat), changes[0].mesh.axes)  # in the source's order
-        self._ends = [layout_sharding(target, after) for _, after in layouts]
+        self._target_shardings = [layout_sharding(target, after) for _, after in layouts]
         self._names: list[str] = []
         self.programs: dict[str, Any] = {}  # the compiled programs of `functions`, by name
         self.bytes = 0  # bytes that all devices receive in total
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
-        """A program for each kind of array: (name, mesh, function, its argument)."""
-        known: dict[Any, str] = {}
-        found = []
+        """The programs, one per shape, dtype and change: (name, mesh, function, its argument)."""
+        names: dict[Any, str] = {}
+        programs = []
         self._names = []
         for shape, change in zip(shapes, self._changes, strict=True):
-            kind = shape.shape, shape.dtype, change.source, change.target
-            if kind not in known:
-                known[kind] = f"reshard {len(known)}"
-                before, _ = shardings(change, self._mesh)
-                argument = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=before)
-                found.append((known[kind], self._mesh, resharding(change, self._mesh), argument))
-            self._names.append(known[kind])
+            signature = shape.shape, shape.dtype, change.source, change.target
+            if signature not in names:
+                names[signature] = f"reshard {len(names)}"
+                source_sharding, _ = shardings(change, self._mesh)
+                argument = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=source_sharding)
+                programs.append((names[signature], self._mesh, resharding(change, self._mesh), argument))
+            self._names.append(names[signature])
         self.bytes = sum(
             change.arriving(int(np.prod(shape.shape)) * shape.dtype.itemsize)
             for shape, change in zip(shapes, self._changes, strict=True)
         )
-        return found
+        return programs
 
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """Reshards the arrays to the target's layouts, asynchronously."""
         moved = []
-        for array, change, name, end in zip(arrays, self._changes, self._names, self._ends, strict=True):
-            before, _ = shardings(change, self._mesh)
-            moved.append(_seen_as(self.programs[name].compiled(_seen_as(array, before)), end))
+        for array, change, name, target_sharding in zip(
+            arrays, self._changes, self._names, self._target_shardings, strict=True
+        ):
+            source_sharding, _ = shardings(change, self._mesh)
+            moved.append(
+                _with_sharding(
+                    self.programs[name].compiled(_with_sharding(array, source_sharding)), target_sharding
+                )
+            )
             if self._donates:
                 array.delete()
         return moved
 
 
-def _seen_as(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+def _with_sharding(array: jax.Array, sharding: NamedSharding) -> jax.Array:
     """The same buffers with an equivalent sharding, without a copy."""
     parts = [shard.data for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
@@ -108,7 +114,7 @@ class Memory:
 
     def __init__(self, size: int):
         self.arrays: list[Any] = [None] * size  # the array of each slot; None if empty
-        # the program run that computes each array (None if older); None in iterations that are not timed
+        # the program run that computes each array (None for older arrays); None if the iteration is not timed
         self.makers: list[ProgramRun | None] | None = None
 
     def watch(self, watched: bool) -> None:
@@ -134,7 +140,7 @@ class Interpreter:
         self.programs: list[Program] = []  # the programs of the steps built so far, in order
         self.crossings = Crossings()  # the order of collectives between processes
         self.lanes = lanes  # the threads that dispatch programs; None if the calling thread dispatches them
-        self.moves: collections.Counter[Transfer] = collections.Counter()  # how often each transfer ran
+        self.moves: collections.Counter[Transfer] = collections.Counter()  # the number of runs per transfer
         self._groups = {group.name: group for group in groups}
         self._timeline = timeline
         self._slots: dict[Value, int] = {}
@@ -157,20 +163,20 @@ class Interpreter:
         return sum(transfer.bytes * count for transfer, count in self.moves.items())
 
     def memory(self) -> Memory:
-        """An empty memory with slots for all values known so far."""
+        """An empty memory with slots for all values that have a slot so far."""
         return Memory(len(self._slots))
 
     def build(self, steps: Sequence[Step], times: int = 1) -> list[RunStep]:
         """Builds the functions of steps that run `times` times in an iteration."""
-        built = []
+        run_steps = []
         for step in steps:
             if isinstance(step, Call):
-                built.append(self._call(step, times))
+                run_steps.append(self._call_step(step, times))
             elif isinstance(step, Move):
-                built.append(self._move(step, times))
+                run_steps.append(self._move_step(step, times))
             else:
-                built.append(self._repeat(step, times))
-        return built
+                run_steps.append(self._repeat_step(step, times))
+        return run_steps
 
     def transfer(
         self,
@@ -181,8 +187,8 @@ class Interpreter:
     ) -> Transfer | None:
         """The transfer of values (source, target) from one group to another.
 
-        Device-to-device copies within a process, a collective between processes, or if both groups are on the
-        same devices the resharding in `changes`. None in a process that has no device of either group.
+        It uses device-to-device copies within a process, a collective between processes, or, if both groups
+        are on the same devices, the resharding in `changes`. None in a process without devices of the groups.
         """
         source, target = meshes = [self.meshes[value.group] for value in pairs[0]]
         layouts = [(a.laid_out, b.laid_out) for a, b in pairs]
@@ -194,9 +200,9 @@ class Interpreter:
             transfer = Resharder(source, target, layouts, changes, donates)
         else:
             transfer = Mover(source, target, layouts)
-        between = f"{pairs[0][0].group} -> {pairs[0][1].group}"
+        direction = f"{pairs[0][0].group} -> {pairs[0][1].group}"
         for name, mesh, function, argument in transfer.functions([self.shape(a) for a, _ in pairs]):
-            program = self._program(f"{name} {between}", mesh, times, function, (argument,))
+            program = self._program(f"{name} {direction}", mesh, times, function, (argument,))
             program.exchanges = name == "exchange" or name.startswith("reshard")
             program.roams = name == "fetch"
             transfer.programs[name] = program
@@ -205,40 +211,40 @@ class Interpreter:
     def _program(
         self, name: str, mesh: Mesh, times: int, function: Any, arguments: Sequence[Any], fragments: Any = ()
     ) -> Program:
-        where = tuple(mesh.devices.flat)
-        program = Program(name, fragments, where, times, function, arguments, roams=mesh.size == 1)
+        devices = tuple(mesh.devices.flat)
+        program = Program(name, fragments, devices, times, function, arguments, roams=mesh.size == 1)
         self.programs.append(program)
         return program
 
-    def _call(self, call: Call, times: int) -> RunStep:
+    def _call_step(self, call: Call, times: int) -> RunStep:
         mesh = self.meshes[call.group]
         function, arguments = lower_call(call, mesh, self._groups[call.group])
         program = self._program(call.name, mesh, times, function, arguments, call.fragments)
         inputs, outputs = (list(map(self.slot, values)) for values in (call.inputs, call.outputs))
-        freed = [inputs[i] for i in call.freed]
+        freed_slots = [inputs[i] for i in call.freed]
         timeline, group, name = self._timeline, call.group, call.name
         if not program.is_here:
             return _no_step
-        taken = _taker(inputs)
-        start = self.on_lane(group, self._starter(program, call, mesh), len(outputs) + 1)
+        read_inputs = _slot_reader(inputs)
+        start = self.on_lane(group, self._dispatcher(program, call, mesh), len(outputs) + 1)
 
         def run(memory: Memory) -> None:
             arrays, makers = memory.arrays, memory.makers
-            this = None if makers is None else timeline.start(group, [makers[i] for i in inputs], name)
-            results = start(taken(arrays))
-            for i in freed:
+            program_run = None if makers is None else timeline.start(group, [makers[i] for i in inputs], name)
+            results = start(read_inputs(arrays))
+            for i in freed_slots:
                 arrays[i] = None
             for i, result in zip(outputs, results, strict=False):  # the last result is a token
                 arrays[i] = result
-            timeline.started(group, this, results[-1])
+            timeline.started(group, program_run, results[-1])
             if makers is not None:
                 for i in outputs:
-                    makers[i] = this
+                    makers[i] = program_run
 
         return run
 
-    def _starter(self, program: Program, call: Call, mesh: Mesh) -> Action:
-        """Returns what dispatches a program; a lane waits for the end of a program that calls Python."""
+    def _dispatcher(self, program: Program, call: Call, mesh: Mesh) -> Action:
+        """The function that dispatches a program; on a lane it waits for the end of one that calls Python."""
         crossings, crosses = self.crossings, spans_processes(mesh)
         waits = not crosses and self.lanes is not None and holds_host(call, mesh)
 
@@ -258,35 +264,35 @@ class Interpreter:
         """The call, queued on the group's lane if there are lanes; it returns `count` arrays."""
         return call if self.lanes is None else self.lanes.deferred(group, call, count)
 
-    def _move(self, move: Move, times: int) -> RunStep:
+    def _move_step(self, move: Move, times: int) -> RunStep:
         transfer = self.transfer(move.pairs, times, move.changes, move.donates)
         if transfer is None:
             return _no_step
         count, moves = len(move.pairs), self.moves
-        if isinstance(transfer, Exchange):  # between processes: they share one lane, in the schedule's order
+        if isinstance(transfer, Exchange):  # all exchanges share one lane, in the schedule's order
             cut = self.on_lane(move.source, lambda arrays: [transfer.cut(arrays)], 1)
             exchange = self.on_lane(CROSSING, lambda parts: transfer.exchange(parts[0]), count)
             transferred: Action = lambda arrays: exchange(cut(arrays))  # noqa: E731
         else:
             transferred = self.on_lane(move.source, transfer, count)
 
-        def counted(arrays: Sequence[Any]) -> Sequence[Any]:
+        def counting(arrays: Sequence[Any]) -> Sequence[Any]:
             moves[transfer] += 1
             return transferred(arrays)
 
-        return self._moved(counted, move.pairs, move.freed)
+        return self._action_step(counting, move.pairs, move.freed)
 
-    def _moved(
+    def _action_step(
         self, action: Action, pairs: Sequence[tuple[Value, Value]], freed: Iterable[int] = ()
     ) -> RunStep:
-        """A step that fills the second slot of each pair by an action on the first ones."""
+        """A step that applies an action to the first slots of the pairs and fills the second ones."""
         inputs, outputs = zip(*self.slots(pairs), strict=True)
-        taken, emptied = _taker(inputs), [inputs[i] for i in freed]
+        read_inputs, freed_slots = _slot_reader(inputs), [inputs[i] for i in freed]
 
         def run(memory: Memory) -> None:
             arrays, makers = memory.arrays, memory.makers
-            moved = action(taken(arrays))
-            for i in emptied:
+            moved = action(read_inputs(arrays))
+            for i in freed_slots:
                 arrays[i] = None
             for i, array in zip(outputs, moved, strict=True):
                 arrays[i] = array
@@ -296,7 +302,7 @@ class Interpreter:
 
         return run
 
-    def _copy(self, pairs: Sequence[tuple[Value, Value]], times: int) -> RunStep:
+    def _copy_step(self, pairs: Sequence[tuple[Value, Value]], times: int) -> RunStep:
         """Copies values within a group before a loop that donates them."""
         shapes = [self.shape(a) for a, _ in pairs]
         group = pairs[0][0].group
@@ -306,14 +312,14 @@ class Interpreter:
         program = self._program(f"copy {group}", mesh, times, function, (shapes,))
         if not program.is_here:
             return _no_step
-        return self._moved(self.on_lane(group, program, len(pairs)), pairs)
+        return self._action_step(self.on_lane(group, program, len(pairs)), pairs)
 
-    def _repeat(self, repeat: Repeat, times: int) -> RunStep:
+    def _repeat_step(self, repeat: Repeat, times: int) -> RunStep:
         starts = (pair for i, pair in enumerate(repeat.enter) if i not in repeat.copied)
         enter = self.slots((a, b) for a, b in starts if a is not b)
         copied = [repeat.enter[i] for i in sorted(repeat.copied)]
         by_group = [[pair for pair in copied if pair[0].group == group] for group in self.meshes]
-        copies = [self._copy(pairs, times) for pairs in by_group if pairs]
+        copies = [self._copy_step(pairs, times) for pairs in by_group if pairs]
         steps = self.build(repeat.steps, times * repeat.trips)
         carried, leave = self.slots(repeat.carry), self.slots(repeat.leave)
         ended = {a for a, _ in leave} | {b for _, b in carried}
@@ -334,25 +340,25 @@ class Interpreter:
 
 
 def rebind(memory: Memory, slots: Sequence[tuple[int, int]], ended: Iterable[int] = ()) -> None:
-    """Moves the contents of the first slot of each pair to the second, all at once.
+    """Moves the content of the first slot of each pair to the second, as one simultaneous assignment.
 
-    Empties slots `ended`, unless they are the second of a pair.
+    Empties the slots `ended`, except those that are the second of a pair.
     """
-    for held in (memory.arrays, memory.makers):
-        if held is None:
+    for contents in (memory.arrays, memory.makers):
+        if contents is None:
             continue
-        entries = [held[a] for a, _ in slots]
+        entries = [contents[a] for a, _ in slots]
         for i in ended:
-            held[i] = None
+            contents[i] = None
         for (_, b), entry in zip(slots, entries, strict=True):
-            held[b] = entry
+            contents[b] = entry
 
 
-def _taker(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
-    """A function that reads these slots."""
+def _slot_reader(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """Returns a function that reads these slots."""
     if len(slots) > 1:
         return operator.itemgetter(*slots)  # in C
-    return lambda held: [held[i] for i in slots]
+    return lambda contents: [contents[i] for i in slots]
 
 
 def _no_step(memory: Memory) -> None:

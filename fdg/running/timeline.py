@@ -1,10 +1,11 @@
-"""How long each group of devices was busy: measured while programs run, without waiting for them.
+"""Measures how long each group of devices is busy, without blocking the thread that dispatches programs.
 
-Detecting the end of a program takes a waiting thread, and waking it costs more than most steps of a loop on
-the host. So of many short iterations only some are watched, a few in a row, and extrapolated:
+Detecting the end of a program takes a waiting thread, and waking the thread costs more than most steps of a
+loop on the host. So only some of many short iterations are watched, a few in a row, and the busy time is
+extrapolated from them:
 
     iteration   1  2  3  4  5  6 ...  98  99  100  101  102 ...
-    watched     x  x  x  x                x   x    x    x          as long as that stays below 1% of the time
+    watched     x  x  x  x                x   x    x    x      while the overhead is below 1% of the time
 """
 
 import atexit
@@ -26,7 +27,7 @@ class Bar(NamedTuple):
     group: str  # the group that it ran on
     name: str
     iteration: int  # counted from the first recorded one
-    part: int  # earlier runs of the program in the iteration: the index of the micro-batch or step
+    part: int  # the number of earlier runs of the program in the iteration (index of a micro-batch or step)
     begin: float  # wall-clock seconds (`time.time`)
     end: float
 
@@ -34,24 +35,24 @@ class Bar(NamedTuple):
 class ProgramRun:
     """One run of a program on a group."""
 
-    __slots__ = ("after", "dispatched", "finished", "group", "iteration", "known", "name")
+    __slots__ = ("after", "dispatched", "finished", "group", "is_finished", "iteration", "name")
 
-    def __init__(self, group: str, after: list["ProgramRun"], name: str = "", iteration: int = 0):
-        self.group, self.after, self.name, self.iteration = group, after, name, iteration
+    def __init__(self, group: str, dependencies: list["ProgramRun"], name: str = "", iteration: int = 0):
+        self.group, self.after, self.name, self.iteration = group, dependencies, name, iteration
         self.dispatched = time.perf_counter()
         self.finished = 0.0
-        self.known = threading.Event()
+        self.is_finished = threading.Event()
 
 
-_ALWAYS = 4  # the first iterations are always watched, and later at least this many in a row
-_COST_S = 100e-6  # approximate overhead of watching one program
-_SHARE = 0.01  # the largest overhead, as a share of the time
-_AT_EXIT_S = 10.0  # to wait for running programs when Python ends
+_MIN_WATCHED = 4  # this many iterations are watched at the start, and at least as many in a row later
+_WATCH_COST_S = 100e-6  # approximate overhead of watching one program
+_MAX_OVERHEAD = 0.01  # the largest overhead, as a share of the time
+_EXIT_TIMEOUT_S = 10.0  # how long to wait for running programs when Python exits
 
 
 def affordable(watched: int, programs: int, seconds: float) -> bool:
-    """Whether watching one more iteration of `programs` programs keeps the overhead within its share."""
-    return watched < _ALWAYS or watched * programs * _COST_S <= _SHARE * seconds
+    """Whether the overhead stays within its share if one more iteration of `programs` programs is watched."""
+    return watched < _MIN_WATCHED or watched * programs * _WATCH_COST_S <= _MAX_OVERHEAD * seconds
 
 
 class Timeline:
@@ -63,66 +64,71 @@ class Timeline:
 
     def __init__(self, groups: Sequence[str]):
         self.busy_s = dict.fromkeys(groups, 0.0)  # busy seconds of each group in watched iterations
-        self.iterations = self.watched = 0  # calls of `watches`, and watched ones
-        # recorded runs; set it to a list to record, which watches every iteration
+        self.iterations = self.watched = 0  # the numbers of all and of watched iterations
+        # The recorded runs; None to record nothing. While it is a list, every iteration is watched.
         self.bars: list[Bar] | None = None
         self._queues: dict[str, queue.SimpleQueue] = {group: queue.SimpleQueue() for group in groups}
-        self._runs: dict[str, ProgramRun] = {}
-        self._last: dict[str, Any] = {}
+        self._last_runs: dict[str, ProgramRun] = {}
+        self._last_results: dict[str, Any] = {}
         self._threads: list[threading.Thread] = []
-        self._begun = time.perf_counter()
-        self._watching = False
-        self._waited, self._longest = 0.0, 0.0  # seconds, before iterations that were watched again
+        self._start_s = time.perf_counter()
+        self._is_watching = False
+        self._wait_s, self._max_wait_s = (
+            0.0,
+            0.0,
+        )  # total and longest wait in seconds, before watching resumed
 
     def watches(self, programs: int) -> bool:
         """Whether to watch the iteration that begins now, which has `programs` programs.
 
-        After an unwatched iteration this first waits for all dispatched programs, or their time would count
-        as that of the first watched one. The devices idle after that, so these waits have the same budget.
+        After an unwatched iteration this first waits for all dispatched programs; otherwise their time would
+        count as busy time of the first watched iteration. The devices are idle afterwards, so the overhead's
+        share of the time also limits these waits.
         """
         now = time.perf_counter()
-        seconds = now - self._begun
-        if self._watching or not self.iterations:
+        seconds = now - self._start_s
+        if self._is_watching or not self.iterations:
             watch = self.bars is not None or affordable(self.watched, programs, seconds)
         else:
-            wait = self._waited + self._longest
-            watch = affordable(self.watched + _ALWAYS, programs, seconds) and wait <= _SHARE * seconds
+            wait_s = self._wait_s + self._max_wait_s
+            watch = affordable(self.watched + _MIN_WATCHED, programs, seconds)
+            watch = watch and wait_s <= _MAX_OVERHEAD * seconds
             watch = watch or self.bars is not None
             if watch:
-                with contextlib.suppress(Exception):  # raised to the reader of the results
+                with contextlib.suppress(Exception):  # reading the results raises it
                     jax.block_until_ready(self.latest())
                 waited = time.perf_counter() - now
-                self._waited, self._longest = self._waited + waited, max(self._longest, waited)
-        self._watching = watch
+                self._wait_s, self._max_wait_s = self._wait_s + waited, max(self._max_wait_s, waited)
+        self._is_watching = watch
         self.iterations += 1
         self.watched += watch
         return watch
 
     def start(self, group: str, made_by: Iterable[ProgramRun | None], name: str = "") -> ProgramRun:
-        """The run of a program that is about to be dispatched; `made_by` are the runs that it depends on."""
-        after = list({run for run in made_by if run is not None and run.group != group})
-        return ProgramRun(group, after, name, self.iterations)
+        """The run of a program that is about to be dispatched; it depends on the runs `made_by`."""
+        dependencies = list({run for run in made_by if run is not None and run.group != group})
+        return ProgramRun(group, dependencies, name, self.iterations)
 
     def started(self, group: str, run: ProgramRun | None, done: jax.Array) -> None:
-        """Registers a dispatched program by a result, `done`; `run` is None if it is not watched."""
-        self._last[group] = done
+        """Registers a dispatched program by its result `done`; `run` is None if it is not watched."""
+        self._last_results[group] = done
         if run is not None:
-            self._runs[group] = run
+            self._last_runs[group] = run
             self._queues[group].put((run, done))
 
     def begin(self) -> None:
         """Starts the threads."""
         if not self._threads:
-            _watching.add(self)
+            _timelines.add(self)
             for group in self._queues:
                 thread = threading.Thread(target=self._watch, args=(group,), daemon=True)
                 thread.start()
                 self._threads.append(thread)
 
     def close(self) -> None:
-        """Makes the threads end after the programs that were already dispatched."""
-        for waiting in self._queues.values():
-            waiting.put(None)
+        """Tells the threads to end after the programs that are already dispatched."""
+        for runs in self._queues.values():
+            runs.put(None)
 
     def end(self, seconds: float) -> None:
         """Ends the threads and waits for each, at most `seconds`."""
@@ -132,26 +138,28 @@ class Timeline:
 
     def latest(self) -> list[jax.Array]:
         """Results that are ready when all programs dispatched so far have ended."""
-        return list(self._last.values())
+        return list(self._last_results.values())
 
     def recorded(self) -> list[Bar]:
         """Waits for the watched programs, stops recording and returns the recorded runs."""
         self.settle()
         bars, self.bars = sorted(self.bars or (), key=lambda bar: bar.begin), None
-        now = time.time() - time.perf_counter()
-        first = min((bar.iteration for bar in bars), default=0)
+        offset = time.time() - time.perf_counter()
+        start = min((bar.iteration for bar in bars), default=0)
         parts: collections.Counter[tuple[str, str, int]] = collections.Counter()
-        found = []
+        results = []
         for bar in bars:
-            run = bar.group, bar.name, bar.iteration
-            found.append(Bar(*run[:2], bar.iteration - first, parts[run], bar.begin + now, bar.end + now))
-            parts[run] += 1
-        return found
+            key = bar.group, bar.name, bar.iteration
+            results.append(
+                Bar(*key[:2], bar.iteration - start, parts[key], bar.begin + offset, bar.end + offset)
+            )
+            parts[key] += 1
+        return results
 
     def settle(self) -> dict[str, float]:
         """Waits for the watched programs; returns busy seconds, scaled to all iterations."""
-        for run in list(self._runs.values()):
-            run.known.wait()
+        for run in list(self._last_runs.values()):
+            run.is_finished.wait()
         return self.so_far()
 
     def so_far(self) -> dict[str, float]:
@@ -160,32 +168,32 @@ class Timeline:
         return {group: seconds * scale for group, seconds in self.busy_s.items()}
 
     def _watch(self, group: str) -> None:
-        free = 0.0
+        previous_end = 0.0
         while True:
             entry = self._queues[group].get()
             if entry is None:
                 return
             run, done = entry
-            with contextlib.suppress(Exception):  # raised to the reader of the results
+            with contextlib.suppress(Exception):  # reading the results raises it
                 jax.block_until_ready(done)
             run.finished = time.perf_counter()
-            for other in run.after:
-                other.known.wait()
-            start = max(run.dispatched, free, *(other.finished for other in run.after))
+            for dependency in run.after:
+                dependency.is_finished.wait()
+            start = max(run.dispatched, previous_end, *(dependency.finished for dependency in run.after))
             self.busy_s[group] += max(0.0, run.finished - start)
             if self.bars is not None:
-                begun = min(start, run.finished)  # the end of an input may be noticed late
-                self.bars.append(Bar(group, run.name, run.iteration, 0, begun, run.finished))
-            free = run.finished
+                begin = min(start, run.finished)  # a thread may notice the end of an input late
+                self.bars.append(Bar(group, run.name, run.iteration, 0, begin, run.finished))
+            previous_end = run.finished
             run.after = []
-            run.known.set()
+            run.is_finished.set()
 
 
-_watching: weakref.WeakSet[Timeline] = weakref.WeakSet()
+_timelines: weakref.WeakSet[Timeline] = weakref.WeakSet()
 
 
 @atexit.register
 def _end_all() -> None:
-    """Waits for the threads: one that is inside XLA when Python exits would abort the process."""
-    for timeline in list(_watching):
-        timeline.end(_AT_EXIT_S)
+    """Waits for the threads: a thread that is inside XLA when Python exits would abort the process."""
+    for timeline in list(_timelines):
+        timeline.end(_EXIT_TIMEOUT_S)

@@ -1,6 +1,6 @@
-"""XLA compiler options: defaults, a preset for each platform, and options that the user names.
+"""XLA compiler options: defaults, a preset per platform, and options that the user names.
 
-They are passed as `compiler_options` of each program, not through `XLA_FLAGS`: there, a flag that the
+They are passed as `compiler_options` of each program, not through `XLA_FLAGS`, in which a flag that the
 installed XLA does not know ends the process. Flags that the user sets in `XLA_FLAGS` are not overridden.
 """
 
@@ -18,21 +18,21 @@ import jax
 from fdg.errors import FdgError
 
 # On by default. With 512-bit vectors, PPO takes 8 to 10% less CPU time on CartPole-v1, 8% less on
-# Breakout-MinAtar and the same on Pendulum-v1, on cores with full AVX-512. On the first generation of AVX-512
-# it slowed the whole core down, so LLVM's default of 256 bits stays there.
-_WIDE = {"xla_cpu_prefer_vector_width": 512}
+# Breakout-MinAtar and the same on Pendulum-v1, on cores with full AVX-512. Cores of the first generation of
+# AVX-512 become slower with them, so LLVM's default of 256 bits stays there.
+_WIDE_VECTORS = {"xla_cpu_prefer_vector_width": 512}
 
 # LLVM's optimisation level 1 of 3: programs compile in 10 to 33% less CPU time, and run as fast
 # (docs/decisions/062). Level 0 makes code that rounds differently.
-_QUICK_TO_COMPILE = {"xla_backend_optimization_level": 1}
+_LOW_OPTIMIZATION = {"xla_backend_optimization_level": 1}
 
 # Off by default; `--xla-options preset` turns them on. PPO on CartPole-v1 is 4% faster on an H200
 # (docs/gpu.md).
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "gpu": {
-            # WHILE puts loops into CUDA graphs, DYNAMIC_SLICE_FUSION copies of slices of arrays;
-            # otherwise the host launches each trip. The other kinds are XLA's default: the list replaces it.
+            # WHILE puts loops into CUDA graphs, and DYNAMIC_SLICE_FUSION copies of array slices; otherwise
+            # the host launches each trip. The list replaces XLA's default, so it repeats the default's kinds.
             "xla_gpu_enable_command_buffer": (
                 "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE,DYNAMIC_SLICE_FUSION"
             ),
@@ -43,53 +43,53 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 PRESET, NONE = "preset", "none"
-_chosen: dict[str, Any] = {}
+_chosen_options: dict[str, Any] = {}
 
 
 def choose_xla_options(text: str | None) -> None:
-    """Sets the options that programs are compiled with from now on.
+    """Sets the options with which later programs are compiled.
 
     `text` is None for the defaults; "preset" for the defaults and the platform's `PRESETS`; "none" for no
     options; or `NAME=VALUE,NAME=VALUE` for exactly these (`+` separates the items of a list value).
     """
-    _chosen.clear()
+    _chosen_options.clear()
     if text is None:
         return
     if text in (PRESET, NONE):
-        _chosen[text] = True
+        _chosen_options[text] = True
     else:
-        _chosen.update(_named(str(text)))
+        _chosen_options.update(_parse_options(str(text)))
 
 
 def xla_options(platform: str) -> dict[str, Any]:
-    """The options to compile a program with, on "cpu", "gpu" or "tpu".
+    """The options with which a program is compiled on a platform ("cpu", "gpu", "cuda", "rocm" or "tpu").
 
     Defaults and presets leave out options that the installed XLA does not know, or that the user's
     `XLA_FLAGS` set.
     """
-    kind = "gpu" if platform in ("cuda", "rocm") else platform
-    if NONE in _chosen:
+    preset_name = "gpu" if platform in ("cuda", "rocm") else platform
+    if NONE in _chosen_options:
         return {}
-    if _chosen and PRESET not in _chosen:
-        for name, value in _chosen.items():
-            if refusal := _refusal(name, value):
+    if _chosen_options and PRESET not in _chosen_options:
+        for name, value in _chosen_options.items():
+            if reason := _refusal_reason(name, value):
                 raise FdgError(
-                    f"--xla-options {name}={value}: XLA of jaxlib {jax.lib.__version__}: {refusal}"
+                    f"--xla-options {name}={value}: XLA of jaxlib {jax.lib.__version__} refuses it: {reason}"
                 )
-        return dict(_chosen)
-    own = set(re.findall(r"--(xla_\w+)", os.environ.get("XLA_FLAGS", "")))
+        return dict(_chosen_options)
+    user_flags = set(re.findall(r"--(xla_\w+)", os.environ.get("XLA_FLAGS", "")))
     options = {
-        **(_QUICK_TO_COMPILE if kind == "cpu" else {}),
-        **(_WIDE if kind == "cpu" and has_wide_vectors() else {}),
-        **(PRESETS.get(kind, {}) if PRESET in _chosen else {}),
+        **(_LOW_OPTIMIZATION if preset_name == "cpu" else {}),
+        **(_WIDE_VECTORS if preset_name == "cpu" and has_wide_vectors() else {}),
+        **(PRESETS.get(preset_name, {}) if PRESET in _chosen_options else {}),
     }
-    return {n: value for n, value in options.items() if n not in own and not _refusal(n, value)}
+    return {n: value for n, value in options.items() if n not in user_flags and not _refusal_reason(n, value)}
 
 
 def options_of_older_loops(platform: str) -> dict[str, Any]:
     """Options for XLA's older CPU loop emitter; empty on other platforms, and where XLA has removed it."""
     name, value = "xla_cpu_use_fusion_emitters", False
-    return {name: value} if platform == "cpu" and not _refusal(name, value) else {}
+    return {name: value} if platform == "cpu" and not _refusal_reason(name, value) else {}
 
 
 @functools.cache
@@ -100,27 +100,29 @@ def has_wide_vectors() -> bool:
     return False
 
 
-def _named(text: str) -> dict[str, Any]:
-    """
-    >>> _named("xla_gpu_triton_gemm_any=true,xla_gpu_enable_command_buffer=FUSION+WHILE")
+def _parse_options(text: str) -> dict[str, Any]:
+    """Parses NAME=VALUE pairs.
+
+    >>> _parse_options("xla_gpu_triton_gemm_any=true,xla_gpu_enable_command_buffer=FUSION+WHILE")
     {'xla_gpu_triton_gemm_any': True, 'xla_gpu_enable_command_buffer': 'FUSION,WHILE'}
     """
     options: dict[str, Any] = {}
-    for word in text.split(","):
-        name, equals, value = word.strip().partition("=")
+    for pair in text.split(","):
+        name, separator, value = pair.strip().partition("=")
         name = name.removeprefix("--")
-        if not (name.startswith("xla_") and equals and value):
+        if not (name.startswith("xla_") and separator and value):
             raise FdgError(
-                f"--xla-options {text}: '{word}' is not NAME=VALUE: use '{PRESET}', '{NONE}' or such pairs"
+                f"--xla-options {text}: '{pair}' is not NAME=VALUE: give '{PRESET}', '{NONE}', or pairs"
+                f" NAME=VALUE separated by commas"
             )
         lower = value.lower()
-        number = int(value) if re.fullmatch(r"-?\d+", value) else value.replace("+", ",")
-        options[name] = lower == "true" if lower in ("true", "false") else number
+        parsed = int(value) if re.fullmatch(r"-?\d+", value) else value.replace("+", ",")
+        options[name] = lower == "true" if lower in ("true", "false") else parsed
     return options
 
 
 @functools.cache
-def _refusal(name: str, value: Any) -> str:
+def _refusal_reason(name: str, value: Any) -> str:
     """XLA's error for an option that it does not accept; empty if it accepts it."""
     try:
         jax.jit(lambda: 0).lower().compile(compiler_options={name: value})

@@ -30,7 +30,7 @@ from fdg.placing.policy import with_host
 from fdg.placing.staleness import micro_batches
 from fdg.processes import distributed
 from fdg.running.host_devices import make_host_devices, restart_cpu_backend, threads_for
-from fdg.running.program_cache import kept_in
+from fdg.running.program_cache import cache_directory
 from fdg.tracing.trace import side_by_side
 from fdg.training.description import describe_policy, rebuild_policy
 from fdg.training.job import Job
@@ -350,8 +350,8 @@ _MEMORY_ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 def _cache_file(job: Job, graph: fdg.FDG, devices: int | Sequence[jax.Device]) -> Path | None:
-    """The cache file for this job, machine and cost model; None if no cache is in use."""
-    directory = kept_in()
+    """The cache file for this job, machine and version of the cost model; None without a cache."""
+    directory = cache_directory()
     if directory is None:
         return None
     rates = dataclasses.replace(cluster_for(devices), note="")  # the note depends on the current load

@@ -8,7 +8,7 @@ import fdg
 import policies
 from fdg.batch.collective import Collective
 from fdg.costs.traffic import Handling, collective, handling, transfer_cost
-from fdg.placing.layout import Layout, route
+from fdg.placing.layout import Layout, find_route
 from fdg.running.exchange import rounds
 from tests.costs.machines import cluster, link
 from tests.tiny import Pupil
@@ -101,7 +101,7 @@ def _rounds(move):
     most = 0
     for a, b in move.pairs:
         sources = frozenset(range(a.laid_out.devices))
-        for chunk in route(a.laid_out, b.laid_out).chunks:
+        for chunk in find_route(a.laid_out, b.laid_out).chunks:
             ways = [(i, r, len(sources) + j) for j, (i, r) in enumerate(chunk)]
             most = max(most, *(number + 1 for number, *_ in rounds(ways, sources)))
     return most

@@ -216,7 +216,7 @@ def test_a_program_without_draws_is_handed_back_as_it_is():
 
 
 def test_more_than_fits_stays(monkeypatch):
-    monkeypatch.setattr(draws, "MOST_BYTES", 8)
+    monkeypatch.setattr(draws, "MAX_BYTES", 8)
     jaxpr = jax.make_jaxpr(loop)(jnp.arange(3.0), KEYS)
     assert draws.hoist_draws(jaxpr) is jaxpr
 

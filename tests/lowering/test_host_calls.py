@@ -23,9 +23,9 @@ STEP = "fragment 'step' (environment): ask"
 FAULTS = {
     "raise": f"{STEP} raised ValueError: the wheels fell off (calling.py, line 19)",
     "sys.exit": f"{STEP} raised SystemExit: 4 (calling.py, line 21)",
-    "shape": f"{STEP} gave float32[3], expected float32[4]",
-    "dtype": f"{STEP} gave int32[4], expected float32[4]",
-    "count": f"{STEP} gave 2 arrays, expected 1",
+    "shape": f"{STEP} returned float32[3], expected float32[4]",
+    "dtype": f"{STEP} returned int32[4], expected float32[4]",
+    "count": f"{STEP} returned 2 arrays, expected 1",
 }
 
 

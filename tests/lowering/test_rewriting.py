@@ -9,7 +9,7 @@ from fdg import jaxprs
 from fdg.cores import common_cores, share_among, sharing, usable_cores
 from fdg.costs.loads import TargetDevices
 from fdg.lowering.rewriting import Setting, rewrite_all
-from fdg.lowering.tiles import have_a_core_each, tiles_of
+from fdg.lowering.tiles import tiles_of, uses_all_cores
 from fdg.placing.policy import Group
 
 
@@ -67,9 +67,9 @@ def test_processes_that_share_cores_have_their_devices_counted_together(devices)
     assert sharing() == 1 and common_cores() == usable_cores()
     try:
         share_among(2, cores=4)
-        assert not have_a_core_each(mesh)  # four places, and two devices in all
+        assert not uses_all_cores(mesh)  # four places, and two devices in all
         share_among(2, cores=2)  # another process has less than this one, and all make programs for that
-        assert have_a_core_each(mesh) and not have_a_core_each(one)
+        assert uses_all_cores(mesh) and not uses_all_cores(one)
     finally:
         share_among(1)
 
@@ -83,7 +83,7 @@ def test_on_a_gpu_nothing_is_tiled():
         on_cpu: sum(
             tiles_of(eqn) is not None
             for eqn in jaxprs.open_jaxpr(
-                rewrite_all(jaxpr, Setting((None, 0), 2, None, on_cpu=on_cpu, a_core_each=on_cpu))
+                rewrite_all(jaxpr, Setting((None, 0), 2, None, on_cpu=on_cpu, uses_all_cores=on_cpu))
             ).eqns
         )
         for on_cpu in (False, True)

@@ -156,7 +156,7 @@ def test_sums_of_devices_travel_as_one_array(monkeypatch, limit):
 
     arguments = normal(0, 4, 3), normal(1, ROWS, 4), normal(2, ROWS, 3), normal(3, 3)
     jaxpr, axes = jax.make_jaxpr(function)(*arguments), [None, 0, 0, None]
-    tiled = tiles.tile(jaxpr, axes, 4, cut=False)
+    tiled = tiles.tile(jaxpr, axes, 4, may_split=False)
     assert set(counts(tiled)) == {1}
     mesh = make_mesh(jax.devices()[:4])
     lowered = jax.jit(core.jaxpr_as_fun(constrain(tiled, mesh, axes)))

@@ -171,8 +171,12 @@ MISTAKES = {
     "a state of something else": (lambda: evaluate(many=False), "dict is not its state", "init or run"),
     # policies and devices
     "a class as policy": (lambda: place(policy=policies.GPUOnly), "is a class", "write GPUOnly()"),
-    "a name as policy": (lambda: place(policy="gpu_only"), "the name of one", "policies.get('gpu_only')()"),
-    "no policy": (lambda: place(policy=3), "3 is no policy", "policies.GPUOnly()"),
+    "a name as policy": (
+        lambda: place(policy="gpu_only"),
+        "is the name of a policy",
+        "policies.get('gpu_only')()",
+    ),
+    "no policy": (lambda: place(policy=3), "3 is not a policy", "policies.GPUOnly()"),
     "a network as policy": (
         lambda: place(policy="MlpPolicy"),
         "a network, which follows from the observation",
@@ -195,7 +199,7 @@ MISTAKES = {
     ),
     "steps as policy": (
         lambda: fdg.fit(ppo(), 10_000),
-        "10000 is no policy",
+        "10000 is not a policy",
         "give total_steps, say, by name",
     ),
     "a policy that places numbers": (lambda: place(policy=Roleless()), "returns {'actor': 0}", "fdg.Group"),
@@ -217,7 +221,7 @@ MISTAKES = {
     ),
     "a plan's graph, delayed": (
         lambda: place(fdg.place(Pupil(), policies.SingleLearnerCoarse(staleness=1), 2).graph),
-        "with the delays of a staleness written into it",
+        "already has the plan's staleness",
         "fdg.trace",
     ),
     "another algorithm's state": (
@@ -282,7 +286,7 @@ MISTAKES = {
     "no iterations": (several_at_once, "iterations=0", "at least 1"),
     "more host devices, too late": (
         lambda: fdg.host_devices(3),
-        "JAX has started already, with 8",
+        "JAX has already started, with 8",
         "call it before",
     ),
     "no host device": (lambda: fdg.host_devices(0), "host_devices(0)", "from 1"),

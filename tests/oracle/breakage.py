@@ -16,17 +16,17 @@ def _old(change: Callable[[Any, frozenset, frozenset], frozenset]) -> None:
     (None: the state and metrics), and on its `actors`.
     """
     readers: Any = importlib.import_module("fdg.placing.staleness.readers").Readers
-    old = readers.old
+    old = readers.state_version
 
     def changed(self: Any, reader: Any) -> frozenset:
-        readers.old = old  # which calls itself, for the fragment around
+        readers.state_version = old  # which calls itself, for the fragment around
         try:
             every = frozenset().union(*(old(self, actor) for actor in self.actors))
             return change(reader, old(self, reader), every)
         finally:
-            readers.old = changed
+            readers.state_version = changed
 
-    readers.old = changed
+    readers.state_version = changed
 
 
 def _staleness() -> None:
@@ -88,11 +88,11 @@ def _weak() -> None:
 def _host() -> None:
     """Functions on the host are called before a loop, for all of its trips together.
 
-    Relies on `lowering.hoisting._OUTSIDE`, the operations that stay in their loop.
+    Relies on `lowering.hoisting._FIXED`, the operations that stay in their loop.
     """
     ahead: Any = importlib.import_module("fdg.lowering.hoisting")
-    assert "pure_callback" in ahead._OUTSIDE
-    ahead._OUTSIDE = frozenset()
+    assert "pure_callback" in ahead._FIXED
+    ahead._FIXED = frozenset()
 
 
 BREAKAGES: dict[str, Callable[[], None]] = {

@@ -35,14 +35,14 @@ def test_rules(given, rules):
     [
         (3, "parameters=3: give pairs"),
         ("fdsp", "parameters='fdsp': give rules, 'fsdp' or 'declared'"),
-        ([3], "3 is no pair"),
-        (["a"], "'a' is no pair"),
-        (["ab"], "'ab' is no pair"),  # two characters
-        ([("a",)], "('a',) is no pair"),
-        ([("a", "batch", "model")], "('a', 'batch', 'model') is no pair"),
-        ([frozenset(["a", "b"])], "is no pair"),  # in no order
-        ([("(", "batch")], "'(' is no regular expression"),
-        ([(None, "batch")], "None is no regular expression"),
+        ([3], "3 is not a pair"),
+        (["a"], "'a' is not a pair"),
+        (["ab"], "'ab' is not a pair"),  # two characters
+        ([("a",)], "('a',) is not a pair"),
+        ([("a", "batch", "model")], "('a', 'batch', 'model') is not a pair"),
+        ([frozenset(["a", "b"])], "is not a pair"),  # in no order
+        ([("(", "batch")], "'(' is not a regular expression"),
+        ([(None, "batch")], "None is not a regular expression"),
         ([("a", 3)], "rule 'a' splits 3: give 'batch', 'model', or a PartitionSpec"),
         ([("a", "rows")], "splits over 'rows'"),
         ([("a", "batch+")], "splits over ''"),

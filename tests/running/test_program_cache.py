@@ -79,19 +79,19 @@ def test_switched_off_and_elsewhere(tmp_path):
 
 def test_a_directory_that_was_asked_for_and_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(FdgError, match=r"--program-cache .*file.* cannot be written to: give another"):
+    with pytest.raises(FdgError, match=r"--program-cache .*file.* is not writable: give another"):
         program_cache.keep_programs(str(tmp_path / "file"))
 
 
 def test_a_name_that_xla_cannot_read(tmp_path, monkeypatch):
     """Of a folder on a disk of another encoding: refused where it was asked for, else nothing is kept."""
     odd = os.fsdecode(b"caf\xe9")
-    with pytest.raises(FdgError, match=r"--program-cache 'caf\\udce9': its name is no UTF-8"):
+    with pytest.raises(FdgError, match=r"--program-cache 'caf\\udce9' is not UTF-8"):
         program_cache.keep_programs(odd)
     usual = jax.config.jax_compilation_cache_dir
     try:
         jax.config.update("jax_compilation_cache_dir", odd)
-        with pytest.raises(FdgError, match=r"JAX_COMPILATION_CACHE_DIR='caf\\udce9': its name"):
+        with pytest.raises(FdgError, match=r"JAX_COMPILATION_CACHE_DIR='caf\\udce9' is not UTF-8"):
             program_cache.keep_programs()
         jax.config.update("jax_compilation_cache_dir", None)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / odd))
@@ -104,7 +104,7 @@ def test_the_oldest_programs_go_first(tmp_path):
     for age, name in enumerate(["new-cache", "middle-cache", "old-cache", "notes.txt"]):
         (tmp_path / name).write_bytes(b"x" * 100)
         os.utime(tmp_path / name, (1_000_000 - age, 1_000_000 - age))
-    program_cache._remove_oldest(tmp_path, most_bytes=250)
+    program_cache._remove_oldest(tmp_path, max_bytes=250)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["middle-cache", "new-cache", "notes.txt"]
 
 
@@ -135,9 +135,9 @@ def test_a_program_half_written_is_removed_and_said_in_one_line(tmp_path, capsys
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
     assert capsys.readouterr().err.splitlines() == [
-        "warning: a program that was kept, jit_train, cannot be read any more: it is compiled again",
-        "warning: compiled programs cannot be kept (OSError: No space left on device): the next start"
-        " compiles again",
+        "warning: the cached program jit_train cannot be read: it is compiled again",
+        "warning: compiled programs cannot be cached (OSError: No space left on device): the next start"
+        " compiles them again",
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "jit_train-ab-atime",

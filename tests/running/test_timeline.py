@@ -100,7 +100,7 @@ def test_a_run_that_fails_ends(timeline):
     _, learned = start(timeline, "learners", run)
     learned.comes()
     assert ticks(timeline) == {"actors": 0, "learners": 0}
-    assert run.after == [] and run.known.is_set()
+    assert run.after == [] and run.is_finished.is_set()
 
 
 def test_of_many_short_iterations_a_few_are_watched():
@@ -222,7 +222,7 @@ timeline.begin()
 run = timeline.start("learners", ())
 timeline.started("learners", run, program(jnp.ones((300, 300))))
 time.sleep(0.05)
-assert not run.known.is_set()
+assert not run.is_finished.is_set()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

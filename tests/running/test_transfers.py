@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh
 
 from fdg.lowering.mesh import layout_sharding, make_mesh
-from fdg.placing.layout import Layout, moved_bytes, route
+from fdg.placing.layout import Layout, find_route, moved_bytes
 from fdg.running.exchange import Exchange, rounds
 from fdg.running.program import Program
 from fdg.running.transfers import Mover
@@ -230,7 +230,7 @@ def test_a_route_by_hand():
     target = Layout((4, 6), ((), ("model",)), (("batch", 2), ("model", 2)))
     assert source.part_of == ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
     assert target.part_of == ((0, 0), (0, 1), (0, 0), (0, 1))
-    way = route(source, target)
+    way = find_route(source, target)
     assert (way.cuts, way.joins) == ((1, 2), (2, 3))  # 2 x 6 chunks in all
     left, right = (
         [(0, 0), (0, 1), (1, 0), (3, 0), (3, 1), (4, 0)],
@@ -242,7 +242,7 @@ def test_a_route_by_hand():
 def test_copies_at_the_source_are_asked_in_turn():
     source = Layout((2,), (), (("batch", 3),))
     target = Layout((2,), (("batch",),), (("batch", 2),))
-    assert route(source, target).chunks == (((0, 0), (1, 1)),)
+    assert find_route(source, target).chunks == (((0, 0), (1, 1)),)
 
 
 def permutations(arrays, source, target, axes):

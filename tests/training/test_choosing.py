@@ -27,7 +27,7 @@ def parse(line):
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
     """Where programs, and choices, are kept."""
-    monkeypatch.setattr(settling, "kept_in", lambda: tmp_path)
+    monkeypatch.setattr(settling, "cache_directory", lambda: tmp_path)
     return tmp_path
 
 

@@ -1,13 +1,13 @@
 """Side effects, ordered by a token that operations and loops carry.
 
 `send` and `recv` below share no array, so nothing would order them on two groups. Each operation with an
-effect takes a token and returns the next one; loops and the iteration carry it:
+effect takes a token and returns the next token; loops and the iteration carry it:
 
     a = act(x)           t0 = token
     send(a)              t1 = send(t0, a)      # workers
     y = recv()           t2, y = recv(t1)      # learners: the token is transferred between groups, four bytes
 
-Effects then are data dependencies, and no later pass has to know about them.
+So the order of effects becomes a data dependency, and later passes need no special case for effects.
 """
 
 import functools
@@ -24,12 +24,12 @@ from fdg.errors import PlanError
 from fdg.fragment import FragmentMark
 from fdg.placing.policy import Group
 
-START = np.uint32(0)  # of an iteration's token
+START = np.uint32(0)  # the token at the start of an iteration
 
 
 @functools.cache
-def _exempt() -> tuple[type, ...]:
-    """Whether an effect needs no order: unordered prints, and a program's own memory."""
+def _unordered_effects() -> tuple[type, ...]:
+    """The types of effects that need no order: unordered prints, and the use of a program's own memory."""
 
     def has_all(x):
         jax.debug.print("{}", x)
@@ -47,11 +47,11 @@ def has_effect(eqn: core.JaxprEqn) -> bool:
     All of JAX's effects count, ordered or not, except unordered prints (which return nothing) and reads and
     writes of a program's own memory.
     """
-    return any(not isinstance(effect, _exempt()) for effect in eqn.effects)
+    return any(not isinstance(effect, _unordered_effects()) for effect in eqn.effects)
 
 
-def threaded(eqn: core.JaxprEqn, token: core.Var) -> tuple[core.JaxprEqn, core.Var]:
-    """The equation with a token as additional input and output: (equation, next token)."""
+def thread_token(eqn: core.JaxprEqn, token: core.Var) -> tuple[core.JaxprEqn, core.Var]:
+    """Adds a token to an equation, as an input and an output; returns (equation, next token)."""
     operands = list(dict.fromkeys(jaxprs.variables(eqn.invars)))
     results = [v for v in eqn.outvars if not isinstance(v, core.DropVar)]
     run = core.jaxpr_as_fun(jaxprs.build(operands, results, [eqn]))
@@ -59,27 +59,27 @@ def threaded(eqn: core.JaxprEqn, token: core.Var) -> tuple[core.JaxprEqn, core.V
     def with_token(token, *operands):
         return token + np.uint32(1), *run(*operands)
 
-    after = core.Var(token.aval)
-    return jaxprs.as_one(jax.jit(with_token), [token, *operands], [after, *results]), after
+    next_token = core.Var(token.aval)
+    return jaxprs.as_one(jax.jit(with_token), [token, *operands], [next_token, *results]), next_token
 
 
 # --- unsupported effects ---
 
 
 def outside_calls(equations: Sequence[core.JaxprEqn], where: str = "code between fragments") -> Iterator[str]:
-    """The effects and Python callbacks of a program, with their places.
+    """The effects and Python callbacks of a program, each with its place, as text.
 
-    Such as an environment on the host, `io_callback`, `pure_callback`, or a foreign function
+    Examples are an environment on the host, `io_callback`, `pure_callback`, or a foreign function
     (`jax.ffi.ffi_call`) with a side effect. Unordered prints do not count.
     """
     for eqn in equations:
         mark = FragmentMark.of(eqn)
-        inside = where if mark is None else f"fragment '{mark.name}' ({mark.role})"
-        inner = [call for body in jaxprs.bodies(eqn) for call in outside_calls(body.jaxpr.eqns, inside)]
-        if inner:
-            yield from inner
+        place = where if mark is None else f"fragment '{mark.name}' ({mark.role})"
+        inner_calls = [call for body in jaxprs.bodies(eqn) for call in outside_calls(body.jaxpr.eqns, place)]
+        if inner_calls:
+            yield from inner_calls
         elif has_effect(eqn) or (callable(eqn.params.get("callback")) and not eqn.effects):
-            yield f"{_callee(eqn)} in {inside}"
+            yield f"{_callee(eqn)} in {place}"
 
 
 def _callee(eqn: core.JaxprEqn) -> str:
@@ -92,7 +92,7 @@ def _callee(eqn: core.JaxprEqn) -> str:
 
 
 def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: Any, num_devices: int) -> None:
-    """Checks that a group with host calls has one device: such a call takes the whole batch."""
+    """Checks that a group with host calls has one device, because such a call takes the whole batch."""
     call = next(outside_calls(equations), None)
     if call is None or len(group) == 1:
         return
@@ -109,10 +109,10 @@ def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: A
 
 
 def check_one_agent(equations: Sequence[core.JaxprEqn], agents: int) -> None:
-    """Checks that no program of several agents calls the host."""
+    """Checks that a program of several agents does not call the host."""
     for call in outside_calls(equations):
         raise PlanError(
-            f"num_seeds={agents}: {call} runs on the host, and for one agent: start a run for each seed"
+            f"num_seeds={agents}: {call} runs on the host, for one agent only: start one run per seed"
         )
 
 
@@ -120,16 +120,17 @@ def check_one_process(
     programs: Iterable[tuple[Group, Sequence[core.JaxprEqn]]], process_of: Callable[[int], int], policy: Any
 ) -> None:
     """Checks that all effects are in one process, which can order them."""
-    found: dict[int, str] = {}
-    for group, inside in programs:
-        acting = [eqn for eqn in inside if has_effect(eqn)]
-        if not acting:
+    calls: dict[int, str] = {}
+    for group, equations in programs:
+        effects = [eqn for eqn in equations if has_effect(eqn)]
+        if not effects:
             continue
-        call = next(outside_calls(acting), acting[0].primitive.name)
-        found.setdefault(process_of(group.devices[0]), f"{call} ({group.name})")
-    if len(found) > 1:
-        (first, what), (second, other) = list(found.items())[:2]
+        call = next(outside_calls(effects), effects[0].primitive.name)
+        calls.setdefault(process_of(group.devices[0]), f"{call} ({group.name})")
+    if len(calls) > 1:
+        (first, first_call), (second, second_call) = list(calls.items())[:2]
         raise PlanError(
-            f"{policy} puts effects into several processes, where nothing keeps their order: {what} into"
-            f" process {first}, {other} into process {second}: place both in one group, or in one process"
+            f"{policy} puts effects into several processes, where nothing keeps their order: {first_call}"
+            f" into process {first}, {second_call} into process {second}: place both in one group, or in one"
+            f" process"
         )

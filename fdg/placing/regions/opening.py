@@ -4,8 +4,8 @@ Under a policy that puts `act` on one group and `step` on another,
 
     scan 3 trips { carry x: a = act(x); y = step(a); return y; stack a }
 
-becomes the loop below. Stacking becomes an ordinary operation, placed like the others. If both fragments are
-on one group, the scan stays one equation.
+becomes the loop below. Stacking becomes an ordinary operation, which is placed like all others. If both
+fragments are on one group, the scan stays one equation.
 
     zeros = ...
     3 trips of x, rows, t, from x, zeros, 0: a = act(x); y = step(a); rows[t] = a; return y, rows, t + 1
@@ -22,7 +22,7 @@ from jax.extend import core
 from fdg import jaxprs, keys
 from fdg.errors import PlanError
 from fdg.fragment import FragmentMark, boundary_p, fragments_in
-from fdg.placing.regions.effects import START, has_effect, threaded
+from fdg.placing.regions.effects import START, has_effect, thread_token
 from fdg.placing.regions.region import Item, Loop, Opened, Operation, Region
 
 
@@ -39,13 +39,13 @@ class _Block:
         self.token: core.Var | None = None
 
     def emit(self, function: Callable, *operands: Any, row: Any = None) -> core.Var:
-        """Appends a function with one result as a single operation."""
+        """Appends a function with one result as a single operation; returns the result."""
         (eqn,), (result,) = jaxprs.traced(jax.jit(function), operands)
         self.items.append(Operation(eqn, row=row))
         return result
 
     def emit_zeros(self, aval: Any) -> core.Var:
-        """Appends zeros, or keys of zeros."""
+        """Appends an array of zeros, or keys whose words are zeros."""
         return self.emit(functools.partial(_zeros, aval.shape, aval.dtype))
 
     def as_variable(self, atom: Any) -> core.Var:
@@ -55,26 +55,31 @@ class _Block:
         return self.emit(lambda: jax.lax.convert_element_type(atom.val, atom.aval.dtype))
 
     def distinct(self, ends: list[core.Var], carried: Sequence[core.Var], count: int) -> list[core.Var]:
-        """Copies outputs so that no two of the first `count` (which are carried) are the same variable, nor a
-        carried input that is an output elsewhere: carried values may be donated.
+        """Copies outputs that carried values could share with others, since carried values may be donated.
+
+        The first `count` outputs are carried. A variable is not copied at its first position among `ends` if
+        an item here computes it, or if it is a carried input and its position is below `count`.
         """
-        made = {v for item in self.items for v in item.outputs}
-        seen: set[core.Var] = set()
-        distinct = []
+        computed = {v for item in self.items for v in item.outputs}
+        used: set[core.Var] = set()
+        outputs = []
         for i, v in enumerate(ends):
-            may_pass = v in made or (v in carried and i < count)
-            distinct.append(v if v not in seen and may_pass else self.emit(jax.numpy.copy, v))
-            seen.add(v)
-        return distinct
+            may_pass = v in computed or (v in carried and i < count)
+            outputs.append(v if v not in used and may_pass else self.emit(jax.numpy.copy, v))
+            used.add(v)
+        return outputs
 
 
 class _Opener:
+    """Inlines calls and scans for one assignment of fragments to groups."""
+
     def __init__(self, assignment: Mapping[str, str], policy: Any):
         self.assignment, self.policy = assignment, policy
-        self.constants: dict[int, tuple[core.Var, Any]] = {}  # by identity: each value once
+        self.constants: dict[int, tuple[core.Var, Any]] = {}  # by the identity of the value
         self.declared: dict[core.Var, int] = {}
 
     def open(self, closed: Any) -> Opened:
+        """Opens an iteration's jaxpr."""
         jaxpr = jaxprs.open_jaxpr(closed)
         region = _Block()
         names: dict[Any, Any] = {v: core.Var(v.aval) for v in jaxpr.invars}
@@ -107,14 +112,14 @@ class _Opener:
             if eqn.primitive.name == "scan" and eqn.params["length"] == 0:
                 self._skip_scan(eqn, names, region)
                 continue
-            here = inside if FragmentMark.of(eqn) is None else self.assignment[fragments[0]]
+            group = inside if FragmentMark.of(eqn) is None else self.assignment[fragments[0]]
             (body, *others) = jaxprs.bodies(eqn)
             if eqn.primitive.name == "scan":
-                self._open_scan(eqn, body, names, region, here)
+                self._open_scan(eqn, body, names, region, group)
             elif others or not body.exact:
                 raise self._refusal(eqn, fragments)
             else:
-                self._open_call(eqn, body, names, region, here)
+                self._open_call(eqn, body, names, region, group)
 
     def _append(
         self,
@@ -124,22 +129,22 @@ class _Opener:
         region: _Block,
         inside: str | None,
     ) -> None:
-        """An equation that stays whole."""
-        if eqn.primitive is boundary_p:  # of an opened fragment: its arrays are placed by their uses
-            (outside,), (within,), axis = eqn.invars, eqn.outvars, eqn.params["axis"]
-            (names[within],) = jaxprs.renamed([outside], names)
-            if axis is not None and not jaxprs.is_literal(names[within]):
-                self.declared.setdefault(names[within], axis)
+        """Appends an equation without opening it."""
+        if eqn.primitive is boundary_p:  # the border of an opened fragment: its arrays follow their uses
+            (outside,), (inner,), axis = eqn.invars, eqn.outvars, eqn.params["axis"]
+            (names[inner],) = jaxprs.renamed([outside], names)
+            if axis is not None and not jaxprs.is_literal(names[inner]):
+                self.declared.setdefault(names[inner], axis)
             return
         group = self.assignment.get(fragments[0]) if fragments else inside
         (renamed,) = jaxprs.copied([eqn], names)
         operation = Operation(renamed, group, fragments)
         if region.token is not None and has_effect(eqn):
-            before = region.token
-            changed, region.token = threaded(operation.eqn, before)
-            operation = dataclasses.replace(operation, eqn=changed, token=(before, region.token))
+            token = region.token
+            changed, region.token = thread_token(operation.eqn, token)
+            operation = dataclasses.replace(operation, eqn=changed, token=(token, region.token))
         region.items.append(operation)
-        for k, i in _passed_through(eqn):
+        for k, i in _unchanged_outputs(eqn):
             (names[eqn.outvars[k]],) = jaxprs.renamed([eqn.invars[i]], names)
 
     def _refusal(self, eqn: core.JaxprEqn, fragments: Sequence[str]) -> PlanError:
@@ -151,19 +156,19 @@ class _Opener:
         )
 
     def _open_call(
-        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, region: _Block, here: str | None
+        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, region: _Block, group: str | None
     ) -> None:
         """Inlines a call."""
         (closed,) = jaxprs.closed_bodies(eqn)
         inner = dict(zip(body.jaxpr.invars, jaxprs.renamed(eqn.invars, names), strict=True))
         self._name_constants(closed, inner)
-        self._walk(body.jaxpr, inner, region, here)
+        self._walk(body.jaxpr, inner, region, group)
         names.update(zip(eqn.outvars, jaxprs.renamed(body.jaxpr.outvars, inner), strict=True))
 
     # --- scans ---
 
     def _skip_scan(self, eqn: core.JaxprEqn, names: dict, region: _Block) -> None:
-        """A scan of length 0: returns its initial carry, and stacked outputs with no rows."""
+        """Replaces a scan of length 0 by its initial carry, and by stacked outputs without rows."""
         (body,) = jaxprs.bodies(eqn)
         operands = jaxprs.renamed(eqn.invars, names)
         starts = {k: operands[i] for i, k in body.carry}
@@ -171,9 +176,9 @@ class _Opener:
             names[v] = starts[k] if k in starts else region.emit_zeros(v.aval)
 
     def _open_scan(
-        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, around: _Block, here: str | None
+        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, around: _Block, group: str | None
     ) -> None:
-        """A scan as a loop: inputs are sliced and outputs stacked by operations of the body."""
+        """Appends a scan as a loop: operations of its body slice inputs and stack outputs."""
         outer = jaxprs.renamed(eqn.invars, names)
         region = _Block()
         inner: dict[Any, Any] = {}
@@ -200,35 +205,35 @@ class _Opener:
                 inner[variable] = carry(around.as_variable(outer[i]))
             else:
                 inner[variable] = outer[i]
-        self._walk(body.jaxpr, inner, region, here)
-        ends = jaxprs.renamed(body.jaxpr.outvars, inner)
+        self._walk(body.jaxpr, inner, region, group)
+        body_outputs = jaxprs.renamed(body.jaxpr.outvars, inner)
         results: list[core.Var] = []
-        nexts: list[core.Var] = []
+        next_carry: list[core.Var] = []
         if region.token is not None:
             around.token = core.Var(region.token.aval)
-            nexts.append(region.token)
+            next_carry.append(region.token)
             results.append(around.token)
         for k, outvar in enumerate(eqn.outvars):
-            value = region.as_variable(ends[body.results[k]])
+            value = region.as_variable(body_outputs[body.results[k]])
             names[outvar] = result = core.Var(outvar.aval)
             if k in body.stacked:
                 if isinstance(outvar, core.DropVar):
                     continue
                 stack = carry(around.emit_zeros(outvar.aval))
                 value = region.emit(_put_row, stack, value, position, row=value)
-            nexts.append(value)
+            next_carry.append(value)
             results.append(result)
         if any(counter in item.inputs for item in region.items if isinstance(item, Operation)):
-            nexts.append(region.emit(lambda t: t + 1, counter))
+            next_carry.append(region.emit(lambda t: t + 1, counter))
             carried.append(counter)
             starts.append(around.emit(lambda: jax.lax.full((), 0, jax.numpy.int32)))
             results.append(core.Var(counter.aval))
-        nexts = region.distinct(nexts, carried, len(nexts))
-        around.items.append(Loop(body.trips, starts, Region(carried, region.items, nexts), results))
+        next_carry = region.distinct(next_carry, carried, len(next_carry))
+        around.items.append(Loop(body.trips, starts, Region(carried, region.items, next_carry), results))
 
 
-def _passed_through(eqn: core.JaxprEqn) -> list[tuple[int, int]]:
-    """Pairs (output, input) of outputs that are an unchanged input; readers need not wait for it."""
+def _unchanged_outputs(eqn: core.JaxprEqn) -> list[tuple[int, int]]:
+    """Pairs (output, input) of a fragment's outputs that are an unchanged input: readers use the input."""
     if FragmentMark.of(eqn) is None:
         return []
     (body,) = jaxprs.bodies(eqn)
@@ -236,9 +241,11 @@ def _passed_through(eqn: core.JaxprEqn) -> list[tuple[int, int]]:
     for inner in body.jaxpr.eqns:
         if inner.primitive is boundary_p and inner.invars[0] in source:
             source[inner.outvars[0]] = source[inner.invars[0]]
-    ends = [None if jaxprs.is_literal(v) else source.get(v) for v in body.jaxpr.outvars]
+    source_of_output = [None if jaxprs.is_literal(v) else source.get(v) for v in body.jaxpr.outvars]
     return [
-        (k, i) for k, i in enumerate(ends) if i is not None and not isinstance(eqn.outvars[k], core.DropVar)
+        (k, i)
+        for k, i in enumerate(source_of_output)
+        if i is not None and not isinstance(eqn.outvars[k], core.DropVar)
     ]
 
 
@@ -251,8 +258,8 @@ def _put_row(stack, row, position):
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    found = keys.implementation(shape, dtype)
-    if found is None:
+    key_type = keys.implementation(shape, dtype)
+    if key_type is None:
         return jax.lax.full(shape, 0, dtype)
-    kind, words = found
-    return jax.random.wrap_key_data(jax.lax.full(words.shape, 0, words.dtype), impl=kind)
+    key_impl, words = key_type
+    return jax.random.wrap_key_data(jax.lax.full(words.shape, 0, words.dtype), impl=key_impl)

@@ -1,7 +1,7 @@
 """An opened iteration as plain values: straight-line code (a region) and loops, over variables.
 
 In a jaxpr, a loop or a fragment is one equation. If its parts are on different groups, `opening` inlines it.
-The types here are the result, which every later pass reads:
+The result is a value of the types below, which every later pass reads:
 
     region a, b:
       c = act(a)  # actors
@@ -24,14 +24,14 @@ from fdg.batch.lengths import lengths_of_equation
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """An equation over the variables of its region, and those around it."""
+    """An equation over the variables of its region and of the regions around it."""
 
     eqn: core.JaxprEqn
     group: str | None = None  # the group of its fragments; None for code between fragments
     fragments: tuple[str, ...] = ()  # the names of its fragments
-    # for an operation that writes a trip's row into a loop's stacked result, the row's variable
+    # the row's variable, if the operation writes a trip's row into a loop's stacked result
     row: Any = None
-    # for an operation with side effects, its (input token, output token)
+    # (input token, output token), if the operation has side effects
     token: tuple[core.Var, core.Var] | None = None
 
     @functools.cached_property
@@ -41,7 +41,7 @@ class Operation:
 
     @functools.cached_property
     def outputs(self) -> list[core.Var]:
-        """The variables that it defines, without unused ones."""
+        """The variables that it defines, without unused results."""
         return [v for v in self.eqn.outvars if not isinstance(v, core.DropVar)]
 
 
@@ -61,7 +61,7 @@ class Loop:
 
     @property
     def entering(self) -> list[tuple[core.Var, Any]]:
-        """Pairs (body's variable, outer variable); the same for the body's free variables."""
+        """Pairs (body's variable, outer variable); both are the same for the body's free variables."""
         return [*((v, v) for v in self.body.free), *zip(self.body.inputs, self.starts, strict=True)]
 
 
@@ -74,19 +74,19 @@ class Region:
 
     inputs: list[core.Var]  # loop-carried variables
     items: list[Item]
-    outputs: list[Any]  # next values of the carried variables; for the iteration, then metrics
+    outputs: list[Any]  # the next values of the carried variables, and then an iteration's metrics
 
     @functools.cached_property
     def free(self) -> list[core.Var]:
-        """The variables that it reads of outer regions (of the iteration: constants), in order."""
-        made, found = set(self.inputs), dict[core.Var, None]()
+        """The variables of outer regions that it reads, in order; for the iteration, constants."""
+        defined, variables = set(self.inputs), dict[core.Var, None]()
         for item in self.items:
-            found.update(dict.fromkeys(v for v in item.inputs if v not in made))
-            made.update(item.outputs)
-        return list(found)
+            variables.update(dict.fromkeys(v for v in item.inputs if v not in defined))
+            defined.update(item.outputs)
+        return list(variables)
 
     def operations(self) -> Iterator[Operation]:
-        """All operations in order, those of loops included."""
+        """All operations in order, including those in loops."""
         for item in self.items:
             if isinstance(item, Operation):
                 yield item
@@ -105,8 +105,8 @@ class Region:
 class Opened:
     """An opened iteration."""
 
-    # its inputs are the state's leaves, its outputs the next leaves, then the metrics. With side effects, a
-    # token follows the leaves in both. Its free variables are constants.
+    # The inputs are the state's leaves, and the outputs are the next leaves, then the metrics. With side
+    # effects, a token follows the leaves in both. Free variables are constants.
     region: Region
     constants: list[Any]  # the initial token if there is one, then the values of the free variables
     declared: dict[core.Var, int]  # batch axes that the borders of opened fragments declare
@@ -117,10 +117,10 @@ class Opened:
         return frozenset().union(*(lengths_of_equation(op.eqn) for op in self.region.operations()))
 
 
-def connected(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, set[Any]]:
-    """For each variable of some pairs, the set of those that it is connected with, itself included."""
-    found: dict[Any, set[Any]] = {}
+def connected_sets(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, set[Any]]:
+    """Maps each variable of some pairs to the set of variables that pairs connect it with, and itself."""
+    sets: dict[Any, set[Any]] = {}
     for a, b in pairs:
-        both = found.get(a, {a}) | found.get(b, {b})
-        found.update(dict.fromkeys(both, both))
-    return found
+        union = sets.get(a, {a}) | sets.get(b, {b})
+        sets.update(dict.fromkeys(union, union))
+    return sets

@@ -13,7 +13,7 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch import follow as batch_flow
-from fdg.placing.regions.region import Operation, Region, connected
+from fdg.placing.regions.region import Operation, Region, connected_sets
 from fdg.placing.scheduling.placement import Placement
 
 Axes = dict[Any, int | None]
@@ -26,8 +26,8 @@ def batch_axes(placement: Placement, leaves: Sequence[int | None], units: Units)
     """The batch axis of every variable; None if it is replicated.
 
     A value that becomes another one, at the border of a loop or from trip to trip, has the same axis.
-    `leaves` are the axes of the state's leaves. For sets of groups that run operations together,
-    `units` are numbers that their device counts divide.
+    `leaves` are the axes of the state's leaves. For each set of groups that run an operation, `units` has a
+    number of devices that is equivalent to theirs (`batch.lengths`).
     """
     region = placement.region
     axes: Axes = dict(zip(region.inputs, leaves, strict=False))
@@ -40,37 +40,41 @@ def _follow(region: Region, axes: Axes, placement: Placement, units: Units) -> N
     """Propagates batch axes from a region's inputs."""
     declared = placement.opened.declared
 
-    def enter(variables: Iterable[core.Var], found: Iterable[int | None]) -> None:
-        pairs = zip(variables, found, strict=True)
+    def set_axes(variables: Iterable[core.Var], new_axes: Iterable[int | None]) -> None:
+        pairs = zip(variables, new_axes, strict=True)
         axes.update((v, declared.get(v) if axis is None else axis) for v, axis in pairs)
 
-    enter(region.inputs, map(axes.get, region.inputs))
+    set_axes(region.inputs, map(axes.get, region.inputs))
     for item in region.items:
         if isinstance(item, Operation):
             operands = [None if jaxprs.is_literal(v) else axes.get(v) for v in item.eqn.invars]
             row = None if item.row is None else axes.get(item.row)
             unit = units[placement.groups[item]]
             results = [row + 1] if row is not None else batch_flow.equation_axes(item.eqn, operands, unit)
-            enter(item.eqn.outvars, results)
+            set_axes(item.eqn.outvars, results)
             continue
-        enter(item.body.inputs, map(axes.get, item.starts))
-        for _ in range(len(item.body.inputs) + 1):  # each round, an axis may reach one more carried value
+        set_axes(item.body.inputs, map(axes.get, item.starts))
+        for _ in range(len(item.body.inputs) + 1):  # in each round, an axis may reach another carried value
             _follow(item.body, axes, placement, units)
-            ends = [(v, axes.get(end)) for v, end in zip(item.body.inputs, item.body.outputs, strict=True)]
-            found = [(v, axis) for v, axis in ends if axes.get(v) is None and axis is not None]
-            if not found:
+            next_axes = [
+                (v, axes.get(end)) for v, end in zip(item.body.inputs, item.body.outputs, strict=True)
+            ]
+            new_axes = [(v, axis) for v, axis in next_axes if axes.get(v) is None and axis is not None]
+            if not new_axes:
                 break
-            axes.update(found)
-        enter(item.outputs, map(axes.get, item.body.inputs))
+            axes.update(new_axes)
+        set_axes(item.outputs, map(axes.get, item.body.inputs))
 
 
 def _unify(region: Region, axes: Axes) -> None:
-    """Gives variables that become each other the same axis, or none."""
+    """Gives variables that become each other the same axis, or None if they have different axes."""
     pairs = list(zip(region.inputs, region.outputs, strict=False))
     for loop in region.loops():
         pairs += zip(loop.body.inputs, loop.starts, strict=True)
         pairs += zip(loop.outputs, loop.body.outputs, strict=True)
         pairs += zip(loop.body.inputs, loop.body.outputs, strict=True)
-    for variables in {id(together): together for together in connected(pairs).values()}.values():
-        found = {axis for v in variables if (axis := axes.get(v)) is not None}
-        axes.update(dict.fromkeys(variables, found.pop() if len(found) == 1 else None))
+    for variables in {
+        id(variable_set): variable_set for variable_set in connected_sets(pairs).values()
+    }.values():
+        set_axes = {axis for v in variables if (axis := axes.get(v)) is not None}
+        axes.update(dict.fromkeys(variables, set_axes.pop() if len(set_axes) == 1 else None))

@@ -1,6 +1,6 @@
 """Passes over the steps of a schedule: live ranges with donation, and names of programs.
 
-One backward pass, with the set of values that later steps use:
+A backward pass tracks the set of values that later steps use:
 
     actors: act        uses w, x (x is dead afterwards: freed); defines a (live: it is transferred)
     actors -> learners: a            a is dead on the actors afterwards: freed
@@ -18,70 +18,72 @@ from fdg.placing.scheduling.schedule import Call, Move, Repeat, Step, Value, all
 def with_live_ranges(
     steps: Sequence[Step], kept: Iterable[Value], constants: Collection[Value]
 ) -> tuple[Step, ...]:
-    """The steps without unused results, and with what each frees, donates or copies.
+    """Removes unused results, and sets the values that each step frees, donates or copies.
 
-    Programs come with all results, and loops with all values that their body may donate as `copied`, of which
-    those stay that are used after the loop, or enter it in two places. `kept` are used afterwards, and
-    `constants` never freed.
+    On input, programs have all results, and a loop's `copied` are all values that its body may donate. Of
+    these, values remain that are used after the loop, or enter it twice. `kept` are used after the steps, and
+    `constants` are never freed.
     """
     live = set(kept)
-    found: list[Step] = []
+    new_steps: list[Step] = []
     for step in reversed(steps):
-        after, operands = live.union(constants), uses(step)
-        freed = frozenset(i for i, value in enumerate(operands) if value not in after)
+        live_after, operands = live.union(constants), uses(step)
+        freed = frozenset(i for i, value in enumerate(operands) if value not in live_after)
         if isinstance(step, Call):
             outputs = tuple(value for value in step.outputs if value in live)
             donated = donatable(operands, outputs, freed)
-            found.append(dataclasses.replace(step, outputs=outputs, freed=freed, donated=donated))
+            new_steps.append(dataclasses.replace(step, outputs=outputs, freed=freed, donated=donated))
         elif isinstance(step, Move):
-            found.append(dataclasses.replace(step, freed=freed))
+            new_steps.append(dataclasses.replace(step, freed=freed))
         else:
             entries = collections.Counter(operands)
-            copied = {i for i in step.copied if entries[operands[i]] > 1 or operands[i] in after}
-            found.append(dataclasses.replace(step, copied=frozenset(copied)))
+            copied = {i for i in step.copied if entries[operands[i]] > 1 or operands[i] in live_after}
+            new_steps.append(dataclasses.replace(step, copied=frozenset(copied)))
         live.update(operands)
-    return tuple(reversed(found))
+    return tuple(reversed(new_steps))
 
 
 def donatable(inputs: Sequence[Value], outputs: Sequence[Value], freed: Iterable[int]) -> frozenset[int]:
-    """The freed inputs to donate: at most one for each output of the same shape, dtype and layout."""
+    """The freed inputs to donate: at most one per output of the same shape, dtype and layout."""
 
-    def kind(value: Value) -> tuple:
+    def signature(value: Value) -> tuple:
         return value.shape, value.dtype, value.axis if value.layout is None else value.layout
 
-    room = collections.Counter(map(kind, outputs))
+    free_outputs = collections.Counter(map(signature, outputs))
     donated = set()
     for i in sorted(freed):
-        if room[kind(inputs[i])]:
-            room[kind(inputs[i])] -= 1
+        if free_outputs[signature(inputs[i])]:
+            free_outputs[signature(inputs[i])] -= 1
             donated.add(i)
     return frozenset(donated)
 
 
 def with_names(steps: Sequence[Step], used: collections.Counter[str] | None = None) -> tuple[Step, ...]:
-    """The steps with a unique name for each program, those in loops first.
+    """Gives each program a unique name; programs in loops come first.
 
     actors: act step fold_in     "act+step": its outermost fragments
     learners: split reshape      "before learn": its group's next fragment, or "after" its last
     """
     used = collections.Counter() if used is None else used
-    named = [
+    new_steps = [
         dataclasses.replace(step, steps=with_names(step.steps, used)) if isinstance(step, Repeat) else step
         for step in steps
     ]
-    for i, step in enumerate(named):
+    for i, step in enumerate(new_steps):
         if isinstance(step, Call):
-            parts = [step], named[i + 1 :], named[:i]
-            own, later, earlier = (_fragments(part, step.group) for part in parts)
-            name = "+".join(own) or (
+            parts = [step], new_steps[i + 1 :], new_steps[:i]
+            fragments, later, earlier = (_fragments(part, step.group) for part in parts)
+            name = "+".join(fragments) or (
                 f"before {later[0]}" if later else f"after {earlier[-1]}" if earlier else "between fragments"
             )
             used[name] += 1
-            named[i] = dataclasses.replace(step, name=name if used[name] == 1 else f"{name} ({used[name]})")
-    return tuple(named)
+            new_steps[i] = dataclasses.replace(
+                step, name=name if used[name] == 1 else f"{name} ({used[name]})"
+            )
+    return tuple(new_steps)
 
 
 def _fragments(steps: Sequence[Step], group: str) -> list[str]:
-    """The outermost fragments that a group runs in some steps."""
+    """The outermost fragments that a group runs in these steps."""
     calls = [step for step, _ in all_steps(steps) if isinstance(step, Call) and step.group == group]
     return [name for call in calls if call.fragments for name in fragments_in(call.equations, outermost=True)]

@@ -1,8 +1,8 @@
-"""From an opened iteration to a schedule with as few programs as the dependencies between groups allow.
+"""Turns an opened iteration into a schedule with as few programs as dependencies between groups allow.
 
 opened     a region of operations and loops
-placed     ... with the groups of each operation                     (placement)
-schedule   a group's operations as programs, merged, and transfers   (programs)
+placed     the same, with the groups of each operation               (placement)
+schedule   each group's operations as programs, and transfers        (grouping)
            with live ranges, donations and names                     (liveness)
 """
 
@@ -32,28 +32,29 @@ def partition(
 ) -> Schedule:
     """Places every operation of an opened iteration and groups them into programs.
 
-    `axes` are those of the state's leaves. `sizes` are the numbers of devices of the groups, in the policy's
-    order; the first group runs what no rule assigns. Without `platforms`, all are the same. `newer` fragments
-    wait for newer parameters than those before them (`staleness.lag`): such an operation starts a program.
+    `axes` are the batch axes of the state's leaves. `sizes` are the numbers of devices of the groups, in the
+    policy's order; the first group runs operations that no rule assigns. Without `platforms`, all groups are
+    on the same platform. Fragments `newer` read newer parameters than earlier ones (`staleness.lag`), so
+    they are not merged into a program before them.
     """
-    order, where = tuple(sizes), tuple((platforms or {}).items())
-    placed = _PLACED(opened, (order, where), lambda: Placement(opened, order, platforms))
-    # For each set of groups that run operations together, the smallest number of devices that is equivalent
-    # to theirs in all later passes (see `batch.lengths`).
+    order, platform_items = tuple(sizes), tuple((platforms or {}).items())
+    placed = _PLACED(opened, (order, platform_items), lambda: Placement(opened, order, platforms))
+    # For each set of groups that run an operation, the smallest number of devices that is equivalent to
+    # theirs in all later passes (see `batch.lengths`).
     units = {
-        together: smallest_equivalent(math.lcm(*(sizes[group] for group in together)), opened.lengths)
-        for together in dict.fromkeys(placed.groups[op] for op in placed.region.operations())
+        groups: smallest_equivalent(math.lcm(*(sizes[group] for group in groups)), opened.lengths)
+        for groups in dict.fromkeys(placed.groups[op] for op in placed.region.operations())
     }
 
     def schedule() -> Schedule:
-        of = batch_axes(placed, axes, units)
+        axis_of = batch_axes(placed, axes, units)
 
         @functools.cache
         def value_of(variable: core.Var, group: str) -> Value:
-            return Value(variable, group, of.get(variable))
+            return Value(variable, group, axis_of.get(variable))
 
-        made = make_schedule(placed, value_of, len(axes), newer)
-        return dataclasses.replace(made, steps=with_names(made.steps))
+        new_schedule = make_schedule(placed, value_of, len(axes), newer)
+        return dataclasses.replace(new_schedule, steps=with_names(new_schedule.steps))
 
     return _SCHEDULES(placed, (tuple(axes), tuple(units.items()), newer), schedule)
 

@@ -8,10 +8,10 @@ and a carried key and weight:
     b = normalise(a)         # learners: code between fragments goes to its users
     weight = learn(weight, b, split(k))    # learners, who keep it too: the new weight is sent to the actors
 
-Backward pass, by uses: code between fragments goes to the groups that use its results, duplicated if it is
-cheap and exact; otherwise one group computes it and sends the results. Forward pass: what no fragment uses
-stays with its inputs. State is kept by its readers; copies on several groups must not drift apart (see
-`is_exact`).
+The backward pass places code between fragments on the groups that use its results: on all of them if it is
+cheap and exact; otherwise one group computes it and sends the results. The forward pass places what no
+fragment uses with its inputs. State is kept by its readers; copies on several groups must not drift apart
+(`is_exact`).
 """
 
 import collections
@@ -23,17 +23,17 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.placing.regions.region import Loop, Opened, Operation, Region
 
-CHEAP_FLOPS = 1_000_000  # code between fragments up to this size is copied rather than its results moved
+CHEAP_FLOPS = 1_000_000  # up to this size, groups repeat code between fragments, and send no results
 
 
-Held = dict[core.Var, set[str]]  # the groups that hold each variable without any move
+Held = dict[core.Var, set[str]]  # the groups that hold each variable without a transfer
 
 
 class Placement:
     """The groups of each operation of an opened iteration, and of each loop's carried values.
 
-    The first of the groups, in the policy's `order`, gets what nothing else decides. Without `platforms`, all
-    are the same.
+    The first group in the policy's `order` gets operations that no rule places. Without `platforms`, all
+    groups are on the same platform.
     """
 
     def __init__(self, opened: Opened, order: Sequence[str], platforms: Mapping[str, str] | None = None):
@@ -48,32 +48,32 @@ class Placement:
         self._flops = {op: jaxprs.equation_flops(op.eqn) for op in self._is_exact if op.group is None}
         while True:
             self._backward_all()
-            placed = self._compute_once() or self._forward(self.region, self._start(), {})
-            if not (placed or self._default_one()):
+            placed = self._compute_once() or self._forward(self.region, self._initial_holders(), {})
+            if not (placed or self._place_next_on_first()):
                 break
         self._place_unused_leaves()
 
     def ordered(self, groups: Iterable[str]) -> list[str]:
         """Groups in the policy's order."""
-        chosen = set(groups)
-        return [group for group in self.order if group in chosen]
+        group_set = set(groups)
+        return [group for group in self.order if group in group_set]
 
     def read_by(self, region: Region, variable: core.Var, group: str) -> tuple[str, ...]:
         """The fragments of a group that read a variable, through code between fragments."""
-        found: dict[str, None] = {}
-        reached = {variable}
+        names: dict[str, None] = {}
+        variables = {variable}
         for item in region.items:
             if isinstance(item, Operation):
-                if group in self.groups[item] and not reached.isdisjoint(item.inputs):
-                    found.update(dict.fromkeys(item.fragments))
-                    reached.update(item.outputs if not item.fragments else ())
+                if group in self.groups[item] and not variables.isdisjoint(item.inputs):
+                    names.update(dict.fromkeys(item.fragments))
+                    variables.update(item.outputs if not item.fragments else ())
                 continue
             for inner, outer in item.entering:
-                if outer in reached:
-                    found.update(dict.fromkeys(self.read_by(item.body, inner, group)))
-        return tuple(found)
+                if outer in variables:
+                    names.update(dict.fromkeys(self.read_by(item.body, inner, group)))
+        return tuple(names)
 
-    def _first(self, groups: Collection[str]) -> str:
+    def _first_group(self, groups: Collection[str]) -> str:
         return next(group for group in self.order if group in groups)
 
     # --- backward pass: the groups that use a value ---
@@ -82,14 +82,14 @@ class Placement:
         leaves: list[set[str]] = [set() for _ in self.region.inputs]
         while True:
             needed = self._backward(self.region, leaves)
-            grown = [old | needed[v] for old, v in zip(leaves, self.region.inputs, strict=True)]
-            if grown == leaves:
+            new_leaves = [old | needed[v] for old, v in zip(leaves, self.region.inputs, strict=True)]
+            if new_leaves == leaves:
                 break
-            leaves = grown
+            leaves = new_leaves
         self.carry_groups[self.region] = leaves
 
     def _backward(self, region: Region, requested: Sequence[set[str]]) -> Held:
-        """The groups that use each variable, given those that use what it carries afterwards."""
+        """The groups that use each variable; `requested` are the groups that use each carried output."""
         need: Held = collections.defaultdict(set)
         for variable, groups in zip(region.outputs, requested, strict=False):
             need[variable] |= groups
@@ -135,7 +135,7 @@ class Placement:
         if operation.row is not None:
             return set()  # wait until the row's groups are known
         if len(users) > 1 and not self._may_copy(operation, users):
-            return {self._first(users)}
+            return {self._first_group(users)}
         return users
 
     def _may_copy(self, operation: Operation, users: set[str]) -> bool:
@@ -146,9 +146,10 @@ class Placement:
     # --- replicated values must not drift apart ---
 
     def _compute_once(self) -> bool:
-        """If several groups keep a carried value, lets one of them do the arithmetic that it depends on.
+        """If several groups keep a carried value, places the arithmetic that it depends on on one of them.
 
-        Each group's program rounds differently, so copies would drift apart from trip to trip.
+        The groups' programs round differently, so copies would drift apart from trip to trip. Returns whether
+        an operation was placed.
         """
         makers = {v: op for op in self.region.operations() for v in op.outputs}
         sources: dict[core.Var, list[core.Var]] = collections.defaultdict(list)
@@ -159,33 +160,33 @@ class Placement:
             for result, end in zip(loop.outputs, loop.body.outputs, strict=True):
                 sources[result].append(end)
             ends += zip(loop.body.outputs, self.carry_groups[loop.body], strict=True)
-        found = False
+        has_placed = False
         for end, groups in ends:
-            reached, waiting = set(), [end] if len(groups) > 1 else []
-            while waiting:
-                v = waiting.pop()
-                if v in reached:
+            visited, pending = set(), [end] if len(groups) > 1 else []
+            while pending:
+                v = pending.pop()
+                if v in visited:
                     continue
-                reached.add(v)
-                waiting += sources.get(v, ())
+                visited.add(v)
+                pending += sources.get(v, ())
                 maker = makers.get(v)
                 if maker is None or len(self.groups[maker]) < 2:
                     continue
                 if self._is_exact[maker]:
-                    waiting += maker.inputs
+                    pending += maker.inputs
                 else:
-                    self._fixed[maker] = self._first(self.groups[maker])
-                    found = True
-        return found
+                    self._fixed[maker] = self._first_group(self.groups[maker])
+                    has_placed = True
+        return has_placed
 
     # --- forward pass: unused values stay with their inputs ---
 
-    def _start(self) -> Held:
+    def _initial_holders(self) -> Held:
         carried = zip(self.region.inputs, self.carry_groups[self.region], strict=True)
         return {**{v: set() for v in self.region.free}, **{v: set(groups) for v, groups in carried}}
 
     def _forward(self, region: Region, held: Held, preferred: Mapping[Operation, set[str]]) -> bool:
-        changed = False
+        has_placed = False
         for item in region.items:
             if isinstance(item, Operation):
                 if not self.groups[item]:
@@ -193,11 +194,11 @@ class Placement:
                     if choice is not None:
                         self._fixed[item] = choice
                         self.groups[item] = frozenset({choice})
-                        changed = True
+                        has_placed = True
                 held.update((v, set(self.groups[item])) for v in item.outputs)
                 continue
-            inside = {inner: set(held[outer]) for inner, outer in item.entering}
-            inside.update(
+            inner_held = {inner: set(held[outer]) for inner, outer in item.entering}
+            inner_held.update(
                 (v, groups)
                 for v, groups in zip(item.body.inputs, self.carry_groups[item.body], strict=True)
                 if groups
@@ -205,15 +206,15 @@ class Placement:
             writers = {v: op for op in item.body.items if isinstance(op, Operation) for v in op.outputs}
             ends = zip(item.body.outputs, self._requested[item], strict=True)
             users = {writers[end]: requested for end, requested in ends if end in writers}
-            changed |= self._forward(item.body, inside, users)
+            has_placed |= self._forward(item.body, inner_held, users)
             for result, end, holders in zip(
                 item.outputs, item.body.outputs, self.carry_groups[item.body], strict=True
             ):
-                held[result] = inside[end] | holders
-        return changed
+                held[result] = inner_held[end] | holders
+        return has_placed
 
     def _nearest(self, operation: Operation, held: Held, preferred: set[str]) -> str | None:
-        """The group that holds most of an operation's inputs; a row is stacked where its users are."""
+        """The group that holds the most bytes of an operation's inputs; a row goes where it is used."""
         inputs = [v for v in operation.inputs if not _is_token(operation, v)]
         inputs = inputs if operation.row is None else [operation.row]
         weight: collections.Counter[str] = collections.Counter()
@@ -224,7 +225,7 @@ class Placement:
             weight = collections.Counter({g: w for g, w in weight.items() if g in preferred}) or weight
         return max(self.order, key=lambda g: weight[g]) if weight else None
 
-    def _default_one(self) -> bool:
+    def _place_next_on_first(self) -> bool:
         """Places the first operation that has no group yet on the first group."""
         for operation in self.region.operations():
             if not self.groups[operation]:
@@ -235,7 +236,7 @@ class Placement:
     # --- leaves that no group uses ---
 
     def _place_unused_leaves(self) -> None:
-        leaves, held = self.carry_groups[self.region], self._start()
+        leaves, held = self.carry_groups[self.region], self._initial_holders()
         self._forward(self.region, held, {})
         for i, (variable, end) in enumerate(zip(self.region.inputs, self.region.outputs, strict=False)):
             if not leaves[i]:
@@ -243,7 +244,7 @@ class Placement:
                 held[variable] = leaves[i]
 
 
-_SELECTS = frozenset(
+_EXACT_OPERATIONS = frozenset(
     "select_n max min clamp neg abs sign floor ceil round sort reduce_max reduce_min cummax cummin".split()
 )
 
@@ -255,18 +256,18 @@ def is_exact(eqn: core.JaxprEqn) -> bool:
         n + 1, random.split(key), x[:4], where(done, 0, x)   exact: every group that needs it may compute it
         x * 0.9 + y, mean(x), tanh(x)                        not: one group computes it and sends the result
 
-    Floating-point arithmetic depends on how its program was compiled: fusion, vectorisation, order of sums.
-    Integers, booleans, keys, and floats that are only moved or selected do not.
+    Results of floating-point arithmetic depend on how the program was compiled: fusion, vectorisation, order
+    of sums. Integers, booleans, keys, and floats that are only moved or selected are exact.
     """
-    inner = jaxprs.bodies(eqn)
-    if inner:
-        return all(is_exact(one) for body in inner for one in body.jaxpr.eqns)
+    bodies = jaxprs.bodies(eqn)
+    if bodies:
+        return all(is_exact(inner_eqn) for body in bodies for inner_eqn in body.jaxpr.eqns)
     dtypes = [getattr(v.aval, "dtype", None) for v in eqn.outvars]
     if not any(dtype is not None and jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes):
         return True
-    return eqn.primitive.name in _SELECTS or not jaxprs.equation_flops(eqn)
+    return eqn.primitive.name in _EXACT_OPERATIONS or not jaxprs.equation_flops(eqn)
 
 
 def _is_token(operation: Operation, variable: core.Var) -> bool:
-    """Whether a variable is a token: its readers do not decide where an effect runs."""
+    """Whether a variable is the operation's token; a token's readers do not decide where an effect runs."""
     return operation.token is not None and variable in operation.token

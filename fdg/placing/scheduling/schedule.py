@@ -1,7 +1,7 @@
 """A schedule: the programs of each group, the transfers between them, and the loops that the host steps.
 
-The result of `partition`; the engine runs it. Plain values: they refer to arrays by `Value`. Prints with
-donated inputs in brackets:
+`partition` makes it, and the engine runs it. Its steps are plain values that refer to arrays by `Value`. It
+is printed with donated inputs in brackets:
 
     actors: act+step(a, [b]) -> c, d
     actors -> learners: d
@@ -31,12 +31,12 @@ class Value:
 
     variable: core.Var
     group: str
-    axis: int | None  # its batch axis; None if it is replicated
+    axis: int | None  # its batch axis; None if the value is replicated
     layout: Layout | None = None  # its layout on the group's devices; None until `sharded.lay_out`
 
     @property
     def bytes(self) -> int:
-        """Bytes of the global array."""
+        """The bytes of the global array."""
         return jaxprs.bytes_of(self.variable.aval)
 
     @property
@@ -75,13 +75,13 @@ class Call:
         inputs, outputs = (
             tuple(value.variable for value in values) for values in (self.inputs, self.outputs)
         )
-        same = tuple(map(id, self.equations)), inputs, outputs
-        return _BUILT(None, same, lambda: jaxprs.build(inputs, outputs, self.equations, checked=False))
+        key = tuple(map(id, self.equations)), inputs, outputs
+        return _JAXPRS(None, key, lambda: jaxprs.build(inputs, outputs, self.equations, checked=False))
 
 
-# One jaxpr for all plans with the same program, since other results are cached by jaxpr identity. Keeps its
-# key alive.
-_BUILT: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
+# One jaxpr for all plans with the same program, since other caches use the identity of jaxprs. The cached
+# jaxpr keeps the objects alive whose ids are in its key.
+_JAXPRS: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,13 +91,13 @@ class Move:
     source: str
     target: str
     pairs: tuple[tuple[Value, Value], ...]
-    sources: tuple[str, ...]  # the fragments that they come from
+    sources: tuple[str, ...]  # the fragments that compute the values
     targets: tuple[str, ...]  # the fragments that use them
     delay: str = ""  # "" for values of the same trip, "step" or "iteration" for the next trip's
     freed: frozenset[int] = frozenset()  # positions of the values that the source does not use afterwards
     # the resharding of each pair if both groups are on the same devices; else empty
     changes: tuple[Change, ...] = ()
-    donates: bool = False  # whether each source value is freed as soon as the target has it
+    donates: bool = False  # True if each source value is freed as soon as the target has it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class Repeat:
 
     trips: int
     enter: tuple[tuple[Value, Value], ...]  # (outer, inner): initial values and constants
-    # positions in `enter` of values that the body donates although they are used again
+    # positions in `enter` of values that the body donates although they are used elsewhere
     copied: frozenset[int]
     steps: tuple["Step", ...]
     carry: tuple[tuple[Value, Value], ...]  # (end of a trip, start of the next)
@@ -122,24 +122,24 @@ class Schedule:
     """The steps of one iteration in order."""
 
     steps: tuple[Step, ...]
-    # the places of each leaf of the state between iterations; the first is the primary copy
+    # the values of each leaf of the state between iterations, on its groups; the first is the primary copy
     leaves: tuple[tuple[Value, ...], ...]
     # (position among the graph's constants, the value that needs it)
     constants: tuple[tuple[int, Value], ...]
-    carry: tuple[tuple[Value, Value], ...]  # as in `Repeat`, from one iteration to the next
+    carry: tuple[tuple[Value, Value], ...]  # (end of an iteration, start of the next)
     metrics: tuple[Value, ...]  # the value of each metric
 
     def calls(self) -> Iterable[tuple[Call, int]]:
-        """Every program with its runs in an iteration."""
+        """Every program with its runs per iteration."""
         return ((step, times) for step, times in all_steps(self.steps) if isinstance(step, Call))
 
     def moves(self) -> Iterable[tuple[Move, int]]:
-        """Every transfer with its runs in an iteration."""
+        """Every transfer with its runs per iteration."""
         return ((step, times) for step, times in all_steps(self.steps) if isinstance(step, Move))
 
     def __str__(self) -> str:
         names = VariableNames()
-        return "\n".join([*_lines(self.steps, names), *_carried(self.carry, names)])
+        return "\n".join([*_lines(self.steps, names), *_carry_line(self.carry, names)])
 
 
 def uses(step: Step) -> tuple[Value, ...]:
@@ -150,14 +150,14 @@ def uses(step: Step) -> tuple[Value, ...]:
 
 
 def defs(step: Step) -> tuple[Value, ...]:
-    """The values that a step makes."""
+    """The values that a step defines."""
     if isinstance(step, Call):
         return step.outputs
     return tuple(b for _, b in (step.pairs if isinstance(step, Move) else step.leave))
 
 
 def all_steps(steps: Sequence[Step], times: int = 1) -> Iterable[tuple[Step, int]]:
-    """All steps, those of loops included, each with its runs."""
+    """All steps, including those in loops, each with its number of runs."""
     for step in steps:
         yield step, times
         if isinstance(step, Repeat):
@@ -168,17 +168,17 @@ class VariableNames:
     """Short names of variables in order of use: a, b, ..., z, ba, ..."""
 
     def __init__(self) -> None:
-        self._known: dict[core.Var, str] = {}
+        self._names: dict[core.Var, str] = {}
 
     def __call__(self, variable: core.Var) -> str:
         """The name of a variable."""
-        if variable not in self._known:
-            number, name = len(self._known), ""
+        if variable not in self._names:
+            number, name = len(self._names), ""
             while number or not name:
                 number, digit = divmod(number, 26)
                 name = chr(ord("a") + digit) + name
-            self._known[variable] = name
-        return self._known[variable]
+            self._names[variable] = name
+        return self._names[variable]
 
     def listed(self, variables: Iterable[core.Var]) -> str:
         """Several names, separated by commas."""
@@ -186,35 +186,36 @@ class VariableNames:
 
 
 def _lines(steps: Sequence[Step], names: VariableNames) -> Iterable[str]:
+    """The printed lines of steps."""
     for step in steps:
         if isinstance(step, Call):
             reads = [(i in step.donated, names(value.variable)) for i, value in enumerate(step.inputs)]
-            taken = ", ".join(f"[{name}]" if donated else name for donated, name in reads)
-            yield f"{step.group}: {step.name}({taken}) -> {names.listed(v.variable for v in step.outputs)}"
+            operands = ", ".join(f"[{name}]" if donated else name for donated, name in reads)
+            yield f"{step.group}: {step.name}({operands}) -> {names.listed(v.variable for v in step.outputs)}"
         elif isinstance(step, Move):
-            later = f", for the next {step.delay}" if step.delay else ""
-            moved = names.listed(a.variable for a, _ in step.pairs)
+            delay = f", for the next {step.delay}" if step.delay else ""
+            values = names.listed(a.variable for a, _ in step.pairs)
             verb = " lends " if step.donates else " -> "
-            yield f"{step.source}{verb}{step.target}: {moved}{later}"
+            yield f"{step.source}{verb}{step.target}: {values}{delay}"
         else:
-            entering = (f"{names(b.variable)}={names(a.variable)}" for a, b in step.enter if a is not b)
-            yield f"{step.trips} trips of ({', '.join(dict.fromkeys(entering))}):"
-            inside = [*_lines(step.steps, names), *_carried(step.carry, names)]
-            yield from ("  " + line for line in inside)
-            leaving = (f"{names(b.variable)}={names(a.variable)}" for a, b in step.leave)
-            yield f"  out come {', '.join(dict.fromkeys(leaving))}"
+            initial = (f"{names(b.variable)}={names(a.variable)}" for a, b in step.enter if a is not b)
+            yield f"{step.trips} trips of ({', '.join(dict.fromkeys(initial))}):"
+            body_lines = [*_lines(step.steps, names), *_carry_line(step.carry, names)]
+            yield from ("  " + line for line in body_lines)
+            results = (f"{names(b.variable)}={names(a.variable)}" for a, b in step.leave)
+            yield f"  out come {', '.join(dict.fromkeys(results))}"
 
 
-def _carried(pairs: Sequence[tuple[Value, Value]], names: VariableNames) -> list[str]:
-    ends = (f"{names(a.variable)} to {names(b.variable)} on {b.group}" for a, b in pairs)
-    return [f"carry {', '.join(ends)}"] if pairs else []
+def _carry_line(pairs: Sequence[tuple[Value, Value]], names: VariableNames) -> list[str]:
+    carried = (f"{names(a.variable)} to {names(b.variable)} on {b.group}" for a, b in pairs)
+    return [f"carry {', '.join(carried)}"] if pairs else []
 
 
 class ScheduleWalk(Generic[Fact]):
     """Walks over the steps of a schedule in the order of the engine, with a fact about each value."""
 
     def __init__(self, missing: Fact):
-        # the facts by value; `missing` for a value that no step has defined
+        # The fact about each value; `missing` for a value that no step has defined.
         self.facts: dict[Value, Fact] = collections.defaultdict(lambda: missing)
 
     def call(self, call: Call) -> None:
@@ -245,5 +246,5 @@ class ScheduleWalk(Generic[Fact]):
                 self.rebind(step.leave)
 
     def rebind(self, pairs: Iterable[tuple[Value, Value]]) -> None:
-        """Copies the fact about the first value of each pair to the second, all at once."""
+        """Copies the fact about the first value of each pair to the second, as one assignment."""
         self.facts.update([(b, self.facts[a]) for a, b in pairs])

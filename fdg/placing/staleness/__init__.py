@@ -5,12 +5,12 @@
     w, old w -> act(old w, x) -> y -> learn(w, y) -> w', w
 
 The delay is written into the iteration itself, before placement. The state gets a history of the delayed
-leaves, and the delayed group's fragments read the oldest entry. The result is an ordinary graph, so training
-gives the same numbers on any number of devices, one included.
+leaves, and the delayed group's fragments read its entry of their age. The result is an ordinary graph, so
+training gives the same numbers on one device and on any number of devices.
 
 `lag` determines the age of each fragment's inputs in micro-batches, and cuts the scan where it changes.
 `values` tracks which state leaves and fragments each value comes from. `readers` decides which version of it
-each fragment reads. `versions` rewrites the iteration, with one variable for each version that is read.
+each fragment reads. `versions` rewrites the iteration, with one variable per version that is read.
 """
 
 from collections.abc import Mapping
@@ -46,16 +46,16 @@ def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) ->
 
     - a fragment of the group, of any role, reads the leaf's value from the start of the iteration (directly,
       or through code between fragments), and
-    - a fragment of another group computes the leaf's next value, and is no environment.
+    - a fragment of another group, which is not an environment, computes the leaf's next value.
 
     In iteration t a fragment of the group reads the leaf from the start of iteration t - age; in the first
     iterations, its initial value. All other reads get the newest value: reads by other groups, of other
     leaves, and of values that another group computes in the same iteration.
 
-    A nested fragment reads the same versions as the fragment around it, wherever it is placed; but a group
-    always reads the newest version of what it computes itself. Code between fragments is duplicated for old
-    values if the group needs its results. A fragment that returns an input unchanged does not count as the
-    one that computes it.
+    A nested fragment reads the same versions as the fragment around it, on any group; but a group always
+    reads the newest version of what it computes itself. Code between fragments is duplicated for old values
+    if the group needs its results. A fragment that returns an input unchanged does not count as the fragment
+    that computes it.
     """
     leaves = [Versioned(v.aval, frozenset({i})) for i, v in enumerate(jaxprs.open_jaxpr(graph.jaxpr).invars)]
     block, count = Block(graph.jaxpr, leaves), len(leaves)
@@ -63,22 +63,29 @@ def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) ->
         f"state{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(graph.state)
     ]
     readers = Readers(graph.fragments, assignment, ages, block.ends[:count], names, str(policy))
-    new = BlockRewriter(block, [{None}] * len(block.ends), readers)
+    rewriter = BlockRewriter(block, [{None}] * len(block.ends), readers)
 
-    old = [{reader for reader in new.need.get(v, ()) if readers.version(v, reader)} for v in leaves]
-    delayed = [i for i, found in enumerate(old) if found]
-    late = set().union(*old)
-    staleness, by_lag = ages.oldest, (ages.lag, ages.micro_batches)
-    what = Delay(staleness, tuple(delayed), tuple(f.name for f in graph.fragments if f.name in late), *by_lag)
+    old_readers = [
+        {reader for reader in rewriter.need.get(v, ()) if readers.version(v, reader)} for v in leaves
+    ]
+    delayed = [i for i, leaf_readers in enumerate(old_readers) if leaf_readers]
+    delayed_readers = set().union(*old_readers)
+    staleness, lag_fields = ages.oldest, (ages.lag, ages.micro_batches)
+    result = Delay(
+        staleness,
+        tuple(delayed),
+        tuple(f.name for f in graph.fragments if f.name in delayed_readers),
+        *lag_fields,
+    )
     shapes = jax.tree.leaves(graph.state)
     state = DelayedState(graph.state, tuple(tuple(shapes[i] for i in delayed) for _ in range(staleness)))
     if not delayed:
-        return read_graph(graph.name, graph.jaxpr, state, graph.metrics), what
-    ends = [new.read(v, [None]) for v in block.ends]
-    newest = [new.read(v, [None]) for v in leaves]
+        return read_graph(graph.name, graph.jaxpr, state, graph.metrics), result
+    outputs = [rewriter.read(v, [None]) for v in block.ends]
+    newest = [rewriter.read(v, [None]) for v in leaves]
     history = [(leaves[i], frozenset({(i, age)})) for age in range(staleness, 0, -1) for i in delayed]
-    older = [new.names.setdefault(pair, core.Var(pair[0].aval)) for pair in history]
-    shifted = [*older[len(delayed) :], *(newest[i] for i in delayed)]
+    history_variables = [rewriter.names.setdefault(pair, core.Var(pair[0].aval)) for pair in history]
+    next_history = [*history_variables[len(delayed) :], *(newest[i] for i in delayed)]
     inputs = [*((v, frozenset()) for v in leaves), *history]
-    closed = new.build(inputs, [*ends[:count], *shifted, *ends[count:]], checked=True)
-    return read_graph(graph.name, closed, state, graph.metrics), what
+    closed = rewriter.build(inputs, [*outputs[:count], *next_history, *outputs[count:]], checked=True)
+    return read_graph(graph.name, closed, state, graph.metrics), result

@@ -2,9 +2,9 @@
 
     scan 8 trips: act(w)        lag 3:  scan 3 trips: act(w of the previous iteration);  scan 5 trips: act(w)
 
-Micro-batches are the trips of the scan that calls the actors, `M` in an iteration. With lag `d`, micro-batch
-`n` of the run reads the parameters after `(n - d) // M` updates, or the initial ones: those of `ceil(d / M)`
-iterations ago in the first `d mod M` trips, of `d // M` iterations ago in the others.
+Micro-batches are the trips of the scan that calls the actors; an iteration has `M`. With lag `d`, micro-batch
+`n` of the run reads the parameters after `(n - d) // M` updates, or the initial parameters. So the first
+`d mod M` trips read parameters of `ceil(d / M)` iterations ago, the other trips of `d // M` iterations ago.
 """
 
 import dataclasses
@@ -26,20 +26,20 @@ from fdg.tracing.trace import read_graph
 class Ages(NamedTuple):
     """The age of the parameters that each fragment reads."""
 
-    of: dict[str, int]  # iterations by fragment
-    lag: int = 0  # in micro-batches; 0 for a staleness in iterations
+    by_fragment: dict[str, int]  # the age in iterations, by fragment
+    lag: int = 0  # the lag in micro-batches; 0 for a staleness in iterations
     micro_batches: int = 0  # `M`, trips of the scan that calls the actors; 0 for a staleness in iterations
-    # names of the fragments in the second scan. They read newer parameters than those in the first, so no
-    # program has fragments of both.
+    # The names of the fragments in the second scan. They read newer parameters than the fragments in the
+    # first scan, so no program has fragments of both.
     newer: frozenset[str] = frozenset()
 
     @property
     def oldest(self) -> int:
         """The largest age."""
-        return -(-self.lag // self.micro_batches) if self.lag else max(self.of.values(), default=0)
+        return -(-self.lag // self.micro_batches) if self.lag else max(self.by_fragment.values(), default=0)
 
     def __str__(self) -> str:
-        """The setting, as a policy's field."""
+        """The setting, written as a policy's field."""
         return f"lag={self.lag}" if self.lag else f"staleness={self.oldest}"
 
     @property
@@ -49,21 +49,21 @@ class Ages(NamedTuple):
 
     @property
     def without(self) -> str:
-        """The setting without a delay."""
+        """The setting that turns the delay off."""
         return "lag=0" if self.lag else "staleness=0"
 
 
 def micro_batches(graph: FDG) -> int | None:
     """`M`, the trips of the scan that is outside all fragments and calls actors; None without one."""
     actors = {f.name for f in graph.fragments if f.role == "actor"}
-    found = list(_scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors))
-    if len(found) > 1:
-        trips = listed([eqn.params["length"] for eqn in found], "and")
+    scans = list(_scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors))
+    if len(scans) > 1:
+        trips = listed([eqn.params["length"] for eqn in scans], "and")
         raise PlanError(
-            f"lag: {graph.name} calls actors in {len(found)} scans (of {trips} trips), and micro-batches are"
-            " the trips of one: give staleness, in iterations"
+            f"lag: {graph.name} calls actors in {len(scans)} scans (of {trips} trips), but micro-batches are"
+            " the trips of one scan: use staleness, in iterations"
         )
-    return found[0].params["length"] if found else None
+    return scans[0].params["length"] if scans else None
 
 
 def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
@@ -75,15 +75,15 @@ def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
     trips = micro_batches(graph)
     if not trips:
         actors = [f.name for f in graph.fragments if f.role == "actor" and f.parent is None]
-        what = f"no scan calls '{actors[0]}'" if actors else f"{graph.name} has no actor"
+        reason = f"no scan calls '{actors[0]}'" if actors else f"{graph.name} has no actor"
         raise PlanError(
-            f"{where}: lag={lag} counts micro-batches, but {what}: use staleness={lag}, which counts"
+            f"{where}: lag={lag} counts micro-batches, but {reason}: use staleness={lag}, which counts"
             " iterations, or set micro_batches to 2 or more"
         )
     older, first = divmod(lag, trips)
     if not first:
         return graph, Ages({f.name: older for f in graph.fragments}, lag, trips)
-    cut, before, count = _CUT(graph.jaxpr, first, lambda: _cut(graph, first))
+    cut, before, count = _CUT_GRAPHS(graph.jaxpr, first, lambda: _cut_graph(graph, first))
     cut = dataclasses.replace(
         cut,
         parameter_rules=graph.parameter_rules,
@@ -95,7 +95,7 @@ def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
     return cut, Ages(ages, lag, trips, frozenset(names[before : before + count]))
 
 
-_CUT: IdentityCache[tuple[FDG, int, int]] = IdentityCache(max_entries=32)
+_CUT_GRAPHS: IdentityCache[tuple[FDG, int, int]] = IdentityCache(max_entries=32)
 
 
 def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[core.JaxprEqn]:
@@ -109,19 +109,20 @@ def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[cor
             yield from _scans(jaxprs.bodies(eqn)[0].jaxpr.eqns, actors)
 
 
-def _cut(graph: FDG, first: int) -> tuple[FDG, int, int]:
-    """The graph with the scan cut at trip `first`; the numbers of fragments before and in the second scan."""
+def _cut_graph(graph: FDG, first: int) -> tuple[FDG, int, int]:
+    """Cuts the scan at trip `first`; returns the graph, and the numbers of fragments before the second scan
+    and in it."""
     actors = {f.name for f in graph.fragments if f.role == "actor"}
     (scan,) = _scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors)
-    inside_it = len(fragments_in([scan]))
+    num_inside = len(fragments_in([scan]))
     count, before = 0, 0
 
     def rule(block: core.Jaxpr, how: Any, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
         nonlocal count, before
         for eqn in block.eqns:
             if eqn is scan:
-                before = count + inside_it
-                yield from _in_two(eqn, first)
+                before = count + num_inside
+                yield from _split_scan(eqn, first)
             elif list(_scans([eqn], actors)):
                 yield inside(eqn, how=object())
             else:
@@ -129,25 +130,25 @@ def _cut(graph: FDG, first: int) -> tuple[FDG, int, int]:
                 count += len(fragments_in([eqn]))
 
     jaxpr = jaxprs.rewrite_blocks(graph.jaxpr, rule)
-    return read_graph(graph.name, jaxpr, graph.state, graph.metrics), before, inside_it
+    return read_graph(graph.name, jaxpr, graph.state, graph.metrics), before, num_inside
 
 
-def _in_two(eqn: core.JaxprEqn, first: int) -> list[core.JaxprEqn]:
-    """A scan as two, the first of which runs `first` trips, with their stacked results concatenated."""
+def _split_scan(eqn: core.JaxprEqn, first: int) -> list[core.JaxprEqn]:
+    """Splits a scan into two, of which the first runs `first` trips; concatenates their stacked results."""
     constants, carried = jaxprs.scan_sizes(eqn.params)
     length, reverse = eqn.params["length"], eqn.params["reverse"]
 
-    def both(*operands: Any) -> list[Any]:
+    def run_both(*operands: Any) -> list[Any]:
         carry, rows = operands[constants : constants + carried], operands[constants + carried :]
         stacked = []
         for begin, end in ((0, first), (first, length)):
-            here = (length - end, length - begin) if reverse else (begin, end)
-            some = [jax.lax.slice_in_dim(x, *here) for x in rows]
+            rows_range = (length - end, length - begin) if reverse else (begin, end)
+            part = [jax.lax.slice_in_dim(x, *rows_range) for x in rows]
             params = {**eqn.params, "length": end - begin}
-            ends = jaxprs.bind(eqn, [*operands[:constants], *carry, *some], params)
+            ends = jaxprs.bind(eqn, [*operands[:constants], *carry, *part], params)
             carry = tuple(ends[:carried])
             stacked.append(ends[carried:])
         parts = zip(*(stacked[::-1] if reverse else stacked), strict=True)
-        return [*carry, *(jax.lax.concatenate(some, 0) for some in parts)]
+        return [*carry, *(jax.lax.concatenate(part, 0) for part in parts)]
 
-    return jaxprs.traced(both, eqn.invars, eqn.outvars)[0]
+    return jaxprs.traced(run_both, eqn.invars, eqn.outvars)[0]

@@ -9,14 +9,14 @@ import jax
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DelayedState:
-    """An algorithm's state, and the older parameters that some fragments will still read.
+    """An algorithm's state, and the older parameters that fragments will still read.
 
-    Attributes and items are those of the state: `delayed.parameters` is `delayed.state.parameters`, and
+    It has the attributes and items of the state: `delayed.parameters` is `delayed.state.parameters`, and
     `delayed["w"]` is `delayed.state["w"]`.
     """
 
-    state: Any  # the algorithm's own state
-    # the delayed leaves of earlier states, oldest first: a tuple for each iteration of staleness
+    state: Any  # the algorithm's state
+    # the delayed leaves of earlier states, oldest first: one tuple per iteration of staleness
     history: tuple[tuple[Any, ...], ...]
 
     def __getattr__(self, name: str) -> Any:
@@ -29,7 +29,7 @@ class DelayedState:
 
 
 def own_state(state: Any) -> Any:
-    """The algorithm's own part of a state."""
+    """The algorithm's state, without the history of older parameters."""
     return state.state if isinstance(state, DelayedState) else state
 
 
@@ -41,12 +41,12 @@ class Delay:
     leaves: tuple[int, ...]  # positions of the delayed leaves in the algorithm's state, in order
     readers: tuple[str, ...] = ()  # the fragments that read older versions, in the graph's order
     lag: int = 0  # the policy's lag in micro-batches; 0 for a staleness in iterations
-    micro_batches: int = 0  # of an iteration; 0 for a staleness in iterations
+    micro_batches: int = 0  # per iteration; 0 for a staleness in iterations
 
     def start(self, state: Any) -> DelayedState:
-        """The initial state: all versions are the initial parameters."""
+        """The initial state; its history holds the initial parameters."""
         leaves = jax.tree.leaves(state)
         old = tuple(leaves[i] for i in self.leaves)
-        # Copies, since a buffer can be donated only once.
+        # The history needs copies, since a buffer can be donated only once.
         copies = tuple(tuple(jax.numpy.copy(x) for x in old) for _ in range(self.staleness))
         return DelayedState(state, copies)
