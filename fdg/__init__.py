@@ -11,7 +11,7 @@ or, with a run directory, evaluation and everything else in `python -m fdg.train
 
     run = fdg.fit(algorithm, policies.GPUOnly(), total_steps=100_000)
     action = run.policy(observation)
-    run = fdg.load(run.path)  # another day
+    run = fdg.load(run.path)  # later, in another process
 """
 
 import fdg.hidden_modules  # before imports that may fail for a user's file
@@ -99,8 +99,8 @@ __all__ = [
 ]
 __version__ = "0.2.0"
 
-# Training and loading import algorithms and environments, which import this package: imported on first use.
-_LATER = {
+# Imported on first use, since these modules import algorithms and environments, which import this package.
+_LAZY_NAMES = {
     "Run": "fdg.training.run",
     "Sweep": "fdg.training.sweep",
     "compare": "fdg.training.comparison",
@@ -113,8 +113,8 @@ _LATER = {
     "sweep": "fdg.training.sweeping",
 }
 
-# Commands as functions.
-_COMMANDS = {
+# Commands, and names of other libraries, that users try as functions: what to write instead.
+_SUGGESTIONS = {
     "train": "write fdg.fit(algorithm, total_steps=N)",
     "Trainer": "write fdg.fit(algorithm, total_steps=N)",
     "evaluate": "write fdg.load(RUN).evaluate()",
@@ -124,22 +124,22 @@ _COMMANDS = {
     "plot": "write fdg.training.curves.compare([RUN])",
     "plan": "write fdg.place(algorithm, policy, devices)",
     "make": "write envs.make(name) and algos.make(name, env)",
-    "run": "write fdg.compile(algorithm, policy), and run of that engine",
+    "run": "write fdg.compile(algorithm, policy), and call run of that engine",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in NAMES:
         return importlib.import_module(f"fdg.{name}")
-    if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name]), name)
-    raise no_attribute(__name__, name, __all__, _COMMANDS.get(name))
+    if name in _LAZY_NAMES:
+        return getattr(importlib.import_module(_LAZY_NAMES[name]), name)
+    raise no_attribute(__name__, name, __all__, _SUGGESTIONS.get(name))
 
 
-_WORDS = {FDG: "graph", Edge: "edge", Plan: "plan", SteppedPlan: "plan", Profile: "profile", Stream: "stream"}
-for _cls, _word in _WORDS.items():
-    explain_frozen(_cls, _word)
+_NOUNS = {FDG: "graph", Edge: "edge", Plan: "plan", SteppedPlan: "plan", Profile: "profile", Stream: "stream"}
+for _cls, _noun in _NOUNS.items():
+    explain_frozen(_cls, _noun)
 shadowing.install_aliases()
 reserve_threads()  # for host devices configured before this import
-if not is_command() and (_line := shadowed_package() or unimportable_folder()):  # a command reports it itself
+if not is_command() and (_line := shadowed_package() or unimportable_folder()):  # a command reports it
     warnings.warn(_line, FdgWarning, stacklevel=2)

@@ -1,7 +1,7 @@
 """`fdg train ...` or `python -m fdg train ...`: runs a command by its name.
 
-Commands of installed packages are entry points of the group `fdg.commands`: functions of the words after the
-name that return the exit status (docs/how-to/command.md). A package is imported when its command is used.
+Commands of installed packages are entry points of the group `fdg.commands`: functions that take the words
+after the name and return the exit status (docs/how-to/command.md). A package is imported if its command runs.
 """
 
 import importlib
@@ -15,11 +15,11 @@ from fdg.commands import entry_points, using
 from fdg.errors import unknown_name
 from fdg.process_exit import exit_with
 
-# Built-in commands; those in the first line are also `python -m fdg.NAME`.
+# Built-in commands; those of `_COMMANDS` are also `python -m fdg.NAME`.
 _COMMANDS = ("train", "plan", "launch", "evaluate", "answer", "play", "export", "plot", "calibrate")
-_UNDER = {name: f"fdg.commands.{name}" for name in ("demo", "study")}
+_SUBMODULE_COMMANDS = {name: f"fdg.commands.{name}" for name in ("demo", "study")}
 # Names that users of other tools try.
-_ELSEWHERE = {
+_OTHER_TOOLS_COMMANDS = {
     "sweep": "fdg train --sweep learning_rate=1e-4,1e-3",
     "search": "fdg train --optuna 20 --search hidden=64,64/128,128",
     "tune": "fdg train --optuna 20 --search hidden=64,64/128,128",
@@ -35,37 +35,39 @@ _ELSEWHERE = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command named by the first word with the remaining words; returns its exit status."""
+    """Runs the command that the first word names, with the remaining words; returns its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
-    known = {name: f"fdg.{name}" for name in _COMMANDS if find_spec(f"fdg.{name}")} | _UNDER
-    known |= dict.fromkeys(using.SUMMARIES, using.__name__)
+    modules = {name: f"fdg.{name}" for name in _COMMANDS if find_spec(f"fdg.{name}")} | _SUBMODULE_COMMANDS
+    modules |= dict.fromkeys(using.SUMMARIES, using.__name__)
     if not words or words[0] in ("-h", "--help"):
         print("usage: fdg COMMAND [flags]\n")
-        for name, module in known.items():
-            first = (importlib.import_module(module).__doc__ or "").strip().splitlines()[0]
-            print(f"  {name:10} {using.SUMMARIES.get(name) or first.partition(': ')[2] or first}")
-        for line in entry_points.help_lines(entry_points.commands(), known):
+        for name, module in modules.items():
+            summary = (importlib.import_module(module).__doc__ or "").strip().splitlines()[0]
+            print(f"  {name:10} {using.SUMMARIES.get(name) or summary.partition(': ')[2] or summary}")
+        for line in entry_points.help_lines(entry_points.commands(), modules):
             print(f"  {line}")
-        print("\n`fdg COMMAND --help` lists the flags of one.")
+        print("\n`fdg COMMAND --help` lists the flags of a command.")
         return 0 if words else 2
     if words[0] in ("--version", "-V"):
         print(f"fdg {fdg.__version__}")
         return 0
-    others = {} if words[0] in known else entry_points.commands()
-    if words[0] in others:
-        return entry_points.run(words[0], others[words[0]], words[1:])
-    if words[0] in _ELSEWHERE:
-        print(f"error: unknown command '{words[0]}': write {_ELSEWHERE[words[0]]}", file=sys.stderr)
+    package_commands = {} if words[0] in modules else entry_points.commands()
+    if words[0] in package_commands:
+        return entry_points.run(words[0], package_commands[words[0]], words[1:])
+    if words[0] in _OTHER_TOOLS_COMMANDS:
+        print(
+            f"error: unknown command '{words[0]}': write {_OTHER_TOOLS_COMMANDS[words[0]]}", file=sys.stderr
+        )
         return 2
-    if words[0] not in known:
-        print("error:", unknown_name("command", words[0], [*known, *others]), file=sys.stderr)
+    if words[0] not in modules:
+        print("error:", unknown_name("command", words[0], [*modules, *package_commands]), file=sys.stderr)
         return 2
-    # As with `python -m fdg.train`: the user's modules.
+    # The user's modules can be imported, as with `python -m fdg.train`.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     if words[0] in using.SUMMARIES:
         return using.COMMANDS[words[0]](words[1:])
-    return importlib.import_module(known[words[0]]).main(words[1:])
+    return importlib.import_module(modules[words[0]]).main(words[1:])
 
 
 def command() -> int:

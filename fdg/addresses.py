@@ -6,7 +6,7 @@ from fdg.errors import FdgError
 def split_address(address: str, named: str | None = None, example: str = "10.0.0.1:1234") -> tuple[str, int]:
     """Splits HOST:PORT into host and port.
 
-    `named` begins the error message.
+    `named` is the beginning of the error message, by default the address.
 
     >>> split_address("localhost:1234"), split_address("[::1]:80")
     (('localhost', 1234), ('::1', 80))

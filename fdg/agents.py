@@ -1,8 +1,8 @@
-"""`agents`: an algorithm of several agents side by side, from one of a single agent.
+"""`agents`: makes an algorithm of several agents side by side from an algorithm of one agent.
 
     one    = algos.PPO(env=envs.make("CartPole-v1"))
     many   = fdg.agents(one, 8)                        # leaves of the state and metrics have an axis of 8
-    engine = fdg.compile(many, policies.GPUOnly())     # as fdg.compile(one, policies.GPUOnly(), num_seeds=8)
+    engine = fdg.compile(many, policies.GPUOnly())     # or fdg.compile(one, policies.GPUOnly(), num_seeds=8)
 
 Agents are independent: each device runs whole agents, without communication. In a population they copy
 parameters or settings from each other, by the algorithm's `between_agents` (`BetweenAgents`).
@@ -22,16 +22,16 @@ from fdg.batch.rules.random import has_draws_from_the_batch
 from fdg.batch.state_axes import state_axes
 from fdg.errors import GraphError, PlanError
 
-_MOST = 2**32  # seeds are 32 bits
+_MAX_AGENTS = 2**32  # agents, since seeds have 32 bits
 
 
 class BetweenAgents(Protocol):
-    """What the agents of a population copy from each other: `between_agents` of an algorithm, or None.
+    """What agents of a population copy from each other: the attribute `between_agents` of an algorithm.
 
     Methods are pure functions of one agent's state, except `known`, whose arrays may have an axis of agents.
 
     Attributes:
-      note: a sentence for the plan: when agents copy, and what.
+      note: a sentence for the plan that says when agents copy, and what.
     """
 
     note: str
@@ -40,7 +40,7 @@ class BetweenAgents(Protocol):
         """Whether agents copy now: `[]` bool, the same for all agents."""
 
     def known(self, state: Any) -> Any:
-        """What other agents see of an agent, such as its score: elementwise functions of the state."""
+        """What other agents read about an agent, such as its score: elementwise functions of the state."""
 
     def source(self, everyone: Any, agent: jax.Array, state: Any) -> jax.Array:
         """The agent that `agent` copies from, possibly itself: `[]` int32.
@@ -60,9 +60,9 @@ class BetweenAgents(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Agents:
-    """`count` agents of an algorithm: its state and metrics with a leading axis of agents.
+    """`count` agents of an algorithm. State and metrics have a leading axis of agents.
 
-    All other attributes, such as `evaluate`, are those of the algorithm, for one agent.
+    All other attributes, such as `evaluate`, come from the algorithm and are for one agent.
     """
 
     algorithm: Any
@@ -70,38 +70,39 @@ class Agents:
 
     def __post_init__(self):
         if not _is_number(self.count):
-            raise PlanError(f"n={self.count!r}: give a whole number of agents, at least one")
+            raise PlanError(f"n={self.count!r}: give a whole number of agents, at least 1")
 
     def starts(self, seed: int, count: int | None = None) -> Any:
         """The argument of `init`: keys of `seed`, `seed + 1`, ...; or `algorithm.starts(seed, count)`.
 
         Args:
-          count: how many times these agents, with consecutive seeds; None for once, without that axis.
+          count: length of a further leading axis, of copies of these agents with consecutive seeds; None for
+            no such axis.
         """
         if count is not None:
             rows = [self.starts(seed + i * self.count) for i in range(count)]
             return jax.tree.map(lambda *row: jnp.stack(row), *rows)
-        if callable(own := getattr(self.algorithm, "starts", None)):  # agents that also differ in settings
-            return own(seed, self.count)
+        if callable(starts := getattr(self.algorithm, "starts", None)):  # its agents also differ in settings
+            return starts(seed, self.count)
         return jnp.stack([jax.random.key(seed + i) for i in range(self.count)])
 
     def init(self, starts: Any) -> Any:
-        """The states of all agents, from each row of `starts`; a single key is split."""
+        """The states of all agents, one per row of `starts`; a single key is split."""
         if isinstance(starts, jax.Array) and starts.ndim == 0:
             starts = jax.random.split(starts, self.count)
-        # Sequential: under vmap orthogonal initialisers become LAPACK's batched QR, which can deadlock in
+        # Sequential: under vmap, orthogonal initialisers become LAPACK's batched QR, which can deadlock in
         # XLA's CPU thread pool (jaxlib 0.10.2, two cores).
         return jax.lax.map(lambda start: jax.tree.map(jnp.asarray, self.algorithm.init(start)), starts)
 
     def iterate(self, state: Any) -> tuple[Any, Any]:
-        """One iteration of all agents, and what they copy after it."""
+        """One iteration of all agents, followed by their copies."""
         leaves = jax.tree.leaves(state)
-        of_one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state)
-        closed, results = jax.make_jaxpr(self.algorithm.iterate, return_shape=True)(of_one)
+        agent_shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state)
+        closed, results = jax.make_jaxpr(self.algorithm.iterate, return_shape=True)(agent_shapes)
         jaxpr = jaxprs.lowered(closed)
         axes, between = state_axes(jaxpr, len(leaves)), getattr(self.algorithm, "between_agents", None)
-        found = iterate_all(jaxpr, self.count, of_one, axes, between)(*leaves)
-        return jax.tree.unflatten(jax.tree.structure(results), found)
+        results_flat = iterate_all(jaxpr, self.count, agent_shapes, axes, between)(*leaves)
+        return jax.tree.unflatten(jax.tree.structure(results), results_flat)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("algorithm", "count"):
@@ -113,9 +114,9 @@ class Agents:
 def agents(algorithm: Any, n: int) -> Agents:
     """`n` independent agents of an algorithm, or a population of `n`, trained by one program.
 
-    State and metrics are those of `algorithm` with a leading axis of agents. Row i starts from the key of
-    `seed + i` (`engine.init(seed)`), or from row i of `algorithm.starts(seed, n)` if the algorithm has this
-    method. `fdg.compile(algorithm, policy, num_seeds=n)` compiles the same.
+    State and metrics get a leading axis of agents. Row i starts from the key of `seed + i`
+    (`engine.init(seed)`), or from row i of `algorithm.starts(seed, n)` if the algorithm has this method.
+    `fdg.compile(algorithm, policy, num_seeds=n)` compiles the same program.
 
     Args:
       algorithm: any object with `init(key) -> state` and `iterate(state) -> (state, metrics)`. If it has an
@@ -138,25 +139,23 @@ def agents(algorithm: Any, n: int) -> Agents:
 
 
 def checked_name(algorithm: Any) -> str:
-    """The algorithm's name."""
+    """The name of an algorithm, after checking that it is one."""
     if isinstance(algorithm, type):
         raise GraphError(
-            f"{algorithm.__name__} is a class, and an algorithm is a value of one:"
+            f"{algorithm.__name__} is a class, but an algorithm is an instance:"
             f" write {algorithm.__name__}(...) with its hyperparameters"
         )
     name = type(algorithm).__name__
-    named = f": write algos.make({algorithm!r:.60}, env)" if isinstance(algorithm, str) else ""
+    hint = f": write algos.make({algorithm!r:.60}, env)" if isinstance(algorithm, str) else ""
     if hasattr(algorithm, "observation_space"):
-        named = ": this is an environment: write algos.make('ppo', env)"
+        hint = ": this is an environment: write algos.make('ppo', env)"
     for method in ("init", "iterate"):
         if callable(getattr(algorithm, "place", None)):
-            raise GraphError(
-                f"{quoted(algorithm)} is a policy in the place of the algorithm: exchange the two"
-            )
+            raise GraphError(f"{quoted(algorithm)} is a policy, not an algorithm: exchange the two arguments")
         if not callable(getattr(algorithm, method, None)):
             raise GraphError(
                 f"{name} has no method {method}: an algorithm has init(key) -> state and "
-                f"iterate(state) -> (state, metrics){named}"
+                f"iterate(state) -> (state, metrics){hint}"
             )
         check_takes(
             getattr(algorithm, method), ("key",) if method == "init" else ("state",), f"{name}.{method}"
@@ -169,7 +168,7 @@ def of_seeds(algorithm: Any, num_seeds: int | None) -> Any:
     if num_seeds is None:
         return algorithm
     if not _is_number(num_seeds):
-        raise PlanError(f"num_seeds={num_seeds!r}: give a whole number of agents, at least one, or None")
+        raise PlanError(f"num_seeds={num_seeds!r}: give a whole number of agents, at least 1, or None")
     return Agents(algorithm, num_seeds)
 
 
@@ -178,7 +177,9 @@ def split_agents(algorithm: Any, num_seeds: int | None) -> tuple[Any, int | None
     if not isinstance(algorithm, Agents):
         return algorithm, num_seeds
     if num_seeds is not None:
-        raise PlanError(f"num_seeds={num_seeds}: the algorithm is of {algorithm.count} agents: leave one out")
+        raise PlanError(
+            f"num_seeds={num_seeds}: the algorithm already has {algorithm.count} agents: leave out num_seeds"
+        )
     return algorithm.algorithm, algorithm.count
 
 
@@ -188,26 +189,26 @@ def first_start(algorithm: Any, seed: int) -> Any:
 
 
 def _is_number(count: Any) -> bool:
-    return isinstance(count, int) and not isinstance(count, bool) and 1 <= count < _MOST
+    return isinstance(count, int) and not isinstance(count, bool) and 1 <= count < _MAX_AGENTS
 
 
 def iterate_all(
     jaxpr: Any, count: int, state: Any, axes: Sequence[int | None], between: BetweenAgents | None
 ) -> Callable[..., list[Any]]:
-    """One iteration of `count` agents, from that of one agent, in the global view.
+    """A function that runs one iteration of `count` agents, in the global view.
 
     Args:
-      jaxpr: one agent's iteration: from the leaves of its state to their next values, and metrics.
+      jaxpr: the iteration of one agent, from the leaves of its state to their next values and metrics.
       state: one agent's state, a pytree of shapes; `axes` are the batch axes of its leaves.
-      between: what agents copy after it.
+      between: what agents copy after the iteration.
     """
-    alone = has_draws_from_the_batch(jaxprs.open_jaxpr(jaxpr))  # under vmap agents would share these draws
-    iterate = mapped(core.jaxpr_as_fun(jaxpr), count, 1 if alone else count)
+    shares_draws = has_draws_from_the_batch(jaxprs.open_jaxpr(jaxpr))  # vmapped agents would share them
+    iterate = mapped(core.jaxpr_as_fun(jaxpr), count, 1 if shares_draws else count)
     return iterate if between is None else exchanging(iterate, state, axes, between)
 
 
-def mapped(one: Callable[..., list[Any]], agents: int, together: int) -> Callable[..., list[Any]]:
-    """Maps a function of one agent over `agents` of them, `together` at a time.
+def mapped(function: Callable[..., list[Any]], agents: int, together: int) -> Callable[..., list[Any]]:
+    """Maps a function of one agent over `agents` agents; vmaps `together` of them at a time.
 
     Args:
       one: a function from arrays to arrays.
@@ -215,20 +216,20 @@ def mapped(one: Callable[..., list[Any]], agents: int, together: int) -> Callabl
       together: a divisor of `agents`.
     """
     if together == agents:
-        return one_by_one(one) if agents == 1 else jax.vmap(one)
-    some = one_by_one(one) if together == 1 else jax.vmap(one)
+        return one_by_one(function) if agents == 1 else jax.vmap(function)
+    map_group = one_by_one(function) if together == 1 else jax.vmap(function)
 
-    def all_here(*arrays: Any) -> list[Any]:
+    def map_groups(*arrays: Any) -> list[Any]:
         groups = [x.reshape(agents // together, together, *x.shape[1:]) for x in arrays]
-        results = jax.lax.map(lambda group: some(*group), groups)
+        results = jax.lax.map(lambda group: map_group(*group), groups)
         return [x.reshape(agents, *x.shape[2:]) for x in results]
 
-    return all_here
+    return map_groups
 
 
-def one_by_one(one: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+def one_by_one(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """Maps a function of one agent over a leading axis of length 1."""
-    return lambda *arrays: [x[None] for x in one(*(x[0] for x in arrays))]
+    return lambda *arrays: [x[None] for x in function(*(x[0] for x in arrays))]
 
 
 def exchanging(
@@ -238,45 +239,45 @@ def exchanging(
     between: BetweenAgents,
     mesh_axis: str | None = None,
 ) -> Callable[..., list[Any]]:
-    """One iteration of several agents, and what they copy after it where that is due.
+    """A function that runs one iteration of several agents, and their copies if these are due.
 
     Args:
-      iterate: from leaves `[agents, ...]` to such leaves, and metrics. The first leaves are those of `state`;
+      iterate: from leaves `[agents, ...]` to new leaves and metrics. The first leaves are those of `state`;
         further ones (older parameters, under staleness) are not copied.
       state: one agent's state, a pytree of shapes; `axes` are the batch axes of its leaves.
       between: when agents copy, and what.
-      mesh_axis: under `shard_map`, the mesh axis that agents are split over: leaves are gathered from all
-        devices, only when copying is due. None where all agents are on this device.
+      mesh_axis: under `shard_map`, the mesh axis over which agents are split: leaves are gathered from all
+        devices when copies are due. None if all agents are on this device.
     """
     structure = jax.tree.structure(state)
     count = len(jax.tree.leaves(state))
-    taken = between.taken(state, axes[:count])
+    copy_flags = between.taken(state, axes[:count])
 
-    def gathered(x: jax.Array) -> jax.Array:
+    def gather(x: jax.Array) -> jax.Array:
         return x if mesh_axis is None else jax.lax.all_gather(x, mesh_axis, tiled=True)
 
-    def exchanged(leaves: list) -> list:
-        here = leaves[0].shape[0]
-        first = 0 if mesh_axis is None else jax.lax.axis_index(mesh_axis) * here
-        agents = first + jnp.arange(here, dtype=jnp.int32)
+    def exchange(leaves: list) -> list:
+        num_local = leaves[0].shape[0]
+        offset = 0 if mesh_axis is None else jax.lax.axis_index(mesh_axis) * num_local
+        agents = offset + jnp.arange(num_local, dtype=jnp.int32)
         state = jax.tree.unflatten(structure, leaves)
-        everyone = jax.tree.map(gathered, between.known(state))
+        everyone = jax.tree.map(gather, between.known(state))
         source = jax.vmap(between.source, in_axes=(None, 0, 0))(everyone, agents, state)
-        taken_over = [
-            gathered(x)[source] if is_taken else x for x, is_taken in zip(leaves, taken, strict=True)
+        copied = [
+            gather(x)[source] if is_copied else x for x, is_copied in zip(leaves, copy_flags, strict=True)
         ]
-        after = jax.vmap(between.after)(jax.tree.unflatten(structure, taken_over), source, agents)
-        return [_as(new, old) for new, old in zip(jax.tree.leaves(after), leaves, strict=True)]
+        states = jax.vmap(between.after)(jax.tree.unflatten(structure, copied), source, agents)
+        return [_with_dtype_of(new, old) for new, old in zip(jax.tree.leaves(states), leaves, strict=True)]
 
     def iterate_and_exchange(*leaves: Any) -> list:
         results = iterate(*leaves)
-        own, others = list(results[:count]), results[count:]
-        one = jax.tree.unflatten(structure, [x[0] for x in own])
-        return [*jax.lax.cond(between.due(one), exchanged, list, own), *others]
+        state_leaves, metrics = list(results[:count]), results[count:]
+        first_agent = jax.tree.unflatten(structure, [x[0] for x in state_leaves])
+        return [*jax.lax.cond(between.due(first_agent), exchange, list, state_leaves), *metrics]
 
     return iterate_and_exchange
 
 
-def _as(new: jax.Array, old: jax.Array) -> jax.Array:
-    """`new` with the dtype of `old`, strongly typed."""
+def _with_dtype_of(new: jax.Array, old: jax.Array) -> jax.Array:
+    """`new` with the dtype of `old`, without a weak type."""
     return new if keys.is_key(old.dtype) else jax.lax.convert_element_type(new, old.dtype)

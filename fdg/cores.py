@@ -10,16 +10,17 @@ _common: int | None = None
 
 
 def share_among(processes: int, cores: int | None = None) -> None:
-    """Records what the processes of a run found out together (called by `processes.distributed`).
+    """Records how the processes of a run share cores (called by `processes.distributed`).
 
-    `processes` is the largest number that share cores, and `cores` the fewest of any process.
+    `processes` is the largest number of processes that share cores; `cores` is the smallest number of usable
+    cores of any process.
     """
     global _processes, _common
     _processes, _common = processes, cores
 
 
 def common_cores() -> int:
-    """The fewest cores of any process of the run; common programs are compiled for these."""
+    """The smallest number of cores of any process of the run; common programs are compiled for it."""
     return usable_cores() if _common is None else _common
 
 
@@ -29,13 +30,13 @@ def sharing() -> int:
 
 
 def affinity() -> set[int]:
-    """The cores that the operating system lets this process run on."""
-    found = getattr(os, "sched_getaffinity", None)
-    return found(0) if found else set(range(os.cpu_count() or 1))
+    """The indices of the cores on which the operating system lets this process run."""
+    get_affinity = getattr(os, "sched_getaffinity", None)
+    return get_affinity(0) if get_affinity else set(range(os.cpu_count() or 1))
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, by its affinity and its control group's quota."""
+    """The number of cores that this process may use, by its affinity and its control group's quota."""
     cores = len(affinity())
     with contextlib.suppress(OSError, ValueError):  # not Linux, no control groups, or "max"
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

@@ -21,19 +21,19 @@ from typing import Any, NoReturn
 from fdg.process_exit import is_command
 
 STATUS = 130
-GRACE_SECONDS = 1.5  # for training to finish a call and save a checkpoint
+GRACE_SECONDS = 1.5  # in which training may finish a call and save a checkpoint
 
 _hint = "nothing was begun"
-_grace_s: float | None = 0.0  # None: a signal handler ends the process
+_grace_s: float | None = 0.0  # seconds; None: a signal handler ends the process
 _notify_peers: Callable[[str], None] | None = None
 _installed = False
 
 
 def install() -> None:
-    """Makes Ctrl-C end this process. Does nothing if called again, or where SIGINT is ignored or handled."""
+    """Makes Ctrl-C end this process. Does nothing if called again, or if SIGINT is ignored or handled."""
     global _installed
-    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if _installed or not default or threading.current_thread() is not threading.main_thread():
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if _installed or not is_default or threading.current_thread() is not threading.main_thread():
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -55,9 +55,9 @@ def set_resume_hint(text: str) -> None:
 
 
 def set_grace_period(seconds: float | None) -> None:
-    """Sets how long running work may take to end by itself after the first Ctrl-C; a second ends it at once.
+    """Sets the seconds in which work may end after the first Ctrl-C; a second Ctrl-C ends it at once.
 
-    0 ends it at once; None if a signal handler ends the process.
+    0 means that the first Ctrl-C ends it at once, None that a signal handler ends the process.
     """
     global _grace_s
     _grace_s = seconds
@@ -68,12 +68,12 @@ def signal_handler(handler: Callable[[int, Any], object], grace: float | None = 
     """A context in which `handler` handles SIGINT and SIGTERM; `grace` is as in `set_grace_period`."""
     set_grace_period(grace)
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, handler) for number in numbers]
+    previous = [signal.signal(number, handler) for number in numbers]
     try:
         yield
     finally:
-        for number, former in zip(numbers, before, strict=True):
-            signal.signal(number, former)
+        for number, handler_before in zip(numbers, previous, strict=True):
+            signal.signal(number, handler_before)
         set_grace_period(0)
 
 
@@ -81,9 +81,9 @@ def signal_handler(handler: Callable[[int, Any], object], grace: float | None = 
 def collected_signals(
     end: Callable[[int], object], most: int = 1, grace: float | None = None
 ) -> Iterator[list[int]]:
-    """A context that collects SIGINT and SIGTERM in a list; those after the first `most` are given to `end`.
+    """A context that collects SIGINT and SIGTERM in a list, and calls `end` with each after the first `most`.
 
-    `grace` is as in `set_grace_period`, and continues after the context if a signal came. Outside the main
+    `grace` is as in `set_grace_period`, and stays set after the context if a signal came. Outside the main
     thread nothing is collected.
     """
     caught: list[int] = []
@@ -105,13 +105,13 @@ def collected_signals(
 
 
 def set_peer_notifier(notify: Callable[[str], None]) -> None:
-    """Sets the function that tells the other processes of a run; it may end this process too."""
+    """Sets the function that notifies the other processes of a run; it may end this process too."""
     global _notify_peers
     _notify_peers = notify
 
 
 def exit_interrupted(line: str | None = None) -> NoReturn:
-    """Ends the process as Ctrl-C does, without the interpreter's teardown (C++ threads would abort it).
+    """Ends the process as Ctrl-C does, without the interpreter's teardown, which C++ threads would abort.
 
     Prints `line`, by default `interrupted: ` and the hint.
     """
@@ -127,20 +127,20 @@ def exit_interrupted(line: str | None = None) -> NoReturn:
 
 
 def _ignore(*_: Any) -> None:
-    """The thread has read the signal from the pipe."""
+    """A signal handler that does nothing: `_watch` reads the signal from the pipe."""
 
 
 def _watch(reader: int) -> None:
-    waiting = False
+    is_waiting = False
     while True:
-        ready = select.select([reader], [], [], _grace_s if waiting else None)[0]
+        ready = select.select([reader], [], [], _grace_s if is_waiting else None)[0]
         if not ready:
             exit_interrupted()
         if signal.SIGINT not in os.read(reader, 4096) or _grace_s is None:
             continue
-        if waiting or not _grace_s:
+        if is_waiting or not _grace_s:
             exit_interrupted()
-        waiting = True
+        is_waiting = True
 
 
 if is_command():

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 
 class Drawings(NamedTuple):
-    """How values of a type are shown."""
+    """The functions that show values of a type."""
 
     text: Callable[[Any], str]
     mermaid: Callable[[Any], str]
@@ -13,7 +13,7 @@ class Drawings(NamedTuple):
 
 
 class Drawable:
-    """Base of values shown by their class's `drawings`, which `fdg.showing` sets."""
+    """Base of values that their class's `drawings` show; `fdg.showing` sets these."""
 
     drawings: ClassVar[Drawings]
 

@@ -43,8 +43,8 @@ class Engine:
       plan: the placement of fragments and the transfers between devices; `print` it. With sharded parameters,
         `compile` (or the first `run`) fills in its collectives.
       programs: the XLA programs.
-      devices: the given devices, idle ones included.
-      state_shape: the state's pytree, of `jax.ShapeDtypeStruct` with shardings, for restoring checkpoints.
+      devices: the devices of `compile`, idle ones included.
+      state_shape: the state's pytree of `jax.ShapeDtypeStruct` with shardings, for restoring checkpoints.
     """
 
     step = Elsewhere("state, metrics = engine.run(state, iterations=1)")
@@ -54,7 +54,7 @@ class Engine:
     evaluate = Elsewhere(
         "engine.algorithm.evaluate(engine.algorithm_state(state), jax.random.key(0), episodes=N)"
     )
-    predict = Elsewhere("run.policy(observation), of the run that fdg.fit(algorithm, total_steps=N) returns")
+    predict = Elsewhere("run.policy(observation), with run = fdg.fit(algorithm, total_steps=N)")
     save = Elsewhere("fdg.fit(algorithm, total_steps=N, out=RUN), which saves the run there")
 
     def __init__(self, algorithm: Any, plan: Plan, devices: Sequence[jax.Device]):
@@ -80,7 +80,7 @@ class Engine:
             compiler_options=xla_options(devices[0].platform if self._is_whole else jax.default_backend()),
         )
         self._returned = ReturnedArrays()
-        self._iterations = 0  # of the returned state, counted by this engine
+        self._iterations = 0  # iterations behind the returned state, as far as this engine ran them
         self._interrupted: tuple[Any, PendingMetrics] | None = None
 
     @checked_names
@@ -91,12 +91,12 @@ class Engine:
 
         Raises:
           FdgError: `seed` is not an integer (such as a key).
-          HostError: a function on the host has failed, such as one that reads a file.
+          HostError: a function on the host has failed, for example while reading a file.
         """
-        whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-        if not whole or abs(seed) >= 2**63:
-            given = " ".join(repr(seed).split())
-            raise FdgError(f"init({given:.60}): give an integer, such as init(0); the key is made of it")
+        is_integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+        if not is_integer or abs(seed) >= 2**63:
+            text = " ".join(repr(seed).split())
+            raise FdgError(f"init({text:.60}): give an integer, such as init(0); init makes the key from it")
         with host_errors():
             leaves = self._make(first_start(self.algorithm, seed))
         if not self._is_whole:
@@ -111,8 +111,9 @@ class Engine:
         logging the last metrics, call `start` instead.
 
         Args:
-          state: from `init` or an earlier `run`, or any of the same structure: arrays with another sharding
-            are resharded, and aliased arrays are copied. Donated: its arrays cannot be used afterwards.
+          state: from `init` or an earlier `run`, or any state of the same structure: arrays with another
+            sharding are resharded, and aliased arrays are copied. It is donated: its arrays cannot be used
+            afterwards.
           iterations: at least 1.
 
         Returns:
@@ -155,8 +156,8 @@ class Engine:
         result: tuple[Any, PendingMetrics] | None = None
         try:
             # Hold Ctrl-C: between donation and return, the caller has no usable state.
-            with DelayedInterrupt() as held:
-                leaves, metrics = self._execution.start(placed, iterations, held.caught)
+            with DelayedInterrupt() as interrupt:
+                leaves, metrics = self._execution.start(placed, iterations, interrupt.caught)
                 leaves = typed_like(self._shapes, leaves)
                 self._returned = ReturnedArrays(leaves)
                 result = jax.tree.unflatten(self._structure, leaves), metrics
@@ -180,7 +181,7 @@ class Engine:
         """
         if self._interrupted is None:
             raise FdgError(
-                "no run was interrupted: go on from the state that the last one returned or was given"
+                "no run was interrupted: continue from the state that the last run returned or took"
             )
         state, pending = self._interrupted
         with host_errors():
@@ -190,7 +191,7 @@ class Engine:
         """Compiles all programs of `run` ahead of time.
 
         Args:
-          iterations: only validated: one executable serves any number.
+          iterations: only validated, since one executable serves any number.
 
         Raises:
           FdgError: `iterations` is not a positive integer.
@@ -201,23 +202,23 @@ class Engine:
         self._read_collectives()
 
     @staticmethod
-    def _check_iterations(iterations: Any, **others: Any) -> None:
-        whole = isinstance(iterations, int | np.integer) and not isinstance(iterations, bool)
-        if not (whole and 1 <= iterations < 2**31):
-            order = order_of(Engine.run, "iterations", {**others, "iterations": iterations})
-            given = quoted(iterations)
-            raise FdgError(f"iterations={given}: give an integer of at least 1, below 2**31{order}")
+    def _check_iterations(iterations: Any, **other_arguments: Any) -> None:
+        is_integer = isinstance(iterations, int | np.integer) and not isinstance(iterations, bool)
+        if not (is_integer and 1 <= iterations < 2**31):
+            order = order_of(Engine.run, "iterations", {**other_arguments, "iterations": iterations})
+            text = quoted(iterations)
+            raise FdgError(f"iterations={text}: give an integer of at least 1, below 2**31{order}")
 
     def compile_init(self, seed: int = 0) -> None:
-        """Compiles the program of `init`; nothing stays on a device."""
+        """Compiles the program of `init` without running it."""
         traced = self._init.trace(first_start(self.algorithm, seed))
         if not host_calls.calls_host(jaxprs.open_jaxpr(traced.jaxpr).eqns):
             traced.lower().compile()
 
     def _read_collectives(self) -> None:
-        """Adds collectives that cannot be predicted to the plan: those of groups with sharded parameters.
+        """Adds the collectives of groups with sharded parameters, which cannot be predicted, to the plan.
 
-        Reads them from the programs that this process compiled; those of other processes stay unknown.
+        Reads them from the programs that this process compiled; other processes' collectives stay unknown.
         """
         if not self.plan.unpredicted:
             return
@@ -233,20 +234,20 @@ class Engine:
         self.plan = dataclasses.replace(self.plan, programs=tuple(programs), unpredicted=unpredicted)
 
     def algorithm_state(self, state: Any) -> Any:
-        """The algorithm's own state, for `algorithm.evaluate`. Under staleness, `state` contains more."""
+        """The algorithm's state, for `algorithm.evaluate`. Under staleness, `state` contains more than it."""
         return own_state(state)
 
     def unexplained(self) -> tuple[tuple[str, Collective], ...]:
-        """Collectives of the compiled programs that the plan does not name: (program, collective).
+        """Collectives of the compiled programs that the plan does not name, as (program, collective).
 
-        Looks at the programs with devices of this process. There should be none.
+        Reads the programs with devices of this process. The result should be empty.
         """
         predicted: dict[str, list[Collective]] = {program.name: [] for program in self.plan.programs}
-        for m in self.plan.movements:
-            if m.program in predicted:
-                fragments = () if m.source == BETWEEN else (m.source,)
-                predicted[m.program].append(
-                    Collective(m.how, m.bytes_per_crossing, m.crossings_per_iteration, fragments)
+        for move in self.plan.movements:
+            if move.program in predicted:
+                fragments = () if move.source == BETWEEN else (move.source,)
+                predicted[move.program].append(
+                    Collective(move.how, move.bytes_per_crossing, move.crossings_per_iteration, fragments)
                 )
         return tuple(
             (program.name, collective)
@@ -263,25 +264,25 @@ class Engine:
         return len(self.programs) == 1 and not any(group.shards for group in self.plan.groups)
 
     def memory(self) -> dict[str, int]:
-        """XLA's peak bytes on a device of each group, over the group's programs. Compiles.
+        """XLA's peak bytes per device of each group, the maximum over its programs. Compiles.
 
         Covers groups with devices of this process. `Plan.memory` estimates it without compiling.
         """
         self.compile()
         groups = {planned.name: planned.group for planned in self.plan.programs}
-        found: dict[str, int] = {}
+        peak_bytes: dict[str, int] = {}
         for program in self.programs:
             if program.is_here and (group := groups.get(program.name)):
-                found[group] = max(found.get(group, 0), int(program.cost()["peak_bytes"]))
-        return found
+                peak_bytes[group] = max(peak_bytes.get(group, 0), int(program.cost()["peak_bytes"]))
+        return peak_bytes
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes moved between groups by all calls of `run` so far; collectives do not count."""
+        """Bytes that all calls of `run` have moved between groups; collectives do not count."""
         return self._execution.moved_bytes
 
     def busy_seconds(self, waits: bool = True) -> dict[str, float]:
-        """How long each group's devices have run programs. Empty for one group.
+        """Seconds for which each group's devices have run programs. Empty if there is one group.
 
         Many short iterations are sampled, and the total is extrapolated (`running.timeline`).
 
@@ -294,9 +295,9 @@ class Engine:
         return timeline.settle() if waits else timeline.so_far()
 
     def timeline(self, state: Any, iterations: int = 4) -> list[Bar]:
-        """Trains for some iterations and records when each program ran on which group. Empty for one group.
+        """Trains, and records when each program ran on which group. Empty if there is one group.
 
-        A collective: all processes call it, and each gets the bars of all.
+        All processes must call it, and each gets the bars of all processes.
 
         Args:
           state: as for `run`; it is copied and stays usable.
@@ -322,22 +323,22 @@ class Engine:
         traced = self._init.trace(key)
         if not host_calls.calls_host(jaxprs.open_jaxpr(traced.jaxpr).eqns):
             return self._init(key)
-        jaxpr = host_calls.guard(traced.jaxpr, "init", _last_words)
+        jaxpr = host_calls.guard(traced.jaxpr, "init", _end_other_processes)
         shardings = self._shardings if self._is_whole else None
-        init = jax.jit(core.jaxpr_as_fun(jaxpr), out_shardings=shardings)
-        leaves = jax.tree.leaves(key)  # in a sweep, hyperparameters too
+        init_guarded = jax.jit(core.jaxpr_as_fun(jaxpr), out_shardings=shardings)
+        leaves = jax.tree.leaves(key)  # in a sweep, `key` has hyperparameters too
         groups = [call.group for call, _ in self.plan.calls() if host_calls.calls_host(call.equations)]
         if distributed.count() == 1 or not groups:
-            return init(*leaves)
+            return init_guarded(*leaves)
         # Host environments are created only in the process that steps them.
         group = next(group for group in self.plan.groups if group.name == groups[0])
         device: Any = self.devices[group.devices[0]]
-        return made_by(device.process_index, lambda: init(*leaves), self._shapes)
+        return made_by(device.process_index, lambda: init_guarded(*leaves), self._shapes)
 
     def _init_leaves(self, key):
         """The leaves of the initial state."""
-        made = with_sharding_constraints(jax.make_jaxpr(self._first_leaves)(key), self.plan, self.devices)
-        return core.jaxpr_as_fun(made)(*jax.tree.leaves(key))
+        jaxpr = with_sharding_constraints(jax.make_jaxpr(self._first_leaves)(key), self.plan, self.devices)
+        return core.jaxpr_as_fun(jaxpr)(*jax.tree.leaves(key))
 
     def _first_leaves(self, key):
         state = jax.tree.map(jnp.asarray, self.algorithm.init(key))
@@ -352,10 +353,10 @@ class Engine:
             if not isinstance(leaf, jax.Array):
                 leaf = jnp.asarray(leaf)
             if leaf.is_deleted():
-                rescued = self._interrupted is not None
+                can_continue = self._interrupted is not None
                 raise FdgError(
-                    "this state was donated to an earlier run: go on from the state that run returned"
-                    + (", or, since it was interrupted, from engine.interrupted()" if rescued else "")
+                    "this state was donated to an earlier run: continue from the state that it returned"
+                    + (", or, since it was interrupted, from engine.interrupted()" if can_continue else "")
                 )
             if leaf.shape != shape.shape or leaf.dtype != shape.dtype:
                 raise self._refusal(state)
@@ -370,19 +371,19 @@ class Engine:
     def _refusal(self, state: Any) -> FdgError:
         expected: Any = jax.tree.structure((self.state_shape,))
         if isinstance(state, tuple) and expected == jax.tree.structure(state[:1]):
-            return FdgError("this is the pair (state, metrics) that run returns: give the state, its first")
+            return FdgError("this is the pair (state, metrics) that run returns: give its first element")
         return FdgError(
-            f"this state is not of {self.plan.graph.name}: {difference(state, self.state_shape)}: give what"
-            f" init or run returned, of an engine with the same algorithm and sizes"
+            f"this is not a state of {self.plan.graph.name}: {difference(state, self.state_shape)}: give"
+            f" a state from init or run of an engine with the same algorithm and sizes"
         )
 
     def _count(self, iterations: int) -> None:
         """Warns once when training passes `algorithm.learns_until`, after which the step size is zero."""
-        last = getattr(self.algorithm, "learns_until", None)
-        before, self._iterations = self._iterations, self._iterations + iterations
-        if last is not None and before <= last < self._iterations:
+        last_iteration = getattr(self.algorithm, "learns_until", None)
+        previous, self._iterations = self._iterations, self._iterations + iterations
+        if last_iteration is not None and previous <= last_iteration < self._iterations:
             warnings.warn(
-                f"{self.plan.graph.name} learns for {last:,} iterations (its total_steps): from then on its"
+                f"{self.plan.graph.name} learns for {last_iteration:,} iterations (its total_steps); then its"
                 f" step size is zero: give more total_steps, or anneal_learning_rate=False",
                 FdgWarning,
                 stacklevel=5,
@@ -392,18 +393,18 @@ class Engine:
         return f"<Engine {self.plan.graph.name} under {self.plan.policy} on {len(self.devices)} devices>"
 
 
-def _last_words(line: str, status: int) -> None:
-    """When a host function ends this process, ends the other processes of the run too."""
+def _end_other_processes(line: str, status: int) -> None:
+    """Ends the other processes of the run when a host function ends this process."""
     distributed.abandon(f"error: {line}", status, f"failed: {line}")
 
 
 def _graph_of(algorithm: Any, graph: FDG) -> FDG:
-    """The graph of an algorithm, from its own graph or that of one of its agents."""
+    """The graph of an algorithm, from its graph or from the graph of one of its agents."""
     count = algorithm.count if isinstance(algorithm, Agents) else None
     graph = graph if graph.agents is not None else side_by_side(graph, count)
     if graph.agents != count:
-        there, given = ("one agent" if n is None else f"{n} agents" for n in (count, graph.agents))
-        raise FdgError(f"graph: it is of {given}, and the algorithm of {there}: give fdg.trace(algorithm)")
+        expected, actual = ("one agent" if n is None else f"{n} agents" for n in (count, graph.agents))
+        raise FdgError(f"graph: it has {actual}, but the algorithm has {expected}: give fdg.trace(algorithm)")
     return graph
 
 
@@ -421,24 +422,24 @@ def compile(
     Args:
       algorithm: any object with `init(key) -> state` and `iterate(state) -> (state, metrics)`.
       policy: a value of `policies`, such as `policies.GPUOnly()`.
-      devices: the devices, or their number; None for all of JAX's, and for some policies the host's CPU too.
-      num_seeds: the number of agents, distributed over the devices (`fdg.agents`); None for the algorithm
-        itself.
+      devices: the devices, or their number; None for all of JAX's, and with some policies the host's CPU too.
+      num_seeds: the number of agents, distributed over the devices (`fdg.agents`); None for the algorithm as
+        it is.
       graph: the algorithm's graph, if it was traced already (`fdg.trace`).
 
     Raises:
       GraphError: the algorithm's graph is invalid.
       PlanError: the policy cannot be carried out on these devices.
-      FdgError: another process has traced or planned something else.
+      FdgError: another process has a different graph or plan.
     """
     check_policy(policy)
     devices = with_host(policy, jax.devices()) if devices is None else checked_devices(devices)
     check_arguments(compile, {"graph": graph})
     checked_name(algorithm)
-    several = of_seeds(algorithm, num_seeds)
-    graph = trace(several) if graph is None else _graph_of(several, side_by_side(graph, num_seeds))
-    graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr, last_words=_last_words))
+    agents = of_seeds(algorithm, num_seeds)
+    graph = trace(agents) if graph is None else _graph_of(agents, side_by_side(graph, num_seeds))
+    graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr, last_words=_end_other_processes))
     plan = place(graph, policy, list(devices))
     if distributed.count() > 1:
         distributed.check_alike(digests(plan))
-    return Engine(several, plan, list(devices))
+    return Engine(agents, plan, list(devices))

@@ -16,42 +16,42 @@ from typing import Any
 
 from fdg import aliases
 
-_LONGEST = 1000  # characters of an error
-OURS = ("fdg", "envs", "algos", "policies")  # our packages
-_LONGEST_VALUE = 200  # characters in the brackets of a value
+_MAX_CHARACTERS = 1000  # characters of an error message
+OURS = ("fdg", "envs", "algos", "policies")  # fdg's packages
+_MAX_VALUE_CHARACTERS = 200  # characters between the brackets of a value in a message
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 def shortened(message: str) -> str:
-    """Elides the middle of long values and of a long message; keeps the end, where the fix is.
+    """Elides the middle of long values and of a long message; keeps the end, which has the fix.
 
     >>> len(shortened("x" * 5000))
     1005
     >>> shortened(f"PPO(a={list(range(9))}, b={list(range(100))}) is no policy")
     'PPO(a=[0, 1, 2, 3, 4, 5, 6, 7, 8]...4, 95, 96, 97, 98, 99]) is no policy'
     """
-    parts, at = [], 0
-    for start, end in _values(message):
-        parts += [message[at : start + 30], "..."]
-        at = end - 26
-    message = "".join(parts) + message[at:]
-    if len(message) <= _LONGEST:
+    parts, position = [], 0
+    for start, end in _long_values(message):
+        parts += [message[position : start + 30], "..."]
+        position = end - 26
+    message = "".join(parts) + message[position:]
+    if len(message) <= _MAX_CHARACTERS:
         return message
-    return f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
+    return f"{message[: _MAX_CHARACTERS // 2]} ... {message[-_MAX_CHARACTERS // 2 :]}"
 
 
-def _values(message: str) -> list[tuple[int, int]]:
-    """Start and end of long bracketed values, `PPO(env=...)`, except nested ones."""
-    found: list[tuple[int, int]] = []
-    opened = []
-    for at, character in enumerate(message):
+def _long_values(message: str) -> list[tuple[int, int]]:
+    """Start and end of long bracketed values, such as `PPO(env=...)`, except nested ones."""
+    spans: list[tuple[int, int]] = []
+    starts = []
+    for position, character in enumerate(message):
         if character in "([{":
-            opened.append(at)
-        elif character in ")]}" and opened:
-            start = opened.pop()
-            if at - start > _LONGEST_VALUE and message[max(start - 1, 0)].isalnum():
-                found = [one for one in found if one[0] < start] + [(start, at)]
-    return found
+            starts.append(position)
+        elif character in ")]}" and starts:
+            start = starts.pop()
+            if position - start > _MAX_VALUE_CHARACTERS and message[max(start - 1, 0)].isalnum():
+                spans = [span for span in spans if span[0] < start] + [(start, position)]
+    return spans
 
 
 def printable(message: str) -> str:
@@ -64,7 +64,7 @@ def printable(message: str) -> str:
 
 
 class FdgError(ValueError):
-    """A request that cannot be carried out; the command line prints it without a traceback."""
+    """An error that the user can fix; the command line prints it without a traceback."""
 
     def __str__(self) -> str:
         return shortened(printable(super().__str__()))
@@ -75,7 +75,7 @@ class FdgWarning(UserWarning):
 
 
 class NoAttributeError(FdgError, AttributeError):
-    """An attribute that another library's class has, and this class does not."""
+    """A class lacks an attribute that another library's class has."""
 
 
 class NotIterableError(FdgError, TypeError):
@@ -87,7 +87,7 @@ class FrozenError(FdgError, dataclasses.FrozenInstanceError):
 
 
 class Elsewhere:
-    """Marks a name of other libraries in a class body: the error names its equivalent here.
+    """Marks a name of another library in a class body: its use raises an error with the equivalent.
 
     >>> class Run:
     ...     predict = Elsewhere("run.policy(observation)")
@@ -102,7 +102,7 @@ class Elsewhere:
 
     def __init__(self, fix: str):
         self.fix = fix
-        self.__doc__ = f"Not here: write {fix}"
+        self.__doc__ = f"Not in fdg: write {fix}"
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -116,41 +116,41 @@ class GraphError(FdgError):
 
 
 class PlanError(FdgError):
-    """A policy cannot be carried out on the given devices."""
+    """A policy cannot place an algorithm on these devices."""
 
 
 class RunError(FdgError):
-    """A valid run failed while running: exit status 1."""
+    """A valid run failed while it ran: exit status 1."""
 
 
 class UnwritableError(RunError):
-    """A run cannot be saved, such as on a full disk; its settings are valid, so it can be resumed."""
+    """A run cannot be saved, for example on a full disk; its settings are valid, so it can be resumed."""
 
 
 class HostError(RunError):
-    """Python code that a running program called on the host failed: exit status 1.
+    """Python code failed that a running program had called on the host: exit status 1.
 
-    JAX only raises its text, at the end of the traceback in its own error: see `host_error`.
+    JAX raises an error of its own, whose message ends with this error's text: see `host_error`.
     """
 
 
-# The last line of that traceback.
+# The line of this error in JAX's message.
 _HOST_ERROR = re.compile(rf"^(?:[\w.]+\.)?{HostError.__name__}: (.+)", re.MULTILINE)
 
 
 def host_error(error: BaseException) -> HostError | None:
-    """The `HostError` that JAX's error of a running program quotes; None if it quotes none.
+    """The `HostError` whose text JAX's error of a running program contains, or None.
 
     >>> host_error(RuntimeError("INTERNAL: Traceback ...\\nfdg.errors.HostError: step raised ValueError: no"))
     HostError('step raised ValueError: no')
     """
-    found = _HOST_ERROR.search(str(error))
-    return HostError(found[1]) if found else None
+    match = _HOST_ERROR.search(str(error))
+    return HostError(match[1]) if match else None
 
 
 @contextlib.contextmanager
 def host_errors() -> Iterator[None]:
-    """Context manager: raises a failed host callback's `HostError` in place of JAX's long error.
+    """Context manager that raises a failed host callback's `HostError` instead of JAX's long error.
 
     >>> with host_errors():
     ...     raise RuntimeError("INTERNAL: Traceback ...\\nfdg.errors.HostError: the judge is asleep")
@@ -189,33 +189,33 @@ def text_of(error: BaseException) -> str:
 
 
 def own_frame(error: BaseException) -> tuple[FrameType, int] | None:
-    """The innermost frame in user code that led to an error, and its line; None if there is none.
+    """The innermost frame of user code in an error's traceback, and its line; None if all are fdg's or JAX's.
 
-    Files of packages and of Python itself are not their own, nor are our algorithms and policies, which
-    a user may call; other files of ours and of JAX's never are.
+    If no frame is in user code, it is the innermost frame in another library, or in fdg's algorithms or
+    policies. Other code of fdg, and code of JAX, does not count.
     """
-    ours = _folders("jax", "jaxlib", "flax", "optax", "chex", "fdg", "envs")
+    fdg_folders = _folders("jax", "jaxlib", "flax", "optax", "chex", "fdg", "envs")
     outside = [
         (frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if not frame.f_code.co_filename.startswith(ours)
+        if not frame.f_code.co_filename.startswith(fdg_folders)
         and not is_generated(frame.f_code.co_filename, frame.f_code.co_name)
         and not ("__file__" in frame.f_globals and frame.f_code.co_filename.startswith("<"))
     ]
-    own = (each for each in reversed(outside) if whose_file(each[0].f_code.co_filename) == "user")
-    return next(own, [None, *outside][-1])
+    user = (place for place in reversed(outside) if whose_file(place[0].f_code.co_filename) == "user")
+    return next(user, [None, *outside][-1])
 
 
 def _folders(*names: str) -> tuple[str, ...]:
-    """Of these packages, the imported modules."""
-    found = (getattr(sys.modules.get(name), "__file__", None) for name in names)
-    return tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in found if file)
+    """The folders of those of these packages that are imported."""
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in names)
+    return tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in files if file)
 
 
 def is_generated(file: str, function: str) -> bool:
     """Whether Python or a library wrote the code, such as a dataclass's `__init__`.
 
-    Code of a terminal, of `python -c` and of `exec` is in no file, and counts as user code.
+    Code from a terminal, from `python -c` and from `exec` has no file, and counts as user code.
 
     >>> is_generated("<string>", "__init__"), is_generated("<stdin>", "step")
     (True, False)
@@ -224,8 +224,7 @@ def is_generated(file: str, function: str) -> bool:
 
 
 def whose_file(file: str | None) -> str:
-    """`user`, `ours` or `library` (which includes Python itself); code outside of files counts as user
-    code."""
+    """The owner of a file: `user`, `ours` (fdg) or `library` (which includes Python); None is `user`."""
     if file is None:
         return "user"
     if file.startswith(_folders(*OURS)):
@@ -235,18 +234,18 @@ def whose_file(file: str | None) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """An exception of user code as one line, with the line of their file: ` (maze.py, line 3)`."""
-    found = own_frame(error)
-    if found is None:
+    """An exception of user code as one line, with its file and line: ` (maze.py, line 3)`."""
+    if (place := own_frame(error)) is None:
         return one_line(error)
-    return f"{one_line(error)} ({os.path.basename(found[0].f_code.co_filename)}, line {found[1]})"
+    frame, line = place
+    return f"{one_line(error)} ({os.path.basename(frame.f_code.co_filename)}, line {line})"
 
 
 @contextlib.contextmanager
 def own_code(what: str, code: Any) -> Iterator[None]:
-    """Context manager: exceptions of user code become one-line `FdgError`s with file and line.
+    """Context manager that turns exceptions of user code into one-line `FdgError`s with file and line.
 
-    `what` begins the message; the line of `code` is named if none of its lines ran.
+    `what` begins the message. If no line of `code` ran, the message has the line of its definition.
     """
     try:
         yield
@@ -258,7 +257,7 @@ def own_code(what: str, code: Any) -> Iterator[None]:
 
 
 def place_of(code: Any) -> str:
-    """The location of a class or function: ` (maze.py, line 3)`; "" if it is in no file."""
+    """The location of a class or function, as ` (maze.py, line 3)`; "" if it has no file."""
     try:
         file, line = inspect.getsourcefile(code), inspect.getsourcelines(code)[1]
     except (OSError, TypeError):
@@ -266,28 +265,29 @@ def place_of(code: Any) -> str:
     return f" ({os.path.basename(file)}, line {line})" if file else ""
 
 
-def _is_no_host_error(record: logging.LogRecord) -> bool:
+def _is_not_host_error(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], HostError))
 
 
-# JAX logs the traceback of a host function's error before it raises it: once is enough.
+# JAX logs the traceback of a host function's error before raising it; the log would repeat the message.
 for _logger in ("jax._src.callback", "jax._src.debugging"):
-    logging.getLogger(_logger).addFilter(_is_no_host_error)
+    logging.getLogger(_logger).addFilter(_is_not_host_error)
 
 
 class UnknownNameError(FdgError):
     """An unknown name, for example of an algorithm, environment or policy."""
 
 
-_FEW, _SOME = 300, 500  # characters of listed names; of a list that appears nowhere else
+# Characters of a list of names in an error; more if no call lists them.
+_LISTED_CHARACTERS, _UNLISTED_CHARACTERS = 300, 500
 
 
 def unknown_name(
     kind: str, name: str, known: Iterable[str], listing: str = "", meant: Sequence[str] = ()
 ) -> UnknownNameError:
-    """Error for an unknown `name` of some `kind` ("environment", "policy"), with the nearest known names.
+    """The error for an unknown `name` of a `kind` ("environment", "policy"), with the nearest known names.
 
-    `listing` says where all can be seen, and `meant` are names that precede the nearest ones.
+    `listing` is a call that lists all names. `meant` are suggestions that replace the nearest name.
 
     >>> print(unknown_name("policy", "gpu_onyl", ["gpu_only", "central"]))
     unknown policy 'gpu_onyl': did you mean 'gpu_only'? (known: central, gpu_only)
@@ -299,14 +299,14 @@ def unknown_name(
     if module := module_of_file(str(name)):
         return UnknownNameError(f"unknown {kind} '{name}': one of your own is written {module}:NAME")
     names = sorted(known)
-    close = nearest(str(name), names)
-    near = f"near it: {', '.join(close[1:])}; " if close[1:] else ""
-    all_of_them = f"{listing} lists all {len(names)}" if listing else f"there are {len(names)}"
-    few = len(", ".join(names)) <= (_FEW if listing else _SOME)
-    rest = f"known: {', '.join(names) or 'none'}" if few else near + all_of_them
-    likely = [f"'{one}'" for one in meant or close[:1]]
-    hint = f": did you mean {listed(likely)}?" if likely else ""
-    return UnknownNameError(f"unknown {kind} '{name}'{hint} ({rest})")
+    similar = nearest(str(name), names)
+    further = f"near it: {', '.join(similar[1:])}; " if similar[1:] else ""
+    total = f"{listing} lists all {len(names)}" if listing else f"there are {len(names)}"
+    fits = len(", ".join(names)) <= (_LISTED_CHARACTERS if listing else _UNLISTED_CHARACTERS)
+    hint_names = f"known: {', '.join(names) or 'none'}" if fits else further + total
+    suggestions = [f"'{name_text}'" for name_text in meant or similar[:1]]
+    question = f": did you mean {listed(suggestions)}?" if suggestions else ""
+    return UnknownNameError(f"unknown {kind} '{name}'{question} ({hint_names})")
 
 
 def module_of_file(name: str) -> str | None:
@@ -319,9 +319,9 @@ def module_of_file(name: str) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Known names similar to a name, the most similar first, ignoring case; possibly none.
+    """Known names that resemble a name, the most similar first, ignoring case; may be empty.
 
-    Other libraries' exact names come first, then names within packages.
+    The equivalent of another library's name comes first, then names within packages.
 
     >>> nearest("ant", ["ant_4x2", "brax:ant"])
     ['brax:ant', 'ant_4x2']
@@ -329,12 +329,12 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     (['CartPole-v1'], ['learning_rate'])
     """
     folded: dict[str, str] = {candidate.lower(): candidate for candidate in known}
-    within = [one for one in folded if name.lower() in one.split(":")[1:]]
-    close = [*within, *difflib.get_close_matches(name.lower(), folded, n=count, cutoff=0.5)]
-    found = [folded[candidate] for candidate in dict.fromkeys(close)][:count]
-    if (meant := aliases.ours(name)) and meant in folded.values():
-        return [meant, *(one for one in found if one != meant)][:count]
-    return found
+    in_packages = [candidate for candidate in folded if name.lower() in candidate.split(":")[1:]]
+    similar = [*in_packages, *difflib.get_close_matches(name.lower(), folded, n=count, cutoff=0.5)]
+    names = [folded[candidate] for candidate in dict.fromkeys(similar)][:count]
+    if (equivalent := aliases.ours(name)) and equivalent in folded.values():
+        return [equivalent, *(candidate for candidate in names if candidate != equivalent)][:count]
+    return names
 
 
 def kind_of(value: object) -> str:
@@ -349,19 +349,19 @@ def kind_of(value: object) -> str:
 
 
 def structure_of(tree: Any) -> str:
-    """Prints a pytree: containers in Python's syntax, leaves by `kind_of`.
+    """A pytree as text: containers in Python's syntax, leaves by `kind_of`.
 
     >>> structure_of(({"a": __import__("numpy").zeros(3)}, None))
     "({'a': float64[3]}, None)"
     """
     if isinstance(tree, dict):
-        return f"{{{', '.join(f'{key!r}: {structure_of(one)}' for key, one in tree.items())}}}"
+        return f"{{{', '.join(f'{key!r}: {structure_of(child)}' for key, child in tree.items())}}}"
     if isinstance(tree, tuple | list):
         names = getattr(tree, "_fields", None)
-        parts = [structure_of(one) for one in tree]
+        parts = [structure_of(child) for child in tree]
         if names is not None:
-            named = (f"{name}={part}" for name, part in zip(names, parts, strict=True))
-            return f"{type(tree).__name__}({', '.join(named)})"
+            fields = (f"{name}={part}" for name, part in zip(names, parts, strict=True))
+            return f"{type(tree).__name__}({', '.join(fields)})"
         text = ", ".join(parts)
         return f"[{text}]" if isinstance(tree, list) else f"({text},)" if len(parts) == 1 else f"({text})"
     return "None" if tree is None else kind_of(tree)

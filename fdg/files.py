@@ -1,6 +1,6 @@
 """Writing into untrusted folders: no symlink is followed, and no FIFO or device is opened.
 
-A run directory holds only regular files and real directories; the run directory itself may be a symlink.
+A run directory contains only regular files and real directories; the run directory itself may be a symlink.
 `fdg.reading` is the counterpart for reading.
 """
 
@@ -23,24 +23,24 @@ def check_own(path: Path, is_folder: bool = False) -> None:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return
-    wanted = "directory" if is_folder else "regular file"
+    expected = "directory" if is_folder else "regular file"
     if stat.S_ISLNK(mode):
-        why = f"it is a link, and nothing is written through one: put a {wanted} there"
-        raise OSError(errno.ELOOP, why, str(path))
+        problem = f"it is a link, and fdg does not write through links: replace it by a {expected}"
+        raise OSError(errno.ELOOP, problem, str(path))
     if not (stat.S_ISDIR(mode) if is_folder else stat.S_ISREG(mode)):
-        raise OSError(errno.EINVAL, f"it is no {wanted}: remove it", str(path))
+        raise OSError(errno.EINVAL, f"it is not a {expected}: remove it", str(path))
 
 
-def refusal(there: Path) -> OSError | None:
+def refusal(path: Path) -> OSError | None:
     """The error, with its fix, if an existing file or folder is not writable; None if it is.
 
     >>> refusal(Path("."))
     """
-    if os.access(there, os.W_OK | (os.X_OK if there.is_dir() else 0)):
+    if os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0)):
         return None
-    if os.statvfs(there).f_flag & os.ST_RDONLY:
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
         return OSError(errno.EROFS, f"{os.strerror(errno.EROFS)}: give another path")
-    return OSError(errno.EACCES, f"no permission to write in {there}: make it writable, or give another path")
+    return OSError(errno.EACCES, f"no permission to write in {path}: make it writable, or give another path")
 
 
 def make_folder(path: Path) -> Path:
@@ -82,27 +82,27 @@ def write(path: Path, content: bytes) -> None:
 
 
 def is_free(path: Path) -> bool:
-    """Whether `path` is missing, or a folder that holds nothing but what a killed `filling` left there."""
+    """Whether `path` is missing, or a folder that is empty except for remains of a killed `filling`."""
     if not os.path.lexists(path):
         return True
-    return path.is_dir() and all(one.name.startswith(_PARTIAL) for one in path.iterdir())
+    return path.is_dir() and all(entry.name.startswith(_PARTIAL) for entry in path.iterdir())
 
 
 @contextlib.contextmanager
 def filling(path: Path) -> Iterator[Path]:
     """A context with a folder whose contents move into `path` at its end; on failure, `path` stays empty.
 
-    `path` is free (`is_free`), and is created if it is missing.
+    `path` must be free (`is_free`); it is created if it is missing.
     """
     is_new = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
-    for left in path.glob(f"{_PARTIAL}*"):
-        remove(left)
+    for remains in path.glob(f"{_PARTIAL}*"):
+        remove(remains)
     folder = Path(tempfile.mkdtemp(dir=path, prefix=_PARTIAL))
     try:
         yield folder
-        for one in sorted(folder.iterdir()):
-            os.replace(one, path / one.name)
+        for entry in sorted(folder.iterdir()):
+            os.replace(entry, path / entry.name)
         folder.rmdir()
     except BaseException:
         with contextlib.suppress(OSError):

@@ -4,14 +4,14 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-# A trace has hundreds of thousands of small, mostly live objects, and Python scans them after every 700 new
-# ones: a sixth of the time of a search for a policy.
-_SELDOM = (200_000, 50, 100)
+# A trace has hundreds of thousands of small objects, most of them live. Python scans them after every 700 new
+# ones, which takes a sixth of the time of a search for a policy.
+_THRESHOLDS = (200_000, 50, 100)
 
 
 @contextlib.contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """A context with a garbage collection only every 200,000 objects; a higher threshold is unchanged.
+    """A context with a garbage collection only every 200,000 objects; a higher threshold stays.
 
     >>> before = gc.get_threshold()
     >>> with infrequent_gc():
@@ -20,10 +20,10 @@ def infrequent_gc() -> Iterator[None]:
     >>> gc.get_threshold() == before
     True
     """
-    before = gc.get_threshold()
-    if before[0] and before[0] < _SELDOM[0]:
-        gc.set_threshold(*_SELDOM)
+    previous = gc.get_threshold()
+    if previous[0] and previous[0] < _THRESHOLDS[0]:
+        gc.set_threshold(*_THRESHOLDS)
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*previous)

@@ -1,34 +1,34 @@
-"""Caches results by the identity of their argument, such as a jaxpr that is called from many places.
+"""Caches results by the identity of an argument, such as a jaxpr that is called from many places.
 
-Choosing among hundreds of plans of a graph thus opens its iteration once for each placement of fragments.
+A choice among hundreds of plans of a graph thus opens its iteration once per placement of fragments.
 """
 
 import collections
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-class IdentityCache(Generic[Found]):
+class IdentityCache(Generic[Result]):
     """An LRU cache from (object, key) to a result; exceptions are not cached."""
 
     def __init__(self, max_entries: int | None = None) -> None:
-        """Keeps at most `max_entries` results; all, if None."""
+        """Keeps at most `max_entries` results; None keeps all."""
         self._max_entries = max_entries
-        self._known: collections.OrderedDict[Hashable, tuple[Any, Found]] = collections.OrderedDict()
+        self._results: collections.OrderedDict[Hashable, tuple[Any, Result]] = collections.OrderedDict()
 
-    def __call__(self, of: Any, how: Hashable, make: Callable[[], Found]) -> Found:
-        """Returns `make()`, cached by the identity of `of` and by `how`.
+    def __call__(self, argument: Any, options: Hashable, make: Callable[[], Result]) -> Result:
+        """Returns `make()`, cached by the identity of `argument` and by `options`.
 
-        The cache keeps `of` alive, so that its id is not reused.
+        The cache keeps `argument` alive, so that its id is not reused.
         """
-        key = id(of), how
-        if key in self._known:
-            self._known.move_to_end(key)
-            return self._known[key][1]
-        found = make()
-        self._known[key] = of, found
-        if self._max_entries is not None and len(self._known) > self._max_entries:
-            self._known.popitem(last=False)
-        return found
+        key = id(argument), options
+        if key in self._results:
+            self._results.move_to_end(key)
+            return self._results[key][1]
+        result = make()
+        self._results[key] = argument, result
+        if self._max_entries is not None and len(self._results) > self._max_entries:
+            self._results.popitem(last=False)
+        return result

@@ -38,7 +38,7 @@ def check_settings() -> None:
     """Checks the JAX settings that change how it traces."""
     if getattr(jax.config, "jax_scan3", False):
         raise GraphError(
-            "JAX_SCAN3=1 makes jax.lax.scan a loop that cannot be cut into fragments: unset it, or call"
+            "JAX_SCAN3=1 makes jax.lax.scan a loop that cannot be split into fragments: unset it, or call"
             " jax.config.update('jax_scan3', False)"
         )
 

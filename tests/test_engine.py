@@ -58,7 +58,7 @@ def test_a_donated_state_is_refused(walker):
     state = walker.init(0)
     walker.run(state, 2)
     with pytest.raises(
-        fdg.FdgError, match="donated to an earlier run: go on from the state that run returned"
+        fdg.FdgError, match="donated to an earlier run: continue from the state that it returned"
     ):
         walker.run(state, 2)
 

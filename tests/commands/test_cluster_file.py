@@ -89,7 +89,7 @@ def test_kinds_and_links_of_ones_own(file):
         ("hosts = 1", "'kind' is missing"),
         ('hosts = 1\nkind = "A"\n[kinds.A]\nmemory = 1', "needs platform"),
         ('hosts = 1\nkind = "A"\n[kinds.A]\nlike = "H100"\nmemori = 1', "did you mean 'memory'"),
-        ('hosts = 1\nkind = "A"\n[kinds.A]\nplatform = "gpu"\nmemory = 1e12', "'memory' (B/s"),
+        ('hosts = 1\nkind = "A"\n[kinds.A]\nplatform = "gpu"\nmemory = 1e12', "lacks figures: give 'memory'"),
         ('hosts = 1\nkind = "A"\n[kinds.A]\nplatform = "xpu"\nmemory = 1e12', "one of cpu, gpu, tpu"),
         ('hosts = 1\nkind = "H100"\ninside = "W"\n[links.W]\nlatency = 1', "needs bandwidth"),
         ("hosts = 1\nkind = 3", "give a name in quotes"),

@@ -217,7 +217,7 @@ def test_arguments_in_the_place_of_others():
     algorithm, policy = small(), policies.GPUOnly()
     for do in (lambda: fdg.compile(policy, algorithm), lambda: fdg.place(policy, algorithm)):
         assert refused(do).endswith("is an algorithm in the place of the policy: exchange the two")
-    assert "a policy in the place of the algorithm" in refused(lambda: fdg.trace(policy))
+    assert "is a policy, not an algorithm" in refused(lambda: fdg.trace(policy))
     file = Path("cluster.toml")
     for devices in (str(file), file):
         said = refused(lambda devices=devices: fdg.place(algorithm, policy, devices))

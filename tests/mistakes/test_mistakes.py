@@ -234,7 +234,7 @@ MISTAKES = {
         "state['xs'] is float32[3], not float32[4]",
         "and sizes",
     ),
-    "a number as state": (lambda: run_of(5), "it is 5", "give what init or run returned"),
+    "a number as state": (lambda: run_of(5), "it is 5", "give a state from init or run"),
     "what run returned as state": (
         lambda: run_of((broken.Counter().init(None), {})),
         "this is the pair (state, metrics)",
