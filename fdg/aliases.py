@@ -1,11 +1,11 @@
-"""Names of other libraries for flags, arguments, algorithms and methods: `lr`, `total_timesteps`, `ddqn`."""
+"""Names of flags, arguments, algorithms and methods in other libraries: `lr`, `total_timesteps`, `ddqn`."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-# By our name, in the spelling of flags: from CleanRL, Stable-Baselines3, RLlib, PureJaxRL and TRL. Only names
-# with the same meaning and unit, since flags accept them silently; all others are in `_INSTEAD`.
+# By fdg's name; spelled as flags; from CleanRL, Stable-Baselines3, RLlib, PureJaxRL and TRL. Only names
+# with the same meaning and unit, since flags accept them silently; all others are in `_FIXES`.
 ALIASES: dict[str, tuple[str, ...]] = {
     "algo": ("algorithm", "alg"),
     "env": ("environment", "env-id", "env-name"),
@@ -63,16 +63,16 @@ def ours(name: str) -> str | None:
     >>> ours("total_timesteps"), ours("lr"), ours("learning_rate")
     ('total_steps', 'learning_rate', None)
     """
-    return _OURS.get(_key(name))
+    return _FDG_NAMES.get(_key(name))
 
 
 def instead(name: str) -> str | None:
-    """The fix for a setting of other libraries that has no counterpart, or None.
+    """The fix for a setting of another library that has no counterpart in fdg, or None.
 
     >>> instead("policy_kwargs")
     'the network is that of --hidden and --activation, or of --network module:name'
     """
-    return _INSTEAD.get(_key(name))
+    return _FIXES.get(_key(name))
 
 
 def _key(name: str) -> str:
@@ -80,22 +80,22 @@ def _key(name: str) -> str:
 
 
 def variant(name: str) -> str | None:
-    """The fix for an algorithm that in fdg is another one with different settings, or None.
+    """The fix for an algorithm that in fdg is a setting of another algorithm, or None.
 
     >>> variant("ddqn")
     'it is dqn with double=True: --algo dqn --double true'
     """
-    found = VARIANTS.get(_key(name), "")
-    if isinstance(found, str):
-        return found or None
-    algo, settings = found
+    fix = VARIANTS.get(_key(name), "")
+    if isinstance(fix, str):
+        return fix or None
+    algo, settings = fix
     flags = "".join(f" --{key.replace('_', '-')} {str(value).lower()}" for key, value in settings.items())
     fields = ", ".join(f"{key}={value!r}" for key, value in settings.items())
     return f"it is {algo}{fields and f' with {fields}'}: --algo {algo}{flags}"
 
 
 def not_a_policy(name: object) -> str | None:
-    """The fix for a policy network of Stable-Baselines3 given as a policy, or None.
+    """The fix if the name of a Stable-Baselines3 policy network was given as a policy, or None.
 
     >>> not_a_policy("MlpPolicy")
     "'MlpPolicy' is a network, which follows from the observation here: leave it out"
@@ -106,7 +106,7 @@ def not_a_policy(name: object) -> str | None:
     return f"{name!r} is a network, which follows from the observation here: leave it out"
 
 
-# Methods of models that here are fragments of algorithms, or a user's own.
+# The fixes for methods of other libraries' models.
 METHODS: Mapping[str, str] = {
     **dict.fromkeys(("learn", "update", "train", "fit"), "to train, write fdg.fit(algorithm, total_steps=N)"),
     **dict.fromkeys(
@@ -117,73 +117,73 @@ METHODS: Mapping[str, str] = {
     "step": "to step environments, write algorithm.env.step(keys, state, actions)",
 }
 
-_INDEPENDENT = "agents that learn without each other are --algo ippo; --algo mappo has a common critic"
-_MASKS = "a mask needs no algorithm of its own: observations have a part 'action_mask', under --algo ppo"
-_R2D2 = {"memory": "lstm", "double": True, "dueling": True, "n_step": 5, "priority_exponent": 0.9}
+_INDEPENDENT_FIX = "agents that learn without each other are --algo ippo; --algo mappo has a common critic"
+_MASK_FIX = "a mask needs no algorithm of its own: observations have a part 'action_mask', under --algo ppo"
+_R2D2_SETTINGS = {"memory": "lstm", "double": True, "dueling": True, "n_step": 5, "priority_exponent": 0.9}
 
 
-def _each(fix: Any, names: str) -> dict[str, Any]:
+def _same_fix(fix: Any, names: str) -> dict[str, Any]:
     return dict.fromkeys(names.split(), fix)
 
 
-def _nearest(algo: str) -> str:
+def _nearest_fix(algo: str) -> str:
     return f"it does not exist here: the nearest is --algo {algo}"
 
 
 # Algorithms that are settings of others here, or their replacements.
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
-    **_each(("dqn", {"double": True}), "ddqn double-dqn dqn-double"),
-    **_each(("dqn", {"dueling": True}), "dueling-dqn dueling dqn-dueling"),
-    **_each(("dqn", {"double": True, "dueling": True}), "d3qn dueling-ddqn dueling-double-dqn"),
-    **_each(("dqn", {"priority_exponent": 0.6}), "per per-dqn dqn-per prioritized-dqn apex"),
-    **_each(("dqn", {"n_step": 3}), "n-step-dqn nstep-dqn dqn-n-step"),
-    **_each(("c51", {"double": True, "dueling": True, "n_step": 3, "priority_exponent": 0.5}), "rainbow"),
-    **_each(("c51", {}), "categorical-dqn distributional-dqn"),
-    **_each(("qr_dqn", {}), "qrdqn quantile-dqn"),
-    **_each(("recurrent_ppo", {"memory": "lstm"}), "ppo-lstm lstm-ppo recurrentppo rppo ppo-atari-lstm"),
-    **_each(("recurrent_ppo", {"memory": "gru"}), "ppo-gru ppo-rnn gru-ppo rnn-ppo"),
-    **_each(("recurrent_ppo", {"memory": "transformer"}), "ppo-transformer ppo-trxl gtrxl"),
-    **_each(("dqn", {"memory": "lstm"}), "drqn dqn-lstm lstm-dqn dqn-rnn"),
-    **_each(("dqn", _R2D2), "r2d2"),
-    **_each(("sac", {"memory": "gru"}), "recurrent-sac sac-gru sac-rnn rsac"),
-    **_each(("sac", {"replay": "hindsight"}), "her sac-her her-sac"),
-    **_each(
+    **_same_fix(("dqn", {"double": True}), "ddqn double-dqn dqn-double"),
+    **_same_fix(("dqn", {"dueling": True}), "dueling-dqn dueling dqn-dueling"),
+    **_same_fix(("dqn", {"double": True, "dueling": True}), "d3qn dueling-ddqn dueling-double-dqn"),
+    **_same_fix(("dqn", {"priority_exponent": 0.6}), "per per-dqn dqn-per prioritized-dqn apex"),
+    **_same_fix(("dqn", {"n_step": 3}), "n-step-dqn nstep-dqn dqn-n-step"),
+    **_same_fix(("c51", {"double": True, "dueling": True, "n_step": 3, "priority_exponent": 0.5}), "rainbow"),
+    **_same_fix(("c51", {}), "categorical-dqn distributional-dqn"),
+    **_same_fix(("qr_dqn", {}), "qrdqn quantile-dqn"),
+    **_same_fix(("recurrent_ppo", {"memory": "lstm"}), "ppo-lstm lstm-ppo recurrentppo rppo ppo-atari-lstm"),
+    **_same_fix(("recurrent_ppo", {"memory": "gru"}), "ppo-gru ppo-rnn gru-ppo rnn-ppo"),
+    **_same_fix(("recurrent_ppo", {"memory": "transformer"}), "ppo-transformer ppo-trxl gtrxl"),
+    **_same_fix(("dqn", {"memory": "lstm"}), "drqn dqn-lstm lstm-dqn dqn-rnn"),
+    **_same_fix(("dqn", _R2D2_SETTINGS), "r2d2"),
+    **_same_fix(("sac", {"memory": "gru"}), "recurrent-sac sac-gru sac-rnn rsac"),
+    **_same_fix(("sac", {"replay": "hindsight"}), "her sac-her her-sac"),
+    **_same_fix(
         "it wraps another: --algo ppo --self-play size=4, or algos.SelfPlay(algos.PPO(env=game))", "self-play"
     ),
-    **_each(_MASKS, "maskable-ppo maskableppo masked-ppo ppo-mask ppo-masked ppo-masking"),
-    **_each(("ppo", {"rnd": True}), "ppo-rnd rnd"),
-    **_each(("ppo", {}), "ppo2 ppo-clip ppo-discrete ppo-continuous ppo-continuous-action ppo-atari"),
-    **_each(("ppo", {}), "ppo-atari-envpool proximal-policy-optimization"),
-    **_each(("td3", {"policy_delay": 1, "target_noise": 0.0}), "ddpg ddpg-continuous-action"),
-    **_each(("td3", {"atoms": 51}), "d4pg"),
-    **_each(("fast_td3", {}), "fasttd3"),
-    **_each(("sac", {"torso": "simba", "atoms": 101}), "simba simbav2 simba-v2"),
-    **_each(_nearest("fast_td3"), "fastsac fast-sac flashsac"),
-    **_each(
+    **_same_fix(_MASK_FIX, "maskable-ppo maskableppo masked-ppo ppo-mask ppo-masked ppo-masking"),
+    **_same_fix(("ppo", {"rnd": True}), "ppo-rnd rnd"),
+    **_same_fix(("ppo", {}), "ppo2 ppo-clip ppo-discrete ppo-continuous ppo-continuous-action ppo-atari"),
+    **_same_fix(("ppo", {}), "ppo-atari-envpool proximal-policy-optimization"),
+    **_same_fix(("td3", {"policy_delay": 1, "target_noise": 0.0}), "ddpg ddpg-continuous-action"),
+    **_same_fix(("td3", {"atoms": 51}), "d4pg"),
+    **_same_fix(("fast_td3", {}), "fasttd3"),
+    **_same_fix(("sac", {"torso": "simba", "atoms": 101}), "simba simbav2 simba-v2"),
+    **_same_fix(_nearest_fix("fast_td3"), "fastsac fast-sac flashsac"),
+    **_same_fix(
         "sac acts in a Box: of Discrete actions use --algo dqn, qr_dqn or pqn", "sac-discrete discrete-sac"
     ),
-    **_each(("a2c", {"gae_lambda": 1.0}), "reinforce vpg policy-gradient actor-critic"),
-    **_each(_nearest("ppo"), "trpo ppg"),
-    **_each(_nearest("a2c"), "acktr acer"),
-    **_each(_nearest("impala"), "appo"),
-    **_each(_nearest("qr_dqn"), "iqn fqf"),
-    **_each(_INDEPENDENT, "ia2c maa2c independent-ppo multi-agent-ppo multi-agent-a2c maddpg iac"),
-    **_each(("td3_bc", {}), "td3bc td3plusbc"),
-    **_each(_nearest("iql"), "awac awr crr"),
-    **_each(("bc", {}), "behaviour-cloning behavior-cloning behavioral-cloning imitation"),
-    **_each(_nearest("bc"), "gail airl dt decision-transformer"),
-    **_each(("alphazero", {}), "alpha-zero az gumbel-alphazero"),
-    **_each(_nearest("alphazero"), "muzero mcts"),
+    **_same_fix(("a2c", {"gae_lambda": 1.0}), "reinforce vpg policy-gradient actor-critic"),
+    **_same_fix(_nearest_fix("ppo"), "trpo ppg"),
+    **_same_fix(_nearest_fix("a2c"), "acktr acer"),
+    **_same_fix(_nearest_fix("impala"), "appo"),
+    **_same_fix(_nearest_fix("qr_dqn"), "iqn fqf"),
+    **_same_fix(_INDEPENDENT_FIX, "ia2c maa2c independent-ppo multi-agent-ppo multi-agent-a2c maddpg iac"),
+    **_same_fix(("td3_bc", {}), "td3bc td3plusbc"),
+    **_same_fix(_nearest_fix("iql"), "awac awr crr"),
+    **_same_fix(("bc", {}), "behaviour-cloning behavior-cloning behavioral-cloning imitation"),
+    **_same_fix(_nearest_fix("bc"), "gail airl dt decision-transformer"),
+    **_same_fix(("alphazero", {}), "alpha-zero az gumbel-alphazero"),
+    **_same_fix(_nearest_fix("alphazero"), "muzero mcts"),
     **{
         spelling: ("grpo", {"variant": name})
         for name in ("rloo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "sapo", "reinforce_plus_plus")
         for spelling in (name.replace("_", "-"), name.replace("_", ""), name.replace("_plus_plus", "++"))
     },
-    **_each(("ppo_rlhf", {}), "rlhf ppo-lm ppo-text"),
-    **_each(("dpo", {"preference": "ipo"}), "ipo"),
-    **_each(("dpo", {"respondent": "policy"}), "online-dpo"),
-    **_each(_nearest("dpo"), "kto orpo simpo cpo"),
-    **_each(("reward_model", {}), "rm reward"),
+    **_same_fix(("ppo_rlhf", {}), "rlhf ppo-lm ppo-text"),
+    **_same_fix(("dpo", {"preference": "ipo"}), "ipo"),
+    **_same_fix(("dpo", {"respondent": "policy"}), "online-dpo"),
+    **_same_fix(_nearest_fix("dpo"), "kto orpo simpo cpo"),
+    **_same_fix(("reward_model", {}), "rm reward"),
 }
 
 _NETWORKS = re.compile(r"(Mlp|Cnn|MultiInput)(Lstm|LnLstm|Ln)?Policy", re.IGNORECASE)
@@ -199,7 +199,7 @@ def _fixes(table: str) -> dict[str, str]:
 
 
 # Settings with another meaning or unit here, or without need.
-_INSTEAD = _fixes("""
+_FIXES = _fixes("""
 device cpu cuda use-cuda gpu gpus num-gpus accelerator num-learners num-gpus-per-learner
     JAX takes the accelerators that there are: --devices N says how many, JAX_PLATFORMS=cpu takes none
 track use-wandb wandb-project-name wandb-project wandb-entity tensorboard-log report-to
@@ -301,4 +301,4 @@ ref-model
 deepspeed fsdp fsdp-config distributed-backend strategy
     --policy says how a run is laid out over devices, --devices N how many there are
 """)
-_OURS = {alias: known for known, aliases in ALIASES.items() for alias in aliases}
+_FDG_NAMES = {alias: known for known, aliases in ALIASES.items() for alias in aliases}

@@ -27,15 +27,15 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _PLAIN = {bool, int, float, str, types.NoneType}
-_OWN = ("self", "cls", "_cls")  # first parameters of methods, and of a named tuple's `__new__`
-_LONGEST = 60  # most characters of a value in an error message
+_SELF_NAMES = ("self", "cls", "_cls")  # names of the first parameter of methods and of `__new__`
+_MAX_QUOTED = 60  # characters of a value in an error message
 
 
 def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Decorates a public function, or a dataclass: wrong arguments are an `FdgError` of one line.
+    """Decorates a public function or dataclass so that wrong arguments raise a one-line `FdgError`.
 
     Raises:
-      FdgError: an unknown argument (the message names the closest known one), a missing argument, or a wrong
+      FdgError: an unknown argument (the message has the most similar one), a missing argument, or a wrong
         type as in `check_arguments`.
 
     >>> @checked
@@ -54,14 +54,14 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
 
     @functools.wraps(function)
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        check_arguments(function, _bound(function, signature, args, kwargs))
+        check_arguments(function, _bind(function, signature, args, kwargs))
         return function(*args, **kwargs)
 
     return call
 
 
 def checked_names(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Like `checked`, without type checks: a valid call has no overhead, so use it on hot paths.
+    """Like `checked`, without type checks. A valid call has no overhead, so it suits hot paths.
 
     For a named tuple, `__new__` is checked.
     """
@@ -79,16 +79,16 @@ def checked_names(function: Callable[Parameters, Result]) -> Callable[Parameters
         try:
             return function(*args, **kwargs)
         except TypeError:
-            _bound(function, signature, args, kwargs)
+            _bind(function, signature, args, kwargs)
             raise
 
     return call
 
 
 def explain_frozen(cls: type, word: str) -> None:
-    """Makes assignment to a field of a frozen dataclass raise an `FdgError` that says what to write instead.
+    """Makes assignment to a field of a frozen dataclass raise an `FdgError` with the fix.
 
-    So does an unknown attribute: see `explain_attributes`. Messages call an instance `word`.
+    Unknown attributes raise an `FdgError` too (`explain_attributes`). Messages call an instance `word`.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Mine:
@@ -132,9 +132,9 @@ def explain_frozen(cls: type, word: str) -> None:
 
 
 def explain_attributes(cls: type) -> None:
-    """Makes an unknown public attribute of a class an `FdgError` that names the nearest known ones.
+    """Makes an unknown public attribute of a class raise an `FdgError` with similar known names.
 
-    A class with its own `__getattr__` is unchanged. Arguments of its `__init__` are `checked_names`.
+    A class that defines `__getattr__` keeps it. Arguments of `__init__` are checked by `checked_names`.
 
     >>> class Run:
     ...     policy = None
@@ -150,22 +150,22 @@ def explain_attributes(cls: type) -> None:
     if hasattr(cls, "__getattr__"):
         return
 
-    def missing(self: Any, name: str) -> Any:
-        """An error that names the attributes nearest to an unknown one."""
-        is_known = any(name in vars(one) for one in type(self).__mro__) or name in _fields(cls)
+    def raise_unknown(self: Any, name: str) -> Any:
+        """Raises an error with the attributes that resemble an unknown one."""
+        is_known = any(name in vars(base) for base in type(self).__mro__) or name in _fields(cls)
         if name.startswith("_") or is_known:  # properties and `Elsewhere` raise their own errors
             return object.__getattribute__(self, name)
         error = UnknownAttributeError(type(self), name)
         error.name, error.obj = name, self
         raise error
 
-    def known(self: Any) -> list[str]:
-        """The names of its attributes, without those that only say what to write instead."""
-        there = {name: one for base in reversed(type(self).__mro__) for name, one in vars(base).items()}
-        return [name for name in object.__dir__(self) if not isinstance(there.get(name), Elsewhere)]
+    def listed_names(self: Any) -> list[str]:
+        """The names of attributes, without names of other libraries (`Elsewhere`)."""
+        values = {name: value for base in type(self).__mro__[::-1] for name, value in vars(base).items()}
+        return [name for name in object.__dir__(self) if not isinstance(values.get(name), Elsewhere)]
 
-    missing.__name__, known.__name__ = "__getattr__", "__dir__"  # as `help` shows them
-    cls.__getattr__, cls.__dir__ = missing, known  # type: ignore[assignment, attr-defined, method-assign]
+    raise_unknown.__name__, listed_names.__name__ = "__getattr__", "__dir__"  # as `help` shows them
+    cls.__getattr__, cls.__dir__ = raise_unknown, listed_names  # type: ignore[assignment, attr-defined, method-assign]
 
 
 def _fields(cls: type) -> list[str]:
@@ -173,25 +173,25 @@ def _fields(cls: type) -> list[str]:
 
 
 class UnknownAttributeError(NoAttributeError):
-    """Formats its message lazily, since `hasattr` raises many."""
+    """An unknown attribute. It formats its message lazily, since `hasattr` raises many such errors."""
 
     def __str__(self) -> str:
         cls, name = self.args
         if hasattr(cls, "iterate") and name in METHODS:
             return f"{cls.__name__} has no {name}: {METHODS[name]}"
         fields = _fields(cls)
-        names = {*fields, *(one for one in dir(cls) if not one.startswith("_"))}
-        known = [one for one in names if one in fields or hasattr(cls, one)]
+        names = {*fields, *(attribute for attribute in dir(cls) if not attribute.startswith("_"))}
+        known = [attribute for attribute in names if attribute in fields or hasattr(cls, attribute)]
         return str(unknown_name(f"attribute of {cls.__name__}", name, known, f"dir of a {cls.__name__}"))
 
 
 def check_call(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = "argument") -> None:
-    """Checks that a class or function accepts these arguments: none unknown, no required one missing.
+    """Checks that a class or function accepts these arguments: all are known, and no required one is missing.
 
-    `args` are without `self`; messages call an argument `what`.
+    `args` do not include `self`; messages call an argument `what`.
     """
     function, args = (cls.__init__, (None, *args)) if isinstance(cls, type) else (cls, tuple(args))  # type: ignore[misc]
-    _bound(function, inspect.signature(function), args, kwargs, getattr(cls, "__name__", ""), what)
+    _bind(function, inspect.signature(function), args, kwargs, getattr(cls, "__name__", ""), what)
 
 
 def check_takes(function: Callable, names: Sequence[str], what: str) -> None:
@@ -205,7 +205,7 @@ def check_takes(function: Callable, names: Sequence[str], what: str) -> None:
     """
     if isinstance(function, type):
         name = function.__name__
-        raise FdgError(f"{what}: {name} is a class: give one of it, {name}(...)")
+        raise FdgError(f"{what}: {name} is a class: give an instance, {name}(...)")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a C function without signature
@@ -213,12 +213,12 @@ def check_takes(function: Callable, names: Sequence[str], what: str) -> None:
     try:
         signature.bind(*names)
     except TypeError:
-        raise _takes(signature, names, what, "") from None
+        raise _signature_error(signature, names, what, "") from None
     check_order(function, names, what)
 
 
 def check_order(function: Callable, names: Sequence[str], what: str) -> None:
-    """Checks that a user-defined function's parameter names are in the order in which they will be passed.
+    """Checks that a user-defined function's parameters are in the order in which arguments are passed.
 
     Messages call the function `what`.
 
@@ -231,30 +231,30 @@ def check_order(function: Callable, names: Sequence[str], what: str) -> None:
     except (TypeError, ValueError):
         return
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    taken = [_plain(one.name) for one in signature.parameters.values() if one.kind in kinds]
-    given = [_plain(name) for name in names]
-    if any(one != other and one in given for one, other in zip(taken, given, strict=False)):
-        raise _takes(signature, names, what, ", in this order")
+    parameters = [_canonical_name(p.name) for p in signature.parameters.values() if p.kind in kinds]
+    arguments = [_canonical_name(name) for name in names]
+    if any(p != a and p in arguments for p, a in zip(parameters, arguments, strict=False)):
+        raise _signature_error(signature, names, what, ", in this order")
 
 
-def _takes(signature: inspect.Signature, names: Sequence[str], what: str, how: str) -> FdgError:
-    takes = ", ".join(map(str, signature.parameters.values()))
+def _signature_error(signature: inspect.Signature, names: Sequence[str], what: str, order: str) -> FdgError:
+    parameters = ", ".join(map(str, signature.parameters.values()))
     return FdgError(
-        f"{what} takes ({takes}), and is called with ({', '.join(names)}): let it take these{how}"
+        f"{what} takes ({parameters}), and is called with ({', '.join(names)}): let it take these{order}"
     )
 
 
-def _plain(name: str) -> str:
-    """Normalises a parameter's name (synonyms, plural, underscores), so that positions can be compared.
+def _canonical_name(name: str) -> str:
+    """A parameter's name without plural and underscores, and with synonyms replaced, for comparisons.
 
-    >>> _plain("keys"), _plain("_rng"), _plain("env_state"), _plain("params")
-    ('key', 'key', 'state', 'parameter')
+    >>> [_canonical_name(name) for name in ("keys", "_rng", "env_state", "params")]
+    ['key', 'key', 'state', 'parameter']
     """
-    one = name.strip("_").removesuffix("s")
-    return {"rng": "key", "env_state": "state", "param": "parameter", "ob": "observation"}.get(one, one)
+    stem = name.strip("_").removesuffix("s")
+    return {"rng": "key", "env_state": "state", "param": "parameter", "ob": "observation"}.get(stem, stem)
 
 
-def _bound(
+def _bind(
     function: Callable,
     signature: inspect.Signature,
     args: tuple,
@@ -266,53 +266,51 @@ def _bound(
     try:
         return signature.bind(*args, **kwargs).arguments
     except TypeError as error:
-        name, parameters = name or _name(function), signature.parameters
-        names = [parameter for parameter in parameters if parameter not in _OWN]
-        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        name, parameters = name or _call_name(function), signature.parameters
+        names = [p for p in parameters if p not in _SELF_NAMES]
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         for key in kwargs:
             if key not in names and not takes_any:
                 if ours(key) not in names and (fix := instead(key)):
                     raise FdgError(f"unknown {what} of {name} '{key}': {as_arguments(fix)}") from None
-                free = [
-                    one
-                    for one in names[max(len(args) - len(parameters) + len(names), 0) :]
-                    if one not in kwargs
+                unused = [
+                    p for p in names[max(len(args) - len(parameters) + len(names), 0) :] if p not in kwargs
                 ]
-                meant = free if len(free) == 1 and not nearest(key, free) else ()
-                raise unknown_name(f"{what} of {name}", key, free or names, f"help({name})", meant) from None
+                suggestion = unused if len(unused) == 1 and not nearest(key, unused) else ()
+                raise unknown_name(
+                    f"{what} of {name}", key, unused or names, f"help({name})", suggestion
+                ) from None
         positional = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         if len(args) > len(positional):
-            taken = listed([p.name for p in positional if p.name in names], "and")
-            extra = quoted(args[len(positional)])
+            accepted = listed([p.name for p in positional if p.name in names], "and")
+            surplus = quoted(args[len(positional)])
             raise FdgError(
-                f"{name}: {extra} is one argument too many: give it by name, all but {taken}"
+                f"{name}: {surplus} is one argument too many: give it by name, all but {accepted}"
             ) from None
         for p in list(parameters.values())[len(args) :]:
             if p.default is p.empty and p.name not in kwargs:
-                kind = dict(_annotated(function)).get(p.name)
-                required = [one.name for one in positional if one.default is one.empty and one.name in names]
+                annotation = dict(_annotations(function)).get(p.name)
+                required = [p.name for p in positional if p.default is p.empty and p.name in names]
                 fix = f": write {name}({', '.join(required)}, ...)"
-                if kind:
-                    fix = f": give {listed(describe_alternatives(kind))}"
-                if all(
-                    one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in positional
-                ):
+                if annotation:
+                    fix = f": give {listed(describe_alternatives(annotation))}"
+                if all(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in positional):
                     fix = f": write {name}({', '.join(names)})"
                 raise FdgError(f"{name}: {p.name} is missing{fix}") from None
         raise FdgError(f"{name}: {one_line(error)}") from None
 
 
-def _name(function: Callable) -> str:
+def _call_name(function: Callable) -> str:
     """A function's name; for a class's `__init__` or `__new__`, the class's.
 
-    >>> _name(str.upper), _name(FdgError.__str__)
+    >>> _call_name(str.upper), _call_name(FdgError.__str__)
     ('upper', '__str__')
     """
     owner = function.__qualname__.split(".")[-2:]
     return owner[0] if owner[-1] in ("__init__", "__new__") else function.__name__
 
 
-def check_arguments(function: Callable, given: Mapping[str, Any]) -> None:
+def check_arguments(function: Callable, arguments: Mapping[str, Any]) -> None:
     """Checks arguments against a function's type annotations.
 
     A number may be a NumPy or JAX scalar; `True` and NaN do not count as numbers. Annotations that are
@@ -326,41 +324,41 @@ def check_arguments(function: Callable, given: Mapping[str, Any]) -> None:
     Traceback (most recent call last):
     fdg.errors.FdgError: play(episodes=30.0): give an integer: write 30
     """
-    for name, kind in _annotated(function):
+    for name, kind in _annotations(function):
         if name.startswith("**"):
-            for key, value in given.get(name[2:], {}).items():
-                _check(function, key, value, kind, given)
-        elif name in given:
-            _check(function, name, given[name], kind, given)
+            for key, value in arguments.get(name[2:], {}).items():
+                _check(function, key, value, kind, arguments)
+        elif name in arguments:
+            _check(function, name, arguments[name], kind, arguments)
 
 
 def check_fields(instance: Any, *names: str) -> None:
-    """`check_arguments` for fields of a dataclass; call it in `__post_init__`."""
+    """Checks fields of a dataclass like `check_arguments`; call it in `__post_init__`."""
     check_arguments(type(instance), {name: getattr(instance, name) for name in names})
 
 
 def check_at_least(least: int, **values: Any) -> None:
-    """Refuses arguments that are not integers of at least `least`; None passes."""
+    """Raises an error for arguments that are not integers of at least `least`; None is accepted."""
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise FdgError(f"{name}={value!r}: give an integer of at least {least}")
 
 
 def check_members(what: str, value: Any, names: Sequence[str], fix: str) -> None:
-    """Refuses a user's object that lacks some of these attributes and methods.
+    """Raises an error for a user's object that lacks some of these attributes and methods.
 
     >>> check_members("source", 3, ("real", "begin", "tick"), "give an fdg.Source")
     Traceback (most recent call last):
     fdg.errors.FdgError: source=3 has no begin or tick: give an fdg.Source
     """
     if isinstance(value, type):
-        raise FdgError(f"{what}={value.__name__} is a class: give one of it, {value.__name__}(...)")
+        raise FdgError(f"{what}={value.__name__} is a class: give an instance, {value.__name__}(...)")
     if missing := [name for name in names if not hasattr(value, name)]:
         raise FdgError(f"{what}={quoted(value)} has no {listed(missing)}: {fix}")
 
 
-def check_options(where: str, takes: Any, given: Mapping[str, Any]) -> None:
-    """Checks the types of options against the annotations of their receiver, else against its defaults.
+def check_options(where: str, takes: Any, options: Mapping[str, Any]) -> None:
+    """Checks the types of options against the annotations of the function that takes them, or its defaults.
 
     Only options of type bool, int, float or str are checked. `takes` is a function or class, possibly a
     user's, or a mapping from names to defaults; a function's defaults count only if they are bool. `where`
@@ -371,17 +369,17 @@ def check_options(where: str, takes: Any, given: Mapping[str, Any]) -> None:
     fdg.errors.FdgError: environment 'maze': slippery='no' must be True or False
     """
     for name, kind in _option_kinds(takes).items():
-        if name in given and not matches(given[name], kind):
+        if name in options and not matches(options[name], kind):
             expected = listed(dict.fromkeys(describe_alternatives(kind)))
-            fix = as_number(given[name], kind, name)
-            raise FdgError(f"{where}: {name}={quoted(given[name])} must be {expected}{fix}")
+            fix = as_number(options[name], kind, name)
+            raise FdgError(f"{where}: {name}={quoted(options[name])} must be {expected}{fix}")
 
 
 def _option_kinds(takes: Any) -> dict[str, Any]:
     hints: dict[str, Any] = {}
-    by_default: dict[type, type] = {bool: bool, int: int, float: float, str: str}
+    kinds_by_default: dict[type, type] = {bool: bool, int: int, float: float, str: str}
     if not isinstance(takes, Mapping):
-        by_default = {bool: bool}
+        kinds_by_default = {bool: bool}
         with contextlib.suppress(Exception):  # annotations may be arbitrary code
             annotated = vars(takes).get("__init__", takes) if isinstance(takes, type) else takes
             hints = typing.get_type_hints(annotated)
@@ -389,46 +387,52 @@ def _option_kinds(takes: Any) -> dict[str, Any]:
             parameters = inspect.signature(takes).parameters.values()
         except (TypeError, ValueError):  # a C function without signature
             return {}
-        takes = {one.name: one.default for one in parameters}
-    kinds = {name: hints.get(name, by_default.get(type(default), Any)) for name, default in takes.items()}
+        takes = {parameter.name: parameter.default for parameter in parameters}
+    kinds = {
+        name: hints.get(name, kinds_by_default.get(type(default), Any)) for name, default in takes.items()
+    }
     parts = {name: set(typing.get_args(kind)) or {kind} for name, kind in kinds.items()}
-    return {name: kinds[name] for name, found in parts.items() if found <= _PLAIN}
+    return {name: kinds[name] for name, kinds_of in parts.items() if kinds_of <= _PLAIN}
 
 
-def order_of(function: Callable, name: str, given: Mapping[str, Any]) -> str:
-    """The order of a function's arguments, as a fix, if two given ones fit each other's parameters.
+def order_of(function: Callable, name: str, arguments: Mapping[str, Any]) -> str:
+    """The order of a function's parameters, as a fix, if two arguments of a call were exchanged; else "".
 
     >>> def play(path: str, episodes: int = 1) -> None: ...
     >>> order_of(play, "path", {"path": 3, "episodes": "a.gif"})
     ': the order is play(path, episodes)'
     """
-    kinds = {one: Any for one in inspect.signature(function).parameters if one in given} | {
-        one: kind for one, kind in _annotated(function) if not one.startswith("**") and one in given
+    kinds = {other: Any for other in inspect.signature(function).parameters if other in arguments} | {
+        other: kind
+        for other, kind in _annotations(function)
+        if not other.startswith("**") and other in arguments
     }
-    value, wanted = given.get(name), kinds.pop(name, None)
+    value, annotation = arguments.get(name), kinds.pop(name, None)
 
-    def fits(one: Any, kind: Any) -> bool:  # protocols are not checked, and no plain value is one
-        return matches(one, kind) and not (type(one) in _PLAIN and getattr(kind, "_is_protocol", False))
+    def fits(value: Any, kind: Any) -> bool:  # protocols match anything, so exclude plain values
+        return matches(value, kind) and not (type(value) in _PLAIN and getattr(kind, "_is_protocol", False))
 
-    others = {one: kind for one, kind in kinds.items() if given[one] is not None}
-    if not any(fits(value, kind) and fits(given[one], wanted) for one, kind in others.items()):
+    others = {other: kind for other, kind in kinds.items() if arguments[other] is not None}
+    if not any(fits(value, kind) and fits(arguments[other], annotation) for other, kind in others.items()):
         return ""
     parameters = inspect.signature(function).parameters.values()
-    names = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "self"]
-    return f": the order is {_name(function)}({', '.join(names)})"
+    names = [
+        other.name for other in parameters if other.kind is not other.VAR_KEYWORD and other.name != "self"
+    ]
+    return f": the order is {_call_name(function)}({', '.join(names)})"
 
 
-def _check(function: Callable, name: str, value: Any, kind: Any, given: Mapping[str, Any]) -> None:
+def _check(function: Callable, name: str, value: Any, kind: Any, arguments: Mapping[str, Any]) -> None:
     if not matches(value, kind):
-        whole = isinstance(value, float) and value.is_integer() and matches(int(value), kind)
-        fix = f": write {int(value)}" if whole else as_number(value, kind, name)
+        is_whole = isinstance(value, float) and value.is_integer() and matches(int(value), kind)
+        fix = f": write {int(value)}" if is_whole else as_number(value, kind, name)
         if not fix and (isinstance(value, str) or not isinstance(value, Iterable | None)):
             fix = f": write [{quoted(value)}]" if matches([value], kind) else ""
         if isinstance(value, int) and abs(value) >= TOO_LARGE:
             fix = f" below {TOO_LARGE:.0e}"
-        fix = fix or order_of(function, name, given)
-        what = listed(dict.fromkeys(describe_alternatives(kind)))
-        raise FdgError(f"{_name(function)}({name}={quoted(value)}): give {what}{fix}")
+        fix = fix or order_of(function, name, arguments)
+        expected = listed(dict.fromkeys(describe_alternatives(kind)))
+        raise FdgError(f"{_call_name(function)}({name}={quoted(value)}): give {expected}{fix}")
 
 
 def quoted(value: Any) -> str:
@@ -438,8 +442,8 @@ def quoted(value: Any) -> str:
     "'xxxxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxxxxxxxxxxxx'"
     """
     text = " ".join(repr(value).split())
-    half = (_LONGEST - 3) // 2
-    return text if len(text) <= _LONGEST else f"{text[:half]}...{text[-half - 1 :]}"
+    half = (_MAX_QUOTED - 3) // 2
+    return text if len(text) <= _MAX_QUOTED else f"{text[:half]}...{text[-half - 1 :]}"
 
 
 def as_arguments(message: str) -> str:
@@ -452,19 +456,19 @@ def as_arguments(message: str) -> str:
     >>> as_arguments("--from runs/old: give another run, or leave --from out")
     'start_from=runs/old: give another run, or leave start_from out'
     """
-    if re.search(r"\bfdg[. ](?:train|launch|calibrate)\b", message):  # a command line in full
+    if re.search(r"\bfdg[. ](?:train|launch|calibrate)\b", message):  # it contains a command line
         return message
     message = re.sub(r"(?<!\S)--from\b", "--start-from", message)
     joined = re.sub(
         r"(?<!\S)--([a-z][\w-]*) (?=[\w.+-])(?!(?:or|and|is|it|out|needs|has)\b)", r"--\1=", message
     )
-    return re.sub(r"(?<!\S)--([a-z][\w-]*)", lambda found: found[1].replace("-", "_"), joined)
+    return re.sub(r"(?<!\S)--([a-z][\w-]*)", lambda match: match[1].replace("-", "_"), joined)
 
 
 def as_flags(message: str, names: Iterable[str]) -> str:
-    """Rewrites a message that begins with an argument as one about its command-line flag, if it has one.
+    """Rewrites a message that begins with an argument as a message about the command-line flag in `names`.
 
-    So do names of arguments without a value, `format=`, which are flags of this or another command.
+    Names of arguments without a value, such as `format=`, become flags too, of this or another command.
 
     >>> as_flags("max_steps=0: give an integer", ["max_steps"]), as_flags("rows=0: too few", ["max_steps"])
     ('--max-steps 0: give an integer', 'rows=0: too few')
@@ -472,16 +476,16 @@ def as_flags(message: str, names: Iterable[str]) -> str:
     'give --lora-rank, or leave --format out'
     """
     message = re.sub(
-        r"(?<!\S)([a-z][a-z_]+)=(?=[\s,:;]|$)", lambda one: f"--{one[1].replace('_', '-')}", message
+        r"(?<!\S)([a-z][a-z_]+)=(?=[\s,:;]|$)", lambda match: f"--{match[1].replace('_', '-')}", message
     )
-    found = re.match(r"([a-z_]+)=(?=\S+: )", message)
-    if found is None or found[1] not in names:
+    argument = re.match(r"([a-z_]+)=(?=\S+: )", message)
+    if argument is None or argument[1] not in names:
         return message
-    return f"--{found[1].replace('_', '-')} {message[found.end() :]}"
+    return f"--{argument[1].replace('_', '-')} {message[argument.end() :]}"
 
 
 @functools.cache
-def _annotated(function: Callable) -> list[tuple[str, Any]]:
+def _annotations(function: Callable) -> list[tuple[str, Any]]:
     """Each parameter's name (`**name` for variadic keywords) with its annotation."""
     hints = typing.get_type_hints(function)  # for a dataclass, its fields' annotations
     parameters = inspect.signature(function).parameters.values()

@@ -2,8 +2,8 @@
 
 A marked function is traced as a *named jit* (the node), and each array at its border passes through
 `boundary`, an identity primitive that carries the array's batch axis. Both survive tracing, `grad`, `vmap`,
-`scan` and `jit`, so the graph can be read from the jaxpr of any program that calls the function, or of its
-derivative. Neither costs anything without an engine.
+`scan` and `jit`, so the graph can be read from the jaxpr of any program that calls the function or its
+derivative. Without an engine, both have no cost.
 """
 
 import copy
@@ -22,7 +22,7 @@ from fdg.aliases import METHODS
 from fdg.arguments import checked
 from fdg.errors import GraphError, structure_of
 
-# The boundary primitive: identity on one array; `axis` is its batch axis (None: the batch shares the array).
+# The boundary primitive is the identity of an array; `axis` is its batch axis (None: the batch shares it).
 
 boundary_p = core.Primitive("fragment_boundary")
 boundary_p.def_abstract_eval(lambda x, *, axis: x)
@@ -33,23 +33,23 @@ mlir.register_lowering(boundary_p, lambda ctx, x, *, axis: [x])
 def _batch_boundary(args, dims, *, axis):
     (x,), (dim,) = args, dims
     if axis is not None and dim is not None and dim <= axis:
-        axis += 1  # vmap put its own axis in front of the batch
+        axis += 1  # vmap inserted an axis in front of the batch axis
     return boundary_p.bind(x, axis=axis), dim
 
 
 batching.primitive_batchers[boundary_p] = _batch_boundary
 ad.deflinear2(
-    boundary_p,  # a cotangent has its primal's shape, hence its batch axis
+    boundary_p,  # a cotangent has the shape of its primal, and so the same batch axis
     lambda ct, _, *, axis: [ct if type(ct) is ad.Zero else boundary_p.bind(ct, axis=axis)],
 )
 
 # --- The node's name. Only a jit's name survives every JAX transformation. ---
 
 _PREFIX = "fdg"
-_MOST_ROWS = 2**40  # planning looks for divisors of a batch, up to its square root
+_MAX_ROWS = 2**40  # planning tries divisors of a batch up to its square root
 
 ROLES = ("environment", "actor", "buffer", "learner", "gradient", "update", "reward", "reference", "critic")
-"""Roles that policies know; any other word is allowed."""
+"""Roles that fdg's policies place; any other word is allowed too."""
 
 
 class FragmentMark(NamedTuple):
@@ -75,44 +75,46 @@ def fragments_in(equations: Iterable[core.JaxprEqn], outermost: bool = False) ->
 
     `outermost` omits nested fragments.
     """
-    found: list[str] = []
+    names: list[str] = []
     for eqn in equations:
         mark = FragmentMark.of(eqn)
         if mark is not None:
-            found.append(mark.name)
+            names.append(mark.name)
         if mark is None or not outermost:
             for body in jaxprs.bodies(eqn):
-                found += fragments_in(body.jaxpr.eqns, outermost)
-    return tuple(found)
+                names += fragments_in(body.jaxpr.eqns, outermost)
+    return tuple(names)
 
 
-class _Shared:
-    """An axis of None as a leaf: in a pytree, None is an empty subtree."""
+class _SharedAxis:
+    """Stands for the axis None in a pytree, where None would be an empty subtree."""
 
 
-_SHARED = _Shared()
+_SHARED_AXIS = _SharedAxis()
 
 
-def _at_boundary(mark: FragmentMark, side: str, axes: Any, values: Any) -> tuple[Any, dict[str, int]]:
+def _bind_boundaries(mark: FragmentMark, side: str, axes: Any, values: Any) -> tuple[Any, dict[str, int]]:
     """Binds the boundary primitive to every array of `values`, with its batch axis.
 
     `side` is "in" for arguments and "out" for results. Returns the values, and the size of the batch axis by
     the path of each array that has one.
     """
-    prefix = jax.tree.map(lambda axis: _SHARED if axis is None else axis, axes, is_leaf=lambda a: a is None)
+    prefix = jax.tree.map(
+        lambda axis: _SHARED_AXIS if axis is None else axis, axes, is_leaf=lambda a: a is None
+    )
     try:
-        full = jax.tree.broadcast(prefix, values)
+        axis_per_leaf = jax.tree.broadcast(prefix, values)
     except ValueError:
         raise GraphError(
-            f"fragment '{mark.name}' ({mark.role}): {side}_axes={axes} is no pytree prefix of its "
+            f"fragment '{mark.name}' ({mark.role}): {side}_axes={axes} is not a pytree prefix of its "
             f"{'arguments' if side == 'in' else 'results'} {structure_of(values):.200}: give one axis "
-            f"(or None) for each, or one for all"
+            f"(or None) for each, or one axis for all"
         ) from None
     sizes = {}
 
     def mark_leaf(path, axis, leaf):
         leaf = jax.numpy.asarray(leaf) if not isinstance(leaf, jax.Array) else leaf
-        if axis is _SHARED:
+        if axis is _SHARED_AXIS:
             return boundary_p.bind(leaf, axis=None)
         where = f"{side}{jax.tree_util.keystr(path)}"
         if not isinstance(axis, int) or isinstance(axis, bool):
@@ -121,16 +123,16 @@ def _at_boundary(mark: FragmentMark, side: str, axes: Any, values: Any) -> tuple
                 f"use an integer, or None for a value that the batch shares"
             )
         if not -leaf.ndim <= axis < leaf.ndim:
-            below = f"an axis below {leaf.ndim}, or " if leaf.ndim else ""
+            hint = f"an axis below {leaf.ndim}, or " if leaf.ndim else ""
             raise GraphError(
                 f"fragment '{mark.name}' ({mark.role}): {where} has batch axis {axis} but shape "
-                f"{leaf.shape}: use {below}None in {side}_axes if the batch shares it"
+                f"{leaf.shape}: use {hint}None in {side}_axes if the batch shares it"
             )
         axis %= leaf.ndim
         sizes[where] = leaf.shape[axis]
         return boundary_p.bind(leaf, axis=axis)
 
-    return jax.tree_util.tree_map_with_path(mark_leaf, full, values), sizes
+    return jax.tree_util.tree_map_with_path(mark_leaf, axis_per_leaf, values), sizes
 
 
 def _check_batch(mark: FragmentMark, sizes: dict[str, int]) -> None:
@@ -138,17 +140,17 @@ def _check_batch(mark: FragmentMark, sizes: dict[str, int]) -> None:
         listed = ", ".join(f"{where}: {size}" for where, size in sizes.items())
         raise GraphError(
             f"fragment '{mark.name}' ({mark.role}): its batch axes differ in size ({listed}): "
-            f"point in_axes/out_axes at the axis that all share, or use None"
+            f"set in_axes/out_axes to the axis that all share, or to None"
         )
-    if max(sizes.values(), default=0) > _MOST_ROWS:
+    if max(sizes.values(), default=0) > _MAX_ROWS:
         raise GraphError(
             f"fragment '{mark.name}' ({mark.role}): its batch has {max(sizes.values())} rows, and no machine"
-            f" holds more than {_MOST_ROWS}: use a smaller batch"
+            f" holds more than {_MAX_ROWS}: use a smaller batch"
         )
 
 
 class FragmentFunction:
-    """A pure function whose calls are nodes of the graph; made by `fragment`. Calling it runs it.
+    """A pure function whose calls are nodes of the graph; made by `fragment`. A call runs it.
 
     (`fdg.tracing.graph.Fragment` is the node.)
 
@@ -164,26 +166,28 @@ class FragmentFunction:
         self.in_axes, self.out_axes = in_axes, out_axes
         for part in self.mark:
             if not part or ":" in part:
-                raise GraphError(f"fragment role and name are words without ':', not {part!r}")
+                raise GraphError(f"fragment: {part!r} is not a role or name: give words without ':'")
 
         signature = inspect.signature(function)
 
         def body(bound, numbers, args, kwargs):
             axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
             if isinstance(axes, tuple) and len(axes) != len(args):
-                what = f"in_axes={in_axes} names {len(axes)} arguments but it was called with {len(args)}"
-                raise self._refused(what, args, "give one axis (or None) for each")
+                problem = f"in_axes={in_axes} names {len(axes)} arguments but it was called with {len(args)}"
+                raise self._call_error(problem, args, "give one axis (or None) for each")
             try:
                 signature.bind(*bound, *args, **kwargs)
             except TypeError as error:
-                raise self._refused(str(error), args, f"it takes {signature}") from None
-            args, sizes = _at_boundary(self.mark, "in", axes, args)
-            kwargs, more = _at_boundary(self.mark, "in", 0, kwargs)  # as in jax.vmap
-            numbers, _ = _at_boundary(self.mark, "in", None, numbers)
+                raise self._call_error(str(error), args, f"it takes {signature}") from None
+            args, sizes = _bind_boundaries(self.mark, "in", axes, args)
+            kwargs, keyword_sizes = _bind_boundaries(self.mark, "in", 0, kwargs)  # as in jax.vmap
+            numbers, _ = _bind_boundaries(self.mark, "in", None, numbers)
             if numbers:
-                bound = tuple(with_numbers(one, numbers) for one in bound)
-            results, out_sizes = _at_boundary(self.mark, "out", out_axes, function(*bound, *args, **kwargs))
-            _check_batch(self.mark, {**sizes, **more, **out_sizes})
+                bound = tuple(with_numbers(instance, numbers) for instance in bound)
+            results, out_sizes = _bind_boundaries(
+                self.mark, "out", out_axes, function(*bound, *args, **kwargs)
+            )
+            _check_batch(self.mark, {**sizes, **keyword_sizes, **out_sizes})
             return results
 
         body.__name__ = body.__qualname__ = str(self.mark)
@@ -194,37 +198,37 @@ class FragmentFunction:
         return self._call((), {}, args, kwargs)
 
     def __get__(self, instance, owner=None):
-        """A fragment may be a method: `self` is static, and in_axes apply to the arguments after it."""
+        """Binds a method: `self` is static, and in_axes apply to the arguments after it."""
         if instance is None:
             return self
         return functools.partial(self._call_on, instance)
 
     def _call_on(self, instance, *args, **kwargs):
         numbers = _array_fields(instance)
-        if numbers:  # numbers are arguments, shared by the whole batch; the rest is static
-            instance = with_numbers(instance, dict.fromkeys(numbers, _GIVEN_APART))
+        if numbers:  # these are arguments that the whole batch shares; other fields are static
+            instance = with_numbers(instance, dict.fromkeys(numbers, _PLACEHOLDER))
         try:
             hash(instance)
         except TypeError:
             raise GraphError(
                 f"fragment '{self.mark.name}' ({self.mark.role}) is a method of {type(instance).__name__}, "
-                f"which does not hash: {_why_unhashable(instance)}"
+                f"which cannot be hashed: {_why_unhashable(instance)}"
             ) from None
         return self._call((instance,), numbers, args, kwargs)
 
-    def _refused(self, what: str, args: Sequence[Any], fix: str) -> GraphError:
-        """The error of a wrong call, possibly of another library's method."""
-        theirs = METHODS.get(self.mark.name) if len(args) < 2 else None
-        if theirs is not None:
-            fix = f"{fix}; {theirs}" if args else theirs
-        return GraphError(f"fragment '{self.mark.name}' ({self.mark.role}): {what}: {fix}")
+    def _call_error(self, problem: str, args: Sequence[Any], fix: str) -> GraphError:
+        """The error for a wrong call, with a hint if another library has a method of this name."""
+        hint = METHODS.get(self.mark.name) if len(args) < 2 else None
+        if hint is not None:
+            fix = f"{fix}; {hint}" if args else hint
+        return GraphError(f"fragment '{self.mark.name}' ({self.mark.role}): {problem}: {fix}")
 
     def __repr__(self) -> str:
         return f"<fragment {self.mark.role}: {self.mark.name}{inspect.signature(self.__wrapped__)}>"
 
 
 def _array_fields(instance: Any) -> dict[str, jax.Array]:
-    """The fields of a dataclass that hold a float as an array, possibly traced."""
+    """The fields of a dataclass whose values are float scalar arrays, possibly traced."""
     if not dataclasses.is_dataclass(instance):
         return {}
     values = {field.name: getattr(instance, field.name, None) for field in dataclasses.fields(instance)}
@@ -237,18 +241,18 @@ def _array_fields(instance: Any) -> dict[str, jax.Array]:
     }
 
 
-class _GivenApart:
-    """The placeholder of a number that a fragment gets as an argument."""
+class _ArgumentPlaceholder:
+    """The placeholder of a field whose value a fragment gets as an argument."""
 
     def __repr__(self) -> str:
         return "given as an argument"
 
 
-_GIVEN_APART = _GivenApart()
+_PLACEHOLDER = _ArgumentPlaceholder()
 
 
 def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
-    """A copy of a dataclass with changed fields, made without its checks: they may be traced.
+    """A copy of a dataclass with changed fields, made without its checks, since values may be traced.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Mine:
@@ -263,7 +267,7 @@ def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
 
 
 def _why_unhashable(instance: Any) -> str:
-    """The fix for an object that is not hashable: one of its fields, or its class.
+    """The fix for an object that is not hashable because of a field or its class.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Mine:
@@ -271,20 +275,20 @@ def _why_unhashable(instance: Any) -> str:
     >>> _why_unhashable(Mine([64, 64]))
     'its field widths is a list: make it a tuple'
     """
-    kind: Any = type(instance)
-    if not dataclasses.is_dataclass(kind) or kind.__hash__ is None:
-        return "make it a dataclass(frozen=True), or the fragment a function"
-    for field in dataclasses.fields(kind):
+    cls: Any = type(instance)
+    if not dataclasses.is_dataclass(cls) or cls.__hash__ is None:
+        return "make it a dataclass(frozen=True), or make the fragment a function"
+    for field in dataclasses.fields(cls):
         value = getattr(instance, field.name, None)
         try:
             hash(value)
         except TypeError:
-            fix = _HASHABLE.get(type(value), "a value that hashes, or keep it in the state")
+            fix = _HASHABLE_FIXES.get(type(value), "a value that hashes, or keep it in the state")
             return f"its field {field.name} is a {type(value).__name__}: make it {fix}"
     return "give it a __hash__"
 
 
-_HASHABLE: dict[type, str] = {list: "a tuple", set: "a frozenset", dict: "a tuple of pairs"}
+_HASHABLE_FIXES: dict[type, str] = {list: "a tuple", set: "a frozenset", dict: "a tuple of pairs"}
 
 
 @checked
@@ -297,15 +301,15 @@ def fragment(
     random key per batch element in a fragment whose batch may be split.
 
     Args:
-      role: the fragment's role, which policies place. `environment`, `actor`, `buffer`, `learner`, and
-        inside a learner `gradient` and `update`; any other word is allowed.
+      role: the fragment's role, which policies place: `environment`, `actor`, `buffer`, `learner`, and
+        inside a learner `gradient` and `update`; any other word is allowed too.
       in_axes: the batch axis of each positional argument, as in `jax.vmap`: an integer, None (shared by the
         whole batch), or a tuple of pytree prefixes. Keyword arguments: axis 0.
       out_axes: the batch axis of each result.
       name: the node's name; None for the function's name.
 
     Raises:
-      GraphError: (in a call) axes do not match the arguments, or batch axes differ in size.
+      GraphError: (at a call) axes do not match the arguments, or batch axes differ in size.
 
     >>> @fragment("actor", in_axes=(None, 0))
     ... def act(weight, observation):  # [], [B] -> [B]

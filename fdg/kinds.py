@@ -15,7 +15,7 @@ import numpy as np
 
 from fdg.errors import listed, nearest
 
-TOO_LARGE = 10**18  # JAX's counters have 63 bits
+TOO_LARGE = 10**18  # integers must be below this, since JAX's counters have 63 bits
 
 Leaf = Callable[[Any, Any], bool | None]  # (value, annotation) -> whether it matches; None: undecided
 
@@ -23,9 +23,9 @@ Leaf = Callable[[Any, Any], bool | None]  # (value, annotation) -> whether it ma
 def matches(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> bool:
     """Whether a value matches a type annotation.
 
-    A number may be a NumPy or JAX scalar; `True` and NaN do not count as numbers. Every value matches a
-    protocol (one that is `runtime_checkable`: if it has its members), a type variable or `Any`. `leaf` is
-    called first, for the annotation and those nested in it; its None means undecided.
+    A number may be a NumPy or JAX scalar; `True` and NaN do not count as numbers. Every value matches a type
+    variable, `Any`, or a protocol (if that is `runtime_checkable`, only if the value has its members). `leaf`
+    is called first for each annotation, nested ones included; None from it means undecided.
 
     >>> matches(3, int | None), matches((3, 4.5), tuple[int, ...]), matches("stop", Literal["stop", "warn"])
     (True, False, True)
@@ -34,24 +34,26 @@ def matches(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> boo
         return decided
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return any(matches(value, one, leaf) for one in arguments)
+        return any(matches(value, alternative, leaf) for alternative in arguments)
     if origin is Literal:
         return isinstance(value, str | int | None) and value in arguments
     cls = origin or kind
     if cls in _TESTS:
         return _TESTS[cls](value)
     if getattr(cls, "_is_runtime_protocol", False):
-        own = type(value)  # properties are not read, since one may import a library
-        return own is not type and all(hasattr(own, one) or hasattr(value, one) for one in _members(cls))
+        value_type = type(value)  # properties are not evaluated, since they may import a library
+        names = _members(cls)
+        return value_type is not type and all(hasattr(value_type, n) or hasattr(value, n) for n in names)
     if not isinstance(cls, type) or getattr(cls, "_is_protocol", False):
         return True
     if cls in (Sequence, list, tuple, Iterable):
-        is_one = isinstance(value, cls) and not isinstance(value, str | bytes)
+        is_sequence = isinstance(value, cls) and not isinstance(value, str | bytes)
         if cls is tuple and arguments and arguments[-1] is not ...:
-            pairs = zip(value, arguments, strict=False) if is_one else ()
-            return is_one and len(value) == len(arguments) and all(matches(*pair, leaf) for pair in pairs)
-        inner = arguments[0] if arguments else Any
-        return is_one and (cls is Iterable or all(matches(one, inner, leaf) for one in value))
+            pairs = zip(value, arguments, strict=False) if is_sequence else ()
+            has_length = is_sequence and len(value) == len(arguments)
+            return has_length and all(matches(*pair, leaf) for pair in pairs)
+        item_kind = arguments[0] if arguments else Any
+        return is_sequence and (cls is Iterable or all(matches(item, item_kind, leaf) for item in value))
     return isinstance(value, cls)
 
 
@@ -62,36 +64,36 @@ def _members(protocol: type) -> list[str]:
 def describe_alternatives(kind: Any) -> list[str]:
     """Describes each alternative of an annotation in English; None comes last.
 
-    A class is described by its name, or as its method `described` says.
+    A class is described by its method `described`, or else by its name.
 
     >>> describe_alternatives(tuple[int, ...] | None)
     ['a tuple of integers', 'None']
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        kinds = sorted(arguments, key=lambda one: one is types.NoneType)
-        return [text for one in kinds for text in describe_alternatives(one)]
+        kinds = sorted(arguments, key=lambda alternative: alternative is types.NoneType)
+        return [text for alternative in kinds for text in describe_alternatives(alternative)]
     if origin is Literal:
-        return [repr(one) for one in arguments]
+        return [repr(alternative) for alternative in arguments]
     cls = origin or kind
     if cls in _DESCRIPTIONS:
         return [_DESCRIPTIONS[cls]]
     if cls is tuple and arguments and arguments[-1] is not ...:
-        return [f"a tuple ({', '.join(describe_alternatives(one)[0] for one in arguments)})"]
+        return [f"a tuple ({', '.join(describe_alternatives(alternative)[0] for alternative in arguments)})"]
     if cls in (Sequence, list, tuple, Iterable):
-        some = arguments[:1] not in ((), (Any,))
-        inner = describe_alternatives(arguments[0])[0].partition(" ")[2] if some else "values"
-        plural = inner if inner.endswith("s") else f"{inner}s"
-        return [f"a {'sequence' if cls in (Sequence, Iterable) else cls.__name__} of {plural}"]
+        has_item_kind = arguments[:1] not in ((), (Any,))
+        item_name = describe_alternatives(arguments[0])[0].partition(" ")[2] if has_item_kind else "values"
+        items = item_name if item_name.endswith("s") else f"{item_name}s"
+        return [f"a {'sequence' if cls in (Sequence, Iterable) else cls.__name__} of {items}"]
     if hasattr(cls, "described"):
         return [cls.described()]
     name = getattr(cls, "__name__", str(cls)).rpartition(".")[2]
-    has = f" with {listed(_members(cls), 'and')}" if getattr(cls, "_is_runtime_protocol", False) else ""
-    return [f"a{'n' if name[0] in 'AEIOU' else ''} {name}{has}"]
+    members = f" with {listed(_members(cls), 'and')}" if getattr(cls, "_is_runtime_protocol", False) else ""
+    return [f"a{'n' if name[0] in 'AEIOU' else ''} {name}{members}"]
 
 
 def reader(kind: Any) -> Callable[[str], Any]:
-    """A function from a word to a value of the annotation `kind`; its ValueError says what was expected.
+    """A function from a word to a value of the annotation `kind`; its ValueError has the expected values.
 
     >>> reader(int)("5e5"), reader(float | None)("none"), reader(tuple[int, ...])("64,64")
     (500000, None, (64, 64))
@@ -106,35 +108,35 @@ def reader(kind: Any) -> Callable[[str], Any]:
         return lambda word: _read_choice(word, choices)
     if origin in (typing.Union, types.UnionType):
         # None first: "none" is also a string.
-        readers = [reader(one) for one in sorted(arguments, key=lambda one: one is not type(None))]
+        readers = [reader(kind) for kind in sorted(arguments, key=lambda kind: kind is not type(None))]
         return lambda word: _read_first(word, readers)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        one, around = reader(arguments[0]), "" if arguments[0] is str else "[]()"  # as Python writes them
+        read, brackets = reader(arguments[0]), "" if arguments[0] is str else "[]()"  # as in Python's repr
         return lambda word: tuple(
-            one(part.strip()) for part in word.strip(around or None).split(",") if part.strip()
+            read(part.strip()) for part in word.strip(brackets or None).split(",") if part.strip()
         )
     raise TypeError(f"no flag can have a value of type {kind}")
 
 
 def parse_quantity(word: str) -> float | None:
-    """Parses a number with thousands separators, a suffix or a unit; None if it is not one.
+    """Parses a number with thousands separators, a suffix or a unit; None if the word is not a number.
 
     >>> [parse_quantity(text) for text in ("500k", "1,000,000", "64 GB", "10%", "30s", "400 Gbit/s")]
     [500000.0, 1000000.0, 64000000000.0, 0.1, 30.0, 50000000000.0]
     >>> parse_quantity("many"), parse_quantity("1,2")
     (None, None)
     """
-    found = _QUANTITY.fullmatch(word.strip())
-    if found is None:
+    match = _QUANTITY.fullmatch(word.strip())
+    if match is None:
         return None
-    digits, unit = re.sub(r"[ ,_'](?=\d{3}(?!\d))", "", found[1]), found[2]
+    digits, unit = re.sub(r"[ ,_'](?=\d{3}(?!\d))", "", match[1]), match[2]
     scale = _SCALES.get(unit.lower())
     if scale is None:
-        found = _PREFIXED.fullmatch(unit)
-        if found is None:
+        match = _PREFIXED_UNIT.fullmatch(unit)
+        if match is None:
             return None
-        power = "kmgtp".index(found[1].lower()) + 1 if found[1] else 0
-        scale = (1024 if found[2] else 1000) ** power / (8 if found[3] in _BITS else 1)
+        power = "kmgtp".index(match[1].lower()) + 1 if match[1] else 0
+        scale = (1024 if match[2] else 1000) ** power / (8 if match[3] in _BITS else 1)
     try:
         return float(digits) * scale
     except ValueError:
@@ -142,7 +144,7 @@ def parse_quantity(word: str) -> float | None:
 
 
 _QUANTITY = re.compile(r"([-+]?[\d.][\d., _']*(?:[eE][-+]?\d+)?)\s*([a-zA-Zµ%/]*)")
-_PREFIXED = re.compile(r"([kKmMgGtTpP]?)(i?)(B|b|[bB]ytes?|[bB]its?|[bB]ps|FLOPs?|FLOPS|)(?:/s)?")
+_PREFIXED_UNIT = re.compile(r"([kKmMgGtTpP]?)(i?)(B|b|[bB]ytes?|[bB]its?|[bB]ps|FLOPs?|FLOPS|)(?:/s)?")
 _BITS = ("b", "bit", "bits", "Bit", "Bits", "bps", "Bps")
 _SCALES = {
     **dict.fromkeys(("s", "sec", "seconds"), 1.0),
@@ -155,14 +157,14 @@ _SCALES = {
     "ms": 1e-3,
     "ns": 1e-9,
 }
-# Units of time that names end in; values with other units of time are converted to them.
-_TIMES = ("ms", "us", "ns", "seconds", "minutes", "hours")
+# Units of time at the end of parameter names; values in other units of time are converted to them.
+_TIME_UNITS = ("ms", "us", "ns", "seconds", "minutes", "hours")
 
 
 def as_number(word: Any, kind: Any, name: str = "") -> str:
-    """A fix for text that means a number, such as ": write 5e5"; "" if the annotation takes no number.
+    """A fix for text that means a number, such as ": write 5e5"; "" if the annotation excludes numbers.
 
-    `name` is the parameter, which may end in a unit, as `latency_ms` does.
+    `name` is the parameter's name, which may end in a unit, such as `latency_ms`.
 
     >>> as_number("500k", int), as_number("10%", float | None), as_number("10%", int), as_number("many", int)
     (': write 500_000 or 5e5', ': write 0.1', '', '')
@@ -176,23 +178,23 @@ def as_number(word: Any, kind: Any, name: str = "") -> str:
     if hasattr(word, "item") and tuple(getattr(word, "shape", ())) in ((), (1,)):
         number = word.item()
         return f": write {number:.6g}" if isinstance(number, int | float) and matches(number, kind) else ""
-    found = _QUANTITY.fullmatch(word.strip()) if isinstance(word, str) else None
-    if found is None or not (mentions(kind, float) or mentions(kind, int)):
+    match = _QUANTITY.fullmatch(word.strip()) if isinstance(word, str) else None
+    if match is None or not (mentions(kind, float) or mentions(kind, int)):
         return ""
-    unit, own = found[2], name.rpartition("_")[2]
-    number = parse_quantity(found[1]) if own and unit.lower() == own else parse_quantity(word)
+    unit, suffix = match[2], name.rpartition("_")[2]
+    number = parse_quantity(match[1]) if suffix and unit.lower() == suffix else parse_quantity(word)
     if number is None:
         return f": write the number alone, without '{unit}'" if unit and mentions(kind, float) else ""
-    if own in _TIMES and unit.lower() != own and unit.lower() in _SCALES:
-        number = float(f"{number / _SCALES[own]:.12g}")
+    if suffix in _TIME_UNITS and unit.lower() != suffix and unit.lower() in _SCALES:
+        number = float(f"{number / _SCALES[suffix]:.12g}")
     if not (mentions(kind, float) or number.is_integer()):
         return ""
     if not number.is_integer() or abs(number) < 1000:
         return f": write {number:g}"
     digits, _, power = f"{number:e}".partition("e")
-    short = f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
+    scientific = f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
     exact = f"{int(number):_}"
-    return f": write {exact} or {short}" if float(short) == number else f": write {exact}"
+    return f": write {exact} or {scientific}" if float(scientific) == number else f": write {exact}"
 
 
 def _read_int(word: str) -> int:
@@ -255,12 +257,12 @@ _READERS: dict[Any, Callable[[str], Any]] = {int: _read_int, float: _read_float,
 def is_tuple(kind: Any) -> bool:
     """Whether an annotation is a tuple, or a union with one."""
     return typing.get_origin(kind) is tuple or any(
-        typing.get_origin(one) is tuple for one in typing.get_args(kind)
+        typing.get_origin(argument) is tuple for argument in typing.get_args(kind)
     )
 
 
 def to_json(value: Any) -> Any:
-    """A value as `config.json` stores it; numbers that JSON lacks (infinity) become strings."""
+    """A value as `config.json` stores it; infinity and NaN, which JSON lacks, become strings."""
     if isinstance(value, tuple):
         return [to_json(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -270,28 +272,28 @@ def from_json(kind: Any, value: Any) -> Any:
     """The inverse of `to_json`, for a value of an annotation.
 
     Raises:
-      ValueError: the value does not match the annotation; the message says what was expected.
+      ValueError: the value does not match the annotation; the message has the expected values.
 
     >>> from_json(tuple[int, ...], [64, 64]), from_json(float | None, "inf"), from_json(float, 1)
     ((64, 64), inf, 1.0)
     """
-    plain = {kind, *typing.get_args(kind)}.union(*map(typing.get_args, typing.get_args(kind)))
+    types = {kind, *typing.get_args(kind)}.union(*map(typing.get_args, typing.get_args(kind)))
 
-    def read(one: Any) -> Any:
-        is_number = isinstance(one, int | float) and not isinstance(one, bool)
-        if float in plain and int not in plain and (is_number or one in ("inf", "-inf")):
-            return float(one)
-        whole = is_number and int in plain and float not in plain and float(one).is_integer()
-        return int(one) if whole else one
+    def read(item: Any) -> Any:
+        is_number = isinstance(item, int | float) and not isinstance(item, bool)
+        if float in types and int not in types and (is_number or item in ("inf", "-inf")):
+            return float(item)
+        is_whole = is_number and int in types and float not in types and float(item).is_integer()
+        return int(item) if is_whole else item
 
-    made = tuple(map(read, value)) if isinstance(value, list) else read(value)
-    if not matches(made, kind):
+    converted = tuple(map(read, value)) if isinstance(value, list) else read(value)
+    if not matches(converted, kind):
         raise ValueError(_expected(kind))
-    return made
+    return converted
 
 
 def _expected(kind: Any) -> str:
-    """The expected values of an annotation's reader, as in its error message."""
+    """The values that an annotation's reader expects, in the words of its error message."""
     try:
         reader(kind)("\0")
     except ValueError as error:
@@ -305,7 +307,7 @@ def shown(value: Any) -> str:
 
 
 def mentions(kind: Any, plain: type) -> bool:
-    """Whether an annotation is a plain type, or a union with it."""
+    """Whether an annotation is the type `plain`, or has it as a type argument."""
     return kind is plain or plain in typing.get_args(kind)
 
 
@@ -319,7 +321,7 @@ def is_writable(kind: Any) -> bool:
 
 
 def dataclass_fields(cls: Any) -> tuple[dataclasses.Field, ...]:
-    """The fields of a dataclass or of its instance; empty for any other class."""
+    """The fields of a dataclass or of its instance; empty for other classes."""
     return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
 
 
@@ -327,22 +329,22 @@ def _is_integer(value: Any) -> bool:
     if isinstance(value, bool | np.bool_):
         return False
     try:
-        small = abs(operator.index(value)) < TOO_LARGE
+        is_small = abs(operator.index(value)) < TOO_LARGE
     except (TypeError, ValueError):
         return False
-    return small and getattr(value, "shape", ()) == ()
+    return is_small and getattr(value, "shape", ()) == ()
 
 
 def _is_number(value: Any) -> bool:
     if _is_integer(value):
         return True
-    dtype = getattr(value, "dtype", None)  # another library's tensor has a dtype that is not NumPy's
-    floating = isinstance(value, float | np.floating) or (
+    dtype = getattr(value, "dtype", None)  # tensors of other libraries have dtypes that NumPy lacks
+    is_floating = isinstance(value, float | np.floating) or (
         getattr(value, "shape", None) == ()
         and isinstance(dtype, np.dtype)
         and np.issubdtype(dtype, np.floating)
     )
-    return floating and not math.isnan(float(value))
+    return is_floating and not math.isnan(float(value))
 
 
 _TESTS: dict[Any, Callable[[Any], bool]] = {

@@ -1,12 +1,12 @@
-"""How the process of a command starts and exits. In other processes an import does nothing.
+"""Start and exit of a command's process. In other processes an import of this module does nothing.
 
-- Exit: XLA, gloo and thread pools still have threads when the interpreter ends. Python 3.11 ends a thread
-  that returns to it then with `pthread_exit`, which aborts the process (`exception not rethrown`). So
-  `atexit` functions run, output is flushed, and `os._exit` ends the process.
+- Exit: XLA, gloo and thread pools still have threads when the interpreter ends. If such a thread returns to
+  Python 3.11, `pthread_exit` ends it, which aborts the process (`exception not rethrown`). So `atexit`
+  functions run, output is flushed, and `os._exit` ends the process.
 - Errors: if a file of the current folder shadows a library, one line replaces the traceback. A closed pipe
   (`| head`) ends the process silently, with the status of SIGPIPE.
-- Closed standard streams (`>&-`) are opened as /dev/null, or the next opened files would get their numbers
-  and receive the messages of C++ libraries.
+- Closed standard streams (`>&-`) are opened as /dev/null; otherwise the next opened files would get their
+  descriptors and receive messages of C++ libraries.
 - A launched process ends with its launcher, even if that is killed: its standard input is a pipe from the
   launcher (environment variable `TIED`), and it kills itself when the pipe closes.
 """
@@ -22,7 +22,7 @@ from typing import Any
 from fdg.hidden_modules import shadowing_file
 
 TIED = "FDG_TIED"  # environment variable of a process whose standard input is its launcher's pipe
-CLOSED_PIPE = 141  # exit status of a process that SIGPIPE ends
+CLOSED_PIPE = 141  # exit status of a process that SIGPIPE has ended
 
 _status: int | None = None
 
@@ -32,8 +32,8 @@ def is_command() -> bool:
     words = sys.orig_argv[1:]
     modules = [b for a, b in itertools.pairwise(words) if a == "-m"][:1]
     modules += [word[2:] for word in words if word.startswith("-m") and len(word) > 2][:1]
-    named = any(name == "fdg" or name.startswith("fdg.") for name in modules)
-    return named or os.path.basename(sys.argv[0] if sys.argv else "") == "fdg"
+    runs_module = any(name == "fdg" or name.startswith("fdg.") for name in modules)
+    return runs_module or os.path.basename(sys.argv[0] if sys.argv else "") == "fdg"
 
 
 def exit_with(status: int) -> int:
@@ -44,13 +44,13 @@ def exit_with(status: int) -> int:
 
 
 def _exit() -> None:
-    """Registered first with `atexit`, so called last."""
-    if _status is None:  # an unexpected exception ends the process
+    """Flushes output and exits. `atexit` calls it last, since it is registered first."""
+    if _status is None:  # an unexpected exception: leave the exit to Python
         return
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError, AttributeError):  # closed, broken (`| head`), or none at all
+        except (OSError, ValueError, AttributeError):  # closed, broken (`| head`), or missing
             continue
     os._exit(_status)
 
@@ -99,7 +99,7 @@ def _watch(pipe: int) -> None:
 
 if is_command():
     _open_standard_streams()
-    if os.environ.pop(TIED, None) is not None:  # at once: importing JAX takes seconds
+    if os.environ.pop(TIED, None) is not None:  # before JAX is imported, which takes seconds
         _end_with_launcher()
     sys.excepthook, sys.unraisablehook = _excepthook, _unraisablehook
     atexit.register(_exit)

@@ -12,18 +12,20 @@ from fdg.errors import FdgError, NoAttributeError
 
 
 def no_attribute(package: str, name: str, known: Iterable[str], meant: str | None = None) -> AttributeError:
-    """The error for an unknown name of a package; an `FdgError` if it can suggest a fix.
+    """The error for an unknown name of a package; an `FdgError` if there is a suggestion.
 
-    `meant` is the fix, instead of the nearest known name.
+    `meant` is the fix; None suggests the nearest known name.
 
     >>> no_attribute("algos", "Ppo", ["PPO", "DQN"])
     NoAttributeError('algos has no Ppo: it is algos.PPO')
     """
-    names = {one.lower(): one for one in known}
-    close = [names[one] for one in difflib.get_close_matches(name.lower(), names, 1, cutoff=0.7)]
-    if name.startswith("__") or not (meant or close):
+    names = {candidate.lower(): candidate for candidate in known}
+    similar = [
+        names[candidate] for candidate in difflib.get_close_matches(name.lower(), names, 1, cutoff=0.7)
+    ]
+    if name.startswith("__") or not (meant or similar):
         return AttributeError(f"module '{package}' has no attribute '{name}'")
-    return NoAttributeError(f"{package} has no {name}: {meant or f'it is {package}.{close[0]}'}")
+    return NoAttributeError(f"{package} has no {name}: {meant or f'it is {package}.{similar[0]}'}")
 
 
 def submodule(package: str, name: str) -> types.ModuleType | None:
@@ -36,17 +38,17 @@ def submodule(package: str, name: str) -> types.ModuleType | None:
 def submodules(package: str) -> Callable[[str], Any]:
     """The `__getattr__` of a package whose modules are imported on first use."""
 
-    def attribute(name: str) -> Any:
-        found = submodule(package, name)
-        if found is None:
+    def get_attribute(name: str) -> Any:
+        module = submodule(package, name)
+        if module is None:
             raise no_attribute(package, name, ())
-        return found
+        return module
 
-    return attribute
+    return get_attribute
 
 
 class _Module(types.ModuleType):
-    """A module whose call raises an error with the right call."""
+    """A module that raises an error with the right call when it is called."""
 
     instead = ""
 
@@ -57,7 +59,7 @@ class _Module(types.ModuleType):
 def explain_calls(package: str, classes: Mapping[str, str]) -> None:
     """Makes calls of modules raise an `FdgError` that names the class to call.
 
-    `classes` are names of classes by the name of their module.
+    `classes` maps names of modules to names of classes.
     """
     for name, cls in classes.items():
         module: Any = sys.modules.get(f"{package}.{name}")

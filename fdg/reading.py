@@ -1,4 +1,4 @@
-"""Reads untrusted files: only regular files of bounded size, and JSON within limits.
+"""Reads untrusted files: only regular files of limited size, and JSON within limits.
 
 All files of checkpoint folders and packages are opened here. FIFOs, devices and sockets are refused without
 waiting, sizes are limited, and every error is one line.
@@ -19,9 +19,9 @@ JSON_BYTES = 8 << 20
 """Default maximum size of a JSON file."""
 
 
-_DEPTH = 64  # maximum nesting of objects and arrays
-_LARGEST = 2**63  # integers must be smaller: int64
-_LARGE = re.compile(rb"\d{19}|[eE]\+?\d{3}")
+_MAX_DEPTH = 64  # maximum nesting of objects and arrays
+_INTEGER_LIMIT = 2**63  # integers must be smaller, to fit int64
+_MAYBE_LARGE = re.compile(rb"\d{19}|[eE]\+?\d{3}")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -37,22 +37,22 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     fdg.errors.FdgError: /dev/zero: is a device: give a regular file
     """
     try:
-        kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+        kind = _FILE_KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
         if kind is None:
-            # The file may have been replaced by a FIFO since, so do not block.
+            # Do not block: a FIFO may have replaced the file meanwhile.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            kind = _KINDS.get(stat.S_IFMT(os.fstat(descriptor).st_mode))
+            kind = _FILE_KINDS.get(stat.S_IFMT(os.fstat(descriptor).st_mode))
             if kind is None:
                 return open(descriptor, "rb")
             os.close(descriptor)
     except FileNotFoundError:
-        raise FdgError(f"{path}: there is no such file: give the place of one") from None
+        raise FdgError(f"{path}: there is no such file: give the path of a file") from None
     except (OSError, ValueError) as error:  # ValueError: a null character
         raise FdgError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     raise FdgError(f"{path}: is a {kind}: give a regular file")
 
 
-_KINDS = {
+_FILE_KINDS = {
     stat.S_IFDIR: "directory",
     stat.S_IFIFO: "FIFO",
     stat.S_IFCHR: "device",
@@ -69,19 +69,19 @@ def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
         except OSError as error:
             raise FdgError(f"{path}: cannot be read: {error.strerror}") from None
     if len(content) > limit:
-        raise FdgError(f"{path}: is larger than {limit >> 20} MiB, the most that is read")
+        raise FdgError(f"{path}: is larger than {limit >> 20} MiB, the limit: give a smaller file")
     return content
 
 
 def read_text(path: str | os.PathLike[str], limit: int = JSON_BYTES) -> str:
     """The text of a regular file in UTF-8."""
-    return _decoded(read_bytes(path, limit), path)
+    return _decode(read_bytes(path, limit), path)
 
 
 def read_json(
     path: str | os.PathLike[str], limit: int = JSON_BYTES, any_number: bool = False
 ) -> dict[str, Any]:
-    """The JSON object in a regular file: see `json_object`."""
+    """The JSON object in a regular file; arguments and errors as for `json_object`."""
     return json_object(read_bytes(path, limit), path, any_number)
 
 
@@ -100,120 +100,120 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
     Traceback (most recent call last):
     fdg.errors.FdgError: some.json: 'a' is there twice: remove one
     """
-    text = _decoded(content, where)
+    text = _decode(content, where)
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content_object = dict(pairs)
+        if len(content_object) < len(pairs):
             seen: set[str] = set()
             name = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
             raise FdgError(f"{where}: {name[:60]!r} is there twice: remove one")
-        return found
+        return content_object
 
-    def integer(digits: str) -> int | float:
-        if len(digits) > 20 or abs(int(digits)) >= _LARGEST:
+    def parse_integer(digits: str) -> int | float:
+        if len(digits) > 20 or abs(int(digits)) >= _INTEGER_LIMIT:
             if any_number:
                 return float(digits)
-            raise FdgError(f"{where}: {digits[:20]}... is no number of 64 bits")
+            raise FdgError(f"{where}: {digits[:20]}... does not fit 64 bits")
         return int(digits)
 
-    def number(digits: str) -> float:
+    def parse_number(digits: str) -> float:
         if not (any_number or math.isfinite(float(digits))):
             raise FdgError(f"{where}: {digits[:20]} is not a finite number")
         return float(digits)
 
-    # otherwise no number can be out of range, and parsing is faster
-    large = _LARGE.search(content) is not None
+    # The slower hooks are needed only if a number may be out of range.
+    has_large = _MAYBE_LARGE.search(content) is not None
     try:
-        found = json.loads(
+        content_object = json.loads(
             text,
-            object_pairs_hook=once,
-            parse_int=integer if large else None,
-            parse_float=number if large else None,
-            parse_constant=number,
+            object_pairs_hook=without_duplicates,
+            parse_int=parse_integer if has_large else None,
+            parse_float=parse_number if has_large else None,
+            parse_constant=parse_number,
         )
     except FdgError:
         raise
     except RecursionError:
-        raise FdgError(f"{where}: is nested more than {_DEPTH} levels deep") from None
+        raise FdgError(f"{where}: is nested more than {_MAX_DEPTH} levels deep") from None
     except ValueError as error:
-        raise FdgError(f"{where}: is no JSON: {one_line(error)}") from None
-    if not isinstance(found, dict):
-        raise FdgError(f"{where}: holds no JSON object")
-    if _depth(found) > _DEPTH:
-        raise FdgError(f"{where}: is nested more than {_DEPTH} levels deep")
-    if _SURROGATE.search(content) and not _is_unicode(found):
-        raise FdgError(f"{where}: has half a character (a lone surrogate)")
-    return found
+        raise FdgError(f"{where}: is not JSON: {one_line(error)}") from None
+    if not isinstance(content_object, dict):
+        raise FdgError(f"{where}: does not contain a JSON object")
+    if _depth(content_object) > _MAX_DEPTH:
+        raise FdgError(f"{where}: is nested more than {_MAX_DEPTH} levels deep")
+    if _SURROGATE.search(content) and not _is_unicode(content_object):
+        raise FdgError(f"{where}: contains half a character (a lone surrogate)")
+    return content_object
 
 
 def read_toml(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
-    """The tables in a regular file of TOML.
+    """The tables in a regular TOML file.
 
-    `fix` ends errors about its text.
+    `fix` is the end of error messages about its text.
     """
     text = read_text(path)
     try:
         return tomllib.loads(text)
     # ValueError: an invalid date, an integer with too many digits
     except (ValueError, RecursionError) as error:
-        raise FdgError(f"{path} is no TOML: {one_line(error)}: {fix}") from None
+        raise FdgError(f"{path} is not TOML: {one_line(error)}: {fix}") from None
 
 
-def _decoded(content: bytes, where: object) -> str:
+def _decode(content: bytes, where: object) -> str:
     check_encoding(content, where)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        wrong = f"byte {error.start} is {content[error.start]:#04x}"
-        raise EncodingError(f"{where}: is no UTF-8: {wrong}: save it as UTF-8") from None
+        problem = f"byte {error.start} is {content[error.start]:#04x}"
+        raise EncodingError(f"{where}: is not UTF-8: {problem}: save it as UTF-8") from None
 
 
 def check_encoding(content: bytes, where: object) -> None:
-    """Refuses text in UTF-16 or UTF-32, recognised by its first characters.
+    """Raises an error for text in UTF-16 or UTF-32, which its first bytes show.
 
     >>> check_encoding("{}".encode("utf-16"), "data.jsonl")
     Traceback (most recent call last):
     fdg.reading.EncodingError: data.jsonl: is UTF-16 and not UTF-8: save it as UTF-8
     """
-    for name, begins in _OTHERS.items():
-        if begins.match(content):
+    for name, start in _OTHER_ENCODINGS.items():
+        if start.match(content):
             raise EncodingError(f"{where}: is {name} and not UTF-8: save it as UTF-8")
 
 
 def refuse_run(directory: str | os.PathLike[str], what: str, options: str = "") -> None:
-    """Refuses a run directory in place of a folder in Hugging Face's format.
+    """Raises an error for a run directory in place of a folder in Hugging Face's format.
 
-    `what` is the expected folder; `options` are those of `fdg export`, followed by a blank.
+    `what` is the expected folder; `options` are flags for `fdg export`, followed by a blank.
     """
     try:
-        said = read_json(os.path.join(directory, "config.json"), any_number=True)
+        config = read_json(os.path.join(directory, "config.json"), any_number=True)
     except FdgError:
         return
-    if "hyperparameters" in said and "model_type" not in said:
-        made = f"fdg export {directory} {options}--out DIR"
-        raise FdgError(f"{directory} is a run, not {what}: {made}, and give DIR")
+    if "hyperparameters" in config and "model_type" not in config:
+        fix = f"fdg export {directory} {options}--out DIR"
+        raise FdgError(f"{directory} is a run, not {what}: {fix}, and give DIR")
 
 
-_OTHERS = {
+_OTHER_ENCODINGS = {
     "UTF-32": re.compile(rb"\xff\xfe\0\0|\0\0\xfe\xff|\0\0\0[!-~]|[!-~]\0\0\0"),
     "UTF-16": re.compile(rb"\xff\xfe|\xfe\xff|\0[!-~]\0[ -~]|[!-~]\0[ -~]\0"),
 }
 
 
-def _depth(found: Any) -> int:
+def _depth(value: Any) -> int:
     """The nesting depth of objects and arrays."""
-    level, depth = [found], 0
+    level, depth = [value], 0
     while level:
         depth += 1
-        inner = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [each for values in inner for each in values if type(each) in (dict, list)]
+        children = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [child for values in children for child in values if type(child) in (dict, list)]
     return depth
 
 
-def _is_unicode(found: Any) -> bool:
+def _is_unicode(value: Any) -> bool:
     try:
-        json.dumps(found, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return False
     return True

@@ -1,8 +1,8 @@
 """`rowwise`: declares that a function's rows are independent, so that each device calls it on its own rows.
 
-Batch propagation (`fdg.batch`) has a rule for each operation. No rule can prove rows independent through a
-while loop that runs until the last row is done, or a queue of rows. A function declared `rowwise` is traced
-again for the rows of one device; its loops then end independently on each device.
+Batch propagation (`fdg.batch`) has a rule per operation. These rules cannot prove that rows are independent
+in a while loop that runs until the last row is done, or in a queue of rows. A function declared `rowwise` is
+traced again for the rows of one device; its loops then end independently on each device.
 """
 
 import functools
@@ -20,17 +20,18 @@ from fdg.jax_internals import ClosedJaxpr
 
 Axes = tuple[int | None, ...]
 Splits = tuple[tuple[Axes, Axes], ...]
-"""Alternative splits: the axis of each operand (None: replicated) and of each result. `vmap` adds one."""
+"""Alternative splits, each an axis per operand (None: replicated) and per result. `vmap` adds one."""
 
 rowwise_p = core.Primitive("rowwise")
 rowwise_p.multiple_results = True
 
 
 def trace_rows(function: Callable[..., Any], operands: Any) -> ClosedJaxpr:
-    """The jaxpr of a flat function for operands of these shapes and dtypes, weakly typed or not."""
-    weak = [getattr(x, "weak_type", False) for x in operands]  # keys have no weak type
+    """The jaxpr of a flat function for operands with these shapes, dtypes and weak types."""
+    weak_types = [getattr(x, "weak_type", False) for x in operands]  # keys have no weak type
     shapes = [
-        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=w) for x, w in zip(operands, weak, strict=True)
+        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak_type)
+        for x, weak_type in zip(operands, weak_types, strict=True)
     ]
     return jaxprs.lowered(jax.make_jaxpr(function)(*shapes))
 
@@ -43,22 +44,25 @@ def _batched(operands: Any, dims: Any, *, jaxpr: Any, function: Any, splits: Spl
     def agents(*operands: Any) -> Any:
         return jax.vmap(function, in_axes=tuple(dims))(*operands)
 
-    def moved(axes: Axes) -> Axes:
+    def shift_axes(axes: Axes) -> Axes:
         return tuple(
             axis if axis is None or dim is None or dim > axis else axis + 1
             for axis, dim in zip(axes, dims, strict=True)
         )
 
-    inner = tuple((moved(i), tuple(None if axis is None else axis + 1 for axis in o)) for i, o in splits)
+    shifted_splits = tuple(
+        (shift_axes(inputs), tuple(None if axis is None else axis + 1 for axis in outputs))
+        for inputs, outputs in splits
+    )
     count = len(splits[0][1])
-    all_splits = (*inner, (tuple(dims), (0,) * count))
-    jaxpr = trace_rows(agents, [jax.typeof(x) for x in operands])  # some are literals: Python numbers
+    all_splits = (*shifted_splits, (tuple(dims), (0,) * count))
+    jaxpr = trace_rows(agents, [jax.typeof(x) for x in operands])  # operands may be Python numbers
     return rowwise_p.bind(*operands, jaxpr=jaxpr, function=agents, splits=all_splits), (0,) * count
 
 
 def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, function: Any, splits: Splits) -> Any:
-    known = tuple(ad.instantiate_zeros(tangent) for tangent in tangents)
-    return jax.jvp(function, tuple(primals), known)  # its operations may have custom derivatives
+    dense_tangents = tuple(ad.instantiate_zeros(tangent) for tangent in tangents)
+    return jax.jvp(function, tuple(primals), dense_tangents)  # respects custom derivatives within `function`
 
 
 rowwise_p.def_impl(lambda *operands, jaxpr, **_: jax.jit(core.jaxpr_as_fun(jaxpr))(*operands))
@@ -77,15 +81,15 @@ def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -
     each device's part of them. It must not close over traced values.
 
     Args:
-      function: takes pytrees of arrays, with any number of rows.
-      in_axes, out_axes: the row axis of each argument and result, as in `jax.vmap`: pytree prefixes; None for
-        arguments that all rows share. Each result has a row axis.
+      function: a function of pytrees of arrays with any number of rows.
+      in_axes, out_axes: the row axis of each argument and result, as in `jax.vmap`: pytree prefixes. None is
+        for arguments that all rows share; each result has a row axis.
 
     Returns:
       The same function. It composes with `jit` and `vmap`.
 
     Raises:
-      GraphError: (on a call) the axes do not match, or the function has a side effect.
+      GraphError: (at a call) the axes do not match, or the function has a side effect.
 
     >>> def halve(x):  # until all are below 1
     ...     smaller = lambda x: jax.numpy.where(x < 1, x, x / 2)
@@ -101,23 +105,23 @@ def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -
         shapes: list[Any] = []
 
         def flat(*operands: Any) -> list[Any]:
-            results, out_tree = jax.tree.flatten(function(*jax.tree.unflatten(tree, operands)))
+            result_axes, out_tree = jax.tree.flatten(function(*jax.tree.unflatten(tree, operands)))
             shapes[:] = [out_tree]
-            return results
+            return result_axes
 
         jaxpr = trace_rows(flat, operands)
         name = getattr(function, "__name__", "function")
         if jaxpr.effects:
             raise GraphError(
-                f"rowwise '{name}' has an effect (a print, a call to the host), which each device would have:"
-                f" take it out"
+                f"rowwise '{name}' has an effect (a print, a call to the host), which every device would do:"
+                f" remove it"
             )
         out_tree = shapes[0]
-        given = in_axes if isinstance(in_axes, list | tuple) else (in_axes,) * len(arguments)
-        own = _per_leaf(name, "in", tuple(given), tree)
-        results = _per_leaf(name, "out", out_axes, out_tree)
-        found = rowwise_p.bind(*operands, jaxpr=jaxpr, function=flat, splits=((own, results),))
-        return jax.tree.unflatten(out_tree, found)
+        axes = in_axes if isinstance(in_axes, list | tuple) else (in_axes,) * len(arguments)
+        operand_axes = _per_leaf(name, "in", tuple(axes), tree)
+        result_axes = _per_leaf(name, "out", out_axes, out_tree)
+        outputs = rowwise_p.bind(*operands, jaxpr=jaxpr, function=flat, splits=((operand_axes, result_axes),))
+        return jax.tree.unflatten(out_tree, outputs)
 
     return call
 
@@ -125,13 +129,15 @@ def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -
 def _per_leaf(name: str, side: str, axes: Any, tree: Any) -> Axes:
     """Expands a pytree prefix to the axis of each leaf."""
     if not all(type(axis) is int for axis in jax.tree.leaves(axes)):
-        raise GraphError(f"rowwise '{name}': {side}_axes={axes!r}: give integers, or None for what is shared")
+        raise GraphError(
+            f"rowwise '{name}': {side}_axes={axes!r}: give integers, or None for shared arguments"
+        )
     prefix = jax.tree.map(lambda axis: -1 if axis is None else axis, axes, is_leaf=lambda axis: axis is None)
     try:
-        full = jax.tree.broadcast(prefix, jax.tree.unflatten(tree, range(tree.num_leaves)))
+        axis_per_leaf = jax.tree.broadcast(prefix, jax.tree.unflatten(tree, range(tree.num_leaves)))
     except ValueError:
         raise GraphError(
-            f"rowwise '{name}': {side}_axes={axes} is no pytree prefix of its"
-            f" {'arguments' if side == 'in' else 'results'}: give one axis (or None) for each, or one for all"
+            f"rowwise '{name}': {side}_axes={axes} is not a pytree prefix of its"
+            f" {'arguments' if side == 'in' else 'results'}: give an axis (or None) for each, or one for all"
         ) from None
-    return tuple(None if axis < 0 else axis for axis in jax.tree.leaves(full))
+    return tuple(None if axis < 0 else axis for axis in jax.tree.leaves(axis_per_leaf))

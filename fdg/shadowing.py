@@ -1,4 +1,4 @@
-"""Folders that shadow our packages, and `fdg.envs`, `fdg.algos`, `fdg.policies` as aliases."""
+"""Finds folders that shadow fdg's packages; makes `fdg.envs`, `fdg.algos`, `fdg.policies` aliases."""
 
 import importlib
 import importlib.util
@@ -21,10 +21,10 @@ def shadowed_package() -> str | None:
         spec = None if loaded else PathFinder.find_spec(name, sys.path)
         origin = loaded or getattr(spec, "origin", None)
         if origin is not None and Path(origin).resolve().parent != root / name:
-            theirs = Path(origin)
-            theirs = theirs.parent if theirs.name == "__init__.py" else theirs
+            folder = Path(origin)
+            folder = folder.parent if folder.name == "__init__.py" else folder
             return (
-                f"{theirs} hides fdg's own package '{name}', which is in {root}: rename it, or start"
+                f"{folder} hides fdg's own package '{name}', which is in {root}: rename it, or start"
                 f" Python in another folder"
             )
     return None
@@ -36,11 +36,11 @@ def unimportable_folder() -> str | None:
     try:
         for folder in {Path(path or ".").resolve() for path in ("", *sys.path[:1])} - {root}:
             for name in NAMES:
-                mine = folder / name
-                if not (mine / "__init__.py").exists() and any(mine.glob("*.py")):
+                user_folder = folder / name
+                if not (user_folder / "__init__.py").exists() and any(user_folder.glob("*.py")):
                     return (
-                        f"{mine} has no __init__.py, so 'import {name}' finds fdg's own package in its place:"
-                        f" rename that folder"
+                        f"{user_folder} has no __init__.py, so 'import {name}' imports fdg's package:"
+                        f" rename the folder"
                     )
     except OSError:  # a missing or unreadable folder
         pass
@@ -51,18 +51,18 @@ class _Alias(MetaPathFinder, Loader):
     """Imports `fdg.envs.probe` as the module `envs.probe`."""
 
     def __init__(self) -> None:
-        self._specs: dict[str, Any] = {}  # of the modules' own names
+        self._specs: dict[str, Any] = {}  # specs of the original modules, by alias
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        package, _, own = fullname.partition(".")
-        if package != "fdg" or own.partition(".")[0] not in NAMES:
+        package, _, original = fullname.partition(".")
+        if package != "fdg" or original.partition(".")[0] not in NAMES:
             return None
         if line := shadowed_package():
             raise ImportError(line)
-        found = importlib.util.find_spec(own)
-        return None if found is None else ModuleSpec(fullname, self)
+        spec = importlib.util.find_spec(original)
+        return None if spec is None else ModuleSpec(fullname, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(spec.name.removeprefix("fdg."))
@@ -71,7 +71,7 @@ class _Alias(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
-        # the import system has replaced it by the alias's
+        # The import system has set the alias's spec; restore the original one.
         module.__spec__ = self._specs.pop(module.__spec__.name)
 
 

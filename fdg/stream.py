@@ -1,11 +1,11 @@
-"""Streaming generation: slots generate responses; micro-batches do not wait for the longest one.
+"""Streaming generation: slots generate responses, and micro-batches do not wait for the longest response.
 
 A `Stream` is a value and its state a pytree; both are pure JAX, independent of the engine. Counters in the
 state (the clock, specified in docs/streaming.md) determine which response starts when, under which version of
 the parameters, and which rows form a micro-batch.
 
-Shapes: `S` slots; `F` responses started at once; `B` units of a batch, `b` of a micro-batch, `G`
-responses of a unit; `a` batches ahead; `W = b + a B` the most live units.
+Shapes: `S` slots; `F` responses that start at once; `B` units per batch, `b` units per micro-batch, `G`
+responses per unit; `a` batches ahead; `W = b + a B`, the largest number of live units.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ from fdg.keys import from_words, words_shape
 Order = Literal["prompt", "finished"]
 Late = Literal["wait", "mask"]
 
-_PREFILLED = 8  # at most this fraction of the slots waits for one prefill
+_PREFILL_DIVISOR = 8  # at most one in this many slots waits for a prefill
 
 
 class Now(NamedTuple):
-    """The version of the parameters and the tick at which something is sampled."""
+    """The version of the parameters and the tick at which tokens are sampled."""
 
     version: jax.Array  # [] int32, of the parameters
     tick: jax.Array  # [] int32, of the stream's clock
@@ -38,8 +38,8 @@ class Source(Protocol):
     `refresh` computes from that state and the parameters.
 
     Attributes:
-      most_ticks: optional: the most ticks after `begin` until a slot is done, so that plans can bound the
-        loop.
+      most_ticks: optional; the largest number of ticks after `begin` until a slot is done. With it, plans
+        can bound the loop.
     """
 
     def idle(self, slots: int) -> Any:
@@ -56,7 +56,7 @@ class Source(Protocol):
         """State and cache after one more tick; finished slots keep their results for `row`."""
 
     def done(self, kept: Any) -> jax.Array:
-        """True for finished slots, `[S]` bool; any value for idle ones."""
+        """Which slots have finished, `[S]` bool; arbitrary for idle slots."""
 
     def refresh(self, parameters: Any, kept: Any) -> Any:
         """The caches of slots under these parameters."""
@@ -66,27 +66,27 @@ class Source(Protocol):
 
 
 class Clock(NamedTuple):
-    """The counters of a stream; all int32 except `occupied`."""
+    """The counters of a stream, all int32 except `occupied`."""
 
-    micro_batch: jax.Array  # [] number taken so far
-    tick: jax.Array  # [] ticks so far
+    micro_batch: jax.Array  # [] number of micro-batches taken
+    tick: jax.Array  # [] number of ticks
     next: jax.Array  # [] the next response to start
     busy: jax.Array  # [] occupied slots, summed over ticks
     occupied: jax.Array  # [S] bool
-    place: jax.Array  # [S] row of each slot's response among live units; W G: none
-    unit: jax.Array  # [W] live units; -1: none
-    begun: jax.Array  # [W] the iteration in which each started
-    missing: jax.Array  # [W] unfinished responses of each
-    finished: jax.Array  # [W] the tick in which the last response finished
+    place: jax.Array  # [S] row of each slot's response among the rows of live units; W G: no row
+    unit: jax.Array  # [W] index of each live unit; -1: no unit
+    begun: jax.Array  # [W] the iteration in which each unit started
+    missing: jax.Array  # [W] number of unfinished responses of each unit
+    finished: jax.Array  # [W] the tick in which each unit's last response finished
 
 
 class StreamState(NamedTuple):
     """The state of a stream."""
 
-    key: jax.Array  # the run's key
+    key: jax.Array  # the random key of the run
     clock: Clock
-    kept: Any  # [S, ...] of slots
-    rows: Any  # [W G, ...] of live units
+    kept: Any  # [S, ...] the states of the slots
+    rows: Any  # [W G, ...] the rows of live units
 
 
 @checked_names
@@ -97,16 +97,16 @@ class Stream:
     Attributes:
       source: the computation of a slot.
       slots: responses in flight at once, on all devices together.
-      batch: units in an iteration.
-      micro_batches: parts of a batch; each `take` returns one.
+      batch: units per iteration.
+      micro_batches: micro-batches per batch; each `take` returns one.
       ahead: batches that may be started early; the oldest token of a row is at most `ahead` iterations old.
-      order: `prompt`: take units in the order of prompts; `finished`: of the finished units, those that
-        started first.
-      late: `wait`: `take` waits for units that reach their age limit; `mask`: it returns them once they have
-        finished, and the caller gives their oldest tokens no weight.
-      group: responses of a unit.
-      prefills: responses started at once; None for an eighth of the slots, or for all slots if nothing is
-        started ahead and there are as many slots as responses.
+      order: `prompt` takes units in the order of prompts; `finished` takes, among the finished units, those
+        that started first.
+      late: with `wait`, `take` waits for units that reach their age limit; with `mask`, it returns them once
+        they have finished, and the caller gives weight 0 to their oldest tokens.
+      group: responses per unit.
+      prefills: responses that start at once; None: an eighth of the slots, or all slots if `ahead` is 0 and
+        there are as many slots as responses.
 
     Raises:
       FdgError: (construction) a number is out of range.
@@ -141,8 +141,8 @@ class Stream:
             raise FdgError(f"Stream: late={self.late!r}: it is 'wait' or 'mask'")
         if self.slots > self.live * self.group:
             raise FdgError(
-                f"Stream: slots={self.slots}, and no more than {self.live * self.group} responses are live at"
-                " once: use fewer, smaller micro_batches or a larger ahead"
+                f"Stream: slots={self.slots}, but at most {self.live * self.group} responses are live at"
+                " once: use fewer slots, fewer micro_batches or a larger ahead"
             )
         if self.prefills is not None and not 1 <= self.prefills <= self.slots:
             raise FdgError(f"Stream: prefills={self.prefills}: it must be from 1 to slots={self.slots}")
@@ -154,22 +154,22 @@ class Stream:
 
     @property
     def live(self) -> int:
-        """`W`, the most units that have started and are not taken."""
+        """`W`, the largest number of units that have started and are not taken."""
         return self.units + self.ahead * self.batch
 
     @property
     def at_once(self) -> int:
-        """`F`, the responses started at once."""
+        """`F`, the number of responses that start at once."""
         if self.prefills is not None:
             return self.prefills
-        return self.slots if self._is_lockstep else max(1, self.slots // _PREFILLED)
+        return self.slots if self._is_lockstep else max(1, self.slots // _PREFILL_DIVISOR)
 
     def init(self, key: jax.Array) -> StreamState:
         """The initial state for this key."""
         # Weak types would adopt those of the first tick, and rows would be cast to the ones here.
         kept = jax.tree.map(_strong, self.source.idle(self.slots))
-        row, rows = jax.eval_shape(self.source.row, kept), self.live * self.group
-        for method, found in (("idle", kept), ("row", row)):
+        row_shapes, rows = jax.eval_shape(self.source.row, kept), self.live * self.group
+        for method, found in (("idle", kept), ("row", row_shapes)):
             if any(x.shape[:1] != (self.slots,) for x in jax.tree.leaves(found)):
                 raise FdgError(
                     f"{type(self.source).__name__}.{method} returns {structure_of(found)}: axis 0 of each"
@@ -192,7 +192,7 @@ class Stream:
             finished=counters(0, self.live),
         )
         return StreamState(
-            key, clock, kept, jax.tree.map(lambda x: zeros((rows, *x.shape[1:]), x.dtype), row)
+            key, clock, kept, jax.tree.map(lambda x: zeros((rows, *x.shape[1:]), x.dtype), row_shapes)
         )
 
     @checked_names
@@ -211,10 +211,10 @@ class Stream:
           FdgError: an argument is missing, or `state` is not a stream's state.
         """
         if not isinstance(state, StreamState):
-            if isinstance(state, tuple) and any(isinstance(one, StreamState) for one in state):
-                raise FdgError("this is the pair (rows, state) that take returns: give the state, its second")
+            if isinstance(state, tuple) and any(isinstance(element, StreamState) for element in state):
+                raise FdgError("this is the pair (rows, state) that take returns: give its second element")
             raise FdgError(
-                f"take: {quoted(state)} is no state: give what init or take returned, as the third:"
+                f"take: {quoted(state)} is not a state: give a state from init or take as the third argument:"
                 " take(parameters, version, state)"
             )
         version = jnp.asarray(version, jnp.int32)
@@ -224,29 +224,31 @@ class Stream:
         carry = state.clock, state.kept, self._caches(parameters, state), state.rows
 
         def is_waiting(carry: Any) -> jax.Array:
-            return self._within(carry[0], ~self._is_ready(carry[1][0]))
+            return self._bound_trips(carry[0], ~self._is_ready(carry[1][0]))
 
         def tick(carry: Any) -> Any:
             trip, carry = carry
 
-            def begins(carry: Any) -> jax.Array:
-                left, free = limit - carry[0].next, jnp.sum(~carry[0].occupied, dtype=jnp.int32)
-                return (left > 0) & (free >= jnp.minimum(self.at_once, left))
+            def can_begin(carry: Any) -> jax.Array:
+                remaining, num_free = limit - carry[0].next, jnp.sum(~carry[0].occupied, dtype=jnp.int32)
+                return (remaining > 0) & (num_free >= jnp.minimum(self.at_once, remaining))
 
-            def begin(carry: Any) -> Any:
-                return self._begin(parameters, version, limit, state.key, carry)
+            def start_responses(carry: Any) -> Any:
+                return self._start_responses(parameters, version, limit, state.key, carry)
 
-            clock, kept, cache, rows = jax.lax.while_loop(begins, begin, carry)
+            clock, kept, cache, rows = jax.lax.while_loop(can_begin, start_responses, carry)
             kept, cache = self._ticked(parameters, kept, cache, Now(version, clock.tick))
-            return trip + 1, (self._collected(clock, self._done(kept)), kept, cache, rows)
+            return trip + 1, (self._clock_after_tick(clock, self._done(kept)), kept, cache, rows)
 
         _, (clock, kept, _, rows) = jax.lax.while_loop(is_waiting, tick, (jnp.int32(0), carry))
         rows = _write_rows(rows, jnp.where(clock.occupied, self._no_row, clock.place), self.source.row(kept))
         clock = clock._replace(place=jnp.where(clock.occupied, clock.place, self._no_row))
-        chosen = self._chosen(clock)
-        taken = (chosen[:, None] * self.group + jnp.arange(self.group, dtype=jnp.int32)[None]).reshape(-1)
-        clock = clock._replace(unit=clock.unit.at[chosen].set(-1), micro_batch=clock.micro_batch + 1)
-        return jax.tree.map(lambda x: x[taken], rows), StreamState(state.key, clock, kept, rows)
+        places = self._next_places(clock)
+        row_indices = (places[:, None] * self.group + jnp.arange(self.group, dtype=jnp.int32)[None]).reshape(
+            -1
+        )
+        clock = clock._replace(unit=clock.unit.at[places].set(-1), micro_batch=clock.micro_batch + 1)
+        return jax.tree.map(lambda x: x[row_indices], rows), StreamState(state.key, clock, kept, rows)
 
     @property
     def _no_row(self) -> int:
@@ -257,18 +259,18 @@ class Stream:
         """Whether every `take` starts all of its responses at once and waits for all of them."""
         return not self.ahead and self.slots == self.units * self.group
 
-    def _within(self, trip: jax.Array, waits: jax.Array) -> jax.Array:
-        """Adds a bound on the number of trips to the condition `waits` of a loop."""
-        most = getattr(self.source, "most_ticks", None)
-        if most is None:
+    def _bound_trips(self, trip: jax.Array, waits: jax.Array) -> jax.Array:
+        """The loop condition `waits`, with a bound on the number of trips."""
+        max_trips = getattr(self.source, "most_ticks", None)
+        if max_trips is None:
             return waits
-        if not self._is_lockstep:  # all slots are busy until the last response starts; then that one finishes
-            busy, most = self.slots - self.at_once + 1, max(most, 1)
-            most = min(-(-self.live * self.group * most // busy) + most, 2**31 - 1)
-        return waits & (trip < most)
+        if not self._is_lockstep:  # slots are busy until the last response starts, which then finishes
+            min_busy, max_trips = self.slots - self.at_once + 1, max(max_trips, 1)
+            max_trips = min(-(-self.live * self.group * max_trips // min_busy) + max_trips, 2**31 - 1)
+        return waits & (trip < max_trips)
 
     def _take_all(self, parameters: Any, version: jax.Array, state: StreamState) -> tuple[Any, StreamState]:
-        """`take` if every response has a slot and none is started ahead."""
+        """`take` if every response of a micro-batch has a slot and no response starts ahead."""
         source, clock = self.source, state.clock
         index = clock.micro_batch * self.slots + jnp.arange(self.slots, dtype=jnp.int32)
         fresh = source.begin(parameters, state.key, index, Now(version, clock.tick))
@@ -277,32 +279,32 @@ class Stream:
 
         def tick(carry: Any) -> Any:
             kept, cache, trip, busy = carry
-            making = jnp.sum(~self._done(kept), dtype=jnp.int32)
-            busy = busy + jnp.where(trip == 0, self.slots, making)
+            num_running = jnp.sum(~self._done(kept), dtype=jnp.int32)
+            busy = busy + jnp.where(trip == 0, self.slots, num_running)
             kept, cache = self._ticked(parameters, kept, cache, Now(version, clock.tick + trip))
             return kept, cache, trip + 1, busy
 
         def is_waiting(carry: Any) -> jax.Array:
-            return self._within(carry[2], ~jnp.all(self._done(carry[0])))
+            return self._bound_trips(carry[2], ~jnp.all(self._done(carry[0])))
 
         carry = kept, cache, jnp.int32(0), clock.busy
         kept, _, trips, busy = jax.lax.while_loop(is_waiting, tick, carry)
-        none, end = trips == 0, clock.tick + trips  # all finished in their first tick, which counts too
+        at_once, end = trips == 0, clock.tick + trips  # if all finished at once, their first tick counts
         clock = clock._replace(
             micro_batch=clock.micro_batch + 1,
-            tick=jnp.where(none, end + 1, end),
+            tick=jnp.where(at_once, end + 1, end),
             next=clock.next + self.slots,
-            busy=jnp.where(none, busy + self.slots, busy),
+            busy=jnp.where(at_once, busy + self.slots, busy),
         )
         return source.row(kept), state._replace(clock=clock)
 
     def _caches(self, parameters: Any, state: StreamState) -> Any:
         """The caches of the slots, recomputed if any slot is occupied."""
         shapes = jax.eval_shape(self.source.refresh, parameters, state.kept)
-        if not self.ahead:  # no live units between two takes
+        if not self.ahead:  # there are no live units between two takes
             return _empty(shapes)
-        again = lambda: self.source.refresh(parameters, state.kept)  # noqa: E731
-        return jax.lax.cond(jnp.any(state.clock.occupied), again, lambda: _empty(shapes))
+        refresh = lambda: self.source.refresh(parameters, state.kept)  # noqa: E731
+        return jax.lax.cond(jnp.any(state.clock.occupied), refresh, lambda: _empty(shapes))
 
     def _ticked(self, parameters: Any, kept: Any, cache: Any, now: Now) -> Any:
         return self._check("tick", self.source.tick(parameters, kept, cache, now), (kept, cache))
@@ -323,85 +325,87 @@ class Stream:
             f" have, {structure_of(like)}"
         )
 
-    def _begin(self, parameters: Any, version: Any, limit: Any, key: Any, carry: Any) -> Any:
-        """The first free slots write their rows and start the next responses."""
+    def _start_responses(self, parameters: Any, version: Any, limit: Any, key: Any, carry: Any) -> Any:
+        """Writes the rows of the first free slots, and starts the next responses in these slots."""
         clock, kept, cache, rows = carry
-        count, most = jnp.arange(self.at_once, dtype=jnp.int32), limit - clock.next
-        begins = count < most
-        index = clock.next + jnp.minimum(count, most - 1)
+        offsets, remaining = jnp.arange(self.at_once, dtype=jnp.int32), limit - clock.next
+        is_started = offsets < remaining
+        index = clock.next + jnp.minimum(offsets, remaining - 1)
         slot = jnp.argsort(clock.occupied, stable=True)[: self.at_once].astype(jnp.int32)
-        leaving = jnp.where(begins, clock.place[slot], self._no_row)
-        rows = _write_rows(rows, leaving, self.source.row(jax.tree.map(lambda x: x[slot], kept)))
-        fresh = self.source.begin(parameters, key, index, Now(version, clock.tick))
-        new, new_cache = self._check("begin", fresh, (kept, cache), only_structure=True)
-        new = jax.tree.map(_placed, new, jax.tree.map(_strong, self.source.idle(self.at_once)))
-        # Starting units take the first free places; others keep theirs.
+        old_rows = jnp.where(is_started, clock.place[slot], self._no_row)
+        rows = _write_rows(rows, old_rows, self.source.row(jax.tree.map(lambda x: x[slot], kept)))
+        new_states = self.source.begin(parameters, key, index, Now(version, clock.tick))
+        new_places, new_cache = self._check("begin", new_states, (kept, cache), only_structure=True)
+        new_places = jax.tree.map(_placed, new_places, jax.tree.map(_strong, self.source.idle(self.at_once)))
+        # New units get the first free places; other units keep their places.
         unit = index // self.group
-        is_first = begins & (index % self.group == 0)
+        is_first = is_started & (index % self.group == 0)
         free = jnp.argsort(clock.unit >= 0, stable=True).astype(jnp.int32)
         rank = jnp.cumsum(is_first, dtype=jnp.int32) - 1
         at_unit = jnp.where(is_first, free[jnp.clip(rank, 0, self.live - 1)], self.live)
         units = clock.unit.at[at_unit].set(unit, mode="drop")
         place = jnp.argmax(units[None] == unit[:, None], axis=1).astype(jnp.int32)
-        at = jnp.where(begins, slot, self.slots)
+        slot_or_none = jnp.where(is_started, slot, self.slots)
         clock = clock._replace(
-            next=clock.next + jnp.sum(begins, dtype=jnp.int32),
-            occupied=clock.occupied.at[at].set(True, mode="drop"),
-            place=clock.place.at[at].set(place * self.group + index % self.group, mode="drop"),
+            next=clock.next + jnp.sum(is_started, dtype=jnp.int32),
+            occupied=clock.occupied.at[slot_or_none].set(True, mode="drop"),
+            place=clock.place.at[slot_or_none].set(place * self.group + index % self.group, mode="drop"),
             unit=units,
             begun=clock.begun.at[at_unit].set(clock.micro_batch // self.micro_batches, mode="drop"),
             missing=clock.missing.at[at_unit].set(self.group, mode="drop"),
         )
-        which = jnp.full(self.slots, -1, jnp.int32).at[at].set(count, mode="drop")
+        source_rows = jnp.full(self.slots, -1, jnp.int32).at[slot_or_none].set(offsets, mode="drop")
         slots = kept, cache
-        found = jax.tree.map(lambda x, y: _replace_rows(x, y, which), slots, (new, new_cache))
+        found = jax.tree.map(lambda x, y: _replace_rows(x, y, source_rows), slots, (new_places, new_cache))
         return clock, *self._check("begin", found, slots), rows
 
-    def _collected(self, clock: Clock, done: jax.Array) -> Clock:
-        """The clock after a tick, in which these slots `[S]` finish."""
-        ended = clock.occupied & done
-        of = jnp.where(ended, clock.place // self.group, self.live)
-        missing = clock.missing.at[of].add(-1, mode="drop")
-        ends = (missing == 0) & (clock.missing > 0)
+    def _clock_after_tick(self, clock: Clock, done: jax.Array) -> Clock:
+        """The clock after a tick in which the slots `done [S]` finish."""
+        has_ended = clock.occupied & done
+        places = jnp.where(has_ended, clock.place // self.group, self.live)
+        missing = clock.missing.at[places].add(-1, mode="drop")
+        is_complete = (missing == 0) & (clock.missing > 0)
         return clock._replace(
             tick=clock.tick + 1,
             busy=clock.busy + jnp.sum(clock.occupied, dtype=jnp.int32),
             occupied=clock.occupied & ~done,
             missing=missing,
-            finished=jnp.where(ends, clock.tick, clock.finished),
+            finished=jnp.where(is_complete, clock.tick, clock.finished),
         )
 
     def _is_ready(self, clock: Clock) -> jax.Array:
         """Whether the next micro-batch can be taken."""
-        ended = (clock.unit >= 0) & (clock.missing == 0)
+        is_finished = (clock.unit >= 0) & (clock.missing == 0)
         if self.order == "prompt":
-            return jnp.sum(ended & self._is_next(clock), dtype=jnp.int32) == self.units
-        ready = jnp.sum(ended, dtype=jnp.int32) >= self.units
+            return jnp.sum(is_finished & self._is_next(clock), dtype=jnp.int32) == self.units
+        ready = jnp.sum(is_finished, dtype=jnp.int32) >= self.units
         if self.late == "mask" or not self.ahead:
             return ready
         iteration, part = jnp.divmod(clock.micro_batch, self.micro_batches)
-        later = jnp.arange(self.ahead, dtype=jnp.int32)
-        due = (clock.unit >= 0)[None] & ((clock.begun + self.ahead)[None] <= iteration + later[:, None])
-        taken = jnp.minimum(jnp.sum(due & ended[None], axis=1, dtype=jnp.int32), self.units)
-        room = (self.micro_batches - 1 - part) * self.units + later * self.batch
-        return ready & jnp.all(jnp.sum(due, axis=1, dtype=jnp.int32) - taken <= room)
+        iterations_ahead = jnp.arange(self.ahead, dtype=jnp.int32)
+        is_due = (clock.unit >= 0)[None] & (
+            (clock.begun + self.ahead)[None] <= iteration + iterations_ahead[:, None]
+        )
+        num_taken = jnp.minimum(jnp.sum(is_due & is_finished[None], axis=1, dtype=jnp.int32), self.units)
+        room = (self.micro_batches - 1 - part) * self.units + iterations_ahead * self.batch
+        return ready & jnp.all(jnp.sum(is_due, axis=1, dtype=jnp.int32) - num_taken <= room)
 
-    def _chosen(self, clock: Clock) -> jax.Array:
-        """Places `[b]` of the units of the next micro-batch, which is ready, in order of the units."""
-        others = (clock.unit < 0) | (clock.missing > 0)
+    def _next_places(self, clock: Clock) -> jax.Array:
+        """The places `[b]` of the units of the next micro-batch, which is ready, by index of units."""
+        is_excluded = (clock.unit < 0) | (clock.missing > 0)
         if self.order == "prompt":
-            others = ~self._is_next(clock)
-        keys = (clock.unit, clock.finished, clock.begun, others)[:: 1 if self.order == "finished" else 3]
-        first = jnp.lexsort(keys)[: self.units].astype(jnp.int32)
-        return first[jnp.argsort(clock.unit[first])]
+            is_excluded = ~self._is_next(clock)
+        keys = (clock.unit, clock.finished, clock.begun, is_excluded)[:: 1 if self.order == "finished" else 3]
+        places = jnp.lexsort(keys)[: self.units].astype(jnp.int32)
+        return places[jnp.argsort(clock.unit[places])]
 
     def _is_next(self, clock: Clock) -> jax.Array:
-        """Which live units `[W]` are those of the next micro-batch in order of prompts."""
+        """Which live units `[W]` form the next micro-batch in the order of prompts."""
         return (clock.unit >= 0) & (clock.unit // self.units == clock.micro_batch)
 
 
 def counts(stream: Stream, state: StreamState) -> dict[str, jax.Array]:
-    """A stream's counters, `[]` int32 each: see docs/streaming.md, "What is counted"."""
+    """A stream's counters, each `[]` int32 (docs/streaming.md, "What is counted")."""
     clock = state.clock
     live = clock.unit >= 0
     queued = jnp.sum(live & (clock.missing == 0), dtype=jnp.int32)
@@ -430,18 +434,18 @@ def _empty(shapes: Any) -> Any:
     return jax.tree.map(lambda x: zeros(x.shape, x.dtype), shapes)
 
 
-def _write_rows(rows: Any, at: jax.Array, new: Any) -> Any:
-    """Replaces rows at these places; places beyond the last are dropped."""
-    return jax.tree.map(lambda x, y: x.at[at].set(y, mode="drop"), rows, new)
+def _write_rows(rows: Any, indices: jax.Array, new_rows: Any) -> Any:
+    """Replaces rows at these indices; indices beyond the last row are dropped."""
+    return jax.tree.map(lambda x, y: x.at[indices].set(y, mode="drop"), rows, new_rows)
 
 
-def _replace_rows(x: jax.Array, fresh: jax.Array, which: jax.Array) -> jax.Array:
-    """Replaces rows `which [S]` of `x [S, ...]` by `fresh [F, ...]`, at the start of other axes; -1: none."""
-    # Selected, not scattered: slots that are sharded over devices stay in place.
-    region = tuple(slice(0, size) for size in (len(x), *fresh.shape[1:]))
-    chosen = (which >= 0).reshape(-1, *[1] * (x.ndim - 1))
-    new = jnp.where(chosen, fresh[jnp.maximum(which, 0)], x[region])
-    return _placed(new, x)
+def _replace_rows(x: jax.Array, new_rows: jax.Array, source_rows: jax.Array) -> jax.Array:
+    """Replaces row i of `x [S, ...]` by row `source_rows[i]` of `new_rows [F, ...]`, unless that is -1."""
+    # A select instead of a scatter, so that slots that are sharded over devices stay in place.
+    region = tuple(slice(0, size) for size in (len(x), *new_rows.shape[1:]))
+    is_replaced = (source_rows >= 0).reshape(-1, *[1] * (x.ndim - 1))
+    replaced = jnp.where(is_replaced, new_rows[jnp.maximum(source_rows, 0)], x[region])
+    return _placed(replaced, x)
 
 
 def _placed(x: jax.Array, whole: jax.Array) -> jax.Array:

@@ -143,10 +143,10 @@ def refuse(in_axes, out_axes, arguments, *words, result=lambda *a: a[-1]):
 def test_mistakes_name_fragment_values_and_fix():
     refuse(1, 0, (X,), "in[0]", "batch axis 1", "shape (4,)", "use an axis below 1")
     refuse((0, 0), 0, (X,), "names 2 arguments", "called with 1", "give one axis")
-    refuse((0, 0), 0, (X, jnp.ones(5)), "differ in size", "in[0]: 4", "in[1]: 5", "point in_axes")
+    refuse((0, 0), 0, (X, jnp.ones(5)), "differ in size", "in[0]: 4", "in[1]: 5", "set in_axes")
     refuse(0, 1, (X,), "out", "batch axis 1")
     refuse("0", 0, (X,), "axis '0'", "use an integer")
-    refuse(({"a": 0},), 0, (X,), "no pytree prefix", "give one axis")
+    refuse(({"a": 0},), 0, (X,), "not a pytree prefix", "give one axis")
     refuse(0, 0, (X,), "differ in size", "out: 2", result=lambda x: x[:2])
 
 

@@ -82,7 +82,7 @@ def test_forward_derivatives_pass():
 
 
 def test_errors():
-    with pytest.raises(GraphError, match=r"'tally': in_axes=\(None, 0, 0\) is no pytree prefix"):
+    with pytest.raises(GraphError, match=r"'tally': in_axes=\(None, 0, 0\) is not a pytree prefix"):
         fdg.rowwise(tally, in_axes=(None, 0, 0))(0.5, X)
     with pytest.raises(GraphError, match="prefix of its arguments: give"):
         fdg.rowwise(tally, in_axes=(None, 0, 0))(0.5, X)

@@ -158,8 +158,8 @@ WRONG = {
         lambda: Path("d.toml").mkdir(), "d.toml: is a directory: give a regular file", "d.toml"
     ),
     "an unknown workload": words("unknown workload 'w4'", "w4"),
-    "no TOML": file("[budget]", "[budget", "p.toml is no TOML: "),
-    "a number of 5,000 digits": file("pes = 64", f"pes = {'6' * 5000}", "p.toml is no TOML: "),
+    "no TOML": file("[budget]", "[budget", "p.toml is not TOML: "),
+    "a number of 5,000 digits": file("pes = 64", f"pes = {'6' * 5000}", "p.toml is not TOML: "),
     "an unknown table": file("[budget]", "[budgets]", "unknown key 'budgets': did you mean budget?"),
     "an unknown key": file("dram_gb_s", "dram_gbs", "did you mean dram_gb_s?"),
     "an unknown spec": file("energy_uj", "energy_uJ", "did you mean energy_uj?"),

@@ -184,7 +184,7 @@ def test_further_operators_of_onnx(tmp_path):
     [
         (b"no model", "cannot be read as ONNX"),
         (b"", "cannot be read as ONNX: it has no nodes"),
-        (None, "net.onnx: there is no such file: give the place of one"),
+        (None, "net.onnx: there is no such file: give the path of a file"),
         (lambda: model(CONV, weights=KERNEL, sizes=(8, 3, 8, 8)), "input 'x' has a batch of 8; export it"),
         (lambda: model(CONV, weights=KERNEL, sizes=("n", 3, "h", 8)), "of axis 2 is not fixed ('h')"),
         (lambda: model(helper.make_node("Einsum", ["x"], ["y"], name="e")), "node 'e' (Einsum): this"),

@@ -137,7 +137,7 @@ def test_mistakes_of_the_file_are_one_line_with_the_fix(content, said):
     ("text", "words", "said"),
     [
         (None, ["none.toml"], "none.toml: there is no such file"),
-        ("a = ", ["s.toml"], "s.toml is no TOML"),
+        ("a = ", ["s.toml"], "s.toml is not TOML"),
         (FILE.replace(GUESSER, "pqo"), ["s.toml"], "pqo half on CartPole-v1: unknown algorithm 'pqo'"),
         (FILE.replace("rate", "rat"), ["s.toml"], "on CartPole-v1: unknown flag '--rat'"),
         (FILE.replace("short = 16", "short = 1"), ["s.toml"], "give at least 8"),

@@ -59,10 +59,10 @@ def test_one_of_another_machine_is_refused(home):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ('{"version": 0}', "version 0"),
         ('{"version": 4}', "not a complete calibration"),
-        ("[]", "holds no JSON object"),
+        ("[]", "does not contain a JSON object"),
         ("[" * 100_000, "nested"),
     ],
 )

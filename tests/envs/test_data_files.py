@@ -121,8 +121,8 @@ def test_pairs_as_trl_splits_them(row, expected):
 GOOD = {"prompt": "1+1=", "answer": "2"}
 CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add"}}]}
 MISTAKES = [
-    ("{", "line 3: is no JSON"),
-    ("3", "line 3: holds no JSON object"),
+    ("{", "line 3: is not JSON"),
+    ("3", "line 3: does not contain a JSON object"),
     ('{"prompt": "a", "prompt": "b"}', "line 3: 'prompt' is there twice"),
     ({"text": "x"}, "line 3: has no column 'prompt' (or problem, question, messages), only 'text'"),
     ({"prompt": None}, "line 3: 'prompt' is null"),

@@ -128,7 +128,7 @@ def test_broken_checkpoints_are_one_line(tmp_path, checkpoint):
 
     refused(lambda: HuggingFaceTokenizer(str(tmp_path / "none")), "there is no file tokenizer.json")
     (tmp_path / "tokenizer.json").write_text("{")
-    refused(lambda: HuggingFaceTokenizer(str(tmp_path)), "tokenizer.json", "is no JSON")
+    refused(lambda: HuggingFaceTokenizer(str(tmp_path)), "tokenizer.json", "is not JSON")
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "tokenizer.json").write_text((checkpoint / "tokenizer.json").read_text())
     bare = HuggingFaceTokenizer(str(tmp_path / "bare"))
@@ -174,7 +174,7 @@ def test_problems_of_a_file(tmp_path):
     ("content", "words"),
     [
         ('{"problem": "1", "answer": "1"}\n' * 3, ["only 1 such problems", "give more"]),
-        ("x\n", ["line 1: is no JSON", "write one object a line"]),
+        ("x\n", ["line 1: is not JSON", "write one object a line"]),
         (None, ["problems.jsonl: there is no such file"]),
     ],
 )

@@ -85,7 +85,7 @@ def broken(folder, how):
             return folder, f"{folder} is a run, not a checkpoint: fdg export {folder} --out DIR, and give DIR"
         case "config is no JSON":
             (folder / "config.json").write_text("{")
-            return folder, "config.json: is no JSON"
+            return folder, "config.json: is not JSON"
         case "another kind":
             (folder / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
             return folder, "model_type='gpt2' is no decoder that can be read: known are llama, mistral"

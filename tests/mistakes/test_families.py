@@ -81,7 +81,7 @@ def test_other_names_of_flags_say_what_there_is():
     by_alias = [alias for names in aliases.ALIASES.values() for alias in names]
     assert aliases.ALIASES.keys() <= FIELDS and len(set(by_alias)) == len(by_alias)
     written = {option for algo in algos.names() for option in parser_of(algo).options()}
-    for name, fix in aliases._INSTEAD.items():
+    for name, fix in aliases._FIXES.items():
         flags = {f"--{flag}" for flag in re.findall(r"--([a-z][\w-]*)", fix)}
         assert flags <= {*written, "--config", "--resume"}, name
 

@@ -147,7 +147,10 @@ def test_objects_that_lack_methods():
     task = envs.make("text:addition")
     for make, words in (
         (lambda: task.with_tokenizer(Letters()), "has no stops, decode or encode_rows: give one that has"),
-        (lambda: task.with_tokenizer(Letters), "tokenizer=Letters is a class: give one of it, Letters(...)"),
+        (
+            lambda: task.with_tokenizer(Letters),
+            "tokenizer=Letters is a class: give an instance, Letters(...)",
+        ),
         (lambda: fdg.Stream(Letters(), slots=1, batch=1), "has no idle, begin, tick, done, refresh or row"),
         (
             lambda: fdg.trace(algos.RecurrentPPO(env=ENV, num_envs=2, num_minibatches=1, network=memory)),

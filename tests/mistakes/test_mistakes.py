@@ -252,7 +252,7 @@ MISTAKES = {
     ),
     "something else as state of a stream": (
         lambda: SLOTS.take(SLOTS.init(jax.random.key(0)), {}, 0),
-        "take: 0 is no state",
+        "take: 0 is not a state",
         "take(parameters, version, state)",
     ),
     "a range without its kind": (

@@ -66,7 +66,7 @@ class Watch:
 
 
 def test_a_class_in_the_place_of_what_it_makes():
-    assert "Watch is a class: give one of it, Watch(...)" in refused(lambda: check_takes(Watch, (), "it"))
+    assert "Watch is a class: give an instance, Watch(...)" in refused(lambda: check_takes(Watch, (), "it"))
     assert "Watch is a class" in refused(lambda: fdg.fit(small(), callbacks=[Watch], eval_episodes=0))
     assert "reward Watch is a class" in refused(lambda: HostReward(Watch))
     for made in (Network(Watch, lambda p, x: x), Network(lambda k, x: {}, Watch)):

@@ -171,7 +171,7 @@ ERRORS = {
     "--ray --ray-address there": "--ray-address there: write HOST:PORT, such as 10.0.0.1:6379",
     "--ray --ray-address localhost:0": "--ray-address localhost:0: write HOST:PORT",
     "--ray --ray-address localhost:65536": "--ray-address localhost:65536: write HOST:PORT",
-    "--ray --ray-address localhost:1": "--ray-address localhost:1: nobody answers there (Connection refused)",
+    "--ray --ray-address localhost:1": "--ray-address localhost:1: connection failed (Connection refused)",
 }
 
 
@@ -194,7 +194,7 @@ def test_a_cluster_that_was_killed_is_not_waited_for(monkeypatch, tmp_path, caps
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: {"localhost:2"})
     assert launch_processes.main(["--ray"]) == 2
-    assert capsys.readouterr().err.startswith("error: RAY_ADDRESS=auto: this machine is in no Ray cluster")
+    assert capsys.readouterr().err.startswith("error: RAY_ADDRESS=auto: this machine is not in a Ray cluster")
 
 
 def test_variables_of_the_driver():

@@ -111,12 +111,12 @@ BROKEN = {
     "BPE": (
         lambda path: (path / "tokenizer.json").rename(path / "vocab.json"), "has vocab.json (BPE), and no"
     ),
-    "no JSON": (lambda path: (path / "tokenizer.json").write_text("{"), "is no JSON"),
+    "no JSON": (lambda path: (path / "tokenizer.json").write_text("{"), "is not JSON"),
     "nothing": (lambda path: (path / "tokenizer.json").write_text("{}"), "it has no model"),
     "a list": (lambda path: (path / "tokenizer.json").write_text('{"model": {"vocab": [[1]]}}'), "tokenizer"),
     "cut": (
         lambda path: (path / "tokenizer.json").write_text((path / "tokenizer.json").read_text()[:400]),
-        "is no JSON",
+        "is not JSON",
     ),
     "no end": (
         lambda path: [

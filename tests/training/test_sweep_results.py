@@ -35,7 +35,7 @@ def test_damaged_results_are_not_reported_as_missing(tmp_path):
     ):
         best_agents(tmp_path, 4)
     (tmp_path / "sweep.json").write_text('{"best": ')
-    with pytest.raises(FdgError, match=r"sweep\.json: is no JSON"):
+    with pytest.raises(FdgError, match=r"sweep\.json: is not JSON"):
         best_agents(tmp_path, 4)
     for wrong in ("{}", '{"best": 1}', '{"best": {"agents": []}}', '{"best": {"agents": [4]}}'):
         (tmp_path / "sweep.json").write_text(wrong)

@@ -228,7 +228,7 @@ except ModuleNotFoundError as error:
         [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True
     )
     assert done.stdout == "No module named 'fdg.envs.absent'\n", done.stderr
-    line = f"{tmp_path / 'envs'} has no __init__.py, so 'import envs' finds fdg's own package in its place"
+    line = f"{tmp_path / 'envs'} has no __init__.py, so 'import envs' imports fdg's package"
     assert line in done.stderr and done.stderr.count("FdgWarning") == 1
 
 
