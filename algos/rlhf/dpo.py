@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos.rlhf import losses, streaming, updates
+from algos import registry
 from algos.rlhf.language_agent import LanguageAgent, State
-from algos.rlhf.losses import Preference
+from algos.rlhf.objective import Preference
 from algos.rlhf.preferences import Compared, PreferenceAgent, ranked_right
 from algos.rlhf.responses import has_reward, rollouts, scores, staleness
-from algos.rlhf.reward_models import Judge
+from algos.rlhf.updates import map_micro_batches
 from fdg.settings.fields import hyperparameter, require, require_positive
 
 
@@ -33,8 +33,8 @@ class DPO(PreferenceAgent, presets="DPO"):
       FdgError: (construction) a field is out of range, or sizes do not divide.
     """
 
-    reward_settings = Judge()
-    stream_settings = streaming.Streams()
+    reward_settings = registry.option("reward model").Judge()
+    stream_settings = registry.option("stream").Streams()
     compared = Compared()
     respondent: Literal["reference", "policy"] = hyperparameter(
         "reference", "model that samples the responses"
@@ -79,7 +79,7 @@ class DPO(PreferenceAgent, presets="DPO"):
             (rollout, pairs, known), stream, _ = rollouts(self, speaking, self.num_prompts, judged)
             responses, reward = rollout.responses, rollout.reward
             said = self._said(responses, reward, has_reward(responses))
-            said |= streaming.measures(self, state.stream, stream)
+            said |= registry.option("stream").measures(self, state.stream, stream)
             if self.respondent == "policy":
                 said |= staleness(rollout.version, state.iteration, rollout.responses.own)
         trained, optimizer_state, metrics = self.learn(
@@ -102,7 +102,7 @@ class DPO(PreferenceAgent, presets="DPO"):
     @fdg.fragment("reference", in_axes=(None, 0))
     def refer(self, parameters, pairs):
         """Log-probabilities `[B, R]` of the chosen and the rejected responses under the reference."""
-        return updates.map_micro_batches(lambda some: self._scores(parameters, some), pairs, self.at_once)
+        return map_micro_batches(lambda some: self._scores(parameters, some), pairs, self.at_once)
 
     def _version(self, state: Any) -> jax.Array:
         if self.respondent == "policy":
@@ -113,7 +113,9 @@ class DPO(PreferenceAgent, presets="DPO"):
         weight = minibatch.weight
         grown = self._gains(parameters, minibatch.pairs, minibatch.known)
         margin = grown[0] - grown[1]
-        each = losses.preference_loss(margin, self.beta, self.preference, self.label_smoothing)
+        each = registry.option("losses").preference_loss(
+            margin, self.beta, self.preference, self.label_smoothing
+        )
         loss = jnp.sum(weight * each)
         return loss, {
             "loss": loss,

@@ -4,12 +4,12 @@ Pure functions of log-probabilities, masks and advantages. Shapes are those of `
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from algos.rlhf.objective import Correction, RatioLevel, log_ratio
+from algos.rlhf.objective import Correction, Preference, RatioLevel, log_ratio
 from fdg.settings.fields import hyperparameter, is_traced, require, require_not_negative
 from fdg.settings.moved import moved
 from fdg.settings.parts import Part
@@ -19,8 +19,6 @@ __getattr__ = moved(
     "algos.rlhf.objective",
     {name: name for name in ("clipped", "divergence", "masked_mean", "surrogate", "token_weights")},
 )
-
-Preference = Literal["sigmoid", "hinge", "ipo", "robust"]
 
 
 def cost(

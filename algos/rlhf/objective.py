@@ -30,6 +30,7 @@ Surrogate = Literal["clip", "weight", "gate", "geometric_mean"]
 Correction = Literal[
     "none", "truncate_token", "mask_token", "truncate_sequence", "mask_sequence", "decoupled"
 ]
+Preference = Literal["sigmoid", "hinge", "ipo", "robust"]
 Baseline = Literal["group", "leave_one_out", "none"]
 Scale = Literal["group", "batch", "tokens", "none"]
 Penalised = Literal["loss", "reward", "reward_to_go"]

@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.language.decoder import Decoder
-from algos.rlhf import losses, streaming, updates
+from algos import registry
+from algos.rlhf import updates
 from algos.rlhf.language_agent import LanguageAgent
-from algos.rlhf.losses import TokenEntropy
 from algos.rlhf.objective import (
     Correction,
     Estimator,
@@ -29,17 +28,7 @@ from algos.rlhf.objective import (
     masked_mean,
     surrogate,
 )
-from algos.rlhf.responses import (
-    Responses,
-    has_reward,
-    loss_mask,
-    rollouts,
-    scores,
-    sequences,
-    staleness,
-)
-from algos.rlhf.reward_models import Judge
-from algos.rlhf.variants import reward_at_end, token_advantages, whiten
+from algos.rlhf.responses import Responses, has_reward, loss_mask, rollouts, scores, sequences, staleness
 from fdg.settings.fields import (
     hyperparameter,
     require,
@@ -91,9 +80,9 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
       FdgError: (construction) a field is out of range, or sizes do not divide.
     """
 
-    reward_settings = Judge()
-    stream_settings = streaming.Streams()
-    token_entropy = TokenEntropy()
+    reward_settings = registry.option("reward model").Judge()
+    stream_settings = registry.option("stream").Streams()
+    token_entropy = registry.option("losses").TokenEntropy()
     num_prompts: int = hyperparameter(64, "prompts per iteration")
     group_size: int = hyperparameter(1, "responses per prompt")
     num_epochs: int = hyperparameter(2, "passes over each batch of responses")
@@ -135,7 +124,7 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
             critic_optimizer_state=self._critic_optimizer.init(critic),
             key=key,
             iteration=jnp.int32(0),
-            stream=streaming.first_stream(self, self.num_prompts, parameters, key),
+            stream=registry.option("stream").first_stream(self, self.num_prompts, parameters, key),
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
@@ -168,7 +157,7 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
             "log_prob_difference_max": jnp.max(away),
             **metrics,
             **critic_metrics,
-            **streaming.measures(self, state.stream, stream),
+            **registry.option("stream").measures(self, state.stream, stream),
         }
         critics = {"critic": critic, "critic_optimizer_state": critic_optimizer_state}
         return self._next_state(state, trained, optimizer_state, stream=stream, **critics), metrics
@@ -185,20 +174,24 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
         """A `Judgement [N]` of responses with rewards `[N]`."""
         mask = responses.own
         kl = divergence(log_prob, reference_log_prob, self.kl_estimator)
-        rewards = reward_at_end(reward, mask) - self.kl_coefficient * jnp.where(mask, kl, 0.0)
+        of = registry.option("variants")
+        rewards = of.reward_at_end(reward, mask) - self.kl_coefficient * jnp.where(mask, kl, 0.0)
         values = lambda some: self._values(critic, some)  # noqa: E731
         value = jnp.where(mask, updates.map_micro_batches(values, responses, self.at_once), 0.0)
-        advantage, target = token_advantages(rewards, value, mask, self.discount, self.gae_lambda)
+        advantage, target = of.token_advantages(rewards, value, mask, self.discount, self.gae_lambda)
         return Judgement(value, advantage, target)
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, batch, key):
         """All updates of the policy: trained parameters, optimiser state, metrics."""
         responses, counted, sampled, old, reference, judgement = batch
-        judgement = judgement._replace(advantage=whiten(judgement.advantage, counted))
+        advantage = registry.option("variants").whiten(judgement.advantage, counted)
+        judgement = judgement._replace(advantage=advantage)
         weight: Any = ()
         if self.correction != "none":
-            weight = losses.correction(sampled, old, counted, self.correction, self.correction_cap)
+            weight = registry.option("losses").correction(
+                sampled, old, counted, self.correction, self.correction_cap
+            )
         samples = Minibatch(responses, old, reference, judgement, jnp.zeros_like(old), counted, weight)
 
         def weighed(minibatch):
@@ -236,7 +229,7 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
 
         def loss(critic):
             value, known = self._values(critic, minibatch.responses), minibatch.judgement
-            error = losses.value_error(value, known.value, known.target, self.clip_value)
+            error = registry.option("losses").value_error(value, known.value, known.target, self.clip_value)
             loss = jnp.sum(minibatch.share * error)
             return loss, {"value_loss": loss}
 
@@ -288,8 +281,9 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
         return {"network": network, "value": jnp.zeros(self.network.config.hidden_size)}
 
     @property
-    def _critic_network(self) -> Decoder:
-        return Decoder(dataclasses.replace(self.network.config, lora_rank=0))
+    def _critic_network(self) -> Any:
+        network = self.network
+        return dataclasses.replace(network, config=dataclasses.replace(network.config, lora_rank=0))
 
     @property
     def _critic_optimizer(self) -> optax.GradientTransformation:

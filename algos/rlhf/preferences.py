@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 import fdg
+from algos import registry
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.objective import informative
 from algos.rlhf.responses import Responses, Rollout, has_reward
-from algos.rlhf.speaker import held_out_numbers
 from algos.rlhf.updates import Rows, run_updates
 from fdg.settings.fields import hyperparameter, require, require_positive
 from fdg.settings.parts import Part
@@ -139,7 +139,8 @@ class PreferenceAgent(LanguageAgent):
         return best_and_worst(rollout.responses, rollout.reward.total, self.group_size)
 
     def _held_out_pairs(self, key: jax.Array, count: int) -> Pairs:
-        return self._read(jax.random.split(key, count), "test", *held_out_numbers(self.env, count))
+        numbers = registry.option("speaker").held_out_numbers(self.env, count)
+        return self._read(jax.random.split(key, count), "test", *numbers)
 
     def _version(self, state: Any) -> jax.Array:
         """The version of a constant generator, so it does not wait for the optimiser's count."""
