@@ -164,7 +164,8 @@ def test_everything_that_takes_an_algorithm_takes_agents(tmp_path, devices):
          "has 2 agents, but the algorithm has one agent"),
         (lambda: fdg.compile(fdg.agents(Descent(), 3), policies.GPUOnly(), 1,
                              graph=fdg.trace(fdg.agents(Descent(), 2))), "has 2 agents, but .* has 3 agents"),
-        (lambda: fdg.fit(fdg.agents(Descent(), 3), num_seeds=2), "num_seeds=2: the algorithm already has 3 agents"),
+        (lambda: fdg.fit(fdg.agents(Descent(), 3), num_seeds=2),
+         "num_seeds=2: the algorithm already has 3 agents"),
         (lambda: fdg.fit(fdg.agents(fdg.agents(Descent(), 3), 2)), "agents of agents"),
     ],
 )  # fmt: skip

@@ -158,9 +158,10 @@ def _neutral_element(name: str, aval: Any) -> jax.Array:
     if name not in _EXTREMES:
         return jnp.zeros(aval.shape, aval.dtype)
     is_max = name == "reduce_max"
-    if jnp.issubdtype(aval.dtype, jnp.floating):
+    if jnp.issubdtype(aval.dtype, jnp.floating) and np.isinf(np.asarray(np.inf, aval.dtype)):
         return jnp.full(aval.shape, -jnp.inf if is_max else jnp.inf, aval.dtype)
-    limits = jnp.iinfo(aval.dtype)
+    # Some float8 types have no infinity: it would become NaN.
+    limits: Any = (jnp.finfo if jnp.issubdtype(aval.dtype, jnp.floating) else jnp.iinfo)(aval.dtype)
     return jnp.full(aval.shape, limits.min if is_max else limits.max, aval.dtype)
 
 
