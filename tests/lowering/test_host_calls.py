@@ -105,9 +105,9 @@ def raising(error):
         (raising(Mute("x")), "raised Mute: no message"),
         (raising(KeyboardInterrupt()), "raised KeyboardInterrupt: no message"),
         (raising(GeneratorExit("g")), "raised GeneratorExit: g"),
-        (lambda: ["abc"], r"gave <U3\[\], expected float32\[4\]"),
-        (lambda: [object()], r"gave object\[\], expected float32\[4\]"),
-        (lambda: [np.zeros(4, "M8[s]")], r"gave datetime64\[s\]\[4\], expected float32\[4\]"),
+        (lambda: ["abc"], r"returned <U3\[\], expected float32\[4\]"),
+        (lambda: [object()], r"returned object\[\], expected float32\[4\]"),
+        (lambda: [np.zeros(4, "M8[s]")], r"returned datetime64\[s\]\[4\], expected float32\[4\]"),
         (lambda: [Unreadable()], "raised ValueError: no array"),
     ],
 )

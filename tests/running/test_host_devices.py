@@ -29,9 +29,9 @@ def test_one_device_needs_none(monkeypatch):
 def test_a_child_has_threads_for_its_own_devices(monkeypatch):
     """What was set here for the devices of this process is not handed on; what a user has set is."""
     monkeypatch.setenv("PJRT_NPROC", "4")
-    monkeypatch.setattr(host_devices, "_reserved", {"PJRT_NPROC": "4"})
+    monkeypatch.setattr(host_devices, "_set_variables", {"PJRT_NPROC": "4"})
     assert "PJRT_NPROC" not in host_devices.environment_of_a_child()
-    monkeypatch.setattr(host_devices, "_reserved", {})
+    monkeypatch.setattr(host_devices, "_set_variables", {})
     assert host_devices.environment_of_a_child()["PJRT_NPROC"] == "4"
 
 

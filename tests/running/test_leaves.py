@@ -172,5 +172,5 @@ def test_elements_of_less_than_a_byte_stay_within_a_program(state, between, poli
         after, _ = engine.run(engine.init(seed=0), iterations=2)
         assert after["sum"] == 6
         return
-    with pytest.raises(fdg.FdgError, match=rf"an array of {refused}\[\d\] is in the state"):
+    with pytest.raises(fdg.FdgError, match=rf"an array {refused}\[\d\] is in the state"):
         engine.run(engine.init(seed=0), iterations=2)

@@ -14,7 +14,7 @@ from tests.tiny import Walk
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch):
     monkeypatch.setattr(xla_options, "has_wide_vectors", lambda: False)
-    monkeypatch.setattr(xla_options, "_QUICK_TO_COMPILE", {})
+    monkeypatch.setattr(xla_options, "_LOW_OPTIMIZATION", {})
     yield
     choose_xla_options(None)
 

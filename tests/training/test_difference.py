@@ -100,7 +100,7 @@ def test_loops_branches_keys_and_nested_fragments_are_stepped_as_one_program_com
     run = held(user_algorithm.Gardener())
     replay = difference._Replay(run, 0, False)
     end = list(replay.borders(0, 1))[-1]
-    whole = replay.stepper.state(1, replay.stepper.whole(*replay.leaves)[: len(replay.leaves)])
+    whole = replay.stepper.state(1, replay.stepper.run_iteration(*replay.leaves)[: len(replay.leaves)])
     for name, value in whole.arrays.items():
         np.testing.assert_allclose(end.arrays[name].astype(float), value.astype(float), rtol=1e-5, atol=1e-6)
 
