@@ -1,23 +1,30 @@
-"""GRPO compared with TRL's `GRPOTrainer` (1.16) and tunix's `GRPOLearner` (0.1.7): speed, in turns.
+"""GRPO compared with TRL's trainers (1.16) and tunix's (0.1.7): speed in turns, and whether they repeat.
 
-    python -m bench.rlhf_peers speed               # target 3
-    python -m bench.rlhf_peers speed --peer tunix  # target 1.2
+    python -m bench.rlhf_peers speed                     # `GRPOTrainer`, target 3
+    python -m bench.rlhf_peers speed --peer tunix        # `GRPOLearner`, target 1.2
+    python -m bench.rlhf_peers speed --peer trl-async    # `AsyncGRPOTrainer`, target 3
+    python -m bench.rlhf_peers speed --peer tunix-async  # the agentic `GRPOLearner`, target 1.2
+    python -m bench.rlhf_peers repeat --peer trl-async
 
 Both sides have the same network in float32, in a folder of Hugging Face's format, the same problems, lengths,
-responses, updates and step sizes. Peers run in environments of their own:
+responses, updates and step sizes; asynchronous ones have two devices on each side (for TRL, processes
+with a thread each) and tokens that are at most two updates old. Peers run in environments of their own:
 
     python -m venv build/venvs/language
-    build/venvs/language/bin/pip install torch==2.13.0 trl==1.16.0
+    build/venvs/language/bin/pip install torch==2.13.0 trl==1.16.0 requests
     python -m venv build/venvs/tunix
     build/venvs/tunix/bin/pip install google-tunix==0.1.7
 
 2 prompts x 4 responses of at most 16 tokens, one update, 77 thousand parameters; a round is some iterations
-of each side in turn, so that what else the machine does falls on both.
+of each side in turn, so that what else the machine does falls on both. `repeat` trains a peer for two rounds,
+twice with one seed, and once killed after the first round and resumed from its last checkpoint.
 """
 
+import contextlib
 import json
 import statistics
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +34,20 @@ import numpy as np
 import envs
 from algos.language import Decoder, DecoderConfig, weights
 from bench.harness import ROOT, Spread, in_turns, parser
-from bench.peers.alternate import Driver, ours
+from bench.peers.alternate import FRESH, Driver, ours
 
-PEERS = {"trl": ("language", 3.0), "tunix": ("tunix", 1.2)}  # environment, and the target of the ratio
+_SPLIT = "--policy split --devices 2 --slots 8 --ahead 1 --staleness 1 --old-log-prob actor"
+
+
+# Environment and driver, the target of the ratio, what the driver's configuration has besides, and our flags.
+PEERS: dict[str, tuple[str, str, float, dict[str, Any], str]] = {
+    "trl": ("language", "trl", 3.0, {}, ""),
+    "tunix": ("tunix", "tunix", 1.2, {}, ""),
+    "trl-async": ("language", "trl_async", 3.0, {"lag": 2}, _SPLIT),
+    "tunix-async": ("tunix", "tunix", 1.2, {"lag": 2}, _SPLIT),
+}
+_ENVIRONMENT = {**FRESH, "JAX_PLATFORMS": "cpu"}
+_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 NETWORK = {"hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
 _PROBLEMS = 8_192
 
@@ -42,8 +60,9 @@ def pairs_of(env: Any, count: int) -> list[tuple[str, str]]:
     return list(zip(prompts, env.texts(shown.responses, shown.mask), strict=True))
 
 
-def speed(peer_name: str, rounds: int, iterations: int) -> dict[str, Any]:
-    """Responses a second of both sides, in turns, and their ratio."""
+@contextlib.contextmanager
+def _task(rounds: int, iterations: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Our flags and the configuration of drivers, of a network and problems in a folder that is deleted."""
     env_name = "text:addition?max_response=16"
     task, parameters = envs.parse(env_name)
     env = envs.make(task, **parameters)
@@ -54,52 +73,87 @@ def speed(peer_name: str, rounds: int, iterations: int) -> dict[str, Any]:
         flags += f" --kl-coefficient 0 --learning-rate 1e-6 --total-steps {8 * iterations}"
         problems = Path(folder, "problems.json")  # too many for a command line
         problems.write_text(json.dumps({"problems": pairs_of(env, _PROBLEMS)}))
-        theirs = {
-            "model": folder,
-            "alphabet": env.tokenizer.alphabet,
-            "problems": str(problems),
-            "iterations": iterations,
-            "rounds": rounds + 2,
-            "trl": {
-                "per_device_train_batch_size": 8,
-                "num_generations": 4,
-                "steps_per_generation": 1,
-                "max_completion_length": env.response_length,
-                "learning_rate": 1e-6,
-                "max_grad_norm": 1.0,
+        yield (
+            flags,
+            {
+                "model": folder,
+                "alphabet": env.tokenizer.alphabet,
+                "problems": str(problems),
+                "iterations": iterations,
+                "rounds": rounds,
+                "trl": {
+                    "per_device_train_batch_size": 8,
+                    "num_generations": 4,
+                    "max_completion_length": env.response_length,
+                    "learning_rate": 1e-6,
+                    "max_grad_norm": 1.0,
+                },
             },
-        }
-        with (
-            ours(flags, continues=True) as mine,
-            Driver(_python(peer_name), peer_name, theirs) as peer,
-        ):
-            said = in_turns({"ours": mine.round, "theirs": peer.round}, rounds)
+        )
+
+
+def _driver(name: str, config: dict[str, Any]) -> Driver:
+    environment, driver, _, more, _ = PEERS[name]
+    python = ROOT / "build" / "venvs" / environment / "bin" / "python"
+    if not python.exists():
+        raise SystemExit(f"{python} is not there: python -m bench.rlhf_peers --help says how it is made")
+    return Driver(python, driver, {**config, **more}, _ENVIRONMENT | (_DEVICES if more else {}))
+
+
+def speed(name: str, rounds: int, iterations: int) -> dict[str, Any]:
+    """Responses a second of both sides, in turns, and their ratio."""
+    _, _, target, _, more = PEERS[name]
+    with (
+        _task(rounds + 2, iterations) as (flags, theirs),
+        ours(f"{flags} {more}", continues=True) as mine,
+        _driver(name, theirs) as driver,
+    ):
+        said = in_turns({"ours": mine.round, "theirs": driver.round}, rounds)
     speeds = {side: [one["steps"] / one["seconds"] for one in ones] for side, ones in said.items()}
     return {
-        "peer": peer_name,
+        "peer": name,
         **{f"{side}_responses_per_s": statistics.median(each) for side, each in speeds.items()},
         **Spread.ratio(speeds["ours"], speeds["theirs"]).figures,
-        "target": PEERS[peer_name][1],
+        "target": target,
         "rounds": rounds,
         "iterations": iterations,
     }
 
 
-def _python(peer: str) -> Path:
-    path = ROOT / "build" / "venvs" / PEERS[peer][0] / "bin" / "python"
-    if not path.exists():
-        raise SystemExit(f"{path} is not there: python -m bench.rlhf_peers --help says how it is made")
-    return path
+def repeat(name: str, iterations: int) -> dict[str, Any]:
+    """Largest differences of parameters: between two runs, and to a run that was killed and resumed."""
+    with _task(2, iterations) as (_, theirs):
+
+        def parameters(folder: str, rounds: int) -> np.ndarray:
+            place = Path(theirs["model"], folder)
+            place.mkdir(exist_ok=True)
+            with _driver(name, {**theirs, "run": str(place)}) as driver:  # it is killed at the end
+                said = driver.facts["first"]
+                while said["updates"] < rounds * iterations:
+                    said = driver.round(0)
+            return np.load(place / "parameters.npy")
+
+        first, second, half = parameters("first", 2), parameters("second", 2), parameters("killed", 1)
+        resumed = parameters("killed", 2)
+    others = {"second run": second, "killed and resumed": resumed, "after the first round": half}
+    return {"peer": name, "updates": 2 * iterations} | {
+        side: float(np.abs(first - other).max()) for side, other in others.items()
+    }
 
 
 def main() -> None:
     line = parser("bench.rlhf_peers", __doc__)
-    line.add_argument("what", nargs="?", choices=("speed",), default="speed")
+    line.add_argument("what", nargs="?", choices=("speed", "repeat"), default="speed")
     line.add_argument("--peer", choices=PEERS, default="trl")
-    line.add_argument("--rounds", type=int, default=7)
+    line.add_argument("--rounds", type=int, default=7, help="of speed")
     line.add_argument("--iterations", type=int, default=20, help="of a round")
     given = line.parse_args()
-    print(json.dumps(speed(given.peer, given.rounds, given.iterations), indent=1))
+    found = (
+        repeat(given.peer, given.iterations)
+        if given.what == "repeat"
+        else speed(given.peer, given.rounds, given.iterations)
+    )
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,83 +1,100 @@
 """TRL's `GRPOTrainer` (trl 1.16, torch) on a checkpoint and on problems that the configuration names.
 
-Its `train` is one call; here a round is so many of its iterations (one generation and the updates on it): the
+Its `train` is one call; here a round is some of its iterations (one generation and the updates on it): the
 call runs in a thread of its own, and a callback waits for the next round.
 
 Configuration: `{"model": folder, "alphabet": characters, "problems": file, "iterations": of a round,
-"rounds": at most, "trl": fields of GRPOConfig}`. In the file `problems` is a list of `[prompt, answer]`.
+"rounds": at most, "trl": fields of GRPOConfig}`. With `"run": folder` it resumes from the checkpoint there,
+writes one after each update, and `parameters.npy` after each round. In the file `problems` is a list of
+`[prompt, answer]`.
 """
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
 from bench.peers.drivers.characters import tokenizer_of
 from bench.peers.serve import Rounds, Stopwatch
 
 
-def prepare(config: dict[str, Any]):
-    """Builds the trainer, and trains up to the end of its first round."""
-    torch.manual_seed(0)
-    config |= json.loads(Path(config["problems"]).read_text())
-    tokenizer = tokenizer_of(config["alphabet"])
-    model = AutoModelForCausalLM.from_pretrained(config["model"], dtype=torch.float32)
-    updates = config["trl"]["steps_per_generation"]
-    arguments = GRPOConfig(
-        output_dir=tempfile.mkdtemp(),
-        max_steps=updates * config["iterations"] * config["rounds"],
-        beta=0.0,
-        loss_type="grpo",
-        bf16=False,
-        gradient_checkpointing=False,
-        use_cpu=True,
-        report_to="none",
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-        **config["trl"],
-    )
-    rounds = Rounds()
-    responses = arguments.per_device_train_batch_size * updates * config["iterations"]
-    rewards: list[float] = []
+class InRounds(TrainerCallback):
+    """Ends a round when the trainer logs, and waits for the next."""
 
-    def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-        found = [float(said.strip() == wanted) for said, wanted in zip(completions, answer, strict=True)]
-        rewards.extend(found)
-        return found
+    def __init__(self, rounds: Rounds, responses: int, run: str | None):
+        self.rounds, self.responses, self.run = rounds, responses, run
 
-    class InRounds(TrainerCallback):
-        """Tells of a round, and waits for the next."""
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.watch = Stopwatch().__enter__()
 
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **_: Any
+    ) -> None:
+        if "reward" not in logs:  # the summary at the end
+            return
+        self.watch.__exit__()
+        if self.run:
+            flat = [one.detach().numpy().ravel() for one in model.parameters()]
+            np.save(Path(self.run, "parameters.npy"), np.concatenate(flat))
+        said = {"steps": self.responses, "updates": state.global_step, "seconds": self.watch.seconds}
+        self.rounds.end({**said, "return": float(logs["reward"])})
+        if state.global_step < state.max_steps:
+            self.rounds.wait()
             self.watch = Stopwatch().__enter__()
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step % (updates * config["iterations"]):
-                return
-            self.watch.__exit__()
-            said = {"steps": responses, "seconds": self.watch.seconds, "return": sum(rewards) / len(rewards)}
-            rewards.clear()
-            rounds.end(said)
-            if state.global_step < state.max_steps:
-                rounds.wait()
-                self.watch = Stopwatch().__enter__()
 
+def train(config: dict[str, Any], build: Callable[..., Any]):
+    """Trains what `build` makes of common arguments, up to the end of the first round."""
+    torch.manual_seed(0)
+    config |= json.loads(Path(config["problems"]).read_text())
+    run = config.get("run")
+    common = {
+        "output_dir": run or tempfile.mkdtemp(),
+        "max_steps": config["iterations"] * config["rounds"],
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "use_cpu": True,
+        "report_to": "none",
+        "save_strategy": "steps" if run else "no",
+        "save_steps": 1,
+        "save_total_limit": 2,
+        "logging_steps": config["iterations"],
+        "disable_tqdm": True,
+        **config["trl"],
+    }
+    rounds = Rounds()
+    responses = config["trl"]["per_device_train_batch_size"] * config["iterations"]
     rows = [{"prompt": f"<bos>{prompt}", "answer": answer} for prompt, answer in config["problems"]]
-    trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=right,
-        args=arguments,
+    trainer = build(
+        config,
+        common,
         train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
-        callbacks=[InRounds()],
+        processing_class=tokenizer_of(config["alphabet"]),
+        callbacks=[InRounds(rounds, responses, run)],
     )
-
-    first = rounds.start(trainer.train)
-
+    last = get_last_checkpoint(common["output_dir"])
+    first = rounds.start(lambda: trainer.train(resume_from_checkpoint=last))
     return rounds.next, {"compile_seconds": first["seconds"], "first": first}
+
+
+def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    return [float(said.strip() == wanted) for said, wanted in zip(completions, answer, strict=True)]
+
+
+def prepare(config: dict[str, Any]):
+    """Builds the trainer, and trains up to the end of its first round."""
+
+    def build(config: dict[str, Any], common: dict[str, Any], **more: Any) -> GRPOTrainer:
+        model = AutoModelForCausalLM.from_pretrained(config["model"], dtype=torch.float32)
+        arguments = GRPOConfig(beta=0.0, loss_type="grpo", **common)
+        return GRPOTrainer(model=model, reward_funcs=right, args=arguments, **more)
+
+    return train(config, build)

@@ -1,8 +1,10 @@
-"""google-tunix's `GRPOLearner` (0.1.7, JAX) on a checkpoint and on problems that the configuration names.
+"""google-tunix's GRPO learners (0.1.7, JAX) on a checkpoint and on problems that the configuration names.
 
-Its `train` is one call; here a round is so many of its iterations: the call runs in a thread of its own, and
-the reward function, which it calls once an iteration, waits for the next round. Configuration: as of
-`trl.py`; of `"trl"` are read the numbers that both libraries have.
+Its `train` is one call; here a round is some of its iterations: the call runs in a thread of its own, and
+what is called once an iteration waits for the next: the reward function of `GRPOLearner`, or the data of the
+agentic one. That is taken with `"lag"`: it trains on one device and generates on another, with parameters at
+most that many updates old. Configuration: as of `trl.py`; of `"trl"` are read the numbers that both libraries
+have.
 """
 
 import itertools
@@ -15,9 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
+from flax import nnx
 from tunix.models.llama3 import model as llama
 from tunix.models.llama3 import params
 from tunix.rl import rl_cluster
+from tunix.rl.agentic import agentic_grpo_learner as agentic
 from tunix.rl.grpo import grpo_learner
 from tunix.rl.rollout import base_rollout
 
@@ -25,13 +30,25 @@ from bench.peers.drivers.characters import tokenizer_of
 from bench.peers.serve import Rounds
 
 
+class Prompts:
+    """Chats as text: their messages, one after the other."""
+
+    def parse(self, messages: Any, **_: Any) -> str:
+        """The text."""
+        return "".join(str(one["content"]) for one in messages)
+
+
 def prepare(config: dict[str, Any]):
     """Builds the learner, and trains up to the end of its first round."""
     config |= json.loads(Path(config["problems"]).read_text())
     wanted = config["trl"]
     group = wanted["num_generations"]
-    prompts = wanted["per_device_train_batch_size"] * wanted["steps_per_generation"] // group
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
+    prompts = wanted["per_device_train_batch_size"] // group
+    lag, run = config.get("lag"), config.get("run")
+    mesh, generating = (
+        jax.sharding.Mesh(np.array(device).reshape(1, 1), ("fsdp", "tp"))
+        for device in (jax.devices()[0], jax.devices()[-1])
+    )
     folder = config["model"]
     with mesh:
         actor = params.create_model_from_safe_tensors(folder, shape_of(folder), mesh, jnp.float32)
@@ -41,14 +58,16 @@ def prepare(config: dict[str, Any]):
         actor=actor,
         tokenizer=tokenizer_of(config["alphabet"]),
         cluster_config=rl_cluster.ClusterConfig(
-            role_to_mesh=dict.fromkeys(rl_cluster.Role, mesh),
+            role_to_mesh={**dict.fromkeys(rl_cluster.Role, mesh), rl_cluster.Role.ROLLOUT: generating},
             training_config=rl_cluster.RLTrainingConfig(
                 actor_optimizer=optax.chain(
                     optax.clip_by_global_norm(wanted["max_grad_norm"]), optax.adamw(wanted["learning_rate"])
                 ),
                 eval_every_n_steps=1_000_000,
                 max_steps=1_000_000,
-                mini_batch_size=prompts // wanted["steps_per_generation"],
+                checkpoint_root_directory=run,
+                checkpointing_options=ocp.CheckpointManagerOptions(save_interval_steps=1, max_to_keep=2),
+                mini_batch_size=prompts,
             ),
             rollout_config=base_rollout.RolloutConfig(
                 max_tokens_to_generate=length,
@@ -56,36 +75,56 @@ def prepare(config: dict[str, Any]):
                 kv_cache_size=longest + length + 1,
                 temperature=wanted.get("temperature", 1.0),
                 top_p=1.0,
+                return_logprobs=lag is not None,
             ),
         ),
     )
     rounds = Rounds()
-    each = {"iterations": config["iterations"], "responses": prompts * group * config["iterations"]}
+    iterations = config["iterations"]
     rewards: list[float] = []
     calls, begun = itertools.count(1), [time.perf_counter()]
+
+    def end_round(updates: int) -> None:
+        seconds = time.perf_counter() - begun[0]
+        if run:
+            leaves = jax.tree.leaves(nnx.state(cluster.actor_trainer.model))
+            np.save(Path(run, "parameters.npy"), np.concatenate([np.ravel(one) for one in leaves]))
+        said = {"steps": prompts * group * iterations, "updates": updates, "seconds": seconds}
+        rounds.end({**said, "return": sum(rewards) / len(rewards)})
+        rewards.clear()
+        rounds.wait()
+        begun[0] = time.perf_counter()
 
     def right(prompts: list[str], completions: list[str], answer: Any, **_: Any) -> list[float]:
         found = [float(said.strip() == str(wanted)) for said, wanted in zip(completions, answer, strict=True)]
         rewards.extend(found)
-        if next(calls) % each["iterations"] == 0:
-            seconds = time.perf_counter() - begun[0]
-            rounds.end(
-                {"steps": each["responses"], "seconds": seconds, "return": sum(rewards) / len(rewards)}
-            )
-            rewards.clear()
-            rounds.wait()
-            begun[0] = time.perf_counter()
+        if lag is None and (updates := next(calls)) % iterations == 0:
+            end_round(updates)
         return found
 
-    learner = grpo_learner.GRPOLearner(
-        rl_cluster=cluster,
-        algo_config=grpo_learner.GRPOConfig(num_generations=group, num_iterations=1, beta=0.0),
-        reward_fns=right,
-    )
+    of_both = {"num_generations": group, "num_iterations": 1, "beta": 0.0}
+    if lag is None:
+        learner = grpo_learner.GRPOLearner(
+            rl_cluster=cluster, algo_config=grpo_learner.GRPOConfig(**of_both), reward_fns=right
+        )
+    else:
+        learner = agentic.GRPOLearner(
+            rl_cluster=cluster,
+            algo_config=agentic.GRPOConfig(
+                **of_both, max_response_length=length, off_policy_steps=lag, max_concurrency=prompts * group
+            ),
+            reward_fns=right,
+            chat_parser=Prompts(),
+        )
+    before = cluster.global_steps
 
     def batches():
         problems = itertools.cycle(config["problems"])
-        while True:
+        for number in itertools.count():
+            if lag is not None:  # lag + 1 batches are taken before the first update, then one after each
+                done = number - lag
+                if done > before and done % iterations == 0:
+                    end_round(done)
             some = list(itertools.islice(problems, prompts))
             yield {
                 "prompts": np.array([f"<bos>{prompt}" for prompt, _ in some]),

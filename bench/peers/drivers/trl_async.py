@@ -1,0 +1,125 @@
+"""TRL's `AsyncGRPOTrainer` (trl 1.16), with a process that generates in place of vLLM, which needs a GPU.
+
+The process implements TRL's `RolloutWorkerProtocol` and `WeightTransferProtocol`. Batch n is generated with
+parameters of n - `lag` updates or more. The trainer's attention is a kernel for GPUs (FlashAttention 3); a
+masked one of torch's is registered in its place. One thread each. Configuration: as of `trl.py`, and `"lag"`.
+"""
+
+import itertools
+import time
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AutoModelForCausalLM
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+from bench.peers.drivers import trl
+from bench.peers.drivers.characters import tokenizer_of
+
+
+def attend(module, query, key, value, mask, *, tree_kv_index, tree_cu_seqlens_q, tree_cu_seqlens_k, **how):
+    """Attention over packed responses: each token sees those on its own path that are not after it."""
+    index = torch.arange(query.shape[2])
+    sees = torch.zeros(len(index), len(index), dtype=torch.bool)
+    bounds = zip(itertools.pairwise(tree_cu_seqlens_q), itertools.pairwise(tree_cu_seqlens_k), strict=True)
+    for (begin, end), (first, last) in bounds:
+        path = tree_kv_index[first:last]
+        sees[begin:end, path] = path <= index[begin:end, None]
+    attention = torch.nn.functional.scaled_dot_product_attention
+    out = attention(query, key, value, sees, scale=how["scaling"], enable_gqa=True)
+    return out.transpose(1, 2), None
+
+
+class Worker:
+    def __init__(self, config: dict[str, Any]):
+        context = torch.multiprocessing.get_context("spawn")
+        self.rollout_buffer, self.metrics_queue = context.Queue(), context.Queue()
+        self.version, self.lock = context.Value("i", 0), context.Lock()
+        self.weights = {name: one.detach().share_memory_() for name, one in loaded(config).named_parameters()}
+        arguments = (config, self.weights, self.lock, self.version, self.rollout_buffer)
+        process = context.Process(target=generate, args=arguments, daemon=True)
+        self.start, self.stop, self.alive = process.start, process.kill, process.is_alive
+
+    def update_model_version(self, model_version: int) -> None:
+        self.version.value = model_version
+
+    def check_health(self, stale_after_s: float) -> None:
+        if not self.alive():
+            raise RuntimeError("the process that generates has ended")
+
+    def send_weights(self, iterator: Any) -> None:
+        with self.lock:
+            for name, tensor in iterator:
+                self.weights[name].copy_(tensor)
+
+    def init_weight_transfer(self) -> None:
+        """Nothing to do, as in `pause`, `resume`, `destroy`: the lock is held while parameters are copied."""
+
+    pause = resume = destroy = init_weight_transfer
+
+
+def loaded(config: dict[str, Any]) -> Any:
+    return AutoModelForCausalLM.from_pretrained(config["model"], dtype=torch.float32)
+
+
+@torch.no_grad()
+def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buffer: Any) -> None:
+    """Puts batches of responses into `buffer` for as long as the trainer lives."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    tokenizer, wanted, model = tokenizer_of(config["alphabet"]), config["trl"], loaded(config)
+    own, group = dict(model.named_parameters()), wanted["num_generations"]
+    how = {"do_sample": True, "top_k": 0, "return_dict_in_generate": True, "output_scores": True}
+    how |= {"num_return_sequences": group, "max_new_tokens": wanted["max_completion_length"]}
+    how |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    problems, trainer = itertools.cycle(config["problems"]), torch.multiprocessing.parent_process()
+    for batch in itertools.count():
+        while version.value + config["lag"] <= batch:  # the version before the first update is 1
+            time.sleep(1e-3)
+            if not trainer.is_alive():
+                return
+        with lock:
+            at = version.value
+            for name, tensor in weights.items():
+                own[name].copy_(tensor)
+        rows = list(itertools.islice(problems, wanted["per_device_train_batch_size"] // group))
+        inputs = tokenizer([f"<bos>{prompt}" for prompt, _ in rows], return_tensors="pt", padding=True)
+        made = model.generate(**inputs, **how)
+        log_probs = model.compute_transition_scores(made.sequences, made.scores, normalize_logits=True)
+        begins = inputs.input_ids.shape[1]
+        texts = tokenizer.batch_decode(made.sequences[:, begins:], skip_special_tokens=True)
+        rewards = torch.tensor(trl.right(texts, [answer for _, answer in rows for _ in range(group)]))
+        apart = rewards.view(-1, group)
+        advantages = (apart - apart.mean(1, keepdim=True)) / (apart.std(1, keepdim=True) + 1e-4)
+        for i, (sequence, advantage) in enumerate(zip(made.sequences, advantages.flatten(), strict=True)):
+            prompt, said = sequence[:begins][inputs.attention_mask[i // group].bool()], sequence[begins:]
+            length = min(int((said != tokenizer.eos_token_id).cumprod(0).sum()) + 1, len(said))
+            none = torch.zeros(len(prompt))
+            sample = RolloutSample(
+                [], [],
+                input_ids=torch.cat([prompt, said[:length]]).numpy(),
+                completion_mask=torch.cat([none, none.new_ones(length)]).numpy(),
+                old_log_probs=torch.cat([none, log_probs[i, :length]]).numpy(),
+                advantage=float(advantage),
+                model_version=at,
+                group_id=batch * len(rows) + i // group,
+                metrics={"reward": float(rewards[i])},
+            )  # fmt: skip
+            buffer.put(sample)
+
+
+def prepare(config: dict[str, Any]):
+    """Builds the trainer, and trains up to the end of its first round."""
+    torch.set_num_threads(1)
+    torch.cuda.get_device_name = lambda *_: "CPU"  # the trainer asks without looking, for its peak rate
+
+    def build(config: dict[str, Any], common: dict[str, Any], **more: Any) -> AsyncGRPOTrainer:
+        worker = Worker(config)
+        arguments = AsyncGRPOConfig(token_budget=0, max_staleness=config["lag"], **common)
+        more |= {"rollout_worker": worker, "weight_transfer": worker}
+        made = AsyncGRPOTrainer(model=config["model"], args=arguments, **more)
+        AttentionInterface.register("tree_fa3", attend)
+        return made
+
+    return trl.train(config, build)
