@@ -15,7 +15,7 @@ from jax.experimental import io_callback
 
 from envs.text.rows import Row
 from fdg.arguments import checked_names
-from fdg.errors import FdgError, HostError, listed, nearest, own_frame, raised
+from fdg.errors import FdgError, HostError, listed, nearest, own_frame, raised, text_of
 
 RewardFunction = Callable[..., Sequence[float | None]]
 
@@ -166,7 +166,7 @@ class _Calls:
         contents = [jax.tree.map(lambda leaf, i=i: leaf[i], whole) for i in range(len(said))]
         rows = [_row(task, one, text) for one, text in zip(contents, asked, strict=True)]
         given = [one(rows, said, asked) for one in self.calls]
-        return np.stack([np.asarray(column, np.float32) for column in given], axis=1)
+        return np.stack(given, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +181,7 @@ class _Call:
     def __name__(self) -> str:
         return f"reward '{self.name}' of task '{self.task.name}'"
 
-    def __call__(self, rows: Sequence[Row], said: list[str], asked: list[str]) -> list[float]:
+    def __call__(self, rows: Sequence[Row], said: list[str], asked: list[str]) -> np.ndarray:
         """The function's results, NaN for None."""
         known: dict[str, list[Any]] = {
             name: [copy.deepcopy(row.columns.get(name)) for row in rows]
@@ -199,7 +199,7 @@ class _Call:
             found = [math.nan if value is None else float(value) for value in given]
         except HostError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             i = _index_of(error, said, asked)
             at = f"for {said[i]!r:.60}, asked {asked[i]!r:.60}" if said else "for no responses"
             raise HostError(f"{self.__name__} raised {raised(error)} {at}") from error
@@ -207,13 +207,15 @@ class _Call:
             raise HostError(
                 f"{self.__name__} gave {len(found)} numbers for {len(said)} responses: return one for each"
             )
-        for value, plain, prompt, response in zip(found, given, asked, said, strict=True):
-            if plain is not None and not math.isfinite(value):
-                raise HostError(
-                    f"{self.__name__} gave {value} for {response!r:.60}, asked {prompt!r:.60}: return a"
-                    " finite number, or None for no reward"
-                )
-        return found
+        with np.errstate(over="ignore"):
+            rewards = np.asarray(found, np.float32)
+        is_given = np.array([value is not None for value in given], bool)
+        for i in np.flatnonzero(~np.isfinite(rewards) & is_given):
+            raise HostError(
+                f"{self.__name__} gave {found[i]} for {said[i]!r:.60}, asked {asked[i]!r:.60}: return a"
+                " finite number, or None for no reward (it is stored as float32)"
+            )
+        return rewards
 
     def arguments(self, known: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The function's positional and keyword arguments."""
@@ -275,7 +277,7 @@ def _row(task: Any, content: Any, asked: str) -> Row:
     return Row(asked, content) if rows is None else rows[int(content[0])]
 
 
-def _index_of(error: Exception, said: Sequence[str], asked: Sequence[str]) -> int:
+def _index_of(error: BaseException, said: Sequence[str], asked: Sequence[str]) -> int:
     """The response that a function processed when it raised; else the first.
 
     By its variables, or the error: since Python 3.12, those of a comprehension are gone.
@@ -287,7 +289,7 @@ def _index_of(error: Exception, said: Sequence[str], asked: Sequence[str]) -> in
             if any(one is text for one in variables):
                 return i
     for texts in (said, asked):
-        named = [i for i, text in enumerate(texts) if repr(text) in str(error)]
+        named = [i for i, text in enumerate(texts) if repr(text) in text_of(error)]
         if len(named) == 1:
             return named[0]
     return 0

@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -279,6 +280,14 @@ def test_a_problem_of_ones_own_has_its_reward_from_the_host():
     assert found.total.tolist() == [len(r) for r in responses] and found.parts.keys() == {"louder"}
 
 
+class Mute(Exception):
+    __str__ = None
+
+
+def mute():
+    raise Mute("x")
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -294,6 +303,9 @@ def test_a_problem_of_ones_own_has_its_reward_from_the_host():
         ),
         (lambda p, r, a: [1.0, math.nan], "gave nan for 'cd=', asked 'cd=': return a finite number, or None"),
         (lambda p, r, a: [1.0, -math.inf], "gave -inf for '"),
+        (lambda p, r, a: [1.0, 1e39], "gave 1e+39 for 'cd=', asked 'cd=': return a finite number"),
+        (lambda p, r, a: sys.exit(3), "raised SystemExit: 3 (test_text.py, line LINE) for 'ab='"),
+        (lambda p, r, a: mute(), "raised Mute: no message (test_text.py, line LINE) for 'ab='"),
         (lambda p, r, a: [1.0], "gave 1 numbers for 2 responses"),
         (lambda p, r, a: ["good", "bad"], "raised ValueError: could not convert string to float: 'good'"),
     ],
