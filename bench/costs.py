@@ -308,7 +308,7 @@ def fit(half: str, of_machines: bool) -> None:
         was calibrated before there were jobs has the times of its cells for them.
     """
     from fdg.costs.fitting import fit
-    from fdg.training.reference_jobs import REFERENCE_JOBS, fitted_to_jobs
+    from fdg.training.reference_jobs import REFERENCE_JOBS, fit_to_jobs
 
     samples = [
         JobSample(fdg.place(*cell.build(), cell.devices), one.calibration.cluster(cell.devices), seconds)
@@ -325,7 +325,7 @@ def fit(half: str, of_machines: bool) -> None:
         cells = {cell.key: seconds for cell, seconds in one.measured()}
         jobs = {job.key: cells[job.key] for job in REFERENCE_JOBS if job.key in cells}
         kept = one.calibration if one.calibration.jobs else dataclasses.replace(one.calibration, jobs=jobs)
-        kept = fitted_to_jobs(kept)
+        kept = fit_to_jobs(kept)
         one.calibration_file.write_text(json.dumps(kept.as_json(), indent=1) + "\n")
         print(f"{one.name}: fitted to {len(kept.jobs)} jobs: {kept.kind.joined}, {kept.kind.overheads}")
 

@@ -13,7 +13,7 @@ from fdg.costs import machine
 from fdg.costs.calibration import calibrate
 from fdg.costs.candidate_times import iteration_seconds
 from fdg.costs.prediction import predict
-from fdg.training.reference_jobs import REFERENCE_JOBS, ReferenceJob, fitted_to_jobs, time_reference_jobs
+from fdg.training.reference_jobs import REFERENCE_JOBS, ReferenceJob, fit_to_jobs, time_reference_jobs
 
 _FILE = "calibration.json"
 
@@ -51,7 +51,7 @@ def calibrated(file: Path, fit: bool) -> Figures:
     def time_jobs() -> Mapping[str, float]:
         return {job.key: taken for job, taken in time_reference_jobs(REFERENCE_JOBS, devices, print).items()}
 
-    found = fitted_to_jobs(calibrate(devices, print, time_jobs)) if fit else calibrate(devices, print)
+    found = fit_to_jobs(calibrate(devices, print, time_jobs)) if fit else calibrate(devices, print)
     file.write_text(json.dumps(found.as_json(), indent=1) + "\n")
     return {"s": found.seconds, "jobs": len(found.jobs), "unrest": found.unrest}
 

@@ -21,7 +21,7 @@ from fdg.costs.program_time import JOINED
 from fdg.errors import FdgError
 from fdg.running.host_devices import make_host_devices
 from fdg.showing.words import quantity, table
-from fdg.training.reference_jobs import REFERENCE_JOBS, fitted_to_jobs, time_reference_jobs
+from fdg.training.reference_jobs import REFERENCE_JOBS, fit_to_jobs, time_reference_jobs
 from fdg.training.writable import check_writable, writing
 
 FLAGS = (

@@ -16,9 +16,9 @@ from fdg.costs.hardware import RATES, SIZES, TIMES, Cluster, Figure
 from fdg.costs.prediction import predict
 from fdg.errors import FdgError, PlanError
 from fdg.showing.words import table
-from fdg.training.job import Job, steps_of
+from fdg.training.job import Job, steps_unit
 from fdg.training.settings import AUTO_LAG
-from fdg.training.settling import choose_within, with_quickest_lag
+from fdg.training.settling import choose_policy, choose_quickest_lag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,7 @@ def lines(job: Job, flags: Mapping[str, Any]) -> list[str]:
     points: list[Point] = []
     paragraphs: list[str] = [
         f"{cluster.kind.name}: {cluster.hosts} hosts of {cluster.devices_per_host} devices;"
-        f" steps are {steps_of(job.algorithm)}"
+        f" steps are {steps_unit(job.algorithm)}"
     ]
     refused: list[str] = []
     for policy in compared:
@@ -217,9 +217,9 @@ def _scaled(algorithm: Any, per_device: int | None, count: int | None) -> tuple[
 
 def _point(job: Job, policy: Any, cluster: Cluster, algorithm: Any, graph: fdg.FDG) -> Point:
     if isinstance(policy, policies.Auto):
-        policy = choose_within(policy, algorithm, graph, cluster, job.agents, all_devices=True).policy
+        policy = choose_policy(policy, algorithm, graph, cluster, job.agents, all_devices=True).policy
     elif job.described.get("lag") == AUTO_LAG:
-        policy = with_quickest_lag(policy, algorithm, graph, cluster, job.agents).policy
+        policy = choose_quickest_lag(policy, algorithm, graph, cluster, job.agents).policy
     plan = fdg.place(graph, policy, cluster.devices, job.agents)
     check_memory(plan, cluster)
     steps = getattr(algorithm, "steps_per_iteration", job.steps_per_iteration)

@@ -21,7 +21,7 @@ from fdg.errors import FdgError
 from fdg.placing.plans import Plan
 from fdg.showing.plan_outline import idle_notes
 from fdg.showing.words import duration, quantity, table
-from fdg.training.curves import figure_of, finish, style
+from fdg.training.curves import finish, make_figure, style
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,7 +70,7 @@ def _draw(returns: dict[int, Any], steps: int, path: Path) -> None:
 
     from fdg.training import curves
 
-    figure, axes = curves.figure_of()
+    figure, axes = curves.make_figure()
     for i, (count, values) in enumerate(sorted(returns.items())):
         _, colour = curves.style(i)
         width, stroke = ((7, "-"), (2, "--"))[i]

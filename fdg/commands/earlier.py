@@ -10,7 +10,7 @@ from fdg.errors import FdgError
 from fdg.kinds import shown, to_json
 from fdg.reading import read_json
 from fdg.training import run_directory
-from fdg.training.settings import changes, contradiction, flat
+from fdg.training.settings import changes, contradiction, flatten_config
 
 # Entries of an earlier run's configuration that a new run does not inherit.
 _NOT_INHERITED = (

@@ -135,7 +135,7 @@ class CommandLine:
             "lag": merged.get("lag", Names.lag),
             "hyperparameters": values,
         }
-        settings.check({**run, **config})
+        settings.check_settings({**run, **config})
         resolver.check_trackers(run)
         policy = build_policy(config, resolver)
         algorithm = build_algorithm({**run, **config}, resolver)

@@ -8,7 +8,7 @@ from fdg.commands.flags import Flag, fields_of
 from fdg.errors import FdgError, unknown_name
 from fdg.kinds import is_tuple, reader
 from fdg.training.space import grid_text, parse_grid, parse_space, space_text
-from fdg.training.sweep import without_sweep
+from fdg.training.sweep import unwrap_sweep
 
 
 def normalised_sweep(text: str, flags: Mapping[str, Any]) -> str:
@@ -62,7 +62,7 @@ def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag]
 
 def search_of(job: Any) -> Any:
     """The search space of a job that is a hyperparameter search."""
-    return space_of(job.search, fields_of(type(without_sweep(job.algorithm))))
+    return space_of(job.search, fields_of(type(unwrap_sweep(job.algorithm))))
 
 
 def member_of(run: Any, text: str) -> Any:

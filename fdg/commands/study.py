@@ -137,7 +137,7 @@ def _able_algorithms(env: str) -> list[str]:
     """
     import algos
     import envs
-    from fdg.training.job import steps_of
+    from fdg.training.job import steps_unit
 
     name, overrides = envs.parse(env)
     names = algos.able_in(envs.make(name, **overrides))

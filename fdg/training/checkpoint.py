@@ -171,7 +171,7 @@ class Checkpoints:
                 return
         else:
             # Copy: on a CPU the writer would read the buffers in place, and the next `run` overwrites them.
-            # `device_put` copies without compiling a program for each shape.
+            # `device_put` copies without compiling a program per shape.
             arrays = jax.device_put(arrays, may_alias=False)
         self._wait()
         if self._writer is None:

@@ -26,10 +26,10 @@ from fdg.training.curves import Curves
 from fdg.training.finite import is_vital
 from fdg.training.run_directory import json_line, read_config, read_metrics, read_summary
 from fdg.training.statistics import (
+    estimate_text,
     interquartile_mean,
     probability_of_improvement,
     stratified_interval,
-    with_interval,
 )
 from fdg.training.writable import check_results, writing
 
@@ -201,7 +201,7 @@ class Estimate:
             return "-"
         if not math.isfinite(self.value):
             return "failed"
-        return with_interval(self.value, self.interval)
+        return estimate_text(self.value, self.interval)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -381,7 +381,7 @@ def compare(
         print(comparison)
         comparison.write("comparison")
     """
-    folders = curves.runs_once(runs)
+    folders = curves.find_unique_runs(runs)
     all_curves = curves.read_curves(folders, curves.RETURN, "env_steps", labels)
     sides: dict[tuple[str, str], list[Curves]] = {}
     for curve in all_curves:

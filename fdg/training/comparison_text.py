@@ -172,7 +172,7 @@ def _escape_markdown(cell: str) -> str:
 
 def draw_intervals(comparison: Any) -> Any:
     """Plots final returns: a panel per environment, with the interval and the seeds of each side."""
-    figure, *panels = curves.figure_of(len(comparison.environments))
+    figure, *panels = curves.make_figure(len(comparison.environments))
     sides = comparison.sides
     for env, axes in zip(comparison.environments, panels, strict=True):
         for i, side in enumerate(sides):

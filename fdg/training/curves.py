@@ -14,7 +14,7 @@ from fdg.errors import FdgError, listed
 from fdg.training.finite import failed_agents
 from fdg.training.run_directory import RunDirectory, read_config, read_metrics, read_summary
 from fdg.training.space import parse_grid, points_of
-from fdg.training.statistics import STATISTICS, finite_mean, interval, intervals, with_interval
+from fdg.training.statistics import STATISTICS, estimate_text, finite_mean, interval, intervals
 
 RETURN = "episode_return"
 _MAX_POINTS = 200  # points per curve; further ones would show only noise at this figure size
@@ -82,17 +82,17 @@ def draw_run(
     picture: Any,
     dpi: int = 150,
     points: Sequence[str] = (),
-    counted: str = "steps",
+    x_label: str = "steps",
     failed: Sequence[int] = (),
 ) -> None:
-    """Plots a run's `shown_metric` over its steps as PNG: a faint line per agent, and the mean.
+    """Plots a run's `metric_to_plot` over its steps as PNG: a faint line per agent, and the mean.
 
-    `solved` is a return to mark with a line, and `counted` the label of the x axis. Each of the `points` of a
+    `solved` is a return to mark with a line, and `x_label` the label of the x axis. Each of the `points` of a
     sweep has equally many agents; at most seven points get a mean each. Agents at the positions `failed` are
     left out, unless all failed, and counted in the label. The plot is 7 inches wide.
     """
-    figure, axes = figure_of()
-    metric = shown_metric(rows) or RETURN
+    figure, axes = make_figure()
+    metric = metric_to_plot(rows) or RETURN
     name = metric.replace("_", " ")
     steps, values, weights = columns(rows, "env_steps", metric)
     agents = values.shape[1]
@@ -124,18 +124,18 @@ def draw_run(
     if solved is not None:
         _draw_threshold(axes, solved, f"solved: {solved:g}")
     label = "mean episode return" if metric == RETURN else plot_label(name)
-    axes.set(title=title, xlabel=counted, ylabel=label, xlim=(0, None))
+    axes.set(title=title, xlabel=x_label, ylabel=label, xlim=(0, None))
     finish(figure, [axes], "env_steps")
     figure.savefig(picture, format="png", dpi=dpi)
 
 
-def shown_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
+def metric_to_plot(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """The metric to plot: `episode_return`, else the first with "return" or "reward" in its name, else with
     "loss", else the first metric.
 
-    >>> shown_metric([{"iteration": 1, "env_steps": 8, "wall_s": 0.1, "loss": 2.0, "mean_reward": 1.0}])
+    >>> metric_to_plot([{"iteration": 1, "env_steps": 8, "wall_s": 0.1, "loss": 2.0, "mean_reward": 1.0}])
     'mean_reward'
-    >>> shown_metric([{"iteration": 1, "entropy": 0.5, "loss": 2.0}])
+    >>> metric_to_plot([{"iteration": 1, "entropy": 0.5, "loss": 2.0}])
     'loss'
     """
     names = [
@@ -192,11 +192,11 @@ def compare(
         raise FdgError(f"x={x}: it must be one of {', '.join(_AXES)}")
     if statistic not in STATISTICS:
         raise FdgError(f"statistic={statistic}: it must be one of {', '.join(STATISTICS)}")
-    folders = runs_once(paths)
+    folders = find_unique_runs(paths)
     curves = read_curves(folders, metric, x, labels)
     environments = list(dict.fromkeys(curve.env for curve in curves))
     names = list(dict.fromkeys(curve.label for curve in curves))
-    figure, *panels = figure_of(len(environments))
+    figure, *panels = make_figure(len(environments))
     for env, axes in zip(environments, panels, strict=True):
         for curve in (c for c in curves if c.env == env):
             line_style, colour = style(names.index(curve.label))
@@ -219,7 +219,7 @@ def compare(
     return Drawn(figure, curves)
 
 
-def runs_in(paths: Iterable[str | Path]) -> list[Path]:
+def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """Run directories: a path that is not one is replaced by the run directories in it, sorted by name."""
     runs: list[Path] = []
     for path in map(Path, paths):
@@ -228,9 +228,9 @@ def runs_in(paths: Iterable[str | Path]) -> list[Path]:
     return runs
 
 
-def runs_once(paths: Iterable[str | Path]) -> list[Path]:
-    """The paths of `runs_in`; raises `FdgError` if a run is given twice."""
-    folders = runs_in(paths)
+def find_unique_runs(paths: Iterable[str | Path]) -> list[Path]:
+    """The paths of `find_runs`; raises `FdgError` if a run is given twice."""
+    folders = find_runs(paths)
     resolved = [folder.resolve() for folder in folders]
     duplicate = next((folder for i, folder in enumerate(folders) if resolved[i] in resolved[:i]), None)
     if duplicate is not None:
@@ -262,7 +262,7 @@ def returns_table(curves: Sequence[Curves]) -> str:
         estimates = []
         for title, statistic in STATISTICS.items():
             bounds = interval(final, statistic) if len(final) > 1 else None
-            estimates.append(f"{title} {with_interval(float(statistic(final)), bounds, ' ({} to {})')}")
+            estimates.append(f"{title} {estimate_text(float(statistic(final)), bounds, ' ({} to {})')}")
         measure = "evaluation" if curve.evaluated else "last tenth of training"
         count = f"{len(final)} {'seeds' if len(final) > 1 else 'seed'}"
         lines.append(f"{name}: {', '.join(estimates)}; {count}, {measure}{note if failed else ''}")
@@ -417,7 +417,7 @@ def _interpolate_curves(curve: Curves) -> tuple[np.ndarray, np.ndarray]:
     return grid, np.stack([np.interp(grid, x, y) for x, y in curves])
 
 
-def figure_of(panels: int = 1) -> tuple[Any, ...]:
+def make_figure(panels: int = 1) -> tuple[Any, ...]:
     """A figure and the axes of its panels."""
     # Not pyplot, which selects a window system and keeps figures alive. The import takes 0.4 s.
     from matplotlib.backends.backend_agg import FigureCanvasAgg

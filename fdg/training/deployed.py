@@ -163,8 +163,8 @@ class _Input:
         single = array.shape == self.shape
         if not single and (not array.ndim or array.shape[1:] != self.shape):
             raise FdgError(
-                f"an observation of shape {list(array.shape)}: those of {label} are {list(self.shape)}, and"
-                f" batches of them {['N', *self.shape]}".replace("'N'", "N")
+                f"an observation of shape {list(array.shape)}: {label} has shape {list(self.shape)}, and"
+                f" batches have {['N', *self.shape]}".replace("'N'", "N")
             )
         if array.dtype != self.program_dtype:
             array = array.astype(self.program_dtype)

@@ -15,7 +15,7 @@ from fdg.errors import FdgError, listed, one_line, own_code, place_of
 from fdg.kinds import annotations_of, dataclass_fields, is_writable, to_json
 from fdg.training.name_resolver import CALLER, NameResolver
 from fdg.training.settings import AUTO_LAG, read_value
-from fdg.training.sweep import said_of, with_recorded_sweep
+from fdg.training.sweep import restore_sweep, wrapper_entries
 
 _DELAYS = ("staleness", "lag")  # policy fields with their own entries
 _SEPARATE_FIELDS = ("env", *_DELAYS)  # fields that are not in "hyperparameters" or "policy_fields"
@@ -27,7 +27,7 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
     The entries have `"rebuilds": false` if they do not determine the algorithm, such as with a network object
     or an environment without a name; then the caller of `fdg.load` must give the algorithm.
     """
-    if wrapper := said_of(algorithm):
+    if wrapper := wrapper_entries(algorithm):
         return {**describe(algorithm.algorithm, policy), **wrapper}
     env = getattr(algorithm, "env", None)
     config = {
@@ -129,7 +129,7 @@ def build_algorithm(config: Mapping[str, Any], resolver: NameResolver) -> Any:
     algorithm = _construct(cls, name, values)
     if config.get("self_play") is not None:
         algorithm = algos.SelfPlay.from_text(algorithm, str(config["self_play"]))
-    return with_recorded_sweep(algorithm, config)
+    return restore_sweep(algorithm, config)
 
 
 def build_policy(config: Mapping[str, Any], resolver: NameResolver) -> Any:
@@ -172,7 +172,7 @@ def _construct(cls: type, name: str, values: Mapping[str, Any]) -> Any:
         if dataclasses.is_dataclass(cls):
             fix = "give the class a field"
         raise FdgError(f"{name}{place_of(cls)} has no field {unknown[0]}: {fix} {unknown[0]}")
-    note = "" if dataclasses.is_dataclass(cls) else " of no arguments, for it is no dataclass,"
+    note = "" if dataclasses.is_dataclass(cls) else " without arguments, since it is not a dataclass,"
     with own_code(f"{name}(...){note}", cls):
         try:
             return cls(**values)

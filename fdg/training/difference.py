@@ -32,8 +32,8 @@ from fdg.training.recording import (
     write_recording,
 )
 from fdg.training.run import Run
-from fdg.training.run_directory import CHECKPOINTS, plain, read_config, read_metrics, read_summary
-from fdg.training.settings import flat
+from fdg.training.run_directory import CHECKPOINTS, read_config, read_metrics, read_summary, to_json_types
+from fdg.training.settings import flatten_config
 from fdg.training.stepping import Border, Stepper
 from fdg.training.summary import versions
 
@@ -165,11 +165,11 @@ def diff(
     runs = [side.load(start, trust) for side in sides]
     replays = [_Replay(run, agent, trust) for run in runs]
     notes += dict.fromkeys(line for replay in replays for line in replay.notes)
-    begin = runs[0].iteration
-    end = begin + (iterations or max((first_unequal or 0) - begin, 1))
+    start_iteration = runs[0].iteration
+    end = start_iteration + (iterations or max((first_unequal or 0) - start_iteration, 1))
     with host_errors():
-        begin = _skip_equal_iterations(replays, begin, end, tolerance)
-        borders_a, borders_b = (replay.borders(begin, end) for replay in replays)
+        start_iteration = _skip_equal_iterations(replays, start_iteration, end, tolerance)
+        borders_a, borders_b = (replay.borders(start_iteration, end) for replay in replays)
         difference, compared = first_difference(borders_a, borders_b, tolerance)
     source = "the states held" if start is None else f"checkpoint {start:,}" if start else "init"
     if difference is None and first_unequal is not None:
@@ -221,7 +221,7 @@ def record(
         "iteration": start.iteration,
         "iterations": iterations,
         "versions": versions(),
-        "settings": plain(dict(start.config)),
+        "settings": to_json_types(dict(start.config)),
     }
     end = start.iteration + iterations
     with host_errors():
@@ -327,7 +327,7 @@ def _describe_unequal_settings(a: _Side, b: _Side) -> list[str]:
     """Messages about settings and versions that differ."""
     lines = []
     if a.config and b.config:
-        unequal_settings = _unequal_items(flat(a.config), flat(b.config))
+        unequal_settings = _unequal_items(flatten_config(a.config), flatten_config(b.config))
         if compared := {name: pair for name, pair in unequal_settings.items() if name not in _NOT_COMPARED}:
             lines.append(f"settings: {_list_pairs(compared)}")
     replayed_here = a.recording is not None or b.recording is not None
@@ -424,8 +424,8 @@ def _compare_recordings(
     notes: list[str],
 ) -> Difference:
     recording = next(side.recording for side in sides if side.recording is not None)
-    begin, run_name = recording.facts["iteration"], recording.facts["of"]
-    end = begin + min(iterations or recording.facts["iterations"], recording.facts["iterations"])
+    start_iteration, run_name = recording.facts["iteration"], recording.facts["of"]
+    end = start_iteration + min(iterations or recording.facts["iterations"], recording.facts["iterations"])
     borders = []
     for side in sides:
         if side.recording is not None:
@@ -434,10 +434,11 @@ def _compare_recordings(
         replay = _Replay(side.load(None, trust), agent, trust)
         replay.replace_state(recording.start)
         notes += replay.notes
-        borders.append(replay.borders(begin, end))
+        borders.append(replay.borders(start_iteration, end))
     with host_errors():
         difference, compared = first_difference(borders[0], borders[1], tolerance)
-    names, start = (sides[0].name, sides[1].name), f"the state after iteration {begin:,} of {run_name:.80}"
+    names = sides[0].name, sides[1].name
+    start = f"the state after iteration {start_iteration:,} of {run_name:.80}"
     return _difference(names, difference, start, compared, notes)
 
 

@@ -26,8 +26,8 @@ from fdg.running.xla_options import xla_options
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory, read_metrics
-from fdg.training.statistics import format_numbers, interval, with_interval
-from fdg.training.sweep import agent_seeds, without_sweep
+from fdg.training.statistics import estimate_text, format_numbers, interval
+from fdg.training.sweep import agent_seeds, unwrap_sweep
 
 # Returns at which Gymnasium's registry calls an environment solved (`reward_threshold`).
 SOLVED = {
@@ -134,7 +134,7 @@ class Evaluation:
         return f"<Evaluation {self}>"
 
     def __str__(self) -> str:
-        mean = with_interval(self.mean, self.interval, " (95% interval {} to {})")
+        mean = estimate_text(self.mean, self.interval, " (95% interval {} to {})")
         text = f"{self.actions}: return {mean} over {self.episodes:,} episodes{self.of_agents}"
         if self.lengths is not None and (lengths := self._without_failed(self.lengths)).size:
             text += f", {lengths.mean():,.1f} steps long on average"
@@ -147,32 +147,32 @@ def can_evaluate(algorithm: Any, greedy: bool = True) -> bool:
     return acts or (_has_evaluate(algorithm) and (greedy or _takes_greedy(algorithm)))
 
 
-def episodes_of(algorithm: Any, requested: int | None) -> int:
+def episode_count(algorithm: Any, requested: int | None) -> int:
     """The number of episodes of an evaluation: `requested`, by default 128.
 
     For a text task with a file, each episode is a held-out row: at most all rows, which is the default.
     """
-    rows = getattr(getattr(without_sweep(algorithm), "env", None), "num_held_out", None)
+    rows = getattr(getattr(unwrap_sweep(algorithm), "env", None), "num_held_out", None)
     if rows is None:
         return _NUM_EPISODES if requested is None else requested
     return rows if requested is None else min(requested, rows)
 
 
-def require_actor(algorithm: Any, what: str) -> None:
+def require_actor(algorithm: Any, verb: str) -> None:
     """Checks that an algorithm has a method `actor` and an environment."""
     name = type(algorithm).__name__
     if not callable(getattr(algorithm, "actor", None)):
         if callable(getattr(algorithm, "examples", None)):
             raise FdgError(
-                f"{name} cannot {what}: it answers in text, and takes no actions: its responses are in"
+                f"{name} cannot {verb}: it answers in text, and takes no actions: its responses are in"
                 " samples/ of the run; fdg.export writes its weights in Hugging Face's format"
             )
         raise FdgError(
-            f"{name} cannot {what}: it does not say how it acts; give it a method actor(state) that returns"
+            f"{name} cannot {verb}: it does not say how it acts; give it a method actor(state) that returns"
             " algos.Actor(memory, act)"
         )
     if getattr(algorithm, "env", None) is None:
-        raise FdgError(f"{name} cannot {what}: it has no environment; give it a field env")
+        raise FdgError(f"{name} cannot {verb}: it has no environment; give it a field env")
 
 
 @functools.lru_cache(maxsize=16)
@@ -270,7 +270,7 @@ def evaluate(
     return [result() for result in pending]
 
 
-def summarized(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+def summary_entries(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
     """The entries for `summary.json` or a row of metrics; entries of sampled actions end in `_sampled`."""
     entries: dict[str, Any] = {}
     for evaluation in evaluations:
@@ -362,10 +362,10 @@ class PeriodicEvaluation:
         """
         job = self._job
         limit = getattr(job.algorithm, "episodes_while_training", EPISODES)
-        episodes = min(limit, episodes_of(job.algorithm, job.eval_episodes or limit))
+        episodes = min(limit, episode_count(job.algorithm, job.eval_episodes or limit))
         modes = (True, False)
         evaluations = evaluate(job, self._engine, state, episodes, iteration, modes, failed)
-        entries = summarized(evaluations)
+        entries = summary_entries(evaluations)
         local = evaluations[0].mean if evaluations and evaluations[0].greedy else None
         mean = next((x for x in distributed.exchange(local) if x is not None), None)
         if mean is None or mean != mean:

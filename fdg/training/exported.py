@@ -150,7 +150,7 @@ def read_members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
         if package.comment:
             digest = hashlib.sha256(content[:-DIGITS]).hexdigest()
             if package.comment != (CHECKSUM + digest).encode():
-                raise FdgError("it is damaged: its bytes are not those that were written")
+                raise FdgError("it is damaged: its bytes do not match its checksum")
         entries = package.infolist()
         stored = [entry.filename for entry in entries]
         if len(set(stored)) < len(stored) or (names is not None and set(stored) != names):

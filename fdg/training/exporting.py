@@ -112,7 +112,7 @@ class _Program:
     memory: Sequence[np.ndarray]  # the initial memory of one environment, [1, ...] each
     structure: Any  # the pytree structure of the memory
     mask: Description | None  # the mask argument, if a JAX environment masks actions
-    held: Sequence[Description]  # descriptions of the memory's arrays
+    memory_specs: Sequence[Description]  # descriptions of the memory's arrays
     inputs: Sequence[Description]  # the function's arguments, in order
     outputs: Sequence[Description]  # the function's results, in order
 
@@ -130,11 +130,20 @@ class _Program:
                     f"the policy of {type(algorithm).__name__} cannot be exported: the actions of"
                     f" {algorithm.env.name} begin at {max(starts, key=abs)}, beyond 32 bits"
                 )
-        held = [_describe_array(f"memory_{i}", x.shape[1:], str(x.dtype)) for i, x in enumerate(memory)]
-        inputs = [*observed, *masks, *held, *([_describe_array("start", (), "bool")] if memory else [])]
-        outputs = [*acted, *({**leaf, "name": f"next_{leaf['name']}"} for leaf in held)]
+        memory_specs = [
+            _describe_array(f"memory_{i}", x.shape[1:], str(x.dtype)) for i, x in enumerate(memory)
+        ]
+        inputs = [
+            *observed,
+            *masks,
+            *memory_specs,
+            *([_describe_array("start", (), "bool")] if memory else []),
+        ]
+        outputs = [*acted, *({**leaf, "name": f"next_{leaf['name']}"} for leaf in memory_specs)]
         mask = masks[0] if masks else None
-        return cls(algorithm, jax.device_get(state), spec, memory, structure, mask, held, inputs, outputs)
+        return cls(
+            algorithm, jax.device_get(state), spec, memory, structure, mask, memory_specs, inputs, outputs
+        )
 
     def facts(self, file: str, kind: str, greedy: bool, run: str | None) -> dict[str, Any]:
         """The content of the description."""
@@ -146,7 +155,7 @@ class _Program:
             "observation": self.native.observation,
             "action": self.native.action,
             **({} if self.mask is None else {"mask": self.mask}),
-            "memory": self.held,
+            "memory": self.memory_specs,
             "units": "those of the environment: what normalises and bounds is in the program",
             "actions": "greedy" if greedy else "sampled",
             "environment": self.algorithm.env.name,

@@ -11,7 +11,7 @@ import envs
 from fdg.errors import FdgError, FdgWarning, RunError, listed
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.job import Job
-from fdg.training.sweep import agent_names, without_sweep
+from fdg.training.sweep import agent_names, unwrap_sweep
 
 _CHECK_STEPS = 64  # random steps of an environment to search for rewards or observations that are not finite
 _VITAL_WORDS = ("loss", "grad")  # parts of names of metrics that must be finite
@@ -50,21 +50,21 @@ class Finite:
         starts = getattr(job.algorithm, "learning_starts", 0)
         self._num_unchecked = -(-starts // job.steps_per_iteration) if isinstance(starts, int) else 0
 
-    def look(self, before: int, metrics: Mapping[str, np.ndarray]) -> None:
-        """Checks the metrics `[n]` or `[n, agents]` of the `n` iterations after iteration `before`."""
+    def look(self, start: int, metrics: Mapping[str, np.ndarray]) -> None:
+        """Checks the metrics `[n]` or `[n, agents]` of the `n` iterations after iteration `start`."""
         masks = {}
         for name, values in metrics.items():
             if not is_vital(name) or not np.issubdtype(values.dtype, np.floating):
                 continue
             mask = ~np.isfinite(values)
-            num_unchecked = max(0, self._num_unchecked - before)
+            num_unchecked = max(0, self._num_unchecked - start)
             mask[:num_unchecked] &= ~np.isnan(values[:num_unchecked])
             if mask.any():
                 masks[name] = mask
         if masks:
-            self._act(before, metrics, masks)
+            self._act(start, metrics, masks)
 
-    def _act(self, before: int, metrics: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> None:
+    def _act(self, start: int, metrics: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> None:
         """Raises `RunError` or warns; `masks` marks the values that are not finite, by metric."""
         rows = {name: int(np.argmax(mask.reshape(len(mask), -1).any(axis=1))) for name, mask in masks.items()}
         row = min(rows.values())
@@ -72,7 +72,7 @@ class Finite:
         values, mask = metrics[names[0]], masks[names[0]]
         problem = "infinite" if np.isinf(values[row][mask[row]]).any() else "not a number"
         subject = f"{listed(names, 'and')} {'is' if len(names) == 1 else 'are'} {problem}"
-        message = f"iteration {before + row + 1}: {subject}"
+        message = f"iteration {start + row + 1}: {subject}"
         agents = {0} if mask.ndim == 1 else {int(i) for i in np.flatnonzero(mask.any(axis=0))}
         if mask.ndim > 1:
             agent_list = agent_names(self._job.algorithm, self._job.seed, sorted(agents))
@@ -90,7 +90,7 @@ class Finite:
             elif _has_bad_returns(metrics, row):
                 cause = "so is the return of episodes: fix the environment's rewards (envs.check(env) checks)"
             else:
-                cause = _environment_error(without_sweep(self._job.algorithm)) or (
+                cause = _environment_error(unwrap_sweep(self._job.algorithm)) or (
                     "try a smaller --learning-rate or --max-grad-norm"
                 )
             raise RunError(f"{message}: training stops, {note}: {cause}, or continue with --on-nan warn")

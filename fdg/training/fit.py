@@ -26,9 +26,9 @@ from fdg.training.loop import Outcome, carry_out, say
 from fdg.training.recorder import Callback, Report
 from fdg.training.run import Run
 from fdg.training.run_directory import check_free, read_config
-from fdg.training.settings import Settings, changes, contradiction, flat, kept_settings
+from fdg.training.settings import Settings, changes, contradiction, flatten_config, kept_settings
 from fdg.training.starting import take_over_fields
-from fdg.training.sweep import Sweep, said_of, without_sweep
+from fdg.training.sweep import Sweep, unwrap_sweep, wrapper_entries
 
 _SECONDS = 2.0  # minimum seconds between plots; drawing one takes 0.1 s
 
@@ -177,7 +177,7 @@ def make_job(
         raise FdgError(
             "agents of agents cannot be trained by fit: give fdg.agents(algorithm, n) of one agent"
         )
-    base = without_sweep(algorithm)
+    base = unwrap_sweep(algorithm)
     name = checked_name(base)
     is_field = any(field.name == "total_steps" for field in dataclass_fields(base))
     is_wrapper = not is_field and hasattr(base, "total_steps") and callable(getattr(base, "changed", None))
@@ -187,13 +187,13 @@ def make_job(
         algorithm = dataclasses.replace(algorithm, algorithm=longer) if base is not algorithm else longer
         total_steps = None
     if start_from is not None:
-        algorithm = take_over_fields(algorithm, start_from, flat(describe(algorithm, policy)))
+        algorithm = take_over_fields(algorithm, start_from, flatten_config(describe(algorithm, policy)))
     if total_steps is None and not hasattr(algorithm, "total_steps"):
         raise FdgError(f"total_steps: {name} does not say how long to train: give a number")
     num_seeds = settings.get("num_seeds")
     if isinstance(algorithm, Sweep) and num_seeds not in (None, algorithm.num_seeds):
         raise FdgError(f"num_seeds={num_seeds}: the sweep has {algorithm.num_seeds} of each point")
-    settings |= said_of(algorithm)
+    settings |= wrapper_entries(algorithm)
     if out == "":
         raise FdgError("out='': give a directory, or None for one in runs/")
     if resume and out is None:

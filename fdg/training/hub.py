@@ -39,18 +39,18 @@ def upload(folder: Path, name: str) -> str:
     return f"{SCHEME}{name}"
 
 
-def _import_hub(what: str, name: str) -> Any:
+def _import_hub(context: str, name: str) -> Any:
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise FdgError(f"{what}: give USER/NAME, the name of a repository of Hugging Face's hub")
+        raise FdgError(f"{context}: give USER/NAME, the name of a repository of Hugging Face's hub")
     try:
         import huggingface_hub
     except ImportError:
-        raise FdgError(f"{what} needs huggingface_hub: pip install 'fdg[hub]'") from None
+        raise FdgError(f"{context} needs huggingface_hub: pip install 'fdg[hub]'") from None
     return huggingface_hub
 
 
-def _hub_error(what: str, error: Exception) -> FdgError:
+def _hub_error(context: str, error: Exception) -> FdgError:
     return FdgError(
-        f"{what} ({one_line(error)}): check the name, `hf auth whoami` and the network; a packed folder"
+        f"{context} ({one_line(error)}): check the name, `hf auth whoami` and the network; a packed folder"
         " can also be copied in other ways"
     )

@@ -8,7 +8,7 @@ from typing import Any
 from fdg.errors import FdgError, own_code, place_of
 from fdg.kinds import dataclass_fields, shown, to_json
 from fdg.training.description import describe_policy
-from fdg.training.settings import Settings, check, flat, kept_settings
+from fdg.training.settings import Settings, check_settings, flatten_config, kept_settings
 from fdg.training.sweep import agent_count
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -47,7 +47,7 @@ class Job(Settings):
 
         With `runs=False` the job is only planned.
         """
-        check({**settings, **described})
+        check_settings({**settings, **described})
         steps = lengths(algorithm, described["algo"], settings.get("total_steps"), runs)
         return cls(algorithm=algorithm, policy=policy, described=described, **settings, **fields, **steps)
 
@@ -95,7 +95,7 @@ class Job(Settings):
     @property
     def rounded(self) -> str | None:
         """A message if `total_steps` is not a multiple of an iteration and is rounded down; else None."""
-        requested = flat(self.config).get("total_steps")
+        requested = flatten_config(self.config).get("total_steps")
         completed = self.num_iterations * self.steps_per_iteration
         if not isinstance(requested, int) or requested <= completed:
             return None
@@ -123,15 +123,15 @@ class Job(Settings):
                 for option, (period, effect) in periods.items()
                 if period is not None and period > total
             ]
-            + without_effect(getattr(self.algorithm, "algorithm", self.algorithm))
+            + ineffective_field_messages(getattr(self.algorithm, "algorithm", self.algorithm))
         )
 
 
-def without_effect(algorithm: Any) -> list[str]:
+def ineffective_field_messages(algorithm: Any) -> list[str]:
     """Messages about changed fields that other fields switch off (`only_with` in field metadata).
 
     >>> import algos, envs
-    >>> without_effect(algos.PPO(envs.make("CartPole-v1"), rnd_features=8))
+    >>> ineffective_field_messages(algos.PPO(envs.make("CartPole-v1"), rnd_features=8))
     ['--rnd-features 8 has no effect, for rnd is False: give that too, or leave it out']
     """
     fields = {field.name: field for field in dataclass_fields(algorithm)}
@@ -153,7 +153,7 @@ def without_effect(algorithm: Any) -> list[str]:
     ]
 
 
-def steps_of(algorithm: Any) -> str:
+def steps_unit(algorithm: Any) -> str:
     """The unit of an algorithm's steps: its attribute `steps_are`, by default environment steps."""
     return getattr(algorithm, "steps_are", "environment steps")
 
@@ -179,7 +179,7 @@ def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = Tru
             total_steps = algorithm.total_steps
     if total_steps < steps and runs:
         raise FdgError(
-            f"--total-steps {total_steps} is less than one iteration of {steps} {steps_of(algorithm)}:"
+            f"--total-steps {total_steps} is less than one iteration of {steps} {steps_unit(algorithm)}:"
             f" give at least {steps}"
         )
     if runs and callable(getattr(algorithm, "check_files", None)):

@@ -19,7 +19,7 @@ from fdg.training.name_resolver import NameResolver
 from fdg.training.run import Run
 from fdg.training.run_directory import BEST, CHECKPOINTS, read_config, read_summary
 from fdg.training.settings import changes
-from fdg.training.sweep import Sweep, agent_count, with_recorded_sweep
+from fdg.training.sweep import Sweep, agent_count, restore_sweep
 
 
 @checked
@@ -54,7 +54,7 @@ def load(
 
 def load_with_names(
     path: str | Path,
-    named: Mapping[str, Any] | None,
+    caller_values: Mapping[str, Any] | None,
     *,
     algorithm: Any = None,
     checkpoint: str | int = "last",
@@ -63,22 +63,22 @@ def load_with_names(
 ) -> Run:
     """Loads a run as `load` does, with names that the caller gave.
 
-    `named` has values that the caller gave explicitly, by field: modules in these values may be imported
-    without `trust`. `flags`: see `NameResolver`.
+    `caller_values` has values that the caller gave explicitly, by field: modules in these values may be
+    imported without `trust`. `flags`: see `NameResolver`.
     """
     caller_algorithm = algorithm
     if caller_algorithm is not None:
         checked_name(caller_algorithm)
     path = hub.download(str(path)) if str(path).startswith(hub.SCHEME) else Path(path)
     config = read_config(path, prefix="")
-    resolver = NameResolver(path / "config.json", named, trust, flags)
+    resolver = NameResolver(path / "config.json", caller_values, trust, flags)
     policy: Any = None
     if algorithm is None:
         algorithm, policy = rebuild(config, resolver, str(path))
     elif _is_delayed(config):
         policy = rebuild_policy(config, resolver, str(path))
     if not isinstance(algorithm, Sweep):  # the caller may give the algorithm of a sweep without the sweep
-        algorithm = with_recorded_sweep(algorithm, config)
+        algorithm = restore_sweep(algorithm, config)
     checkpoints, iteration = _select_checkpoint(path, checkpoint)
     agents = agent_count(algorithm, config.get("num_seeds"))
     graph, delayed = side_by_side(fdg.trace(algorithm), agents), None
@@ -118,9 +118,9 @@ def _check_equal_algorithm(algorithm: Any, config: Mapping[str, Any], path: Path
     """Refuses an algorithm with other hyperparameters than the run; names those of networks first."""
     description = describe(algorithm, None)
     entries = {name: description[name] for name in ("algo", "env", "hyperparameters")}
-    changed = sorted(changes(config, entries).items(), key=lambda item: item[0] not in OF_NETWORK)
-    if changed:
-        name, (old, new) = changed[0]
+    differences = sorted(changes(config, entries).items(), key=lambda item: item[0] not in OF_NETWORK)
+    if differences:
+        name, (old, new) = differences[0]
         raise FdgError(
             f"algorithm: {name}={new!r} contradicts the {old!r} of the run in {path}: leave algorithm out, or"
             " give the algorithm of the run"

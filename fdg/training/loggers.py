@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fdg.errors import FdgError, one_line
-from fdg.training.settings import flat
+from fdg.training.settings import flatten_config
 
 _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
 
@@ -31,7 +31,7 @@ def open_loggers(
     for kind, target in targets.items():
         package = import_tracker(kind)
         try:
-            loggers.append(_MAKERS[kind](package, path, target, flat(config), steps))
+            loggers.append(_MAKERS[kind](package, path, target, flatten_config(config), steps))
         except Exception as error:  # from the network, the service, or its settings
             for logger in loggers:
                 logger.close()

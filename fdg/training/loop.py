@@ -24,18 +24,18 @@ from fdg.training.evaluation import (
     SOLVED,
     Evaluation,
     PeriodicEvaluation,
-    episodes_of,
+    episode_count,
     evaluate,
-    summarized,
+    summary_entries,
     verdict,
 )
 from fdg.training.finite import Finite
-from fdg.training.job import Job, steps_of
+from fdg.training.job import Job, steps_unit
 from fdg.training.progress import Progress, clock
 from fdg.training.recorder import Callback, LostEpisodes, Recorder
 from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines, write_samples
-from fdg.training.settling import check_all_busy, ready, too_small_micro_batch
+from fdg.training.settling import check_all_busy, prepare, too_small_micro_batch
 from fdg.training.starting import (
     Weights,
     compile_and_init,
@@ -45,7 +45,7 @@ from fdg.training.starting import (
     run_title,
 )
 from fdg.training.summary import groups_summary, summary, unexplained_lines, versions
-from fdg.training.sweep import Sweep, agent_seeds, point_names, without_sweep
+from fdg.training.sweep import Sweep, agent_seeds, point_names, unwrap_sweep
 from fdg.training.sweep_results import write_sweep
 
 
@@ -102,13 +102,13 @@ def carry_out(
         loggers.import_tracker(kind)
     if not (quiet or brief):
         say("tracing ...")
-    env: Any = getattr(without_sweep(job.algorithm), "env", None)
+    env: Any = getattr(unwrap_sweep(job.algorithm), "env", None)
     if not job.resumes and callable(getattr(env, "try_out", None)):
         env.try_out()
     rows = getattr(env, "num_rows", None)
     if rows is not None and rows < _MIN_ROWS and not (quiet or job.resumes):
         say(f"hint: {env.name} has only {rows} row{'s' * (rows != 1)} to learn from: expect overfitting")
-    settled = ready(job, devices)
+    settled = prepare(job, devices)
     job, graph = settled.job, settled.graph
     engine = fdg.compile(job.algorithm, job.policy, settled.devices, job.agents, graph)
     check_all_busy(job, engine.plan, settled.devices)
@@ -121,7 +121,9 @@ def carry_out(
         report = (lambda line: None) if quiet else say
         session = _Session(job, engine, weights, run, checkpoints, callbacks, report)
         with host_errors():
-            return session.train(settled.said, settled.why, brief, io.StringIO() if quiet else None)
+            return session.train(
+                settled.message, settled.devices_reason, brief, io.StringIO() if quiet else None
+            )
     except Exception as error:
         if not job.resumes:
             run.discard()
@@ -229,7 +231,7 @@ class _Session:
                 tracker.close()
             evaluating.close()
         points, failed = point_names(job.algorithm), recorder.failed
-        options: Any = {"points": points, "counted": steps_of(job.algorithm), "failed": failed}
+        options: Any = {"points": points, "x_label": steps_unit(job.algorithm), "failed": failed}
         draw_learning_curve(run, run_title(job), SOLVED.get(job.described["env"]), **options)
         if caught is not None:
             self.checkpoints.close()
@@ -240,7 +242,7 @@ class _Session:
         if iteration < total:
             say(f"stopped at iteration {iteration:,} of {total:,}: {stopped}")
         groups = groups_summary(engine, wall_s - wall_before)
-        episodes = episodes_of(job.algorithm, job.eval_episodes)
+        episodes = episode_count(job.algorithm, job.eval_episodes)
         evaluations = evaluate(job, engine, state, episodes, failed=failed)
         profile_lines = profile_run(engine, state, run.path) if job.profile else []
         profile_lines += timeline_run(engine, state, run.path) if job.timeline else []
@@ -252,7 +254,7 @@ class _Session:
         seconds = {"wall_s": wall_s, "compile_s": compile_s}
         best_entries = evaluating.best_summary()
         early_end = {"stopped": stopped} if stopped else {}
-        entries = {**summarized(evaluations), **best_entries, **early_end, **lost_episodes.summary()}
+        entries = {**summary_entries(evaluations), **best_entries, **early_end, **lost_episodes.summary()}
         if failed:
             seeds = agent_seeds(job.algorithm, job.seed, job.agents)
             entries["failed_seeds"] = [seeds[i] for i in failed]
@@ -286,8 +288,8 @@ class _Session:
         size = iterations_per_call(total, job.steps_per_iteration)
         checkpoint_every = math.ceil((job.checkpoint_every or total / _NUM_CHECKPOINTS) / size) * size
         periods = [checkpoint_every, *([job.eval_every] if job.eval_every else [])]
-        iteration, caught, ended = start, _agree_on_signal(signals), False
-        while iteration < total and caught is None and not ended:
+        iteration, caught, is_done = start, _agree_on_signal(signals), False
+        while iteration < total and caught is None and not is_done:
             boundary = min((iteration // period + 1) * period for period in periods)
             state, metrics = self.engine.start(state, min(size, boundary - iteration, total - iteration))
             recorder.add(metrics)
@@ -295,12 +297,12 @@ class _Session:
             if job.eval_every and iteration % job.eval_every == 0:
                 recorder.annotate(evaluating.evaluate(state, iteration, recorder.failed))
             if job.stop_at is not None or self.callbacks:
-                ended = any(distributed.exchange(evaluating.stopped is not None or recorder.wants_to_stop))
+                is_done = any(distributed.exchange(evaluating.stopped is not None or recorder.wants_to_stop))
             caught = _agree_on_signal(signals)
             is_due = iteration % checkpoint_every == 0 and (
                 job.checkpoint_every is not None or self.checkpoints.are_cheap()
             )
-            if is_due or iteration == total or caught is not None or ended:
+            if is_due or iteration == total or caught is not None or is_done:
                 recorder.flush()  # before saving, so that a checkpoint is never ahead of the metrics
                 self.checkpoints.save(iteration, state)
                 self.samples = write_samples(job, self.engine, state, self.run, iteration)

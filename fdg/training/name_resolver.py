@@ -25,7 +25,7 @@ from fdg.kinds import dataclass_fields
 from fdg.training.data_copies import copied_dataset, copied_env_files
 from fdg.training.settings import AUTO
 from fdg.training.space import Choices, Space
-from fdg.training.sweep import without_sweep
+from fdg.training.sweep import unwrap_sweep
 
 _MODULE = re.compile(r"[\w.\s-]+:")  # the module of `module:name`
 _TRACKERS = ("wandb", "mlflow")
@@ -39,7 +39,7 @@ class NameResolver:
     file: Path | None = None
     # values that the caller gave, by field (`algo`, `env`, `policy`, a hyperparameter); None if the caller
     # cannot give values
-    named: Mapping[str, Any] | None = None
+    caller_values: Mapping[str, Any] | None = None
     trust: bool = False  # whether the caller trusts the file, which may then name anything
     # fields for which the caller has a flag that messages may name; None: all fields
     flags: Collection[str] | None = None
@@ -60,7 +60,7 @@ class NameResolver:
     def environment(self, text: Any) -> tuple[str, dict[str, Any]]:
         """The name and the parameters of an environment, for `envs.make`."""
         name, parameters = envs.parse(text)
-        if self.file is not None and (self.named or {}).get("env") != text:
+        if self.file is not None and (self.caller_values or {}).get("env") != text:
             parameters = {**parameters, **copied_env_files(self.file.parent, name, parameters)}
         if not self._is_named("env", text) and (reason := envs.beyond_registries(name, parameters)):
             raise self._refusal("env", text, reason)
@@ -68,7 +68,7 @@ class NameResolver:
 
     def with_copied_dataset(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """An algorithm's fields, in which the copy in the run directory replaces the data set."""
-        if self.file is None or (self.named or {}).get("dataset") == values.get("dataset"):
+        if self.file is None or (self.caller_values or {}).get("dataset") == values.get("dataset"):
             return dict(values)  # the caller gave the data set, or there is none
         return {**values, **copied_dataset(self.file.parent, values)}
 
@@ -97,7 +97,7 @@ class NameResolver:
         """Refuses a search over networks that only a file names."""
         if not self._is_named("search", text):
             for choices in (x for x in space if isinstance(x, Choices)):
-                self.check_fields(type(without_sweep(algorithm)), {choices.name: choices.values})
+                self.check_fields(type(unwrap_sweep(algorithm)), {choices.name: choices.values})
 
     def _find_class(self, field: str, name: Any, registry: Any, methods: tuple[str, ...], form: str) -> Any:
         if not isinstance(name, str):
@@ -118,10 +118,10 @@ class NameResolver:
         return user_class
 
     def _is_named(self, field: str, value: Any) -> bool:
-        return self.file is None or self.trust or (self.named or {}).get(field) == value
+        return self.file is None or self.trust or (self.caller_values or {}).get(field) == value
 
     def _refusal(self, field: str, value: Any, reason: str) -> FdgError:
-        has_flag = self.named is not None and (self.flags is None or field in self.flags)
+        has_flag = self.caller_values is not None and (self.flags is None or field in self.flags)
         fix = "" if not has_flag else f"pass --{field.replace('_', '-')} {value!s:.200} too, or "
         return FdgError(
             f"{self.file} has {field} = {value!s:.200}, which {reason}; a file alone may not ask for"

@@ -15,7 +15,7 @@ from fdg.reading import open_regular
 from fdg.training.evaluation import Evaluation, can_evaluate
 from fdg.training.loading import load
 from fdg.training.run_directory import BEST, CHECKPOINTS, DATA, json_line, read_config, read_summary
-from fdg.training.statistics import with_interval
+from fdg.training.statistics import estimate_text
 from fdg.training.sweep import Sweep
 from fdg.training.writable import check_writable
 
@@ -91,7 +91,7 @@ def _card_text(run: Any, evaluation: Evaluation | None, video_error: str, out: P
     lines += [f"- {json.dumps(tag)}" for tag in dict.fromkeys(tags)]
     result = "not evaluated"
     if evaluation is not None:
-        result = f"{with_interval(evaluation.mean, evaluation.interval)} over {evaluation.episodes} episodes"
+        result = f"{estimate_text(evaluation.mean, evaluation.interval)} over {evaluation.episodes} episodes"
         lines += [
             *("model-index:", f"- name: {json.dumps(algo)}", "  results:", "  - task:"),
             *("      type: reinforcement-learning", "      name: reinforcement-learning", "    dataset:"),

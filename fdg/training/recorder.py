@@ -14,7 +14,7 @@ from fdg.arguments import quoted
 from fdg.errors import FdgError, FdgWarning, RunError, raised
 from fdg.processes import distributed
 from fdg.running.metrics import PendingMetrics
-from fdg.training.curves import RETURN, shown_metric
+from fdg.training.curves import RETURN, metric_to_plot
 from fdg.training.finite import Finite, failed_agents, is_vital
 from fdg.training.job import Job
 from fdg.training.loggers import Logger
@@ -294,7 +294,7 @@ class Recorder:
         ]
         stream = stream_line(rows, self._shares(seconds))
         self.progress.update(self.iteration, float(np.mean(returns)) if returns else None, stream)
-        if start == 0 and (metric := shown_metric(rows)) != RETURN:
+        if start == 0 and (metric := metric_to_plot(rows)) != RETURN:
             note = f"learning_curve.png shows '{metric}'" if metric else "curves are empty"
             self.progress.say(f"the algorithm's metrics have no '{RETURN}': {note}")
         all_returns = np.ravel(metrics.get("episode_return", ()))

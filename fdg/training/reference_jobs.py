@@ -139,7 +139,7 @@ def time_reference_jobs(
     return best
 
 
-def fitted_to_jobs(calibration: Calibration) -> Calibration:
+def fit_to_jobs(calibration: Calibration) -> Calibration:
     """The calibration with overheads fitted to its reference jobs; unchanged if it has none."""
     samples = []
     for key, seconds in calibration.jobs.items():

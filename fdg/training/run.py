@@ -133,7 +133,7 @@ class Run:
         check_at_least(1, episodes=episodes)
         algorithm = self.algorithm if env is None else _replace_env(self.algorithm, env)
         requested = self.config.get("eval_episodes") or None if episodes is None else episodes
-        episodes = evaluation.episodes_of(algorithm, requested)
+        episodes = evaluation.episode_count(algorithm, requested)
         if not evaluation.can_evaluate(algorithm, greedy):
             evaluation.require_actor(algorithm, "be evaluated")
         first_seed = self.seed if seed is None else seed
@@ -179,7 +179,7 @@ class Run:
     @property
     def eval_episodes(self) -> int:
         """The number of episodes of the evaluation after training."""
-        return evaluation.episodes_of(self.algorithm, self.config.get("eval_episodes") or None)
+        return evaluation.episode_count(self.algorithm, self.config.get("eval_episodes") or None)
 
     @checked
     def play(
@@ -226,7 +226,7 @@ class Run:
     ) -> Path:
         """Writes the policy to a file that can be used without this run's code: see `fdg.load_exported`.
 
-        Inputs and outputs are those of the environment's own library, as for `policy`. A `.json` file of the
+        Inputs and outputs have the format of the environment's library, as in `policy`. A `.json` file of the
         same name describes them in order: names, shapes, dtypes and bounds.
 
         Args:
@@ -373,8 +373,8 @@ def _replace_env(algorithm: Any, env: Any) -> Any:
         replaced = algorithm if tokenizer is None else dataclasses.replace(algorithm, env=env)
         if tokenizer != replaced.env.tokenizer:  # a task without a tokenizer gets the checkpoint's tokenizer
             raise FdgError(
-                f"env {env.name}: its tokenizer is not that of {algorithm.env.name}, learned with: write"
-                " env.with_tokenizer(run.algorithm.env.tokenizer)"
+                f"env {env.name}: its tokenizer differs from the one of {algorithm.env.name} in training:"
+                " write env.with_tokenizer(run.algorithm.env.tokenizer)"
             )
         return replaced
     for field in ("observation_space", "action_space"):

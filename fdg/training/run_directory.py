@@ -241,18 +241,18 @@ def check_free(path: Path) -> None:
     try:
         if path.exists() and not path.is_dir():
             raise FdgError(f"--out {path} is a file: give a directory")
-        used = [name for name in FILES if os.path.lexists(path / name)]
+        names = [name for name in FILES if os.path.lexists(path / name)]
         existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     except (OSError, ValueError) as error:  # ValueError: a null character
         raise path_error(f"--out {path}", error, "written to") from error
-    if "config.json" in used:
+    if "config.json" in names:
         raise FdgError(
             f"--out {path} holds a run already: give another directory, or go on with --resume {path}"
             " (in Python: resume=True)"
         )
-    if used:
+    if names:
         raise FdgError(
-            f"--out {path} holds {used[0]} already, which would be overwritten: give another directory"
+            f"--out {path} holds {names[0]} already, which would be overwritten: give another directory"
         )
     if not existing.is_dir():
         raise FdgError(f"--out {path} cannot be made: {existing} is a file")
@@ -294,14 +294,14 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
         reason = str(error).removeprefix(f"{file}: ").removeprefix("cannot be read: ")
         fix = "bring it back from a copy, or start a new run"
         raise FdgError(f"{prefix}{file} cannot be read: {reason}: {fix}") from None
-    return checked_config(file, content)
+    return check_config(file, content)
 
 
 _REQUIRED_KEYS = {"algo", "policy", "policy_fields", "hyperparameters"}  # required keys of a configuration
 _ENTRY_TYPES: dict[str, Any] = {"policy_fields": dict, "hyperparameters": dict, "resumes": list}
 
 
-def checked_config(file: Path, content: Any) -> dict[str, Any]:
+def check_config(file: Path, content: Any) -> dict[str, Any]:
     """Returns a configuration after a check of its values' types, so that later code can rely on them."""
     if not isinstance(content, dict) or not content.keys() >= _REQUIRED_KEYS:
         config = file.with_name("config.json")
@@ -368,18 +368,18 @@ def _is_metric(name: str, value: Any) -> bool:
 _MAX_METRIC = 1e300  # the largest absolute value of a metric
 
 
-def plain(value: Any) -> Any:
+def to_json_types(value: Any) -> Any:
     """Converts to JSON types: NumPy numbers to Python's, NaN and infinities to null.
 
     A float32 gets the fewest digits that round-trip.
 
-    >>> plain({"loss": np.float32(0.1), "episode_return": np.nan, "seeds": (0, 1)})
+    >>> to_json_types({"loss": np.float32(0.1), "episode_return": np.nan, "seeds": (0, 1)})
     {'loss': 0.1, 'episode_return': None, 'seeds': [0, 1]}
     """
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
+        return {str(name): to_json_types(item) for name, item in value.items()}
     if isinstance(value, np.ndarray | list | tuple):
-        return [plain(item) for item in value]
+        return [to_json_types(item) for item in value]
     if isinstance(value, np.bool_ | np.integer):
         return value.item()
     if isinstance(value, np.floating | float):
@@ -388,5 +388,5 @@ def plain(value: Any) -> Any:
 
 
 def json_line(value: Any, indent: int | None = None) -> bytes:
-    """`plain(value)` as JSON with a line break at the end."""
-    return json.dumps(plain(value), indent=indent, allow_nan=False).encode() + b"\n"
+    """`to_json_types(value)` as JSON with a line break at the end."""
+    return json.dumps(to_json_types(value), indent=indent, allow_nan=False).encode() + b"\n"

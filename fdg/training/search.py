@@ -6,7 +6,7 @@ faster, and a trial may itself be a sweep. Bad trials are pruned by asynchronous
 
     OUT/config.json     the configuration, with the search space
     OUT/study.journal   Optuna's storage, from which a search is resumed
-    OUT/trials/0000     a run directory for each trial
+    OUT/trials/0000     one run directory per trial
     OUT/search.json     the results
 """
 
@@ -27,22 +27,22 @@ from fdg import files
 from fdg.arguments import check_arguments
 from fdg.errors import FdgError, RunError, UnwritableError, one_line
 from fdg.processes import distributed
-from fdg.training.curves import figure_of, finish, style
+from fdg.training.curves import finish, make_figure, style
 from fdg.training.job import Job, lengths
 from fdg.training.loop import carry_out, say
 from fdg.training.recorder import Report
-from fdg.training.run_directory import RunDirectory, plain, read_metrics
+from fdg.training.run_directory import RunDirectory, read_metrics, to_json_types
 from fdg.training.space import Space, check_choices, flags_text, space_text, value_text
 from fdg.training.starting import open_run
 from fdg.training.statistics import format_numbers, interval_of_returns
-from fdg.training.sweep import Sweep, agent_seeds, replace_fields, without_sweep
+from fdg.training.sweep import Sweep, agent_seeds, replace_fields, unwrap_sweep
 from fdg.training.sweep_results import (
-    best_of,
+    best_index,
     final_returns,
     first_rows,
+    interval_text,
     point_results,
-    shown_interval,
-    shown_return,
+    return_text,
 )
 
 
@@ -100,13 +100,13 @@ def trials_table(trials: Sequence[Trial], names: Sequence[str]) -> str:
             f"{v:.4g}" if isinstance(v := trial.values[name], float) else value_text(v) for name in names
         )
         state = "" if trial.state == "done" else trial.state
-        rows.append([trial.run, *texts, shown_return(trial.value), shown_interval(trial.interval), state])
+        rows.append([trial.run, *texts, return_text(trial.value), interval_text(trial.interval), state])
     return first_rows(["trial", *names, "return", "95% interval", ""], rows)
 
 
 def _draw(trials: Sequence[Trial], picture: Any) -> None:
     """Plots each trial's return and the best so far."""
-    figure, axes = figure_of()
+    figure, axes = make_figure()
     (_, points), (_, line) = style(0), style(1)
     values = np.array([trial.value for trial in trials], float)
     axes.scatter(range(len(values)), values, color=points, s=20, label="a trial")
@@ -129,7 +129,7 @@ _MAX_PROPOSALS = 20  # proposals of Optuna per trial; after these, values are ra
 
 def check_search(algorithm: Any, space: Space) -> None:
     """Checks that a search space names only hyperparameters of the algorithm, and none of its sweep."""
-    base = without_sweep(algorithm)
+    base = unwrap_sweep(algorithm)
     if not dataclasses.is_dataclass(base):
         raise FdgError(f"search: {type(base).__name__} has no fields: give an algorithm that is a dataclass")
     fields = [field.name for field in dataclasses.fields(base) if field.init]
@@ -358,13 +358,13 @@ class _Pruner:
             if self.is_behind or row["iteration"] <= self._last_iteration:
                 continue
             self._last_iteration = row["iteration"]
-            if (value := plain(row.get("episode_return"))) is not None:
+            if (value := to_json_types(row.get("episode_return"))) is not None:
                 self._returns.append(value)
             fraction = self._last_iteration / self._num_iterations
             rung = sum(fraction >= REDUCTION ** (i - RUNGS) for i in range(RUNGS))
             if rung > self._rung and self._returns and fraction < 1:
                 self._rung = rung
-                with warnings.catch_warnings(action="ignore"):  # of Optuna, about a value reported before
+                with warnings.catch_warnings(action="ignore"):  # Optuna's, about a repeated report
                     self._trial.report(float(np.mean(self._returns)), REDUCTION ** (rung - 1))
                 self._returns = []
                 if self._trial.should_prune():
@@ -384,7 +384,7 @@ def _trial_returns(job: Job, run: RunDirectory) -> tuple[float, list[float]]:
     means = (summary.get("eval_returns") or [summary["eval_return"]]) if "eval_return" in summary else None
     if isinstance(job.algorithm, Sweep):
         points = point_results(job.algorithm, rows, means, failed, job.seed)
-        returns = points[best_of(points)].returns
+        returns = points[best_index(points)].returns
     else:  # if an agent failed the mean is NaN, and the trial counts as refused
         returns, _ = final_returns(rows, job.agents or 1, means, failed)
     return float(np.mean(returns)), returns.tolist()
@@ -398,6 +398,6 @@ def _trial_folder(trial: Any) -> str:
 
 def is_whole(algorithm: Any, name: str) -> bool:
     """Whether the annotation of a hyperparameter allows an integer."""
-    base = without_sweep(algorithm)
+    base = unwrap_sweep(algorithm)
     annotation = typing.get_type_hints(type(base)).get(name)
     return annotation is int or int in typing.get_args(annotation)

@@ -273,7 +273,7 @@ def check_range(name: str, value: Any) -> None:
         raise FdgError(f"--{name.replace('_', '-')} {value}: it must be at most {most}")
 
 
-def check(settings: Mapping[str, Any]) -> None:
+def check_settings(settings: Mapping[str, Any]) -> None:
     """Refuses invalid settings of a run, which are given by name."""
     seed, agents = settings.get("seed", 0), settings.get("num_seeds") or 1
     if seed + min(agents, MOST_AGENTS) > _NUM_SEEDS:  # JAX would silently reduce a seed modulo 2**32
@@ -327,28 +327,30 @@ def _value_error(file: Path | None, name: str, value: Any, expected: str) -> Fdg
     return FdgError(f"{file} has {name} = {value!r:.60}, which is not {expected}")
 
 
-def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """All values of a configuration in one dictionary, including hyperparameters and policy fields."""
     inner = {name: value for part in _NESTED for name, value in config.get(part, {}).items()}
     return {**{name: value for name, value in config.items() if name not in _NESTED}, **inner}
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The settings of `now` whose values differ from `before`: `{name: [before, now]}`."""
-    old = flat(before)
+def changes(old_config: Mapping[str, Any], new_config: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The settings of `new_config` whose values differ from `old_config`: `{name: [before, now]}`."""
+    old = flatten_config(old_config)
     return {
         name: [to_json(old.get(name)), to_json(value)]
-        for name, value in flat(now).items()
+        for name, value in flatten_config(new_config).items()
         if to_json(value) != to_json(old.get(name))
     }
 
 
-def contradiction(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+def contradiction(
+    old_config: Mapping[str, Any], new_config: Mapping[str, Any]
+) -> tuple[str, Any, Any] | None:
     """The first changed setting that a resumed run must keep, as (name, before, now); None if there is none.
 
     A resumed run computes the same numbers as an uninterrupted one, under any policy.
     """
     free = {name for name, (field, _) in kept_settings(Names, Settings).items() if field.metadata.get("free")}
-    free |= {"rebuilds", *before.get("policy_fields", ()), *now.get("policy_fields", ())}
-    changed = changes(before, now).items()
-    return next(((name, *values) for name, values in changed if name not in free), None)
+    free |= {"rebuilds", *old_config.get("policy_fields", ()), *new_config.get("policy_fields", ())}
+    differences = changes(old_config, new_config).items()
+    return next(((name, *values) for name, values in differences if name not in free), None)

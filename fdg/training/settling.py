@@ -36,12 +36,12 @@ from fdg.training.description import describe_policy, rebuild_policy
 from fdg.training.job import Job
 from fdg.training.name_resolver import CALLER
 from fdg.training.settings import AUTO_LAG, nearest_multiples
-from fdg.training.sweep import without_sweep
+from fdg.training.sweep import unwrap_sweep
 
 ONE_THREAD_FLOPS = 12_000_000  # an operation with fewer FLOPs gains nothing from a second thread
 
 
-def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], str]:
+def choose_devices(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], str]:
     """A job's devices, and the reason for their number if `--devices` is absent (else "").
 
     Host devices share one thread pool, whose size is set here, before the first compilation
@@ -52,7 +52,7 @@ def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], str]:
     if count is None and job.cores is not None and on_cpu:
         count, reason = quickest_count(job, graph, devices[: job.cores])
     if count is not None and on_cpu and distributed.count() == 1:
-        if threads := threads_of(side_by_side(graph, job.agents), job.policy, count):
+        if threads := thread_count(side_by_side(graph, job.agents), job.policy, count):
             restart_cpu_backend(count, threads)
         devices = available_devices(None)
     return with_host(job.policy, devices[:count]), reason
@@ -68,7 +68,7 @@ def quickest_count(job: Job, graph: fdg.FDG, devices: Sequence[jax.Device]) -> t
     return choice.devices, choice.reason
 
 
-def threads_of(graph: fdg.FDG, policy: Any, devices: int) -> int | None:
+def thread_count(graph: fdg.FDG, policy: Any, devices: int) -> int | None:
     """Size of XLA's thread pool for a job on host devices; None to leave the pool as it is.
 
     A program with one group is lowered so that each device waits in one collective at a time
@@ -121,7 +121,7 @@ def available_devices(count: int | None) -> list[jax.Device]:
 
 def too_small_micro_batch(algorithm: Any, plan: fdg.Plan) -> str | None:
     """A message with a better size if a micro-batch is too small for its group's devices; else None."""
-    algorithm = without_sweep(algorithm)
+    algorithm = unwrap_sweep(algorithm)
     micro_batch = getattr(algorithm, "micro_batch", None)
     if micro_batch is None:
         return None
@@ -184,25 +184,25 @@ _ChoiceJson = dict[str, Any]  # a `_Choice` as JSON: the entries of `describe_po
 
 @dataclasses.dataclass(frozen=True)
 class Settled:
-    """A job after all choices, and its devices: the result of `ready`."""
+    """A job after all choices, and its devices: the result of `prepare`."""
 
     job: Job  # the job with the chosen policy, devices and algorithm
     graph: fdg.FDG  # the graph of its algorithm
-    said: str  # the candidates or the reason, to print; "" if nothing was chosen
+    message: str  # the candidates or the reason, to print; "" if nothing was chosen
     devices: Any = ()  # the devices, or a number of devices that need not exist
-    why: str = ""  # the reason for the number of devices, to print; "" if `--devices` gave it
+    devices_reason: str = ""  # the reason for the number of devices, to print; "" if `--devices` gave it
 
 
-def ready(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: bool = False) -> Settled:
+def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: bool = False) -> Settled:
     """Traces a job's algorithm and chooses all settings that the job leaves open. A collective.
 
     `devices` replace `--devices`. With `plans_only`, the devices of `--devices` need not exist.
     """
     settled, reason = settle(job, fdg.trace(job.algorithm), plans_only), ""
-    job, text = settled.job, settled.said
+    job, text = settled.job, settled.message
     target: Any = job.devices if devices is None and plans_only else devices
     if target is None:
-        target, reason = devices_of(job, settled.graph)
+        target, reason = choose_devices(job, settled.graph)
     if reason:  # stored, so that a resumed run uses the same number
         job = dataclasses.replace(job, devices_chosen=len(target))
     if job.described.get("lag") == AUTO_LAG:
@@ -223,7 +223,7 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
     if not job.explains:
         return _choose_default(job, graph, devices)
     all_devices = job.devices is not None or distributed.count() > 1
-    choice = choose_within(job.policy, job.algorithm, graph, devices, job.agents, all_devices=all_devices)
+    choice = choose_policy(job.policy, job.algorithm, graph, devices, job.agents, all_devices=all_devices)
     if job.policy.measure and not plans_only:
         choice = choose_by_timing(choice, devices, num_seeds=job.agents)
     changes = {name: getattr(choice.algorithm, name) for name in job.policy.changeable}
@@ -245,7 +245,7 @@ def _choose_lag(job: Job, graph: fdg.FDG, devices: Any) -> tuple[Job, str]:
             f"--lag {AUTO_LAG} and --staleness {job.policy.staleness}: both say how old actors' parameters"
             " are: give one of them"
         )
-    choice = with_quickest_lag(job.policy, job.algorithm, graph, devices, job.agents)
+    choice = choose_quickest_lag(job.policy, job.algorithm, graph, devices, job.agents)
     lag, text = distributed.exchange([choice.policy.lag, choice.table])[0]
     text += (
         f"\nlag: {lag} of {micro_batches(graph)} micro-batches per iteration, the smallest within"
@@ -254,7 +254,7 @@ def _choose_lag(job: Job, graph: fdg.FDG, devices: Any) -> tuple[Job, str]:
     return job.changed(policy=dataclasses.replace(job.policy, lag=lag)), text
 
 
-def choose_within(
+def choose_policy(
     policy: Any, algorithm: Any, graph: fdg.FDG, devices: Any, agents: int | None, **options: Any
 ) -> Choice:
     """`policies.auto` with the limits of `policy` if it is an `Auto`, else with the default limits."""
@@ -263,7 +263,7 @@ def choose_within(
     return policies.auto(algorithm, devices, num_seeds=agents, graph=graph, **options)
 
 
-def with_quickest_lag(
+def choose_quickest_lag(
     policy: Any, algorithm: Any, graph: fdg.FDG, devices: Any, agents: int | None
 ) -> Choice:
     """Chooses the lag of a policy: the result's policy has it."""
@@ -312,7 +312,7 @@ def _choose_quickest(job: Job, graph: fdg.FDG, devices: Any) -> _Choice:
             return default, count, reason
         devices = devices[:count]
     options = {"all_devices": True, "further": False}
-    return _worth_it(choose_within(job.policy, job.algorithm, graph, devices, job.agents, **options))
+    return _worth_it(choose_policy(job.policy, job.algorithm, graph, devices, job.agents, **options))
 
 
 GAIN = 1.3  # predicted speed-up that another policy needs; the usual error of predictions is smaller

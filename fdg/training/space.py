@@ -97,7 +97,7 @@ def points_of(grid: Grid) -> list[dict[str, float]]:
 def point_text(point: Mapping[str, float]) -> str:
     """A point as text.
 
-    >>> spelled({"learning_rate": 0.001, "discount": 0.99})
+    >>> point_text({"learning_rate": 0.001, "discount": 0.99})
     'learning_rate=0.001, discount=0.99'
     """
     return ", ".join(f"{name}={value:g}" for name, value in point.items())

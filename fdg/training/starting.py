@@ -28,9 +28,9 @@ from fdg.training.loading import load_with_names
 from fdg.training.name_resolver import NameResolver
 from fdg.training.run import Run
 from fdg.training.run_directory import RunDirectory, Unwritten, read_config
-from fdg.training.settings import changes, flat
+from fdg.training.settings import changes, flatten_config
 from fdg.training.summary import versions
-from fdg.training.sweep import Sweep, SweptState, replace_fields, without_sweep
+from fdg.training.sweep import Sweep, SweptState, replace_fields, unwrap_sweep
 
 _SESSION_ENTRIES = ("command", "versions", "git_commit")  # entries of `config.json` per start or resume
 
@@ -136,11 +136,11 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     """
     if job.start_from is None:
         return None
-    names = flat(job.config)  # values that the caller gave for the new run
-    earlier = load_with_names(job.start_from, names, trust=job.trust)
+    caller_values = flatten_config(job.config)  # values that the caller gave for the new run
+    earlier = load_with_names(job.start_from, caller_values, trust=job.trust)
     if isinstance(earlier.algorithm, Sweep) and earlier.agents != job.agents:
         earlier = earlier.best
-    new, earlier_algorithm = without_sweep(job.algorithm), without_sweep(earlier.algorithm)
+    new, earlier_algorithm = unwrap_sweep(job.algorithm), unwrap_sweep(earlier.algorithm)
     if reason := getattr(new, "why_not_from", lambda earlier_algorithm: None)(earlier_algorithm):
         raise FdgError(f"--from {job.start_from}: {reason}")
     old = {n: x for n, x in _leaves_by_name(earlier.state).items() if not n.startswith(_SWEEP_PREFIX)}
@@ -161,16 +161,18 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     return Weights(jax.device_get(arrays), f"{text}, iteration {earlier.iteration:,}")
 
 
-def take_over_fields(algorithm: Any, path: str | Path, named: Mapping[str, Any], trust: bool = False) -> Any:
+def take_over_fields(
+    algorithm: Any, path: str | Path, caller_values: Mapping[str, Any], trust: bool = False
+) -> Any:
     """An algorithm after its method `taken_from` has copied fields from the run in `path`.
 
-    For example, a language model's task gets the characters for which the earlier run has tokens. `named` and
-    `trust`: see `load_with_names`.
+    For example, a language model's task gets the characters for which the earlier run has tokens.
+    `caller_values` and `trust`: see `load_with_names`.
     """
-    taken_from = getattr(without_sweep(algorithm), "taken_from", None)
+    taken_from = getattr(unwrap_sweep(algorithm), "taken_from", None)
     if taken_from is None:
         return algorithm
-    resolver = NameResolver(Path(path) / "config.json", named, trust)
+    resolver = NameResolver(Path(path) / "config.json", caller_values, trust)
     fields = taken_from(rebuild(read_config(Path(path), prefix=""), resolver, str(path))[0])
     return replace_fields(algorithm, fields) if fields else algorithm
 
@@ -247,7 +249,7 @@ def _describe_unequal_spaces(new: Any, old: Any) -> str:
             f"{shape(actions)} actions" if is_discrete else f"actions {shape(actions)}"
         )
 
-    new_env, old_env = (getattr(without_sweep(x), "env", None) for x in (new, old))
+    new_env, old_env = (getattr(unwrap_sweep(x), "env", None) for x in (new, old))
     if new_env is None or old_env is None or spaces(new_env) == spaces(old_env):
         return ""
     return (
@@ -258,7 +260,7 @@ def _describe_unequal_spaces(new: Any, old: Any) -> str:
 
 def _network_fix(new: Any, old: Any) -> str:
     """The fix if the network has other shapes than in the earlier run: the flags that differ."""
-    current, earlier = without_sweep(new), without_sweep(old)
+    current, earlier = unwrap_sweep(new), unwrap_sweep(old)
     shared = [name for name in sorted(OF_NETWORK) if hasattr(current, name) and hasattr(earlier, name)]
     values = ((name, getattr(current, name), getattr(earlier, name)) for name in shared)
     flags = [

@@ -47,10 +47,10 @@ def format_numbers(*values: float) -> list[str]:
     return [f"{value:.{decimals}f}" for value in values]
 
 
-def with_interval(value: float, ends: Sequence[float] | None, form: str = " [{}, {}]") -> str:
+def estimate_text(value: float, ends: Sequence[float] | None, form: str = " [{}, {}]") -> str:
     """A number as text, followed by the ends of its interval in the form `form` if it has an interval.
 
-    >>> with_interval(0.5, (0.25, 1.0)), with_interval(12.0, None)
+    >>> estimate_text(0.5, (0.25, 1.0)), estimate_text(12.0, None)
     ('0.50 [0.25, 1.00]', '12.0')
     """
     number, *end_texts = format_numbers(value, *(ends or ()))

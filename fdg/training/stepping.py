@@ -76,7 +76,7 @@ class Stepper:
 
     def borders(self, iteration: int, leaves: Sequence[Any]) -> Iterator[Border]:
         """Yields all borders from the state `leaves` on, without end; the state is the first border."""
-        leaves = [host(leaf) for leaf in leaves]
+        leaves = [to_host(leaf) for leaf in leaves]
         yield self.state(iteration, leaves)
         for self._iteration in itertools.count(iteration + 1):
             self._calls.clear()
@@ -98,7 +98,7 @@ class Stepper:
                 environment.update(zip(eqn.outvars, results, strict=True))
             else:
                 inputs, outputs, function = part
-                environment.update(zip(outputs, map(host, function(*read(inputs))), strict=True))
+                environment.update(zip(outputs, map(to_host, function(*read(inputs))), strict=True))
         return read(jaxpr.outvars)
 
     def _run_equation(self, eqn: core.JaxprEqn, values: list[Any], parent: str) -> Steps:
@@ -131,7 +131,7 @@ class Stepper:
         results: list[Any] = []
         for trip in reversed(trips) if eqn.params["reverse"] else trips:
             for i in body.sliced:
-                operands[i] = host(values[i][trip])
+                operands[i] = to_host(values[i][trip])
             results = yield from run(0, operands)
             for i, k in body.carry:
                 operands[i] = results[k]
@@ -156,7 +156,7 @@ class Stepper:
             results = yield from self._run(closed, values, name)
         else:
             function = self._functions(eqn, None, lambda: self._make_program(eqn, name))
-            results = [host(x) for x in function(*values)]
+            results = [to_host(x) for x in function(*values)]
         names = _argument_names(debug_info.result_paths, results, "result")
         yield Border(*place, "result", _by_name(names, results))
         return results
@@ -181,7 +181,7 @@ class Stepper:
         return call
 
 
-def host(value: Any) -> Any:
+def to_host(value: Any) -> Any:
     """Copies an array to the host; random keys stay JAX arrays."""
     if value is None:
         return None

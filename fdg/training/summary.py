@@ -26,7 +26,7 @@ def versions() -> dict[str, str]:
 
 
 def unexplained_lines(engine: fdg.Engine) -> list[str]:
-    """One line for each collective of the compiled programs that the plan did not predict."""
+    """One line per collective of the compiled programs that the plan did not predict."""
     return [
         f"unexplained: {c.kind} of {quantity(c.bytes, 'B')} x {c.calls} in program '{program}'"
         f" ({', '.join(c.fragments) or 'between fragments'}), which the plan does not name"
@@ -51,7 +51,7 @@ def groups_summary(engine: fdg.Engine, wall_s: float) -> dict[str, Any]:
 
 
 def predicted_seconds(engine: fdg.Engine) -> float | None:
-    """Predicted seconds of an iteration on this machine (`fdg.costs`); None if its rates are unknown."""
+    """Predicted seconds per iteration on this machine (`fdg.costs`); None if its rates are unknown."""
     try:
         return predict(engine.plan, cluster_of(engine.devices)).seconds
     except FdgError:

@@ -302,14 +302,14 @@ def replace_fields(algorithm: Any, fields: Mapping[str, Any]) -> Any:
     return change(**fields) if callable(change) else dataclasses.replace(algorithm, **fields)
 
 
-def said_of(algorithm: Any) -> dict[str, Any]:
+def wrapper_entries(algorithm: Any) -> dict[str, Any]:
     """The entries of `config.json` that describe wrappers of an algorithm (`Sweep`), by method `said`."""
     if not callable(getattr(type(algorithm), "said", None)):
         return {}
-    return {**said_of(algorithm.algorithm), **algorithm.said()}
+    return {**wrapper_entries(algorithm.algorithm), **algorithm.said()}
 
 
-def with_recorded_sweep(algorithm: Any, config: Mapping[str, Any]) -> Any:
+def restore_sweep(algorithm: Any, config: Mapping[str, Any]) -> Any:
     """The sweep of an algorithm that a run's configuration describes (`Sweep.said`), else the algorithm."""
     text, period = config.get("sweep"), config.get("exploit_every")
     if text is None and period is not None:
@@ -321,7 +321,7 @@ def with_recorded_sweep(algorithm: Any, config: Mapping[str, Any]) -> Any:
     return Sweep(algorithm, parse_grid(str(text)), config.get("num_seeds") or 1, period)
 
 
-def without_sweep(algorithm: Any) -> Any:
+def unwrap_sweep(algorithm: Any) -> Any:
     """The algorithm inside a sweep; any other algorithm unchanged."""
     return algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
 

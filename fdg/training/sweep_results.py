@@ -14,15 +14,15 @@ import numpy as np
 from fdg.errors import FdgError
 from fdg.reading import read_json
 from fdg.showing import words
-from fdg.training.curves import RETURN, columns, figure_of, finish, style
-from fdg.training.run_directory import RunDirectory, plain, read_metrics
+from fdg.training.curves import RETURN, columns, finish, make_figure, style
+from fdg.training.run_directory import RunDirectory, read_metrics, to_json_types
 from fdg.training.space import flags_text, point_text
 from fdg.training.statistics import (
+    estimate_text,
     finite_mean,
     format_numbers,
     interquartile_mean,
     interval_of_returns,
-    with_interval,
 )
 from fdg.training.sweep import Sweep
 
@@ -108,14 +108,14 @@ def final_returns(
     failed: Sequence[int],
 ) -> tuple[np.ndarray, np.ndarray]:
     """The final return and the mean return in training of each agent: two `[agents]`; see `point_results`."""
-    steps, curves = per_agent(rows, agents)
+    steps, curves = metric_by_agent(rows, agents)
     last_rows = curves[steps > (1 - _LAST_FRACTION) * steps[-1]] if len(steps) else curves
     final = finite_mean(last_rows, 0) if evaluated is None else np.array(evaluated, float)
     final[list(failed)] = math.nan
     return final, finite_mean(curves, 0)
 
 
-def per_agent(
+def metric_by_agent(
     rows: Sequence[Mapping[str, Any]], agents: int, metric: str = RETURN
 ) -> tuple[np.ndarray, np.ndarray]:
     """Environment steps `[rows]`, and a metric by agent `[rows, agents]`; NaN if unknown."""
@@ -123,7 +123,7 @@ def per_agent(
     return steps, values if values.shape[1] == agents else np.full((len(steps), agents), math.nan)
 
 
-def best_of(results: Sequence[PointResult]) -> int:
+def best_index(results: Sequence[PointResult]) -> int:
     """The index of the point with the highest mean (the first of equal ones)."""
     means = [result.mean for result in results]
     return max(range(len(means)), key=lambda i: (math.isfinite(means[i]), _sort_value(means[i]), -i))
@@ -141,7 +141,7 @@ def write_sweep(
     rows = list(read_metrics(run.path / "metrics.jsonl"))
     results = point_results(sweep, rows, evaluated, failed, seed)
     measure = "greedy evaluation after training" if evaluated is not None else "last tenth of the training"
-    best = best_of(results)
+    best = best_index(results)
     content = {
         "sweep": {name: list(values) for name, values in sweep.grid},
         "num_seeds": sweep.num_seeds,
@@ -164,7 +164,7 @@ def write_sweep(
     lines = [points_table(results, measure)]
     if math.isfinite(results[best].mean):
         values = results[best].values
-        mean = with_interval(results[best].mean, results[best].interval, " (95% interval {} to {})")
+        mean = estimate_text(results[best].mean, results[best].interval, " (95% interval {} to {})")
         lines += [f"best: return {mean} with {point_text(values)}", *_rivals_line(results, best)]
         lines.append(f"by flags: {flags_text(values)}")
     else:
@@ -177,8 +177,8 @@ def points_table(results: Sequence[PointResult], measure: str) -> str:
     rows = []
     for result in sorted(results, key=lambda result: -_sort_value(result.mean)):
         values = [f"{value:g}" for value in result.values.values()]
-        mean, iqm, training = map(shown_return, (result.mean, result.iqm, result.training))
-        rows.append([*values, mean, shown_interval(result.interval), iqm, training])
+        mean, iqm, training = map(return_text, (result.mean, result.iqm, result.training))
+        rows.append([*values, mean, interval_text(result.interval), iqm, training])
     return first_rows([*results[0].values, "return", "95% interval", "IQM", "training"], rows, measure)
 
 
@@ -189,7 +189,7 @@ def first_rows(header: Sequence[str], rows: Sequence[Sequence[str]], title: str 
     return "\n".join([*([title] if title else []), *lines, *suffix])
 
 
-def shown_interval(ends: tuple[float, float] | None) -> str:
+def interval_text(ends: tuple[float, float] | None) -> str:
     """Both ends of an interval as text; "-" for None."""
     return "-" if ends is None else " to ".join(format_numbers(*ends))
 
@@ -203,7 +203,7 @@ def draw_points(results: Sequence[PointResult], title: str, measure: str, pictur
     for r in results:
         rest = {name: value for name, value in r.values.items() if name != x and counts[name] > 1}
         lines.setdefault(point_text(rest), []).append(r)
-    figure, axes = figure_of()
+    figure, axes = make_figure()
     for i, (label, points) in enumerate(lines.items()):
         finite = sorted((r for r in points if math.isfinite(r.mean)), key=lambda r: r.values[x])
         positions, means = [r.values[x] for r in finite], [r.mean for r in finite]
@@ -234,7 +234,7 @@ def draw_schedules(
     (_, faint), (_, strong) = style(0), style(1)
     panels = np.ravel(figure.subplots(len(names), 1, sharex=True))
     for name, axes in zip(names, panels, strict=True):
-        steps, values = per_agent(rows, sweep.agents, name)
+        steps, values = metric_by_agent(rows, sweep.agents, name)
         axes.plot(steps, values, color=faint, alpha=0.3, linewidth=0.8)
         axes.plot(steps, values[:, best], color=strong, label=f"agent {best}, the best in the end")
         if np.nanmin(values) > 0 and np.nanmax(values) > 5 * np.nanmin(values):
@@ -266,7 +266,7 @@ def _sort_value(value: float) -> float:
     return value if math.isfinite(value) else -math.inf
 
 
-def shown_return(value: float) -> str:
+def return_text(value: float) -> str:
     """A return as text; "-" if unknown."""
     return format_numbers(value)[0] if math.isfinite(value) else "-"
 
@@ -289,5 +289,5 @@ def _csv_text(results: Sequence[PointResult]) -> str:
     for r in results:
         ends = r.interval or (None, None)
         numbers = [*r.values.values(), r.mean, *ends, r.iqm, r.training, *r.returns.tolist()]
-        writer.writerow(["" if value is None else value for value in plain(numbers)])
+        writer.writerow(["" if value is None else value for value in to_json_types(numbers)])
     return out.getvalue()

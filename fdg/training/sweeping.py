@@ -15,7 +15,7 @@ from fdg.training.fit import fit, make_job
 from fdg.training.loading import load_with_names
 from fdg.training.run import Run
 from fdg.training.search import Trial, best_trial, carry_out_search, is_whole
-from fdg.training.settings import flat
+from fdg.training.settings import flatten_config
 from fdg.training.space import make_grid, make_space, space_text
 from fdg.training.sweep import Sweep, check_names
 
@@ -37,9 +37,9 @@ def sweep(
     `sweep.csv` and `sweep.png`.
 
     Args:
-      algorithm: as for `fdg.fit`; all agents share hyperparameters that are not swept.
+      algorithm: the algorithm; all agents share the hyperparameters that are not swept.
       values: float hyperparameters by name: numbers, or a range such as `"log:1e-4..1e-2x8"`.
-      policy: as for `fdg.fit`.
+      policy: the distribution policy; None: `policies.GPUOnly()`.
       num_seeds: agents per combination, with seeds `seed`, `seed + 1`, ...
       exploit_every: None for a grid. Otherwise population-based training: agents start from these values, and
         every `exploit_every` iterations the worst copy the best and perturb the copied hyperparameters.
@@ -76,7 +76,7 @@ class Search:
     path: Path
     trials: tuple[Trial, ...]
     interrupted: bool = False
-    _caller_names: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    _caller_values: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
     def best(self) -> Run:
@@ -88,7 +88,7 @@ class Search:
         best = best_trial(self.trials)
         if best is None:
             raise FdgError(f"no trial of {self.path} is done: give more trials, or a longer training")
-        return load_with_names(self.path / "trials" / best.run, self._caller_names)
+        return load_with_names(self.path / "trials" / best.run, self._caller_values)
 
 
 @checked
@@ -109,12 +109,12 @@ def search(
     `algorithm` may be a sweep (`fdg.Sweep`); a trial then has the return of its best combination.
 
     Args:
-      algorithm: as for `fdg.fit`.
+      algorithm: the algorithm, or a sweep.
       values: by name, a list of choices, or a range: `"log:1e-4..1e-2"`, `"lin:16..256"`.
-      policy: as for `fdg.fit`.
+      policy: the distribution policy; None: `policies.GPUOnly()`.
       trials: the number of trials; the search ends earlier once all combinations of choices were tried.
       halving: prune trials whose return is among the lower two thirds at 1/27, 1/9 and 1/3 of the training.
-      devices: as for `fdg.fit`.
+      devices: the devices, or their number; None: all devices.
       progress: print progress.
       settings: further arguments of `fdg.fit`: `total_steps`, `seed`, `num_seeds`, `out`, `resume`,
         `eval_every`, `eval_episodes`, `checkpoint_every`, `stop_at`.
@@ -137,5 +137,5 @@ def search(
     job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings, **options)
     job_devices = None if devices is None else checked_devices(devices)
     path, results, signal = carry_out_search(job, space, job_devices, quiet=not progress)
-    names = flat(job.config)  # the caller named all values but choices of networks
-    return Search(path, tuple(results), signal is not None, names)
+    caller_values = flatten_config(job.config)  # the caller named all values but choices of networks
+    return Search(path, tuple(results), signal is not None, caller_values)

@@ -53,12 +53,12 @@ def check_writable(path: Path) -> None:
         raise path_error(path, error) from None
 
 
-def check_results(folder: Path, names: Iterable[str], what: str = "") -> None:
-    """Checks that files can be written into a folder that is not a run directory; `what` ends the message."""
+def check_results(folder: Path, names: Iterable[str], suffix: str = "") -> None:
+    """Checks that files can be written into a folder that is not a run directory; `suffix` ends messages."""
     for name in names:
         check_writable(folder / name)
     if (folder / "config.json").exists():
-        raise FdgError(f"--out {folder} is a run directory: give another folder{what}")
+        raise FdgError(f"--out {folder} is a run directory: give another folder{suffix}")
 
 
 def path_error(path: object, error: Exception, participle: str = "written") -> FdgError:

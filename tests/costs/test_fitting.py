@@ -15,7 +15,7 @@ from fdg.costs.overheads import OVERHEADS, Overheads
 from fdg.costs.prediction import predict
 from fdg.costs.program_time import JOINED
 from fdg.training import reference_jobs as jobs
-from fdg.training.reference_jobs import REFERENCE_JOBS, ReferenceJob, fitted_to_jobs
+from fdg.training.reference_jobs import REFERENCE_JOBS, ReferenceJob, fit_to_jobs
 
 SMALL = tuple(
     ReferenceJob("PPO", env, (("num_envs", num_envs), ("num_steps", 8), ("hidden", (width, width))), *how)
@@ -89,12 +89,12 @@ def test_one_job_that_was_disturbed_counts_less_than_the_others(plans):
 def test_a_calibration_with_jobs_predicts_by_them(plans):
     timed = {job.key: sample.seconds for job, sample in zip(SMALL, samples(plans), strict=True)}
     bare = dataclasses.replace(machine(), jobs=timed)
-    found = fitted_to_jobs(bare)
+    found = fit_to_jobs(bare)
     assert found.jobs == timed and found.kind.figures == bare.kind.figures
     for job in SMALL:
         before, after = (predict(plans[job], one.cluster(job.devices)).seconds for one in (bare, found))
         assert abs(after / timed[job.key] - 1) < abs(before / timed[job.key] - 1)
-    assert fitted_to_jobs(machine()) == machine()
+    assert fit_to_jobs(machine()) == machine()
 
 
 # --- the jobs ---

@@ -90,7 +90,7 @@ SAID = {
     NoSteps: "ZeroDivisionError",
     Method: "an integer of at least 1",
     Fails: "KeyError",
-    Plain: "no dataclass",
+    Plain: "not a dataclass",
 }
 
 

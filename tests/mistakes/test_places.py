@@ -17,7 +17,7 @@ from algos.networks import Network
 from envs.text import HostReward
 from fdg.arguments import check_takes
 from fdg.errors import FdgWarning
-from fdg.training.job import without_effect
+from fdg.training.job import ineffective_field_messages
 from tests.mistakes.test_families import ENV, corridor, refused
 from tests.tiny import Walk
 from tests.training.trained import fitted, small
@@ -184,14 +184,14 @@ def test_hyperparameters_without_effect_are_named(name, changed, switch):
     for field in dataclasses.fields(cls):
         object.__setattr__(algorithm, field.name, field.default)
     by, _, value = switch.partition("=")
-    assert without_effect(algorithm) == []
+    assert ineffective_field_messages(algorithm) == []
     now = 3
     object.__setattr__(algorithm, changed, now)
     object.__setattr__(algorithm, by, None if value else 0)
     flag = changed.replace("_", "-")
-    assert any(f"--{flag} {now} has no effect, for" in line for line in without_effect(algorithm))
+    assert any(f"--{flag} {now} has no effect, for" in line for line in ineffective_field_messages(algorithm))
     object.__setattr__(algorithm, by, value or True)
-    assert not any(f"--{flag} " in line for line in without_effect(algorithm))
+    assert not any(f"--{flag} " in line for line in ineffective_field_messages(algorithm))
 
 
 # --- names of environments in the words of other libraries ---

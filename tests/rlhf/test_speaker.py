@@ -34,5 +34,5 @@ def test_a_run_is_evaluated_by_another_reward_than_it_learned_from():
     learner = algos.SFT(env=always, hidden_size=8, num_layers=1, num_heads=2)
     run = fdg.Run(learner, jax.jit(learner.init)(jax.random.key(0)), 0)
     assert set(run.evaluate(4, env=task).returns.ravel().tolist()) <= {0.0, 1.0}
-    with pytest.raises(FdgError, match="its tokenizer is not that of text:comparison"):
+    with pytest.raises(FdgError, match="its tokenizer differs from the one of text:comparison"):
         run.evaluate(4, env=task.with_tokenizer(CharacterTokenizer(COMMON + "#")))

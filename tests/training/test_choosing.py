@@ -15,7 +15,7 @@ from fdg.costs.machine import REFERENCE
 from fdg.errors import FdgError
 from fdg.training import settling
 from fdg.training.description import describe_policy
-from fdg.training.settling import ready, settle
+from fdg.training.settling import prepare, settle
 
 PUPIL = "--algo tests.tiny:Pupil --num-envs 64 --total-steps 512"
 
@@ -44,7 +44,7 @@ def test_what_was_chosen_is_kept_for_the_next_start(directory, looked):
     job = parse(f"{PUPIL} --devices 2")
     graph = fdg.trace(job.algorithm)
     first, second = settle(job, graph), settle(job, graph)
-    assert len(looked) == 1 and first.said == second.said and first.said.startswith("policy: ")
+    assert len(looked) == 1 and first.message == second.message and first.message.startswith("policy: ")
     assert first.job.policy == second.job.policy
     assert first.job.config["policy_asked"] == "auto"
     (kept,) = (directory / "choices").iterdir()
@@ -70,14 +70,14 @@ def test_a_file_that_cannot_be_read_is_written_anew(directory, looked, content):
 def test_who_asks_for_it_gets_the_table(directory, looked):
     job = parse(f"{PUPIL} --devices 2 --policy auto")
     graph = fdg.trace(job.algorithm)
-    assert "chosen: " in settle(job, graph).said and "chosen: " in settle(job, graph).said
+    assert "chosen: " in settle(job, graph).message and "chosen: " in settle(job, graph).message
     assert len(looked) == 2 and not list(directory.iterdir())
 
 
 def test_one_device_leaves_no_choice(looked):
     job = parse(f"{PUPIL} --devices 1")
     settled = settle(job, fdg.trace(job.algorithm))
-    assert settled.job.policy == policies.GPUOnly() and not looked and not settled.said
+    assert settled.job.policy == policies.GPUOnly() and not looked and not settled.message
 
 
 def rows_of(*seconds):
@@ -109,7 +109,7 @@ def test_where_one_device_is_quickest_no_other_policy_is_looked_at(directory, lo
     few = parse("--algo tests.tiny:Pupil --num-envs 4 --total-steps 512")
     settled = settle(dataclasses.replace(few, cores=2), fdg.trace(few.algorithm))
     assert settled.job.policy == policies.GPUOnly() and settled.job.devices_chosen == 1 and len(looked) == 1
-    assert settled.said.startswith("policy: GPUOnly() on 1 device: ")
+    assert settled.message.startswith("policy: GPUOnly() on 1 device: ")
     assert settle(dataclasses.replace(few, cores=2), fdg.trace(few.algorithm)).job.devices_chosen == 1
     assert len(looked) == 1  # it was kept
 
@@ -121,7 +121,7 @@ def test_without_rates_it_is_gpu_only(monkeypatch):
     monkeypatch.setattr(settling.policies, "auto", unknown)
     job = parse(f"{PUPIL} --devices 2 --program-cache off")
     settled = settle(job, fdg.trace(job.algorithm))
-    assert settled.job.policy == policies.GPUOnly() and settled.said == ""
+    assert settled.job.policy == policies.GPUOnly() and settled.message == ""
 
 
 def test_environments_on_the_host_are_not_predicted(looked):
@@ -166,12 +166,12 @@ def test_a_lag_that_is_asked_for_is_a_number_in_the_configuration():
     """So that a run's numbers follow from its file, and not from the machine."""
     job = parse(f"{PUPIL} --policy single_learner_coarse --lag auto --devices 2")
     assert job.described["lag"] == "auto"
-    settled = ready(job, plans_only=True)
+    settled = prepare(job, plans_only=True)
     lag = settled.job.policy.lag
     assert type(lag) is int and settled.job.config["lag"] == lag and lag in range(5)
-    assert f"lag: {lag} of 2 micro-batches per iteration" in settled.said
-    again = ready(settled.job, plans_only=True)
-    assert (again.job.policy, again.said) == (settled.job.policy, "")
+    assert f"lag: {lag} of 2 micro-batches per iteration" in settled.message
+    again = prepare(settled.job, plans_only=True)
+    assert (again.job.policy, again.message) == (settled.job.policy, "")
 
 
 def test_a_lag_is_not_chosen_where_there_is_a_staleness():
@@ -179,4 +179,4 @@ def test_a_lag_is_not_chosen_where_there_is_a_staleness():
     with pytest.raises(
         FdgError, match="--lag auto and --staleness 1: both say how old actors' parameters are"
     ):
-        ready(job, plans_only=True)
+        prepare(job, plans_only=True)

@@ -10,7 +10,7 @@ import scipy  # imports `stats` when it is asked for
 import fdg
 from fdg.__main__ import main
 from fdg.training.comparison import TOGETHER
-from fdg.training.run_directory import plain
+from fdg.training.run_directory import to_json_types
 from fdg.training.statistics import probability_of_improvement
 
 
@@ -120,7 +120,7 @@ def test_a_seed_that_failed_is_named_and_worse_than_all_others(tmp_path):
     estimate = found.estimate("ppo", "CartPole-v1")
     assert estimate.value == 6.0 and estimate.interval[0] == -math.inf  # of 5 and 7
     assert found.improvement("ppo", "a2c")[0] == pytest.approx((12 / 16 + 1) / 2)
-    cells = plain(found.content())["cells"]
+    cells = to_json_types(found.content())["cells"]
     assert cells[0]["returns"] == [5.0, None, 7.0, 9.0] and cells[0]["failed"] == [1]
 
 
@@ -138,7 +138,7 @@ def test_the_command_writes_tables_and_pictures_equal_ones_each_time(tmp_path, c
     assert "## Final return" in capsys.readouterr().out
     again = fdg.compare([tmp_path / "runs"])
     assert (tmp_path / "one" / "comparison.md").read_text() == again.markdown()
-    assert json.loads((tmp_path / "one" / "comparison.json").read_text()) == plain(again.content())
+    assert json.loads((tmp_path / "one" / "comparison.json").read_text()) == to_json_types(again.content())
     assert all(
         (tmp_path / "one" / name).read_bytes()[1:4] == b"PNG" for name in ("curves.png", "intervals.png")
     )

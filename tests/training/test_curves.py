@@ -150,8 +150,8 @@ def test_the_command(tmp_path, capsys):
 @pytest.fixture
 def figures(monkeypatch):
     """Figure and axes of each picture that a test draws."""
-    made, original = [], curves.figure_of
-    monkeypatch.setattr(curves, "figure_of", lambda: made.append(original()) or made[-1])
+    made, original = [], curves.make_figure
+    monkeypatch.setattr(curves, "make_figure", lambda: made.append(original()) or made[-1])
     return made
 
 
@@ -179,7 +179,7 @@ def test_metrics_without_returns_are_drawn_by_name(figures, metrics, shown):
     ]
     curves.draw_run(rows, "what", None, io.BytesIO())
     ((_, axes),) = figures
-    metric = curves.shown_metric(rows)
+    metric = curves.metric_to_plot(rows)
     assert axes.get_ylabel() == shown and axes.lines[0].get_ydata().tolist() == [metrics[metric]] * 2
     curves.draw_run([{**row, metric: None} for row in rows], "what", None, io.BytesIO())
     nothing = figures[1][1]

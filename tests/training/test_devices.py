@@ -16,7 +16,7 @@ from fdg.commands.parse import parse
 from fdg.cores import usable_cores
 from fdg.running.host_devices import threads_for
 from fdg.tracing.trace import side_by_side
-from fdg.training.settling import quickest_count, threads_of, too_small_micro_batch
+from fdg.training.settling import quickest_count, thread_count, too_small_micro_batch
 
 PPO = "--env probe:discount --policy gpu_only --total-steps 100000000"
 
@@ -69,11 +69,11 @@ def test_threads_of_host_devices():
         fdg.trace(algos.PPO(env=envs.make("probe:discount"), num_envs=number)) for number in (4, 8192)
     )
     whole, apart = policies.GPUOnly(), policies.SingleLearnerCoarse()
-    assert threads_of(few, whole, 1) == 1 and threads_of(many, whole, 1) == usable_cores()
-    assert threads_of(side_by_side(few, 10_000), whole, 1) == usable_cores()
-    assert [threads_of(few, whole, n) for n in (2, 8)] == [threads_for(n, in_order=True) for n in (2, 8)]
+    assert thread_count(few, whole, 1) == 1 and thread_count(many, whole, 1) == usable_cores()
+    assert thread_count(side_by_side(few, 10_000), whole, 1) == usable_cores()
+    assert [thread_count(few, whole, n) for n in (2, 8)] == [threads_for(n, in_order=True) for n in (2, 8)]
     for policy in (apart, policies.GPUOnly(parameters="fsdp")):
-        assert [threads_of(few, policy, n) for n in (2, 8)] == [threads_for(n) for n in (2, 8)]
+        assert [thread_count(few, policy, n) for n in (2, 8)] == [threads_for(n) for n in (2, 8)]
 
 
 def test_the_largest_operation_by_hand():

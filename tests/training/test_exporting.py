@@ -54,7 +54,7 @@ def test_a_thousand_actions(run, tmp_path):
         policy(seen[3], start=True), run.policy(seen[3], start=True), rtol=1e-5, atol=1e-6
     )
     assert policy.facts["environment"] == run.algorithm.env.name and policy.facts["actions"] == "greedy"
-    with pytest.raises(FdgError, match="and batches of them"):
+    with pytest.raises(FdgError, match="and batches have"):
         policy(np.zeros(17))
 
 

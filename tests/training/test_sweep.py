@@ -22,7 +22,7 @@ from fdg.settings.fields import structural
 from fdg.training import curves, loop
 from fdg.training.space import grid_text, make_grid, parse_grid
 from fdg.training.sweep import Sweep
-from fdg.training.sweep_results import PointResult, best_of, point_results
+from fdg.training.sweep_results import PointResult, best_index, point_results
 from tests.refusing import refused
 from tests.training.descent import Descent, assert_close
 from tests.training.trained import assert_same, small, timeless
@@ -330,9 +330,9 @@ def test_results_by_hand():
     assert found[0].returns.tolist() == [9.0, 27.0] and found[0].mean == 18.0
     assert found[0].training == 9.0  # of 4.5 and 13.5
     assert np.isnan(found[1].mean) and found[1].interval is None
-    assert best_of(found) == 0  # a point that lost an agent comes last
+    assert best_index(found) == 0  # a point that lost an agent comes last
     evaluated = point_results(sweep, rows, [1.0, 2.0, 3.0, 4.0])
-    assert [one.mean for one in evaluated] == [1.5, 3.5] and best_of(evaluated) == 1
+    assert [one.mean for one in evaluated] == [1.5, 3.5] and best_index(evaluated) == 1
     lost = point_results(sweep, rows, [1.0, 2.0, 3.0, 4.0], failed=[3], seed=10)[1].entry()
     assert np.isnan(lost["mean"]) and lost["failed_seeds"] == [11]  # the second seed of its point
     low, high = evaluated[1].interval

@@ -17,14 +17,14 @@ import fdg
 from bench.peers.serve import Stopwatch
 from fdg.commands.parse import parse
 from fdg.training.job import Job
-from fdg.training.settling import ready
+from fdg.training.settling import prepare as prepare_job
 from fdg.training.starting import compile_and_init
 
 
 def compiled(flags: Sequence[str]) -> tuple[Job, fdg.Engine, Any]:
     """What flags of the command line say, with all that training needs compiled: job, engine, first state."""
     job = parse(flags, "ours", "")
-    settled = ready(job)
+    settled = prepare_job(job)
     job = settled.job
     engine = fdg.compile(job.algorithm, job.policy, settled.devices, job.agents, settled.graph)
     return job, engine, jax.block_until_ready(compile_and_init(engine, 0))
