@@ -210,7 +210,7 @@ class _Call:
         with np.errstate(over="ignore"):
             rewards = np.asarray(found, np.float32)
         is_given = np.array([value is not None for value in given], bool)
-        for i in np.flatnonzero(~np.isfinite(rewards) & is_given):
+        for i in np.flatnonzero(~np.isfinite(rewards) & is_given).tolist():
             raise HostError(
                 f"{self.__name__} gave {found[i]} for {said[i]!r:.60}, asked {asked[i]!r:.60}: return a"
                 " finite number, or None for no reward (it is stored as float32)"

@@ -68,7 +68,7 @@ def _calibrate(flags: dict[str, Any]) -> None:
             job.key: seconds for job, seconds in time_reference_jobs(REFERENCE_JOBS, devices, report).items()
         }
 
-    result = fitted_to_jobs(calibrate(devices, report, time_jobs))
+    result = fit_to_jobs(calibrate(devices, report, time_jobs))
     print(calibration_table(result))
     if result.is_disturbed and not flags["disturbed"]:
         raise FdgError(

@@ -90,16 +90,21 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
             print(*reports, sep="\n\n", flush=True)
             return 0
         with _notice_if_slow("tracing ..."):
-            settled = ready(job, plans_only=True)
+            settled = prepare(job, plans_only=True)
         job, devices = settled.job, settled.devices
         plan = fdg.place(settled.graph, job.policy, devices, job.agents)
-        sections = [*([settled.said] if settled.said else []), settled.graph, plan]
+        sections = [*([settled.message] if settled.message else []), settled.graph, plan]
         if idle := too_small_micro_batch(job.algorithm, plan):
             sections.append(f"hint: {idle}")
         if lengths:
             stream = replay.report_of(job.algorithm, job.policy, lengths)
             sections.append(f"{stream}\n{replay.idle(plan, cluster_for(devices))}")
-        print(*sections, *([f"devices: {settled.why}"] if settled.why else []), sep="\n\n", flush=True)
+        print(
+            *sections,
+            *([f"devices: {settled.devices_reason}"] if settled.devices_reason else []),
+            sep="\n\n",
+            flush=True,
+        )
         return 0
 
     return guarded(run, argv)

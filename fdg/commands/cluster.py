@@ -171,7 +171,7 @@ def lines(job: Job, flags: Mapping[str, Any]) -> list[str]:
         algorithm, graph = scaled(share and share * count)
 
         def choose(cluster: Cluster) -> Any:
-            return choose_within(job.policy, algorithm, graph, cluster, job.agents, all_devices=True)
+            return choose_policy(job.policy, algorithm, graph, cluster, job.agents, all_devices=True)
 
         if not isinstance(job.policy, policies.Auto):
             paragraphs.append(f"the choice among all policies, of which {job.policy} is one:")

@@ -228,7 +228,7 @@ def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
     lines: dict[str, list[Point]] = {}
     for point in points:
         lines.setdefault(type(point.plan.policy).__name__, []).append(point)
-    figure, *panels = figure_of(4)
+    figure, *panels = make_figure(4)
     figure.suptitle(title)
     quantities: dict[str, Callable[[Point], float]] = {
         "steps/s": lambda p: p.steps_per_s,

@@ -37,7 +37,7 @@ def base_of(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
             content = read_json(file)
         except FdgError as error:
             raise FdgError(f"--config {error}: give the config.json of a run directory") from None
-        stored = run_directory.checked_config(file, content)
+        stored = run_directory.check_config(file, content)
     elif start_run is not None:
         file = Path(str(start_run), "config.json")
         stored = run_directory.read_config(file.parent, prefix="--from: ")
@@ -101,7 +101,7 @@ def record_of(
     if follows:
         record["follows"] = follows
     if flags.get("start_from") is not None:
-        base_settings = flat(base)
+        base_settings = flatten_config(base)
         changed_settings = changes(
             base, {name: value for name, value in flags.items() if name in base_settings}
         )

@@ -219,7 +219,7 @@ class CommandLine:
         if env_name is None:
             env_name = str(getattr(cls, "default_env", Names.env))
             # An environment that the class names is trusted.
-            resolver = dataclasses.replace(resolver, named={**flags, "env": env_name})
+            resolver = dataclasses.replace(resolver, caller_values={**flags, "env": env_name})
         if flags.get("env_workers") is not None and not has_env:
             raise FdgError(f"--env-workers {flags['env_workers']}: {algo} has its own environment")
         if "env" in flags and not has_env:

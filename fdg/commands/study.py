@@ -141,7 +141,7 @@ def _able_algorithms(env: str) -> list[str]:
 
     name, overrides = envs.parse(env)
     names = algos.able_in(envs.make(name, **overrides))
-    return [algo for algo in names if steps_of(algos.get(algo)) == "environment steps"]
+    return [algo for algo in names if steps_unit(algos.get(algo)) == "environment steps"]
 
 
 def _names(content: Mapping[str, Any], name: str, example: str) -> list[str]:

@@ -192,7 +192,7 @@ def _plot(flags: dict[str, Any]) -> None:
         raise
     except ValueError as error:  # an extension that matplotlib does not know
         raise FdgError(f"--out {out}: {error}") from error
-    for label, path in zip(labels, curves.runs_in(flags["runs"]), strict=False):
+    for label, path in zip(labels, curves.find_runs(flags["runs"]), strict=False):
         print(f"{label} = {path}")
     print(curves.returns_table(returns))
     print(out)

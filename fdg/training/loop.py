@@ -147,7 +147,7 @@ def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
 
 def _eta(algorithm: Any, plan: fdg.Plan) -> int | None:
     """The largest age of a stream's tokens with a weight, in updates; None without a stream or any lag."""
-    stream = getattr(without_sweep(algorithm), "stream_settings", None)
+    stream = getattr(unwrap_sweep(algorithm), "stream_settings", None)
     staleness = 0 if plan.delayed is None else plan.delayed.staleness
     return stream.oldest() + staleness if stream is not None and (stream.ahead or staleness) else None
 
