@@ -114,7 +114,7 @@ class CommandLine:
                 base,
             )
 
-        resolver = dataclasses.replace(resolved.resolver, named=flags)
+        resolver = dataclasses.replace(resolved.resolver, caller_values=flags)
         resolver.check_fields(cls, inherited)
         env = {} if resolved.env is None else {"env": resolved.env}
         requested = {**preset_values, **inherited, **overrides, **env}
