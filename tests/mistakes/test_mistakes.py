@@ -163,7 +163,7 @@ MISTAKES = {
         "its field widths is a list",
         "make it a tuple",
     ),
-    "a fragment of what does not hash": (broken.Thawed, "does not hash", "make it a dataclass(frozen=True)"),
+    "a fragment of what cannot be hashed": (broken.Thawed, "cannot be hashed", "make it a dataclass(frozen=True)"),
     "an axis too far": (lambda: fdg.trace(broken.AxisTooFar("")), "batch axis 1 but shape (8,)", "below 1"),
     "axes that differ": (lambda: fdg.trace(broken.AxesThatDiffer("")), "differ in size", "in_axes/out_axes"),
     "one axis too many": (lambda: fdg.trace(broken.OneAxisTooMany("")), "names 2 arguments", "for each"),
@@ -238,7 +238,7 @@ MISTAKES = {
     "what run returned as state": (
         lambda: run_of((broken.Counter().init(None), {})),
         "this is the pair (state, metrics)",
-        "give the state",
+        "give its first element",
     ),
     "take without a version": (
         lambda: SLOTS.take(SLOTS.init(jax.random.key(0)), 0),
@@ -248,7 +248,7 @@ MISTAKES = {
     "what take returned as state": (
         lambda: SLOTS.take({}, 0, ({}, SLOTS.init(jax.random.key(0)))),
         "this is the pair (rows, state)",
-        "give the state",
+        "give its second element",
     ),
     "something else as state of a stream": (
         lambda: SLOTS.take(SLOTS.init(jax.random.key(0)), {}, 0),

@@ -108,7 +108,7 @@ def stepped(run):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda run: run.policy(np.zeros(3)), r"shape \[3\]: those of CartPole-v1 are \[4\], and batches"),
+        (lambda run: run.policy(np.zeros(3)), r"shape \[3\]: CartPole-v1 has shape \[4\], and batches"),
         (lambda run: run.policy("left"), "an observation of CartPole-v1 is an array"),
         (lambda run: run.policy((np.zeros(4), {})), "info\\) that reset of Gymnasium gives: .*, its first$"),
         (
