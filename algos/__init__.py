@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from algos.dqn import DQN
     from algos.impala import IMPALA
     from algos.mappo import IPPO, MAPPO
-    from algos.networks import Network, RecurrentNetwork
+    from algos.networks import RecurrentNetwork
     from algos.offline.bc import BC
     from algos.offline.cql import CQL
     from algos.offline.iql import IQL
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from algos.qmix import QMIX
     from algos.recurrent_ppo import RecurrentPPO
     from algos.redq import REDQ, TQC, DroQ
+    from algos.replaying import Explorer
     from algos.rlhf.dpo import DPO
     from algos.rlhf.group_relative import GRPO
     from algos.rlhf.ppo import PPORLHF
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from algos.self_play import SelfPlay
     from algos.td3 import TD3, FastTD3
     from algos.value_decomposition import VDN
-    from algos.values import Bonus, Explorer, Normalizer, Transform
+    from algos.values import Bonus, Network, Normalizer, Transform
 
 __all__ = [
     "A2C",

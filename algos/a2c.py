@@ -16,21 +16,20 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import on_policy, optimizers
+from algos import on_policy, one_update, optimizers
 from algos.agent import Agent, Rollouts
-from algos.layers import PolicyLayers
-from algos.losses import Advantages, WeightedLoss
-from algos.networks import NETWORK, Network
+from algos.losses import Advantages, values_after
+from algos.normalize import normalize_rollout
 from algos.on_policy import LEARNED, Trajectory
-from algos.optimizers import ClippedOptimizer
-from algos.rollout import episode_metrics, values_after
-from algos.values import Normalizers, Transforming
+from algos.one_update import WeightedLoss
+from algos.rollout import episode_metrics
+from algos.values import NETWORK, ClippedOptimizer, Network, Normalizers, PolicyLayers, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation
 from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 @dataclasses.dataclass(frozen=True)
-class A2C(Agent, driver=on_policy, presets="A2C"):
+class A2C(Agent, driver=one_update, presets="A2C"):
     """A2C for discrete, multi-discrete and continuous actions.
 
     Defaults are those of OpenAI's baselines (`baselines/a2c`, Dhariwal et al. 2017) and of Stable-Baselines3.
@@ -67,7 +66,7 @@ class A2C(Agent, driver=on_policy, presets="A2C"):
 
     def loss(self, parameters: Any, trajectory: Trajectory) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss over a rollout `[T, B]`, and its terms."""
-        policy, value = on_policy.over_time(
+        policy, value = one_update.over_time(
             lambda rows: self._policy(parameters, rows), trajectory.observation
         )
         time_step = trajectory.time_step
@@ -205,8 +204,8 @@ class A3C(A2C, presets="A3C"):
     def learn(self, learned, worker_parameters, running_return, trajectory):
         """Each worker's gradient over its rollout `[T, W, E]`, and an update with each."""
         parameters, optimizer_state, *statistics = learned
-        seen, (running_return,), statistics = self.normalizers.rollout(
-            statistics, (running_return,), trajectory, self.discount
+        seen, (running_return,), statistics = normalize_rollout(
+            self.normalizers, statistics, (running_return,), trajectory, self.discount
         )
         gradients, losses = self.gradient(worker_parameters, seen)
         *learned, worker_parameters = self.update(gradients, optimizer_state, parameters)

@@ -17,14 +17,13 @@ import jax.numpy as jnp
 import fdg
 from algos import networks
 from algos.agent import Agent, Rollouts
-from algos.distributions import Distribution
-from algos.layers import Layers
-from algos.losses import value_error
-from algos.networks import NETWORK, Network
-from algos.optimizers import ClippedOptimizer, Epochs
+from algos.checks import check_actor_critic, check_divides
+from algos.losses import value_error, values_after
+from algos.on_policy import Epochs
 from algos.returns import lambda_returns
-from algos.rollout import Actor, environment_major, episode_metrics, rollout, values_after, without_memory
+from algos.rollout import Actor, environment_major, episode_metrics, rollout, without_memory
 from algos.search import Search, Searching, gumbel_search
+from algos.values import NETWORK, ClippedOptimizer, Distribution, Layers, Network
 from envs import (
     Discrete,
     Environment,
@@ -106,7 +105,7 @@ class AlphaZero(Agent, presets="AlphaZero"):
             f"random_moves={self.random_moves}: give a number from 0 to {_MOST_RANDOM_MOVES}",
         )
         require_within(self, 0, 1, "value_lambda")
-        self.epochs.check_divides(self, self.num_steps)
+        check_divides(self, self.num_steps)
 
     @classmethod
     def can_act_in(cls, env: Environment) -> bool:
@@ -256,11 +255,11 @@ class AlphaZero(Agent, presets="AlphaZero"):
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network whose results do not fit the action space."""
-        self._check_actor_critic(self._network, state.parameters)
+        check_actor_critic(self, self._network, state.parameters)
 
     @property
     def _network(self) -> Network:
-        return self._actor_critic()
+        return networks.actor_critic_of(self)
 
     @property
     def _game(self) -> Game:

@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import off_policy, sac
+from algos import networks, off_policy, optimizers, sac
 from algos.agent import Agent, Rollouts
 from algos.distributions import TanhNormal
-from algos.layers import Layers, features, head, hidden_layers
-from algos.networks import Network, actor_features
-from algos.optimizers import OptimizerSettings
+from algos.layers import features, head, hidden_layers, sized
+from algos.networks import actor_features
 from algos.replay import ReplayUpdates, Transition
 from algos.sac import Entropy, Parameters, ReturnGrid, SplitState
+from algos.values import Layers, Network, OptimizerSettings
 from envs import Environment, Observation
 from envs.composite import ObservationSpace
 from fdg.errors import FdgError
@@ -351,21 +351,23 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
 
     @property
     def _normed_actor(self) -> NormedNetwork:
-        own, space = self._own("actor_network", "actor"), self.env.observation_space
-        size, layers = math.prod(self.env.action_space.shape), self.layers.sized(space)
+        own, space = networks.own(self, "actor_network", "actor"), self.env.observation_space
+        size, layers = math.prod(self.env.action_space.shape), sized(self.layers, space)
         default = _normed_network(_NormedActor(space, 2 * size, layers), self.norm_decay)
-        return self._computing(without_statistics(own) if own else default)
+        return networks.computing(self, without_statistics(own) if own else default)
 
     @property
     def _normed_critics(self) -> NormedNetwork:
-        own, space = self._own("critic_network", "critic"), self.env.observation_space
-        layers = dataclasses.replace(self.layers, hidden=self.critic_hidden).sized(space)
+        own, space = networks.own(self, "critic_network", "critic"), self.env.observation_space
+        layers = sized(dataclasses.replace(self.layers, hidden=self.critic_hidden), space)
         module = _NormedCritics(space, layers, self.grid.reading.outputs)
-        return self._computing(without_statistics(own) if own else _normed_network(module, self.norm_decay))
+        return networks.computing(
+            self, without_statistics(own) if own else _normed_network(module, self.norm_decay)
+        )
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self._step_size, b1=self.first_moment_decay)
+        return optax.adam(optimizers.step_size_of(self), b1=self.first_moment_decay)
 
 
 def _interleave(now: jax.Array, following: jax.Array) -> jax.Array:

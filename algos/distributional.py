@@ -16,10 +16,28 @@ import jax.numpy as jnp
 from algos import networks
 from algos.distributions import allowed_only, sizes
 from algos.dqn import DQN, choices
-from algos.losses import quantile_error
 from algos.replay import Transition
 from envs import Discrete, Observation, features_and_mask
 from fdg.settings.fields import hyperparameter, require, require_positive
+
+
+def quantile_error(quantiles: jax.Array, target: jax.Array, threshold: float) -> jax.Array:
+    """Quantile regression of quantiles `[N, K]` on targets `[N, K']`: `[N]` float32.
+
+    Dabney et al. 2017, arXiv 1710.10044, equations 9 and 10: the sum over quantiles of the mean over targets.
+    Errors are squared up to the `threshold` kappa, and linear beyond.
+    """
+    error = target[:, None] - quantiles[:, :, None]  # [N, K, K']
+    size = jnp.abs(error)
+    huber = (
+        jnp.where(size <= threshold, 0.5 * jnp.square(error), threshold * (size - 0.5 * threshold))
+        / threshold
+    )
+    # The midpoints of lemma 2.
+    at = (jnp.arange(quantiles.shape[1], dtype=jnp.float32) + 0.5) / quantiles.shape[1]
+    tilted = jnp.abs(at[None, :, None] - (error < 0)) * huber
+    return jnp.sum(jnp.mean(tilted, axis=2), axis=1)
+
 
 # --- distributions on a grid: C51, and critics with `atoms` (Seo et al. 2025, arXiv 2505.22642) ---
 

@@ -12,35 +12,22 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from algos.values import Distribution as Distribution
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
 from fdg.settings.moved import moved
 
-__getattr__ = moved(__name__, __name__, {"check_remembered_values": "check_recurrent_values"})
+_CHECKS = "actor_and_critic action_values recurrent_values gaussian two value shape"
+_MOVED = " ".join(f"check_{name}" for name in _CHECKS.split())
+__getattr__ = moved(__name__, "algos.checks", f"{_MOVED} pair check_remembered_values=check_recurrent_values")
 
 # Up to this many categories, the cumulative sum of probabilities is unrolled (see `Categorical.sample`).
 _MAX_UNROLLED_CATEGORIES = 64
-
-
-class Distribution(Protocol):
-    """The interface of a distribution over actions."""
-
-    def sample(self, keys: jax.Array) -> jax.Array:
-        """Random actions `[..., *action]`; `keys` is one key, or one per element of the leading axes."""
-
-    def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log of the probability (or density) of `action [..., *action]`: `[...]` float32."""
-
-    def entropy(self) -> jax.Array:
-        """Entropy in nats: `[...]` float32."""
-
-    def mode(self) -> jax.Array:
-        """The most probable action: `[..., *action]`."""
 
 
 @jax.tree_util.register_dataclass
@@ -426,72 +413,3 @@ def _draw(sampler: Callable[..., jax.Array], keys: jax.Array, shape: tuple[int, 
     for _ in range(keys.ndim):
         draw = jax.vmap(draw)
     return draw(keys)
-
-
-# --- checks of network outputs against the action space, while tracing ---
-
-
-def check_actor_and_critic(output: Any, action_space: Space, leading: tuple[int, ...]) -> None:
-    """Refuses an actor-critic unless it returns `(policy [..., P], value [...])`, `...` being `leading`."""
-    policy, value = pair(output, leading)
-    size = for_space(action_space).size
-    why = f"{size} numbers for {action_space}"
-    check_shape("the network gives the policy as", policy, (*leading, size), why)
-    check_value("the network gives values as", value, leading, "one for each observation")
-
-
-def pair(output: Any, leading: tuple[int, ...]) -> tuple[Any, Any]:
-    """Checks that an actor-critic's output is a pair, and returns `(policy, value)`."""
-    expected = f"an actor-critic gives a pair, (policy {_text((*leading, 'P'))}, value {_text(leading)})"
-    return check_two("the network", output, expected)
-
-
-def check_action_values(values: Any, actions: int, leading: tuple[int, ...], agents: bool = False) -> None:
-    """Refuses outputs other than a value for each action, `[..., n]`, `...` being `leading`."""
-    why = f"one for each of {actions} actions{' of each agent' if agents else ''}"
-    check_shape("the network gives values of actions as", values, (*leading, actions), why)
-
-
-def check_recurrent_values(output: Any, actions: int, leading: tuple[int, ...]) -> None:
-    """Refuses outputs other than values `[T, B, (A,) n]`, as in `check_action_values`, and a memory."""
-    expected = f"it gives a pair, (values {_text((*leading, actions))}, memory)"
-    values, _ = check_two("the network", output, expected)
-    check_action_values(values, actions, leading, agents=True)
-
-
-def check_gaussian(output: Any, action_space: Space, count: int, each: int = 2) -> None:
-    """Refuses outputs other than means and log standard deviations `[N, 2 * D]` (`each` 2), or `[N, D]`."""
-    why = "means and logs of deviations for" if each == 2 else "a number for each component of"
-    size = each * math.prod(action_space.shape)
-    check_shape("actor_network gives", output, (count, size), f"{why} {action_space}")
-
-
-def check_two(who: str, output: Any, expected: str) -> tuple[Any, Any]:
-    """The two results of a network; refuses another number of results."""
-    if not isinstance(output, tuple | list) or len(output) != 2:
-        raise FdgError(f"{who} gives {_shapes(output)}: {expected}")
-    return output[0], output[1]
-
-
-def check_value(what: str, value: Any, shape: tuple[Any, ...], why: str) -> None:
-    """As `check_shape`, for values; suggests `value[..., 0]` for a last axis of size 1."""
-    fix = ": take its last axis away, value[..., 0]" if getattr(value, "shape", None) == (*shape, 1) else ""
-    check_shape(what, value, shape, why + fix)
-
-
-def check_shape(what: str, value: Any, shape: tuple[Any, ...], why: str) -> None:
-    """Refuses results of another shape, or not floating-point."""
-    if not hasattr(value, "shape") or value.shape != shape:
-        raise FdgError(f"{what} {_shapes(value)}: it must be {_text(shape)}, {why}")
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise FdgError(f"{what} {_shapes(value)}: it must be of a floating dtype")
-
-
-def _shapes(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f"{len(value)} results ({', '.join(map(_shapes, value))})"
-    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
-
-
-def _text(shape: tuple[Any, ...]) -> str:
-    return f"[{', '.join(map(str, shape))}]"

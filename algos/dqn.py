@@ -20,13 +20,12 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import distributions, networks, off_policy
+from algos import networks, off_policy
 from algos.agent import Agent, Rollouts
+from algos.checks import check_action_values
 from algos.distributions import Categorical, allowed_values, sizes
-from algos.layers import Layers
-from algos.networks import NETWORK, Network, RecurrentNetwork, of_action
+from algos.networks import RecurrentNetwork, of_action
 from algos.off_policy import State, collect
-from algos.optimizers import ClippedOptimizer
 from algos.replay import (
     Replay,
     ReplayChoice,
@@ -37,8 +36,9 @@ from algos.replay import (
     linear,
     whole_updates,
 )
+from algos.replaying import ExplorerChoice, Head, MemoryChoice
 from algos.rollout import Actor
-from algos.values import ExplorerChoice, Head, MemoryChoice, ObservationNormalizer, Transforming
+from algos.values import NETWORK, ClippedOptimizer, Layers, Network, ObservationNormalizer, Transforming
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 from fdg.settings.parts import Part
@@ -406,7 +406,7 @@ class DQN(Agent, presets="DQN"):
         parameters, numbers = state.learned.parameters, sum(sizes(self._outputs))
         self._memory.check(parameters, state, numbers)
         found = jax.eval_shape(self._network.apply, parameters, off_policy.seen_types(self, state))
-        distributions.check_action_values(found, numbers, (self.num_envs,))
+        check_action_values(found, numbers, (self.num_envs,))
 
     @property
     def _outputs(self) -> Discrete | MultiDiscrete:
@@ -421,11 +421,12 @@ class DQN(Agent, presets="DQN"):
 
     @property
     def _network(self) -> Network:
-        return self._memory.network(0) or self._computing(
-            self._own("network", "actor")
+        return self._memory.network(0) or networks.computing(
+            self,
+            networks.own(self, "network", "actor")
             or networks.q_network(
                 self.env.observation_space, self._outputs, dueling=self.dueling, **vars(self.layers)
-            )
+            ),
         )
 
     @property

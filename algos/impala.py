@@ -14,22 +14,19 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import on_policy, optimizers
+from algos import one_update, optimizers
 from algos.agent import Agent, Rollouts
-from algos.layers import PolicyLayers
-from algos.losses import WeightedLoss, approximate_kl, value_error
-from algos.networks import NETWORK, Network
+from algos.losses import approximate_kl, value_error, values_after
 from algos.on_policy import Trajectory
-from algos.optimizers import ClippedOptimizer
+from algos.one_update import WeightedLoss
 from algos.returns import v_trace
-from algos.rollout import values_after
-from algos.values import Normalizers, Transforming
+from algos.values import NETWORK, ClippedOptimizer, Network, Normalizers, PolicyLayers, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
 
 @dataclasses.dataclass(frozen=True)
-class IMPALA(Agent, driver=on_policy, presets="IMPALA"):
+class IMPALA(Agent, driver=one_update, presets="IMPALA"):
     """IMPALA for discrete, multi-discrete and continuous actions, one update for each rollout.
 
     Unroll length, discount, clips, loss weights and RMSProp are those of the paper's Atari experiments. The
@@ -81,7 +78,7 @@ class IMPALA(Agent, driver=on_policy, presets="IMPALA"):
 
     def loss(self, parameters: Any, trajectory: Trajectory) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss over a rollout `[T, B]`, and its terms: scalars."""
-        policy, value = on_policy.over_time(
+        policy, value = one_update.over_time(
             lambda rows: self._policy(parameters, rows), trajectory.observation
         )
         log_prob = policy.log_prob(trajectory.action)

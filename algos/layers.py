@@ -6,25 +6,24 @@ Shapes: `N` rows, `F` features.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from algos.values import Activation, Layers, Torso
+from algos.values import PolicyLayers as PolicyLayers
 from envs import composite
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.arguments import checked
 from fdg.errors import FdgError, unknown_name
-from fdg.settings.fields import hyperparameter
-from fdg.settings.parts import Part
 
-Activation = Literal["tanh", "relu", "silu", "gelu", "elu"]
-Torso = Literal["dense", "simba"]
 _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu, "elu": nn.elu}
 
+_Layers = TypeVar("_Layers", bound=Layers)
 _VECTOR_HIDDEN = (64, 64)
 
 # Convolutions: filters, size, stride.
@@ -38,35 +37,6 @@ _LARGE_IMAGE_HIDDEN = (512,)
 _LARGE_FROM = 36
 
 _LARGEST_SPAN = 2.0**16  # integers with bounds further apart are not rescaled
-
-
-@dataclasses.dataclass(frozen=True)
-class Layers(Part):
-    """The layers of an algorithm's default networks."""
-
-    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
-    activation: Activation = hyperparameter("tanh", "activation function of the layers")
-    convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
-    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
-    torso: Torso = hyperparameter(
-        "dense",
-        "hidden layers: dense, or simba (SimbaV2's residual blocks, one per entry of hidden, all of"
-        " one width)",
-    )
-
-    def sized(self, space: ObservationSpace) -> Self:
-        """Fills in default widths, chosen by the observations."""
-        widths = checked_widths(space, self.hidden, self.activation, self.convolve)
-        return dataclasses.replace(self, hidden=widths)
-
-
-@dataclasses.dataclass(frozen=True)
-class PolicyLayers(Layers):
-    """Layers of an actor-critic, and the initial deviation of a Gaussian policy."""
-
-    initial_log_std: float = hyperparameter(
-        0.0, "initial log standard deviation of the policy (continuous actions)"
-    )
 
 
 class Trunk(nn.Module):
@@ -188,6 +158,12 @@ def head(x: jax.Array, outputs: int, scale: float, torso: Torso = "dense") -> ja
     if torso == "simba":
         return UnitHead(outputs, name="head")(x)
     return nn.Dense(outputs, kernel_init=nn.initializers.orthogonal(scale), name="head")(x)
+
+
+def sized(layers: _Layers, space: ObservationSpace) -> _Layers:
+    """Layers with default widths filled in, chosen by the observations."""
+    found = checked_widths(space, layers.hidden, layers.activation, layers.convolve)
+    return dataclasses.replace(layers, hidden=found)
 
 
 def checked_widths(

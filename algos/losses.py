@@ -5,16 +5,20 @@ time-major, `[T, B]`; see `algos.returns` for returns and the ends of episodes.
 """
 
 import dataclasses
-import types
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from algos.distributions import Distribution
+from algos.values import Distribution
 from envs import TimeStep
 from fdg.settings.fields import hyperparameter, require_positive, require_within
+from fdg.settings.moved import moved
 from fdg.settings.parts import Part
+
+_MOVED = "WeightedLoss weighted_sum proximal_loss algos.distributional:quantile_error"
+__getattr__ = moved(__name__, "algos.one_update", _MOVED)
 
 
 class Decision(NamedTuple):
@@ -22,37 +26,6 @@ class Decision(NamedTuple):
 
     log_prob: jax.Array  # [...] float32, of the action taken
     value: jax.Array  # [...] float32, V(observation)
-
-
-@dataclasses.dataclass(frozen=True)
-class WeightedLoss(Part):
-    """The loss of an actor-critic with an entropy bonus."""
-
-    entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
-    value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
-
-    def of(
-        self, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss and its terms, scalars.
-
-        >>> float(WeightedLoss(0.25, 0.5).of(jnp.float32(1), jnp.float32(4), jnp.float32(8))[0])
-        1.0
-        """
-        loss = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
-        parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-        return loss, {"loss": loss, **parts}
-
-
-def weighted_sum(
-    policy_loss: jax.Array,
-    value_loss: jax.Array,
-    entropy: jax.Array,
-    value_coefficient: float,
-    entropy_coefficient: float,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """`WeightedLoss.of` with the coefficients as arguments."""
-    return WeightedLoss(entropy_coefficient, value_coefficient).of(policy_loss, value_loss, entropy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +49,10 @@ class ProximalLoss(Part):
     def of(
         self, policy: Distribution, value: jax.Array, minibatch: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss over a minibatch, and its terms.
+        """The loss over a minibatch, and its terms; `policy` and `value [...]` are the current ones.
 
-        Args:
-          policy, value: the current distribution and value of each sample, `[...]`.
-          minibatch: has the fields `action [..., *action]`, `decision` (a `Decision [...]`), `advantage` and
-            `target`, the regression target of the value, both `[...]` float32.
+        `minibatch` has the fields `action [..., *action]`, `decision` (a `Decision [...]`), `advantage` and
+        `target`, the regression target of the value, both `[...]` float32.
         """
         decision, target = minibatch.decision, minibatch.target
         log_ratio = policy.log_prob(minibatch.action) - decision.log_prob
@@ -91,34 +62,16 @@ class ProximalLoss(Part):
             value_loss = clipped_value_error(value, decision.value, target, self.clip_ratio)
         else:
             value_loss = value_error(value, target)
-        loss, parts = weighted_sum(
-            policy_loss,
-            value_loss,
-            jnp.mean(policy.entropy()),
-            self.value_coefficient,
-            self.entropy_coefficient,
-        )
+        entropy = jnp.mean(policy.entropy())
+        loss = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
         return loss, {
-            **parts,
+            "loss": loss,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
             "approx_kl": approximate_kl(log_ratio),
             "clip_fraction": clip_fraction(log_ratio, self.clip_ratio),
         }
-
-
-def proximal_loss(
-    policy: Distribution,
-    value: jax.Array,
-    action: jax.Array,
-    old_log_prob: jax.Array,
-    old_value: jax.Array,
-    advantage: jax.Array,
-    target: jax.Array,
-    **settings: Any,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """`ProximalLoss(**settings).of` with the minibatch's fields as arguments."""
-    decision = Decision(old_log_prob, old_value)
-    minibatch = types.SimpleNamespace(action=action, decision=decision, advantage=advantage, target=target)
-    return ProximalLoss(**settings).of(policy, value, minibatch)
 
 
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip_ratio: float) -> jax.Array:
@@ -143,24 +96,6 @@ def value_error(value: jax.Array, target: jax.Array) -> jax.Array:
     0.5
     """
     return 0.5 * jnp.mean(jnp.square(value - target))
-
-
-def quantile_error(quantiles: jax.Array, target: jax.Array, threshold: float) -> jax.Array:
-    """Quantile regression of quantiles `[N, K]` on targets `[N, K']`: `[N]` float32.
-
-    Dabney et al. 2017, arXiv 1710.10044, equations 9 and 10: the sum over quantiles of the mean over targets.
-    Errors are squared up to the `threshold` kappa, and linear beyond.
-    """
-    error = target[:, None] - quantiles[:, :, None]  # [N, K, K']
-    size = jnp.abs(error)
-    huber = (
-        jnp.where(size <= threshold, 0.5 * jnp.square(error), threshold * (size - 0.5 * threshold))
-        / threshold
-    )
-    # The midpoints of lemma 2.
-    at = (jnp.arange(quantiles.shape[1], dtype=jnp.float32) + 0.5) / quantiles.shape[1]
-    tilted = jnp.abs(at[None, :, None] - (error < 0)) * huber
-    return jnp.sum(jnp.mean(tilted, axis=2), axis=1)
 
 
 def clipped_value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float) -> jax.Array:
@@ -238,11 +173,7 @@ def generalized_advantage_estimation(
     `advantage[t] = delta[t] + discount * lambda_ * advantage[t + 1]`, cut where the episode ended at `t`,
     with `delta[t] = reward[t] + discount * next_value[t] * (1 - terminated[t]) - value[t]` (equation 11).
     Arguments as in `algos.returns`; `lambda_` 0 gives the one-step error, 1 the Monte-Carlo return minus the
-    value.
-
-    Returns:
-        `advantage` and `target`, both `[T, B]` float32; `target = advantage + value` is the lambda-return,
-        the target of the value function.
+    value. Also returns `target = advantage + value`, the lambda-return, the target of the value function.
 
     >>> one = jnp.ones((1, 1))
     >>> never = jnp.zeros((1, 1), bool)
@@ -254,6 +185,38 @@ def generalized_advantage_estimation(
     weight = discount * lambda_ * not_ended(jnp.logical_or(terminated, truncated))
     advantage = accumulated_backwards(delta, weight, jnp.zeros_like(delta[-1]))
     return advantage, advantage + value
+
+
+def values_after(
+    value: jax.Array, time_step: TimeStep, value_of: Callable[[Any], jax.Array], final: Any = None
+) -> jax.Array:
+    """The value of the observation after each step of a rollout, before any reset: `[T, B, ...]` float32.
+
+    Within an episode this is the value of the next row. `value_of` is called for the others: once for the
+    last row, then once for each truncation of an environment (as many calls as the environment with the most
+    has). After a termination the result is meaningless.
+
+    `value [T, B]` float32 (of several agents `[T, B, A]`) is that of the observation before each step.
+    `value_of`: `final [B, ...] -> [B, ...]`, of rows of `final [T, B, ...]`; None for
+    `time_step.final_observation`. A recurrent critic passes its memory too.
+    """
+    final = time_step.final_observation if final is None else final
+    after = jnp.concatenate([value[1:], value_of(jax.tree.map(lambda x: x[-1], final))[None]])
+    row = jax.lax.broadcasted_iota(jnp.int32, value.shape[:2], 0)
+
+    def left_over(carry):
+        return jnp.any(carry[1])
+
+    def one_of_each(carry):
+        after, cut = carry
+        first = jnp.argmax(cut, axis=0)
+        rows = jax.tree.map(lambda x: jax.vmap(lambda x, i: x[i], in_axes=(1, 0))(x, first), final)
+        here = cut & (row == first[None])
+        of_agents = here.reshape(*here.shape, *(1,) * (after.ndim - 2))
+        return jnp.where(of_agents, value_of(rows)[None], after), cut & ~here
+
+    cut = time_step.truncated & ~time_step.terminated & (row < value.shape[0] - 1)
+    return jax.lax.while_loop(left_over, one_of_each, (after, cut))[0]
 
 
 def not_ended(ended: jax.Array) -> jax.Array:

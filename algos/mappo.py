@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from algos.checks import check_types
 from algos.recurrent_ppo import RecurrentPPO
 from envs import TimeStep, num_agents
 from fdg.settings.fields import hyperparameter, require
@@ -37,7 +38,7 @@ class MultiAgentPPO(RecurrentPPO):
     recurrent: bool = hyperparameter(False, "actor and critic have a memory, as in RecurrentPPO")
 
     def __post_init__(self):
-        self._check_types()
+        check_types(self)
         require(
             self,
             self._has_memory or (self.sequence_length is None and self.burn_in == 0),

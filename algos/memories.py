@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algos.layers import Layers, head, hidden_layers
+from algos.layers import head, hidden_layers
 from algos.networks import RecurrentNetwork
+from algos.values import Layers
 from envs import features_and_mask
 from fdg.errors import FdgError, unknown_name
 
@@ -81,7 +82,7 @@ class MemoryKind:
 
     @classmethod
     def of(cls, sizes: Any, kind: Kind) -> "MemoryKind":
-        """The memory with the sizes of `algos.values.MemorySizes`."""
+        """The memory with the sizes of `algos.replaying.MemorySizes`."""
         return cls(kind, sizes.memory_size, sizes.memory_window, sizes.memory_layers, sizes.memory_heads)
 
     def empty(self, leading: tuple[int, ...]) -> Any:

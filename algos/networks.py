@@ -17,15 +17,19 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+import fdg
 from algos import distributions
-from algos.distributions import Distribution
-from algos.layers import Activation, Layers, PolicyLayers, Torso, Trunk, features
+from algos.checks import pair
+from algos.layers import Trunk, features, sized
 from algos.layers import convolutional as convolutional
 from algos.layers import gru as gru
 from algos.layers import lstm as lstm
 from algos.layers import mlp as mlp
 from algos.layers import simba as simba
 from algos.layers import transformer as transformer
+from algos.values import NETWORK as NETWORK
+from algos.values import Activation, Distribution, Layers, Network, PolicyLayers, Torso
+from algos.values import by_name as by_name
 from envs import composite, user_code
 from envs.composite import ObservationSpace
 from envs.environment import Observation, features_and_mask
@@ -38,35 +42,6 @@ from fdg.settings.foreign import functions, library_of
 # --- the user's networks ---
 
 Sees = Literal["both", "actor", "critic"]
-
-# Metadata of fields that hold a user's network: the command line takes its name.
-NETWORK: dict[str, Any] = {
-    "help": "module:name of a network, or of a function of the spaces that returns one "
-    "(None: built from --hidden and its like)",
-    "flag": str | None,
-    "holds": "network",
-}
-
-
-@checked_names
-class Network(NamedTuple):
-    """A network as two pure functions.
-
-    `init(key, observation [N, *obs]) -> parameters`, a pytree; only shape and dtype of the observation are
-    used.
-    `apply(parameters, observation [N, *obs]) -> output`, whose leading axis is `N`.
-    Critics of actions (`twin_critics`) take an action after the observation, in both.
-
-    Default networks with equal arguments are equal and hash alike; others compare by their functions.
-    """
-
-    init: Callable[..., Any]
-    apply: Callable[..., Any]
-
-    @staticmethod
-    def described() -> str:
-        """Its name in messages."""
-        return "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one"
 
 
 @checked_names
@@ -89,15 +64,6 @@ class RecurrentNetwork(NamedTuple):
     def described() -> str:
         """Its name in messages."""
         return "an algos.RecurrentNetwork(init, memory, unroll)"
-
-
-def by_name(flag: str, value: Any) -> Any:
-    """Resolves `module:name`; returns any other value unchanged.
-
-    Raises:
-      FdgError: the name does not exist.
-    """
-    return user_code.found(flag, value) if isinstance(value, str) else value
 
 
 def resolved(
@@ -179,8 +145,8 @@ class _WithoutPrivileged:
         output = self.apply(parameters, composite.with_zeros(self.space, public, leading), *more)
         if not self.has_critic:
             return output
-        policy, _ = distributions.pair(output, leading)
-        return policy, distributions.pair(self.apply(parameters, observation, *more), leading)[1]
+        policy, _ = pair(output, leading)
+        return policy, pair(self.apply(parameters, observation, *more), leading)[1]
 
 
 def actor_critic(
@@ -231,7 +197,7 @@ def actor_critic(
     widths = None if hidden is None else tuple(hidden)
     layers = PolicyLayers(widths, activation, convolve, layer_norm, torso, float_or_array(initial_log_std))
     distributions.for_space(action_space)  # refuses an unsupported space here, before tracing
-    return of_module(ActorCritic(observation_space, action_space, layers.sized(observation_space)))
+    return of_module(ActorCritic(observation_space, action_space, sized(layers, observation_space)))
 
 
 def gaussian_actor(
@@ -332,7 +298,7 @@ def q_network(
 def _sized(
     space: ObservationSpace, hidden: Sequence[int] | None, activation: Activation, **more: Any
 ) -> Layers:
-    return Layers(None if hidden is None else tuple(hidden), activation, **more).sized(space)
+    return sized(Layers(None if hidden is None else tuple(hidden), activation, **more), space)
 
 
 def of_module(module: nn.Module) -> Network:
@@ -346,9 +312,30 @@ def policy_and_value(
     """An actor-critic's distribution over allowed actions, and value `[N]`, for observations `[N, *obs]`."""
     features, action_mask = features_and_mask(observation)
     count = jax.tree.leaves(features)[0].shape[:1]
-    output, value = distributions.pair(network.apply(parameters, features), count)
+    output, value = pair(network.apply(parameters, features), count)
     policy = distributions.for_space(action_space).distribution(output)
     return distributions.masked(policy, action_mask), value
+
+
+def actor_critic_of(algorithm: Any) -> Network:
+    """An algorithm's field `network`, or the default actor-critic with its `layers`."""
+    spaces = algorithm.env.observation_space, algorithm.env.action_space
+    return computing(algorithm, own(algorithm, "network") or actor_critic(*spaces, **vars(algorithm.layers)))
+
+
+def own(algorithm: Any, field: str, sees: Sees = "both") -> Any:
+    """The user's network in a field of an algorithm as functions; None without one."""
+    spaces = algorithm.env.observation_space, algorithm.env.action_space
+    return resolved(getattr(algorithm, field), *spaces, field, sees)
+
+
+def computing(algorithm: Any, network: Any) -> Any:
+    """The network with matrix products in the algorithm's `precision`."""
+    if algorithm.precision == "float32":
+        return network
+    if hasattr(network, "unroll"):
+        return network._replace(unroll=_InBfloat16(network.unroll))
+    return network._replace(apply=_InBfloat16(network.apply))
 
 
 def of_action(values: jax.Array, action: jax.Array) -> jax.Array:
@@ -470,3 +457,13 @@ class _Apply:
 
     def __call__(self, parameters: Any, *inputs: jax.Array) -> Any:
         return self.module.apply({"params": parameters}, *inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _InBfloat16:
+    """A function with bfloat16 products (`fdg.in_bfloat16`); equal functions give equal values."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return fdg.in_bfloat16(self.function)(*arguments, **options)

@@ -15,11 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from algos.values import Normalizer
-from envs import composite
+from algos.values import Normalizer, Normalizers, ObservationNormalizer, by_name
+from envs import composite, features_and_mask, map_features
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 from fdg.errors import FdgError
+from fdg.settings.fields import require
+from fdg.settings.given import check_same
 
 _EPSILON = 1e-8
 
@@ -92,6 +94,79 @@ def _each(function: Any, stats: Any, observation: Any, otherwise: Any = lambda _
 
 # Running mean and variance; the default of `normalize_observation=True`.
 RUNNING = Normalizer(init_observations, normalize_observations, update_observations)
+
+
+# --- the functions of `algos.values.Normalizers`; `own` is the user's normaliser, or None ---
+
+
+def begin(own: Normalizer | None, space: ObservationSpace) -> Any:
+    """Initial statistics of observations."""
+    return _chosen(own).init(space)
+
+
+def seen(own: Normalizer | None, statistics: Any, observation: Any) -> Any:
+    """Normalises observations `[..., *obs]` for the networks."""
+
+    def apply(features: Any) -> Any:
+        after = _chosen(own).apply(statistics, features)
+        check_same("apply of normalize gives observations", features, after, dtypes=False)
+        return after
+
+    return map_features(apply, observation)
+
+
+def observed(own: Normalizer | None, statistics: Any, observation: Any) -> Any:
+    """Updates the statistics with observations `[T, B, *obs]`."""
+    after = _chosen(own).update(statistics, features_and_mask(observation)[0])
+    check_same("update of normalize gives statistics", statistics, after)
+    return after
+
+
+def begin_returns(shape: tuple[int, ...]) -> tuple[RunningStatistics, jax.Array]:
+    """Initial statistics of returns, and running returns of environments `shape`."""
+    return init(()), jnp.zeros(shape, jnp.float32)
+
+
+def check(given: ObservationNormalizer, algorithm: Any) -> None:
+    """Refuses two normalisers, and observations without a mean or variance."""
+    require(
+        algorithm,
+        given.normalize is None or not given.normalize_observation,
+        f"normalize_observation=True and normalize={given.normalize!r:.60}: give one of them",
+    )
+    space = algorithm.env.observation_space
+    require(
+        algorithm,
+        not given.normalize_observation or has_statistics(space),
+        f"normalize_observation=True: {space} has no mean or variance; leave it False",
+    )
+
+
+def normalize_rollout(
+    normalizers: Normalizers, statistics: Any, running: Any, trajectory: Any, discount: float | jax.Array
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
+    """Normalises a rollout for the loss; also returns the next running returns and both statistics.
+
+    `statistics` are of observations and returns; `running` begins with the running returns; further
+    entries of either are unchanged. `trajectory` is a named tuple with an `observation [T, B, *obs]` and
+    a `time_step [T, B]`.
+    """
+    (observation_statistics, return_statistics, *more), (running_return, *kept) = statistics, running
+    time_step = trajectory.time_step
+    reward, running_return, return_statistics = normalizers.reward(
+        time_step, running_return, return_statistics, discount
+    )
+    final = normalizers.seen(observation_statistics, time_step.final_observation)
+    seen = trajectory._replace(
+        observation=normalizers.seen(observation_statistics, trajectory.observation),
+        time_step=time_step._replace(reward=reward, final_observation=final),
+    )
+    observation_statistics = normalizers.observed(observation_statistics, trajectory.observation)
+    return seen, (running_return, *kept), (observation_statistics, return_statistics, *more)
+
+
+def _chosen(own: Normalizer | None) -> Normalizer:
+    return RUNNING if own is None else by_name("--normalize", own)
 
 
 def update(

@@ -19,21 +19,14 @@ import numpy as np
 import optax
 
 import fdg
-from algos import distributions, networks
+from algos import networks, optimizers
+from algos.checks import check_gaussian, check_shape, check_two, check_value
 from algos.distributions import stretched
-from algos.layers import Layers
-from algos.networks import NETWORK, Network
 from algos.replay import Replay, ReplayState, Step, StepReplay, whole_updates
-from algos.rollout import Actor, Recollection, episode_metrics, rollout, rollout_with_memory
-from algos.values import (
-    NO_MEMORY,
-    ActorMemory,
-    ExplorerChoice,
-    Head,
-    NoMemory,
-    ObservationNormalizer,
-    Transforming,
-)
+from algos.replaying import NO_MEMORY, ActorMemory, ExplorerChoice, Head, NoMemory
+from algos.rings import Recollection, rollout_with_memory
+from algos.rollout import Actor, episode_metrics, rollout
+from algos.values import NETWORK, Layers, Network, ObservationNormalizer, Transforming
 from envs import Box, Observation, composite
 from fdg.settings.fields import require, require_positive, require_within
 from fdg.settings.parts import Part
@@ -386,25 +379,27 @@ def _one_step(self: Any, learned: Any, minibatch: Any, keys: jax.Array) -> tuple
 def default_actor(self: Any) -> Network:
     """The actor: with a memory, the user's, or the default with `_each` outputs per action component."""
     make = networks.gaussian_actor if self._each == 2 else networks.deterministic_actor
-    return self._memory.network(0) or self._computing(
-        self._own("actor_network", "actor")
-        or make(self.env.observation_space, self.env.action_space, **vars(self.layers))
+    return self._memory.network(0) or networks.computing(
+        self,
+        networks.own(self, "actor_network", "actor")
+        or make(self.env.observation_space, self.env.action_space, **vars(self.layers)),
     )
 
 
 def twin_critics(self: Any, layers: Layers | None = None) -> Network:
     """Two critics: with a memory, the user's, or the defaults with these layers."""
-    return self._memory.network(1) or self._computing(
-        self._own("critic_network", "critic")
+    return self._memory.network(1) or networks.computing(
+        self,
+        networks.own(self, "critic_network", "critic")
         or networks.twin_critics(
             self.env.observation_space, outputs=_outputs(self), **vars(layers or self.layers)
-        )
+        ),
     )
 
 
 def adam(self: Any) -> optax.GradientTransformation:
     """The optimiser, unless the user gave one."""
-    return optax.adam(self._step_size)
+    return optax.adam(optimizers.step_size_of(self))
 
 
 def minibatches(x: jax.Array, num_envs: int, updates: int) -> jax.Array:
@@ -417,7 +412,7 @@ def check_outputs(self: Any, state: State) -> None:
     """Raises if the networks' outputs do not fit the action space."""
     count, space, seen = self.num_envs, self.env.action_space, seen_types(self, state)
     actor = jax.eval_shape(self._acts, self._acting(state.learned), seen)
-    distributions.check_gaussian(actor, space, count, self._each)
+    check_gaussian(actor, space, count, self._each)
     action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
     self._check_critics(jax.eval_shape(self._valued, state.learned, seen, action))
 
@@ -425,14 +420,12 @@ def check_outputs(self: Any, state: State) -> None:
 def check_twins(self: Any, found: Any) -> None:
     """Raises unless critics return two values, each `[N]`, or logits of a grid of returns."""
     count, numbers = self.num_envs, _outputs(self)
-    for value in distributions.check_two("critic_network", found, f"it gives two values, each [{count}]"):
+    for value in check_two("critic_network", found, f"it gives two values, each [{count}]"):
         if numbers > 1:
             why = f"{numbers} numbers (atoms) for each sample"
-            distributions.check_shape("critic_network gives a distribution as", value, (count, numbers), why)
+            check_shape("critic_network gives a distribution as", value, (count, numbers), why)
         else:
-            distributions.check_value(
-                "critic_network gives a value as", value, (count,), "one for each sample"
-            )
+            check_value("critic_network gives a value as", value, (count,), "one for each sample")
 
 
 def _outputs(self: Any) -> int:

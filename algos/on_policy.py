@@ -5,17 +5,22 @@
 Shapes: `T` steps of a rollout, `B` environments, `N` rows.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-import fdg
-from algos import networks
-from algos.distributions import Distribution
-from algos.rollout import Actor, environment_major, episode_metrics, rollout, time_major, without_memory
+from algos import registry
+from algos.rollout import Actor, rollout, without_memory
 from envs import Observation, TimeStep, features_and_mask
+from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.moved import moved
+from fdg.settings.parts import Part
+
+__getattr__ = moved(__name__, "algos.one_update", "MEMBERS init over_time")
 
 
 class State(NamedTuple):
@@ -48,31 +53,25 @@ class Trajectory(NamedTuple):
     time_step: TimeStep  # [T, B], the results of the actions
 
 
-def begin(
-    algorithm: Any,
-    key: jax.Array,
-    statistics: Any,
-    returns: tuple[Any, jax.Array | None],
-    novelty: Callable[[jax.Array, Any, Observation], tuple[Any, Any, Any]] | None = None,
-) -> State:
-    """The initial state.
+def begin(algorithm: Any, key: jax.Array, kept: bool = False, novelty: Any = None) -> State:
+    """The initial state; `kept`: with statistics even if nothing is normalised.
 
-    `statistics`: the initial statistics of observations. `returns`: the initial statistics of returns, and
-    running returns. `novelty`: `(key, parameters, observation) -> (parameters, known, running_novelty)`, or
-    None.
+    `novelty`: `(key, parameters, observation) -> (parameters, known, running_novelty)`, or None.
     """
+    normalizers = algorithm.normalizers
     parameter_key, env_key, key = jax.random.split(key, 3)
     env_state, observation = algorithm._reset(env_key)
     parameters = algorithm._network.init(parameter_key, features_and_mask(observation)[0])
     known, running_novelty = None, None
     if novelty is not None:
         parameters, known, running_novelty = novelty(parameter_key, parameters, observation)
+    return_statistics, running_return = normalizers.begin_returns((algorithm.num_envs,), kept)
     return State(
         parameters=parameters,
         optimizer_state=algorithm._optimizer.init(parameters),
-        observation_statistics=statistics,
-        return_statistics=returns[0],
-        running_return=returns[1],
+        observation_statistics=normalizers.begin(algorithm.env.observation_space, kept),
+        return_statistics=return_statistics,
+        running_return=running_return,
         env_state=env_state,
         observation=observation,
         key=key,
@@ -119,35 +118,13 @@ def iteration(
 def rollout_with_bonus(
     algorithm: Any, state: Any, act: Callable[..., tuple[jax.Array, Any]], key: jax.Array
 ) -> tuple[Trajectory, dict[str, Any], dict[str, jax.Array]]:
-    """A rollout `[T, B]` with the bonus added, changed fields of the state by name, and the bonus's
-    metrics."""
+    """A rollout `[T, B]` with the bonus added, changed fields of the state, and the bonus's metrics."""
     env_state, observation, ((observations, actions), decisions, time_steps) = rollout(
         act=act, key=key, env_state=state.env_state, observation=state.observation, **algorithm._rolling
     )
     bonus, time_steps, paid = algorithm._paid(state.bonus, time_steps)
     after = {"env_state": env_state, "observation": observation, "bonus": bonus}
     return Trajectory(observations, actions, decisions, time_steps), after, paid
-
-
-def over_time(function: Callable[[Observation], Any], observation: Observation) -> Any:
-    """Applies a function of rows `[N, *obs]` to observations `[T, B, *obs]`; results are `[T, B, ...]`."""
-    num_steps = jax.tree.leaves(observation)[0].shape[0]
-    of_rows = function(jax.tree.map(environment_major, observation))
-    return jax.tree.map(lambda x: time_major(x, num_steps), of_rows)
-
-
-# --- methods of actor-critics with `driver=on_policy`, which update once per rollout ---
-
-
-def init(self: Any, key: jax.Array) -> Any:
-    """The initial state."""
-    statistics = self.normalizers.begin(self.env.observation_space)
-    return begin(self, key, statistics, self.normalizers.begin_returns((self.num_envs,)))
-
-
-def iterate_once(self: Any, state: Any) -> tuple[Any, dict[str, jax.Array]]:
-    """One rollout of all environments, and one update on it."""
-    return iteration(self, state, learn=lambda *arguments: self.learn(*arguments[:3]))
 
 
 def actor(self: Any, state: State) -> Actor:
@@ -160,40 +137,89 @@ def actor(self: Any, state: State) -> Actor:
     return without_memory(policy, self._for_environment)
 
 
-def policy_and_value(self: Any, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
-    """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
-    return networks.policy_and_value(self._network, parameters, observation, self.env.action_space)
+# --- learning: epochs of minibatches ---
 
 
-def check_when_traced(self: Any, state: State) -> None:
-    """Refuses a network whose outputs do not fit the action space."""
-    self._check_actor_critic(self._network, state.parameters)
+@dataclasses.dataclass(frozen=True)
+class Epochs(Part):
+    """The number of epochs over a rollout, and their minibatches."""
+
+    num_epochs: int = hyperparameter(4, "passes over each rollout")
+    num_minibatches: int = hyperparameter(4, "gradient steps in one pass")
+    shuffle: Literal["each", "all", "time"] = hyperparameter(
+        "each",
+        "how an epoch shuffles; each: within each environment; all: all samples together (devices exchange"
+        " them); time: time steps, in the same order for every environment",
+    )
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps for one rollout."""
+        return self.num_epochs * self.num_minibatches
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses counts that are not positive, and an unknown kind of shuffle."""
+        require_positive(algorithm, "num_epochs", "num_minibatches")
+        require(
+            algorithm,
+            self.shuffle in ("each", "all", "time"),
+            f"shuffle={self.shuffle!r}: it must be 'each', 'all' or 'time'",
+        )
+
+    def learn(
+        self,
+        key: jax.Array,
+        samples: Any,
+        num_envs: int,
+        parameters: Any,
+        optimizer_state: Any,
+        gradient: Callable[[Any, Any], tuple[Any, Any]],
+        update: Callable[[Any, Any, Any], tuple[Any, Any]],
+    ) -> tuple[Any, Any, Any]:
+        """Parameters and optimiser state after all epochs, and the mean losses; see `run_minibatches`.
+
+        `samples [B * per_env, ...]` are environment-major.
+        """
+        per_env = jax.tree.leaves(samples)[0].shape[0] // num_envs
+        rows = registry.option("optimizers").rows_of_epochs(self, key, num_envs, per_env)
+        take = functools.partial(self.minibatch, samples, num_envs=num_envs)
+        return run_minibatches(gradient, update, parameters, optimizer_state, rows, take)
+
+    def minibatch(self, samples: Any, rows: jax.Array, num_envs: int) -> Any:
+        """The samples at rows `[blocks, n]`; for rows of time steps, those of every environment."""
+        taking = registry.option("optimizers")
+        if self.shuffle == "time":
+            return taking.take_of_every_env(samples, rows, num_envs)
+        return taking.take(samples, rows)
 
 
-@fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0, None), name="learn")
-def learn_once(self, learned, running, trajectory):
-    """One update of parameters and optimiser on a rollout `[T, B]`, then of the statistics."""
-    parameters, optimizer_state, *statistics = learned
-    seen, running, statistics = self.normalizers.rollout(statistics, running, trajectory, self.discount)
-    gradient, losses = self.gradient(parameters, seen)
-    learned = (*self.update(gradient, optimizer_state, parameters), *statistics)
-    return learned, running, {**episode_metrics(trajectory.time_step), **losses}
+def run_minibatches(
+    gradient: Callable[[Any, Any], tuple[Any, Any]],
+    update: Callable[[Any, Any, Any], tuple[Any, Any]],
+    parameters: Any,
+    optimizer_state: Any,
+    rows: jax.Array,
+    take: Callable[[jax.Array], Any],
+) -> tuple[Any, Any, Any]:
+    """Sequential updates, each on its own minibatch; also returns the mean losses over all updates.
 
+    `gradient`: `(parameters, minibatch) -> (gradient, losses)`. `update`: `(gradient, optimizer_state,
+    parameters) -> (parameters, optimizer_state)`. `rows`: `[updates, blocks, n]` int32, as from
+    `algos.optimizers.shuffled_rows`. `take` makes the minibatch of some of them, `[blocks, n]`.
 
-@fdg.fragment("gradient", in_axes=(None, 1), out_axes=None, name="gradient")
-def gradient_of_rollout(self, parameters, trajectory):
-    """Gradient of the loss over a rollout `[T, B]`, and the loss's terms."""
-    return jax.grad(self.loss, has_aux=True)(parameters, trajectory)
+    >>> gradient = lambda w, x: (x.sum(), {"loss": w})
+    >>> update = lambda gradient, count, w: (w + gradient, count + 1)
+    >>> rows, samples = jnp.array([[0], [2]]), jnp.array([1.0, 2.0, 4.0])
+    >>> take = lambda r: samples[r]
+    >>> w, count, losses = run_minibatches(gradient, update, jnp.float32(0), jnp.int32(0), rows, take)
+    >>> float(w), int(count), float(losses["loss"])  # 0, then 0 + 1, then 1 + 4
+    (5.0, 2, 0.5)
+    """
 
+    def one_update(carry, some):
+        parameters, optimizer_state = carry
+        direction, losses = gradient(parameters, take(some))
+        return update(direction, optimizer_state, parameters), losses
 
-MEMBERS = {
-    "init": init,
-    "iterate": iterate_once,
-    "actor": actor,
-    "learn": learn_once,
-    "gradient": gradient_of_rollout,
-    "updates_per_iteration": property(lambda self: 1),
-    "check_when_traced": check_when_traced,
-    "_policy": policy_and_value,
-    "_network": property(lambda self: self._actor_critic()),
-}
+    (parameters, optimizer_state), losses = jax.lax.scan(one_update, (parameters, optimizer_state), rows)
+    return parameters, optimizer_state, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)

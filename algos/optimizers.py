@@ -5,24 +5,27 @@ environments becomes one of the samples. A sample is one step, or a sequence of 
 environment).
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from algos.layers import projected
+from algos.values import ClippedOptimizer as ClippedOptimizer
+from algos.values import OptimizerSettings as OptimizerSettings
 from envs import user_code
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
-from fdg.settings.fields import hyperparameter, own_value, require, require_positive
 from fdg.settings.moved import moved
-from fdg.settings.parts import Part
 
+_MOVED = "Epochs run_minibatches updated=run_minibatches"
 __getattr__ = moved(
-    __name__, __name__, {"given": "user_optimizer", "annealed": "linear_decay", "updated": "run_minibatches"}
+    __name__,
+    "algos.on_policy",
+    f"{_MOVED} given=algos.optimizers:user_optimizer annealed=algos.optimizers:linear_decay",
 )
 
 # A step size is a number, possibly traced, or a schedule of the number of steps so far.
@@ -35,36 +38,6 @@ NAMES = tuple(
     " lamb lars lion noisy_sgd novograd radam rmsprop sgd sm3 yogi"
     " ademamix adopt muon prodigy schedule_free_adamw schedule_free_sgd sophia".split()
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerSettings(Part):
-    """An optimiser and its step size."""
-
-    learning_rate: float = hyperparameter(2.5e-4, "step size of the optimiser")
-    anneal_learning_rate: bool = hyperparameter(False, "anneal the step size linearly to zero")
-    optimizer: Any = own_value(
-        "an optimiser of optax by its name (lion, adamw, muon, ...), or module:name of a function of the"
-        " step size that returns one; in Python also a gradient transformation (None: the algorithm's)",
-        "optimizer",
-    )
-
-    def check(self, algorithm: Any) -> None:
-        """Refuses a step size that is not positive, and an invalid optimiser."""
-        require_positive(algorithm, "learning_rate")
-        user_optimizer(self.optimizer, 1e-3)
-
-
-@dataclasses.dataclass(frozen=True)
-class ClippedOptimizer(OptimizerSettings):
-    """The step size, and the gradient norm, of an optimiser with clipping."""
-
-    max_grad_norm: float = hyperparameter(0.5, "global norm to which gradients are clipped")
-
-    def check(self, algorithm: Any) -> None:
-        """Refuses a step size or a norm that is not positive."""
-        super().check(algorithm)
-        require_positive(algorithm, "max_grad_norm")
 
 
 def user_optimizer(
@@ -172,86 +145,40 @@ def clipped_rmsprop(
     )
 
 
+def optimizer_of(algorithm: Any) -> optax.GradientTransformation:
+    """An algorithm's optimiser: the user's, or its default."""
+    step_size, clip = step_size_of(algorithm), getattr(algorithm, "max_grad_norm", None)
+    own = user_optimizer(algorithm.optimizer, step_size, clip)
+    if own is None and hasattr(algorithm, "_default_optimizer"):
+        return algorithm._default_optimizer
+    return clipped_adam(step_size, algorithm.max_grad_norm) if own is None else own
+
+
+def step_size_of(algorithm: Any) -> StepSize:
+    """An algorithm's step size, or its schedule."""
+    if not algorithm.anneal_learning_rate:
+        return algorithm.learning_rate
+    return linear_decay(algorithm.learning_rate, algorithm.num_iterations, algorithm.updates_per_iteration)
+
+
+def apply_update(
+    optimizer: optax.GradientTransformation, gradient: Any, optimizer_state: Any, parameters: Any
+) -> tuple[Any, Any]:
+    """One step of an optimiser: new parameters and optimiser state."""
+    updates, optimizer_state = optimizer.update(gradient, optimizer_state, parameters)
+    return projected(optax.apply_updates(parameters, updates)), optimizer_state
+
+
+def rmsprop_of(algorithm: Any) -> optax.GradientTransformation:
+    """`clipped_rmsprop` with an algorithm's step size."""
+    return clipped_rmsprop(step_size_of(algorithm), algorithm.max_grad_norm)
+
+
 # --- minibatches of a rollout ---
 
 # Rounds of the shuffle: enough, by the tests, to make all orders of few rows equally probable.
 _ROUNDS = 24
 _LARGE = 1 << 16  # more rounds from this number of rows on
-
-
-def rmsprop_of(algorithm: Any) -> optax.GradientTransformation:
-    """`clipped_rmsprop` with an algorithm's step size."""
-    return clipped_rmsprop(algorithm._step_size, algorithm.max_grad_norm)
-
-
-@dataclasses.dataclass(frozen=True)
-class Epochs(Part):
-    """The number of epochs over a rollout, and their minibatches."""
-
-    num_epochs: int = hyperparameter(4, "passes over each rollout")
-    num_minibatches: int = hyperparameter(4, "gradient steps in one pass")
-    shuffle: Literal["each", "all", "time"] = hyperparameter(
-        "each",
-        "how an epoch shuffles; each: within each environment; all: all samples together (devices exchange"
-        " them); time: time steps, in the same order for every environment",
-    )
-
-    @property
-    def updates(self) -> int:
-        """Gradient steps for one rollout."""
-        return self.num_epochs * self.num_minibatches
-
-    def check(self, algorithm: Any) -> None:
-        """Refuses counts that are not positive, and an unknown kind of shuffle."""
-        require_positive(algorithm, "num_epochs", "num_minibatches")
-        require(
-            algorithm,
-            self.shuffle in ("each", "all", "time"),
-            f"shuffle={self.shuffle!r}: it must be 'each', 'all' or 'time'",
-        )
-
-    def check_divides(
-        self, algorithm: Any, per_env: int, of_env: str = "num_steps", of_all: str = "num_envs * num_steps"
-    ) -> None:
-        """Refuses a number of minibatches that does not divide the samples, `per_env` per environment.
-
-        `of_env` and `of_all` are phrases for the samples of one environment and of all.
-        """
-        count, what = per_env, of_env
-        if self.shuffle != "time":
-            count, what = algorithm.num_envs * per_env, of_all
-        require(
-            algorithm,
-            count % self.num_minibatches == 0,
-            f"num_minibatches={self.num_minibatches} does not divide {what}={count}: choose a divisor",
-        )
-
-    def learn(
-        self,
-        key: jax.Array,
-        samples: Any,
-        num_envs: int,
-        parameters: Any,
-        optimizer_state: Any,
-        gradient: Callable[[Any, Any], tuple[Any, Any]],
-        update: Callable[[Any, Any, Any], tuple[Any, Any]],
-    ) -> tuple[Any, Any, Any]:
-        """Parameters and optimiser state after all epochs, and the mean losses; see `updated`.
-
-        `samples [B * per_env, ...]` are environment-major.
-        """
-        per_env = jax.tree.leaves(samples)[0].shape[0] // num_envs
-        blocks = own_blocks(num_envs, per_env, self.num_minibatches) if self.shuffle == "each" else 1
-        count = per_env if self.shuffle == "time" else num_envs * per_env // blocks
-        rows = shuffled_rows(key, count, self.num_epochs, self.num_minibatches, blocks)
-        return run_minibatches(
-            gradient, update, parameters, optimizer_state, rows,
-            lambda some: self.minibatch(samples, some, num_envs),
-        )  # fmt: skip
-
-    def minibatch(self, samples: Any, rows: jax.Array, num_envs: int) -> Any:
-        """The samples at rows `[blocks, n]`; for rows of time steps, those of every environment."""
-        return take_of_every_env(samples, rows, num_envs) if self.shuffle == "time" else take(samples, rows)
 
 
 def permutations(key: jax.Array, count: int, blocks: int) -> jax.Array:
@@ -310,6 +237,14 @@ def own_blocks(num_envs: int, per_env: int, num_minibatches: int) -> int:
     return num_envs * math.gcd(per_env, num_minibatches) // num_minibatches
 
 
+def rows_of_epochs(epochs: Any, key: jax.Array, num_envs: int, per_env: int) -> jax.Array:
+    """`shuffled_rows` for an `algos.on_policy.Epochs` over `per_env` samples of each environment."""
+    count, shuffle = epochs.num_minibatches, epochs.shuffle
+    blocks = own_blocks(num_envs, per_env, count) if shuffle == "each" else 1
+    rows = per_env if shuffle == "time" else num_envs * per_env // blocks
+    return shuffled_rows(key, rows, epochs.num_epochs, count, blocks)
+
+
 def take(samples: Any, rows: jax.Array) -> Any:
     """Selects rows of each block, `rows [blocks, n]`: samples `[B * per_env, ...]` to `[blocks * n, ...]`.
 
@@ -334,40 +269,3 @@ def take_of_every_env(samples: Any, rows: jax.Array, num_envs: int) -> Any:
         return by_env.reshape(-1, *x.shape[1:])
 
     return jax.tree.map(of_envs, samples)
-
-
-def run_minibatches(
-    gradient: Callable[[Any, Any], tuple[Any, Any]],
-    update: Callable[[Any, Any, Any], tuple[Any, Any]],
-    parameters: Any,
-    optimizer_state: Any,
-    rows: jax.Array,
-    take: Callable[[jax.Array], Any],
-) -> tuple[Any, Any, Any]:
-    """Sequential updates, each on its own minibatch: the epochs of PPO and PQN.
-
-    Args:
-      gradient: `(parameters, minibatch) -> (gradient, losses)`.
-      update: `(gradient, optimizer_state, parameters) -> (parameters, optimizer_state)`.
-      rows: `[updates, blocks, n]` int32, as from `shuffled_rows`.
-      take: makes the minibatch of some rows, `[blocks, n] -> minibatch`.
-
-    Returns:
-      Parameters and optimiser state after the last update, and the mean losses over all updates.
-
-    >>> gradient = lambda w, x: (x.sum(), {"loss": w})
-    >>> update = lambda gradient, count, w: (w + gradient, count + 1)
-    >>> rows, samples = jnp.array([[0], [2]]), jnp.array([1.0, 2.0, 4.0])
-    >>> take = lambda r: samples[r]
-    >>> w, count, losses = run_minibatches(gradient, update, jnp.float32(0), jnp.int32(0), rows, take)
-    >>> float(w), int(count), float(losses["loss"])  # 0, then 0 + 1, then 1 + 4
-    (5.0, 2, 0.5)
-    """
-
-    def one_update(carry, some):
-        parameters, optimizer_state = carry
-        direction, losses = gradient(parameters, take(some))
-        return update(direction, optimizer_state, parameters), losses
-
-    (parameters, optimizer_state), losses = jax.lax.scan(one_update, (parameters, optimizer_state), rows)
-    return parameters, optimizer_state, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)

@@ -14,33 +14,28 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 
 import fdg
-from algos import networks, on_policy, registry
+from algos import on_policy, registry
 from algos.agent import Agent, Rollouts
-from algos.distributions import Distribution
-from algos.layers import PolicyLayers
-from algos.losses import (
-    Advantages,
-    Decision,
-    ProximalLoss,
-    explained_variance,
+from algos.losses import Advantages, Decision, ProximalLoss, explained_variance, values_after
+from algos.on_policy import Epochs, State, Trajectory
+from algos.rollout import environment_major, episode_metrics
+from algos.values import (
+    NETWORK,
+    ClippedOptimizer,
+    Distribution,
+    Network,
+    Normalizers,
+    PolicyLayers,
+    Transforming,
 )
-from algos.networks import NETWORK, Network
-from algos.on_policy import State, Trajectory
-from algos.optimizers import ClippedOptimizer, Epochs
-from algos.rollout import environment_major, episode_metrics, values_after
-from algos.values import Normalizers, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 from fdg.settings.parts import Part
 
-# --- random network distillation (`--rnd true`): a reward bonus for novel observations ---
-#
-# Burda et al. 2018, arXiv 1810.12894: `algos/rnd.py`.
-
 
 @dataclasses.dataclass(frozen=True)
 class RandomNetworkDistillation(Part):
-    """Settings of the novelty bonus."""
+    """A reward bonus for novel observations (`--rnd true`; Burda et al. 2018, arXiv 1810.12894)."""
 
     rnd: bool = hyperparameter(
         False, "random network distillation: add an intrinsic reward for novel observations"
@@ -64,44 +59,8 @@ class RandomNetworkDistillation(Part):
         require_within(algorithm, 0, 1, "intrinsic_discount", "rnd_share")
 
     def of(self, algorithm: Any) -> Any:
-        """The algorithm's `algos.rnd.Distillation`, or `Nothing`."""
-        if not self.rnd:
-            return Nothing()
-        space = algorithm.env.observation_space
-        return registry.option("rnd").Distillation(
-            space,
-            dataclasses.replace(algorithm.layers.sized(space), layer_norm=False, torso="dense"),
-            self.rnd_features,
-            self.intrinsic_discount,
-            algorithm.gae_lambda,
-            self.rnd_share,
-            self.intrinsic_coefficient,
-            algorithm.value_coefficient,
-        )
-
-
-class Nothing:
-    """The functions of `Distillation`, without a novelty bonus."""
-
-    def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Any, None, None]:
-        """The agent's parameters, and an empty state."""
-        return agent, None, None
-
-    def agent(self, parameters: Any) -> Any:
-        """All parameters."""
-        return parameters
-
-    def added(
-        self, advantage: jax.Array, parameters: Any, known: Any, running: Any, *rollout: Any
-    ) -> tuple[jax.Array, Any, Any, Any, dict[str, jax.Array]]:
-        """The advantages unchanged."""
-        return advantage, None, known, running, {}
-
-    def learned(
-        self, loss: jax.Array, parts: dict[str, jax.Array], parameters: Any, minibatch: Any
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss unchanged."""
-        return loss, parts
+        """The algorithm's `algos.rnd.Distillation`, or `algos.rnd.Nothing`."""
+        return registry.option("rnd").bonus_of(algorithm, self)
 
 
 class Minibatch(NamedTuple):
@@ -146,13 +105,11 @@ class PPO(Agent, presets="PPO"):
 
     def __post_init__(self):
         self._check()
-        self.epochs.check_divides(self, self.num_steps)
+        registry.option("checks").check_divides(self, self.num_steps)
 
     def init(self, key: jax.Array) -> State:
         """The initial state."""
-        statistics = self.normalizers.begin(self.env.observation_space, kept=True)
-        returns = self.normalizers.begin_returns((self.num_envs,), kept=True)
-        return on_policy.begin(self, key, statistics, returns, self._novelty.begin)
+        return on_policy.begin(self, key, kept=True, novelty=self._novelty.begin)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all environments, and all updates on it."""
@@ -202,12 +159,8 @@ class PPO(Agent, presets="PPO"):
             key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
         )
         observation_statistics = self.normalizers.observed(observation_statistics, trajectory.observation)
-        metrics = {
-            **episode_metrics(time_step),
-            **losses,
-            "explained_variance": explained_variance(target, decision.value),
-            **found,
-        }
+        explained = {"explained_variance": explained_variance(target, decision.value)}
+        metrics = {**episode_metrics(time_step), **losses, **explained, **found}
         learned = parameters, optimizer_state, observation_statistics, return_statistics, known
         return learned, (running_return, running_novelty), metrics
 
@@ -223,11 +176,7 @@ class PPO(Agent, presets="PPO"):
         return self._novelty.learned(loss, parts, parameters, minibatch)
 
     def samples(
-        self,
-        see: Callable[[Observation], Observation],
-        trajectory: Trajectory,
-        advantage: jax.Array,
-        target: jax.Array,
+        self, see: Callable[[Any], Any], trajectory: Trajectory, advantage: jax.Array, target: jax.Array
     ) -> Any:
         """The samples for `loss`: `Minibatch [T, B]`, or one with more fields; `see` normalises."""
         observation, action, decision, _ = trajectory
@@ -241,16 +190,19 @@ class PPO(Agent, presets="PPO"):
 
     def _policy(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
-        return networks.policy_and_value(
+        return registry.option("networks").policy_and_value(
             self._network, self._novelty.agent(parameters), observation, self.env.action_space
         )
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network whose outputs do not fit the action space."""
-        self._check_actor_critic(self._network, self._novelty.agent(state.parameters))
+        agent = self._novelty.agent(state.parameters)
+        registry.option("checks").check_actor_critic(self, self._network, agent)
 
     @property
     def _novelty(self) -> Any:
         return self.novelty.of(self)
 
-    _network = property(Agent._actor_critic)
+    @property
+    def _network(self) -> Network:
+        return registry.option("networks").actor_critic_of(self)

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import distributions, dqn, networks, on_policy, optimizers
+from algos import dqn, networks, on_policy, one_update, optimizers
 from algos.agent import Agent, Rollouts
+from algos.checks import check_action_values, check_divides
 from algos.distributions import Categorical, sizes
 from algos.dqn import (
     Exploration,
@@ -25,13 +26,13 @@ from algos.dqn import (
     for_each_choice,
     over_choices,
 )
-from algos.layers import Layers
-from algos.networks import NETWORK, Network, of_action
-from algos.on_policy import State
-from algos.optimizers import ClippedOptimizer, Epochs
+from algos.losses import values_after
+from algos.networks import of_action
+from algos.normalize import normalize_rollout
+from algos.on_policy import Epochs, State
 from algos.returns import lambda_returns
-from algos.rollout import Actor, empty_memory, environment_major, episode_metrics, values_after
-from algos.values import Normalizers, Transforming
+from algos.rollout import Actor, empty_memory, environment_major, episode_metrics
+from algos.values import NETWORK, ClippedOptimizer, Layers, Network, Normalizers, Transforming
 from envs import Discrete, Environment, MultiDiscrete, Observation, TimeStep, composite
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 
@@ -76,13 +77,13 @@ class PQN(Agent, presets="PQN"):
 
     def __post_init__(self):
         self._check()
-        self.epochs.check_divides(self, self.num_steps)
+        check_divides(self, self.num_steps)
         require_positive(self, "reward_scale")
         require_within(self, 0, 1, "q_lambda")
 
     updates_per_iteration = property(lambda self: self.epochs.updates)
 
-    init = on_policy.init
+    init = one_update.init
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all environments, and all updates on it."""
@@ -119,7 +120,9 @@ class PQN(Agent, presets="PQN"):
     def learn(self, learned, running, trajectory, key):
         """Several epochs of minibatch updates on a rollout `[T, B]`; statistics change afterwards."""
         parameters, optimizer_state, *statistics = learned
-        seen, running, statistics = self.normalizers.rollout(statistics, running, trajectory, self.discount)
+        seen, running, statistics = normalize_rollout(
+            self.normalizers, statistics, running, trajectory, self.discount
+        )
         observation, action, value, time_step = seen
         target = self._target(parameters, value, time_step)
         samples = jax.tree.map(environment_major, Minibatch(observation, action, target))
@@ -156,18 +159,18 @@ class PQN(Agent, presets="PQN"):
         """Refuses a network without a value for each action."""
         features = composite.types(self.env.observation_space, (self.num_envs,))
         found = jax.eval_shape(self._network.apply, state.parameters, features)
-        distributions.check_action_values(found, sum(sizes(choices(self.env))), (self.num_envs,))
+        check_action_values(found, sum(sizes(choices(self.env))), (self.num_envs,))
 
     @property
     def _network(self) -> Network:
         default = networks.q_network(
             self.env.observation_space, self.env.action_space, dueling=self.dueling, **vars(self.layers)
         )
-        return self._computing(self._own("network", "actor") or default)
+        return networks.computing(self, networks.own(self, "network", "actor") or default)
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:
-        return optimizers.clipped_radam(self._step_size, self.max_grad_norm)
+        return optimizers.clipped_radam(optimizers.step_size_of(self), self.max_grad_norm)
 
 
 def _best(values: jax.Array) -> jax.Array:

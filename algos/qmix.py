@@ -14,8 +14,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algos.networks import Network, of_module
+from algos.networks import of_module
 from algos.value_decomposition import ValueDecomposition
+from algos.values import Network
 from envs import Observation
 from fdg.settings.fields import float_or_array, hyperparameter, require, require_positive
 

@@ -15,14 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from algos import distributions
-from algos.layers import (
-    Activation,
-    PolicyLayers,
-    Torso,
-    checked_widths,
-)
+from algos.checks import pair
+from algos.layers import checked_widths
 from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module
-from algos.networks import Network, actor_and_critic_features
+from algos.networks import actor_and_critic_features
+from algos.values import Activation, Network, PolicyLayers, Torso
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 from fdg.settings.fields import float_or_array
@@ -247,7 +244,7 @@ class _UnrollSteps:
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[self.leading_axes :]), by_env)
         of_rows = self.network.apply(parameters, rows)
         if self.actor_critic:
-            of_rows = distributions.pair(of_rows, (math.prod(leading),))
+            of_rows = pair(of_rows, (math.prod(leading),))
         found = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1), of_rows)
         if not self.actor_critic:
             return AgentValues(found, memory=())

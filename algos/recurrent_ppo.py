@@ -16,26 +16,25 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import distributions
+from algos import distributions, networks
 from algos.agent import Agent, Rollouts
-from algos.distributions import Distribution
-from algos.layers import PolicyLayers
-from algos.losses import Advantages, Decision, ProximalLoss, explained_variance
+from algos.checks import check_actor_and_critic, check_divides, check_types
+from algos.losses import Advantages, Decision, ProximalLoss, explained_variance, values_after
 from algos.memories import MemoryKind, RecurrentNetwork, step_types
-from algos.networks import NETWORK, Network
-from algos.on_policy import LEARNED, Trajectory
-from algos.optimizers import ClippedOptimizer, Epochs
+from algos.on_policy import LEARNED, Epochs, Trajectory
 from algos.recurrent import Output, as_recurrent, recurrent_actor_critic
-from algos.rollout import (
-    Actor,
-    Recollection,
-    environment_major,
-    episode_metrics,
-    rollout_with_memory,
-    time_first,
-    values_after,
+from algos.replaying import MemorySizes
+from algos.rings import Recollection, rollout_with_memory, time_first
+from algos.rollout import Actor, environment_major, episode_metrics
+from algos.values import (
+    NETWORK,
+    ClippedOptimizer,
+    Distribution,
+    Network,
+    Normalizers,
+    PolicyLayers,
+    Transforming,
 )
-from algos.values import MemorySizes, Normalizers, Transforming
 from envs import (
     Box,
     Discrete,
@@ -126,7 +125,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
     transforming = Transforming()
 
     def __post_init__(self):
-        self._check_types()
+        check_types(self)
         require_positive(self, "memory_size")
         _ = self._remembers  # refuses sizes that do not fit
         require(
@@ -144,9 +143,9 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         if self._length > 1:
             of_env = "num_steps / sequence_length"
             of_all = "the number of sequences, num_envs * num_steps / sequence_length"
-            self.epochs.check_divides(self, self.num_steps // self._length, of_env, of_all)
+            check_divides(self, self.num_steps // self._length, of_env, of_all)
         else:
-            self.epochs.check_divides(self, self.num_steps)
+            check_divides(self, self.num_steps)
 
     updates_per_iteration = property(lambda self: self.epochs.updates)
 
@@ -293,7 +292,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         each = (1, self.num_envs, *self._agents)
         fix = "give an algos.recurrent.Output(policy, value, memory)"
         check_members("unroll of network: its output", output, Output._fields, fix)
-        distributions.check_actor_and_critic((output.policy, output.value), self.env.action_space, each)
+        check_actor_and_critic((output.policy, output.value), self.env.action_space, each)
 
     def loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
         """PPO's loss over a minibatch of sequences `[S]`, and its terms."""
@@ -400,8 +399,9 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
     @property
     def _network(self) -> RecurrentNetwork:
-        return self._computing(
-            as_recurrent(self._own("network"), leading_axes=2 + len(self._agents))
+        return networks.computing(
+            self,
+            as_recurrent(networks.own(self, "network"), leading_axes=2 + len(self._agents))
             or recurrent_actor_critic(
                 self.env.observation_space,
                 self.env.action_space,
@@ -410,7 +410,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
                 central=self.central_value,
                 memory=self._remembers,
                 **vars(self.layers),
-            )
+            ),
         )
 
     @property

@@ -21,15 +21,15 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import distributions, networks, off_policy, sac
+from algos import networks, off_policy, sac
 from algos.agent import Agent, Rollouts
+from algos.checks import check_shape
+from algos.distributional import quantile_error
 from algos.distributions import TanhNormal
-from algos.layers import Layers, Trunk, features
-from algos.losses import quantile_error
-from algos.networks import Network
-from algos.optimizers import OptimizerSettings
+from algos.layers import Trunk, features, sized
 from algos.replay import ReplayUpdates, Transition
 from algos.sac import Entropy, Parameters, SplitState
+from algos.values import Layers, Network, OptimizerSettings
 from envs import Environment, Observation
 from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require, require_positive
@@ -75,8 +75,8 @@ class Ensemble(Part):
         hidden = layers.hidden if self.critic_hidden is None else self.critic_hidden
         layer_norm = layers.layer_norm or self.critic_layer_norm
         changed = dataclasses.replace(layers, hidden=hidden, layer_norm=layer_norm)
-        sized = changed.sized(observation_space)
-        return networks.of_module(Critics(observation_space, sized, self.num_critics, outputs, self.dropout))
+        found = sized(changed, observation_space)
+        return networks.of_module(Critics(observation_space, found, self.num_critics, outputs, self.dropout))
 
 
 class Critics(nn.Module):
@@ -253,12 +253,12 @@ class SoftEnsemble(Agent, driver=off_policy):
         numbers, each = self._outputs, (self.num_critics, self.num_envs)
         more, what = ((), "value") if numbers == 1 else ((numbers,), f"{numbers} numbers")
         why = f"{what} of each of num_critics={self.num_critics} critics for each sample"
-        distributions.check_shape("critic_network gives", found, (*each, *more), why)
+        check_shape("critic_network gives", found, (*each, *more), why)
 
     @property
     def _critics(self) -> Network:
         default = self.ensemble.network(self.env.observation_space, self.layers, self._outputs)
-        return self._computing(self._own("critic_network", "critic") or default)
+        return networks.computing(self, networks.own(self, "critic_network", "critic") or default)
 
 
 @dataclasses.dataclass(frozen=True)

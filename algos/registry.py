@@ -18,12 +18,12 @@ MODULES = {
     "C51": "algos.distributional",
     "QRDQN": "algos.distributional",
     "DQN": "algos.dqn",
-    "Explorer": "algos.values",
+    "Explorer": "algos.replaying",
     "FastTD3": "algos.td3",
     "IMPALA": "algos.impala",
     "IPPO": "algos.mappo",
     "MAPPO": "algos.mappo",
-    "Network": "algos.networks",
+    "Network": "algos.values",
     "Normalizer": "algos.values",
     "Transform": "algos.values",
     "BC": "algos.offline.bc",
@@ -92,6 +92,13 @@ OF_TEXT = {
 
 # Modules of values that settings name; each is imported on first use.
 OPTIONS = {
+    "networks": "algos.networks",
+    "layers": "algos.layers",
+    "distributions": "algos.distributions",
+    "optimizers": "algos.optimizers",
+    "checks": "algos.checks",
+    "rings": "algos.rings",
+    "evaluation": "algos.evaluation",
     "memory": "algos.sequences",
     "kinds of memory": "algos.memories",
     "running": "algos.normalize",

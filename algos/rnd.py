@@ -15,11 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from algos import normalize
-from algos.layers import Layers, Trunk, features
+from algos.layers import Trunk, features, sized
 from algos.losses import generalized_advantage_estimation, value_error
-from algos.networks import Network, of_module
+from algos.networks import of_module
 from algos.normalize import RunningStatistics
-from algos.rollout import environment_major, time_major
+from algos.rings import time_major
+from algos.rollout import environment_major
+from algos.values import Layers, Network
 from envs import TimeStep, features_and_mask
 from envs.composite import ObservationSpace
 
@@ -50,6 +52,47 @@ class Novelty(NamedTuple):
     features: jax.Array  # [N, K] float32, of the target
     trains: jax.Array  # [N] bool, True if the predictor learns from the sample
     value_target: jax.Array  # [N] float32
+
+
+def bonus_of(algorithm: Any, settings: Any) -> Any:
+    """The bonus for PPO's `RandomNetworkDistillation`; `Nothing` without `rnd`."""
+    if not settings.rnd:
+        return Nothing()
+    space = algorithm.env.observation_space
+    return Distillation(
+        space,
+        dataclasses.replace(sized(algorithm.layers, space), layer_norm=False, torso="dense"),
+        settings.rnd_features,
+        settings.intrinsic_discount,
+        algorithm.gae_lambda,
+        settings.rnd_share,
+        settings.intrinsic_coefficient,
+        algorithm.value_coefficient,
+    )
+
+
+class Nothing:
+    """The functions of `Distillation`, without a novelty bonus."""
+
+    def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Any, None, None]:
+        """The agent's parameters, and an empty state."""
+        return agent, None, None
+
+    def agent(self, parameters: Any) -> Any:
+        """All parameters."""
+        return parameters
+
+    def added(
+        self, advantage: jax.Array, parameters: Any, known: Any, running: Any, *rollout: Any
+    ) -> tuple[jax.Array, Any, Any, Any, dict[str, jax.Array]]:
+        """The advantages unchanged."""
+        return advantage, None, known, running, {}
+
+    def learned(
+        self, loss: jax.Array, parts: dict[str, jax.Array], parameters: Any, minibatch: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss unchanged."""
+        return loss, parts
 
 
 @dataclasses.dataclass(frozen=True)

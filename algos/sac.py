@@ -18,10 +18,9 @@ import fdg
 from algos import off_policy, registry
 from algos.agent import Agent, Rollouts
 from algos.distributions import TanhNormal
-from algos.layers import Layers
-from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, Transition
-from algos.values import MemoryChoice
+from algos.replaying import MemoryChoice
+from algos.values import Layers, OptimizerSettings
 from envs import Environment, Observation
 from fdg.settings.fields import hyperparameter, require, require_positive
 from fdg.settings.parts import Part

@@ -124,7 +124,7 @@ class SelfPlay:
 
     @checked_names
     def evaluate(self, state: State, key: jax.Array, episodes: int, greedy: bool = True) -> dict[str, Any]:
-        """Plays whole games against the opponent of `algorithm.env`; see `algos.rollout.evaluate`."""
+        """Plays whole games against the opponent of `algorithm.env`; see `algos.evaluation.evaluate`."""
         return self.algorithm.evaluate(state.learner, key, episodes, greedy)
 
     def check_when_traced(self, state: State) -> None:

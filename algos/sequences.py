@@ -22,12 +22,14 @@ import jax.numpy as jnp
 
 from algos import distributions
 from algos.buffers import n_step_sums
-from algos.layers import Layers, features, head, hidden_layers
+from algos.checks import check_recurrent_values
+from algos.layers import features, head, hidden_layers, sized
 from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module, step_types
-from algos.networks import Network, actor_features
+from algos.networks import actor_features, computing
 from algos.replay import Replay, ReplayState, Step, Transition
-from algos.rollout import Recollection, time_first
-from algos.values import Head, NoMemory
+from algos.replaying import Head, NoMemory
+from algos.rings import Recollection, time_first
+from algos.values import Layers, Network
 from envs import MaskedObservation, Observation, features_and_mask
 from envs.composite import ObservationSpace
 from fdg.settings.fields import require, require_positive
@@ -318,7 +320,7 @@ class WithMemory(NoMemory):
     def check(self, parameters: Any, state: Any, outputs: int) -> None:
         """Raises if `unroll` does not return `outputs` numbers and a memory."""
         found = step_types(self.networks[0], parameters, state, state.recollection.memory.network)
-        distributions.check_recurrent_values(found, outputs, (1, len(state.recollection.start)))
+        check_recurrent_values(found, outputs, (1, len(state.recollection.start)))
 
     @property
     def _several(self) -> bool:
@@ -334,7 +336,7 @@ def with_memory(algorithm: Any, own: RecurrentNetwork | None) -> WithMemory:
     )
     networks = [own] if own else [_default(algorithm, head) for head in algorithm._heads]
     return WithMemory(
-        tuple(map(algorithm._computing, networks)),
+        tuple(computing(algorithm, one) for one in networks),
         algorithm.env.action_space.shape,
         algorithm.sequence_length or algorithm.num_steps,
         algorithm.burn_in,
@@ -345,7 +347,7 @@ def _default(algorithm: Any, head: Head) -> RecurrentNetwork:
     kind = MemoryKind.of(algorithm.memory_settings, algorithm.memory)
     layers, space = algorithm.layers, algorithm.env.observation_space
     hidden = (kind.size,) if layers.hidden is None else layers.hidden
-    layers = dataclasses.replace(layers, hidden=hidden).sized(space)
+    layers = sized(dataclasses.replace(layers, hidden=hidden), space)
     if head.of_actions:
         return of_module(_MemoryCritics(space, head.outputs, layers, kind))
     return of_module(_MemoryNetwork(space, head.outputs, layers, kind, head.scale, head.dueling))

@@ -16,15 +16,13 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import off_policy
+from algos import off_policy, optimizers
 from algos.agent import Agent, Rollouts
 from algos.distributions import Normal
-from algos.layers import Layers
-from algos.networks import Network
-from algos.optimizers import OptimizerSettings
 from algos.replay import ReplayUpdates, Transition
+from algos.replaying import MemoryChoice
 from algos.sac import ReturnGrid
-from algos.values import MemoryChoice, ObservationNormalizer
+from algos.values import Layers, Network, ObservationNormalizer, OptimizerSettings
 from envs import Environment
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 from fdg.settings.parts import Part
@@ -286,4 +284,4 @@ class FastTD3(TD3, presets="FastTD3"):
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:
-        return optax.adamw(self._step_size, weight_decay=self.weight_decay)
+        return optax.adamw(optimizers.step_size_of(self), weight_decay=self.weight_decay)

@@ -21,8 +21,9 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import distributions, layers
+from algos import distributions, layers, networks
 from algos.agent import Agent, Rollouts
+from algos.checks import check_recurrent_values, check_types
 from algos.distributions import Categorical, allowed_values, sizes
 from algos.dqn import (
     DQN,
@@ -35,16 +36,17 @@ from algos.dqn import (
     epsilon_greedy,
     iteration,
 )
-from algos.layers import Layers
+from algos.layers import sized
 from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module, step_types
-from algos.networks import NETWORK, Network, actor_features, of_action
-from algos.optimizers import ClippedOptimizer
+from algos.networks import actor_features, of_action
 from algos.recurrent import AgentValues, as_recurrent
 from algos.replay import ReplayState
+from algos.replaying import MemorySizes
 from algos.returns import lambda_returns
-from algos.rollout import Actor, Recollection, environment_major, time_first, time_major
+from algos.rings import Recollection, time_first, time_major
+from algos.rollout import Actor, environment_major
 from algos.sequences import SequenceReplay, Sequences
-from algos.values import MemorySizes, ObservationNormalizer, Transforming
+from algos.values import NETWORK, ClippedOptimizer, Layers, Network, ObservationNormalizer, Transforming
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask, num_agents
 from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
@@ -120,7 +122,7 @@ class ValueDecomposition(Agent):
     transforming = Transforming()
 
     def __post_init__(self):
-        self._check_types()
+        check_types(self)
         require_positive(self, "memory_size", "reward_scale", "num_updates")
         require_within(self, 0, 1, "q_lambda")
         _ = self._remembers  # refuses sizes that do not fit
@@ -192,7 +194,7 @@ class ValueDecomposition(Agent):
         """Refuses a network without a value for each action of each agent."""
         found = step_types(self._network, state.learned.parameters.agents, state)
         actions = sum(sizes(choices(self.env)))
-        distributions.check_recurrent_values(found, actions, (1, self.num_envs, self._agents))
+        check_recurrent_values(found, actions, (1, self.num_envs, self._agents))
 
     # --- defined by subclasses ---
 
@@ -317,17 +319,17 @@ class ValueDecomposition(Agent):
 
     @property
     def _network(self) -> RecurrentNetwork:
-        own = self._own("network", "actor")
+        own = networks.own(self, "network", "actor")
         if own is not None:
-            return self._computing(as_recurrent(own, leading_axes=3, actor_critic=False))
+            return networks.computing(self, as_recurrent(own, leading_axes=3, actor_critic=False))
         layers, memory, space = self.layers, self._remembers, self.env.observation_space
         if memory is not None and layers.hidden is None:
             layers = dataclasses.replace(layers, hidden=(memory.size,))
         module = AgentQNetwork(
-            space, sizes(choices(self.env)), self._agents, layers.sized(space),
+            space, sizes(choices(self.env)), self._agents, sized(layers, space),
             memory, self.dueling, self.agent_identity,
         )  # fmt: skip
-        return self._computing(of_module(module))
+        return networks.computing(self, of_module(module))
 
     @property
     def _remembers(self) -> MemoryKind | None:

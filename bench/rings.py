@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algos.rollout import in_parts, of_parts, rollout
+from algos.rings import in_parts, of_parts
+from algos.rollout import rollout
 from bench.harness import in_turns, parser, seconds
 from envs import Box, Discrete, HostEnvironment, host
 from envs.pools import Transition

@@ -15,15 +15,14 @@ import jax.numpy as jnp
 import fdg
 from algos import distributions, networks, off_policy
 from algos.agent import Agent, Rollouts
+from algos.checks import check_action_values, check_gaussian
 from algos.distributions import stretched
-from algos.layers import Layers
-from algos.networks import NETWORK, Network
 from algos.off_policy import State
 from algos.offline import learning
 from algos.offline.learning import BoundedNormal, OfflineData
-from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
-from algos.values import NO_MEMORY, ExplorerChoice, ObservationNormalizer, Transforming
+from algos.replaying import NO_MEMORY, ExplorerChoice
+from algos.values import NETWORK, Layers, Network, ObservationNormalizer, OptimizerSettings, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, composite, features_and_mask
 from fdg.settings.fields import require
 
@@ -140,12 +139,12 @@ class BC(Agent, presets="BC"):
         seen = composite.types(self.env.observation_space, (count,))
         output = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, seen)
         if isinstance(space, Box):
-            distributions.check_gaussian(output, space, count)
+            check_gaussian(output, space, count)
         else:
-            distributions.check_action_values(output, sum(distributions.sizes(space)), (count,))
+            check_action_values(output, sum(distributions.sizes(space)), (count,))
 
     @property
     def _actor(self) -> Network:
         make = networks.gaussian_actor if isinstance(self.env.action_space, Box) else networks.q_network
         default = make(self.env.observation_space, self.env.action_space, **vars(self.layers))
-        return self._computing(self._own("actor_network", "actor") or default)
+        return networks.computing(self, networks.own(self, "actor_network", "actor") or default)

@@ -16,12 +16,11 @@ import jax.numpy as jnp
 
 from algos import off_policy
 from algos.agent import Agent, Rollouts
-from algos.layers import Layers
 from algos.offline import learning
 from algos.offline.learning import Data
-from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
 from algos.sac import SAC, Entropy, Parameters, ReturnGrid
+from algos.values import Layers, OptimizerSettings
 from envs import Box, Environment
 from fdg.settings.fields import hyperparameter, require_not_negative, require_positive
 

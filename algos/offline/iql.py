@@ -16,14 +16,12 @@ import jax.numpy as jnp
 import fdg
 from algos import networks, off_policy
 from algos.agent import Agent, Rollouts
-from algos.layers import Layers
 from algos.losses import value_error
-from algos.networks import Network
 from algos.offline import learning
 from algos.offline.learning import BoundedNormal, Data
-from algos.optimizers import OptimizerSettings
 from algos.replay import Transition
 from algos.sac import SAC, Learned
+from algos.values import Layers, Network, OptimizerSettings
 from envs import Environment, Observation
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 
@@ -128,7 +126,7 @@ class IQL(Agent, driver=learning, presets="IQL"):
 
     @property
     def _value(self) -> Network:
-        return self._computing(networks.state_value(self.env.observation_space, **vars(self.layers)))
+        return networks.computing(self, networks.state_value(self.env.observation_space, **vars(self.layers)))
 
 
 def expectile_error(difference: jax.Array, expectile: float | jax.Array) -> jax.Array:

@@ -16,15 +16,12 @@ import jax.numpy as jnp
 
 from algos import off_policy
 from algos.agent import Agent, Rollouts
-from algos.layers import Layers
-from algos.networks import Network
 from algos.offline import learning
 from algos.offline.learning import Data
-from algos.optimizers import OptimizerSettings
 from algos.replay import Replay, Step, Transition, summarize
 from algos.sac import ReturnGrid
 from algos.td3 import TD3, DelayedTargets, Parameters
-from algos.values import ObservationNormalizer
+from algos.values import Layers, Network, ObservationNormalizer, OptimizerSettings
 from envs import Environment, Observation
 from fdg.settings.fields import hyperparameter, require_not_negative
 

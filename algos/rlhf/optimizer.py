@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algos.optimizers import ClippedOptimizer, user_optimizer
+from algos.optimizers import user_optimizer
+from algos.values import ClippedOptimizer
 from fdg.settings.fields import hyperparameter, require, require_not_negative
 
 

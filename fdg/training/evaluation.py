@@ -18,8 +18,8 @@ import numpy as np
 
 import envs
 import fdg
+from algos.evaluation import evaluate as play_episodes
 from algos.rollout import Actor, empty_memory
-from algos.rollout import evaluate as play_episodes
 from fdg.errors import FdgError, listed
 from fdg.processes import distributed
 from fdg.running.xla_options import xla_options

@@ -7,7 +7,7 @@ import pytest
 
 import algos
 import envs
-from algos.rollout import evaluate
+from algos.evaluation import evaluate
 from tests.algos.offline.data import random_steps
 
 SMALL = {"num_envs": 4, "num_steps": 4, "hidden": (8,)}

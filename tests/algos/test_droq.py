@@ -12,8 +12,9 @@ import pytest
 
 import algos
 import envs
-from algos.layers import Layers, Trunk, dropped
+from algos.layers import Trunk, dropped
 from algos.redq import Ensemble
+from algos.values import Layers
 
 
 def test_an_ensemble_is_single_critics_side_by_side():

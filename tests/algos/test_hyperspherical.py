@@ -15,7 +15,8 @@ import algos
 import envs
 import fdg
 from algos import layers, networks
-from algos.layers import Layers, Trunk, UnitHead, projected, unit
+from algos.layers import Trunk, UnitHead, projected, unit
+from algos.values import Layers
 
 
 class Block(nn.Module):

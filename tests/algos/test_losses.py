@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from algos import losses
+from algos import losses, one_update
 from algos.distributions import Categorical
 
 
@@ -43,7 +43,7 @@ def test_proximal_loss(fields, policy_loss, value_loss):
     Entropy: log 2. Weights 0.5 and 0.1.
     """
     fields = {"clip_value": True, "normalize_advantage": True, **fields}
-    loss, parts = losses.proximal_loss(
+    loss, parts = one_update.proximal_loss(
         Categorical(jnp.zeros((2, 2))),
         value=jnp.array([1.9, 0.0]),
         action=jnp.array([0, 1]),

@@ -9,7 +9,8 @@ import pytest
 import scipy  # imports `stats` when it is asked for
 
 from algos.optimizers import permutations, shuffled_rows, take, take_of_every_env
-from algos.rollout import environment_major, time_major
+from algos.rings import time_major
+from algos.rollout import environment_major
 from fdg.batch.follow import follow
 
 

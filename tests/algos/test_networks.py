@@ -9,15 +9,8 @@ import pytest
 
 from algos import distributions, dqn
 from algos.layers import Convolution, features
-from algos.networks import (
-    Network,
-    actor_critic,
-    gaussian_actor,
-    of_action,
-    policy_and_value,
-    q_network,
-    twin_critics,
-)
+from algos.networks import actor_critic, gaussian_actor, of_action, policy_and_value, q_network, twin_critics
+from algos.values import Network
 from envs import MaskedObservation
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError, UnknownNameError

@@ -3,12 +3,12 @@
 import jax.numpy as jnp
 import pytest
 
-from algos import distributions
+from algos import checks
 from fdg.errors import FdgError
 
 
 @pytest.mark.parametrize("output", [(jnp.zeros(2),), (jnp.zeros(2),) * 3, jnp.zeros(2), None])
 def test_an_actor_critic_gives_a_pair(output):
     with pytest.raises(FdgError, match=r"an actor-critic gives a pair, \(policy \[4, P\], value \[4\]\)"):
-        distributions.pair(output, (4,))
-    assert distributions.pair([1, 2], (4,)) == (1, 2)
+        checks.pair(output, (4,))
+    assert checks.pair([1, 2], (4,)) == (1, 2)

@@ -9,9 +9,9 @@ import algos
 import envs
 from algos.memories import RecurrentNetwork
 from algos.replay import Step
-from algos.rollout import Recollection
+from algos.replaying import ActorMemory
+from algos.rings import Recollection
 from algos.sequences import SequenceReplay, Sequences, WithMemory, over_sequences
-from algos.values import ActorMemory
 
 
 def unroll(parameters, memory, observation, start, *more):

@@ -8,7 +8,7 @@ import pytest
 import algos
 import envs
 from algos import presets
-from algos.layers import Layers
+from algos.values import Layers
 from fdg.commands.flags import fields_of
 from fdg.errors import FdgError
 from fdg.settings.fields import hyperparameter, structural

@@ -16,7 +16,7 @@ import algos
 import envs
 from algos import qmix
 from algos.networks import of_module
-from algos.rollout import Recollection
+from algos.rings import Recollection
 from tests.algos.probes import trained
 
 

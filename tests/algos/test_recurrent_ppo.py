@@ -15,7 +15,7 @@ import pytest
 
 import algos
 import envs
-from algos.optimizers import Epochs
+from algos.on_policy import Epochs
 from algos.recurrent import Output
 from algos.recurrent_ppo import Minibatch
 from tests.algos.probes import trained

@@ -13,8 +13,8 @@ import pytest
 
 import envs
 from algos import normalize
-from algos.layers import Layers
 from algos.rnd import Distillation
+from algos.values import Layers
 from envs import TimeStep
 
 SPACE = envs.Box(-1.0, 1.0, (2,))

@@ -13,7 +13,7 @@ import algos
 import envs
 import fdg
 import policies
-from algos.rollout import evaluate
+from algos.evaluation import evaluate
 from envs import games
 from fdg.errors import FdgError
 from tests.conformance.comparison import assert_same

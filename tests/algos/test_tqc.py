@@ -10,7 +10,7 @@ import pytest
 import algos
 import envs
 import fdg
-from algos.losses import quantile_error
+from algos.distributional import quantile_error
 from tests.algos.linear_critics import gradients, linear, transitions
 
 

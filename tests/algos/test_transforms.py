@@ -12,7 +12,7 @@ import envs
 import fdg
 import policies
 from algos.networks import actor_critic, policy_and_value
-from algos.on_policy import over_time
+from algos.one_update import over_time
 from envs import Wrapper
 from tests.algos.offline.data import random_steps
 from tests.conformance.comparison import assert_same, leaves, plain

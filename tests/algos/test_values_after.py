@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algos.rollout import values_after
+from algos.losses import values_after
 from envs import TimeStep
 
 

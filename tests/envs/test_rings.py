@@ -15,7 +15,8 @@ import algos
 import envs
 import fdg
 import policies
-from algos.rollout import in_parts, rollout
+from algos.rings import in_parts
+from algos.rollout import rollout
 from envs import Box, Discrete, HostEnvironment, host, running_pools
 from envs.pools import Transition
 from envs.wrappers import FrameStack

@@ -15,7 +15,7 @@ import algos
 import envs
 import fdg
 import policies
-from algos.rollout import evaluate
+from algos.evaluation import evaluate
 from envs import Box, Discrete, host
 from fdg.errors import FdgError
 from fdg.training import description

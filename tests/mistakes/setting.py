@@ -7,7 +7,7 @@ import algos
 import envs
 import fdg
 import policies
-from algos.networks import Network
+from algos.values import Network
 from tests.mistakes import algorithms as broken
 from tests.mistakes import environments as faulty
 from tests.stream.test_engine import Walk

@@ -20,7 +20,7 @@ import envs
 import fdg
 import policies
 from algos.language import DecoderConfig, peft, weights
-from algos.networks import Network
+from algos.values import Network
 from envs.codesign import reading
 from envs.text import TextTask
 from envs.text.tokenizer_folders import tokenizer_of

@@ -11,7 +11,7 @@ import algos
 import envs
 import fdg
 import policies
-from algos.networks import Network
+from algos.values import Network
 from fdg.errors import FdgError, FdgWarning
 from tests.mistakes import algorithms as broken
 from tests.mistakes import environments as faulty

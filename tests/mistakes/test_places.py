@@ -13,7 +13,7 @@ import algos
 import envs
 import fdg
 import policies
-from algos.networks import Network
+from algos.values import Network
 from envs.text import HostReward
 from fdg.arguments import check_takes
 from fdg.errors import FdgWarning

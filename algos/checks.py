@@ -1,0 +1,265 @@
+"""What algorithms refuse: settings, outputs of networks, and results of the user's bonuses and transforms.
+
+Each check raises an `FdgError` that says what was given, and the fix.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import fdg
+from algos import registry
+from algos.distributions import for_space
+from algos.layers import Architecture
+from algos.values import Network, by_name
+from envs import Observation, TimeStep, check_spec, composite, features_and_mask, num_agents
+from envs.spaces import Space
+from fdg.arguments import check_takes
+from fdg.errors import FdgError, kind_of, listed
+from fdg.settings import foreign
+from fdg.settings.fields import require, require_type, require_types, require_within
+from fdg.settings.given import check_same
+from fdg.settings.parts import check_parts
+
+# --- settings ---
+
+# Type annotations of fields that take functions, or `module:name` of a function.
+_VALUES = ("network", "bonus", "normalizer", "explorer", "transform")
+
+
+def check_settings(self: Any) -> None:
+    """Raises an `FdgError` if a field has the wrong type or a part is out of range."""
+    check_types(self)
+    check_parts(self)
+    if getattr(self.env, "acts", False):
+        why = "with acts=True: workers that act have no turns to overlap: use rings=1"
+        require(self, self.rings == 1, f"rings={self.rings} {why}")
+    require_within(self, 0, 1, "discount")
+    for name in ("hidden", "critic_hidden"):
+        widths = getattr(self, name, None)
+        require(self, all(width > 0 for width in widths or ()), f"{name}={widths}: widths are above zero")
+    agents, space = num_agents(self.env), self.env.action_space
+    if (agents is not None) != self.several_agents:
+        of = "one agent" if agents is None else f"{agents} agents"
+        require(self, False, f"'{self.env.name}' is an environment of {of}: use {_others(self)}")
+    if not isinstance(space, self.action_spaces):
+        require(self, False, f"cannot act in the action space {space}: use {_others(self)}")
+
+
+def check_types(self: Any) -> None:
+    """Raises an `FdgError` if a field has the wrong type."""
+    check_spec(self.env)
+    holds = {field.name: field.metadata.get("holds") for field in dataclasses.fields(self)}
+    values = {name: kind for name, kind in holds.items() if kind in _VALUES}
+    for name in ("network", "actor_network"):
+        _spread(self, name)
+    for name in values:
+        value = getattr(self, name)
+        if foreign.hashable(value) is not value:
+            object.__setattr__(self, name, foreign.hashable(value))
+    require_types(self, {name for name in values if foreign.is_network(getattr(self, name))})
+    for name, kind in values.items():  # refuses unknown names
+        if kind == "network" and isinstance(getattr(self, name), str):
+            registry.option("networks").own(self, name)
+        elif kind != "network":
+            require_type(self, name, by_name(f"--{name}", getattr(self, name)))
+
+
+def _spread(self: Any, field: str) -> None:
+    """Expands the name of an architecture into its fields."""
+    network = getattr(self, field, None)
+    if not isinstance(network, Architecture):
+        return
+    settings = dict(network.settings)
+    if not all(hasattr(self, name) for name in settings):
+        able = _able(lambda one: all(hasattr(one, name) for name in settings))
+        given = ", ".join(f"{name}={value}" for name, value in settings.items())
+        require(self, False, f"{field} has {given}: use {listed(able or ['another'])}")
+    for name, value in {**settings, field: None}.items():
+        object.__setattr__(self, name, value)
+
+
+def _others(self: Any) -> str:
+    """The algorithms that support this environment, for a message."""
+    return listed(_able(lambda one: one.can_act_in(self.env)) or ["one of your own"])
+
+
+def _able(condition: Callable[[Any], bool]) -> list[str]:
+    return sorted(registry.IN_ENVIRONMENTS[name] for name in registry.able(condition))
+
+
+def check_divides(
+    self: Any, per_env: int, of_env: str = "num_steps", of_all: str = "num_envs * num_steps"
+) -> None:
+    """Refuses a number of minibatches that does not divide the samples, `per_env` per environment.
+
+    `of_env` and `of_all` are phrases for the samples of one environment and of all.
+    """
+    count, what = per_env, of_env
+    if self.epochs.shuffle != "time":
+        count, what = self.num_envs * per_env, of_all
+    require(
+        self,
+        count % self.epochs.num_minibatches == 0,
+        f"num_minibatches={self.num_minibatches} does not divide {what}={count}: choose a divisor",
+    )
+
+
+def check_state(self: Any, state: Any) -> None:
+    """Raises an `FdgError` if a state is not that of one agent."""
+    if not hasattr(state, "iteration") and hasattr(state, "state"):
+        fix = "engine.algorithm_state(state)"
+        raise FdgError(f"{type(self).__name__}: this state holds older parameters as well: give {fix}")
+    count = getattr(getattr(state, "iteration", None), "shape", None)
+    if count is None:
+        name = type(self).__name__
+        raise FdgError(f"{name}: {kind_of(state)} is not its state: give what init or run returned")
+    if count:
+        raise FdgError(
+            f"{type(self).__name__}: this state is of {count[0]} agents (num_seeds): take one,"
+            f" jax.tree.map(lambda x: x[0], state), or all by jax.vmap"
+        )
+
+
+def checked_actor(memory: Any, act: Any) -> Any:
+    """The function `act` of an `algos.Actor` with a checked result; refuses functions of other arguments."""
+    check_takes(memory, ("num_envs",), "memory of algos.Actor")
+    check_takes(act, ("memory", "observation", "start", "keys", "greedy"), "act of algos.Actor")
+
+    @functools.wraps(act)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        result = act(*arguments, **named)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise FdgError(
+                f"act of algos.Actor gives {kind_of(result)}: give a pair, (action, memory); a policy"
+                " without memory gives back the one that it is given"
+            )
+        return result
+
+    return checked
+
+
+# --- outputs of networks, while tracing ---
+
+
+def check_actor_critic(self: Any, network: Network, parameters: Any) -> None:
+    """Refuses an actor-critic whose outputs do not fit the action space."""
+    features = composite.types(self.env.observation_space, (self.num_envs,))
+    output = jax.eval_shape(network.apply, parameters, features)
+    check_actor_and_critic(output, self.env.action_space, (self.num_envs,))
+
+
+def check_actor_and_critic(output: Any, action_space: Space, leading: tuple[int, ...]) -> None:
+    """Refuses an actor-critic unless it returns `(policy [..., P], value [...])`, `...` being `leading`."""
+    policy, value = pair(output, leading)
+    size = for_space(action_space).size
+    why = f"{size} numbers for {action_space}"
+    check_shape("the network gives the policy as", policy, (*leading, size), why)
+    check_value("the network gives values as", value, leading, "one for each observation")
+
+
+def pair(output: Any, leading: tuple[int, ...]) -> tuple[Any, Any]:
+    """Checks that an actor-critic's output is a pair, and returns `(policy, value)`."""
+    expected = f"an actor-critic gives a pair, (policy {_text((*leading, 'P'))}, value {_text(leading)})"
+    return check_two("the network", output, expected)
+
+
+def check_action_values(values: Any, actions: int, leading: tuple[int, ...], agents: bool = False) -> None:
+    """Refuses outputs other than a value for each action, `[..., n]`, `...` being `leading`."""
+    why = f"one for each of {actions} actions{' of each agent' if agents else ''}"
+    check_shape("the network gives values of actions as", values, (*leading, actions), why)
+
+
+def check_recurrent_values(output: Any, actions: int, leading: tuple[int, ...]) -> None:
+    """Refuses outputs other than values `[T, B, (A,) n]`, as in `check_action_values`, and a memory."""
+    expected = f"it gives a pair, (values {_text((*leading, actions))}, memory)"
+    values, _ = check_two("the network", output, expected)
+    check_action_values(values, actions, leading, agents=True)
+
+
+def check_gaussian(output: Any, action_space: Space, count: int, each: int = 2) -> None:
+    """Refuses outputs other than means and log standard deviations `[N, 2 * D]` (`each` 2), or `[N, D]`."""
+    why = "means and logs of deviations for" if each == 2 else "a number for each component of"
+    size = each * math.prod(action_space.shape)
+    check_shape("actor_network gives", output, (count, size), f"{why} {action_space}")
+
+
+def check_two(who: str, output: Any, expected: str) -> tuple[Any, Any]:
+    """The two results of a network; refuses another number of results."""
+    if not isinstance(output, tuple | list) or len(output) != 2:
+        raise FdgError(f"{who} gives {_shapes(output)}: {expected}")
+    return output[0], output[1]
+
+
+def check_value(what: str, value: Any, shape: tuple[Any, ...], why: str) -> None:
+    """As `check_shape`, for values; suggests `value[..., 0]` for a last axis of size 1."""
+    fix = ": take its last axis away, value[..., 0]" if getattr(value, "shape", None) == (*shape, 1) else ""
+    check_shape(what, value, shape, why + fix)
+
+
+def check_shape(what: str, value: Any, shape: tuple[Any, ...], why: str) -> None:
+    """Refuses results of another shape, or not floating-point."""
+    if not hasattr(value, "shape") or value.shape != shape:
+        raise FdgError(f"{what} {_shapes(value)}: it must be {_text(shape)}, {why}")
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise FdgError(f"{what} {_shapes(value)}: it must be of a floating dtype")
+
+
+def _shapes(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"{len(value)} results ({', '.join(map(_shapes, value))})"
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+
+
+def _text(shape: tuple[Any, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+# --- the user's bonuses and transforms: their calls, with checked results ---
+
+
+def first_bonus(self: Any, observation: Observation) -> Any:
+    """The initial state of an algorithm's bonus for `observation [B, *obs]`."""
+    return by_name("--bonus", self.bonus).init(features_and_mask(observation)[0])
+
+
+def paid(self: Any, state: Any, time_step: TimeStep) -> tuple[Any, TimeStep, dict[str, jax.Array]]:
+    """The bonus's state after a rollout `[T, B]`, the rollout with the bonus added, and metrics."""
+    state, time_step, mean = _pay.__get__(self)(state, time_step)
+    return state, time_step, {"bonus": mean}
+
+
+@fdg.fragment("learner", in_axes=(None, 1), out_axes=(None, 1, None), name="pay")
+def _pay(self, state, time_step):
+    """The bonus's state after a rollout `[T, B]`, the rollout with the bonus, and its mean."""
+    axes = time_step.terminated.ndim  # A3C has one more axis: workers
+    rows = jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[axes:]), time_step)
+    before = state
+    found = by_name("--bonus", self.bonus).apply(state, rows)
+    state, reward = check_two("apply of bonus", found, "give a pair, (state, reward)")
+    check_same("apply of bonus gives state", before, state)
+    check_same("apply of bonus gives reward", rows.reward, reward, dtypes=False)
+    reward = reward.reshape(time_step.reward.shape)
+    return state, time_step._replace(reward=time_step.reward + reward), jnp.mean(reward)
+
+
+def transformed(transform: Any, rows: Any, parameters: Any, key: jax.Array) -> Any:
+    """The rows of an `algos.Transform`."""
+    function: Any = by_name("--transform", transform)
+    check_takes(function, ("rows", "parameters", "key"), "transform")
+
+    @fdg.fragment("buffer", in_axes=(1, None, None), out_axes=1, name="transform")
+    def apply(rows: Any, parameters: Any, key: jax.Array) -> Any:
+        after, how = (
+            function(rows, parameters, key),
+            "rows of the structure that it is given (rows._replace(...))",
+        )
+        check_same("transform gives rows", rows, after, how)
+        return after
+
+    return apply(rows, parameters, jax.random.fold_in(key, 1))

@@ -1,0 +1,76 @@
+"""Evaluation: whole episodes with an actor."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from algos.rollout import Actor
+from envs import Environment
+
+
+def evaluate(
+    env: Environment,
+    actor: Actor,
+    key: jax.Array,
+    episodes: int,
+    greedy: bool = True,
+    max_steps: int = 10_000,
+) -> dict[str, Any]:
+    """Plays `episodes` whole episodes, each in its own environment with an empty memory at first.
+
+    Args:
+      greedy: take the most probable actions, else sample them as in training.
+      max_steps: the length after which episodes are scored if the environment has no time limit.
+
+    Returns:
+      `return`, `return_std`, `length`: scalars over the episodes; `returns` `[B]` float32, `lengths` `[B]`
+      int32; `infos`: episode metrics by name, `[B]` float32; NaN for cut episodes. In multi-agent
+      environments, returns are means over agents; with a wrapper that changes rewards they are those of the
+      inner environment.
+    """
+    names = getattr(env, "info", ())
+    limit = env.max_episode_steps or max_steps
+    reset_key, run_key = jax.random.split(key)
+    env_state, observation = env.reset(jax.random.split(reset_key, episodes))
+
+    def unfinished(carry):
+        time, _, _, _, playing, *_ = carry
+        return (time < limit) & jnp.any(playing)
+
+    def one_step(carry):
+        time, env_state, observation, (memory, begins), playing, total, length, infos = carry
+        keys = jax.random.split(jax.random.fold_in(run_key, time), (2, episodes))
+        action, memory = actor.act(memory, observation, begins, keys[0], greedy)
+        env_state, step = env.step(keys[1], env_state, action)
+        total += jnp.where(playing, _of_the_team(step.reward), 0.0)
+        total = jnp.where(playing & step.done, step.episode_return, total)  # of unchanged rewards
+        length += playing
+        remembered = memory, step.done
+        ended = playing & step.done
+        infos = {name: jnp.where(ended, step.episode_info[name], old) for name, old in infos.items()}
+        return time + 1, env_state, step.observation, remembered, playing & ~step.done, total, length, infos
+
+    start = (
+        jnp.int32(0),
+        env_state,
+        observation,
+        (actor.memory(episodes), jnp.ones(episodes, bool)),
+        jnp.ones(episodes, bool),
+        jnp.zeros(episodes, jnp.float32),
+        jnp.zeros(episodes, jnp.int32),
+        {name: jnp.full(episodes, jnp.nan, jnp.float32) for name in names},
+    )
+    *_, total, length, infos = jax.lax.while_loop(unfinished, one_step, start)
+    return {
+        "return": jnp.mean(total),
+        "return_std": jnp.std(total),
+        "length": jnp.mean(length.astype(jnp.float32)),
+        "returns": total,
+        "lengths": length,
+        "infos": infos,
+    }
+
+
+def _of_the_team(reward: jax.Array) -> jax.Array:
+    return reward if reward.ndim == 1 else jnp.mean(reward, axis=1)

@@ -1,0 +1,276 @@
+"""Other ways to step environments: with a memory, in rings, and by workers that act.
+
+In rings, environment `b` is in part `b % R` of `R`. While one part steps, the others act, on `[B / R]`
+environments. Random numbers are those of the whole batch, so results are equal up to the rounding of products
+of other shapes (environment rings of SRL, Mei et al., arXiv 2306.16688).
+
+Shapes: `T` steps, `B` environments, `R` parts.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import fdg
+from envs import Observation, TimeStep, host
+from envs.checking import check_batch_reset, check_batch_step
+from envs.rings import begin_step, end_step
+from fdg.errors import FdgError
+
+
+class Recollection(NamedTuple):
+    """The recurrent state of an actor, and where it must be reset."""
+
+    memory: Any  # leading axis B
+    start: (
+        jax.Array
+    )  # [B] bool: an episode starts here; `memory` is left from the last one and is to be ignored
+
+
+def rollout(
+    act: Callable,
+    step: Callable | tuple[Callable, ...],
+    keys: jax.Array,
+    env_state: Any,
+    observation: Any,
+    rings: int = 1,
+    segment: Callable | None = None,
+) -> tuple[Any, Any, tuple[Any, Any, TimeStep]]:
+    """`algos.rollout.rollout` from its keys `[T, 2, B]`.
+
+    `segment`: `(act, keys [T, 2, B], env_state) -> (env_state, observation, (action, extras), TimeStep)`, in
+    which the environments' workers act and step; None if they do not.
+    """
+    if segment is not None:
+        env_state, last, (action, extras), steps = segment(act, keys, env_state)
+        seen = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), observation, steps.observation)
+        return env_state, last, ((seen, action), extras, steps._replace(observation=None))
+
+    def without_memory(observation, _, keys):
+        return *act(observation, keys), None
+
+    env_state, observation, _, steps = _in_rings(
+        without_memory, step, keys, (env_state, observation, None), rings
+    )
+    return env_state, observation, steps
+
+
+def rollout_with_memory(
+    act: Callable,
+    step: Callable | tuple[Callable, ...],
+    key: jax.Array,
+    env_state: Any,
+    observation: Any,
+    recollection: Recollection,
+    num_steps: int,
+    rings: int = 1,
+    segment: Callable | None = None,
+) -> tuple[Any, Any, Any, tuple[Any, Any, TimeStep]]:
+    """`rollout` for a recurrent actor: it also carries the memory, and a flag where an episode starts.
+
+    `act` resets the memory where `start` is True, so the final memory of an episode is available.
+
+    Args:
+      act: `(observation [B, ...], Recollection, keys [B]) -> (action [B, ...], extras, memory [B, ...])`.
+      recollection: the initial memory and start flags.
+      step, key, env_state, observation, num_steps, rings: as for `rollout`.
+      segment: refused.
+
+    Returns:
+      As `rollout`, with the `Recollection` after the last step as third result.
+
+    Raises:
+      FdgError: there is a `segment`: workers that act have no memory.
+    """
+    if segment is not None:
+        raise FdgError("acts=True: workers act without a memory: leave acts out, or use no memory")
+    num_envs = jax.tree.leaves(observation)[0].shape[0]
+    keys = jax.random.split(key, (num_steps, 2, num_envs))
+    if rings > 1:
+        return _in_rings(act, step, keys, (env_state, observation, recollection), rings)
+    step = step if callable(step) else _joined(*step[:2])
+
+    def one_step(carry, keys):
+        env_state, observation, recollection = carry
+        action, extras, memory = act(observation, recollection, keys[0])
+        env_state, time_step = step(keys[1], env_state, action)
+        after = Recollection(memory, time_step.done)
+        # The next row's observation is this step's: no need to record it twice.
+        return (env_state, time_step.observation, after), (
+            (observation, action), extras, time_step._replace(observation=None),
+        )  # fmt: skip
+
+    (env_state, observation, recollection), steps = jax.lax.scan(
+        one_step, (env_state, observation, recollection), keys
+    )
+    return env_state, observation, recollection, steps
+
+
+def _joined(send: Callable, recv: Callable) -> Callable:
+    return lambda keys, env_state, action: recv(send(keys, env_state, action))
+
+
+class _Flight(NamedTuple):
+    """A running step of one part of the environments; leading axis `B / R`."""
+
+    sent: Any  # what `send` gave
+    observation: Any
+    action: Any
+    extras: Any
+    memory: Any  # after acting
+
+
+def _in_rings(
+    act: Callable, step: Callable | tuple[Callable, ...], keys: jax.Array, carry: Any, rings: int
+) -> tuple[Any, ...]:
+    """`rollout_with_memory` in R parts, from its keys `[T, 2, B]`.
+
+    The first step of every part is sent; then parts are received, act and are sent again, in turn or as they
+    become ready. Parts are independent, so the order changes no number.
+
+        send 0  send 1 | recv 0  act 0  send 0 | recv 1  act 1  send 1 | recv 0 ...
+    """
+    send, recv, *ready = (step, lambda sent: sent) if callable(step) else step
+    num_steps = len(keys)
+
+    def depart(begun, keys):
+        env_state, observation, recollection = begun
+        action, extras, memory = act(observation, recollection, keys[0])
+        return _Flight(send(keys[1], env_state, action), observation, action, extras, memory)
+
+    def arrive(flight):
+        env_state, time_step = recv(flight.sent)
+        after = None if carry[2] is None else Recollection(flight.memory, time_step.done)
+        record = (flight.observation, flight.action), flight.extras, time_step._replace(observation=None)
+        return (env_state, time_step.observation, after), record
+
+    def one_turn(flights, keys):
+        def one_part(_, both):
+            flight, keys = both
+            begun, record = arrive(flight)
+            return None, (depart(begun, keys), record)
+
+        _, (flights, record) = jax.lax.scan(one_part, None, (flights, keys))
+        return flights, record
+
+    def one_ready(carry, _):
+        flights, received = carry  # `received [R]`: steps of each part
+        part = ready[0](flights.sent, received < num_steps - 1)
+        begun, record = arrive(_row(flights, part))
+        slot = received[part] * rings + part
+        departed = depart(begun, _row(keys[1:].reshape(-1, *keys.shape[2:]), slot))
+        flights = jax.tree.map(
+            lambda x, row: jax.lax.dynamic_update_index_in_dim(x, row, part, 0), flights, departed
+        )
+        return (flights, received.at[part].add(1)), (record, slot)
+
+    # A part's rows are not neighbours, so that a batch that is split over devices stays split in each part.
+    keys = jnp.moveaxis(keys.reshape(*keys.shape[:2], -1, rings), 3, 1)  # [T, R, 2, B / R]
+    parts = jax.tree.map(lambda x: in_parts(x, rings), carry)
+    _, flights = jax.lax.scan(lambda _, both: (None, depart(*both)), None, (parts, keys[0]))
+    if ready and num_steps > 1:
+        begun = flights, jnp.zeros(rings, jnp.int32)
+        trips = (num_steps - 1) * rings
+        (flights, _), (records, slots) = jax.lax.scan(one_ready, begun, None, length=trips)
+        order = jnp.zeros(trips, jnp.int32).at[slots].set(jnp.arange(trips, dtype=jnp.int32))
+        records = jax.tree.map(lambda x: x[order].reshape(-1, rings, *x.shape[1:]), records)
+    else:
+        flights, records = jax.lax.scan(one_turn, flights, keys[1:])  # [T - 1, R, B / R, ...]
+    _, (parts, last) = jax.lax.scan(lambda _, flight: (None, arrive(flight)), None, flights)
+    records = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), records, last)
+    records = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(len(x), -1, *x.shape[3:]), records)
+    return *jax.tree.map(of_parts, parts), records
+
+
+def _row(tree: Any, index: jax.Array) -> Any:
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), tree)
+
+
+def in_parts(x: jax.Array, rings: int) -> jax.Array:
+    """Rows `[B, ...]` as parts of a ring, `[R, B / R, ...]`: row `b` is in part `b % R`.
+
+    >>> in_parts(jnp.arange(6), 2).tolist()
+    [[0, 2, 4], [1, 3, 5]]
+    """
+    return jnp.swapaxes(x.reshape(-1, rings, *x.shape[1:]), 0, 1)
+
+
+def of_parts(x: jax.Array) -> jax.Array:
+    """The inverse of `in_parts`.
+
+    >>> of_parts(jnp.array([[0, 2, 4], [1, 3, 5]])).tolist()
+    [0, 1, 2, 3, 4, 5]
+    """
+    return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
+
+
+def time_first(x: jax.Array) -> jax.Array:
+    """`[B, T, ...]` as `[T, B, ...]`, and back."""
+    return x.swapaxes(0, 1)
+
+
+def time_major(x: jax.Array, num_steps: int) -> jax.Array:
+    """Rows `[B * T, ...]` as steps `[T, B, ...]`; undoes `environment_major`.
+
+    >>> time_major(jnp.array([1, 2, 3, 10, 20, 30]), num_steps=3).tolist()
+    [[1, 10], [2, 20], [3, 30]]
+    """
+    return x.reshape(-1, num_steps, *x.shape[1:]).swapaxes(0, 1)
+
+
+# --- environments of an algorithm ---
+
+
+def of(self: Any) -> dict[str, Any]:
+    """The arguments of `algos.rollout.rollout` for an algorithm with rings, or with workers that act."""
+    if getattr(self.env, "acts", False):
+        return {"step": self.step, "segment": functools.partial(_segment, self)}
+    halves = (_send, _recv, *([_ready] if hasattr(self.env, "ready") else []))
+    return {"step": tuple(half.__get__(self) for half in halves), "rings": self.rings}
+
+
+def reset(self: Any, keys: jax.Array) -> tuple[Any, Observation]:
+    """The initial state and observation of all environments, in parts."""
+
+    def one_part(keys):  # on the host, each part has its own pool
+        with host.in_parts(self.rings):
+            return check_batch_reset(self.env, self.env.reset(keys), self.num_envs // self.rings)
+
+    parts = jax.lax.map(one_part, in_parts(keys, self.rings))
+    return jax.tree.map(of_parts, parts)
+
+
+@fdg.fragment("environment", name="send")
+def _send(self, keys, env_state, action):
+    """Starts a step of one part of the environments; arguments as for `step`."""
+    with host.in_parts(self.rings):
+        return begin_step(self.env, keys, env_state, self._for_environment(action))
+
+
+@fdg.fragment("environment", name="recv")
+def _recv(self, sent):
+    """Waits for the step that `send` started; returns what `step` returns."""
+    result = end_step(self.env, sent)
+    return check_batch_step(self.env, result, jax.tree.leaves(sent)[0].shape[0])
+
+
+@fdg.fragment("environment", in_axes=(1, None), out_axes=None, name="ready")
+def _ready(self, sent, waiting):
+    """Waits for one of the parts that are `waiting [R]`: `sent [R, B / R]` -> its index, int32."""
+    return self.env.ready(sent, waiting)
+
+
+def _segment(self: Any, act: Any, keys: jax.Array, env_state: Any) -> tuple[Any, ...]:
+    """A rollout in which the environments' workers call the policy: see `rollout`."""
+
+    def to_environment(observation: Any, keys: jax.Array) -> tuple[jax.Array, Any]:
+        action, extras = act(observation, keys)
+        return self._for_environment(action), (action, extras)
+
+    acting, operands = self.env.acting(to_environment, keys)
+    carry_out = functools.partial(self.env.segment, acting)
+    run = fdg.fragment("actor", in_axes=(None, 2, 0), out_axes=(0, 0, 1, 1), name="segment")(carry_out)
+    return run(operands, keys, env_state)
