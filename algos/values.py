@@ -76,9 +76,10 @@ class Network(NamedTuple):
     init: Callable[..., Any]
     apply: Callable[..., Any]
 
-    described = staticmethod(
-        lambda: "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one"
-    )
+    @staticmethod
+    def described() -> str:
+        """What a value of this type is, for messages."""
+        return "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one"
 
 
 Activation = Literal["tanh", "relu", "silu", "gelu", "elu"]
@@ -163,7 +164,10 @@ class Bonus(NamedTuple):
     init: Callable[[Any], Any]
     apply: Callable[[Any, TimeStep], tuple[Any, jax.Array]]
 
-    described = staticmethod(lambda: "an algos.Bonus(init, apply), 'module:name' of one")
+    @staticmethod
+    def described() -> str:
+        """What a value of this type is, for messages."""
+        return "an algos.Bonus(init, apply), 'module:name' of one"
 
 
 # --- normalisation of observations and rewards ---
@@ -183,7 +187,10 @@ class Normalizer(NamedTuple):
     apply: Callable[[Any, Any], Any]
     update: Callable[[Any, Any], Any]
 
-    described = staticmethod(lambda: "an algos.Normalizer(init, apply, update), 'module:name' of one")
+    @staticmethod
+    def described() -> str:
+        """What a value of this type is, for messages."""
+        return "an algos.Normalizer(init, apply, update), 'module:name' of one"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,7 +272,10 @@ class Transform:
 
     _fields: ClassVar[tuple[str, ...]] = ("__call__",)
 
-    described = staticmethod(lambda: "a function of (rows, parameters, key), 'module:name' of one")
+    @staticmethod
+    def described() -> str:
+        """What a value of this type is, for messages."""
+        return "a function of (rows, parameters, key), 'module:name' of one"
 
 
 @dataclasses.dataclass(frozen=True)
