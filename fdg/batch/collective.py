@@ -8,12 +8,12 @@ from collections.abc import Iterable
 class Collective:
     """A communication between the devices of one program."""
 
-    kind: str  # as in HLO, such as "all-reduce"
+    kind: str  # the name in HLO, such as "all-reduce"
     bytes: int  # size of the result on one device; the sum if XLA combined several
-    calls: int  # runs for each run of the program (loops of unknown length counted once)
+    calls: int  # runs per run of the program (loops of unknown length counted once)
     # the enclosing fragments, outermost first; empty for code between fragments
     fragments: tuple[str, ...] = ()
-    op_name: str = ""  # its place in the traced program, as JAX records it; "" if it is predicted
+    op_name: str = ""  # its place in the traced program, recorded by JAX; "" if it is predicted
 
     @property
     def fragment(self) -> str | None:
@@ -28,13 +28,13 @@ class Collective:
 def unexplained(measured: Iterable[Collective], predicted: Iterable[Collective]) -> tuple[Collective, ...]:
     """The measured collectives that no prediction covers.
 
-    A prediction covers those of its kind inside its innermost fragment, or between fragments if it has none.
-    A combined collective is covered if one of its parts is.
+    A prediction covers collectives of its kind inside its innermost fragment, or between fragments if it has
+    no fragment. A combined collective is covered if one of its parts is covered.
 
     >>> unexplained([Collective("all-gather", 4, 1, ("act",))], [Collective("all-reduce", 4, 1, ("act",))])
     (Collective(kind='all-gather', bytes=4, calls=1, fragments=('act',), op_name=''),)
     """
-    named = {(c.kind, c.fragment) for c in predicted}
+    covered = {(c.kind, c.fragment) for c in predicted}
     return tuple(
-        c for c in measured if not any((c.kind, around) in named for around in c.fragments or (None,))
+        c for c in measured if not any((c.kind, enclosing) in covered for enclosing in c.fragments or (None,))
     )

@@ -1,4 +1,4 @@
-"""Batch-axis propagation through one operation without bodies; the number of devices divides `unit`."""
+"""Batch-axis propagation through one operation without bodies; `unit` stands for the number of devices."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,52 +26,54 @@ def apply_rule(eqn: Any, operands: Sequence[Axis], unit: int) -> RuleResult:
     if not split or must_be_whole(eqn):
         return whole
     rule = RULES.get(eqn.primitive.name)
-    found = rule(eqn, list(operands)) if rule else None
-    if found is None or any(count % unit for count in found.divided):
+    result = rule(eqn, list(operands)) if rule else None
+    if result is None or any(count % unit for count in result.divided):
         return whole
-    made = [(v, axis) for v, axis in zip(eqn.outvars, found.axes, strict=True) if axis is not None]
-    if any(shape_of(v)[axis] % unit for v, axis in made):
-        return whole  # cut so short that devices may not divide it
-    return found._replace(axes=tuple(None if a is None else int(a) for a in found.axes))
+    split_results = [(v, axis) for v, axis in zip(eqn.outvars, result.axes, strict=True) if axis is not None]
+    if any(shape_of(v)[axis] % unit for v, axis in split_results):
+        return whole  # the result's axis is not divisible
+    return result._replace(axes=tuple(None if a is None else int(a) for a in result.axes))
 
 
 def must_be_whole(eqn: Any) -> bool:
-    """Whether an operation may not be split, whatever its rule: effects, draws that depend on the batch."""
+    """Whether an operation must not be split despite its rule: effects, draws that depend on the batch."""
     return bool(eqn.effects) or keys.draws_from_the_batch(eqn)
 
 
 def follow_operation(eqn: Any, operands: Sequence[Axis], levels: tuple[int, ...], unit: int) -> EquationFlow:
     """The flow of an operation without bodies."""
-    found = apply_rule(eqn, operands, unit)
-    if not found.gathered:
-        return EquationFlow(eqn, tuple(operands), found.axes, (), (), found.reduced, found.local, levels)
-    kept = tuple(None if i in found.gathered else axis for i, axis in enumerate(operands))
-    return EquationFlow(eqn, kept, found.axes, found.gathered, (), found.reduced, found.local, levels)
+    result = apply_rule(eqn, operands, unit)
+    if not result.gathered:
+        return EquationFlow(eqn, tuple(operands), result.axes, (), (), result.reduced, result.local, levels)
+    operand_axes = tuple(None if i in result.gathered else axis for i, axis in enumerate(operands))
+    return EquationFlow(
+        eqn, operand_axes, result.axes, result.gathered, (), result.reduced, result.local, levels
+    )
 
 
-def slice_shared(each: EquationFlow, unit: int) -> EquationFlow:
-    """Slices replicated operands on each device if parts are enough."""
-    if all(axis is None for axis in (*each.operands, *each.results)):
-        return each
-    operands, sliced = list(each.operands), {}
-    for i, atom in enumerate(each.eqn.invars):
+def slice_shared(step: EquationFlow, unit: int) -> EquationFlow:
+    """Slices replicated operands on each device if the operation needs only parts of them."""
+    if all(axis is None for axis in (*step.operands, *step.results)):
+        return step
+    operands, sliced = list(step.operands), {}
+    for i, atom in enumerate(step.eqn.invars):
         if operands[i] is None:
-            axis = _axis_for_part(each, operands, i, shape_of(atom), unit)
+            axis = _axis_for_part(step, operands, i, shape_of(atom), unit)
             if axis is not None:
                 operands[i] = sliced[i] = axis
     # If all operands are replicated, splitting them may allow devices to run without waiting.
-    local = each.local or (bool(sliced) and apply_rule(each.eqn, operands, unit).local)
-    return dataclasses.replace(each, operands=tuple(operands), sliced=tuple(sliced.items()), local=local)
+    local = step.local or (bool(sliced) and apply_rule(step.eqn, operands, unit).local)
+    return dataclasses.replace(step, operands=tuple(operands), sliced=tuple(sliced.items()), local=local)
 
 
 def _axis_for_part(
-    each: EquationFlow, operands: Sequence[Axis], position: int, shape: tuple[int, ...], unit: int
+    step: EquationFlow, operands: Sequence[Axis], position: int, shape: tuple[int, ...], unit: int
 ) -> Axis:
     """The axis along which an operand could be split without changing anything else."""
     for axis, size in enumerate(shape):
         if size % unit == 0:
             trial_operands = [axis if i == position else a for i, a in enumerate(operands)]
-            trial = apply_rule(each.eqn, trial_operands, unit)
-            if not trial.gathered and trial.axes == each.results and trial.reduced == each.reduced:
+            trial = apply_rule(step.eqn, trial_operands, unit)
+            if not trial.gathered and trial.axes == step.results and trial.reduced == step.reduced:
                 return axis
     return None

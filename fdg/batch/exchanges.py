@@ -1,4 +1,4 @@
-"""Reads from a flow its collectives, and operations that every device repeats because they lack a rule."""
+"""Reads a flow's collectives, and the operations that every device repeats because they lack a rule."""
 
 import collections
 import dataclasses
@@ -18,55 +18,57 @@ from fdg.identity_cache import IdentityCache
 
 
 def prune(flow: Flow) -> Flow:
-    """A flow without unused equations and gathers; effects are kept."""
+    """Removes unused equations and gathers from a flow; equations with effects remain."""
     return _Pruner().flow(flow, frozenset(range(len(flow.outputs))))[0]
 
 
 class _Pruner:
-    """Prunes bodies; one that is called from several places for the same results is pruned once."""
+    """Prunes bodies; a body that is called from several places for the same results is pruned once."""
 
     def __init__(self):
-        self._known: IdentityCache[tuple[Flow, frozenset[int]]] = IdentityCache()
+        self._cache: IdentityCache[tuple[Flow, frozenset[int]]] = IdentityCache()
 
     def flow(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
-        """The part of a flow that some of its outputs need, and the inputs that it reads."""
-        return self._known(flow, outputs, lambda: self._prune(flow, outputs))
+        """The part of a flow that `outputs` need, and the positions of the inputs that it reads."""
+        return self._cache(flow, outputs, lambda: self._prune(flow, outputs))
 
     def _prune(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
         read = {flow.jaxpr.outvars[j] for j in outputs if not jaxprs.is_literal(flow.jaxpr.outvars[j])}
         equations = []
-        for each in reversed(flow.equations):
-            used = frozenset(k for k, v in enumerate(each.eqn.outvars) if v in read)
-            if used or each.eqn.effects:
-                kept, operands = self._equation(each, used)
-                equations.append(kept)
-                atoms = [each.eqn.invars[i] for i in operands]
+        for step in reversed(flow.equations):
+            used = frozenset(k for k, v in enumerate(step.eqn.outvars) if v in read)
+            if used or step.eqn.effects:
+                pruned, operands = self._equation(step, used)
+                equations.append(pruned)
+                atoms = [step.eqn.invars[i] for i in operands]
                 read.update(jaxprs.variables(atoms))
         inputs = frozenset(i for i, v in enumerate(flow.jaxpr.invars) if v in read)
         gathered = tuple(i for i in flow.gathered if i in outputs)
         return dataclasses.replace(flow, equations=tuple(reversed(equations)), gathered=gathered), inputs
 
-    def _equation(self, each: EquationFlow, used: frozenset[int]) -> tuple[EquationFlow, set[int]]:
-        """The part of an equation that some of its results need, and the operands that it reads."""
-        if not each.bodies or each.eqn.effects:
-            return each, set(range(len(each.eqn.invars)))
-        operands = {0} if each.eqn.primitive.name == "cond" else set()
-        while True:  # carried values may need further carried values
-            before, kept = len(operands), []
-            for body, inner in zip(jaxprs.bodies(each.eqn), each.bodies, strict=True):
-                needed = {body.results[k] for k in used} if body.results else {0}  # a test: its predicate
+    def _equation(self, step: EquationFlow, used: frozenset[int]) -> tuple[EquationFlow, set[int]]:
+        """The part of an equation that results `used` need, and the positions of operands that it reads."""
+        if not step.bodies or step.eqn.effects:
+            return step, set(range(len(step.eqn.invars)))
+        operands = {0} if step.eqn.primitive.name == "cond" else set()
+        while True:  # carried values may need other carried values
+            num_before, pruned_bodies = len(operands), []
+            for body, inner in zip(jaxprs.bodies(step.eqn), step.bodies, strict=True):
+                needed = (
+                    {body.results[k] for k in used} if body.results else {0}
+                )  # a condition has one output, the predicate
                 operands |= {body.operands[i] for i, j in body.carry if j in needed}
                 needed |= {j for i, j in body.carry if body.operands[i] in operands}
                 pruned, inputs = self.flow(inner, frozenset(needed))
-                kept.append(pruned)
+                pruned_bodies.append(pruned)
                 operands |= {body.operands[i] for i in inputs}
-            if len(operands) == before:
-                gathered = tuple(i for i in each.gathered if i in operands)
-                return dataclasses.replace(each, bodies=tuple(kept), gathered=gathered), operands
+            if len(operands) == num_before:
+                gathered = tuple(i for i in step.gathered if i in operands)
+                return dataclasses.replace(step, bodies=tuple(pruned_bodies), gathered=gathered), operands
 
 
 class WithoutRule(NamedTuple):
-    """An operation without a rule on a split batch: operands are gathered, and every device runs all of it.
+    """An operation without a rule on a split batch: its operands are gathered, and devices run it whole.
 
     >>> print(WithoutRule("ragged_dot_general", "learn", 384, 3))
     no rule for ragged_dot_general in fragment 'learn': gathered (384 B x 3), and run whole on every device
@@ -74,8 +76,8 @@ class WithoutRule(NamedTuple):
 
     primitive: str  # the operation's name
     fragment: str | None  # the innermost enclosing fragment; None between fragments
-    bytes: int  # gathered bytes of each run
-    calls: int  # runs for each run of the program (loops of unknown length counted once)
+    bytes: int  # gathered bytes per run
+    calls: int  # runs per run of the program (loops of unknown length counted once)
 
     def __str__(self) -> str:
         where = f"in fragment '{self.fragment}'" if self.fragment else "between fragments"
@@ -94,31 +96,31 @@ def predict_exchanges(
     """The collectives in one run of a jaxpr, with the bodies of its fragments.
 
     The jaxpr is an iteration, a part of one, or a fragment's body. `input_axes` are the batch axes of its
-    first inputs, and `output_axes` those to reshard its outputs to; None leaves them. `devices=None` is any
-    number that divides all batches. Returns the collectives in program order, one for each place (the
-    enclosing fragments), kind and number of calls; and the operations that all devices repeat because they
-    lack a rule (not those with effects, or with a rule that requires it).
+    first inputs; outputs are resharded to the batch axes `output_axes`, or left as they are if None.
+    `devices=None` stands for any number that divides all batches. Returns the collectives in program order,
+    one per place (the enclosing fragments), kind and number of calls; and the operations that all devices
+    repeat because they lack a rule (not operations with effects, or with a rule that requires it).
     """
     flow = prune(follow(jaxpr, input_axes, devices, output_axes))
     totals: dict[Collective | WithoutRule, int] = collections.defaultdict(int)
-    for found, size in _exchanges(flow, (), ()):
-        totals[found] += size
+    for exchange, size in _walk_flow(flow, (), ()):
+        totals[exchange] += size
     return (
         tuple(
-            dataclasses.replace(one, bytes=size)
-            for one, size in totals.items()
-            if isinstance(one, Collective) and size and one.calls
+            dataclasses.replace(entry, bytes=size)
+            for entry, size in totals.items()
+            if isinstance(entry, Collective) and size and entry.calls
         ),
-        tuple(one._replace(bytes=size) for one, size in totals.items() if isinstance(one, WithoutRule)),
+        tuple(entry._replace(bytes=size) for entry, size in totals.items() if isinstance(entry, WithoutRule)),
     )
 
 
-def _exchanges(
+def _walk_flow(
     flow: Flow, fragments: tuple[str, ...], trips: tuple[int, ...]
 ) -> Iterator[tuple[Collective | WithoutRule, int]]:
-    """The collectives, and operations without a rule, of a jaxpr inside loops of `trips` trips; their bytes
-    are separate."""
-    gathered: set[Any] = set()  # replicated by an earlier gather
+    """Yields the collectives and the operations without a rule, each with its bytes, of a jaxpr inside loops
+    of `trips` trips."""
+    gathered: set[Any] = set()  # values that an earlier gather has replicated
 
     def gather(atoms: Sequence[Any], positions: Sequence[int], levels: Sequence[int]):
         for i in positions:
@@ -126,26 +128,26 @@ def _exchanges(
                 gathered.add(atoms[i])
                 yield exchange("all-gather", trips[: levels[i]]), _bytes([atoms[i]])
 
-    def exchange(kind: str, around: tuple[int, ...]) -> Collective:
-        return Collective(kind, 0, math.prod(around), fragments)
+    def exchange(kind: str, inner_trips: tuple[int, ...]) -> Collective:
+        return Collective(kind, 0, math.prod(inner_trips), fragments)
 
-    for each in flow.equations:
-        eqn, name = each.eqn, each.eqn.primitive.name
-        yield from gather(eqn.invars, each.gathered, each.levels)
-        if each.reduced:
-            yield exchange("all-reduce", trips[: max(each.levels, default=0)]), _bytes(eqn.outvars)
-        around = trips if each.trips is None else (*trips, each.trips)
-        if each.agreed:
-            yield exchange("all-reduce", around), 1
-        simple = not each.bodies and eqn.primitive is not boundary_p
-        if simple and each.gathered and name not in RULES and not must_be_whole(eqn):
-            where = fragments[-1] if fragments else None
-            operands = [eqn.invars[i] for i in each.gathered]
-            yield WithoutRule(name, where, 0, math.prod(trips)), _bytes(operands)
+    for step in flow.equations:
+        eqn, name = step.eqn, step.eqn.primitive.name
+        yield from gather(eqn.invars, step.gathered, step.levels)
+        if step.reduced:
+            yield exchange("all-reduce", trips[: max(step.levels, default=0)]), _bytes(eqn.outvars)
+        inner_trips = trips if step.trips is None else (*trips, step.trips)
+        if step.agreed:
+            yield exchange("all-reduce", inner_trips), 1
+        simple = not step.bodies and eqn.primitive is not boundary_p
+        if simple and step.gathered and name not in RULES and not must_be_whole(eqn):
+            fragment = fragments[-1] if fragments else None
+            operands = [eqn.invars[i] for i in step.gathered]
+            yield WithoutRule(name, fragment, 0, math.prod(trips)), _bytes(operands)
         mark = FragmentMark.of(eqn)
-        inside = fragments if mark is None else (*fragments, mark.name)
-        for body in each.bodies:
-            yield from _exchanges(body, inside, around)
+        enclosing = fragments if mark is None else (*fragments, mark.name)
+        for body in step.bodies:
+            yield from _walk_flow(body, enclosing, inner_trips)
     yield from gather(flow.jaxpr.outvars, flow.gathered, flow.levels)
 
 

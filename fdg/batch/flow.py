@@ -1,7 +1,7 @@
-"""The result of batch-axis propagation: an `EquationFlow` for each equation, in a `Flow`.
+"""The result of batch-axis propagation: a `Flow`, with an `EquationFlow` per equation.
 
-Plain data. `follow` makes it, `prune` removes unused parts, `exchanges` reads off the collectives, and
-`lowering.constraints` writes it into the jaxpr.
+Flows are plain data. `follow` makes them, `prune` removes unused parts, `exchanges` reads the collectives
+from them, and `lowering.constraints` writes them into the jaxpr.
 """
 
 import dataclasses
@@ -10,9 +10,9 @@ from typing import Any
 from fdg.batch.rules.result import Axis
 
 AxisAndLevel = tuple[Axis, int]
-"""The axis of a value, and how many of the loops around it, from the outermost, it changes in.
+"""The axis of a value, and its level: the number of loops around it, from the outermost, in which it changes.
 
-XLA moves what does not change in a loop out of it, and so its exchanges are counted outside of it.
+XLA moves loop-invariant values out of a loop, so their collectives are counted outside of it.
 """
 
 
@@ -23,15 +23,15 @@ class EquationFlow:
     eqn: Any
     operands: tuple[Axis, ...]  # axes of its operands, after `gathered` and `sliced`
     results: tuple[Axis, ...]  # axes of its results
-    gathered: tuple[int, ...] = ()  # positions of operands that are replicated first
+    gathered: tuple[int, ...] = ()  # positions of operands that are replicated before the equation runs
     # (position, axis) of replicated operands of which each device takes its part
     sliced: tuple[tuple[int, int], ...] = ()
-    reduced: bool = False  # whether each device has a share of the results, which are all-reduced
-    local: bool = False  # whether each device runs it on its own part in a `shard_map`
+    reduced: bool = False  # True if each device has a summand of the results, which are all-reduced
+    local: bool = False  # True if each device runs it on its part in a `shard_map`
     levels: tuple[int, ...] = ()  # the level of each operand
-    bodies: tuple["Flow", ...] = ()  # flows of its bodies, as in `jaxprs.bodies`
-    trips: int | None = None  # runs of the bodies; None if it is no loop
-    agreed: bool = False  # whether devices agree on each further trip, by an all-reduce of one byte
+    bodies: tuple["Flow", ...] = ()  # flows of its bodies, in the order of `jaxprs.bodies`
+    trips: int | None = None  # runs of the bodies; None if it is not a loop
+    agreed: bool = False  # True if devices agree before each trip, by an all-reduce of one byte
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,19 +41,19 @@ class Flow:
     jaxpr: Any  # an open jaxpr
     inputs: tuple[AxisAndLevel, ...]  # axis and level of its inputs
     equations: tuple[EquationFlow, ...]
-    # axes of its outputs, after `gathered` and `sliced`, which are as in `EquationFlow`
+    # axes of its outputs, after `gathered` and `sliced`, which have positions of outputs
     outputs: tuple[Axis, ...]
     levels: tuple[int, ...]  # the levels of the outputs
-    # for each replicated input, the one axis along which all its readers would take it split
+    # for each replicated input, the axis along which all its readers would take it split
     requested_axes: tuple[Axis, ...]
     gathered: tuple[int, ...] = ()
     sliced: tuple[tuple[int, int], ...] = ()
 
 
 def is_independent(flow: Flow) -> bool:
-    """Whether devices can run a jaxpr on their own parts, without collectives and effects."""
+    """Whether devices can run a jaxpr on their parts without collectives and effects."""
     return not flow.gathered and all(
-        not (each.gathered or each.reduced or each.agreed or each.eqn.effects)
-        and all(map(is_independent, each.bodies))
-        for each in flow.equations
+        not (step.gathered or step.reduced or step.agreed or step.eqn.effects)
+        and all(map(is_independent, step.bodies))
+        for step in flow.equations
     )

@@ -4,18 +4,18 @@
 
     a = slice x            x is gathered: the slice is at a position along the batch   a [4, 4] shared
     b = dot_general a w    two shared values                                           b [4, 2] shared
-    c = tanh b             of a shared value                                           c [4, 2] shared
+    c = tanh b             a shared value                                              c [4, 2] shared
     d = transpose x        carries the batch to axis 1                                 d [4, 8] axis 1
-    e = dot_general d y    contracts the batch of both: devices add up their shares    e [4, 2] an all-reduce
+    e = dot_general d y    contracts the batch of both: devices add their summands     e [4, 2] an all-reduce
 
-The border of a fragment says which axis of each input is the batch. From there on each operation does
-one of three things with an axis that is split over devices (its rule, in `rules/`):
+The border of a fragment declares which axis of each input is the batch. From there on each operation does
+one of three things with an axis that is split over devices (by its rule, in `rules/`):
 
 - it carries the axis along, and every device works on its part;
 - it consumes the axis (a sum over it, a matrix product that contracts it, a look-up of its rows): each
-  device has a share of the result, and all of them add up, an *all-reduce* of the result;
-- it depends on positions along the axis (a slice, a flip, a sort), or no rule is known for it: the
-  operand is made whole on every device first, an *all-gather* of the operand.
+  device has a summand of the result, and an *all-reduce* adds them;
+- it depends on positions along the axis (a slice, a flip, a sort), or has no rule: an *all-gather* first
+  replicates the operand on every device.
 
 So the collectives and their bytes are known without compiling (`exchanges`). `lowering.constraints` writes
 the same flow into the jaxpr as sharding constraints, so that XLA's partitioner has no choice left.
@@ -46,11 +46,11 @@ def follow(
     devices: int | None = None,
     output_axes: Sequence[Axis] | None = None,
 ) -> Flow:
-    """Follows the batch axes of a jaxpr's first inputs (and those of the borders in it) to its outputs.
+    """Follows the batch axes of a jaxpr's first inputs, and of the borders in it, to its outputs.
 
-    `input_axes` are the batch axes of its first inputs, and `output_axes` those to reshard its outputs to;
-    None leaves them. `devices=None` is any number that divides all batches; an axis that the number does not
-    divide counts as None.
+    `input_axes` are the batch axes of its first inputs; outputs are resharded to the batch axes
+    `output_axes`, or left as they are if None. `devices=None` stands for any number that divides all batches;
+    an axis whose length the number does not divide counts as None.
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     axes = [*input_axes, *[None] * (len(jaxpr.invars) - len(input_axes))]
@@ -63,12 +63,12 @@ def follow(
 
 
 def axes(jaxpr: Any, input_axes: Sequence[Axis] = ()) -> list[Axis]:
-    """The batch axes of a jaxpr's outputs, given those of its first inputs."""
+    """The batch axes of a jaxpr's outputs, from the batch axes of its first inputs."""
     return list(follow(jaxpr, input_axes).outputs)
 
 
 def equation_axes(eqn: Any, operand_axes: Sequence[Axis], devices: int | None = None) -> list[Axis]:
-    """The batch axes of one equation's results, given those of its operands."""
+    """The batch axes of one equation's results, from the batch axes of its operands."""
     unit = devices or math.gcd(*_sizes(eqn.invars, operand_axes), *_border_sizes([eqn])) or 1
     operands = zip(eqn.invars, operand_axes, strict=True)
     inputs = tuple((divisible(v, axis, unit), 0) for v, axis in operands)
@@ -82,11 +82,11 @@ def _sizes(atoms: Sequence[Any], its_axes: Sequence[Axis]) -> list[int]:
 def _border_sizes(equations: Sequence[Any]) -> set[int]:
     """The lengths of all batch axes that borders declare, at any depth."""
     borders = [eqn for eqn in jaxprs.walk(equations) if eqn.primitive is boundary_p]
-    declared: list[Any] = [eqn for eqn in borders if eqn.params["axis"] is not None]
-    return {shape_of(eqn.outvars[0])[eqn.params["axis"]] for eqn in declared}
+    with_axis: list[Any] = [eqn for eqn in borders if eqn.params["axis"] is not None]
+    return {shape_of(eqn.outvars[0])[eqn.params["axis"]] for eqn in with_axis}
 
 
-_MOST_KNOWN = 10_000  # flows for one number of devices
+_MAX_CACHED = 10_000  # the maximum number of cached flows for one number of devices
 
 
 @functools.lru_cache(maxsize=32)
@@ -98,8 +98,8 @@ class _Follower:
 
     def __init__(self, unit: int):
         self.unit = unit
-        # A helper is called from many places with the same axes, and is in many plans.
-        self._known: IdentityCache[Flow] = IdentityCache(max_entries=_MOST_KNOWN)
+        # Cached, because many places and plans call the same functions with the same axes.
+        self._cache: IdentityCache[Flow] = IdentityCache(max_entries=_MAX_CACHED)
 
     def flow(
         self,
@@ -110,11 +110,11 @@ class _Follower:
     ) -> Flow:
         """Propagates through one jaxpr.
 
-        `output_axes` are those to reshard its outputs to; `AS_MADE` (or None for all) leaves them.
+        Outputs are resharded to `output_axes`; `AS_MADE` (or None for all outputs) leaves them as they are.
         """
         output_axes = output_axes or (AS_MADE,) * len(jaxpr.outvars)
-        how = inputs, depth, output_axes
-        return self._known(jaxpr, how, lambda: self._follow(jaxpr, *how))
+        arguments = inputs, depth, output_axes
+        return self._cache(jaxpr, arguments, lambda: self._follow(jaxpr, *arguments))
 
     def _follow(
         self, jaxpr: Any, inputs: tuple[AxisAndLevel, ...], depth: int, output_axes: tuple[Any, ...]
@@ -142,32 +142,32 @@ class _Follower:
         """One forward pass over the equations; variables in `split` are replicated, but computed as split."""
         values: dict[Any, AxisAndLevel] = dict(zip(jaxpr.invars, inputs, strict=True))
 
-        def value_of(atom: Any) -> AxisAndLevel:  # a literal, or a constant of the jaxpr, has no axis
+        def value_of(atom: Any) -> AxisAndLevel:  # literals and constants of the jaxpr have no axis
             return (None, 0) if jaxprs.is_literal(atom) else values.get(atom, (None, 0))
 
         equations = []
         for eqn in jaxpr.eqns:
             operands = tuple(map(value_of, eqn.invars))
-            each = self.equation(eqn, operands, depth, split)
-            if not each.bodies and any(v in split for v in eqn.outvars):
-                # What it reads is shared, or made split for it too: nothing is to be gathered.
-                results = tuple(split.get(v, a) for v, a in zip(eqn.outvars, each.results, strict=True))
+            step = self.equation(eqn, operands, depth, split)
+            if not step.bodies and any(v in split for v in eqn.outvars):
+                # Its operands are replicated, or computed split for this equation, so it needs no gather.
+                results = tuple(split.get(v, a) for v, a in zip(eqn.outvars, step.results, strict=True))
                 axes = tuple(axis for axis, _ in operands)
-                each = dataclasses.replace(each, operands=axes, results=results, gathered=(), sliced=())
-            if not each.bodies:
-                each = slice_shared(each, self.unit)
-            equations.append(each)
-            level = max(each.levels, default=0)
-            values.update((v, (axis, level)) for v, axis in zip(eqn.outvars, each.results, strict=True))
+                step = dataclasses.replace(step, operands=axes, results=results, gathered=(), sliced=())
+            if not step.bodies:
+                step = slice_shared(step, self.unit)
+            equations.append(step)
+            level = max(step.levels, default=0)
+            values.update((v, (axis, level)) for v, axis in zip(eqn.outvars, step.results, strict=True))
         outputs, gathered, sliced = [], [], []
-        for i, (atom, wanted) in enumerate(zip(jaxpr.outvars, output_axes, strict=True)):
+        for i, (atom, requested) in enumerate(zip(jaxpr.outvars, output_axes, strict=True)):
             axis, _ = value_of(atom)
-            if wanted is not AS_MADE and axis != wanted:
+            if requested is not AS_MADE and axis != requested:
                 if axis is not None:
                     gathered.append(i)
-                if wanted is not None:
-                    sliced.append((i, wanted))
-                axis = wanted
+                if requested is not None:
+                    sliced.append((i, requested))
+                axis = requested
             outputs.append(axis)
         levels = tuple(value_of(atom)[1] for atom in jaxpr.outvars)
         return Flow(
@@ -182,7 +182,7 @@ class _Follower:
         depth: int,
         split: Mapping[Any, int] | None = None,
     ) -> EquationFlow:
-        """Propagates through one equation; a loop's slice has one axis less, a stacked result one more."""
+        """Propagates through one equation; a scanned row has one axis less, a stacked result one more."""
         bodies = () if eqn.primitive.name in RULES else jaxprs.bodies(eqn)
         if not bodies:
             levels = tuple(level for _, level in operands)
@@ -204,16 +204,17 @@ class _Follower:
         depth: int,
         split: Mapping[Any, int],
     ) -> EquationFlow:
+        """Propagates through a call, a scan or a while loop."""
         gathered, current = _gather_rows(bodies, operands)
         self._grow(bodies, current, depth)
         if eqn.primitive.name == "while":
             test, carried = bodies[0], [bodies[1].operands[i] for i, _ in bodies[1].carry]
             axis = self.flow(test.jaxpr, _inputs(test, bodies, current, depth), depth).outputs[0]
-            if axis is None:  # rows that are done stay as they are: where rows are split, so is the predicate
+            if axis is None:  # finished rows do not change, so the predicate is split along the rows' axis
                 rows = range(len(shape_of(test.jaxpr.outvars[0])))
                 axis = first([current[operand][0] for operand in carried if current[operand][0] in rows])
             if axis is not None:
-                for operand in carried:  # such a loop has a row of everything for each predicate
+                for operand in carried:  # each carried value has one row per predicate
                     if current[operand][0] is None:
                         current[operand] = axis, current[operand][1]
                 self._grow(bodies, current, depth)
@@ -225,7 +226,7 @@ class _Follower:
             for i, previous in body.carry:
                 output_axes[previous] = inputs[i][0]
             for v, j in zip(eqn.outvars, body.results, strict=False):
-                output_axes[j] = split.get(v, output_axes[j])  # of a call, what its readers take split
+                output_axes[j] = split.get(v, output_axes[j])  # a call's results that readers take split
             flow = self.flow(body.jaxpr, inputs, depth, tuple(output_axes))
             flows.append(flow)
             for k, j in enumerate(body.results):
@@ -252,8 +253,8 @@ class _Follower:
         """Gives each result the same axis in all branches."""
         current = [(axis, depth) for axis, _ in operands]  # nothing moves out of a branch
         inputs = [_inputs(body, bodies, current, depth) for body in bodies]
-        found = [self.flow(b.jaxpr, i, depth).outputs for b, i in zip(bodies, inputs, strict=True)]
-        results: list[Axis] = [first(each) for each in zip(*found, strict=True)]
+        outputs = [self.flow(b.jaxpr, i, depth).outputs for b, i in zip(bodies, inputs, strict=True)]
+        results: list[Axis] = [first(axes) for axes in zip(*outputs, strict=True)]
         flows = [self.flow(b.jaxpr, i, depth, tuple(results)) for b, i in zip(bodies, inputs, strict=True)]
         return _with_bodies(eqn, operands, current, results, set(), flows, None)
 
@@ -261,7 +262,7 @@ class _Follower:
 def _gather_rows(
     bodies: tuple[jaxprs.Body, ...], operands: tuple[AxisAndLevel, ...]
 ) -> tuple[set[int], list[AxisAndLevel]]:
-    """A scan over the batch axis takes one row in each trip, so its scanned operands are gathered first."""
+    """The positions of scanned operands to gather, and all operands' axes then: a trip reads a whole row."""
     gathered = {
         operand
         for body in bodies
@@ -282,9 +283,9 @@ def _with_bodies(
     flows: Sequence[Flow],
     trips: int | None,
 ) -> EquationFlow:
-    """The flow of an equation with bodies; a carried value that a trip makes split is sliced at the start."""
+    """The flow of an equation with bodies; carried values that a trip splits are sliced at the start."""
     pairs = enumerate(zip(current, operands, strict=True))
-    sliced = tuple((i, now[0]) for i, (now, before) in pairs if before[0] is None and now[0] is not None)
+    sliced = tuple((i, inner[0]) for i, (inner, outer) in pairs if outer[0] is None and inner[0] is not None)
     return EquationFlow(
         eqn, tuple(axis for axis, _ in current), tuple(results), tuple(sorted(gathered)), sliced,
         levels=tuple(level for _, level in operands), bodies=tuple(flows), trips=trips,
@@ -292,10 +293,10 @@ def _with_bodies(
 
 
 def _with_predicate(loop: EquationFlow) -> EquationFlow:
-    """The flow of a while loop with a predicate for each row, as `vmap` makes: rows that are done stay.
+    """The flow of a while loop that may have a predicate per row, from `vmap`: finished rows do not change.
 
-    If rows are independent, a device may stop when its rows are done; otherwise all devices agree before each
-    trip.
+    If rows are independent, a device may stop when its rows are finished; otherwise all devices agree before
+    each trip.
     """
     test, body = loop.bodies
     axis = test.outputs[0]
@@ -310,12 +311,12 @@ def _with_predicate(loop: EquationFlow) -> EquationFlow:
 def _inputs(
     body: jaxprs.Body, bodies: Sequence[jaxprs.Body], current: Sequence[AxisAndLevel], depth: int
 ) -> tuple[AxisAndLevel, ...]:
-    """Axis and level of a body's inputs; what a loop slices or carries is at a deeper level."""
+    """Axis and level of a body's inputs; inputs that a loop slices or changes have the loop's level."""
     changing = {
-        each.operands[i]
-        for each in bodies
-        for i, j in each.carry
-        if each.jaxpr.outvars[j] is not each.jaxpr.invars[i]
+        other.operands[i]
+        for other in bodies
+        for i, j in other.carry
+        if other.jaxpr.outvars[j] is not other.jaxpr.invars[i]
     }
     inputs = []
     for i, operand in enumerate(body.operands):

@@ -1,6 +1,7 @@
 """Finds the gradient computations of a program: equations that can run tile by tile over the batch.
 
-Only they read the batched values that they compute, and no batched equation reads their sums over the batch.
+No other equation reads the batched values that they compute, and no batched equation reads their sums over
+the batch.
 
 `loss = mean(square(x @ w - y))` with x [4096, 8] split along axis 0, and its gradient:
 
@@ -28,7 +29,7 @@ from fdg.fragment import FragmentMark
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 
-# Reductions that can be computed for each tile and combined, by `+` or by max and min.
+# Reductions that can be computed per tile and then combined, by `+` or by max and min.
 _SUMS = frozenset(("reduce_sum", "dot_general", "conv_general_dilated"))
 _EXTREMES = frozenset(("reduce_max", "reduce_min"))
 
@@ -41,12 +42,12 @@ class GradientSums:
     equations: tuple[EquationFlow, ...]
     inputs: tuple[Any, ...]  # the outer values that they read
     outputs: tuple[Any, ...]  # their results that are read outside
-    batched: tuple[Any, ...]  # the batched values that they read and make
+    batched: tuple[Any, ...]  # the batched values that they read and compute
     axis_of: dict[Any, Axis]  # the batch axis of each value
 
     @property
     def bytes(self) -> int:
-        """Bytes of all batched values."""
+        """The bytes of all batched values."""
         return sum(jaxprs.bytes_of(v.aval) for v in self.batched)
 
 
@@ -55,25 +56,28 @@ def gradient_sums(flow: Flow) -> GradientSums | None:
     members = _members(flow)
     if not any(contracts_batch(flow.equations[i]) for i in members):
         return None
-    chosen = [flow.equations[i] for i in sorted(members)]
+    steps = [flow.equations[i] for i in sorted(members)]
     axis_of = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
-    for each in flow.equations:
-        axis_of.update(zip(each.eqn.outvars, each.results, strict=True))
-    inside = {v for each in chosen for v in each.eqn.outvars}
+    for step in flow.equations:
+        axis_of.update(zip(step.eqn.outvars, step.results, strict=True))
+    computed = {v for step in steps for v in step.eqn.outvars}
     inputs = list(
-        dict.fromkeys(v for each in chosen for v in jaxprs.variables(each.eqn.invars) if v not in inside)
+        dict.fromkeys(v for step in steps for v in jaxprs.variables(step.eqn.invars) if v not in computed)
     )
     read = {
-        v for i, e in enumerate(flow.equations) if i not in members for v in jaxprs.variables(e.eqn.invars)
+        v
+        for i, other in enumerate(flow.equations)
+        if i not in members
+        for v in jaxprs.variables(other.eqn.invars)
     }
     read |= set(jaxprs.variables(flow.jaxpr.outvars))
-    outputs = [v for each in chosen for v in each.eqn.outvars if v in read]
-    batched = [v for v in (*inputs, *inside) if axis_of.get(v) is not None]
-    return GradientSums(members, tuple(chosen), tuple(inputs), tuple(outputs), tuple(batched), axis_of)
+    outputs = [v for step in steps for v in step.eqn.outvars if v in read]
+    batched = [v for v in (*inputs, *computed) if axis_of.get(v) is not None]
+    return GradientSums(members, tuple(steps), tuple(inputs), tuple(outputs), tuple(batched), axis_of)
 
 
 class GradientBytes(NamedTuple):
-    """Bytes of the batched values of a program's gradients: of the largest one, and of all."""
+    """The bytes of the batched values of a program's gradients: the largest gradient's, and the total."""
 
     largest: int
     together: int
@@ -82,21 +86,21 @@ class GradientBytes(NamedTuple):
 def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
     """The `GradientBytes` of a program; zeros if it has no gradient over the batch."""
 
-    def of(flow: Flow) -> GradientBytes:
-        found = gradient_sums(calls_inlined(flow, 1)) if any(map(contracts_batch, flow.equations)) else None
-        here = 0 if found is None else found.bytes
-        largest, together = here, here
-        for each in flow.equations:
-            if not each.bodies:  # nothing in it is on the batch
+    def flow_bytes(flow: Flow) -> GradientBytes:
+        sums = gradient_sums(calls_inlined(flow, 1)) if any(map(contracts_batch, flow.equations)) else None
+        size = 0 if sums is None else sums.bytes
+        largest, total_bytes = size, size
+        for step in flow.equations:
+            if not step.bodies:  # an equation without bodies contains no gradient
                 continue
-            for body, of_eqn in zip(each.bodies, jaxprs.bodies(each.eqn), strict=True):
-                inside = known(body, None, functools.partial(of, body))
-                largest = max(largest, inside.largest)
-                together += of_eqn.trips * inside.together
-        return GradientBytes(largest, together)
+            for body, jaxpr_body in zip(step.bodies, jaxprs.bodies(step.eqn), strict=True):
+                inner = cache(body, None, functools.partial(flow_bytes, body))
+                largest = max(largest, inner.largest)
+                total_bytes += jaxpr_body.trips * inner.together
+        return GradientBytes(largest, total_bytes)
 
-    known: IdentityCache[GradientBytes] = IdentityCache()
-    return of(follow(jaxpr, axes, 1))
+    cache: IdentityCache[GradientBytes] = IdentityCache()
+    return flow_bytes(follow(jaxpr, axes, 1))
 
 
 def calls_inlined(flow: Flow, devices: int) -> Flow:
@@ -107,26 +111,26 @@ def calls_inlined(flow: Flow, devices: int) -> Flow:
 
 
 def _members(flow: Flow) -> frozenset[int]:
-    """Goes backwards: an equation is a member if all equations that read its batched results are."""
+    """The positions of member equations: all readers of their batched results are members."""
     readers: dict[Any, list[int]] = {}
-    for i, each in enumerate(flow.equations):
-        for v in jaxprs.variables(each.eqn.invars):
+    for i, step in enumerate(flow.equations):
+        for v in jaxprs.variables(step.eqn.invars):
             readers.setdefault(v, []).append(i)
     members: set[int] = set()
-    early: set[int] = set()  # equations that have to run before the tiles do
+    early: set[int] = set()  # equations that have to run before the tiles
     for i in range(len(flow.equations) - 1, -1, -1):
-        each = flow.equations[i]
-        after = [j for v in each.eqn.outvars for j in readers.get(v, ())]
-        on_batch = any(axis is not None for axis in (*each.operands, *each.results)) or each.gathered
+        step = flow.equations[i]
+        readers_after = [j for v in step.eqn.outvars for j in readers.get(v, ())]
+        on_batch = any(axis is not None for axis in (*step.operands, *step.results)) or step.gathered
         if not on_batch:
-            if any(j in members or j in early for j in after) or each.eqn.effects:
+            if any(j in members or j in early for j in readers_after) or step.eqn.effects:
                 early.add(i)
             continue
-        split = [v for v, axis in zip(each.eqn.outvars, each.results, strict=True) if axis is not None]
-        shared = [v for v in each.eqn.outvars if v not in split]
-        fine = all(j in members for v in split for j in readers.get(v, ()))
-        fine &= not any(j in members or j in early for v in shared for j in readers.get(v, ()))
-        (members if fine and _can_be_tiled(each) else early).add(i)
+        split = [v for v, axis in zip(step.eqn.outvars, step.results, strict=True) if axis is not None]
+        shared = [v for v in step.eqn.outvars if v not in split]
+        is_member = all(j in members for v in split for j in readers.get(v, ()))
+        is_member &= not any(j in members or j in early for v in shared for j in readers.get(v, ()))
+        (members if is_member and _is_tileable(step) else early).add(i)
     return frozenset(members | _transposed_sums(flow, members))
 
 
@@ -135,23 +139,24 @@ def _transposed_sums(flow: Flow, members: Collection[int]) -> set[int]:
     sums = {v for i in members if flow.equations[i].reduced for v in flow.equations[i].eqn.outvars}
     return {
         i
-        for i, each in enumerate(flow.equations)
-        if each.eqn.primitive.name == "transpose" and each.eqn.invars[0] in sums
+        for i, step in enumerate(flow.equations)
+        if step.eqn.primitive.name == "transpose" and step.eqn.invars[0] in sums
     }
 
 
-def _can_be_tiled(each: EquationFlow) -> bool:
-    if each.gathered or each.agreed or each.eqn.effects:
+def _is_tileable(step: EquationFlow) -> bool:
+    """Whether an equation on the batch can be computed tile by tile."""
+    if step.gathered or step.agreed or step.eqn.effects:
         return False
-    if each.reduced:
-        name, dtype = each.eqn.primitive.name, each.eqn.outvars[0].aval.dtype
+    if step.reduced:
+        name, dtype = step.eqn.primitive.name, step.eqn.outvars[0].aval.dtype
         return name in _SUMS or (name in _EXTREMES and jnp.issubdtype(dtype, jnp.number))
-    return all(axis is not None for axis in each.results) and all(map(is_independent, each.bodies))
+    return all(axis is not None for axis in step.results) and all(map(is_independent, step.bodies))
 
 
-def contracts_batch(each: EquationFlow) -> bool:
+def contracts_batch(step: EquationFlow) -> bool:
     """Whether an equation is a product or a convolution that contracts the batch."""
-    return each.reduced and each.eqn.primitive.name in ("dot_general", "conv_general_dilated")
+    return step.reduced and step.eqn.primitive.name in ("dot_general", "conv_general_dilated")
 
 
 def _callee(eqn: Any) -> Any:

@@ -1,7 +1,7 @@
 """Two numbers of devices are equivalent for a jaxpr if they divide the same axis lengths in it.
 
     tanh(x @ w), x [4096, 12], w [12, 64]     8, 16, 32, 64 are equivalent: they divide 4096 and 64, not 12
-                                              4 divides all three, 12 divides 12 alone, 128 divides 4096 alone
+                                              4 divides all three, 12 only 12, 128 only 4096
 
 Propagation of the batch axis uses the number of devices only to test divisibility. So one result serves all
 equivalent numbers, which saves time when many plans are compared.
@@ -17,13 +17,13 @@ from fdg.batch.rules.result import shape_of
 
 
 def smallest_equivalent(devices: int, lengths: frozenset[int]) -> int:
-    """The smallest number that divides the same lengths as `devices` does.
+    """The smallest divisor of `devices` that divides the same lengths.
 
     >>> smallest_equivalent(64, frozenset({4096, 12, 64})), smallest_equivalent(6, frozenset({12, 9}))
     (8, 2)
     """
-    others = [length for length in lengths if length % devices]
-    return next(n for n in divisors(devices) if all(length % n for length in others))
+    undivided = [length for length in lengths if length % devices]
+    return next(n for n in divisors(devices) if all(length % n for length in undivided))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -35,22 +35,22 @@ def divisors(number: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=10_000)
 def lengths_of(jaxpr: Any) -> frozenset[int]:
-    """The lengths of all axes in an open jaxpr, at any depth, and the counts among its parameters."""
-    found = set(_of_atoms((*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars)))
+    """The lengths of all axes in an open jaxpr, at any depth, and the numbers of groups in its parameters."""
+    lengths = set(_axis_lengths((*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars)))
     for eqn in jaxpr.eqns:
-        found |= lengths_of_equation(eqn)
-    return frozenset(found)
+        lengths |= lengths_of_equation(eqn)
+    return frozenset(lengths)
 
 
 def lengths_of_equation(eqn: Any) -> set[int]:
     """The lengths of all axes in one equation."""
-    found = set(_of_atoms((*eqn.invars, *eqn.outvars)))
-    # Numbers of groups, such as `feature_group_count`; rules call them `divided`.
-    found.update(n for name, n in eqn.params.items() if name.endswith("_count") and isinstance(n, int))
+    lengths = set(_axis_lengths((*eqn.invars, *eqn.outvars)))
+    # The numbers of groups, such as `feature_group_count`, which rules return as `divided`.
+    lengths.update(n for name, n in eqn.params.items() if name.endswith("_count") and isinstance(n, int))
     for body in jaxprs.bodies(eqn):
-        found |= lengths_of(body.jaxpr)
-    return found
+        lengths |= lengths_of(body.jaxpr)
+    return lengths
 
 
-def _of_atoms(atoms: Iterable[Any]) -> Iterable[int]:
+def _axis_lengths(atoms: Iterable[Any]) -> Iterable[int]:
     return (length for atom in atoms for length in shape_of(atom))

@@ -15,58 +15,58 @@ Axes: TypeAlias = tuple[int | None, ...]
 def state_axes(jaxpr: Any, num_leaves: int) -> Axes:
     """Batch axes of the state's leaves (the first inputs of a closed jaxpr); None for leaves without a batch.
 
-    A leaf's axis is the one that the first fragment to read it declares. If no fragment reads it, its axis is
-    that of its next value.
+    The first fragment that reads a leaf declares its axis. If no fragment reads it, it has the axis of its
+    next value.
     """
-    inside = jaxprs.open_jaxpr(jaxpr)
-    axes, before = _declared(inside, {})[:num_leaves], None
-    while axes != before:
-        before = axes
-        ends = batch_flow.axes(jaxpr, axes)
-        later = (end if axis is None else axis for axis, end in zip(axes, ends, strict=False))
-        axes = _copy_to_successors(inside, list(later))
+    opened = jaxprs.open_jaxpr(jaxpr)
+    axes, old_axes = _declared_axes(opened, {})[:num_leaves], None
+    while axes != old_axes:
+        old_axes = axes
+        output_axes = batch_flow.axes(jaxpr, axes)
+        new_axes = (end if axis is None else axis for axis, end in zip(axes, output_axes, strict=False))
+        axes = _copy_to_successors(opened, list(new_axes))
     return axes
 
 
 def _copy_to_successors(jaxpr: core.Jaxpr, axes: list[int | None]) -> Axes:
-    """Copies axes to leaves whose next value is another leaf, as in a history of several leaves."""
-    ends = collections.defaultdict(list)
+    """Copies axes to leaves whose next value is another leaf, as in a history that shifts."""
+    predecessors = collections.defaultdict(list)
     for i in range(len(axes)):
-        ends[id(jaxpr.outvars[i])].append(i)
-    known = [i for i, axis in enumerate(axes) if axis is not None]
-    while known:
-        leaf = known.pop()
-        for i in ends[id(jaxpr.invars[leaf])]:
+        predecessors[id(jaxpr.outvars[i])].append(i)
+    pending = [i for i, axis in enumerate(axes) if axis is not None]
+    while pending:
+        leaf = pending.pop()
+        for i in predecessors[id(jaxpr.invars[leaf])]:
             if axes[i] is None:
                 axes[i] = axes[leaf]
-                known.append(i)
+                pending.append(i)
     return tuple(axes)
 
 
-def _declared(jaxpr: core.Jaxpr, known: dict[core.Jaxpr, Axes]) -> Axes:
+def _declared_axes(jaxpr: core.Jaxpr, cache: dict[core.Jaxpr, Axes]) -> Axes:
     """The axis that the first reading fragment declares for each input, also inside loops and calls.
 
-    `known` caches results by jaxpr.
+    `cache` has results by jaxpr.
     """
-    if jaxpr not in known:
-        found: dict[Any, int] = {}
+    if jaxpr not in cache:
+        axis_of: dict[Any, int] = {}
         for eqn in jaxpr.eqns:
-            for position, axis in sorted(_declared_by(eqn, known).items()):
+            for position, axis in sorted(_axes_declared_by(eqn, cache).items()):
                 if not jaxprs.is_literal(operand := eqn.invars[position]):
-                    found.setdefault(operand, axis)
-        known[jaxpr] = tuple(found.get(v) for v in jaxpr.invars)
-    return known[jaxpr]
+                    axis_of.setdefault(operand, axis)
+        cache[jaxpr] = tuple(axis_of.get(v) for v in jaxpr.invars)
+    return cache[jaxpr]
 
 
-def _declared_by(eqn: core.JaxprEqn, known: dict[core.Jaxpr, Axes]) -> dict[int, int]:
+def _axes_declared_by(eqn: core.JaxprEqn, cache: dict[core.Jaxpr, Axes]) -> dict[int, int]:
     """The axis of each operand, by position, that an equation declares."""
     if eqn.primitive is boundary_p:
         axis = eqn.params["axis"]
         return {} if axis is None else {0: axis}
-    found: dict[int, int] = {}
+    axes: dict[int, int] = {}
     for body in jaxprs.bodies(eqn):
-        inside = _declared(body.jaxpr, known)
-        for at, (position, axis) in enumerate(zip(body.operands, inside, strict=True)):
+        inner_axes = _declared_axes(body.jaxpr, cache)
+        for i, (position, axis) in enumerate(zip(body.operands, inner_axes, strict=True)):
             if axis is not None:
-                found.setdefault(position, axis + 1 if at in body.sliced else axis)
-    return found
+                axes.setdefault(position, axis + 1 if i in body.sliced else axis)
+    return axes

@@ -34,15 +34,17 @@ CLASSES: Mapping[str, frozenset[str]] = {
 }
 """Classes of operations by primitive name; other primitives are "elementwise".
 
-"special" operations are scalar on a CPU; "transcendental" ones are vectorised.
+"special" operations are scalar on a CPU; "transcendental" operations are vectorised.
 """
 
 VIEWS = frozenset(
     """reshape squeeze broadcast_in_dim iota empty empty2 fragment_boundary stop_gradient optimization_barrier
     name pvary tie platform_index random_clone random_wrap random_unwrap sharding_constraint
     bitcast_convert_type""".split()
-)  # XLA makes no array of these, or fuses it into its reader
-PICKS = frozenset({"gather", "dynamic_slice"})  # they read only as much of their first operand as they return
+)  # XLA allocates no array for these, or fuses them into their readers
+PICKS = frozenset(
+    {"gather", "dynamic_slice"}
+)  # these read only as much of their first operand as they return
 PUTS = frozenset("scatter scatter-add scatter-sub scatter-mul scatter-max scatter-min".split())
 
 

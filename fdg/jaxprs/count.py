@@ -13,38 +13,38 @@ from fdg.jaxprs.read import bodies, walk
 def total(jaxpr: core.Jaxpr, of: Callable[[Any], int]) -> int:
     """Sums `of(eqn)` over all equations that one execution of the jaxpr runs.
 
-    Scans count each trip, `while` loops their largest possible number of trips, or one if it is unknown. A
+    A scan counts each trip, a `while` loop the upper bound of its trips, or one if the bound is unknown. A
     `cond` counts its most expensive branch.
     """
-    return sum(_total_of(eqn, of) for eqn in jaxpr.eqns)
+    return sum(_equation_total(eqn, of) for eqn in jaxpr.eqns)
 
 
-def _total_of(eqn: core.JaxprEqn, of: Callable[[Any], int]) -> int:
+def _equation_total(eqn: core.JaxprEqn, of: Callable[[Any], int]) -> int:
     inner = bodies(eqn)
     if not inner:
         return of(eqn)
-    each = [body.trips * total(body.jaxpr, of) for body in inner]
-    return max(each, default=0) if eqn.primitive.name == "cond" else sum(each)
+    totals = [body.trips * total(body.jaxpr, of) for body in inner]
+    return max(totals, default=0) if eqn.primitive.name == "cond" else sum(totals)
 
 
 def flops_of(jaxpr: core.Jaxpr) -> int:
-    """Floating-point operations of one execution, summed as in `total`.
+    """The floating-point operations of one execution, with loops and branches counted by `total`.
 
-    A matrix product or convolution counts 2 for each multiply-add, any other equation the size of its largest
-    operand or result, and data movement 0.
+    A matrix product or convolution counts 2 per multiply-add, data movement 0, and any other equation the
+    size of its largest operand or result.
     """
     return total(jaxpr, _operation_flops)
 
 
 def equation_flops(eqn: core.JaxprEqn) -> int:
-    """Floating-point operations of one equation, counted as in `flops_of`; 0 for one that only moves data."""
-    return _total_of(eqn, _operation_flops)
+    """The floating-point operations of one equation, counted like `flops_of`; 0 if it only moves data."""
+    return _equation_total(eqn, _operation_flops)
 
 
 def equation_count(jaxpr: core.Jaxpr) -> int:
-    """Equations that one execution runs; loops count each trip, and a `cond` all its branches.
+    """The number of equations that one execution runs; loops count each trip, and a `cond` all its branches.
 
-    Mapped over agents, a `cond` runs all of them.
+    A `cond` that is vmapped over agents runs all branches.
     """
     count = 0
     for eqn in jaxpr.eqns:
@@ -54,19 +54,20 @@ def equation_count(jaxpr: core.Jaxpr) -> int:
 
 
 def largest_cost(jaxpr: core.Jaxpr) -> int:
-    """Cost of the most expensive single equation in floating-point operations.
+    """The cost of the most expensive single equation, in floating-point operations.
 
-    Counted as in `flops_of`, but elementwise equations count 100 for each element: a tanh takes about as long
-    as fifty multiply-adds.
+    Counted like `flops_of`, but elementwise equations count 100 per element: a tanh takes about as long as
+    fifty multiply-adds.
     """
-    alone = (eqn for eqn in walk(jaxpr.eqns) if not bodies(eqn))
-    weighed = (
-        _operation_flops(eqn) * (1 if eqn.primitive.name in _PRODUCTS else _ELEMENTWISE) for eqn in alone
+    equations = (eqn for eqn in walk(jaxpr.eqns) if not bodies(eqn))
+    costs = (
+        _operation_flops(eqn) * (1 if eqn.primitive.name in _PRODUCTS else _ELEMENTWISE_COST)
+        for eqn in equations
     )
-    return max(weighed, default=0)
+    return max(costs, default=0)
 
 
-_ELEMENTWISE = 100
+_ELEMENTWISE_COST = 100
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 
@@ -81,7 +82,7 @@ def _operation_flops(eqn: Any) -> int:
     if name in _PRODUCTS:
         return getattr(product_of(eqn), "flops", 0)
     size = max((math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)), default=0)
-    if name == "polynomial":  # a product and a sum for each coefficient except one
+    if name == "polynomial":  # a product and a sum per coefficient, except for one
         return 2 * (len(eqn.invars) - 2) * size
     return 0 if name in _MOVES else size
 
@@ -104,14 +105,14 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of one product; a multiply-add counts as two."""
+        """The floating-point operations of one product; a multiply-add counts as two."""
         return 2 * self.batch * self.m * self.k * self.n
 
     @property
     def bytes(self) -> int:
-        """Bytes of its three matrices."""
-        wide = int("".join(c for c in self.dtype if c.isdigit()) or 32) // 8
-        return wide * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
+        """The bytes of its three matrices."""
+        itemsize = int("".join(c for c in self.dtype if c.isdigit()) or 32) // 8
+        return itemsize * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
 
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch > 1 else ""
@@ -119,7 +120,7 @@ class Product(NamedTuple):
 
 
 def product_of(eqn: Any) -> Product | None:
-    """The shape of an equation's product; None if it is neither a product nor a convolution, or empty."""
+    """The shape of an equation's product; None if it is not a product or convolution, or is empty."""
     name = eqn.primitive.name
     if name not in _PRODUCTS:
         return None

@@ -1,7 +1,7 @@
 """Evaluates jaxprs with custom interpreters, in the style of JAX's own.
 
-An interpreter defines the results of an equation. For one with bodies, `run_bodies` runs the loop, branch or
-call with the given functions as bodies, so that the interpreter applies inside:
+An interpreter defines the results of an equation. For an equation with bodies, `run_bodies` runs the loop,
+branch or call with functions in place of its bodies, so that the interpreter applies inside:
 
     def equation(eqn, values):
         functions = [partial(run, closed) for closed in closed_bodies(eqn)]
@@ -22,7 +22,7 @@ from jax.extend import core
 from fdg.jaxprs.read import Body, bodies, is_literal
 
 Function: TypeAlias = Callable[[Any], Any]
-"""From a list of values to a list of values."""
+"""Maps a list of values to a list of values."""
 
 
 def evaluate_jaxpr(
@@ -34,40 +34,42 @@ def evaluate_jaxpr(
 ) -> list[Any]:
     """The outputs of an open jaxpr.
 
-    `equation` maps a step and the values of its operands to those of its results; `steps` are the equations,
-    unless given.
+    `equation` maps a step and the values of its operands to the values of its results. `steps` has one step
+    per equation; by default, the equation itself.
     """
-    known = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*values, *constants), strict=True))
+    value_of = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*values, *constants), strict=True))
 
     def read(atoms: Sequence[Any]) -> list[Any]:
-        return [v.val if is_literal(v) else known[v] for v in atoms]
+        return [v.val if is_literal(v) else value_of[v] for v in atoms]
 
     for eqn, step in zip(jaxpr.eqns, steps or jaxpr.eqns, strict=True):
-        known.update(zip(eqn.outvars, equation(step, read(eqn.invars)), strict=True))
+        value_of.update(zip(eqn.outvars, equation(step, read(eqn.invars)), strict=True))
     return read(jaxpr.outvars)
 
 
 def bind(eqn: core.JaxprEqn, values: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
-    """The results of an equation for arrays, optionally with other parameters."""
+    """The results of an equation for arrays; `params` replace its parameters."""
     results = eqn.primitive.bind(*values, **(eqn.params if params is None else params))
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def run_bodies(eqn: core.JaxprEqn, functions: Sequence[Function], values: Sequence[Any]) -> list[Any]:
-    """The results of a loop, branch or call with other bodies.
+    """The results of a loop, branch or call with functions in place of its bodies.
 
-    `functions` are in the order of `bodies(eqn)`; those of loops and branches return values of the same
-    structure.
+    `functions` are in the order of `bodies(eqn)`; the body of a loop returns values of the carry's structure,
+    and all branches return values of the same structure.
     """
     inner = bodies(eqn)
 
-    def of_operands(body: Body, function: Function) -> Function:
+    def with_operands(body: Body, function: Function) -> Function:
         return lambda operands: function([operands[i] for i in body.operands])
 
-    wrapped = [of_operands(*each) for each in zip(inner, functions, strict=True)]
-    rows = len(values) - len(inner[-1].sliced)
-    first = rows - len(inner[-1].carry)
-    return control_flow(eqn, wrapped, values[:first], values[first:rows], values[rows:])
+    wrapped = [with_operands(*pair) for pair in zip(inner, functions, strict=True)]
+    num_fixed = len(values) - len(inner[-1].sliced)
+    num_constants = num_fixed - len(inner[-1].carry)
+    return control_flow(
+        eqn, wrapped, values[:num_constants], values[num_constants:num_fixed], values[num_fixed:]
+    )
 
 
 def control_flow(
@@ -77,10 +79,10 @@ def control_flow(
     carried: Sequence[Any] = (),
     rows: Sequence[Any] = (),
 ) -> list[Any]:
-    """Runs an equation's control flow with functions that may have other arguments than its bodies.
+    """Runs an equation's control flow with functions whose arguments may differ from its bodies' inputs.
 
     `functions` are in the order of its bodies; each takes the constants, the carry, and a trip's rows.
-    Constants are equal in every trip; the first one selects a branch.
+    Constants are equal in every trip; a `cond` selects its branch by the first constant.
     """
     *tests, body = functions
     match eqn.primitive.name:
@@ -97,11 +99,11 @@ def control_flow(
             )
         case "scan":
 
-            def one(carried: Any, row: Any) -> Any:
+            def step(carried: Any, row: Any) -> Any:
                 results = body([*constants, *carried, *row])
                 return results[: len(carried)], results[len(carried) :]
 
-            how = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
-            ends, stacked = jax.lax.scan(one, list(carried), list(rows), **how)
-            return [*ends, *stacked]
+            params = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+            carry, stacked = jax.lax.scan(step, list(carried), list(rows), **params)
+            return [*carry, *stacked]
     return list(body(constants))

@@ -22,31 +22,31 @@ class Body:
     """A jaxpr inside an equation, and how its variables map to the equation's."""
 
     jaxpr: core.Jaxpr  # the body
-    trips: int  # runs of the body for each run of the equation
+    trips: int  # runs of the body per run of the equation
     # False if `trips` is a guess (1 for a while loop) or a bound (a branch; a while loop with a counter)
     exact: bool
     operands: tuple[int, ...]  # body input i is the equation's input `operands[i]` (in the first trip)
     results: tuple[int, ...]  # the equation's output k is body output `results[k]`
     stacked: frozenset[int] = frozenset()  # the equation's outputs that stack a body output of each trip
     sliced: frozenset[int] = frozenset()  # body inputs that are rows, along axis 0, of the equation's inputs
-    # in later trips, body input i is body output `carry[i]` of the previous trip
+    # pairs (i, j): in later trips, body input i is body output j of the previous trip
     carry: tuple[tuple[int, int], ...] = ()
 
 
 def open_jaxpr(jaxpr: Any) -> core.Jaxpr:
-    """The jaxpr of a closed one, or the open one itself."""
+    """The open jaxpr of a closed jaxpr; an open jaxpr itself."""
     return jaxpr.jaxpr if not ONE_TYPE and isinstance(jaxpr, ClosedJaxpr) else jaxpr
 
 
 def with_jaxpr(closed: Any, jaxpr: Any) -> Any:
-    """`closed` with another jaxpr over the same constants; itself if nothing changes."""
+    """`closed` with another jaxpr over the same constants; the same object if nothing changes."""
     if jaxpr is open_jaxpr(closed):
         return closed
     if ONE_TYPE or not isinstance(closed, ClosedJaxpr):  # the body of a `checkpoint` is open
         return jaxpr
     if closed.consts:  # do not keep arrays alive in a cache
         return ClosedJaxpr(jaxpr, closed.consts)
-    # The same object each time, so that JAX lowers it once.
+    # Cached, so that JAX lowers the same object once.
     return _CLOSED(closed, id(jaxpr), lambda: ClosedJaxpr(jaxpr, closed.consts))
 
 
@@ -54,7 +54,7 @@ _CLOSED: IdentityCache[Any] = IdentityCache(max_entries=1024)
 
 
 @functools.cache
-def _origin() -> Any:
+def _debug_info() -> Any:
     """JAX's debug information for a jaxpr that was not traced."""
     traced = open_jaxpr(jax.make_jaxpr(lambda x: x)(0))
     return traced.replace(outvars=[]).debug_info  # without names of arguments and results
@@ -71,11 +71,14 @@ def build(
     constants: Sequence[Any] = (),
     checked: bool = True,
 ) -> ClosedJaxpr:
-    """A closed jaxpr, checked unless it is only read; `constants` are the values of `constvars`."""
+    """Builds a closed jaxpr; `constants` are the values of `constvars`.
+
+    With `checked`, it is verified (a jaxpr that is only read may skip this).
+    """
     effects = frozenset().union(*(eqn.effects for eqn in equations))
-    parts = (list(constvars), list(inputs), list(outputs), list(equations), effects)
-    held = {"consts": list(constants)} if ONE_TYPE else {}
-    jaxpr = _jaxpr(*parts, debug_info=_origin(), **held)
+    arguments = (list(constvars), list(inputs), list(outputs), list(equations), effects)
+    constants_field = {"consts": list(constants)} if ONE_TYPE else {}
+    jaxpr = _jaxpr(*arguments, debug_info=_debug_info(), **constants_field)
     if checked:
         core.check_jaxpr(jaxpr)
     return jaxpr if ONE_TYPE else ClosedJaxpr(jaxpr, list(constants))
@@ -116,12 +119,12 @@ def is_identity(eqn: core.JaxprEqn) -> bool:
 
 
 def renamed(atoms: Iterable[Any], names: Mapping[Any, Any]) -> list[Any]:
-    """Operands with variables replaced by their new names."""
+    """The operands, with variables replaced by their new names."""
     return [v if is_literal(v) else names.get(v, v) for v in atoms]
 
 
 def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
-    """The number of a scan's constants, and of its carry."""
+    """The numbers of a scan's constants and of its carried values."""
     if "num_carry" in params:  # JAX 0.10
         return params["num_consts"], params["num_carry"]
     constants, carried, _ = params["ft_in"].unpack()
@@ -141,12 +144,12 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
     params = eqn.params
     match eqn.primitive.name:
         case "scan":
-            return (_scanned(open_jaxpr(params["jaxpr"]), params["length"], *scan_sizes(params)),)
+            return (_scan_body(open_jaxpr(params["jaxpr"]), params["length"], *scan_sizes(params)),)
         case "while":
             test, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
             test_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
             carry = range(test_consts + body_consts, len(eqn.invars))
-            trips = _most_trips(test, body, test_consts, body_consts, [eqn.invars[i] for i in carry])
+            trips = _max_trips(test, body, test_consts, body_consts, [eqn.invars[i] for i in carry])
             return (
                 Body(test, trips, False, operands=(*range(test_consts), *carry), results=()),
                 Body(
@@ -166,64 +169,64 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
             )
         case "custom_linear_solve":  # without differentiation, only its solver runs
             sizes, solve = params["const_lengths"], open_jaxpr(params["jaxprs"].solve)
-            first = sizes.matvec + sizes.vecmat
-            right = range(sum(sizes), len(eqn.invars))
-            operands = (*range(first, first + sizes.solve), *right)
+            solve_start = sizes.matvec + sizes.vecmat
+            right_sides = range(sum(sizes), len(eqn.invars))
+            operands = (*range(solve_start, solve_start + sizes.solve), *right_sides)
             return (Body(solve, 1, True, operands, tuple(range(len(solve.outvars)))),)
         case name if name in HIGH_LEVEL:
-            return _callee(open_jaxpr(_expanded(eqn)))
+            return _callee(open_jaxpr(_expand(eqn)))
     for value in params.values():
         if isinstance(value, _JAXPRS):
-            j = open_jaxpr(value)
-            if _same_shapes(j.invars, eqn.invars) and _same_shapes(j.outvars, eqn.outvars):
-                return _callee(j)
-    return ()  # the scalar function of a reduction does not count
+            inner = open_jaxpr(value)
+            if _same_shapes(inner.invars, eqn.invars) and _same_shapes(inner.outvars, eqn.outvars):
+                return _callee(inner)
+    return ()  # the scalar function of a reduction is not a body
 
 
 def walk(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
-    """Equations at any depth; each body once, even if called several times."""
+    """Yields equations at any depth; each body once, even if it is called several times."""
     seen: set[core.Jaxpr] = set()
 
-    def of(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
+    def walk_equations(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
         for eqn in equations:
             yield eqn
             for body in bodies(eqn):
                 if body.jaxpr not in seen:
                     seen.add(body.jaxpr)
-                    yield from of(body.jaxpr.eqns)
+                    yield from walk_equations(body.jaxpr.eqns)
 
-    return of(equations)
+    return walk_equations(equations)
 
 
 def _is_number(atom: Any, number: int) -> bool:
-    """Whether an operand is this literal."""
+    """Whether an operand is a literal with the value `number`."""
     return is_literal(atom) and np.ndim(atom.val) == 0 and atom.val == number
 
 
-def _most_trips(
-    test: core.Jaxpr, body: core.Jaxpr, test_consts: int, body_consts: int, begun: Sequence[Any]
+def _max_trips(
+    test: core.Jaxpr, body: core.Jaxpr, test_consts: int, body_consts: int, initial: Sequence[Any]
 ) -> int:
-    """The most trips of a while loop: N for the condition `i < N` with i counting from 0; else 1, a guess."""
-    made_by: dict[Any, core.JaxprEqn] = {v: eqn for eqn in test.eqns for v in eqn.outvars}
+    """The maximum trips of a while loop: N if its condition is `i < N` and i counts from 0; else 1."""
+    producer: dict[Any, core.JaxprEqn] = {v: eqn for eqn in test.eqns for v in eqn.outvars}
     adds: dict[Any, core.JaxprEqn] = {
         v: eqn for eqn in body.eqns if eqn.primitive.name == "add" for v in eqn.outvars
     }
     needed: list[Any] = list(test.outvars)
     bounds: list[int] = []
     while needed:
-        eqn = None if is_literal(needed[-1]) else made_by.get(needed[-1])
+        eqn = None if is_literal(needed[-1]) else producer.get(needed[-1])
         needed.pop()
         if eqn is not None and eqn.primitive.name == "and":
             needed += eqn.invars
         elif eqn is not None and eqn.primitive.name == "lt":
-            counter, most = eqn.invars
+            counter, bound = eqn.invars
             i = test.invars.index(counter) - test_consts if counter in test.invars else -1
-            if i < 0 or not (_is_number(begun[i], 0) and is_literal(most)) or is_literal(body.outvars[i]):
+            if i < 0 or not (_is_number(initial[i], 0) and is_literal(bound)) or is_literal(body.outvars[i]):
                 continue
             sides = adds[body.outvars[i]].invars if body.outvars[i] in adds else ()
-            before = body.invars[body_consts + i]
-            if any(v is before for v in sides) and any(_is_number(v, 1) for v in sides):
-                bounds.append(int(most.val))  # type: ignore[union-attr]
+            counter_input = body.invars[body_consts + i]
+            if any(v is counter_input for v in sides) and any(_is_number(v, 1) for v in sides):
+                bounds.append(int(bound.val))  # type: ignore[union-attr]
     return max(0, min(bounds)) if bounds else 1
 
 
@@ -233,7 +236,7 @@ def _callee(jaxpr: core.Jaxpr) -> tuple[Body, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _scanned(jaxpr: core.Jaxpr, length: int, consts: int, carried: int) -> Body:
+def _scan_body(jaxpr: core.Jaxpr, length: int, consts: int, carried: int) -> Body:
     return Body(
         jaxpr,
         length,
@@ -247,7 +250,7 @@ def _scanned(jaxpr: core.Jaxpr, length: int, consts: int, carried: int) -> Body:
 
 
 def closed_bodies(eqn: core.JaxprEqn) -> tuple[Any, ...]:
-    """The parameters with the jaxprs of `bodies(eqn)`, closed if JAX has them closed."""
+    """The jaxprs of `bodies(eqn)` as they are in the equation's parameters: closed, or open."""
     params = eqn.params
     match eqn.primitive.name:
         case "scan":
@@ -259,7 +262,7 @@ def closed_bodies(eqn: core.JaxprEqn) -> tuple[Any, ...]:
         case "custom_linear_solve":
             return (params["jaxprs"].solve,)
         case name if name in HIGH_LEVEL:
-            return (_expanded(eqn),)
+            return (_expand(eqn),)
     return tuple(
         next(v for v in params.values() if is_jaxpr(v) and open_jaxpr(v) is body.jaxpr)
         for body in bodies(eqn)
@@ -267,14 +270,14 @@ def closed_bodies(eqn: core.JaxprEqn) -> tuple[Any, ...]:
 
 
 def inner_jaxprs(eqn: core.JaxprEqn) -> tuple[Any, ...]:
-    """The jaxprs that run in an equation: `closed_bodies`, and that of a `shard_map`."""
+    """The jaxprs that run in an equation: `closed_bodies`, or the jaxpr of a `shard_map`."""
     return (eqn.params["jaxpr"],) if eqn.primitive.name == "shard_map" else closed_bodies(eqn)
 
 
 def with_bodies(eqn: core.JaxprEqn, closed: Sequence[ClosedJaxpr]) -> core.JaxprEqn:
-    """The equation with other jaxprs of the same inputs and outputs, in the order of `inner_jaxprs(eqn)`.
+    """Replaces the jaxprs `inner_jaxprs(eqn)` of an equation by others with the same inputs and outputs.
 
-    A `cond` may get branches with other inputs and outputs, if its variables match.
+    A `cond` may get branches with other inputs and outputs, if its variables match them.
     """
     old = inner_jaxprs(eqn)
     match eqn.primitive.name:
@@ -296,50 +299,50 @@ def with_bodies(eqn: core.JaxprEqn, closed: Sequence[ClosedJaxpr]) -> core.Jaxpr
                 for key, value in eqn.params.items()
                 if value is before
             }
-    before, now = (frozenset().union(*(body.effects for body in each)) for each in (old, closed))
+    before, now = (frozenset().union(*(body.effects for body in jaxpr_list)) for jaxpr_list in (old, closed))
     effects = eqn.effects if before == now else eqn.effects - (before - now) | (now - before)
     return eqn.replace(params={**eqn.params, **changed}, effects=effects)
 
 
 def with_new_bodies(eqn: core.JaxprEqn, new: Sequence[core.Jaxpr]) -> core.JaxprEqn:
-    """The equation with its inner jaxprs replaced by `new`, in the order of `inner_jaxprs(eqn)`.
+    """Replaces the inner jaxprs of an equation by `new`, in the order of `inner_jaxprs(eqn)`.
 
-    The same object if nothing changes."""
+    Returns the same object if nothing changes."""
     old = inner_jaxprs(eqn)
-    closed = [with_jaxpr(before, now) for before, now in zip(old, new, strict=True)]
+    closed = [with_jaxpr(old_body, new_body) for old_body, new_body in zip(old, new, strict=True)]
     return eqn if all(a is b for a, b in zip(closed, old, strict=True)) else with_bodies(eqn, closed)
 
 
-_EXPANDED: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=1024)
+_EXPANSIONS: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=1024)
 
 
-def _expanded(eqn: core.JaxprEqn) -> ClosedJaxpr:
+def _expand(eqn: core.JaxprEqn) -> ClosedJaxpr:
     """The jaxpr that a high-level operation lowers to."""
 
-    def expand() -> ClosedJaxpr:
+    def lower() -> ClosedJaxpr:
         inputs: list[Any] = [core.Var(v.aval) for v in eqn.invars]
         outputs = [core.Var(v.aval) for v in eqn.outvars]
-        alone = eqn.replace(invars=inputs, outvars=outputs)
-        return lower_high_level(build(inputs, outputs, [alone], checked=False))
+        equation = eqn.replace(invars=inputs, outvars=outputs)
+        return lower_high_level(build(inputs, outputs, [equation], checked=False))
 
-    # parameters of its derivative
-    others = {key: value for key, value in eqn.params.items() if key != "_prim"}
+    # The other parameters are those of its derivative.
+    parameters = {key: value for key, value in eqn.params.items() if key != "_prim"}
     avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-    return _EXPANDED(eqn.params["_prim"], (eqn.primitive.name, f"{others} {avals}"), expand)
+    return _EXPANSIONS(eqn.params["_prim"], (eqn.primitive.name, f"{parameters} {avals}"), lower)
 
 
 def as_one(function: Callable[..., Any], operands: Sequence[Any], results: Sequence[Any]) -> core.JaxprEqn:
-    """A function traced to a single equation, over given operands and result variables."""
+    """Traces a function to a single equation with the operands `operands` and the variables `results`."""
     jaxpr = open_jaxpr(jax.make_jaxpr(function)(*shapes_of(operands)))
-    (made,) = jaxpr.eqns
-    assert list(made.invars) == list(jaxpr.invars) and len(made.outvars) == len(results), made
-    return made.replace(invars=list(operands), outvars=list(results))
+    (eqn,) = jaxpr.eqns
+    assert list(eqn.invars) == list(jaxpr.invars) and len(eqn.outvars) == len(results), eqn
+    return eqn.replace(invars=list(operands), outvars=list(results))
 
 
 def as_call(
     function: Callable[..., Any], name: str, operands: Sequence[Any], results: Sequence[Any]
 ) -> core.JaxprEqn:
-    """A call of a function that computes all of its results, over given operands."""
+    """An equation that calls a function by the name `name`; the function must compute all results."""
 
     def call(*operands: Any) -> Any:
         return function(*operands)
@@ -348,15 +351,15 @@ def as_call(
     return as_one(jax.jit(call), operands, results)
 
 
-def _same_shapes(inside: Sequence[Any], outside: Sequence[Any]) -> bool:
+def _same_shapes(inner: Sequence[Any], outer: Sequence[Any]) -> bool:
     """Whether two lists of variables have the same shapes."""
-    return len(inside) == len(outside) and all(
+    return len(inner) == len(outer) and all(
         v.aval is w.aval or getattr(v.aval, "shape", None) == getattr(w.aval, "shape", None)
-        for v, w in zip(inside, outside, strict=True)
+        for v, w in zip(inner, outer, strict=True)
     )
 
 
 def bytes_of(aval: Any) -> int:
-    """Bytes of an array; a typed PRNG key counts as its words."""
+    """The bytes of an array; a typed PRNG key counts as its words."""
     itemsize = getattr(aval.dtype, "itemsize", None)
     return math.prod(aval.shape) * (itemsize if itemsize else 1)

@@ -33,65 +33,65 @@ from fdg.jaxprs.read import (
 )
 
 Inside: TypeAlias = Callable[..., core.JaxprEqn]
-"""(equation, how=None, blocks=None) to the equation with its bodies rewritten; `Rewriter.inside`."""
+"""`Rewriter.inside`: maps (equation, how=None, blocks=None) to the equation with its bodies rewritten."""
 
 Rule: TypeAlias = Callable[[core.JaxprEqn, Inside], core.JaxprEqn | Iterable[core.JaxprEqn]]
-"""The replacement of an equation: one or several equations; none if its results are not read."""
+"""Maps (equation, inside) to its replacement: one or several equations; none if its results are unread."""
 
 BlockRule: TypeAlias = Callable[[Any, Any, Inside], Any]
-"""(block, how, inside) to the equations of a block, or to an open jaxpr of the same inputs and outputs.
+"""Maps (block, how, inside) to new equations of the block, or to an open jaxpr of its inputs and outputs.
 
-A block is an open jaxpr, or what has one as its attribute `jaxpr` (a `batch.flow.Flow`).
+A block is an open jaxpr, or an object with an open jaxpr as its attribute `jaxpr` (a `batch.flow.Flow`).
 """
 
 
 def rewrite(closed: Any, rule: Rule) -> Any:
-    """Applies a rule to each equation of a jaxpr, in bodies if the rule calls `inside`.
+    """Applies a rule to each equation of a jaxpr, and to equations of bodies if the rule calls `inside`.
 
-    The jaxpr is open or closed, and returned unchanged if nothing changes. The rule gets an equation over the
-    old jaxpr's variables, and keeps its result variables.
+    The jaxpr is open or closed; the same object is returned if nothing changes. The rule gets an equation
+    over the old jaxpr's variables, and must keep its result variables.
     """
 
-    def of_block(jaxpr: Any, how: Any, inside: Inside) -> Iterator[core.JaxprEqn]:
+    def rewrite_block(jaxpr: Any, how: Any, inside: Inside) -> Iterator[core.JaxprEqn]:
         for eqn in jaxpr.eqns:
-            made = rule(eqn, inside)
-            yield from [made] if isinstance(made, core.JaxprEqn) else made
+            new = rule(eqn, inside)
+            yield from [new] if isinstance(new, core.JaxprEqn) else new
 
-    return rewrite_blocks(closed, of_block)
+    return rewrite_blocks(closed, rewrite_block)
 
 
 def rewrite_blocks(closed: Any, rule: BlockRule, how: Any = None, traces: bool = True) -> Any:
-    """Applies a rule to a jaxpr as a whole, and to inner ones where the rule calls `inside`."""
+    """Applies a rule to a whole jaxpr, and to inner jaxprs if the rule calls `inside`."""
     return with_jaxpr(closed, Rewriter(rule, traces)(open_jaxpr(closed), how))
 
 
 class Rewriter:
-    """Applies a rule to blocks; one that is called from several places in the same way is rewritten once.
+    """Applies a rule to blocks; a block that several places call with equal `how` is rewritten once.
 
-    New equations of a rule that `traces` do not say how values vary over devices, so it is not applied in a
-    `shard_map` that checks this.
+    If a rule `traces` new equations, these do not declare how values vary over devices, so it is not applied
+    inside a `shard_map` that checks this.
     """
 
     def __init__(self, rule: BlockRule, traces: bool = True):
         self._rule, self._traces = rule, traces
-        self._known: IdentityCache[core.Jaxpr] = IdentityCache()
+        self._cache: IdentityCache[core.Jaxpr] = IdentityCache()
 
     def __call__(self, block: Any, how: Any = None) -> core.Jaxpr:
         """The rewritten open jaxpr of a block.
 
-        `how` is any further input of the rule; hashable.
+        `how` is an additional, hashable input of the rule.
         """
-        return self._known(block, how, lambda: self._new(block, how))
+        return self._cache(block, how, lambda: self._rewrite(block, how))
 
-    def _new(self, block: Any, how: Any) -> core.Jaxpr:
+    def _rewrite(self, block: Any, how: Any) -> core.Jaxpr:
         jaxpr = block if is_jaxpr(block) else block.jaxpr
-        made = self._rule(block, how, self.inside)
-        return made if is_jaxpr(made) else _with_equations(jaxpr, list(made))
+        result = self._rule(block, how, self.inside)
+        return result if is_jaxpr(result) else _with_equations(jaxpr, list(result))
 
     def inside(self, eqn: core.JaxprEqn, how: Any = None, blocks: Sequence[Any] | None = None) -> Any:
-        """An equation with its bodies rewritten.
+        """Rewrites the bodies of an equation.
 
-        `blocks` are those of its bodies, in order; their jaxprs, if None.
+        `blocks` are the blocks of its bodies, in order; None for their jaxprs.
         """
         old = inner_jaxprs(eqn)
         if not old or (self._traces and eqn.params.get("check_vma")):
@@ -102,13 +102,15 @@ class Rewriter:
 
 
 def _with_equations(jaxpr: Any, eqns: list[core.JaxprEqn]) -> core.Jaxpr:
-    """The jaxpr with other equations; itself if they are the same."""
+    """The jaxpr with other equations; the same object if they are the same."""
     if len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
         return jaxpr
-    before, now = (frozenset().union(*(eqn.effects for eqn in each)) for each in (jaxpr.eqns, eqns))
+    old_effects, new_effects = (
+        frozenset().union(*(eqn.effects for eqn in equations)) for equations in (jaxpr.eqns, eqns)
+    )
     changed: dict[str, Any] = {}
-    if before != now:
-        changed["effects"] = jaxpr.effects - (before - now) | (now - before)
+    if old_effects != new_effects:
+        changed["effects"] = jaxpr.effects - (old_effects - new_effects) | (new_effects - old_effects)
     if getattr(jaxpr, "is_high", False) and not any(
         eqn.primitive.name in HIGH_LEVEL or any(body.is_high for body in inner_jaxprs(eqn)) for eqn in eqns
     ):
@@ -122,21 +124,23 @@ def _with_equations(jaxpr: Any, eqns: list[core.JaxprEqn]) -> core.Jaxpr:
 def traced(
     function: Callable[..., Any], operands: Sequence[Any], results: Sequence[Any] | None = None
 ) -> tuple[list[core.JaxprEqn], list[Any]]:
-    """A function as equations over given operands, and its result variables.
+    """Traces a function to equations over the operands `operands`; returns them and the result variables.
 
-    The function must compute each of `results`, if given.
+    If `results` are given, they are the result variables, and the function must compute each of them.
     """
-    made = open_jaxpr(jax.make_jaxpr(function)(*shapes_of(operands)))
-    assert not made.constvars, "arrays that a rule needs are made by its operations"
-    names: dict[Any, Any] = dict(zip(made.invars, operands, strict=True))
+    jaxpr = open_jaxpr(jax.make_jaxpr(function)(*shapes_of(operands)))
+    assert not jaxpr.constvars, "a rule must compute arrays by operations, not capture them"
+    names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
     if results is not None:
-        assert len({*made.invars, *made.outvars}) == len(made.invars) + len(results), "a result is handed on"
-        names.update(zip(made.outvars, results, strict=True))
-    return list(copied(made.eqns, names)), renamed(made.outvars, names)
+        assert len({*jaxpr.invars, *jaxpr.outvars}) == len(jaxpr.invars) + len(results), (
+            "a result is an operand"
+        )
+        names.update(zip(jaxpr.outvars, results, strict=True))
+    return list(copied(jaxpr.eqns, names)), renamed(jaxpr.outvars, names)
 
 
 def copied(eqns: Iterable[core.JaxprEqn], names: dict[Any, Any]) -> Iterator[core.JaxprEqn]:
-    """Equations with renamed variables; new result variables are added to `names`."""
+    """Copies equations with renamed variables; adds new result variables to `names`."""
     for eqn in eqns:
         for v in eqn.outvars:
             if not isinstance(v, core.DropVar):
@@ -147,11 +151,11 @@ def copied(eqns: Iterable[core.JaxprEqn], names: dict[Any, Any]) -> Iterator[cor
 def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | None]) -> core.Jaxpr:
     """Inlines bodies of equations.
 
-    `body_of` is the open jaxpr, without constants, for an equation; None to keep it.
+    `body_of` returns the open jaxpr, without constants, to inline for an equation; None to keep the equation.
     """
     names: dict[Any, Any] = {}
 
-    def of(eqns: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
+    def inline(eqns: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
         for eqn in eqns:
             eqn = eqn.replace(invars=renamed(eqn.invars, names))
             body = body_of(eqn)
@@ -159,10 +163,10 @@ def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | N
                 yield eqn
                 continue
             inner = dict(zip(body.invars, eqn.invars, strict=True))
-            yield from of(copied(body.eqns, inner))
+            yield from inline(copied(body.eqns, inner))
             names.update(zip(eqn.outvars, renamed(renamed(body.outvars, inner), names), strict=True))
 
-    eqns = list(of(jaxpr.eqns))
+    eqns = list(inline(jaxpr.eqns))
     return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
 
@@ -170,7 +174,7 @@ def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | N
 
 
 def lowered(closed: Any) -> Any:
-    """Replaces high-level operations by calls of what they lower to, at any depth."""
+    """Replaces high-level operations, at any depth, by calls of the jaxprs that they lower to."""
 
     def low(eqn: core.JaxprEqn, inside: Inside) -> core.JaxprEqn:
         eqn = inside(eqn)
@@ -180,9 +184,9 @@ def lowered(closed: Any) -> Any:
 
 
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Dead-code elimination, in branches, loops and calls too.
+    """Removes dead code, also in branches, loops and calls.
 
-    XLA does the same, except in some branches, whose unused results and collectives it would compute.
+    XLA does the same, except in some branches, in which it would compute unused results and collectives.
     """
     jaxpr = rewrite(open_jaxpr(closed), _without_unread_constants)
     live, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
@@ -190,7 +194,7 @@ def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def inputs_read(closed: ClosedJaxpr) -> list[bool]:
-    """For each argument of a closed jaxpr, whether any output depends on it."""
+    """For each argument of a closed jaxpr, whether an output depends on it."""
     jaxpr = rewrite(open_jaxpr(closed), _without_unread_constants)
     _, read = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return list(read)
@@ -201,13 +205,17 @@ def _without_unread_constants(eqn: core.JaxprEqn, inside: Inside) -> core.JaxprE
     eqn = inside(eqn)
     if eqn.primitive.name != "while":
         return eqn
-    closed, first, count = (eqn.params[key] for key in ("body_jaxpr", "cond_nconsts", "body_nconsts"))
+    closed, num_test_constants, num_constants = (
+        eqn.params[key] for key in ("body_jaxpr", "cond_nconsts", "body_nconsts")
+    )
     body = open_jaxpr(closed)
-    carried = len(body.invars) - count
-    all_of_it = [True] * len(body.outvars)
-    live, read = partial_eval.dce_jaxpr(body, all_of_it, instantiate=[False] * count + [True] * carried)
+    carried = len(body.invars) - num_constants
+    outputs_read = [True] * len(body.outvars)
+    live, read = partial_eval.dce_jaxpr(
+        body, outputs_read, instantiate=[False] * num_constants + [True] * carried
+    )
     if all(read):
         return eqn
-    kept = [*eqn.invars[:first], *itertools.compress(eqn.invars[first:], read)]
-    params = {**eqn.params, "body_jaxpr": with_jaxpr(closed, live), "body_nconsts": sum(read[:count])}
-    return eqn.replace(invars=kept, params=params)
+    operands = [*eqn.invars[:num_test_constants], *itertools.compress(eqn.invars[num_test_constants:], read)]
+    params = {**eqn.params, "body_jaxpr": with_jaxpr(closed, live), "body_nconsts": sum(read[:num_constants])}
+    return eqn.replace(invars=operands, params=params)

@@ -23,7 +23,7 @@ from fdg.profiling.rates import Rates
 from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.report import FragmentProfile, GroupProfile, ProductProfile, Profile
 from fdg.profiling.work import Work, sum_of_work
-from fdg.showing.plan_outline import in_parts
+from fdg.showing.plan_outline import split_fragments
 from fdg.showing.words import ancestors
 
 _ITERATIONS_S = 0.2  # approximate seconds of a round of iterations
@@ -52,7 +52,7 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
     plan = engine.plan
     fragments = place_fragments(plan)
     whole = Iterations(engine, state)
-    apart = in_parts(plan)
+    apart = split_fragments(plan)
     alone = programs(plan, engine.devices, _local_leaves(engine, state))
     alone = {name: one for name, one in alone.items() if name not in apart}
     compile_all(alone.values())

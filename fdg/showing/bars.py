@@ -1,4 +1,4 @@
-"""Timelines of programs: as SVG, with a row for each group, and for Perfetto."""
+"""Timelines of programs, as SVG with one row per group, and as traces for Perfetto."""
 
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ _TICKS = 8
 
 
 def timeline_svg(bars: Sequence[Bar]) -> str:
-    """A row for each group and a bar for each run of a program; iterations differ in shade.
+    """An SVG with one row per group and one bar per run of a program; iterations differ in shade.
 
     Hovering over a bar shows its program and seconds.
     """
@@ -38,14 +38,14 @@ def timeline_svg(bars: Sequence[Bar]) -> str:
         share = busy(bars, group) / max(end - begin, 1e-9)
         label = f"{html.escape(clip(group, 14))} {100 * share:.0f}%"
         parts.append(f'<text x="8" y="{y + _BAR / 2 + 4:g}">{label}</text>')
-        for bar in (each for each in bars if each.group == group):
+        for bar in (other for other in bars if other.group == group):
             x, width = _LEFT + (bar.begin - begin) * scale, max((bar.end - bar.begin) * scale, 0.4)
-            took = quantity(bar.end - bar.begin, "s")
-            said = f"{bar.name}, iteration {bar.iteration}, part {bar.part}: {took}"
+            duration = quantity(bar.end - bar.begin, "s")
+            tooltip = f"{bar.name}, iteration {bar.iteration}, part {bar.part}: {duration}"
             parts.append(
                 f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_BAR}" fill="{hues[bar.name]}"'
                 f' fill-opacity="{0.9 if bar.iteration % 2 else 0.55}" stroke="white" stroke-width="0.3">'
-                f"<title>{html.escape(said)}</title></rect>"
+                f"<title>{html.escape(tooltip)}</title></rect>"
             )
     for i, (name, hue) in enumerate(hues.items()):
         y = _HEAD + _ROW * len(groups) + 24 * i
@@ -57,7 +57,7 @@ def timeline_svg(bars: Sequence[Bar]) -> str:
 
 
 def timeline_trace(bars: Sequence[Bar]) -> dict[str, Any]:
-    """The timeline in the trace format of https://ui.perfetto.dev: a track for each group; microseconds.
+    """The timeline in the trace format of https://ui.perfetto.dev, with one track per group, in microseconds.
 
     >>> bars = [Bar("actors", "act", 0, 0, 10.0, 10.5), Bar("learners", "learn", 0, 0, 10.5, 10.75)]
     >>> events = [event for event in timeline_trace(bars)["traceEvents"] if event["ph"] == "X"]
@@ -67,9 +67,11 @@ def timeline_trace(bars: Sequence[Bar]) -> dict[str, Any]:
     begin, _ = _span(bars)
 
     def spans(group: str) -> Iterator[tuple[str, float, float, dict[str, Any]]]:
-        for bar in (each for each in bars if each.group == group):
-            start, took = (round(1e6 * seconds, 1) for seconds in (bar.begin - begin, bar.end - bar.begin))
-            yield bar.name, start, took, {"iteration": bar.iteration, "part": bar.part}
+        for bar in (other for other in bars if other.group == group):
+            start, duration = (
+                round(1e6 * seconds, 1) for seconds in (bar.begin - begin, bar.end - bar.begin)
+            )
+            yield bar.name, start, duration, {"iteration": bar.iteration, "part": bar.part}
 
     groups = dict.fromkeys(bar.group for bar in sorted(bars))
     return {"traceEvents": [e for i, name in enumerate(groups) for e in track(0, i, name, spans(name))]}
@@ -78,15 +80,15 @@ def timeline_trace(bars: Sequence[Bar]) -> dict[str, Any]:
 def track(
     process: int, thread: int, title: str, spans: Iterable[tuple[str, float, float, Mapping[str, Any]]]
 ) -> Iterator[dict[str, Any]]:
-    """The events of one track: its spans with their name, start, duration (microseconds) and arguments."""
-    where = {"pid": process, "tid": thread}
-    yield {"ph": "M", **where, "name": "thread_name", "args": {"name": title}}
-    for name, start, took, arguments in spans:
-        yield {"ph": "X", **where, "name": name, "ts": start, "dur": took, "args": arguments}
+    """The events of one track; each span is (name, start, duration, arguments), in microseconds."""
+    ids = {"pid": process, "tid": thread}
+    yield {"ph": "M", **ids, "name": "thread_name", "args": {"name": title}}
+    for name, start, duration, arguments in spans:
+        yield {"ph": "X", **ids, "name": name, "ts": start, "dur": duration, "args": arguments}
 
 
 def busy(bars: Sequence[Bar], group: str) -> float:
-    """Busy seconds of a group."""
+    """The busy seconds of a group."""
     return sum(bar.end - bar.begin for bar in bars if bar.group == group)
 
 

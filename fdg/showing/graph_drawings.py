@@ -7,12 +7,13 @@ from fdg.showing.words import COLOURS, OTHER, ancestors, calls, quantity, table
 from fdg.tracing.graph import FDG, Fragment
 
 
-def _arrow(edge) -> str:
+def _edge_text(edge) -> str:
+    """An edge as text: "act -> step (next step)"."""
     return f"{edge.source} -> {edge.target}" + (f" (next {edge.delay})" if edge.delay else "")
 
 
 def graph_text(graph: FDG) -> str:
-    """The text of `print(graph)`."""
+    """The text of a graph, which `print(graph)` prints."""
     agents = "" if graph.agents is None else f", of each of {graph.agents} agents"
     lines = [f"FDG of {graph.name}: {len(graph.fragments)} fragments, {len(graph.edges)} edges{agents}", ""]
     rows = [
@@ -28,7 +29,7 @@ def graph_text(graph: FDG) -> str:
     ]
     lines += table(("fragment", "role", "calls", "batch", "flops/call", "bytes/call"), rows, (2, 3, 4, 5))
     edges = [
-        (_arrow(e), quantity(e.bytes_per_crossing, "B"), str(e.crossings_per_iteration),
+        (_edge_text(e), quantity(e.bytes_per_crossing, "B"), str(e.crossings_per_iteration),
          quantity(e.bytes_per_iteration, "B"))
         for e in graph.edges
     ]  # fmt: skip
@@ -50,25 +51,25 @@ def graph_mermaid(graph: FDG) -> str:
 
 
 def mermaid_nodes(
-    fragments: Iterable[Fragment], here: Sequence[Fragment], number: Mapping[str, str], indent: str
+    fragments: Iterable[Fragment], shown: Sequence[Fragment], number: Mapping[str, str], indent: str
 ) -> Iterator[str]:
-    """Lines of nodes, by their `number`; a fragment with others in it, which are `here`, is a box."""
+    """Yields the lines of nodes with ids `number`; a fragment with nested fragments in `shown` is a box."""
     for f in fragments:
         label = f'{number[f.name]}["{escaped(f.name)}<br/><i>{escaped(f.role)}</i> x{calls(f)}"]'
-        inside = [child for child in here if child.parent == f.name]
-        yield f"{indent}{'subgraph ' * bool(inside)}{label}"
-        yield from mermaid_nodes(inside, here, number, indent + "  ")
-        if inside:
+        children = [child for child in shown if child.parent == f.name]
+        yield f"{indent}{'subgraph ' * bool(children)}{label}"
+        yield from mermaid_nodes(children, shown, number, indent + "  ")
+        if children:
             yield f"{indent}end"
 
 
 def escaped(text: str) -> str:
-    """The text as Mermaid shows it."""
+    """Escapes a text for Mermaid."""
     return html.escape(text).replace("#", "&#35;")
 
 
 def mermaid_styles(fragments: Iterable[Fragment], number: Mapping[str, str]) -> list[str]:
-    """Lines with the colours of nodes."""
+    """The lines that set the colours of nodes."""
     return [
         f"  style {number[f.name]} fill:{COLOURS.get(f.role, OTHER)},stroke:#555,color:#111"
         for f in fragments
@@ -130,38 +131,38 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
     bottom = top + tallest
     for lanes, below in ((lanes_above, False), (lanes_below, True)):
         for edge, lane in lanes.items():
-            at, width = left[edge.source], sizes[edge.source][0]
-            to, to_width = left[edge.target], sizes[edge.target][0]
+            source_x, width = left[edge.source], sizes[edge.source][0]
+            target_x, to_width = left[edge.target], sizes[edge.target][0]
             forward = members.index(graph.fragment(edge.target)) >= members.index(graph.fragment(edge.source))
-            start = at + width * (0.8 if forward and not below else 0.3 if below else 0.2)
-            end = to + to_width * (0.2 if forward and not below else 0.7 if below else 0.8)
+            start = source_x + width * (0.8 if forward and not below else 0.3 if below else 0.2)
+            end = target_x + to_width * (0.2 if forward and not below else 0.7 if below else 0.8)
             edge_y = {f.name: (top + sizes[f.name][1] if below else top) for f in members}
             rail = bottom + 10 + _LANE * (lane + 0.6) if below else top - 8 - _LANE * (lane + 0.4)
             label = f"{quantity(edge.bytes_per_crossing, 'B')} ×{edge.crossings_per_iteration}"
             dashes = ' stroke-dasharray="5 4"' if edge.delay else ""
-            place = f'x="{(start + end) / 2}" y="{rail - 4}" text-anchor="middle" font-size="11"'
+            text_position = f'x="{(start + end) / 2}" y="{rail - 4}" text-anchor="middle" font-size="11"'
             parts.append(
                 f'<path d="M{start} {edge_y[edge.source]} V{rail} H{end} V{edge_y[edge.target]}" fill="none" '
                 f'stroke="#444" stroke-width="1.2"{dashes} marker-end="url(#fdg-arrow)"><title>'
-                f"{html.escape(_arrow(edge))}: {label}</title></path>"
-                f'<text {place} fill="none" stroke="#fff" stroke-width="3">{label}</text>'  # a halo
-                f'<text {place} fill="#222">{label}</text>'
+                f"{html.escape(_edge_text(edge))}: {label}</title></path>"
+                f'<text {text_position} fill="none" stroke="#fff" stroke-width="3">{label}</text>'  # a halo
+                f'<text {text_position} fill="#222">{label}</text>'
             )
     extent = bottom + 10 + _LANE * (1 + max(lanes_below.values(), default=-1)) + 8
     return "".join(parts), x - _GAP + _PAD, extent
 
 
 def _lanes(members: Sequence[Fragment], edges: Sequence, delayed: bool) -> dict:
-    """The lane of each edge: the lowest in which it overlaps no other edge."""
+    """The lane of each edge: the lowest lane in which it does not overlap another edge."""
     position = {f.name: i for i, f in enumerate(members)}
-    placed: dict = {}
-    chosen = [e for e in edges if bool(e.delay) == delayed and e.source != e.target]
-    for edge in sorted(chosen, key=lambda e: abs(position[e.source] - position[e.target])):
+    lanes: dict = {}
+    edges_of_kind = [e for e in edges if bool(e.delay) == delayed and e.source != e.target]
+    for edge in sorted(edges_of_kind, key=lambda e: abs(position[e.source] - position[e.target])):
         low, high = sorted((position[edge.source], position[edge.target]))
-        taken = {
-            lane for other, lane in placed.items()
+        used = {
+            lane for other, lane in lanes.items()
             if min(position[other.source], position[other.target]) < high + 0.5
             and max(position[other.source], position[other.target]) > low - 0.5
         }  # fmt: skip
-        placed[edge] = next(lane for lane in range(len(taken) + 1) if lane not in taken)
-    return placed
+        lanes[edge] = next(lane for lane in range(len(used) + 1) if lane not in used)
+    return lanes

@@ -7,7 +7,7 @@ from fdg.showing.words import quantity, span
 
 
 def plan_mermaid(plan: Plan) -> str:
-    """A Mermaid flowchart: boxes are groups, arrows are transfers (dotted: to the next step or iteration)."""
+    """A Mermaid flowchart: boxes are groups, arrows are transfers (dotted to the next step or iteration)."""
     lines = ["flowchart LR"]
     fragments = {f.name: f"f{i}" for i, f in enumerate(plan.graph.fragments)}
     groups = {group.name: f"g{i}" for i, group in enumerate(plan.groups)}
@@ -16,16 +16,16 @@ def plan_mermaid(plan: Plan) -> str:
     for group in plan.groups:
         plural = "s" if len(group) > 1 else ""
         size = quantity(memory[group.name], "B")
-        where = f"device{plural} {span(group.devices, 30)}, {size}{' each' * bool(plural)}"
-        lines.append(f'  subgraph {groups[group.name]}["{escaped(group.name)}<br/>{where}"]')
-        here = [f for f in plan.graph.fragments if plan.group_of(f.name) == group]
-        outermost = [f for f in here if (f.parent and plan.group_of(f.parent)) != group]
-        lines += mermaid_nodes(outermost, here, fragments, "    ")
-        styles += mermaid_styles(here, fragments)
+        devices = f"device{plural} {span(group.devices, 30)}, {size}{' each' * bool(plural)}"
+        lines.append(f'  subgraph {groups[group.name]}["{escaped(group.name)}<br/>{devices}"]')
+        group_fragments = [f for f in plan.graph.fragments if plan.group_of(f.name) == group]
+        outermost = [f for f in group_fragments if (f.parent and plan.group_of(f.parent)) != group]
+        lines += mermaid_nodes(outermost, group_fragments, fragments, "    ")
+        styles += mermaid_styles(group_fragments, fragments)
         for i, m in enumerate(collectives):
             if m.where == group.name:
-                inside = "" if m.source == BETWEEN else f" of {escaped(m.source)}"
-                lines.append(f'    c{i}{{{{"{m.how}{inside}<br/>{amount(m, "x")}"}}}}')
+                source = "" if m.source == BETWEEN else f" of {escaped(m.source)}"
+                lines.append(f'    c{i}{{{{"{m.how}{source}<br/>{amount(m, "x")}"}}}}')
         lines.append("  end")
     for line in crossings(outline(plan)):
         m = line.movement

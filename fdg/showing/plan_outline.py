@@ -1,4 +1,4 @@
-"""The content of all drawings of a plan: one iteration as a loop nest, and notes."""
+"""The content that all drawings of a plan share: one iteration as a loop nest, and notes."""
 
 import collections
 import dataclasses
@@ -36,7 +36,7 @@ class Trips:
     """A loop that the host steps.
 
     Attributes:
-      opened: fragments that have no program of their own because this loop of theirs is split.
+      opened: fragments that no program runs whole, because this loop inside them is split.
     """
 
     count: int
@@ -57,7 +57,7 @@ def outline(plan: Plan) -> tuple[Line, ...]:
     if not isinstance(plan, SteppedPlan):
         return tuple(runs)
     crossings = iter([m for m in plan.movements if m.how == "transfer"])
-    opened = in_parts(plan)
+    opened = split_fragments(plan)
 
     def lines(steps: Iterable[Step]) -> Iterator[Line]:
         for step in steps:
@@ -67,8 +67,8 @@ def outline(plan: Plan) -> tuple[Line, ...]:
                 yield Crossing(step.source, step.target, next(crossings))
             else:
                 inner = tuple(lines(step.steps))
-                around = [ancestors(plan.graph, name) for name in _fragments(inner)]
-                shared = set.intersection(*map(set, around)) if around else set()
+                enclosing = [ancestors(plan.graph, name) for name in _fragments(inner)]
+                shared = set.intersection(*map(set, enclosing)) if enclosing else set()
                 yield Trips(step.trips, tuple(name for name in opened if name in shared), inner)
 
     return tuple(lines(plan.schedule.steps))
@@ -82,14 +82,14 @@ def _fragments(lines: Iterable[Line]) -> Iterator[str]:
             yield from _fragments(line.lines)
 
 
-def in_parts(plan: Plan) -> tuple[str, ...]:
-    """Fragments that no program runs whole, because their parts are placed on different groups."""
+def split_fragments(plan: Plan) -> tuple[str, ...]:
+    """The fragments that no program runs whole, because their parts are on different groups."""
     whole = {name for program in plan.programs for name in program.fragments}
     return tuple(f.name for f in plan.graph.fragments if f.name not in whole)
 
 
 def crossings(lines: Iterable[Line]) -> Iterator[Crossing]:
-    """All transfers, those inside loops too."""
+    """Yields all transfers, including those inside loops."""
     for line in lines:
         if isinstance(line, Crossing):
             yield line
@@ -101,23 +101,23 @@ def crossings(lines: Iterable[Line]) -> Iterator[Crossing]:
 
 
 def _outermost(graph: FDG, names: Sequence[str]) -> list[str]:
-    """Fragments without those nested in another of them."""
-    known = [name for name in names if name != BETWEEN]
-    return [name for name in known if not set(ancestors(graph, name)) & set(known)]
+    """The fragments that are not nested in another fragment of `names`."""
+    fragments = [name for name in names if name != BETWEEN]
+    return [name for name in fragments if not set(ancestors(graph, name)) & set(fragments)]
 
 
 def from_to(plan: Plan, movement: Movement, width: int, arrow: str = " -> ") -> str:
-    """The ends of a movement, in about `width` characters."""
+    """The source and target of a movement, in about `width` characters."""
     delayed = plan.delayed is not None and movement.delay == "iteration"
     source = _outermost(plan.graph, movement.source.split(", ")) or [BETWEEN]
     target = _outermost(plan.graph, movement.target.split(", ")) or ["history" if delayed else BETWEEN]
-    room = max(width - len(arrow), 10)
-    start = listed_within(source, room - min(len(", ".join(target)), room // 2))
-    return f"{start}{arrow}{listed_within(target, room - len(start))}"
+    available = max(width - len(arrow), 10)
+    start = listed_within(source, available - min(len(", ".join(target)), available // 2))
+    return f"{start}{arrow}{listed_within(target, available - len(start))}"
 
 
 def title(plan: Plan) -> str:
-    """The first line: algorithm, devices and policy."""
+    """The first line of a plan: algorithm, devices and policy."""
     agents = "" if plan.graph.agents is None else f", {plan.graph.agents} agents"
     number = f"{plan.num_devices} device{'s' if plan.num_devices != 1 else ''}"
     return f"{plan.policy} places {plan.graph.name} on {number}{agents}"
@@ -129,7 +129,8 @@ def batch_per_device(plan: Plan, fragment: Fragment) -> int | None:
     return None if share is None else share // plan.group_of(fragment.name).rows
 
 
-def _traffic(plan: Plan) -> str:
+def _traffic_note(plan: Plan) -> str:
+    """The note on the bytes that move in an iteration."""
     total: collections.Counter[str] = collections.Counter()
     for m in plan.movements:
         total["between" if m.how == "transfer" else "within" if m.how else "kept"] += m.bytes_per_iteration
@@ -141,34 +142,37 @@ def _traffic(plan: Plan) -> str:
     return f"{moved}{within}; {kept} stay on their devices"
 
 
-def _memory(plan: Plan) -> str:
+def _memory_note(plan: Plan) -> str:
+    """The note on the memory of each group's devices."""
     sizes = dict(plan.memory)
     if len(plan.sharing) == 1:
         return f"memory per device, about: {quantity(plan.memory[0][1], 'B')}"
-    each = (f"{joined_by_and(list(names))} {quantity(sizes[names[0]], 'B')}" for names in plan.sharing)
-    return f"memory per device, about: {', '.join(each)}"
+    entries = (f"{joined_by_and(list(names))} {quantity(sizes[names[0]], 'B')}" for names in plan.sharing)
+    return f"memory per device, about: {', '.join(entries)}"
 
 
-def _staleness(plan: Plan) -> list[str]:
+def _staleness_notes(plan: Plan) -> list[str]:
     """The note on staleness."""
     if plan.delayed is None:
         return []
-    back, leaves = plan.delayed.staleness, jax.tree.leaves(plan.graph.state.state)
-    lag, parts = plan.delayed.lag, plan.delayed.micro_batches
-    setting = f"lag {lag}" if lag else f"staleness {back}"
+    age, leaves = plan.delayed.staleness, jax.tree.leaves(plan.graph.state.state)
+    lag, micro_batches = plan.delayed.lag, plan.delayed.micro_batches
+    setting = f"lag {lag}" if lag else f"staleness {age}"
     if not plan.delayed.leaves:
         return [f"{setting}: has no effect: no group with an actor reads a result of another group"]
     readers = joined_by_and(list(plan.delayed.readers))
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(plan.graph.state.state)[0]]
     names = dict.fromkeys(jax.tree_util.keystr(paths[i][:1], simple=True) for i in plan.delayed.leaves)
     size = quantity(sum(leaves[i].size * leaves[i].dtype.itemsize for i in plan.delayed.leaves), "B")
-    what = listed_within([name or "the state" for name in names], 32)
+    leaf_names = listed_within([name or "the state" for name in names], 32)
     verb = "reads" if len(plan.delayed.readers) == 1 else "read"
-    late = f"as at the start of iteration t-{back}"
-    if first := lag and lag % parts:
-        newer = f"t-{back - 1}" if back > 1 else "t"
-        late += f" in the first {first} of {parts} micro-batches, of iteration {newer} in the others"
-    lines = [f"{setting}: in iteration t, {readers} {verb} {what} ({size}) {late}"]
+    age_text = f"as at the start of iteration t-{age}"
+    if num_older := lag and lag % micro_batches:
+        newer = f"t-{age - 1}" if age > 1 else "t"
+        age_text += (
+            f" in the first {num_older} of {micro_batches} micro-batches, of iteration {newer} in the others"
+        )
+    lines = [f"{setting}: in iteration t, {readers} {verb} {leaf_names} ({size}) {age_text}"]
     if len(plan.groups) == 1:
         shared = "the one device" if len(plan.groups[0]) == 1 else "all devices"
         lines.append(
@@ -184,12 +188,12 @@ def idle_notes(plan: Plan) -> list[str]:
         width = len(plan.groups[0])
         reason = f"the largest number of them that divides {plan.graph.agents} agents is {width}"
         return [f"idle: {span(plan.idle, 40)} ({reason})"] if plan.idle else []
-    found, unasked = [], set(plan.idle)
+    lines, unexplained = [], set(plan.idle)
     for name, devices in plan.unfit:
-        here = [d for d in devices if d in unasked]
-        if not here:
+        unfit = [d for d in devices if d in unexplained]
+        if not unfit:
             continue
-        unasked -= set(here)
+        unexplained -= set(unfit)
         group = next(g for g in plan.groups if g.name == name)
         sizes = sorted({f.batch_size for f in plan.graph.fragments
                         if f.batch_size and plan.group_of(f.name) == group})  # fmt: skip
@@ -199,56 +203,58 @@ def idle_notes(plan: Plan) -> list[str]:
             else f"batches of {joined_by_and([str(n) for n in sizes])}"
         )
         divides = "divides" if len(sizes) == 1 else "divide"
-        asked = len(group) + len(devices)
-        found.append(
-            f"idle: {span(here, 40)} ({name}: {batches} {divides} over {len(group)} of {asked} devices)"
+        requested = len(group) + len(devices)
+        lines.append(
+            f"idle: {span(unfit, 40)} ({name}: {batches} {divides} over {len(group)} of {requested} devices)"
         )
-    if unasked:
-        found.append(
-            f"idle: {span(sorted(unasked), 40)} ({type(plan.policy).__name__} places no fragment there)"
+    if unexplained:
+        lines.append(
+            f"idle: {span(sorted(unexplained), 40)} ({type(plan.policy).__name__} places no fragment there)"
         )
-    return found
+    return lines
 
 
-def _sharded(plan: Plan) -> list[str]:
+def _sharding_notes(plan: Plan) -> list[str]:
     """Notes on sharded parameters, leaves that stay whole, and unknown collectives."""
-    found = []
+    lines = []
     for group in plan.groups:
         if not group.shards:
             continue
-        held = _held_leaves(plan, group.name)
-        leaves = [leaf for leaf in plan.sharded if leaf.group == group.name and leaf.position in held]
+        positions = _held_leaves(plan, group.name)
+        leaves = [leaf for leaf in plan.sharded if leaf.group == group.name and leaf.position in positions]
         assert not isinstance(group.parameters, str)  # "declared" is resolved in plans
-        splitting = {rule for rule, spec in group.parameters if any(spec)}
+        splitting_rules = {rule for rule, spec in group.parameters if any(spec)}
         split = [leaf for leaf in leaves if leaf.layout.number > 1]
         size = sum(_bytes_of_leaf(plan, leaf.position) for leaf in split)
-        mine = sum(_bytes_of_leaf(plan, leaf.position) // leaf.layout.number for leaf in split)
-        found.append(
+        bytes_per_device = sum(_bytes_of_leaf(plan, leaf.position) // leaf.layout.number for leaf in split)
+        lines.append(
             f"sharded on {group.name} ({axes_text(group)}): {len(split)} leaves of {quantity(size, 'B')},"
-            f" {quantity(mine, 'B')} a device"
+            f" {quantity(bytes_per_device, 'B')} a device"
         )
         rows: dict[tuple[str, str], list[str]] = {}
         for leaf in split:
             rows.setdefault((leaf.rule, spec_text(leaf.layout.spec)), []).append(leaf.path)
         for (rule, spec), paths in rows.items():
-            found.append(f"  '{rule}' as ({spec}): {listed_within(paths, 60)}")
-        if whole := [leaf.path for leaf in leaves if leaf.layout.number == 1 and leaf.rule in splitting]:
-            found.append(f"  whole, for no dimension divides: {listed_within(whole, 60)}")
-    found += [f"rule '{rule}' of {group} takes no leaf" for group, rule in plan.unused_rules]
-    found += [f"collectives of group {group}: known after compiling" for group in plan.unpredicted]
-    read = dict.fromkeys(m.where for m in plan.movements if m.read)
-    return found + [f"collectives of group {group}: read from its compiled programs" for group in read]
+            lines.append(f"  '{rule}' as ({spec}): {listed_within(paths, 60)}")
+        if whole := [
+            leaf.path for leaf in leaves if leaf.layout.number == 1 and leaf.rule in splitting_rules
+        ]:
+            lines.append(f"  whole, for no dimension divides: {listed_within(whole, 60)}")
+    lines += [f"rule '{rule}' of {group} takes no leaf" for group, rule in plan.unused_rules]
+    lines += [f"collectives of group {group}: known after compiling" for group in plan.unpredicted]
+    measured = dict.fromkeys(m.where for m in plan.movements if m.read)
+    return lines + [f"collectives of group {group}: read from its compiled programs" for group in measured]
 
 
 def _held_leaves(plan: Plan, group: str) -> set[int]:
-    """Positions of the state's leaves that a group keeps, or receives in an iteration."""
+    """The positions of the state's leaves that a group keeps, or receives in an iteration."""
     if not isinstance(plan, SteppedPlan):
         return {leaf.position for leaf in plan.sharded}
     arriving = {b.variable for move, _ in plan.moves() for _, b in move.pairs if b.group == group}
     return {
         i
-        for i, places in enumerate(plan.schedule.leaves)
-        if any(value.group == group or value.variable in arriving for value in places)
+        for i, values in enumerate(plan.schedule.leaves)
+        if any(value.group == group or value.variable in arriving for value in values)
     }
 
 
@@ -258,17 +264,17 @@ def _bytes_of_leaf(plan: Plan, position: int) -> int:
 
 
 def notes(plan: Plan) -> list[str]:
-    """Sentences on bytes, memory, shards, staleness and idle devices, and the plan's own notes."""
+    """Sentences on bytes, memory, shards, staleness and idle devices, and then `plan.notes`."""
     return [
-        _traffic(plan),
-        _memory(plan),
-        *_sharded(plan),
-        *_staleness(plan),
+        _traffic_note(plan),
+        _memory_note(plan),
+        *_sharding_notes(plan),
+        *_staleness_notes(plan),
         *idle_notes(plan),
         *plan.notes,
     ]
 
 
 def amount(m: Movement, sign: str) -> str:
-    """Bytes of a crossing, and crossings in an iteration."""
+    """The bytes of a crossing, and the number of crossings per iteration."""
     return f"{quantity(m.bytes_per_crossing, 'B')} {sign}{m.crossings_per_iteration}"

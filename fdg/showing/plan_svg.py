@@ -1,8 +1,8 @@
 """Plans as SVG, for notebooks.
 
-A column for each group, with its devices at the head; one iteration runs downwards. A program is a card with
-its fragments, a transfer an arrow from column to column, a loop a frame around its steps. Cards side by side
-run at the same time.
+There is one column per group, with its devices at the head; one iteration runs downwards. A program is a
+card with its fragments, a transfer is an arrow from column to column, and a loop is a frame around its steps.
+Cards side by side run at the same time.
 """
 
 import html
@@ -18,35 +18,37 @@ from fdg.showing.plan_outline import (
     amount,
     batch_per_device,
     from_to,
-    in_parts,
     notes,
     outline,
+    split_fragments,
     title,
 )
 from fdg.showing.words import COLOURS, OTHER, ancestors, calls, clip, listed_within, quantity
 from fdg.tracing.graph import Fragment
 
 _LANE, _GAP, _MARGIN, _CARD, _ROW = 250, 190, 26, 14, 40
-_INK, _FAINT, _LINE = "#1a1a1a", "#5c5c5c", "#8a8a8a"
+_INK, _GREY, _LINE = "#1a1a1a", "#5c5c5c", "#8a8a8a"
 _LETTER = 0.56  # mean width of a letter, relative to the font size
 
 
 class _Canvas:
-    """Markup, piece by piece."""
+    """Collects SVG elements."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
 
-    def text(self, x: float, y: float, text: str, size: float = 12, fill: str = _INK, **more: str) -> None:
-        extra = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in more.items())
+    def text(
+        self, x: float, y: float, text: str, size: float = 12, fill: str = _INK, **attributes: str
+    ) -> None:
+        extra = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in attributes.items())
         self.parts.append(
             f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{fill}"{extra}>{html.escape(text)}</text>'
         )
 
     def box(
-        self, x: float, y: float, width: float, height: float, fill: str, stroke: str, **more: str
+        self, x: float, y: float, width: float, height: float, fill: str, stroke: str, **attributes: str
     ) -> None:
-        extra = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in more.items())
+        extra = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in attributes.items())
         self.parts.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}" '
             f'stroke="{stroke}"{extra}/>'
@@ -54,6 +56,7 @@ class _Canvas:
 
 
 def _fit(text: str, width: float, size: float) -> str:
+    """The text, shortened to about `width` pixels at a font size."""
     return clip(text, max(int(width / (size * _LETTER)), 4))
 
 
@@ -63,6 +66,8 @@ def plan_svg(plan: Plan) -> str:
 
 
 class _Drawing:
+    """The drawing of one plan. Methods that draw at `y` return the `y` below what they drew."""
+
     def __init__(self, plan: Plan):
         self.plan, self.lines = plan, outline(plan)
         self.lane = 320 if len(plan.groups) == 1 else _LANE
@@ -71,20 +76,20 @@ class _Drawing:
         in_order = sorted(plan.groups, key=lambda group: group.devices)
         self.left = {g.name: self.margin + i * (self.lane + _GAP) for i, g in enumerate(in_order)}
         self.width = 2 * self.margin + len(plan.groups) * (self.lane + _GAP) - _GAP
-        self.labels = 0.0  # right end of the labels between the columns
+        self.labels = 0.0  # the lower end of the labels between the columns
         self.back, self.front = _Canvas(), _Canvas()
 
     def markup(self) -> str:
-        y = self._title(26)
-        top, y = y, self._heads(y)
+        y = self._draw_title(26)
+        top, y = y, self._draw_heads(y)
         if len(self.plan.groups) > 1:
-            y = max(self._arrange(self.lines, y + 16, 0), self.labels)
+            y = max(self._draw_lines(self.lines, y + 16, 0), self.labels)
         else:
-            y = self._cards([line for line in self.lines if isinstance(line, RunLine)], y + 16)
+            y = self._draw_runs([line for line in self.lines if isinstance(line, RunLine)], y + 16)
         lanes = _Canvas()
         for left in self.left.values():
             lanes.box(left, top, self.lane, y - top + 4, "#f6f6f4", _LINE, rx="10")
-        height = self._footer(y + 30)
+        height = self._draw_notes(y + 30)
         label = html.escape(title(self.plan), quote=True)
         body = "".join([*lanes.parts, *self.back.parts, *self.front.parts])
         return (
@@ -98,160 +103,160 @@ class _Drawing:
 
     # --- heads of the columns ---
 
-    def _title(self, y: float) -> float:
-        for line in self._wrapped(title(self.plan), 14):
+    def _draw_title(self, y: float) -> float:
+        for line in self._wrap(title(self.plan), 14):
             self.front.text(self.margin, y, line, 14, font_weight="600")
             y += 20
         return y - 2
 
-    def _footer(self, y: float) -> float:
+    def _draw_notes(self, y: float) -> float:
         for note in notes(self.plan):
             if note.startswith("memory"):
-                continue  # drawn at the heads of the columns
-            for i, line in enumerate(self._wrapped(note, 11.5)):
-                self.front.text(self.margin + 10 * (i > 0), y, line, 11.5, _FAINT)
+                continue  # the heads of the columns show it
+            for i, line in enumerate(self._wrap(note, 11.5)):
+                self.front.text(self.margin + 10 * (i > 0), y, line, 11.5, _GREY)
                 y += 16
         return y + 4
 
-    def _wrapped(self, text: str, size: float) -> list[str]:
+    def _wrap(self, text: str, size: float) -> list[str]:
         return textwrap.wrap(text, max(int((self.width - 2 * self.margin) / (size * _LETTER)), 20))
 
-    def _heads(self, y: float) -> float:
-        """Each group's name, devices and memory."""
+    def _draw_heads(self, y: float) -> float:
+        """Draws each group's name, devices and memory."""
         memory = dict(self.plan.memory)
-        missing = [f for f in in_parts(self.plan) if f not in _in_loops(self.lines)]
+        missing = [f for f in split_fragments(self.plan) if f not in _in_loops(self.lines)]
         for group in self.plan.groups:
             x = self.left[group.name] + _CARD
             inner = self.lane - 2 * _CARD
             self.front.text(x, y + 24, _fit(group.name, inner * 0.55, 15), 15, font_weight="600")
             count = f"{len(group)} device{'s' if len(group) > 1 else ''}"
-            self.front.text(x + inner, y + 24, count, 11.5, _FAINT, text_anchor="end")
-            self._chips(group.devices, x, y + 34, inner)
+            self.front.text(x + inner, y + 24, count, 11.5, _GREY, text_anchor="end")
+            self._draw_devices(group.devices, x, y + 34, inner)
             size = f"about {quantity(memory[group.name], 'B')} each"
-            self.front.text(x, y + 68, size, 11.5, _FAINT)
-            apart = [f for f in missing if self.plan.group_of(f) == group]
-            if apart:
-                self.front.text(x, y + 84, _fit(f"{', '.join(apart)}: in parts", inner, 11), 11, _FAINT)
+            self.front.text(x, y + 68, size, 11.5, _GREY)
+            partial = [f for f in missing if self.plan.group_of(f) == group]
+            if partial:
+                self.front.text(x, y + 84, _fit(f"{', '.join(partial)}: in parts", inner, 11), 11, _GREY)
         return y + (90 if missing else 74)
 
-    def _chips(self, devices: Sequence[int], x: float, y: float, width: float) -> None:
-        """A small square for each device; if there are many, the first and the last."""
-        room = int(width // 22)
-        shown: list[int | None] = list(devices)
-        if len(shown) > room:
-            shown = [*shown[: room - 2], None, shown[-1]]
-        for i, device in enumerate(shown):
-            at = x + 22 * i
+    def _draw_devices(self, devices: Sequence[int], x: float, y: float, width: float) -> None:
+        """Draws a small square per device; if there are many, only the first devices and the last."""
+        max_chips = int(width // 22)
+        chips: list[int | None] = list(devices)
+        if len(chips) > max_chips:
+            chips = [*chips[: max_chips - 2], None, chips[-1]]
+        for i, device in enumerate(chips):
+            left = x + 22 * i
             if device is not None:
-                self.front.box(at, y, 19, 17, "#fff", "#444", rx="3")
-            word = "…" if device is None else str(device)
-            self.front.text(at + 9.5, y + 12.5, word, 10, text_anchor="middle")
+                self.front.box(left, y, 19, 17, "#fff", "#444", rx="3")
+            label = "…" if device is None else str(device)
+            self.front.text(left + 9.5, y + 12.5, label, 10, text_anchor="middle")
 
     # --- steps ---
 
-    def _arrange(self, lines: Sequence[Line], y: float, level: int) -> float:
-        """Draws lines downwards from y; returns where they end. Runs of different groups share a row."""
+    def _draw_lines(self, lines: Sequence[Line], y: float, level: int) -> float:
+        """Draws lines downwards from `y`. Successive runs of different groups share a row."""
         row: list[RunLine] = []
         for line in lines:
             if isinstance(line, RunLine) and line.program.group not in [run.program.group for run in row]:
                 row.append(line)
                 continue
-            y, row = self._cards(row, y), []
+            y, row = self._draw_runs(row, y), []
             if isinstance(line, RunLine):
                 row = [line]
             elif isinstance(line, Crossing):
-                y = self._arrow(line, y)
+                y = self._draw_transfer(line, y)
             else:
-                y = self._frame(line, y, level)
-        return self._cards(row, y)
+                y = self._draw_loop(line, y, level)
+        return self._draw_runs(row, y)
 
-    def _frame(self, loop: Trips, y: float, level: int) -> float:
-        inside = f" of {listed_within(loop.opened, 24)}" if loop.opened else ""
+    def _draw_loop(self, loop: Trips, y: float, level: int) -> float:
+        opened = f" of {listed_within(loop.opened, 24)}" if loop.opened else ""
         inset = 14 + 12 * level
         y = max(y, self.labels + 4)
         self.labels = y + 8
-        end = max(self._arrange(loop.lines, y + 30, level + 1), self.labels + 2)
+        end = max(self._draw_lines(loop.lines, y + 30, level + 1), self.labels + 2)
         self.labels = end + 4
         self.back.box(inset, y, self.width - 2 * inset, end - y, "#000", "#555", fill_opacity="0.035", rx="8",
                       stroke_dasharray="2 3")  # fmt: skip
-        label = f"for {loop.count} steps{inside}"
+        label = f"for {loop.count} steps{opened}"
         self.back.box(inset, y, len(label) * 12 * _LETTER + 20, 21, "#555", "none", rx="6")
         self.front.text(inset + 9, y + 15, label, 12, "#fff", font_weight="600")
         return end + 14
 
-    def _cards(self, runs: Sequence[RunLine], y: float) -> float:
-        return max((self._card(run, y) for run in runs), default=y)
+    def _draw_runs(self, runs: Sequence[RunLine], y: float) -> float:
+        return max((self._draw_run(run, y) for run in runs), default=y)
 
-    def _card(self, run: RunLine, y: float) -> float:
-        """A program: its fragments, and what its devices exchange."""
+    def _draw_run(self, run: RunLine, y: float) -> float:
+        """Draws a program with its fragments and collectives."""
         program = run.program
         x, width = self.left[program.group] + _CARD, self.lane - 2 * _CARD
         top, graph = y, self.plan.graph
         y += 20
-        whole = ", for all iterations" if len(self.plan.groups) == 1 else ""
-        title = _fit(f"program {program.name}{whole}", width - 20, 11)
+        scope = ", for all iterations" if len(self.plan.groups) == 1 else ""
+        title = _fit(f"program {program.name}{scope}", width - 20, 11)
         body = _Canvas()
-        body.text(x + 10, y - 5, title, 11, _FAINT)
+        body.text(x + 10, y - 5, title, 11, _GREY)
         for name in program.fragments:
             nested = len([a for a in ancestors(graph, name) if a in program.fragments])
-            self._fragment(body, graph.fragment(name), x + 8 + 12 * nested, y, width - 16 - 12 * nested)
+            self._draw_fragment(body, graph.fragment(name), x + 8 + 12 * nested, y, width - 16 - 12 * nested)
             y += _ROW
         for m in run.collectives:
-            where = f" of {m.source}" if m.source != BETWEEN else ""
-            first, second = _fit(f"{m.how}{where}", width - 40, 11), amount(m, "× ")
-            self._exchange(body, x + 10, y + 5)
-            body.text(x + 34, y + 12, first, 11)
-            body.text(x + 34, y + 26, second, 11, _FAINT)
+            source = f" of {m.source}" if m.source != BETWEEN else ""
+            name_text, amount_text = _fit(f"{m.how}{source}", width - 40, 11), amount(m, "× ")
+            self._draw_collective(body, x + 10, y + 5)
+            body.text(x + 34, y + 12, name_text, 11)
+            body.text(x + 34, y + 26, amount_text, 11, _GREY)
             y += 32
         y += 6
         self.front.box(x, top, width, y - top, "#fff", _LINE, rx="7")
         self.front.parts += body.parts
         return y + 12
 
-    def _fragment(self, canvas: _Canvas, f: Fragment, x: float, y: float, width: float) -> None:
+    def _draw_fragment(self, canvas: _Canvas, f: Fragment, x: float, y: float, width: float) -> None:
         canvas.box(x, y, width, _ROW - 5, COLOURS.get(f.role, OTHER), "none", rx="5")
-        canvas.box(x, y, 4, _ROW - 5, _STRONG.get(f.role, "#8c8c8c"), "none", rx="2")
+        canvas.box(x, y, 4, _ROW - 5, _STRONG_COLOURS.get(f.role, "#8c8c8c"), "none", rx="2")
         share = batch_per_device(self.plan, f)
         canvas.text(x + 12, y + 15, _fit(f.name, width - 70, 12.5), 12.5, font_weight="600")
         canvas.text(x + width - 8, y + 15, f"× {calls(f)}", 11.5, text_anchor="end")
         unit = "agents" if self.plan.graph.agents is not None else "batch"
-        per = f"{unit} {share}/device" if share is not None else ""
-        canvas.text(x + 12, y + 29, _fit(f.role, width - 20 - len(per) * 6, 10.5), 10.5, _FAINT)
-        if per:
-            canvas.text(x + width - 8, y + 29, per, 10.5, _FAINT, text_anchor="end")
+        share_text = f"{unit} {share}/device" if share is not None else ""
+        canvas.text(x + 12, y + 29, _fit(f.role, width - 20 - len(share_text) * 6, 10.5), 10.5, _GREY)
+        if share_text:
+            canvas.text(x + width - 8, y + 29, share_text, 10.5, _GREY, text_anchor="end")
 
-    def _exchange(self, canvas: _Canvas, x: float, y: float) -> None:
-        """Two arrows, there and back."""
+    def _draw_collective(self, canvas: _Canvas, x: float, y: float) -> None:
+        """Draws two opposite arrows, the symbol of a collective."""
         canvas.parts.append(
             f'<path d="M{x:g} {y:g} h15 m-4 -3.5 l4 3.5 l-4 3.5 '
             f'M{x + 15:g} {y + 10:g} h-15 m4 -3.5 l-4 3.5 l4 3.5" fill="none" stroke="{_INK}" '
             f'stroke-width="1.2"/>'
         )
 
-    def _arrow(self, line: Crossing, y: float) -> float:
+    def _draw_transfer(self, line: Crossing, y: float) -> float:
         m = line.movement
         source, target = self.left[line.source], self.left[line.target]
         rightwards = source < target
         start = source + self.lane if rightwards else source
         end = target if rightwards else target + self.lane
         dashes = ' stroke-dasharray="6 4"' if m.delay else ""
-        at = max(y + 6, self.labels + 24)
+        top = max(y + 6, self.labels + 24)
         self.front.parts.append(
-            f'<path d="M{start:g} {at:g} H{end:g}" fill="none" stroke="{_INK}" stroke-width="1.4"{dashes} '
+            f'<path d="M{start:g} {top:g} H{end:g}" fill="none" stroke="{_INK}" stroke-width="1.4"{dashes} '
             f'marker-end="url(#fdg-move)"><title>{html.escape(f"{m.source} -> {m.target}")}</title></path>'
         )
         middle = start + (_GAP if rightwards else -_GAP) / 2
-        self.front.text(middle, at - 7, from_to(self.plan, m, 31, " → "), 11, text_anchor="middle")
-        self.front.text(middle, at + 15, amount(m, "× "), 11, _FAINT, text_anchor="middle")
-        self.labels = at + 18
+        self.front.text(middle, top - 7, from_to(self.plan, m, 31, " → "), 11, text_anchor="middle")
+        self.front.text(middle, top + 15, amount(m, "× "), 11, _GREY, text_anchor="middle")
+        self.labels = top + 18
         if m.delay:
-            later = f"next {m.delay}"
-            self.front.text(middle, at + 29, later, 11, _FAINT, text_anchor="middle", font_style="italic")
+            delay = f"next {m.delay}"
+            self.front.text(middle, top + 29, delay, 11, _GREY, text_anchor="middle", font_style="italic")
             self.labels += 14
-        return at + 14
+        return top + 14
 
 
-_STRONG = {  # the same palette as COLOURS, at full strength
+_STRONG_COLOURS = {  # the same palette as COLOURS, at full strength
     "environment": "#009e73",
     "actor": "#0072b2",
     "buffer": "#e69f00",
@@ -266,9 +271,9 @@ def _nesting(lines: Iterable[Line]) -> int:
 
 
 def _in_loops(lines: Iterable[Line]) -> set[str]:
-    """Fragments that a loop's label names."""
-    found: set[str] = set()
+    """The fragments that the labels of loops name."""
+    names: set[str] = set()
     for line in lines:
         if isinstance(line, Trips):
-            found |= {*line.opened, *_in_loops(line.lines)}
-    return found
+            names |= {*line.opened, *_in_loops(line.lines)}
+    return names

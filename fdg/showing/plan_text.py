@@ -21,32 +21,32 @@ COLUMNS = 110  # width of a printed plan
 
 
 def plan_text(plan: Plan) -> str:
-    """The output of `print(engine.plan)`."""
+    """The text of a plan, which `print(engine.plan)` prints."""
     lines = [*textwrap.wrap(title(plan), COLUMNS, subsequent_indent="  "), ""]
     split = "agents/device" if plan.graph.agents is not None else "batch/device"
     rows = []
     for f in plan.graph.fragments:
-        group, share = plan.group_of(f.name), batch_per_device(plan, f)
+        group, batch = plan.group_of(f.name), batch_per_device(plan, f)
         indent = "  " * len(ancestors(plan.graph, f.name))
         rows.append(
             (clip(f"{indent}{f.name}", 30), clip(f.role, 18), clip(group.name, 18),
-             span(group.devices), calls(f), "-" if share is None else str(share))
+             span(group.devices), calls(f), "-" if batch is None else str(batch))
         )  # fmt: skip
     lines += table(("fragment", "role", "group", "devices", "calls", split), rows, (4, 5))
     lines.append("")
     if len(plan.groups) > 1:
         iteration = outline(plan)
-        where = [*map(_where, crossings(iteration)), *(clip(g.name, 24) for g in plan.groups)]
+        groups_texts = [*map(_groups_text, crossings(iteration)), *(clip(g.name, 24) for g in plan.groups)]
         width = (
             COLUMNS
             - len("  " * 5 + "bytes/crossing" + "crossings" + "bytes/iteration")
-            - max(map(len, where))
+            - max(map(len, groups_texts))
         )
         header = ("each iteration", "where", "bytes/crossing", "crossings", "bytes/iteration")
-        lines += table(header, list(_nest(plan, iteration, width)), (2, 3, 4))
-    elif moving := [m for m in plan.movements if m.how]:
+        lines += table(header, list(_nest_rows(plan, iteration, width)), (2, 3, 4))
+    elif moves := [m for m in plan.movements if m.how]:
         header = ("moves between devices", "how", "bytes/crossing", "crossings", "bytes/iteration")
-        lines += table(header, [(clip(m.source, 40), m.how, *_amounts(m)) for m in moving], (2, 3, 4))
+        lines += table(header, [(clip(m.source, 40), m.how, *_amounts(m)) for m in moves], (2, 3, 4))
     elif not plan.unpredicted:
         lines.append("  nothing moves between devices")
     for note in notes(plan):
@@ -55,36 +55,39 @@ def plan_text(plan: Plan) -> str:
 
 
 def _amounts(m: Movement) -> tuple[str, str, str]:
+    """The table cells of a movement: bytes per crossing, crossings, bytes per iteration."""
     sizes = quantity(m.bytes_per_crossing, "B"), quantity(m.bytes_per_iteration, "B")
     return sizes[0], str(m.crossings_per_iteration), sizes[1]
 
 
-def _nest(plan: Plan, lines: Iterable[Line], width: int, level: int = 0) -> Iterator[tuple[str, ...]]:
-    """Rows of the loop nest: steps, groups, and moved bytes."""
+def _nest_rows(plan: Plan, lines: Iterable[Line], width: int, level: int = 0) -> Iterator[tuple[str, ...]]:
+    """Yields the table rows of the loop nest: steps, groups, and moved bytes."""
     indent = "  " * level
     for line in lines:
         if isinstance(line, Trips):
-            inside = f" of {listed_within(line.opened, 20)}" if line.opened else ""
-            yield clip(f"{indent}for {line.count} steps{inside}:", width), "", "", "", ""
-            yield from _nest(plan, line.lines, width, level + 1)
+            opened = f" of {listed_within(line.opened, 20)}" if line.opened else ""
+            yield clip(f"{indent}for {line.count} steps{opened}:", width), "", "", "", ""
+            yield from _nest_rows(plan, line.lines, width, level + 1)
         elif isinstance(line, Crossing):
-            late = f" (next {line.movement.delay})" if line.movement.delay else ""
-            ends = from_to(plan, line.movement, width - len(f"{indent}move {late}"))
-            yield f"{indent}move {ends}{late}", _where(line), *_amounts(line.movement)
+            delay = f" (next {line.movement.delay})" if line.movement.delay else ""
+            direction = from_to(plan, line.movement, width - len(f"{indent}move {delay}"))
+            yield f"{indent}move {direction}{delay}", _groups_text(line), *_amounts(line.movement)
         else:
-            run = f"{indent}run {_program(line.program, width - len(indent) - 4)}"
+            run = f"{indent}run {_program_text(line.program, width - len(indent) - 4)}"
             yield run, clip(line.program.group, 24), "", "", ""
             for m in line.collectives:
-                what = f"of {m.source}" if m.source != BETWEEN else BETWEEN
-                yield clip(f"{indent}  {m.how} {what}", width), clip(m.where, 24), *_amounts(m)
+                source = f"of {m.source}" if m.source != BETWEEN else BETWEEN
+                yield clip(f"{indent}  {m.how} {source}", width), clip(m.where, 24), *_amounts(m)
 
 
-def _where(line: Crossing) -> str:
-    where = line.movement.where
-    return where if len(where) <= 24 else f"{clip(line.source, 10)} -> {clip(line.target, 10)}"
+def _groups_text(line: Crossing) -> str:
+    """The groups of a transfer, in at most 24 characters."""
+    text = line.movement.where
+    return text if len(text) <= 24 else f"{clip(line.source, 10)} -> {clip(line.target, 10)}"
 
 
-def _program(program: PlannedProgram, width: int) -> str:
+def _program_text(program: PlannedProgram, width: int) -> str:
+    """The name of a program, in at most `width` characters."""
     if " " in program.name:
         return clip(program.name, width)
     return listed_within(program.name.split("+"), width, "+")

@@ -44,7 +44,7 @@ def duration(seconds: float | None) -> str:
     if seconds >= 120:
         return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
     sizes = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
-    unit, size = next((one for one in sizes if seconds >= 0.9995 * one[1]), ("ns", 1e-9))
+    unit, size = next((entry for entry in sizes if seconds >= 0.9995 * entry[1]), ("ns", 1e-9))
     return f"{seconds / size:.3g} {unit}"
 
 
@@ -63,23 +63,23 @@ def table(header: Sequence[str], rows: Sequence[tuple[str, ...]], numeric: Seque
 
 
 def calls(fragment: Fragment) -> str:
-    """Calls in an iteration, with a tilde if they depend on the data."""
+    """The number of calls per iteration, with a tilde if it depends on the data."""
     return f"{'' if fragment.calls_exact else '~'}{fragment.calls_per_iteration}"
 
 
 def ancestors(graph: FDG, name: str) -> list[str]:
-    """Enclosing fragments, from the inside out."""
+    """The enclosing fragments of a fragment, from the inside out."""
     parent = graph.fragment(name).parent
     return [] if parent is None else [parent, *ancestors(graph, parent)]
 
 
 def clip(text: str, width: int) -> str:
-    """The text in at most `width` characters."""
+    """The text, shortened to at most `width` characters."""
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def listed_within(names: Sequence[str], width: int, separator: str = ", ") -> str:
-    """Names in at most `width` characters; the others are counted.
+    """Lists names in at most `width` characters, and counts the remaining names.
 
     >>> listed_within(["act", "step", "judge", "learn"], 18)
     'act, step, +2 more'
@@ -96,14 +96,14 @@ def listed_within(names: Sequence[str], width: int, separator: str = ", ") -> st
 
 
 def joined_by_and(names: Sequence[str], width: int = 40) -> str:
-    """Names as in a sentence; `listed_within` if that is too long."""
+    """Joins names by commas and "and"; uses `listed_within` if that is too long."""
     if len(names) < 2 or len(" and ".join(names)) > width:
         return listed_within(names, width)
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def span(devices: Sequence[int], width: int = 16) -> str:
-    """Positions as ranges: (0, 1, 2, 5) is "0-2, 5"; many are counted."""
+    """Positions as ranges: (0, 1, 2, 5) is "0-2, 5"; a long text is shortened, with the count."""
     runs: list[list[int]] = []
     for d in devices:
         if runs and d == runs[-1][-1] + 1:

@@ -1,7 +1,7 @@
 """The fragmented dataflow graph: an iteration's fragments and the arrays between them.
 
-The graph is plain, immutable data. `fdg.trace` reads it from an algorithm; `check` verifies its invariants
-after every pass that makes one.
+The graph is plain, immutable data. `fdg.trace` reads it from an algorithm; `check_graph` verifies its
+invariants after every pass that makes a graph.
 """
 
 import dataclasses
@@ -38,16 +38,16 @@ class Fragment:
     role: str
     parent: str | None  # the enclosing fragment; None at the top level
     calls_per_iteration: int
-    # False in a while loop (counted as its most trips, or one) or a branch (counted as taken)
+    # False in a while loop (counted as its maximum trips, or one) or a branch (counted as taken)
     calls_exact: bool
-    flops_per_call: int  # see `jaxprs.flops_of`
+    flops_per_call: int  # counted by `jaxprs.flops_of`
     bytes_per_call: int  # bytes of its inputs and outputs
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
 
     @property
     def batch_size(self) -> int | None:
-        """Length of the batch axis; None if the fragment declares none."""
+        """The length of the batch axis; None if the fragment declares no batch axis."""
         sizes = [a.shape[a.axis] for a in (*self.inputs, *self.outputs) if a.axis is not None]
         return sizes[0] if sizes else None
 
@@ -57,9 +57,9 @@ class Edge:
     """Arrays that `source` produces and `target` reads, transferred together.
 
     Attributes:
-      values: the `Array.value` of each, all outputs of `source`.
-      bytes_per_crossing: their total size.
-      crossings_per_iteration: transfers in an iteration.
+      values: the `Array.value` of each array; all are outputs of `source`.
+      bytes_per_crossing: the total size of the arrays.
+      crossings_per_iteration: the number of transfers per iteration.
       delay: "" within a step, "step" to the next trip of a loop, "iteration" to the next iteration.
     """
 
@@ -72,7 +72,7 @@ class Edge:
 
     @property
     def bytes_per_iteration(self) -> int:
-        """Bytes of all transfers in an iteration."""
+        """The bytes of all transfers in an iteration."""
         return self.bytes_per_crossing * self.crossings_per_iteration
 
 
@@ -81,16 +81,16 @@ class FDG(Drawable):
     """A fragmented dataflow graph.
 
     Attributes:
-      fragments: in program order; nested ones follow their parent.
-      edges: between fragments of one nesting level.
+      fragments: the fragments in program order; nested fragments follow their parent.
+      edges: the edges between fragments of one nesting level.
       state_axes: the batch axis of each leaf of the algorithm's state, if a fragment declares one.
-      jaxpr: one iteration: from the state's leaves to the next state's leaves and the metrics' leaves.
+      jaxpr: one iteration; it maps the state's leaves to the next state's leaves and the metrics' leaves.
       state: the state's pytree, of `jax.ShapeDtypeStruct`.
       metrics: the metrics' pytree, of `jax.ShapeDtypeStruct`.
-      parameter_rules: how the algorithm (or its network) declares that parameters may be sharded, or None.
+      parameter_rules: the sharding rules that the algorithm (or its network) declares, or None.
       between_agents: what agents copy from each other (`fdg.agents.BetweenAgents`), or None.
-      agents: the number of agents (`fdg.agents`); None without an axis of agents. All other attributes are of
-        one agent; `of_all` adds the axis.
+      agents: the number of agents (`fdg.agents`); None without an axis of agents. All other attributes
+        describe one agent; `of_all` adds the axis.
     """
 
     name: str
@@ -106,16 +106,18 @@ class FDG(Drawable):
 
     @property
     def output_axes(self) -> tuple[int | None, ...]:
-        """Batch axes of the jaxpr's outputs: leaves as in the inputs, metrics None."""
+        """The batch axes of the jaxpr's outputs: the leaves' axes, then None for metrics."""
         return (*self.state_axes, *[None] * len(jax.tree.leaves(self.metrics)))
 
     def of_all(self, shapes: Any) -> Any:
         """Adds the axis of agents to a pytree of shapes."""
         if self.agents is None:
             return shapes
-        lead = (self.agents,)
+        leading = (self.agents,)
         return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(lead + x.shape, x.dtype, weak_type=getattr(x, "weak_type", False)),
+            lambda x: jax.ShapeDtypeStruct(
+                leading + x.shape, x.dtype, weak_type=getattr(x, "weak_type", False)
+            ),
             shapes,
         )
 
@@ -131,7 +133,7 @@ class FDG(Drawable):
 
 
 def check_graph(graph: FDG) -> None:
-    """Checks the graph's invariants."""
+    """Checks the graph's invariants; raises `GraphError`."""
     by_name: dict[str, Fragment] = {}
     producer: dict[int, Fragment] = {}
     for fragment in graph.fragments:
@@ -153,11 +155,11 @@ def check_graph(graph: FDG) -> None:
                 f"add that fragment, or set parent=None"
             )
     for edge in graph.edges:
-        what = f"edge {edge.source} -> {edge.target}"
-        for end in (edge.source, edge.target):
-            if end not in by_name:
+        edge_text = f"edge {edge.source} -> {edge.target}"
+        for name in (edge.source, edge.target):
+            if name not in by_name:
                 raise GraphError(
-                    f"{what} names fragment '{end}', which is missing (the graph has "
+                    f"{edge_text} names fragment '{name}', which is missing (the graph has "
                     f"{', '.join(by_name) or 'none'}): add the fragment or drop the edge"
                 )
         outputs = {array.value: array for array in by_name[edge.source].outputs}
@@ -165,14 +167,14 @@ def check_graph(graph: FDG) -> None:
             if value not in outputs:
                 owner = producer.get(value)
                 raise GraphError(
-                    f"{what} carries value {value}, which fragment '{edge.source}' does not produce "
+                    f"{edge_text} carries value {value}, which fragment '{edge.source}' does not produce "
                     f"({f'it comes from {owner.name}' if owner else 'nothing does'}): "
                     f"draw the edge from its producer"
                 )
         size = sum(outputs[value].bytes for value in edge.values)
         if edge.bytes_per_crossing % max(size, 1):
             raise GraphError(
-                f"{what} moves {edge.bytes_per_crossing} bytes a crossing, but its values hold {size}: "
+                f"{edge_text} moves {edge.bytes_per_crossing} bytes a crossing, but its values hold {size}: "
                 f"it must be a whole number of them"
             )
     _check_acyclic(graph)
@@ -195,12 +197,12 @@ def _check_axes(fragment: Fragment) -> None:
 
 
 def _check_acyclic(graph: FDG) -> None:
-    before: dict[str, set[str]] = {f.name: set() for f in graph.fragments}
+    predecessors: dict[str, set[str]] = {f.name: set() for f in graph.fragments}
     for edge in graph.edges:
         if not edge.delay:
-            before[edge.target].add(edge.source)
+            predecessors[edge.target].add(edge.source)
     try:
-        graphlib.TopologicalSorter(before).prepare()
+        graphlib.TopologicalSorter(predecessors).prepare()
     except graphlib.CycleError as error:
         cycle = " -> ".join(error.args[1])
         raise GraphError(

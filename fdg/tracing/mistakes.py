@@ -16,8 +16,8 @@ from fdg import keys
 from fdg.arguments import quoted
 from fdg.errors import FdgError, GraphError, NoAttributeError, one_line, own_frame, text_of
 
-# The more specific error first: the mistake, and the traceable alternative.
-_TRACED: Mapping[type[Exception], tuple[str, str]] = {
+# By type of error, specific types first: the mistake, and an alternative that can be traced.
+_BY_TYPE: Mapping[type[Exception], tuple[str, str]] = {
     jax.errors.TracerBoolConversionError: (
         "Python's if, while, and, or, not (or bool, min, max) asks a traced value, which has no number yet",
         "use jnp.where, jax.lax.cond or jax.lax.while_loop, and &, |, ~ for and, or, not",
@@ -48,16 +48,16 @@ _TRACED: Mapping[type[Exception], tuple[str, str]] = {
     ),
 }
 
-_NO_ARRAY = (
+_NOT_AN_ARRAY = (
     "JAX was given what is no array",
     "keep texts, functions and objects outside: fields of the class, or globals",
 )
-# Errors that JAX raises as a plain TypeError, by words of them.
+# Errors that JAX raises as a plain TypeError, by words of their message.
 _BY_WORDS: Mapping[str, tuple[str, str]] = {
-    "concrete values of integer type": _TRACED[jax.errors.ConcretizationTypeError],  # a shape
-    "Only integer scalar arrays can be converted": _TRACED[jax.errors.TracerIntegerConversionError],  # range
-    "Error interpreting argument to": _NO_ARRAY,
-    "is not a valid JAX": _NO_ARRAY,
+    "concrete values of integer type": _BY_TYPE[jax.errors.ConcretizationTypeError],  # a shape
+    "Only integer scalar arrays can be converted": _BY_TYPE[jax.errors.TracerIntegerConversionError],  # range
+    "Error interpreting argument to": _NOT_AN_ARRAY,
+    "is not a valid JAX": _NOT_AN_ARRAY,
     "but was given a PRNG key": (
         "a random key is in the place of a seed",
         "use the key as it is, or jax.random.split it",
@@ -76,22 +76,22 @@ def explained(what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, FdgError | MemoryError) and not isinstance(error, NoAttributeError):
             raise
-        found = [said for kind, said in _TRACED.items() if isinstance(error, kind)]
-        found += [said for words, said in _BY_WORDS.items() if words in text_of(error)]
-        if not found:
+        matches = [entry for error_type, entry in _BY_TYPE.items() if isinstance(error, error_type)]
+        matches += [entry for words, entry in _BY_WORDS.items() if words in text_of(error)]
+        if not matches:
             if not (where := line_of(error)):
                 raise
             raise GraphError(f"{what}{where} raises {one_line(error)}{_space_of(error)}") from error
-        cause, fix = found[0]
+        cause, fix = matches[0]
         raise GraphError(f"{what}{line_of(error)}: {cause}: {fix}") from error
 
 
 def line_of(error: BaseException) -> str:
     """The last line of user code that led to an error, such as `, line 3 of maze.py (...)`."""
-    found = own_frame(error)
-    if found is None:
+    position = own_frame(error)
+    if position is None:
         return ""
-    frame, number = found
+    frame, number = position
     return located(frame.f_code.co_filename, number, frame.f_globals)
 
 
@@ -102,20 +102,20 @@ def located(file: str, number: int, names: dict[str, Any] | None = None) -> str:
 
 
 def _space_of(error: Exception) -> str:
-    """Names the space that lacks an attribute which code for another kind of space uses."""
+    """The text about a space that lacks an attribute; "" for other errors."""
     space = getattr(error, "obj", None) if isinstance(error, AttributeError) else None
     if not type(space).__module__.startswith("envs.") or isinstance(space, type):
         return ""
     return f": it is {space!r:.200}, and the code is for another kind of space"
 
 
-def check_arrays(what: str, of: str, tree: Any, fix: str) -> None:
+def check_arrays(what: str, name: str, tree: Any, fix: str) -> None:
     """Checks that all leaves of a pytree are arrays.
 
     `what` is the function that returned it, such as `Mine.init`.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        where = f"{what} returns {of}{jax.tree_util.keystr(path)}"
+        where = f"{what} returns {name}{jax.tree_util.keystr(path)}"
         if not is_array(leaf):
             kind = "an array of" if isinstance(leaf, np.ndarray) else "the"
             described = leaf.dtype if isinstance(leaf, np.ndarray) else type(leaf).__name__

@@ -21,7 +21,7 @@ from fdg.tracing.graph import Array, Edge, Fragment
 class Scope:
     """A jaxpr at one place of the program.
 
-    `calls` is its number of runs in an iteration; `node` the innermost enclosing fragment.
+    `calls` is its number of runs per iteration; `node` is the number of the innermost enclosing fragment.
     """
 
     jaxpr: core.Jaxpr
@@ -35,12 +35,12 @@ class Scope:
     def __post_init__(self):
         self.producer = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
         self.position = {v: i for i, v in enumerate(self.jaxpr.invars)}
-        self.inner: dict[int, list[Scope]] = {}  # by id of the equation
-        self.nodes: dict[int, int] = {}  # fragment called by an equation, by the equation's id
+        self.inner: dict[int, list[Scope]] = {}  # the scopes of an equation's bodies, by the equation's id
+        self.nodes: dict[int, int] = {}  # the number of the fragment that an equation calls, by its id
 
 
 class Way(NamedTuple):
-    """How a value reaches a fragment: `copies` of it, one per trip, are stacked and transferred together."""
+    """How a value reaches a fragment: its `copies`, one per trip, are stacked and transferred together."""
 
     crossings: int
     delay: str
@@ -60,27 +60,27 @@ class Reader:
         self.num_state = num_state
         self.sites: list[tuple[FragmentMark, core.JaxprEqn, Scope, Scope]] = []
         self.value_numbers: dict[tuple[int, core.Var], int] = {}
-        self._find(self.top)
+        self._find_fragments(self.top)
 
     def read(self) -> tuple[tuple[Fragment, ...], tuple[Edge, ...]]:
-        """Fragments in program order, and the edges between them."""
+        """The fragments in program order, and the edges between them."""
         names = [mark.name for mark, *_ in self.sites]
         return tuple(self._fragment(i, names) for i in range(len(self.sites))), tuple(self._edges(names))
 
-    def _find(self, scope: Scope) -> None:
+    def _find_fragments(self, scope: Scope) -> None:
         for eqn in scope.jaxpr.eqns:
             mark = FragmentMark.of(eqn)
             node = scope.node
             if mark is not None:
                 node = scope.nodes[id(eqn)] = len(self.sites)
-                self.sites.append((mark, eqn, scope, scope))  # the second scope is replaced just below
+                self.sites.append((mark, eqn, scope, scope))  # the loop below replaces the second scope
             for body in jaxprs.bodies(eqn):
                 exact = scope.exact and body.exact
                 inner = Scope(body.jaxpr, scope.calls * body.trips, exact, node, scope, eqn, body)
                 scope.inner.setdefault(id(eqn), []).append(inner)
                 if mark is not None and node is not None:
                     self.sites[node] = (mark, eqn, scope, inner)
-                self._find(inner)
+                self._find_fragments(inner)
 
     # --- nodes ---
 
@@ -120,14 +120,14 @@ class Reader:
     # --- edges ---
 
     def _edges(self, names: list[str]):
-        # Values that cross together: all of one trip, or the same number of trips stacked.
+        # Values that cross together have the same number of stacked trips.
         grouped: dict[tuple, list[tuple[int, int]]] = {}
         for target, (_, eqn, scope, _) in enumerate(self.sites):
             arrivals: dict[tuple[int, int], Way] = {}
             for source, value, way in self.sources(scope, eqn.invars):
                 key = (source, value)
-                # A value may arrive in several ways (each step, and from the last iteration to the first
-                # step): the most frequent one counts, then the least delayed.
+                # A value may arrive in several ways (in each step, and from the last iteration in the first
+                # step): the most frequent way counts; among equals, the least delayed.
                 if key not in arrivals or _precedence(way) > _precedence(arrivals[key]):
                     arrivals[key] = way
             for (source, value), way in arrivals.items():
@@ -138,57 +138,63 @@ class Reader:
             yield Edge(names[source], names[target], numbers, sum(sizes), crossings, delay)
 
     def sources(self, scope: Scope, operands: Sequence[Any], nested: bool = False):
-        """The fragments whose outputs reach some operands in `scope` through code between fragments.
+        """The fragments whose outputs reach these operands in `scope` through code between fragments.
 
-        Yields (source, value number, way). The source's own output is transferred, since code between
-        fragments is placed with its consumer; once for each run of the outermost jaxpr on its way, with a
-        loop's trips stacked. With `nested`, goes on outside of the fragments around `scope`, and into them.
+        Yields (source, value number, way). The source's output is transferred, since code between fragments
+        is placed with its consumer: once per run of the outermost jaxpr on its way, with a loop's trips
+        stacked. With `nested`, also searches outside of the fragments around `scope`, and inside them.
         """
-        around = {id(s) for s in _around(scope)}  # a carry comes from an earlier trip in these
-        entered = {s.node for s in _around(scope)} if nested else set()
+        enclosing = {id(s) for s in _enclosing(scope)}  # in these scopes, a carry comes from an earlier trip
+        open_nodes = {s.node for s in _enclosing(scope)} if nested else set()
         work: list[tuple[Scope, Any, int, tuple[int, ...], str]]
         work = [(scope, v, scope.calls, (1,), "") for v in operands]
-        seen = set()
+        visited = set()
         while work:
-            here, v, crossings, copies, delay = item = work.pop()
-            if isinstance(v, core.Literal) or (id(here), *item[1:]) in seen:
+            current, v, crossings, copies, delay = item = work.pop()
+            if isinstance(v, core.Literal) or (id(current), *item[1:]) in visited:
                 continue
-            seen.add((id(here), *item[1:]))
-            if v in here.producer:
-                eqn = here.producer[v]
+            visited.add((id(current), *item[1:]))
+            if v in current.producer:
+                eqn = current.producer[v]
                 index = eqn.outvars.index(v)
-                if here.nodes.get(id(eqn)) not in {None, *entered}:
+                if current.nodes.get(id(eqn)) not in {None, *open_nodes}:
                     size = jaxprs.bytes_of(v.aval) * copies[-1]
                     way = Way(crossings, delay, copies[-1], size)
-                    yield here.nodes[id(eqn)], self.number(here, v), way
-                elif id(eqn) in here.inner:
-                    for inner in here.inner[id(eqn)]:
+                    yield current.nodes[id(eqn)], self.number(current, v), way
+                elif id(eqn) in current.inner:
+                    for inner in current.inner[id(eqn)]:
                         if inner.body.results:
                             result = inner.jaxpr.outvars[inner.body.results[index]]
                             times = inner.body.trips if index in inner.body.stacked else 1
                             work.append((inner, result, crossings, (*copies, copies[-1] * times), delay))
                 else:
-                    work += [(here, operand, crossings, copies, delay) for operand in eqn.invars]
-            elif v in here.position:
-                position = here.position[v]
-                if here.parent is None:
+                    work += [(current, operand, crossings, copies, delay) for operand in eqn.invars]
+            elif v in current.position:
+                position = current.position[v]
+                if current.parent is None:
                     if position < self.num_state:
-                        work.append((here, here.jaxpr.outvars[position], crossings, copies, "iteration"))
+                        work.append(
+                            (current, current.jaxpr.outvars[position], crossings, copies, "iteration")
+                        )
                     continue
-                if here.node != here.parent.node and not nested:
+                if current.node != current.parent.node and not nested:
                     continue  # an input of the enclosing fragment: its own edges show the source
-                for carried, previous in here.body.carry:
+                for carried, previous in current.body.carry:
                     if carried == position:
-                        late = delay or ("step" if id(here) in around else "")
-                        work.append((here, here.jaxpr.outvars[previous], crossings, copies, late))
-                outer = here.eqn.invars[here.body.operands[position]]
-                outside = copies[:-1] if len(copies) > 1 else copies
-                work.append((here.parent, outer, min(crossings, here.parent.calls), outside, delay))
+                        new_delay = delay or ("step" if id(current) in enclosing else "")
+                        work.append((current, current.jaxpr.outvars[previous], crossings, copies, new_delay))
+                outer = current.eqn.invars[current.body.operands[position]]
+                outer_copies = copies[:-1] if len(copies) > 1 else copies
+                work.append(
+                    (current.parent, outer, min(crossings, current.parent.calls), outer_copies, delay)
+                )
 
 
-def _around(scope: Scope | None) -> list[Scope]:
-    return [] if scope is None else [scope, *_around(scope.parent)]
+def _enclosing(scope: Scope | None) -> list[Scope]:
+    """The scope and all scopes around it, from the inside out."""
+    return [] if scope is None else [scope, *_enclosing(scope.parent)]
 
 
 def _precedence(way: Way) -> tuple[int, int, int]:
+    """The rank of a way: more crossings first, then a smaller delay, then more bytes."""
     return way.crossings, -["", "step", "iteration"].index(way.delay), way.bytes

@@ -13,10 +13,13 @@ from fdg.errors import FdgWarning, is_generated, whose_file
 from fdg.tracing.mistakes import located
 
 _DRAWS = ("random_bits", "random_gamma")
-_CONSTANT, _KEPT, _NEW = range(3)  # what a value depends on: no input; inputs that never change; any other
+# What a value depends on: no input; only inputs that never change; other inputs.
+_CONSTANT, _UNCHANGED, _NEW = range(3)
 
 
 class _Draw(NamedTuple):
+    """A random draw whose key never changes."""
+
     depends: int
     calls: tuple[core.JaxprEqn, ...]  # the draw, and the calls around it, outermost first
 
@@ -25,32 +28,32 @@ def warn_of_same_draws(name: str, jaxpr: Any, state: Any) -> None:
     """Warns about each line of user code that draws the same numbers in every iteration."""
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     leaves = jax.tree_util.tree_leaves_with_path(state)
-    kept = [_source(jaxpr, out) is v for v, out in zip(jaxpr.invars, jaxpr.outvars, strict=False)]
-    said = set()
-    draws = _follow(jaxpr, tuple(_KEPT if one else _NEW for one in kept))[1]
+    is_unchanged = [_source(jaxpr, out) is v for v, out in zip(jaxpr.invars, jaxpr.outvars, strict=False)]
+    reported = set()
+    draws = _follow(jaxpr, tuple(_UNCHANGED if fixed else _NEW for fixed in is_unchanged))[1]
     _follow.cache_clear()  # jaxprs may hold arrays
     for draw in draws:
-        if (line := _line(draw.calls)) is None or line in said:
+        if (line := _line(draw.calls)) is None or line in reported:
             continue
-        why, fix = "a constant key", "use the key that step is given, or one of the state"
-        if draw.depends == _KEPT:
+        reason, fix = "a constant key", "use the key that step is given, or one of the state"
+        if draw.depends == _UNCHANGED:
             paths = [
                 jax.tree_util.keystr(path)
-                for (path, leaf), same in zip(leaves, kept, strict=False)
-                if same and (keys.is_key(leaf.dtype) or leaf.dtype == "uint32")
+                for (path, leaf), is_same in zip(leaves, is_unchanged, strict=False)
+                if is_same and (keys.is_key(leaf.dtype) or leaf.dtype == "uint32")
             ]
-            why = f"state{(paths or [''])[0]}, which it returns as it was"
+            reason = f"state{(paths or [''])[0]}, which it returns as it was"
             fix = "key, now = jax.random.split(key), draw from now and return the new key"
-        said.add(line)
+        reported.add(line)
         warnings.warn(
-            f"{name}.iterate{line} draws from {why}: the numbers are the same each time: {fix}",
+            f"{name}.iterate{line} draws from {reason}: the numbers are the same each time: {fix}",
             FdgWarning,
             stacklevel=4,
         )
 
 
 def _source(jaxpr: core.Jaxpr, atom: Any) -> Any:
-    """The variable that a value was before calls that return it unchanged."""
+    """The variable that a value equals, through calls that return it unchanged."""
     for eqn in reversed(jaxpr.eqns):
         if atom in eqn.outvars:
             if jaxprs.is_identity(eqn):
@@ -60,35 +63,37 @@ def _source(jaxpr: core.Jaxpr, atom: Any) -> Any:
             if len(inner) != 1 or inner[0].carry or inner[0].sliced or inner[0].stacked:
                 return atom
             (body,) = inner
-            inside = _source(body.jaxpr, body.jaxpr.outvars[body.results.index(eqn.outvars.index(atom))])
-            if inside not in body.jaxpr.invars:
+            inner_source = _source(
+                body.jaxpr, body.jaxpr.outvars[body.results.index(eqn.outvars.index(atom))]
+            )
+            if inner_source not in body.jaxpr.invars:
                 return atom
-            atom = eqn.invars[body.operands[body.jaxpr.invars.index(inside)]]
+            atom = eqn.invars[body.operands[body.jaxpr.invars.index(inner_source)]]
     return atom
 
 
 @functools.cache
 def _follow(jaxpr: core.Jaxpr, inputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[_Draw, ...]]:
-    """The dependencies of the outputs, and the draws that depend on no changing input."""
-    known = dict(zip(jaxpr.invars, inputs, strict=True))  # a constant of the jaxpr
+    """What each output depends on, and the draws whose key does not depend on a changing input."""
+    dependency = dict(zip(jaxpr.invars, inputs, strict=True))  # constants of the jaxpr are absent
     draws: list[_Draw] = []
 
-    def of(atom: Any) -> int:
-        return _CONSTANT if jaxprs.is_literal(atom) else known.get(atom, _CONSTANT)
+    def dependency_of(atom: Any) -> int:
+        return _CONSTANT if jaxprs.is_literal(atom) else dependency.get(atom, _CONSTANT)
 
     for eqn in jaxpr.eqns:
-        depends = [of(v) for v in eqn.invars]
+        depends = [dependency_of(v) for v in eqn.invars]
         if eqn.primitive.name in _DRAWS and depends[0] != _NEW:
             draws.append(_Draw(depends[0], (eqn,)))
         inner = jaxprs.bodies(eqn)
         results = [max(depends, default=_CONSTANT)] * len(eqn.outvars)
         for body in inner:
-            taken, found = _looped(body, tuple(depends[i] for i in body.operands))
-            draws += [draw._replace(calls=(eqn, *draw.calls)) for draw in found]
+            outputs, inner_draws = _looped(body, tuple(depends[i] for i in body.operands))
+            draws += [draw._replace(calls=(eqn, *draw.calls)) for draw in inner_draws]
             if len(inner) == 1:
-                results = [taken[i] for i in body.results]
-        known.update(zip(eqn.outvars, results, strict=True))
-    return tuple(of(v) for v in jaxpr.outvars), tuple(draws)
+                results = [outputs[i] for i in body.results]
+        dependency.update(zip(eqn.outvars, results, strict=True))
+    return tuple(dependency_of(v) for v in jaxpr.outvars), tuple(draws)
 
 
 def _looped(body: jaxprs.Body, inputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[_Draw, ...]]:

@@ -29,25 +29,25 @@ def weakness(tree: Any) -> list[bool]:
 
 
 def with_weakness(tree: Any, weak: list[bool]) -> Any:
-    """Shapes with the weak types `weak`."""
+    """Shapes and dtypes of a pytree, with the weak types `weak`."""
     leaves, structure = jax.tree.flatten(tree)
     pairs = zip(leaves, weak, strict=True)
     typed = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=is_weak) for leaf, is_weak in pairs]
     return jax.tree.unflatten(structure, typed)
 
 
-def computes_alike(one: Any, other: Any) -> bool:
+def computes_alike(a: Any, b: Any) -> bool:
     """Whether two traces of a function compute in the same dtypes, apart from no-op conversions.
 
     JAX computes `x * n` in the dtype of `x` if `n` is weakly typed. One program serves all iterations, so if
-    a leaf of the state is weakly typed only before some of them, both traces must compute alike. Weak types
-    matter only in dtype promotion, so comparing operations and dtypes is enough.
+    a leaf of the state is weakly typed only in some iterations, both traces must compute in the same dtypes.
+    Weak types matter only in dtype promotion, so it is enough to compare operations and dtypes.
     """
-    return collections.Counter(_operations(one)) == collections.Counter(_operations(other))
+    return collections.Counter(_operations(a)) == collections.Counter(_operations(b))
 
 
 def _operations(jaxpr: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each operation at any depth, with the dtypes of its operands and results."""
+    """Yields each operation at any depth, with the dtypes of its operands and results."""
     eqn: Any
     for eqn in jaxprs.open_jaxpr(jaxpr).eqns:
         dtypes = tuple(str(getattr(v.aval, "dtype", "")) for v in (*eqn.invars, *eqn.outvars))
@@ -60,26 +60,26 @@ def _operations(jaxpr: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
 def name_fragments(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Numbers fragments of the same name: `act`, `act.2`, `act.3`, in program order.
 
-    A fragment is then identified by its mark (`FragmentMark.of(eqn).name`). A jaxpr with unique names is
+    The mark of a fragment then identifies it (`FragmentMark.of(eqn).name`). A jaxpr with unique names is
     returned unchanged.
     """
-    used: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
 
-    def unused(name: str) -> str:
-        used[name] += 1
-        return name if used[name] == 1 else unused(f"{name}.{used[name]}")
+    def unique_name(name: str) -> str:
+        counts[name] += 1
+        return name if counts[name] == 1 else unique_name(f"{name}.{counts[name]}")
 
-    def named(inside_of: core.Jaxpr, how: Any, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
-        for eqn in inside_of.eqns:
+    def name_block(block: core.Jaxpr, how: Any, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
+        for eqn in block.eqns:
             mark = FragmentMark.of(eqn)
-            if mark is not None and (name := unused(mark.name)) != mark.name:
+            if mark is not None and (name := unique_name(mark.name)) != mark.name:
                 eqn = eqn.replace(params={**eqn.params, "name": str(FragmentMark(mark.role, name))})
             yield inside(eqn, how=object())  # a body that is called twice has fragments with two names
 
-    return jaxprs.rewrite_blocks(jaxpr, named)
+    return jaxprs.rewrite_blocks(jaxpr, name_block)
 
 
-WHOLE = "iteration"  # role of an iteration in which nothing is marked
+WHOLE = "iteration"  # the role of an iteration without fragments
 
 
 @checked_names
@@ -92,7 +92,7 @@ def trace(algorithm: Any) -> FDG:
     Args:
       algorithm: any object with `init(key) -> state` and `iterate(state) -> (state, metrics)`. Its optional
         `check_when_traced(state)` is called with the state's shapes and may raise. For several agents
-        (`fdg.agents`), the graph is that of one.
+        (`fdg.agents`), the graph describes one agent.
 
     Raises:
       GraphError: `iterate` changes the structure, a shape or a dtype of the state; a leaf of state or metrics
@@ -109,7 +109,7 @@ def trace(algorithm: Any) -> FDG:
             algorithm.check_when_traced(state)
     leaves, structure = jax.tree.flatten(state)
     output: list[Any] = []
-    returned: list[bool] = []  # which leaves the last trace returned weakly typed
+    returned: list[bool] = []  # for each leaf, whether the last trace returned it weakly typed
 
     def iterate(*leaves):
         result = algorithm.iterate(jax.tree.unflatten(structure, leaves))
@@ -124,36 +124,36 @@ def trace(algorithm: Any) -> FDG:
         _check_fixed_point(name, state, shapes[0])
         output.append(shapes)
         returned[:] = weakness(new_state)
-        # Outputs are strongly typed; the next iteration gets the types that were returned.
-        strong = [jax.lax.convert_element_type(n, o.dtype) if not keys.is_key(o.dtype) else n
+        # Outputs are strongly typed; the next iteration gets weak types from `returned`.
+        typed = [jax.lax.convert_element_type(n, o.dtype) if not keys.is_key(o.dtype) else n
                   for n, o in zip(jax.tree.leaves(new_state), leaves, strict=True)]  # fmt: skip
-        return *strong, *jax.tree.leaves(metrics)
+        return *typed, *jax.tree.leaves(metrics)
 
     def jaxpr_of(function: Any, weak: list[bool]) -> Any:
-        what, first = f"{name}.iterate", not output
-        with explained(what), check_unchanged(algorithm, what, "iteration", warns=first):
+        function_name, is_first = f"{name}.iterate", not output
+        with explained(function_name), check_unchanged(algorithm, function_name, "iteration", warns=is_first):
             return jaxprs.lowered(jax.make_jaxpr(function)(*with_weakness(leaves, weak)))
 
-    def traced(function: Any) -> FDG:
+    def trace_graph(function: Any) -> FDG:
         nonlocal state
         weak = weakness(leaves)
-        jaxpr, seen = jaxpr_of(function, weak), [weak]
-        while (after := list(returned)) not in seen:
-            if not computes_alike(jaxpr, jaxpr_of(function, after)):
-                raise GraphError(_changes_weakness(name, state, seen[-1], after))
-            seen.append(after)
-        state = with_weakness(state, seen[-1])
+        jaxpr, tried = jaxpr_of(function, weak), [weak]
+        while (weak_results := list(returned)) not in tried:
+            if not computes_alike(jaxpr, jaxpr_of(function, weak_results)):
+                raise GraphError(_weakness_message(name, state, tried[-1], weak_results))
+            tried.append(weak_results)
+        state = with_weakness(state, tried[-1])
         try:
             core.check_jaxpr(jaxprs.open_jaxpr(jaxpr))
         except TypeError as error:
-            first = str(error).strip().splitlines()[0]
-            raise GraphError(f"{name}.iterate makes a program that JAX refuses: {first}") from error
+            is_first = str(error).strip().splitlines()[0]
+            raise GraphError(f"{name}.iterate makes a program that JAX refuses: {is_first}") from error
         return read_graph(name, jaxpr, state, output[-1][1])
 
-    graph = traced(iterate)
+    graph = trace_graph(iterate)
     warn_of_same_draws(name, graph.jaxpr, state)
     if not graph.fragments:
-        graph = traced(fragment(WHOLE, in_axes=None, out_axes=None, name="iterate")(iterate))
+        graph = trace_graph(fragment(WHOLE, in_axes=None, out_axes=None, name="iterate")(iterate))
     network = getattr(algorithm, "network", None)
     rules = getattr(algorithm, "parameter_rules", None) or getattr(network, "parameter_rules", None)
     between_agents = getattr(algorithm, "between_agents", None)
@@ -161,28 +161,28 @@ def trace(algorithm: Any) -> FDG:
 
 
 def side_by_side(graph: FDG, count: int | None) -> FDG:
-    """The graph of `count` agents, each with the graph `graph`; `graph` itself for None."""
+    """The graph of `count` agents, each with the graph `graph`; the same object for None."""
     if count is None:
         return graph
     return dataclasses.replace(graph if graph.agents is None else in_one(graph, graph.state), agents=count)
 
 
 def in_one(graph: FDG, state: Any) -> FDG:
-    """The graph of several agents as that of an algorithm without an axis of agents.
+    """Turns the graph of several agents into a graph without an axis of agents.
 
-    Each operation is mapped over agents, and has an additional axis; each agent's batch can be split. `state`
-    is the algorithm's own part of the graph's state: its first leaves.
+    Each operation is vmapped over agents and has an additional axis, so each agent's batch can be split.
+    `state` is the algorithm's state, whose leaves are the first of the graph's state.
     """
     agents = graph.agents
     assert agents is not None
 
-    def make() -> FDG:
+    def map_graph() -> FDG:
         iterate = iterate_all(graph.jaxpr, agents, state, graph.state_axes, graph.between_agents)
         of_all, metrics = graph.of_all((graph.state, graph.metrics))
         jaxpr = jaxprs.lowered(jax.make_jaxpr(iterate)(*jax.tree.leaves(of_all)))
         return read_graph(graph.name, jaxpr, of_all, metrics)
 
-    return dataclasses.replace(_IN_ONE(graph.jaxpr, agents, make), parameter_rules=graph.parameter_rules)
+    return dataclasses.replace(_IN_ONE(graph.jaxpr, agents, map_graph), parameter_rules=graph.parameter_rules)
 
 
 _IN_ONE: IdentityCache[FDG] = IdentityCache(max_entries=16)
@@ -199,7 +199,7 @@ def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
 
 
 def abstract_state(algorithm: Any) -> Any:
-    """The state's pytree as `jax.ShapeDtypeStruct`, weakly typed where `init` returns Python numbers."""
+    """The state's pytree of `jax.ShapeDtypeStruct`; leaves that `init` returns as Python numbers are weak."""
     name = type(algorithm).__name__
 
     def init() -> Any:
@@ -214,38 +214,39 @@ def abstract_state(algorithm: Any) -> Any:
     return with_weakness(shapes, weakness(shapes))
 
 
-_LEAVES = 3  # that a message names
+_MAX_LEAVES = 3  # the maximum number of leaves that a message names
 
 
-def _structures(before: Any, after: Any) -> str:
-    """How the structures of two states differ: added or removed leaves, else the first part that differs."""
-    ours, theirs = (
+def _describe_structures(before: Any, after: Any) -> str:
+    """Describes how the structures of two states differ: new or missing leaves, else the first part."""
+    before_names, after_names = (
         [f"state{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
         for tree in (before, after)
     )
-    kinds = {
-        "new": [one for one in theirs if one not in ours],
-        "gone": [one for one in ours if one not in theirs],
+    by_kind = {
+        "new": [name for name in after_names if name not in before_names],
+        "gone": [name for name in before_names if name not in after_names],
     }
-    found = [
-        f"{', '.join(some[:_LEAVES])}{f' and {len(some) - _LEAVES} more' if some[_LEAVES:] else ''}: {what}"
-        for what, some in kinds.items()
-        if some
+    parts = [
+        f"{', '.join(names[:_MAX_LEAVES])}"
+        f"{f' and {len(names) - _MAX_LEAVES} more' if names[_MAX_LEAVES:] else ''}: {kind}"
+        for kind, names in by_kind.items()
+        if names
     ]
-    if found:
-        return "; ".join(found)
-    return _other_part(before, after, "state")
+    if parts:
+        return "; ".join(parts)
+    return _describe_part(before, after, "state")
 
 
-def _other_part(before: Any, after: Any, where: str) -> str:
-    """The innermost part whose kind differs, of two trees with the same leaves."""
+def _describe_part(before: Any, after: Any, where: str) -> str:
+    """Describes the innermost part whose type differs between two trees with the same leaves."""
     one, two = (
         jax.tree_util.tree_leaves_with_path(x, is_leaf=lambda y, x=x: y is not x) for x in (before, after)
     )
     if type(before) is type(after):
         for (path, x), (_, y) in zip(one, two, strict=False):
             if jax.tree.structure(x) != jax.tree.structure(y):  # type: ignore[operator]
-                return _other_part(x, y, where + jax.tree_util.keystr(path))
+                return _describe_part(x, y, where + jax.tree_util.keystr(path))
     kinds = [type(x).__name__ for x in (before, after)]
     return f"{where} is {kinds[1]}, and was {kinds[0]}"
 
@@ -254,7 +255,7 @@ def _check_fixed_point(name: str, before: Any, after: Any) -> None:
     if jax.tree.structure(before) != jax.tree.structure(after):  # type: ignore[operator]
         raise GraphError(
             f"{name}.iterate returns a state of another structure than init: "
-            f"{_structures(before, after)}: keep every field"
+            f"{_describe_structures(before, after)}: keep every field"
         )
     for (path, old), new in zip(
         jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
@@ -266,7 +267,7 @@ def _check_fixed_point(name: str, before: Any, after: Any) -> None:
             )
 
 
-def _changes_weakness(name: str, state: Any, before: list[bool], after: list[bool]) -> str:
+def _weakness_message(name: str, state: Any, before: list[bool], after: list[bool]) -> str:
     """The message about a leaf that is weakly typed before some iterations only."""
     found = zip(jax.tree_util.tree_leaves_with_path(state), before, after, strict=True)
     path, dtype, old = next((path, leaf.dtype, old) for (path, leaf), old, new in found if old != new)

@@ -1,8 +1,8 @@
 """Batch rules: what each operation does with a batch axis: carry it along, reduce it, or need it whole.
 
 A rule maps (equation, axes of its operands, at least one of them not None) to a `RuleResult`. Operands of an
-operation without a rule are gathered. To add a rule: put it with its kind, its name into that file's `RULES`,
-and a row into `tests/batch/sweep.py`, which compares it with XLA's partitioner.
+operation without a rule are gathered. To add a rule, write it into the file of its kind, add its name to that
+file's `RULES`, and add a row to `tests/batch/operations.py`, which compares it with XLA's partitioner.
 """
 
 from fdg.batch.rules import declared, elementwise, lookup, products, random, reduce, shape

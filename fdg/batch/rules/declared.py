@@ -8,18 +8,18 @@ from fdg.batch.rules.result import Axis, Rule, RuleResult
 
 
 def _rowwise(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Of the declared splits, takes the one that most operands have; others are gathered or sliced."""
+    """Takes the declared split that most operands have; operands that are split otherwise are gathered."""
     if has_draws_from_the_batch(jaxprs.open_jaxpr(eqn.params["jaxpr"])):
         return None
 
-    def fitting(split: Any) -> int:
+    def num_matching(split: Any) -> int:
         return sum(a is not None and a == declared for a, declared in zip(operands, split[0], strict=True))
 
-    inputs, results = max(eqn.params["splits"], key=fitting)
-    if not fitting((inputs, results)):
+    inputs, results = max(eqn.params["splits"], key=num_matching)
+    if not num_matching((inputs, results)):
         return None
-    other = [i for i, (a, d) in enumerate(zip(operands, inputs, strict=True)) if a not in (None, d)]
-    return RuleResult(results, tuple(other), local=True)
+    gathered = [i for i, (a, d) in enumerate(zip(operands, inputs, strict=True)) if a not in (None, d)]
+    return RuleResult(results, tuple(gathered), local=True)
 
 
 RULES: dict[str, Rule] = {"rowwise": _rowwise}

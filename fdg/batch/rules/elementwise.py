@@ -14,11 +14,11 @@ _ELEMENTWISE = """abs acos acosh add add_any and asin asinh atan atan2 atanh bes
 
 _LOOPS = (
     "igamma igammac igamma_grad_a polygamma regularized_incomplete_beta zeta".split()
-)  # over all elements, once they are lowered
+)  # these are lowered to loops over all elements
 
 
 def _bitcast(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """A narrower type adds a last axis, a wider one removes it."""
+    """A narrower type adds a last axis, a wider type removes it."""
     rank = len(shape_of(eqn.outvars[0]))
     return None if operands[0] is not None and operands[0] >= rank else every_result(eqn, operands[0])
 

@@ -6,7 +6,7 @@ from fdg import jaxprs
 from fdg.batch.rules.result import Axis, Rule, RuleResult, except_axes, locally, same, shape_of
 
 Role = tuple[str, int]
-"""What becomes of an operand's axis: ("sum", which contraction) or ("out", which axis of the result)."""
+"""What becomes of an operand's axis: ("sum", index of the contraction) or ("out", the result's axis)."""
 
 
 def _dot_general(eqn: Any, operands: list[Axis]) -> RuleResult | None:
@@ -53,20 +53,20 @@ def _convolution(eqn: Any, operands: list[Axis]) -> RuleResult | None:
         roles = [None if a is None else side.get(a) for a, side in zip(operands, (rows, inputs), strict=True)]
         unknown = any(a is not None and role is None for a, role in zip(operands, roles, strict=True))
         return None if unknown else _product(eqn, *roles)
-    # Groups, as `vmap` makes them of kernels of the rows' own: their axis is split, and so are the groups.
+    # `vmap` turns kernels that differ by row into groups: their axis is split, and so are the groups.
     if operands == [lhs[1] if features > 1 else lhs[0], rhs[0]]:
         return RuleResult((out[1],), local=True, divided=(groups,))
     return RuleResult((out[0],)) if batches == 1 and operands == [lhs[0], None] else None
 
 
 def _matrices(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Linear algebra on the last two axes; accompanying vectors have one."""
+    """Linear algebra on the last two axes of matrices, or the last axis of vectors; others are carried."""
     batch = max(len(shape_of(v)) for v in eqn.invars) - 2
     return None if any(a is not None and a >= batch for a in operands) else same(eqn, operands)
 
 
 def _triangular_solve(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Right-hand sides are independent."""
+    """Right-hand sides are independent, so their axis can be split."""
     rank = len(shape_of(eqn.invars[1]))
     free = rank - 1 if eqn.params["left_side"] else rank - 2
     return RuleResult((free,)) if operands == [None, free] else _matrices(eqn, operands)

@@ -1,4 +1,4 @@
-"""Rules of random draws; threefry draws depend only on their own key (`keys.draws_from_the_batch`)."""
+"""Rules of random draws; a threefry draw depends only on its key (`keys.draws_from_the_batch`)."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from fdg.batch.rules.result import Axis, Rule, RuleResult, locally, same, shape_
 
 
 def _gamma(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Keys are leading axes, one for each row of the parameter."""
+    """The axes of the keys are leading axes; there is one key per row of the parameter."""
     return same(eqn, operands) if operands[0] is not None and operands[1] in (None, operands[0]) else None
 
 
 def creates(eqn: Any, axis: Axis) -> bool:
-    """Whether each part of an operation's result can be computed by itself from replicated values."""
+    """Whether each device can compute its part of a result, split along `axis`, from replicated values."""
     name = eqn.primitive.name
     if keys.draws_from_the_batch(eqn):
         return False
@@ -24,13 +24,13 @@ def creates(eqn: Any, axis: Axis) -> bool:
 
 
 def has_draws_from_the_batch(jaxpr: Any) -> bool:
-    """Whether an open jaxpr draws, at any depth, numbers that depend on the batch of keys."""
+    """Whether an open jaxpr, at any depth, draws numbers that depend on the whole batch of keys."""
     return any(map(keys.draws_from_the_batch, jaxprs.walk(jaxpr.eqns)))
 
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys("random_clone random_fold_in threefry2x32".split(), same),
-    # The shape of the keys is kept as leading axes.
+    # The axes of the keys remain leading axes.
     **dict.fromkeys("random_bits random_split random_unwrap random_wrap random_seed".split(), same),
     "random_gamma": locally(_gamma),
 }

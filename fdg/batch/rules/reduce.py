@@ -18,24 +18,24 @@ from fdg.batch.rules.result import (
 
 
 def _reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    (axis,), gone = operands, eqn.params["axes"]
-    if axis is None or axis in gone:
+    (axis,), reduced_axes = operands, eqn.params["axes"]
+    if axis is None or axis in reduced_axes:
         return every_result(eqn, None, reduced=True)
-    return every_result(eqn, without(axis, gone))
+    return every_result(eqn, without(axis, reduced_axes))
 
 
 def _reduce_extreme(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """XLA has its own order of complex numbers, and cannot all-reduce with it."""
-    found = _reduce(eqn, operands)
-    unordered = jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.complexfloating)
-    return None if found is None or (found.reduced and unordered) else found
+    """XLA reduces complex numbers in an order that its all-reduce does not support."""
+    result = _reduce(eqn, operands)
+    is_complex = jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.complexfloating)
+    return None if result is None or (result.reduced and is_complex) else result
 
 
 def _reduce_bits(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """Bitwise reductions: XLA can all-reduce `and` and `or` of booleans only, and `xor` not at all."""
-    found = _reduce(eqn, operands)
-    logical = eqn.invars[0].aval.dtype == bool and eqn.primitive.name != "reduce_xor"
-    return None if found is None or (found.reduced and not logical) else found
+    result = _reduce(eqn, operands)
+    is_supported = eqn.invars[0].aval.dtype == bool and eqn.primitive.name != "reduce_xor"
+    return None if result is None or (result.reduced and not is_supported) else result
 
 
 def _arg_reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
@@ -43,12 +43,12 @@ def _arg_reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _any_function(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """A reduction with a user-defined function: its operands are arrays, then their initial values."""
-    axis, gone = first(operands), eqn.params["dimensions"]
-    if axis is None or axis in gone:
+    """A reduction with a user-defined function, whose operands are arrays and then their initial values."""
+    axis, reduced_axes = first(operands), eqn.params["dimensions"]
+    if axis is None or axis in reduced_axes:
         return None
-    others = [i for i, a in enumerate(operands) if a not in (None, axis)]
-    return every_result(eqn, without(axis, gone), *others)
+    gathered = [i for i, a in enumerate(operands) if a not in (None, axis)]
+    return every_result(eqn, without(axis, reduced_axes), *gathered)
 
 
 def window_covers(eqn: Any, axis: int) -> bool:
@@ -59,7 +59,7 @@ def window_covers(eqn: Any, axis: int) -> bool:
 
 
 def _window(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Window reductions: they keep the batch axis if the window does not extend along it."""
+    """Window reductions keep the batch axis if the window does not extend along it."""
     axis = first(operands)
     if axis is None or window_covers(eqn, axis):
         return None
@@ -67,11 +67,11 @@ def _window(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _fourier(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    transformed = len(eqn.params["fft_lengths"])
+    num_transformed = len(eqn.params["fft_lengths"])
     axis = operands[0]
     return (
         None
-        if axis is None or axis >= len(shape_of(eqn.invars[0])) - transformed
+        if axis is None or axis >= len(shape_of(eqn.invars[0])) - num_transformed
         else every_result(eqn, axis)
     )
 

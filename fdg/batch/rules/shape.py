@@ -25,22 +25,22 @@ def _transpose(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _squeeze(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    axis, gone = operands[0], eqn.params["dimensions"]
-    return None if axis is None or axis in gone else every_result(eqn, without(axis, gone))
+    axis, removed = operands[0], eqn.params["dimensions"]
+    return None if axis is None or axis in removed else every_result(eqn, without(axis, removed))
 
 
 def _unstack(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    axis, gone = operands[0], eqn.params["axis"]
-    return None if axis is None or axis == gone else every_result(eqn, axis - (gone < axis))
+    axis, removed = operands[0], eqn.params["axis"]
+    return None if axis is None or axis == removed else every_result(eqn, axis - (removed < axis))
 
 
 def _stack(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    found, new = same(eqn, operands), eqn.params["axis"]
-    return found and found._replace(axes=tuple(a + (new <= a) for a in found.axes if a is not None))
+    result, new_axis = same(eqn, operands), eqn.params["axis"]
+    return result and result._replace(axes=tuple(a + (new_axis <= a) for a in result.axes if a is not None))
 
 
 def _reshape(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """The batch axis is kept if it is the major axis of what it is merged into or split from."""
+    """The batch axis is kept if it is the major axis among the merged or split axes."""
     shape, axis = shape_of(eqn.invars[0]), operands[0]
     if axis is None:
         return None
@@ -57,7 +57,7 @@ def _tile(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _kept_whole(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Slices, updates of slices, padding: axes whose length they do not change are carried along."""
+    """Slices, updates of slices and padding carry along axes whose length they do not change."""
     axis = first(operands)
     arrays = [v for v in (*eqn.invars, *eqn.outvars) if len(shape_of(v)) == len(shape_of(eqn.invars[0]))]
     if axis is None or len({shape_of(v)[axis] for v in arrays if shape_of(v)}) != 1:
