@@ -1,4 +1,4 @@
-"""Distribution policies: small values that say which devices each role lives on. One file each."""
+"""Distribution policies: small values that map each role to devices. Each policy has its own file."""
 
 import dataclasses
 import re
@@ -82,19 +82,19 @@ def names() -> tuple[str, ...]:
 
 @checked_names
 def get(name: str) -> type:
-    """The policy class of a name, in snake case or the class's spelling.
+    """The policy class with this name, in snake case or spelled as the class.
 
     Raises:
-      FdgError: the name is that of another library's network or policy.
-      UnknownNameError: no policy has this name; suggests the nearest.
+      FdgError: the name belongs to another library's policy network.
+      UnknownNameError: no policy has this name; the message has the most similar names.
 
     >>> get("gpu_only")()
     GPUOnly()
     """
-    found = _BY_NAME.get(_snake_case(str(name)))
+    policy = _BY_NAME.get(_snake_case(str(name)))
     if network := not_a_policy(name):
-        raise FdgError(f"policy {network} (a policy says on which devices what runs)")
-    if found is None:
+        raise FdgError(f"policy {network} (a policy of fdg maps fragments to devices)")
+    if policy is None:
         raise unknown_name("policy", name, _BY_NAME)
-    assert dataclasses.is_dataclass(found)
-    return found
+    assert dataclasses.is_dataclass(policy)
+    return policy

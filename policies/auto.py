@@ -1,4 +1,4 @@
-"""`auto`: the policy with the shortest predicted time, with the sizes of its groups."""
+"""`auto`: chooses the policy, and the sizes of its groups, with the shortest predicted time."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ POLICIES: tuple[type, ...] = (
     Central,
 )
 _VARIED = ("shuffle", "precision")  # fields that slightly change results
-_LOOKED_AT = 2  # candidates for reporting the gain of more staleness
+_LOOKED_AT = 2  # best candidates for which the gain of more staleness is reported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,18 +41,21 @@ class Auto:
 
     Attributes:
       max_staleness: the largest staleness to consider; above 0, results change.
-      may_change: fields of the algorithm to choose too, as in "shuffle,precision"; they change results.
+      may_change: further fields of the algorithm to choose, such as "shuffle,precision"; results change.
       measure: whether to compile and time the best three candidates.
     """
 
     max_staleness: int = dataclasses.field(
         default=0,
-        metadata={"help": "the most that auto may let actors' parameters lag: it changes the numbers"},
+        metadata={
+            "help": "the largest staleness that --policy auto may choose; staleness changes the results"
+        },
     )
     may_change: str | None = dataclasses.field(
         default=None,
         metadata={
-            "help": "what else auto may change, and numbers with it: shuffle,precision (None: nothing)"
+            "help": "fields that --policy auto may also change, though results change: shuffle,precision"
+            " (None: no fields)"
         },
     )
     measure: bool = dataclasses.field(
@@ -66,9 +69,9 @@ class Auto:
             )
         if not isinstance(self.may_change, str | None):
             raise FdgError(f"may_change={self.may_change!r}: give a string of names, or None")
-        wrong = [name for name in self.changeable if name not in _VARIED]
-        if wrong:
-            raise FdgError(f"may_change: '{wrong[0]}' is none of {', '.join(_VARIED)}")
+        unknown = [name for name in self.changeable if name not in _VARIED]
+        if unknown:
+            raise FdgError(f"may_change: '{unknown[0]}' must be one of {', '.join(_VARIED)}")
 
     @property
     def changeable(self) -> tuple[str, ...]:
@@ -89,43 +92,43 @@ def auto(
     all_devices: bool = False,
     further: bool = True,
 ) -> Choice:
-    """Predicts the time of every policy with every sensible size of its groups; returns the fastest.
+    """Predicts the time of each policy with each sensible size of its groups; returns the fastest.
 
-    Fields of a policy with `metadata={"devices": True}` are sizes of its groups; your own policy is included
-    once it is in `policies`. Nothing is compiled or run.
+    Fields of a policy with `metadata={"devices": True}` are sizes of its groups. Your own policy takes part
+    if it is in `policies`. Nothing is compiled or run.
 
     Args:
       algorithm: any algorithm.
-      devices: the devices to choose from: a number of host devices, a list, or a cluster; None for all of
-        JAX's. The result may use fewer.
+      devices: the devices to choose from: a number of host devices, a list, or a cluster; None for all
+        devices of JAX. The result may use fewer.
       max_staleness: the largest staleness to consider.
-      may_change: fields of the algorithm to choose too: "shuffle" and "precision".
+      may_change: further fields of the algorithm to choose: "shuffle" and "precision".
       num_seeds: as for `fdg.compile`.
-      policies: policy classes to try, or values, whose groups are fixed; for a single value more numbers of
+      policies: policy classes to try, or policies with fixed groups; for a single one, more numbers of
         devices are tried.
       graph: the algorithm's graph, if already traced.
       all_devices: the policy must get all devices.
-      further: report what `max_staleness` and `may_change` would gain.
+      further: whether to report the gain of more staleness and of further changes.
 
     Returns:
-      `.policy`, `.devices` (their number), `.algorithm`, `.seconds` (predicted, of an iteration),
-      `.prediction`, `.table` (print it).
+      A value with `policy`, `devices` (their number), `algorithm`, `seconds` (predicted, per iteration),
+      `prediction` and `table` (to print).
 
     Raises:
       FdgError: the rates of these devices are unknown, or no policy is possible.
     """
     allowed = Auto(max_staleness, ",".join(may_change))
     cluster = _cluster(devices)
-    given, (algorithm, num_seeds) = algorithm, split_agents(algorithm, num_seeds)
-    known: dict[Any, tuple[Any, FDG]] = {}
+    original, (algorithm, num_seeds) = algorithm, split_agents(algorithm, num_seeds)
+    graphs: dict[Any, tuple[Any, FDG]] = {}
     if graph is not None:
-        known[()] = algorithm, dataclasses.replace(graph, agents=None)
+        graphs[()] = algorithm, dataclasses.replace(graph, agents=None)
 
     def graph_of(variant: tuple[tuple[str, Any], ...]) -> tuple[Any, FDG]:
-        if variant not in known:
+        if variant not in graphs:
             changed = dataclasses.replace(algorithm, **dict(variant)) if variant else algorithm
-            known[variant] = changed, trace(changed)
-        return known[variant]
+            graphs[variant] = changed, trace(changed)
+        return graphs[variant]
 
     def graph_of_all(variant: tuple[tuple[str, Any], ...]) -> tuple[Any, FDG]:
         changed, graph = graph_of(variant)
@@ -141,20 +144,20 @@ def auto(
         for count in counts
         for policy in candidates_of(classes, count, range(max_staleness + 1))
     ]
-    others = [name for name in _VARIED if name not in allowed.changeable]
-    more = functools.partial(_if_allowed, algorithm, others, max_staleness)
+    forbidden = [name for name in _VARIED if name not in allowed.changeable]
+    report_further = functools.partial(_if_allowed, algorithm, forbidden, max_staleness)
     platforms = functools.partial(_platforms, devices)
-    choice = choose(candidates, cluster, graph_of_all, platforms, more if further else None)
-    if given is not algorithm:  # several agents
+    choice = choose(candidates, cluster, graph_of_all, platforms, report_further if further else None)
+    if original is not algorithm:  # several agents
         return dataclasses.replace(choice, algorithm=of_seeds(choice.algorithm, num_seeds))
-    return dataclasses.replace(choice, graph=known[choice.rows[0].candidate.variant][1])
+    return dataclasses.replace(choice, graph=graphs[choice.rows[0].candidate.variant][1])
 
 
 def _cluster(devices: int | Sequence[jax.Device] | Cluster | None) -> Cluster:
     if isinstance(devices, Cluster):
         return devices
     if isinstance(devices, int) and devices < 1:
-        raise FdgError(f"devices={devices}: at least one is needed")
+        raise FdgError(f"devices={devices}: give a number of at least 1")
     return cluster_for(jax.devices() if devices is None else devices)
 
 
@@ -171,7 +174,7 @@ def fewer(count: int) -> list[int]:
     >>> fewer(8), fewer(3)
     ([8, 4, 2, 1], [3, 1])
     """
-    halves = [count // by for by in (1, 2, 4) if count % by == 0 and count // by >= 1]
+    halves = [count // divisor for divisor in (1, 2, 4) if count % divisor == 0 and count // divisor >= 1]
     return list(dict.fromkeys([*halves, 1]))
 
 

@@ -22,35 +22,39 @@ class Colocated(ShardsParameters):
 
     Attributes:
       generation_parallel: devices that share the parameters in generation, a divisor of `model_parallel`;
-        None for as many as in training, in one program.
-      rewards: number of devices, from the front, for the role `reward` (a reward on the host needs one); None
-        for all.
+        None: as many as in training, in one program.
+      rewards: the number of devices, from the first, for the role `reward` (a reward on the host needs one);
+        None: all.
     """
 
     generation_parallel: int | None = dataclasses.field(
         default=None,
-        metadata={"help": "devices that split parameters to generate, fewer than to train; None: as many"},
+        metadata={
+            "help": "devices that split parameters in generation, fewer than in training; None: as many"
+        },
     )
     rewards: int | None = dataclasses.field(
-        default=None, metadata={"help": "devices of the reward alone, 1 for one on the host; None: all"}
+        default=None, metadata={"help": "devices that compute rewards, 1 for a reward on the host; None: all"}
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wide, narrow = self.model_parallel, self.generation_parallel
-        if narrow is not None and (not isinstance(narrow, int) or narrow < 1 or wide % narrow):
+        training, generation = self.model_parallel, self.generation_parallel
+        if generation is not None and (
+            not isinstance(generation, int) or generation < 1 or training % generation
+        ):
             raise PlanError(
-                f"Colocated: generation_parallel={narrow!r} is no divisor of model_parallel={wide}: each"
-                f" device's part to train has to lie within its part to generate"
+                f"Colocated: generation_parallel={generation!r} is not a divisor of model_parallel="
+                f"{training}: each device's shard for training must lie within its shard for generation"
             )
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """One group; or two on the same devices, with different sharding of parameters."""
-        everyone = self.sharded(Group("all", tuple(range(len(devices)))))
-        learning, acting = everyone, everyone
+        all_devices = self.sharded(Group("all", tuple(range(len(devices)))))
+        learning, acting = all_devices, all_devices
         if self.generation_parallel is not None and len(devices) > 1:
-            learning = dataclasses.replace(everyone, name="training")
-            acting = generating(everyone, "generation", self.generation_parallel)
+            learning = dataclasses.replace(all_devices, name="training")
+            acting = generating(all_devices, "generation", self.generation_parallel)
         judging = acting
         if self.rewards is not None and len(devices) > 1:
             judging, _ = divide(self, devices, rewards=self.rewards, others=None)

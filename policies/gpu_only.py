@@ -9,7 +9,7 @@ from policies.parameters import ShardsParameters
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GPUOnly(ShardsParameters):
-    """All fragments share all devices; each batch is split over them, and only gradients are exchanged.
+    """All fragments share all devices; each batch is split over the devices, which only exchange gradients.
 
     The layout of WarpDrive (Lan et al., JMLR 2022), Podracer's Anakin (Hessel et al., arXiv 2104.06272) and
     PureJaxRL (Lu et al., NeurIPS 2022). Works on any number of devices of any kind, CPUs included.
@@ -19,5 +19,5 @@ class GPUOnly(ShardsParameters):
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """One group of all devices."""
-        everyone = self.sharded(Group("all", tuple(range(len(devices)))))
-        return dict.fromkeys(("environment", "actor", "buffer", "learner"), everyone)
+        all_devices = self.sharded(Group("all", tuple(range(len(devices)))))
+        return dict.fromkeys(("environment", "actor", "buffer", "learner"), all_devices)

@@ -13,7 +13,7 @@ from policies.parameters import ShardsParameters
 class MultiLearner(ShardsParameters):
     """Every device acts and learns on its share of the batch; the environments run on the host's CPU.
 
-    With only CPUs, or only accelerators, environments share the learners' devices. The layout of
+    With only CPUs, or only accelerators, environments share the learners' devices. This is the layout of
     data-parallel learners such as RLlib's DD-PPO (Wijmans et al., ICLR 2020).
 
     `model_parallel` and `parameters` (`ShardsParameters`) apply to the learners.
@@ -22,7 +22,7 @@ class MultiLearner(ShardsParameters):
     uses_host: ClassVar[bool] = True  # by default, accelerators come with their host's CPU
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
-        """Puts the environments on CPUs among accelerators; all else is on every accelerator."""
+        """Puts the environments on CPUs among accelerators, and the other roles on every accelerator."""
         accelerators, hosts = accelerators_and_hosts(devices)
         learners = self.sharded(Group("learners", tuple(accelerators)))
         environments = Group("environments", tuple(hosts)) if hosts else learners

@@ -10,7 +10,7 @@ from fdg.placing.policy import DECLARED, Group, Rules, parameter_rules
 
 @checked_names
 def fsdp(axis: str = "batch") -> Rules:
-    """Splits every leaf over the devices of a mesh axis, along its largest dimension that divides.
+    """Splits every leaf over the devices of a mesh axis, along its largest divisible dimension.
 
     Fully sharded data parallelism (Rajbhandari et al., arXiv 1910.02054).
 
@@ -26,7 +26,7 @@ def fsdp(axis: str = "batch") -> Rules:
 
 
 def group_size(default: int | None, text: str) -> Any:
-    """A policy's field: the number of devices of one of its groups; `text` is its help."""
+    """A field of a policy for the number of devices of a group; `text` is its help."""
     return dataclasses.field(default=default, metadata={"devices": True, "help": text})
 
 
@@ -36,8 +36,8 @@ class ShardsParameters:
 
     Attributes:
       model_parallel: devices that share one part of the batch, the mesh axis `model`.
-      parameters: rules on the paths of leaves; "fsdp"; "declared" for the rules of the algorithm's network,
-        the default if `model_parallel` is more than 1.
+      parameters: rules on the paths of leaves; or "fsdp"; or "declared" for the rules of the algorithm's
+        network, which is the default if `model_parallel` is more than 1.
     """
 
     model_parallel: int = dataclasses.field(
@@ -52,7 +52,7 @@ class ShardsParameters:
     )
 
     def __new__(cls, *args: Any, **given: Any) -> Any:
-        """Refuses unknown fields, and suggests the nearest."""
+        """Raises an error for unknown fields, with the most similar name."""
         if args or given:  # copies and pickles pass none
             check_call(cls, args, given)
         return super().__new__(cls)
@@ -60,22 +60,23 @@ class ShardsParameters:
     def __post_init__(self) -> None:
         if not isinstance(self.model_parallel, int) or self.model_parallel < 1:
             raise PlanError(
-                f"{type(self).__name__}: model_parallel={self.model_parallel!r}: at least one device is"
-                f" needed"
+                f"{type(self).__name__}: model_parallel={self.model_parallel!r}: give a number of at least 1"
             )
         if not isinstance(self.parameters, str | None):
             object.__setattr__(self, "parameters", parameter_rules(self.parameters))
-        parameter_rules(self.parameters)  # also checks words, here rather than later
+        parameter_rules(self.parameters)  # checks words early
 
     def __repr__(self) -> str:
-        """As for any dataclass, without `model_parallel` and such fields at their defaults."""
+        """The usual text of a dataclass, without keyword-only fields that have their defaults."""
         fields = sorted(dataclasses.fields(self), key=lambda field: bool(field.kw_only))
-        own = [f for f in fields if f.repr and not (f.kw_only and getattr(self, f.name) == f.default)]
-        words = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in own)
-        return f"{type(self).__qualname__}({words})"
+        shown_fields = [
+            f for f in fields if f.repr and not (f.kw_only and getattr(self, f.name) == f.default)
+        ]
+        text = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in shown_fields)
+        return f"{type(self).__qualname__}({text})"
 
     def sharded(self, group: Group) -> Group:
-        """The group with the mesh and the rules of these fields."""
+        """The group with the mesh and the sharding rules of these fields."""
         rules = self.parameters
         if rules is None:
             rules = DECLARED if self.model_parallel > 1 else ()
@@ -84,7 +85,7 @@ class ShardsParameters:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Lags(ShardsParameters):
-    """The field of a policy whose actors may use parameters older by a part of an iteration.
+    """The field of a policy whose actors may use parameters that lag by a part of an iteration.
 
     Attributes:
       lag: like `staleness`, in micro-batches: with `M` of them in an iteration, `lag=k*M` is `staleness=k`.
@@ -96,12 +97,12 @@ class Lags(ShardsParameters):
     lag: int = dataclasses.field(
         default=0,
         kw_only=True,
-        metadata={"help": "as staleness, in micro-batches"},
+        metadata={"help": "staleness in micro-batches"},
     )
 
 
 def generating(group: Group, name: str, width: int) -> Group:
-    """The group's devices for generation: rows of fewer devices that share parameters, more rows per batch.
+    """The group's devices for generation, in more rows of fewer devices that share parameters.
 
     In each row of the group, devices whose training shards form one generation shard are neighbours, and each
     device's training shard lies within its generation shard (Sheng et al., arXiv 2409.19256, section 5.3).
@@ -112,10 +113,10 @@ def generating(group: Group, name: str, width: int) -> Group:
     >>> generating(Group("all", tuple(range(8)), model=4), "generation", 2).devices
     (0, 2, 1, 3, 4, 6, 5, 7)
     """
-    parts = max(group.model // width, 1)  # of a training row: number of generation rows
+    parts = max(group.model // width, 1)  # generation rows per training row
     row, order = parts * width, []
-    for first in range(0, len(group.devices) - row + 1, row):
-        order += [first + g * parts + j for j in range(parts) for g in range(width)]
+    for start in range(0, len(group.devices) - row + 1, row):
+        order += [start + g * parts + j for j in range(parts) for g in range(width)]
     order += range(len(order), len(group.devices))
     return dataclasses.replace(
         group,

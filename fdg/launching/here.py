@@ -25,50 +25,50 @@ class Here:
         self.count = count
 
     def reserve(self, first: bool) -> int:
-        """The number of processes of the next `run`."""
+        """The number of processes that the next `run` starts."""
         return self.count
 
     def run(self, words: Sequence[str]) -> Ending:
         """Starts `fdg.train` in each process, and waits until all have ended."""
-        # The key lets only these processes join. Other users can read a command line, so it goes into the
-        # environment.
-        own = {lines.KEY_VARIABLE: secrets.token_hex(32), TIED: "1"}
+        # Only processes with the key can join. It is in the environment, since other users can read command
+        # lines.
+        private_variables = {lines.KEY_VARIABLE: secrets.token_hex(32), TIED: "1"}
         address = f"localhost:{ports.free_port('localhost')}"
         processes: list[subprocess.Popen] = []
         readers: list[threading.Thread] = []
-        errors: list[str] = []  # of all processes except the first
-        asked = threading.Event()
+        errors: list[str] = []  # error lines of all processes except the first
+        user_ended = threading.Event()
 
         def forward(number: int, _: Any) -> None:
-            asked.set()
-            if number != signal.SIGINT:  # a terminal sends SIGINT to all of them
+            user_ended.set()
+            if number != signal.SIGINT:  # which a terminal sends to all processes
                 for process in processes:
                     process.send_signal(number)
 
-        with ctrl_c.signal_handler(forward):  # the processes end by themselves, then this one
+        with ctrl_c.signal_handler(forward):  # the processes end by themselves, and this process last
             try:
                 for i in range(self.count):
-                    mine = triple(address, self.count, i)
+                    process_flags = triple(address, self.count, i)
                     # On a machine with GPUs, process i gets GPU i; CPU devices ignore this variable.
-                    environment = {"JAX_LOCAL_DEVICE_IDS": str(i), **own, **os.environ}
-                    process = _start([*words, *mine], environment, quiet=i > 0)
+                    environment = {"JAX_LOCAL_DEVICE_IDS": str(i), **private_variables, **os.environ}
+                    process = _start([*words, *process_flags], environment, quiet=i > 0)
                     processes.append(process)
                     if i:
                         readers.append(
                             threading.Thread(target=_forward_lines, args=(i, process, errors), daemon=True)
                         )
                         readers[-1].start()
-                return ending_of(_wait(processes), asked.is_set())
+                return ending_of(_wait(processes), user_ended.is_set())
             finally:
                 for process in processes:
                     process.kill()
                 for process in processes:
-                    process.wait()  # they hold the lock of the run directory, which a restart needs
+                    process.wait()  # a restart needs the lock of the run directory, which they hold
                     if process.stdin is not None:
                         process.stdin.close()
                 for reader in readers:
                     reader.join(1)
-                if processes and processes[0].returncode != REFUSED:  # process 0 has printed it
+                if processes and processes[0].returncode != REFUSED:  # else process 0 has printed the error
                     print(*errors, sep="", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class Here:
 
 
 def triple(address: str, count: int, index: int) -> list[str]:
-    """The flags with which a process joins the run."""
+    """The flags with which process `index` of `count` joins the run."""
     return ["--coordinator-address", address, "--num-processes", str(count), "--process-id", str(index)]
 
 
@@ -84,17 +84,17 @@ def _start(words: Sequence[str], environment: Mapping[str, str], quiet: bool) ->
     return subprocess.Popen(
         [sys.executable, "-m", "fdg.train", *words],
         env=environment,
-        stdin=subprocess.PIPE,  # it ends when this end is closed: see `fdg.process_exit`
+        stdin=subprocess.PIPE,  # the process ends when this pipe is closed: see `fdg.process_exit`
         stderr=subprocess.PIPE if quiet else None,
         text=True,
     )
 
 
 def _forward_lines(index: int, process: subprocess.Popen, errors: list[str]) -> None:
-    """Forwards a process's standard error; lines that begin with `error: ` are kept for the end."""
+    """Forwards a process's standard error; collects lines that begin with `error: ` in `errors`."""
     assert process.stderr is not None
-    with process.stderr as said:
-        for line in said:
+    with process.stderr as stream:
+        for line in stream:
             if line.startswith("error: "):
                 errors.append(f"[{index}] {line}")
                 continue
@@ -104,45 +104,49 @@ def _forward_lines(index: int, process: subprocess.Popen, errors: list[str]) -> 
 
 
 def _wait(processes: Sequence[subprocess.Popen]) -> list[Process]:
-    """Waits for the processes; returns how each ended, in the order of their ends.
+    """Waits for the processes; returns how they ended, in order of time.
 
-    After a failure the others have some seconds to end; those that do not are left out (`run` kills them). A
-    stopped process (SIGSTOP) counts as lost after `SILENT_SECONDS`, or at once if another one that waited for
-    it has failed.
+    After a failure the others have some seconds to end; processes that still run are left out (`run` kills
+    them). A stopped process (SIGSTOP) counts as lost after `SILENT_SECONDS`, or at once if a process has
+    failed and all others have ended or are stopped.
     """
-    ended: dict[int, Process] = {}
-    stopped: dict[int, float] = {}  # seconds, without those when this process was suspended
-    deadline, before = float("inf"), time.monotonic()
+    ended_processes: dict[int, Process] = {}
+    stopped: dict[int, float] = {}  # seconds, without the time in which this process was suspended
+    deadline, last_check = float("inf"), time.monotonic()
 
-    def lose(i: int) -> None:
-        how = "it was stopped by a signal, and did not go on"
-        ended[i] = Process(_who(i, processes[i]), None, how)
+    def mark_lost(i: int) -> None:
+        how = "a signal stopped it, and it did not continue"
+        ended_processes[i] = Process(_process_name(i, processes[i]), None, how)
 
-    while len(ended) < len(processes) and time.monotonic() < deadline:
+    while len(ended_processes) < len(processes) and time.monotonic() < deadline:
         time.sleep(0.05)
-        before, passed = time.monotonic(), min(1.0, time.monotonic() - before)
+        last_check, elapsed = time.monotonic(), min(1.0, time.monotonic() - last_check)
         for i, process in enumerate(processes):
-            if i in ended:
+            if i in ended_processes:
                 continue
             if _is_stopped(process, i in stopped):
-                stopped[i] = stopped.get(i, 0.0) + passed
+                stopped[i] = stopped.get(i, 0.0) + elapsed
             else:
                 stopped.pop(i, None)
             if stopped.get(i, 0.0) >= lines.SILENT_SECONDS:
-                lose(i)
+                mark_lost(i)
             elif process.returncode is not None:
-                ended[i] = Process(_who(i, process), process.returncode)
-        lost = [one for one in ended.values() if one.status is None or one.status < 0]
-        if any(one.status != 0 for one in ended.values()):
+                ended_processes[i] = Process(_process_name(i, process), process.returncode)
+        lost = [
+            process_end
+            for process_end in ended_processes.values()
+            if process_end.status is None or process_end.status < 0
+        ]
+        if any(process_end.status != 0 for process_end in ended_processes.values()):
             deadline = min(deadline, time.monotonic() + (LOST_SECONDS if lost else STOP_SECONDS))
-            if all(i in ended or i in stopped for i in range(len(processes))):
+            if all(i in ended_processes or i in stopped for i in range(len(processes))):
                 break
-    for i in stopped.keys() - ended.keys():
-        lose(i)
-    return list(ended.values())
+    for i in stopped.keys() - ended_processes.keys():
+        mark_lost(i)
+    return list(ended_processes.values())
 
 
-def _who(index: int, process: subprocess.Popen) -> str:
+def _process_name(index: int, process: subprocess.Popen) -> str:
     return f"process {index} (host {socket.gethostname()}, pid {process.pid})"
 
 
@@ -150,11 +154,11 @@ def _is_stopped(process: subprocess.Popen, was_stopped: bool) -> bool:
     """Whether a process is stopped; records its exit status if it has ended."""
     while process.returncode is None:
         try:
-            found, status = os.waitpid(process.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            pid, status = os.waitpid(process.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
         except ChildProcessError:  # another thread has waited for it
             process.poll()
             return False
-        if not found:
+        if not pid:
             return was_stopped
         if not (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
             process.returncode = os.waitstatus_to_exitcode(status)

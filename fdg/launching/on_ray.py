@@ -18,11 +18,11 @@ from fdg.launching.restarting import REFUSED, STOP_SECONDS, Ending, Process, end
 from fdg.process_exit import TIED
 from fdg.processes import lines, ports
 
-_FOLLOW_SECONDS = 1.0  # of one poll of a host's output
-_SILENT_SECONDS = 40.0  # after which a host that does not answer counts as gone
-_RESERVE_SECONDS = 15.0  # until all nodes have made room; Ray may not know yet that one is gone
+_FOLLOW_SECONDS = 1.0  # length of one poll of a host's output
+_SILENT_SECONDS = 40.0  # after which a host without answers counts as lost
+_RESERVE_SECONDS = 15.0  # time limit of a reservation; Ray may not know yet that a node is lost
 _RETRY_SECONDS = 150.0  # time limit of a restart to find nodes
-_STOPPED_SECONDS = 10.0  # until killed actors are gone
+_STOPPED_SECONDS = 10.0  # time limit for killed actors to end
 _NODE_LOST = "its node was lost"
 _ACCELERATORS = ("GPU", "TPU")
 
@@ -33,7 +33,7 @@ class _Started:
 
     index: int
     actor: Any
-    node: str  # Ray's name of the node
+    node: str  # Ray's ID of the node
     host: str
     pid: int = 0
     silent: float = 0.0  # seconds without an answer of its actor, while this process was awake
@@ -46,26 +46,29 @@ class _Started:
 class OnRay:
     """A launcher that starts a process on each node of a Ray cluster.
 
-    `nodes=None` takes all that have room for a process; `cpus` are those that Ray reserves for one.
+    `nodes=None` uses all nodes with room for a process; `cpus` is what Ray reserves per process.
     """
 
     def __init__(self, address: str | None = None, nodes: int | None = None, cpus: float = 1.0):
         self._ray = ray_cluster.connect(address)
         self._cpus, self._group, self.count = cpus, None, 0
         self._bundle: dict[str, float] = {}
-        usable = self._usable()
+        usable = self._usable_nodes()
         if nodes is not None and nodes > len(usable):
-            there = ", ".join(_described(node, self._wanted()) for node in self._alive()) or "none"
+            resources = (
+                ", ".join(_node_text(node, self._process_resources()) for node in self._alive_nodes())
+                or "none"
+            )
             raise FdgError(
                 f"--nodes {nodes}: {len(usable)} nodes of the Ray cluster at {self.address} have room"
-                f" ({there}): use --nodes {max(1, len(usable))}, or add nodes with"
+                f" ({resources}): use --nodes {max(1, len(usable))}, or add nodes with"
                 f" `ray start --address {self.address}`"
             )
         if not usable:
             raise FdgError(
                 f"no node of the Ray cluster at {self.address} has {cpus:g} CPUs: see `ray status`"
             )
-        self._most = nodes or len(usable)
+        self._max_nodes = nodes or len(usable)
 
     @property
     def address(self) -> str:
@@ -73,14 +76,14 @@ class OnRay:
         return self._ray.get_runtime_context().gcs_address
 
     def reserve(self, first: bool) -> int:
-        """Reserves room for a process on each node; in later calls, on the remaining nodes."""
+        """Reserves room for a process on each node, or on the remaining nodes after the first call."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
         self._release()
         deadline = time.monotonic() + (0.0 if first else _RETRY_SECONDS)
         while True:
-            bundle = self._bundle = self._wanted()
-            count = min(self._most, len(self._usable()))
+            bundle = self._bundle = self._process_resources()
+            count = min(self._max_nodes, len(self._usable_nodes()))
             if count:
                 group = placement_group([bundle] * count, strategy="STRICT_SPREAD")
                 if group.wait(_RESERVE_SECONDS):
@@ -90,36 +93,40 @@ class OnRay:
             if time.monotonic() >= deadline:
                 break
             time.sleep(1)
-        wanted = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+        resources = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
         if first:
             raise FdgError(
-                f"the nodes of the Ray cluster at {self.address} are busy: {count} of them with {wanted}"
-                f" free each are wanted: see `ray status`, or use fewer --nodes"
+                f"the nodes of the Ray cluster at {self.address} are busy: the run needs {count} nodes with"
+                f" {resources} free on each: see `ray status`, or use fewer --nodes"
             )
-        raise RunError(f"no node of the Ray cluster at {self.address} has {wanted} free to go on with")
+        raise RunError(
+            f"no node of the Ray cluster at {self.address} has {resources} free, so the run cannot restart"
+        )
 
     def run(self, words: Sequence[str]) -> Ending:
         """Starts `fdg.train` on each reserved node and forwards its output until all have ended."""
-        with ctrl_c.collected_signals(_end, 2) as asked:  # forwarded to the processes, which save first
+        with ctrl_c.collected_signals(
+            _exit_by_signal, 2
+        ) as signals:  # `_follow` forwards them, and processes save before they end
             started: list[_Started] = []
             try:
-                started, meeting = self._place()
-                failed = self._start(started, meeting, words)
-                ended = [failed] if failed else self._follow(started, asked)
+                started, meeting_place = self._start_actors()
+                failed_process = self._start(started, meeting_place, words)
+                ended_processes = [failed_process] if failed_process else self._follow(started, signals)
             except self._ray.exceptions.RayError as error:
-                ended = [Process("the Ray cluster", None, one_line(error))]
+                ended_processes = [Process("the Ray cluster", None, one_line(error))]
             finally:
                 self._stop(started)
                 self._release()
-            return ending_of(ended, bool(asked))
+            return ending_of(ended_processes, bool(signals))
 
     def close(self) -> None:
         """Disconnects from the cluster."""
         self._release()
         self._ray.shutdown()
 
-    def _place(self) -> tuple[list[_Started], Mapping[str, Any]]:
-        """An actor on each reserved node, and the address of the first one, where the processes meet."""
+    def _start_actors(self) -> tuple[list[_Started], Mapping[str, Any]]:
+        """Starts an actor on each reserved node; returns them, and the place where the processes meet."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         bundle = self._bundle
@@ -144,106 +151,111 @@ class OnRay:
         return started, places[0]
 
     def _start(
-        self, started: Sequence[_Started], first: Mapping[str, Any], words: Sequence[str]
+        self, started: Sequence[_Started], meeting_place: Mapping[str, Any], words: Sequence[str]
     ) -> Process | None:
-        """Starts all processes; returns one that could not be started, or None."""
-        host = "localhost" if ports.is_local(first["ip"]) else first["ip"]
-        address = f"[{host}]:{first['port']}" if ":" in host else f"{host}:{first['port']}"
+        """Starts all processes; returns a process that could not be started, or None."""
+        host = "localhost" if ports.is_local(meeting_place["ip"]) else meeting_place["ip"]
+        address = f"[{host}]:{meeting_place['port']}" if ":" in host else f"{host}:{meeting_place['port']}"
         environment = {
             **ray_cluster.inherited_variables(os.environ),
             lines.KEY_VARIABLE: secrets.token_hex(32),
             TIED: "1",
-            "RAY_ADDRESS": first["address"],  # for fleets of environments
+            "RAY_ADDRESS": meeting_place["address"],  # for fleets of environments
         }
         replies = []
-        for one in started:
-            mine = triple(address, len(started), one.index) if len(started) > 1 else []
-            command = ["-m", "fdg.train", *words, *mine]
-            replies.append(one.actor.start.remote(command, environment, os.getcwd()))
-        for one, reply in zip(started, replies, strict=True):
-            one.pid, refusal = self._ray.get(reply)
+        for process in started:
+            flags = triple(address, len(started), process.index) if len(started) > 1 else []
+            command = ["-m", "fdg.train", *words, *flags]
+            replies.append(process.actor.start.remote(command, environment, os.getcwd()))
+        for process, reply in zip(started, replies, strict=True):
+            process.pid, refusal = self._ray.get(reply)
             if refusal:
-                return Process(f"process {one.index} (host {one.host})", REFUSED, refusal)
+                return Process(f"process {process.index} (host {process.host})", REFUSED, refusal)
         return None
 
-    def _follow(self, started: Sequence[_Started], asked: Sequence[int]) -> list[Process]:
-        """Forwards the output until all have ended; returns how each ended, in that order."""
-        ended: list[Process] = []
-        waiting = {self._look(one): one for one in started}
-        deadline, sent, before = math.inf, 0, time.monotonic()
+    def _follow(self, started: Sequence[_Started], signals: Sequence[int]) -> list[Process]:
+        """Forwards the output until all processes have ended; returns how they ended, in order of time."""
+        ended_processes: list[Process] = []
+        waiting = {self._request_output(process): process for process in started}
+        deadline, num_sent, last_poll = math.inf, 0, time.monotonic()
         while waiting and time.monotonic() < deadline:
             ready, _ = self._ray.wait(list(waiting), timeout=_FOLLOW_SECONDS)
-            before, passed = time.monotonic(), time.monotonic() - before
-            for number in asked[sent:]:
-                sent += 1
-                for one in waiting.values():
-                    one.actor.signal.remote(number)
-            for look in ready:
-                one = waiting.pop(look)
-                process = self._told(one, look)
-                if process is None:
-                    waiting[self._look(one)] = one
+            last_poll, elapsed = time.monotonic(), time.monotonic() - last_poll
+            for number in signals[num_sent:]:
+                num_sent += 1
+                for process in waiting.values():
+                    process.actor.signal.remote(number)
+            for request in ready:
+                process = waiting.pop(request)
+                process_end = self._print_output(process, request)
+                if process_end is None:
+                    waiting[self._request_output(process)] = process
                 else:
-                    ended.append(process)
-            for look, one in list(waiting.items()):
-                # a suspended process could not receive answers
-                one.silent += min(passed, 2 * _FOLLOW_SECONDS)
-                if one.silent < _SILENT_SECONDS:
+                    ended_processes.append(process_end)
+            for request, process in list(waiting.items()):
+                # Answers do not arrive while this process is suspended.
+                process.silent += min(elapsed, 2 * _FOLLOW_SECONDS)
+                if process.silent < _SILENT_SECONDS:
                     continue
-                del waiting[look]
-                ended.append(Process(one.who, None, f"its node has not answered for {_SILENT_SECONDS:.0f} s"))
-            if deadline == math.inf and any(process.status != 0 for process in ended):
+                del waiting[request]
+                ended_processes.append(
+                    Process(process.who, None, f"its node has not answered for {_SILENT_SECONDS:.0f} s")
+                )
+            if deadline == math.inf and any(process_end.status != 0 for process_end in ended_processes):
                 deadline = time.monotonic() + STOP_SECONDS
         # Processes that do not end in time are killed; a silent actor's process is the likely cause.
-        for one in waiting.values():
-            if one.silent > STOP_SECONDS / 2:
-                ended.append(Process(one.who, None, "its node does not answer"))
-        # Ray notices that an actor is gone a moment before it knows that the node is.
-        alive = {node["NodeID"] for node in self._alive()}
-        lost = {one.who for one in started if one.node not in alive}
-        return [dataclasses.replace(one, how=_NODE_LOST) if one.who in lost else one for one in ended]
+        for process in waiting.values():
+            if process.silent > STOP_SECONDS / 2:
+                ended_processes.append(Process(process.who, None, "its node does not answer"))
+        # Ray notices the loss of an actor shortly before it notices the loss of the node.
+        alive = {node["NodeID"] for node in self._alive_nodes()}
+        lost = {process.who for process in started if process.node not in alive}
+        return [
+            dataclasses.replace(process, how=_NODE_LOST) if process.who in lost else process
+            for process in ended_processes
+        ]
 
     def _stop(self, started: Sequence[_Started]) -> None:
         """Kills the remaining processes, which hold the lock of the run directory."""
-        stopping = [one.actor.stop.remote() for one in started]
+        stopping = [process.actor.stop.remote() for process in started]
         self._ray.wait(stopping, num_returns=len(stopping), timeout=_STOPPED_SECONDS)
-        for one in started:
-            self._ray.kill(one.actor)
+        for process in started:
+            self._ray.kill(process.actor)
 
-    def _look(self, one: _Started) -> Any:
-        return one.actor.follow.remote(_FOLLOW_SECONDS)
+    def _request_output(self, process: _Started) -> Any:
+        return process.actor.follow.remote(_FOLLOW_SECONDS)
 
-    def _told(self, one: _Started, look: Any) -> Process | None:
-        """Prints a process's output; returns how it ended, or None if it is running."""
+    def _print_output(self, process: _Started, request: Any) -> Process | None:
+        """Prints a process's output; returns how it ended, or None if it runs."""
         try:
-            said, status = self._ray.get(look)
+            output, status = self._ray.get(request)
         except self._ray.exceptions.RayError as error:
             how = _NODE_LOST if "node has died" in str(error) else "its Ray actor was killed"
-            return Process(one.who, None, how)
-        one.silent = 0.0
-        for stream, line in said:
-            out = sys.stdout if stream == "out" else sys.stderr
-            print(f"[{one.host} {one.index}] {line}", file=out, flush=True)
-        return None if status is None else Process(one.who, status)
+            return Process(process.who, None, how)
+        process.silent = 0.0
+        for stream, line in output:
+            target = sys.stdout if stream == "out" else sys.stderr
+            print(f"[{process.host} {process.index}] {line}", file=target, flush=True)
+        return None if status is None else Process(process.who, status)
 
-    def _alive(self) -> list[Mapping[str, Any]]:
+    def _alive_nodes(self) -> list[Mapping[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
-    def _wanted(self) -> dict[str, float]:
-        """The resources of a process: all accelerators of a node, or its CPUs."""
-        wanted = {"CPU": self._cpus}
+    def _process_resources(self) -> dict[str, float]:
+        """The resources of a process: CPUs, and as many accelerators as every node with any has."""
+        resources = {"CPU": self._cpus}
         for name in _ACCELERATORS:
-            amounts = [node["Resources"].get(name, 0) for node in self._alive()]
+            amounts = [node["Resources"].get(name, 0) for node in self._alive_nodes()]
             if any(amounts):
-                wanted[name] = min(amount for amount in amounts if amount)
-        return wanted
+                resources[name] = min(amount for amount in amounts if amount)
+        return resources
 
-    def _usable(self) -> list[Mapping[str, Any]]:
-        wanted = self._wanted()
+    def _usable_nodes(self) -> list[Mapping[str, Any]]:
+        resources = self._process_resources()
         return [
             node
-            for node in self._alive()
-            if all(node["Resources"].get(name, 0) >= amount for name, amount in wanted.items())
+            for node in self._alive_nodes()
+            if all(node["Resources"].get(name, 0) >= amount for name, amount in resources.items())
         ]
 
     def _release(self) -> None:
@@ -251,14 +263,14 @@ class OnRay:
 
         group, self._group = self._group, None
         if group is not None:
-            with contextlib.suppress(Exception):  # it may have gone with its node
+            with contextlib.suppress(Exception):  # it may be lost with its node
                 remove_placement_group(group)
 
 
-def _described(node: Mapping[str, Any], wanted: Mapping[str, float]) -> str:
-    has = ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in wanted)
-    return f"{node.get('NodeManagerHostname') or node['NodeID'][:8]}: {has}"
+def _node_text(node: Mapping[str, Any], resources: Mapping[str, float]) -> str:
+    amounts = ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in resources)
+    return f"{node.get('NodeManagerHostname') or node['NodeID'][:8]}: {amounts}"
 
 
-def _end(number: int) -> None:
+def _exit_by_signal(number: int) -> None:
     os._exit(128 + number)

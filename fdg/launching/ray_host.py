@@ -14,16 +14,16 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_LINES = 1000  # of output in one answer
+_MAX_LINES = 1000  # largest number of lines of output in one answer
 _PORTS = range(20_000, 32_000)  # below the range for outgoing connections
 
 
 class Host:
-    """A Ray actor. The process that it starts ends with it (`fdg.process_exit`)."""
+    """A Ray actor that starts one process, which ends with the actor (`fdg.process_exit`)."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._said: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self._output: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._readers: list[threading.Thread] = []
 
     def describe(self) -> dict[str, Any]:
@@ -40,12 +40,12 @@ class Host:
         }
 
     def start(self, words: Sequence[str], environment: Mapping[str, str], folder: str) -> tuple[int, str]:
-        """Starts `python WORDS` in a folder, with additional environment variables.
+        """Starts `python WORDS` in a folder, with these environment variables added.
 
         Returns its process id and ""; or 0 and the reason why it cannot be started.
         """
         if not os.path.isdir(folder):
-            return 0, f"there is no folder {folder} on that host: start from one that all hosts share"
+            return 0, f"there is no folder {folder} on that host: start from a folder that all hosts share"
         try:
             process = subprocess.Popen(
                 [sys.executable, "-u", *words],
@@ -65,33 +65,33 @@ class Host:
         return process.pid, ""
 
     def follow(self, seconds: float) -> tuple[list[tuple[str, str]], int | None]:
-        """Waits at most this long for output.
+        """Waits at most `seconds` for output.
 
-        Returns lines with their stream ("out", "err"), and the exit status once the process has ended and all
-        of its output was returned.
+        Returns pairs of stream ("out" or "err") and line, and the exit status after the process has ended and
+        all of its output was returned; None before that.
         """
         assert self._process is not None
         lines: list[tuple[str, str]] = []
         with contextlib.suppress(queue.Empty):
-            lines.append(self._said.get(timeout=seconds))
-            while len(lines) < _LINES:
-                lines.append(self._said.get_nowait())
+            lines.append(self._output.get(timeout=seconds))
+            while len(lines) < _MAX_LINES:
+                lines.append(self._output.get_nowait())
         if lines or self._process.poll() is None:
             return lines, None
         for reader in self._readers:
             reader.join(1)  # a grandchild that still holds the pipe must not block
-        while not self._said.empty():
-            lines.append(self._said.get())
+        while not self._output.empty():
+            lines.append(self._output.get())
         self.stop()
         return lines, self._process.returncode
 
     def signal(self, number: int) -> None:
-        """Sends the process a signal."""
+        """Sends a signal to the process."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def stop(self) -> None:
-        """Kills the process if it is running, and waits for its end."""
+        """Kills the process if it runs, and waits for its end."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -101,7 +101,7 @@ class Host:
     def _read(self, name: str, pipe: Any) -> None:
         with pipe:
             for line in pipe:
-                self._said.put((name, line.decode(errors="replace").rstrip("\r\n")))
+                self._output.put((name, line.decode(errors="replace").rstrip("\r\n")))
 
 
 def _free_port(host: str) -> int:

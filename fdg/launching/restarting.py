@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-STOP_SECONDS = 20.0  # time limit for the others to end by themselves after the message that one has failed
-LOST_SECONDS = 5.0  # the same, if one was killed or stopped: the others must notice it
+STOP_SECONDS = 20.0  # time limit for the other processes to end after one has failed with an error
+LOST_SECONDS = 5.0  # time limit if one was killed or stopped, which the others must detect
 
 REFUSED = 2  # exit status of an invalid request: a restart cannot help
 _ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE))
@@ -27,7 +27,7 @@ class Process:
         if self.status is None:
             return f"{self.who} is gone: {self.how}"
         if self.status < 0:
-            return f"{self.who} was killed by {_name(-self.status)}"
+            return f"{self.who} was killed by {_signal_name(-self.status)}"
         return f"{self.who}: {self.how}" if self.how else ""
 
 
@@ -35,22 +35,21 @@ class Process:
 class Ending:
     """The end of all processes of a run."""
 
-    status: int  # the exit status; 0 for success
+    status: int  # the exit status of the run; 0 for success
     reason: str = ""  # which process failed first and how; "" if it printed its own error
     asked: bool = False  # whether the user ended it
 
     @property
     def may_go_on(self) -> bool:
-        """Whether a restart from the last checkpoint can help: not after a refusal or by the user's
-        request."""
+        """Whether a restart from the last checkpoint can help: not for invalid requests or after Ctrl-C."""
         return not self.asked and self.status not in (0, REFUSED, *_ENDED_BY_USER)
 
 
 def ending_of(processes: Sequence[Process], asked: bool = False) -> Ending:
-    """Combines the endings of all processes, given in the order in which they ended.
+    """Combines the ends of all processes, which are in order of time.
 
-    A process that was killed or has vanished is the cause, even if another end was noticed first: the others
-    end because of it. They may abort (SIGABRT) when a collective times out.
+    A process that was killed or has vanished is the cause, even if another end was noticed before: the other
+    processes end because of it. They may abort (SIGABRT) when a collective times out.
 
     >>> ending_of([Process("process 0", 1), Process("process 1", -9)])
     Ending(status=137, reason='process 1 was killed by SIGKILL', asked=False)
@@ -58,18 +57,18 @@ def ending_of(processes: Sequence[Process], asked: bool = False) -> Ending:
     failed = [process for process in processes if process.status != 0]
     if not failed:
         return Ending(0, asked=asked)
-    first = min(failed, key=_blamed)
-    status = 1 if first.status is None else 128 - first.status if first.status < 0 else first.status
-    return Ending(status, first.reason(), asked)
+    cause = min(failed, key=_blame_rank)
+    status = 1 if cause.status is None else 128 - cause.status if cause.status < 0 else cause.status
+    return Ending(status, cause.reason(), asked)
 
 
-def _blamed(process: Process) -> int:
+def _blame_rank(process: Process) -> int:
     if process.status is None:
         return 0
     return 3 if process.status > 0 else 2 if process.status == -signal.SIGABRT else 1
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -89,19 +88,19 @@ class Launcher(Protocol):
 def run_with_restarts(
     launcher: Launcher, words: Callable[[int, int, bool], Sequence[str]], restarts: int
 ) -> int:
-    """Runs, and restarts after failures.
+    """Runs the processes of a run, and restarts them after failures.
 
     `words` takes the original number of processes, the current number, and whether this is a restart. Returns
     the exit status of the last run.
     """
-    first = count = launcher.reserve(True)
-    for done in range(restarts + 1):
-        ending = launcher.run(words(first, count, done > 0))
+    original_count = count = launcher.reserve(True)
+    for num_restarts in range(restarts + 1):
+        ending = launcher.run(words(original_count, count, num_restarts > 0))
         if ending.reason:
             print("error:", ending.reason, file=sys.stderr, flush=True)
-        if not ending.may_go_on or done == restarts:
+        if not ending.may_go_on or num_restarts == restarts:
             break
         count = launcher.reserve(False)
         noun = "process" if count == 1 else "processes"
-        print(f"restart {done + 1} of {restarts}, with {count} {noun}", file=sys.stderr, flush=True)
+        print(f"restart {num_restarts + 1} of {restarts}, with {count} {noun}", file=sys.stderr, flush=True)
     return ending.status

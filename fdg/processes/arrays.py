@@ -1,4 +1,4 @@
-"""Arrays in a run of several processes, each of which owns some of the devices."""
+"""Arrays in a run of several processes, each of which has some of the devices."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -13,19 +13,19 @@ from fdg import keys
 
 
 def absent(shape: jax.ShapeDtypeStruct) -> jax.Array:
-    """An array without a part in this process: shape, dtype and sharding, and no data."""
+    """An array of which this process has no shard: it has shape, dtype and sharding, but no data."""
     return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, [], dtype=shape.dtype)
 
 
 def committed(array: jax.Array, sharding: Any) -> jax.Array:
-    """The same array in the same memory, committed to its device."""
+    """The array, committed to its device without a copy."""
     if array.committed:
         return array
     return jax.make_array_from_single_device_arrays(array.shape, sharding, [array])
 
 
 def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
-    """Shards an array that every process has in full; each process puts only its own devices' parts."""
+    """Shards an array that every process has in full; each process puts the shards of its devices."""
     value = jnp.asarray(value)
     sharding: Any = shape.sharding
     if sharding.is_fully_addressable:
@@ -40,33 +40,35 @@ def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
 def made_by(
     owner: int, make: Callable[[], Sequence[jax.Array]], shapes: Sequence[jax.ShapeDtypeStruct]
 ) -> list[jax.Array]:
-    """Broadcast: copies arrays of process `owner` to every process. All processes call it."""
-    plain = [keys.words_shape(shape.shape, shape.dtype) for shape in shapes]
+    """Broadcasts arrays that `make` returns in process `owner` to every process. All processes call it."""
+    word_shapes = [keys.words_shape(shape.shape, shape.dtype) for shape in shapes]
     values: Sequence[Any] = [None] * len(shapes)
     if jax.process_index() == owner:
         values = list(map(keys.words, make()))
-    copies = [copy.addressable_data(0) for copy in share(values, plain, [owner] * len(shapes))]
+    copies = [copy.addressable_data(0) for copy in share(values, word_shapes, [owner] * len(shapes))]
     return [keys.from_words(copy, shape) for copy, shape in zip(copies, shapes, strict=True)]
 
 
 def share(
     values: Sequence[Any], shapes: Sequence[jax.ShapeDtypeStruct], owners: Sequence[int]
 ) -> list[jax.Array]:
-    """Copies each array, which process `owners[i]` has, to every process. All processes call it.
+    """Broadcasts each array `values[i]` from process `owners[i]` to every process. All processes call it.
 
-    In other processes than its owner, a value may be anything.
+    A value is ignored in all processes except its owner.
     """
-    first: dict[int, jax.Device] = {}
+    device_by_process: dict[int, jax.Device] = {}
     for device in jax.devices():
-        first.setdefault(device.process_index, device)
-    devices = [first[i] for i in sorted(first)]
+        device_by_process.setdefault(device.process_index, device)
+    devices = [device_by_process[i] for i in sorted(device_by_process)]
     mesh = Mesh(np.array(devices, dtype=object), ("process",), axis_types=(AxisType.Auto,))
     rows = NamedSharding(mesh, PartitionSpec("process"))
-    here = jax.process_index()
+    process = jax.process_index()
     stacked = []
     for value, shape, owner in zip(values, shapes, owners, strict=True):
-        data = np.asarray(value.addressable_data(0)) if owner == here else np.zeros(shape.shape, shape.dtype)
-        block = jax.device_put(data[None], first[here])
+        data = (
+            np.asarray(value.addressable_data(0)) if owner == process else np.zeros(shape.shape, shape.dtype)
+        )
+        block = jax.device_put(data[None], device_by_process[process])
         stacked.append(jax.make_array_from_single_device_arrays((len(devices), *shape.shape), rows, [block]))
     return _pick(tuple(owners), NamedSharding(mesh, PartitionSpec()))(stacked)
 

@@ -21,7 +21,7 @@ from fdg.errors import FdgError
 from fdg.jax_internals import internal
 from fdg.processes import peers, ports
 
-HEARTBEAT_SECONDS = 45  # JAX's own, in case `peers` does not notice a lost process
+HEARTBEAT_SECONDS = 45  # of JAX's service, in case `peers` does not notice a lost process
 
 _peers: peers.Peers | None = None
 
@@ -35,20 +35,20 @@ def initialize(
     that names it.
 
     Args:
-      coordinator_address: HOST:PORT of process 0; None, as for the others, on a cluster that JAX detects.
-      num_processes: their number.
-      process_id: the index of this one.
+      coordinator_address: HOST:PORT of process 0. All three arguments are None on a cluster that JAX detects.
+      num_processes: the number of processes.
+      process_id: the index of this process.
 
     Raises:
-      FdgError: contradictory arguments, no cluster was detected, or not all processes came.
+      FdgError: arguments contradict each other, JAX detects no cluster, or a process did not connect.
     """
     global _peers
-    given = {
+    arguments = {
         "coordinator_address": coordinator_address,
         "num_processes": num_processes,
         "process_id": process_id,
     }
-    check_flags(given)
+    check_flags(arguments)
     if _peers is not None:
         raise FdgError("distributed.initialize was called before")
     local_device_ids = None
@@ -60,9 +60,9 @@ def initialize(
         coordinator_address, num_processes, process_id, None if process_id else ports.free_port(host)
     )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM
-    # The other processes reach JAX's coordinator through a separate port, which outlives process 0: otherwise
-    # JAX aborts them within milliseconds, before they can report the error.
+    jax.config.update("jax_enable_preemption_service", False)  # which would handle SIGTERM
+    # The other processes reach JAX's coordinator through a forwarding port, which outlives process 0. Without
+    # it, JAX would abort them within milliseconds after its end, before they can report the error.
     service = (
         f"{host}:{group.notes}" if group.index == 0 else f"localhost:{ports.keep_open((host, group.notes))}"
     )
@@ -80,27 +80,31 @@ def initialize(
         )
     except RuntimeError as error:
         raise FdgError(f"jax.distributed cannot start: {error}") from error
-    everywhere = exchange([socket.gethostname(), sorted(cores.affinity()), cores.usable_cores()])
-    cores.share_among(_max_core_sharing([one[:2] for one in everywhere]), min(one[2] for one in everywhere))
+    hosts = exchange([socket.gethostname(), sorted(cores.affinity()), cores.usable_cores()])
+    cores.share_among(
+        _max_core_sharing([host_info[:2] for host_info in hosts]), min(host_info[2] for host_info in hosts)
+    )
 
 
-def check_flags(given: Mapping[str, Any]) -> None:
+def check_flags(flags: Mapping[str, Any]) -> None:
     """Checks the flags of a multi-process run."""
     names = ("coordinator_address", "num_processes", "process_id")
-    there = [name for name in names if given.get(name) is not None]
-    option = lambda name: "--" + name.replace("_", "-")  # noqa: E731
-    if there and given.get("distributed"):
-        raise FdgError(f"--distributed detects {option(there[0])} from the cluster: leave out one of the two")
-    if there and len(there) < len(names):
-        missing = next(name for name in names if name not in there)
+    present = [name for name in names if flags.get(name) is not None]
+    as_option = lambda name: "--" + name.replace("_", "-")  # noqa: E731
+    if present and flags.get("distributed"):
         raise FdgError(
-            f"{option(missing)} is missing: {', '.join(map(option, names))} go together"
-            f" (--distributed alone where JAX detects the cluster)"
+            f"--distributed detects {as_option(present[0])} from the cluster: leave out one of the two"
         )
-    if not there:
+    if present and len(present) < len(names):
+        missing = next(name for name in names if name not in present)
+        raise FdgError(
+            f"{as_option(missing)} is missing: {', '.join(map(as_option, names))} must be given together"
+            f" (or only --distributed, if JAX detects the cluster)"
+        )
+    if not present:
         return
-    number, index = given["num_processes"], given["process_id"]
-    split_address(given["coordinator_address"], f"--coordinator-address {given['coordinator_address']}")
+    number, index = flags["num_processes"], flags["process_id"]
+    split_address(flags["coordinator_address"], f"--coordinator-address {flags['coordinator_address']}")
     if number < 1:
         raise FdgError(f"--num-processes {number}: it must be at least 1")
     if not 0 <= index < number:
@@ -118,55 +122,57 @@ def is_first() -> bool:
 
 
 def exchange(value: Any) -> list[Any]:
-    """The values of all processes, in their order. A collective: all processes call it.
+    """All-gathers a value: returns the values of all processes in order. All processes must call it.
 
-    `value` is anything that JSON can hold.
+    `value` must be serialisable as JSON.
     """
     return [value] if _peers is None else _peers.exchange(value)
 
 
 def check_alike(digests: Mapping[str, str]) -> None:
-    """Checks that all processes run the same programs; otherwise they would deadlock. A collective.
+    """Checks that all processes run the same programs, else they deadlock. All processes must call it.
 
-    `digests` are those of the parts of this process's programs, by their names in errors.
+    `digests` are digests of the parts of this process's programs, by names for errors.
     """
-    first, *others = exchange(dict(digests))
-    for i, other in enumerate(others, 1):
-        names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
-        # A difference within a fragment is also one of all enclosing code.
+    first_digests, *other_digests = exchange(dict(digests))
+    for i, digests_i in enumerate(other_digests, 1):
+        names = [
+            name for name in {**first_digests, **digests_i} if first_digests.get(name) != digests_i.get(name)
+        ]
+        # A difference within a fragment is also a difference of all enclosing code.
         names = [name for name in names if name.startswith("fragment ")] or names[:1]
         if names:
             raise FdgError(
-                f"process {i} has traced or planned another {', '.join(names)} than process 0: give all the"
-                " same code, packages and environment variables"
+                f"process {i} has traced or planned another {', '.join(names)} than process 0: give all"
+                " processes the same code, packages and environment variables"
             )
 
 
 def fetch(tree: Any) -> Any:
-    """Gathers arrays on process 0. A collective: all processes call it.
+    """Gathers arrays on process 0. All processes must call it.
 
-    Each shard is sent directly to process 0, and no other process holds the whole. No XLA program runs, so
-    the arrays may belong to meshes that this process has no part in. Typed keys arrive as their data. Returns
-    NumPy arrays on process 0 (copies: the arrays may be donated), None on the others.
+    Each shard is sent directly to process 0, and no other process has the whole array. No XLA program runs,
+    so arrays may belong to meshes without devices of this process. Typed keys become their words. Returns
+    NumPy arrays on process 0 (copies, since the arrays may be donated), and None on the other processes.
     """
     leaves, structure = jax.tree.flatten(tree)
     arrays = [keys.words(leaf) for leaf in leaves]
-    owned = [_owners(array) for array in arrays]
+    owners_by_array = [_owners(array) for array in arrays]
     if not is_first():
         assert _peers is not None
-        mine = [
+        own_shards = [
             np.asarray(_shard(array, index)).tobytes()
-            for array, owners in zip(arrays, owned, strict=True)
+            for array, owners in zip(arrays, owners_by_array, strict=True)
             for index, owner in owners.items()
             if owner == _peers.index
         ]
-        if mine:
-            _peers.give(b"".join(mine))
+        if own_shards:
+            _peers.give(b"".join(own_shards))
         return None
-    senders = sorted({owner for owners in owned for owner in owners.values()} - {0})
+    senders = sorted({owner for owners in owners_by_array for owner in owners.values()} - {0})
     received = {i: memoryview(_peers.take(i)) for i in senders} if _peers else {}
     results = []
-    for array, owners in zip(arrays, owned, strict=True):
+    for array, owners in zip(arrays, owners_by_array, strict=True):
         result = np.empty(array.shape, array.dtype)
         for index, owner in owners.items():
             part = tuple(slice(*bounds) for bounds in index)
@@ -181,9 +187,9 @@ def fetch(tree: Any) -> Any:
 
 
 def gather(tree: Any) -> Any:
-    """Gathers arrays on the first device of process 0; keys stay keys. A collective: all processes call it.
+    """Gathers arrays on the first device of process 0; keys stay keys. All processes must call it.
 
-    Returns the tree on process 0, None on the others.
+    Returns the tree on process 0, and None on the other processes.
     """
     fetched = fetch(tree)
     if fetched is None:
@@ -211,39 +217,39 @@ def leave() -> None:
 def abandon(line: str, status: int, cause: str | None = None) -> None:
     """Ends this process and all others; does nothing with a single process.
 
-    `line` is printed on standard error; the others say `cause`, None for what is `lost` already.
+    `line` is printed on standard error; the other processes print `cause`, by default `line`.
     """
     if _peers is not None:
         _peers.die(line, status, line if cause is None else f"{_peers.who} {cause}")
 
 
 def _at_exit() -> None:
-    """For programs that do not call `leave`."""
+    """Leaves the run in programs that do not call `leave`, or ends the others after an exception."""
     error = getattr(sys, "last_value", None)
     if error is not None:
         abandon("error: see above", 1, f"failed: {type(error).__name__}")
     try:
         leave()
-    except peers.LostError as gone:
-        abandon(f"error: {gone}", gone.status)
+    except peers.LostError as loss:
+        abandon(f"error: {loss}", loss.status)
 
 
 def _detect() -> tuple[str, int, int, Any]:
-    """What `jax.distributed.initialize()` would detect."""
+    """The arguments that `jax.distributed.initialize()` would detect."""
     cluster = internal("clusters", "ClusterEnv", "detect a cluster")
     address, number, index, local_device_ids = cluster.auto_detect_unset_distributed_params(
         os.environ.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, int(peers.JOIN_SECONDS)
     )
     if address is None or number is None or index is None:
         raise FdgError(
-            "--distributed: JAX detects no cluster here (SLURM, MPI, Kubernetes, TPU pod):"
+            "--distributed: JAX does not detect a cluster (SLURM, MPI, Kubernetes, TPU pod):"
             " give --coordinator-address, --num-processes and --process-id"
         )
     return address, number, index, local_device_ids
 
 
-def _max_core_sharing(everywhere: list[list[Any]]) -> int:
-    """The largest number of processes on one host whose cores overlap with those of one process (included).
+def _max_core_sharing(hosts: list[list[Any]]) -> int:
+    """The largest number of processes whose cores overlap with the cores of a process, itself included.
 
     >>> _max_core_sharing([["a", [0, 1]], ["a", [0, 1]], ["b", [0, 1]]])
     2
@@ -251,8 +257,10 @@ def _max_core_sharing(everywhere: list[list[Any]]) -> int:
     1
     """
     return max(
-        sum(host == other and not set(cores).isdisjoint(others) for other, others in everywhere)
-        for host, cores in everywhere
+        sum(
+            host == other_host and not set(cores).isdisjoint(other_cores) for other_host, other_cores in hosts
+        )
+        for host, cores in hosts
     )
 
 
@@ -260,7 +268,7 @@ _Index = tuple[tuple[int, int], ...]  # start and stop along each axis
 
 
 def _owners(array: jax.Array) -> dict[_Index, int]:
-    """The process that sends each part: the first that has it. Equal in all processes."""
+    """The process that sends each part: the first process that has it. The same in all processes."""
     owners: dict[_Index, int] = {}
     device: Any  # a jax.Device, whose attributes the type checker does not know
     for device, index in array.sharding.devices_indices_map(array.shape).items():

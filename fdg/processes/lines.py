@@ -1,9 +1,9 @@
 """An authenticated connection between two processes of a run, which carries whole messages.
 
-Framing and authentication are those of `multiprocessing.connection`. Each message has a length prefix, which
-is checked before the message is read. Each side sends the other a challenge, which it answers with an HMAC
-under the shared key. A peer can make this process allocate at most `_MOST` bytes for a message; without the
-key, at most `_MOST_OF_A_HELLO`.
+`multiprocessing.connection` does the framing and the authentication. Each message has a length prefix, which
+is checked before the message is read. Each side sends a challenge, which the other answers with an HMAC under
+the shared key. A peer can make this process allocate at most `_MAX_MESSAGE_BYTES` for a message, and without
+the key at most `_MAX_HELLO_BYTES`.
 """
 
 import contextlib
@@ -16,24 +16,24 @@ import threading
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-BEAT_SECONDS = 5.0  # seconds between signs of life
-# missing ones until a process counts as lost: gloo gives up after 30 s, and may abort the process
+BEAT_SECONDS = 5.0  # seconds between heartbeats
+# missing heartbeats until a process counts as lost; gloo gives up after 30 s and may abort the process
 SILENT_BEATS = 4
 SILENT_SECONDS = SILENT_BEATS * BEAT_SECONDS
 HANDSHAKE_SECONDS = 10.0  # time limit of authentication
 KEY_VARIABLE = "FDG_AUTHKEY"
 
-HELLO, BEAT, DATA, END = b"h", b"b", b"d", b"e"  # kinds of messages; the first byte of each
-_PART = b"p"  # of data that continue in the next message
-_MOST = 1 << 22  # bytes of one message; longer data are sent in parts
-_MOST_OF_A_HELLO = 10_000
+HELLO, BEAT, DATA, END = b"h", b"b", b"d", b"e"  # kinds of messages, as their first bytes
+_PART = b"p"  # data that continue in the next message
+_MAX_MESSAGE_BYTES = 1 << 22  # longer data are sent in parts
+_MAX_HELLO_BYTES = 10_000
 
 
 def key_of_run(port: int) -> bytes:
     """The authentication key of a run.
 
     `fdg.launch` generates a secret for each run and passes it in the environment. Without the variable, the
-    key is derived from the port alone. That is not secret: it only keeps out accidental connections.
+    key is derived from the port alone. That is not secret; it only prevents accidental connections.
     """
     return hashlib.sha256(f"fdg:{port}:{os.environ.get(KEY_VARIABLE, '')}".encode()).digest()
 
@@ -50,27 +50,27 @@ class Line:
       inbox: data from the other end, in order of arrival; None once that process is lost.
     """
 
-    def __init__(self, connected: socket.socket):
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.settimeout(None)
-        # For a message that stalls after its first byte, since `poll` below only waits for that.
+    def __init__(self, connected_socket: socket.socket):
+        connected_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected_socket.settimeout(None)
+        # Limits a message that stalls after its first byte, for which alone `poll` below waits.
         seconds = struct.pack("ll", int(SILENT_SECONDS), 0)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+        connected_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
         self.who = ""
         self.inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._sending = threading.Lock()
-        self._connection = Connection(connected.detach())
+        self._connection = Connection(connected_socket.detach())
 
     def authenticate(self, key: bytes, asks_first: bool) -> None:
-        """Authenticates both ends of the connection: each proves that it has the key.
+        """Authenticates both ends of the connection: each must prove that it has the key.
 
         Raises:
           StrangerError: the other end has another key, or uses another protocol.
           OSError: the other end is gone, or took longer than `HANDSHAKE_SECONDS`.
         """
-        clock = threading.Timer(HANDSHAKE_SECONDS, self._cut)  # the calls below may block
-        clock.daemon = True
-        clock.start()
+        timer = threading.Timer(HANDSHAKE_SECONDS, self._shut_down)  # the calls below may block
+        timer.daemon = True
+        timer.start()
         try:
             for step in (deliver_challenge, answer_challenge)[:: 1 if asks_first else -1]:
                 step(self._connection, key)
@@ -79,7 +79,7 @@ class Line:
         except EOFError as error:
             raise ConnectionError("closed") from error
         finally:
-            clock.cancel()
+            timer.cancel()
 
     def send(self, kind: bytes, data: bytes = b"", wait: float = -1) -> None:
         """Sends a message, in parts if it is long.
@@ -90,9 +90,9 @@ class Line:
             raise TimeoutError
         try:
             view = memoryview(data)
-            while len(view) >= _MOST:
-                self._connection.send_bytes(_PART + view[: _MOST - 1])
-                view = view[_MOST - 1 :]
+            while len(view) >= _MAX_MESSAGE_BYTES:
+                self._connection.send_bytes(_PART + view[: _MAX_MESSAGE_BYTES - 1])
+                view = view[_MAX_MESSAGE_BYTES - 1 :]
             self._connection.send_bytes(kind + view)
         finally:
             self._sending.release()
@@ -108,34 +108,34 @@ class Line:
         """
         parts = []
         while True:
-            message = self._receive(_MOST, seconds, tries)
+            message = self._receive(_MAX_MESSAGE_BYTES, seconds, tries)
             parts.append(message[1:])
             if message[:1] != _PART:
                 return message[:1], parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_hello(self, seconds: float) -> bytes:
-        """The first message, with a small size limit."""
-        message = self._receive(_MOST_OF_A_HELLO, seconds, 1)
+        """The content of the first message, with a small size limit."""
+        message = self._receive(_MAX_HELLO_BYTES, seconds, 1)
         if message[:1] != HELLO:
             raise ConnectionError("not a greeting")
         return message[1:]
 
     def close(self) -> None:
         """Ends the connection."""
-        self._cut()
+        self._shut_down()
         self._connection.close()
 
-    def _receive(self, most: int, seconds: float, tries: int) -> bytes:
+    def _receive(self, max_bytes: int, seconds: float, tries: int) -> bytes:
         if not any(self._connection.poll(seconds) for _ in range(tries)):
             raise TimeoutError
         try:
-            return self._connection.recv_bytes(most)
+            return self._connection.recv_bytes(max_bytes)
         except BlockingIOError:
             raise TimeoutError from None
         except EOFError:
             raise ConnectionError("closed") from None
 
-    def _cut(self) -> None:
+    def _shut_down(self) -> None:
         with (
             contextlib.suppress(OSError),
             socket.fromfd(self._connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as connected,

@@ -1,6 +1,6 @@
-"""The processes of one run: each has a connection to process 0, for messages and for noticing a lost process.
+"""The processes of a run, each with a connection to process 0 for messages and to detect lost processes.
 
-Nothing here uses JAX. `docs/decisions/011-processes.md` says why JAX's own service is not enough.
+This module does not use JAX. `docs/decisions/011-processes.md` says why JAX's own service is not enough.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ from fdg.errors import FdgError
 from fdg.processes.lines import BEAT, BEAT_SECONDS, DATA, END, HELLO, SILENT_SECONDS, Line
 from fdg.processes.rendezvous import Hello, Rendezvous, connect_to_first
 
-JOIN_SECONDS = 300.0  # in which all processes must connect; JAX's default
-GRACE_SECONDS = 3.0  # for a process to clean up after another one is lost
+JOIN_SECONDS = 300.0  # time limit for all processes to connect; JAX's default
+GRACE_SECONDS = 3.0  # for a process to clean up after another process is lost
 
 
 class LostError(FdgError):
-    """Another process died, or failed and said so.
+    """Another process died, or failed and reported it.
 
     Attributes:
-      status: to exit with.
+      status: the exit status for this process.
     """
 
     def __init__(self, text: str, status: int):
@@ -34,11 +34,11 @@ class LostError(FdgError):
 
 
 class Peers:
-    """This process among those of its run. All processes make the same exchanges, in the same order.
+    """The connections of this process to its run. All processes make the same exchanges in the same order.
 
-    One thread watches each connection. When a process dies, disconnects or fails, process 0 tells the others
-    which one. A blocking call here then raises `LostError`; a process that blocks elsewhere is ended after
-    `GRACE_SECONDS`. `notes` of process 0 are sent to every process when it joins.
+    A thread watches each connection. When a process dies, disconnects or fails, process 0 reports it to the
+    others. A blocking call of this class then raises `LostError`; a process that blocks elsewhere ends after
+    `GRACE_SECONDS`. Process 0 sends its `notes` to every process when it joins.
     """
 
     def __init__(self, address: str, count: int, index: int, notes: Any = None):
@@ -50,8 +50,12 @@ class Peers:
             self._lines[0], notes = self._connect(host, port)
         self.notes = notes
         self.lost: LostError | None = None
-        self._losing, self._dying, self._knows = threading.Lock(), threading.Lock(), threading.Event()
-        self._left = False
+        self._loss_lock, self._death_lock, self._is_loss_known = (
+            threading.Lock(),
+            threading.Lock(),
+            threading.Event(),
+        )
+        self._has_left = False
         for line in self._lines.values():
             threading.Thread(target=self._watch, args=(line,), daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
@@ -81,22 +85,22 @@ class Peers:
 
     def who_is_lost(self, seconds: float) -> LostError | None:
         """The process that was lost, or None. Waits at most `seconds` until the cause is known."""
-        self._knows.wait(seconds)
+        self._is_loss_known.wait(seconds)
         return self.lost
 
     def leave(self) -> None:
-        """Says goodbye; from here on the others may end."""
-        self._left = True
+        """Tells the other processes that this process leaves; they may end from then on."""
+        self._has_left = True
         for line in self._lines.values():
             with contextlib.suppress(OSError):
                 line.send(END, wait=1)
 
     def die(self, line: str, status: int, cause: str) -> NoReturn:
-        """Ends this process, and all others with it.
+        """Ends this process and all others.
 
         `line` is printed on standard error, and `cause` is the error message of the others.
         """
-        self._dying.acquire()  # never released: only one thread may print and exit
+        self._death_lock.acquire()  # never released: only one thread may print and exit
         self._tell(cause, status)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -130,15 +134,15 @@ class Peers:
             cause, status = f"{line.who} has not answered for {SILENT_SECONDS:.0f} s", 1
         except OSError:
             cause, status = f"{line.who} died or lost its connection", 1
-        if not self._left:
+        if not self._has_left:
             self._lose(cause, status)
 
     def _lose(self, cause: str, status: int) -> None:
-        with self._losing:
-            if self.lost is not None:  # the first one counts: the others follow from it
+        with self._loss_lock:
+            if self.lost is not None:  # the first loss causes the others
                 return
             self.lost = LostError(cause, status)
-        self._knows.set()
+        self._is_loss_known.set()
         self._tell(cause, status)
         for line in self._lines.values():
             line.inbox.put(None)
@@ -158,9 +162,9 @@ class Peers:
         deadline = time.monotonic() + JOIN_SECONDS
         with Rendezvous(host, port) as rendezvous:
             while len(lines) < self.count - 1:
-                came = rendezvous.wait(deadline - time.monotonic())
-                told = list(lines.values())
-                if came is None:
+                joined = rendezvous.wait(deadline - time.monotonic())
+                recipients = list(lines.values())
+                if joined is None:
                     missing = sorted(set(range(1, self.count)) - lines.keys())
                     count = rendezvous.refused
                     refused = f" ({count} connections were refused)" if count else ""
@@ -169,17 +173,17 @@ class Peers:
                         f" {JOIN_SECONDS:.0f} s: process {', '.join(map(str, missing))} is missing{refused}"
                     )
                 else:
-                    line, hello = came
-                    told.append(line)
+                    line, hello = joined
+                    recipients.append(line)
                     refusal = self._refusal(hello, lines)
                 if refusal:
-                    for one in told:
+                    for recipient in recipients:
                         with contextlib.suppress(OSError):
-                            one.send(END, json.dumps([refusal, 2]).encode())
+                            recipient.send(END, json.dumps([refusal, 2]).encode())
                     raise FdgError(refusal)
                 lines[hello.process] = line
         for line in lines.values():
-            with contextlib.suppress(OSError):  # `_watch` detects a process that is lost by now
+            with contextlib.suppress(OSError):  # `_watch` detects a process that was lost meanwhile
                 line.send(HELLO, json.dumps({"who": self.who, "notes": notes}).encode())
         return lines
 
@@ -188,11 +192,11 @@ class Peers:
             return f"--num-processes is {self.count} for process 0 and {hello.processes} for {hello.who}"
         if hello.process in lines or not 0 < hello.process < self.count:
             other = lines[hello.process].who if hello.process in lines else self.who
-            return f"--process-id {hello.process} is that of {other} and of {hello.who}"
+            return f"--process-id {hello.process} was given to both {other} and {hello.who}"
         return None
 
     def _connect(self, host: str, port: int) -> tuple[Line, Any]:
-        """Connects to process 0, and waits until all processes have joined. For the other processes."""
+        """Connects to process 0, and waits until all processes have joined; not for process 0."""
         hello = Hello(self.who, self.index, self.count)._asdict()
         line = connect_to_first(host, port, JOIN_SECONDS)
         try:
@@ -200,7 +204,9 @@ class Peers:
             kind, data = line.read(JOIN_SECONDS, 1)
             answer = json.loads(data)
         except (OSError, ValueError) as error:
-            raise FdgError(f"process 0 at {host}:{port} went away before all processes were there") from error
+            raise FdgError(
+                f"process 0 at {host}:{port} disconnected before all processes had joined"
+            ) from error
         if kind == END:
             raise FdgError(answer[0])
         line.who = answer["who"]

@@ -7,20 +7,20 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-_NOT_EPHEMERAL = range(20_000, 32_000)
+_NON_EPHEMERAL_PORTS = range(20_000, 32_000)
 
 
 def is_local(host: str) -> bool:
-    """True if the name means this machine itself."""
+    """Whether a host name means this machine."""
     return host in ("localhost", "127.0.0.1")
 
 
 def free_port(host: str) -> int:
     """A free port.
 
-    Below the range for outgoing connections, any of which could take it before it is used.
+    It is below the range of outgoing connections, which could otherwise use it first.
     """
-    for port in random.SystemRandom().sample(_NOT_EPHEMERAL, 100):
+    for port in random.SystemRandom().sample(_NON_EPHEMERAL_PORTS, 100):
         with contextlib.suppress(OSError), listen(host, port):
             return port
     with listen(host, 0) as server:
@@ -28,7 +28,7 @@ def free_port(host: str) -> int:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket: only for this machine if `host` is this machine, else for all."""
+    """A listening socket, which accepts only local connections if `host` is this machine."""
     if is_local(host):
         return socket.create_server(("127.0.0.1", port))
     if socket.has_dualstack_ipv6():
@@ -37,9 +37,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def keep_open(upstream: Sequence[Any]) -> int:
-    """Forwards connections to a port of this machine, without passing on that the other side closes.
+    """Forwards connections to `upstream`, without closing them when the other side closes.
 
-    Returns the port.
+    Returns the forwarding port of this machine.
     """
 
     def serve() -> None:
@@ -60,9 +60,9 @@ def keep_open(upstream: Sequence[Any]) -> int:
         with contextlib.suppress(OSError):
             while local.recv(65536):
                 pass
-        for one in (local, remote):
+        for connection in (local, remote):
             with contextlib.suppress(OSError):
-                one.close()
+                connection.close()
 
     def pump(source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):

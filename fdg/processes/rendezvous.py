@@ -1,7 +1,7 @@
 """Rendezvous: process 0 listens; the others connect and authenticate.
 
 Any program may connect to the port. Each connection gets a thread and a few seconds to authenticate, so a
-silent or foreign connection delays no other.
+silent or foreign connection does not delay others.
 """
 
 import json
@@ -16,7 +16,7 @@ from fdg.errors import FdgError
 from fdg.processes.lines import HANDSHAKE_SECONDS, KEY_VARIABLE, Line, StrangerError, key_of_run
 from fdg.processes.ports import listen
 
-_MAX_HANDSHAKES = 64  # at once; further connections are closed, and processes of the run retry
+_MAX_HANDSHAKES = 64  # concurrent ones; further connections are closed, and processes of the run retry
 
 
 class Hello(NamedTuple):
@@ -24,7 +24,7 @@ class Hello(NamedTuple):
 
     who: str  # its name in error messages
     process: int  # its index
-    processes: int  # the number of processes it expects
+    processes: int  # the number of processes that it expects
 
 
 class Rendezvous:
@@ -42,7 +42,7 @@ class Rendezvous:
         self.refused = 0
         self._key = key_of_run(port)
         self._joined: queue.SimpleQueue[tuple[Line, Hello]] = queue.SimpleQueue()
-        self._closing, self._places = threading.Event(), threading.BoundedSemaphore(_MAX_HANDSHAKES)
+        self._closing, self._handshake_slots = threading.Event(), threading.BoundedSemaphore(_MAX_HANDSHAKES)
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
     def __enter__(self) -> "Rendezvous":
@@ -67,31 +67,31 @@ class Rendezvous:
             self._server.settimeout(0.1)
             while not self._closing.is_set():
                 try:
-                    connected = self._server.accept()[0]
+                    connection = self._server.accept()[0]
                 except OSError:  # no connection within the timeout, or it is closed already
                     continue
-                if not self._places.acquire(blocking=False):
-                    connected.close()
+                if not self._handshake_slots.acquire(blocking=False):
+                    connection.close()
                     continue
-                threading.Thread(target=self._handshake, args=(connected,), daemon=True).start()
+                threading.Thread(target=self._handshake, args=(connection,), daemon=True).start()
 
-    def _handshake(self, connected: socket.socket) -> None:
+    def _handshake(self, connection: socket.socket) -> None:
         line = None
         try:
-            line = Line(connected)
+            line = Line(connection)
             line.authenticate(self._key, asks_first=True)
             hello = json.loads(line.read_hello(HANDSHAKE_SECONDS))
             line.who = str(hello["who"])
             self._joined.put((line, Hello(line.who, int(hello["process"]), int(hello["processes"]))))
         except (StrangerError, OSError, ValueError, TypeError, KeyError):
             self.refused += 1
-            (connected if line is None else line).close()
+            (connection if line is None else line).close()
         finally:
-            self._places.release()
+            self._handshake_slots.release()
 
 
 def connect_to_first(host: str, port: int, seconds: float) -> Line:
-    """Connects to process 0; retries until it listens. For the other processes."""
+    """Connects to process 0; retries until that listens."""
     deadline = time.monotonic() + seconds
     while True:
         line = None
@@ -103,13 +103,13 @@ def connect_to_first(host: str, port: int, seconds: float) -> Line:
             assert line is not None
             line.close()
             raise FdgError(
-                f"what listens at {host}:{port} is not process 0 of this run ({error}):"
-                f" all its processes need the same {KEY_VARIABLE}, or none"
+                f"the program that listens at {host}:{port} is not process 0 of this run ({error}):"
+                f" give all processes the same {KEY_VARIABLE}, or none"
             ) from error
         except OSError as error:
             if line is not None:
                 line.close()
             if time.monotonic() > deadline:
-                late = f"process 0 was not at {host}:{port} within {seconds:.0f} s: {error}"
-                raise FdgError(late) from None
+                message = f"process 0 did not listen at {host}:{port} within {seconds:.0f} s: {error}"
+                raise FdgError(message) from None
             time.sleep(0.2)

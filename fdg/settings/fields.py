@@ -22,11 +22,11 @@ def setting(default: Any, description: str, **rules: Any) -> Any:
     Args:
       default: its default value.
       description: a phrase; it explains a default of None by "(None: ...)".
-      rules: `least` and `most` bound a number. `free=True`: a resumed run may change it, because it changes
-        how or how long the run is carried out, not the numbers that it computes. `kept=False`: it is not
-        stored in `config.json`. `words=True`: its value may be several words. `several`: the fix in the
-        error for `{n}` values instead of one. `flag`: the type of its flag if that is not its annotation;
-        False for no flag. Others: see `hyperparameter`.
+      rules: `least` and `most` bound a number. `free=True`: a resumed run may change the field, since it
+        affects how or how long the run executes, but not the numbers that it computes. `kept=False`: the
+        field is not stored in `config.json`. `words=True`: its value may be several words. `several`: the fix
+        in the error for `{n}` values instead of one. `flag`: the type of its flag if that is not its
+        annotation; False for no flag. `hyperparameter` has further rules.
     """
     return dataclasses.field(default=default, metadata={"help": description, **rules})
 
@@ -47,8 +47,8 @@ def hyperparameter(
         be traced, so it cannot be swept. None for all other fields.
       holds: "folder" if the value is a path. It is stored as an absolute path, so a run can be used from any
         folder. "folder or WORD" if WORD is allowed as well.
-      only_with: the field without which this one has no effect, "rnd", or a value of it,
-        "memory=transformer".
+      only_with: the field without which this one has no effect, such as "rnd", or the field with a value,
+        such as "memory=transformer".
     """
     rules = {"structural": structural, "holds": holds, "only_with": only_with}
     return setting(
@@ -57,12 +57,12 @@ def hyperparameter(
 
 
 def own_value(description: str, holds: str) -> Any:
-    """A field for the user's own value, None by default; its flag takes the value's `module:name`."""
+    """A field for a value of the user, None by default; its flag takes `module:name`, where the value is."""
     return dataclasses.field(default=None, metadata={"help": description, "flag": str | None, "holds": holds})
 
 
 def absolute_folder(field: dataclasses.Field, value: Any) -> Any:
-    """The absolute path of a folder that a field holds; any other value unchanged."""
+    """A field's value, as an absolute path if the field holds a folder."""
     kind, _, word = str(field.metadata.get("holds")).partition(" or ")
     if kind != "folder" or not isinstance(value, str | os.PathLike) or value == "":
         return value
@@ -84,7 +84,7 @@ OF_NETWORK = frozenset(
     " decoder model tokenizer adapters hidden_size num_layers num_heads num_kv_heads intermediate_size"
     " lora_rank lora_alpha".split()
 )
-"""Fields that define the network: a run that starts from another one's weights takes them from it."""
+"""Fields that define the network. A run that starts from the weights of another run inherits them."""
 
 MOST = 2**31 - 1  # largest size or count: the largest int32
 MOST_STEPS = 10**12  # largest `total_steps`
@@ -100,7 +100,7 @@ def require(algorithm: Any, condition: bool | jax.Array, message: str) -> None:
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value is traced, so that its number is unknown.
+    """Whether a value is traced, so that its number is not known.
 
     >>> is_traced(0.5), bool(jax.vmap(lambda x: x * is_traced(x))(jax.numpy.ones(1))[0])
     (False, True)
@@ -114,33 +114,33 @@ def float_or_array(value: Any) -> Any:
 
 
 def structural(algorithm_class: Any) -> dict[str, str]:
-    """Float fields that cannot be traced because the compiled program depends on them: name to reason."""
+    """Float fields that cannot be traced, since the compiled program depends on them: name -> reason."""
     fields = kinds.dataclass_fields(algorithm_class)
     return {field.name: field.metadata["structural"] for field in fields if "structural" in field.metadata}
 
 
 def require_types(algorithm: Any, but: Collection[str] = ()) -> None:
-    """Checks fields against their annotations, except some.
+    """Checks the fields, except the fields `but`, against their annotations.
 
-    A number may be NumPy's, and a traced one where a float is expected. Integers are at most `MOST`,
-    `total_steps` at most `MOST_STEPS`.
+    A number may be a NumPy scalar, and a float may be traced. Integers are at most `MOST`, and `total_steps`
+    is at most `MOST_STEPS`.
     """
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
         if field.name not in but:
             require_type(algorithm, field.name, value)
-        most = MOST_STEPS if field.name == "total_steps" else MOST
+        limit = MOST_STEPS if field.name == "total_steps" else MOST
         items: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
         for item in items:
             require(
                 algorithm,
-                not isinstance(item, int | np.integer) or abs(int(item)) <= most,
-                f"{field.name}={value!r:.60} is too large: use at most {most}",
+                not isinstance(item, int | np.integer) or abs(int(item)) <= limit,
+                f"{field.name}={value!r:.60} is too large: use at most {limit}",
             )
 
 
 def require_type(algorithm: Any, name: str, value: Any) -> None:
-    """As `require_types`, for one field."""
+    """Checks a value of one field like `require_types`."""
     cls: Any = type(algorithm)
     kind = _annotations(cls)[name]
     fix = "" if _matches(value, kind) else _suggestion(name, value, kind) or _schedule(cls, name, value)
@@ -148,7 +148,7 @@ def require_type(algorithm: Any, name: str, value: Any) -> None:
 
 
 def _schedule(cls: Any, name: str, value: Any) -> str:
-    """A fix for a field that was given a schedule: the switch that anneals the field; "" if it has none."""
+    """A fix for a schedule in place of a number: the switch that anneals the field; "" without a switch."""
     switch = f"anneal_{name}"
     return (
         f": write a number, and {switch}=True to decrease it"
@@ -163,14 +163,15 @@ def _annotations(cls: Any) -> dict[str, Any]:
 
 
 def _matches(value: Any, kind: Any) -> bool:
-    """Whether a value matches an annotation; every value matches an annotation that is unknown here."""
+    """Whether a value matches an annotation; all values match an annotation that fdg cannot check."""
     return kinds.matches(value, kind, _matches_plain)
 
 
 def _matches_plain(value: Any, kind: Any) -> bool | None:
-    """`_matches` for an annotation without type arguments. Arrays do not match integers: they do not hash.
+    """Whether a value matches an annotation without type arguments; None if this function does not decide.
 
-    A named tuple of functions with a `described` stands for anything with these functions.
+    Arrays do not match integers, since they are not hashable. A named tuple of functions that has the method
+    `described` matches any value with these functions.
     """
     if kind is int:
         return isinstance(value, int | np.integer) and not isinstance(value, bool)
@@ -185,7 +186,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def _expected(kind: Any) -> str:
-    """Describes in English the values that an annotation allows.
+    """The values that an annotation allows, in English.
 
     >>> _expected(tuple[int, ...] | None)
     'a tuple of integers, or None'
@@ -197,29 +198,29 @@ def _expected(kind: Any) -> str:
 
 
 def _suggestion(name: str, value: Any, kind: Any) -> str:
-    """A fix if the value shows what the user meant, such as ": write hidden=(64, 64)"; else ""."""
-    word: Any = None
+    """A fix if the intended value is clear, such as ": write hidden=(64, 64)"; else ""."""
+    intended: Any = None
     if fix := kinds.as_number(value, kind, name) if hasattr(value, "item") else "":
         return fix.replace("write ", f"write {name}=")
     if isinstance(value, list) and _matches(tuple(value), kind):
-        word = tuple(value)
+        intended = tuple(value)
     elif _matches((value,), kind):
-        word = (value,)
+        intended = (value,)
     elif isinstance(value, float) and value.is_integer() and _matches(int(value), kind):
-        word = int(value)
+        intended = int(value)
     elif isinstance(value, str):
-        choices = [one for one in typing.get_args(kind) if isinstance(one, str)]
-        if close := nearest(value, choices, 1):
-            word = close[0]
+        choices = [choice for choice in typing.get_args(kind) if isinstance(choice, str)]
+        if similar := nearest(value, choices, 1):
+            intended = similar[0]
         else:
             with contextlib.suppress(ValueError, SyntaxError):
-                read = ast.literal_eval(value)
-                word = read if _matches(read, kind) else None
-            if word is None:
+                literal = ast.literal_eval(value)
+                intended = literal if _matches(literal, kind) else None
+            if intended is None:
                 return kinds.as_number(value, kind, name)
     elif isinstance(value, tuple) and len(value) == 2 and all(map(callable, value)):
         return f": write {name}=algos.Network(*{name})"
-    return "" if word is None else f": write {name}={word!r}"
+    return "" if intended is None else f": write {name}={intended!r}"
 
 
 def require_positive(algorithm: Any, *names: str) -> None:

@@ -1,7 +1,7 @@
 """Modules of Linen, NNX and Equinox as pairs of pure functions, `init` and `apply`.
 
 The libraries are recognised by their classes and imported only for their own modules. Linen and NNX modules
-get batches `[N, ...]`; Equinox modules get one sample and are mapped. Parameters are dictionaries.
+get batches `[N, ...]`; Equinox modules get one sample and are vmapped. Parameters are dictionaries.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from fdg.errors import FdgError
 
 Library = Literal["linen", "nnx", "equinox"]
 
-# Package and name of each library's base class -> library.
+# (package, name) of each library's base class -> library.
 _BASES: dict[tuple[str, str], Library] = {
     ("flax.linen", "Module"): "linen",
     ("flax.nnx", "Module"): "nnx",
@@ -32,7 +32,7 @@ class HeldModule:
 
 
 def library_of(value: Any) -> Library | None:
-    """The library of a module, of a module class, or of a `functools.partial` of one; None for other values.
+    """The library of a module, a module class or a `functools.partial` of a class; None for other values.
 
     >>> import flax.linen as nn
     >>> library_of(nn.Dense(3)), library_of(functools.partial(nn.Dense, 3)), library_of(len)
@@ -65,20 +65,20 @@ def is_network(value: Any) -> bool:
 
 
 def functions(network: Any, field: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """`init` and `apply` of a module, a module class, or a `functools.partial` of one.
+    """`init` and `apply` of a module, a module class or a `functools.partial` of a class.
 
-    An NNX or Equinox module holds its initial parameters; a class is called with random keys of the run.
+    An NNX or Equinox module has its initial parameters; a class is called with random keys of the run.
     Equal modules give equal functions.
     """
     init, apply = _FUNCTIONS[library_of(network) or "equinox"]
     if init is _linen_init and not is_instance(network):
-        network = _module_made_by(network)
-    return _Bound(init, network, field), _Bound(apply, network)
+        network = _make_module(network)
+    return _BoundFunction(init, network, field), _BoundFunction(apply, network)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Bound:
-    """A function with its first arguments. Unlike a closure, it equals one of an equal module."""
+class _BoundFunction:
+    """A function with its first arguments. Unlike closures, two of these are equal if their modules are."""
 
     function: Callable[..., Any]
     network: Any
@@ -88,15 +88,15 @@ class _Bound:
         return self.function(self.network, self.field, *arguments)
 
 
-def _module_made_by(network: Any, **random: Any) -> Any:
-    """The module that a class, or a `functools.partial` of one, makes."""
+def _make_module(network: Any, **random: Any) -> Any:
+    """The module that a class, or a `functools.partial` of a class, makes."""
     try:
         inspect.signature(network).bind(**random)
     except TypeError as error:
         name = getattr(network, "func", network).__name__
         fix = f"functools.partial({name}, ...)" if random else f"{name}(...)"
         raise FdgError(
-            f"network {name} is a class with arguments of its own ({error}): write {fix}"
+            f"network {name} is a class that needs further arguments ({error}): write {fix}"
         ) from None
     except ValueError:  # no signature
         pass
@@ -117,7 +117,7 @@ def _linen_apply(module: Any, field: str, parameters: Any, *inputs: Any) -> Any:
 def _make_nnx(network: Any, key: jax.Array) -> Any:
     from flax import nnx
 
-    return network.module if isinstance(network, HeldModule) else _module_made_by(network, rngs=nnx.Rngs(key))
+    return network.module if isinstance(network, HeldModule) else _make_module(network, rngs=nnx.Rngs(key))
 
 
 def _nnx_init(network: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
@@ -131,7 +131,7 @@ def _nnx_init(network: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
 def _nnx_apply(network: Any, field: str, parameters: Any, *inputs: Any) -> Any:
     from flax import nnx
 
-    # Only the structure of the module is used: nothing is computed.
+    # Only the structure of the module is needed, so no parameters are computed.
     abstract = nnx.eval_shape(lambda: _make_nnx(network, jax.random.key(0)))
     structure, state, _ = nnx.split(abstract, nnx.Param, ...)
     nnx.replace_by_pure_dict(state, parameters)
@@ -139,7 +139,7 @@ def _nnx_apply(network: Any, field: str, parameters: Any, *inputs: Any) -> Any:
 
 
 def _make_equinox(network: Any, key: jax.Array) -> Any:
-    return network.module if isinstance(network, HeldModule) else _module_made_by(network, key=key)
+    return network.module if isinstance(network, HeldModule) else _make_module(network, key=key)
 
 
 def _equinox_init(network: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
@@ -169,9 +169,9 @@ _FUNCTIONS: dict[Library, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def _refuse_state(field: str, names: list[str]) -> None:
-    """Refuses a module with state besides parameters: iterations would not update it."""
+    """Raises an error for a module with state other than parameters, which would not be updated."""
     if names:
         raise FdgError(
-            f"{field}: the module keeps {', '.join(names[:3])} beside its parameters, which nothing would"
-            " carry from step to step: leave out batch statistics, dropout and counters"
+            f"{field}: the module has state besides its parameters ({', '.join(names[:3])}), which would not"
+            " be carried from step to step: leave out batch statistics, dropout and counters"
         )

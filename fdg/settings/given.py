@@ -12,20 +12,20 @@ from fdg.errors import FdgError, structure_of
 def check_same(what: str, before: Any, after: Any, how: str = "", dtypes: bool = True) -> None:
     """Checks that a result of a user's function has the structure, shapes and dtypes of a value.
 
-    `what` begins the message, and `how` is its fix if the structure differs; "" for the expected structure.
+    `what` begins the message, and `how` is the fix if the structure differs; "" shows the expected one.
 
     >>> check_same("it gives x", jnp.zeros(2), jnp.zeros(3))
     Traceback (most recent call last):
     fdg.errors.FdgError: it gives x of shape (3,) and dtype float32: give shape (2,) and dtype float32
     """
-    one, other = jax.tree.structure(before), jax.tree.structure(after)
-    if str(one) != str(other):
+    structure_before, structure_after = jax.tree.structure(before), jax.tree.structure(after)
+    if str(structure_before) != str(structure_after):
         fix = how or f"the structure {structure_of(before):.200}"
         raise FdgError(f"{what} as {structure_of(after):.200}: give {fix}")
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
-        found, expected = ((np.shape(leaf), jnp.result_type(leaf)) for leaf in (y, x))
-        if found != expected and (dtypes or found[0] != expected[0]):
+        actual, expected = ((np.shape(leaf), jnp.result_type(leaf)) for leaf in (y, x))
+        if actual != expected and (dtypes or actual[0] != expected[0]):
             raise FdgError(
-                f"{what}{jax.tree_util.keystr(path)} of shape {found[0]} and dtype {found[1]}:"
+                f"{what}{jax.tree_util.keystr(path)} of shape {actual[0]} and dtype {actual[1]}:"
                 f" give shape {expected[0]} and dtype {expected[1]}"
             )

@@ -14,8 +14,8 @@ from fdg.errors import FdgError, structure_of
 def check_overridden_methods(cls: type) -> None:
     """Checks signatures and results of public methods that a user's class overrides.
 
-    Each must take the original's required arguments, in order. If the original is annotated to return a
-    tuple, each call must return as many values.
+    Each must take the required arguments of the original method, in order. If the original's annotation is a
+    tuple, each call must return a tuple of the same length.
 
     >>> class Base:
     ...     def loss(self, parameters) -> tuple[float, dict]: return 0.0, {}
@@ -26,24 +26,24 @@ def check_overridden_methods(cls: type) -> None:
     Traceback (most recent call last):
     fdg.errors.FdgError: Mine.loss gives float: return 2 values, as Base.loss does, tuple[float, dict]
     """
-    for name, own in list(vars(cls).items()):
-        replaced = next((vars(one)[name] for one in cls.__mro__[1:] if name in vars(one)), None)
-        original = inspect.unwrap(replaced) if replaced is not None else None  # unwraps a fragment
-        if name.startswith("_") or not (inspect.isfunction(own) and inspect.isfunction(original)):
+    for name, method in list(vars(cls).items()):
+        inherited = next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
+        original = inspect.unwrap(inherited) if inherited is not None else None  # unwraps a fragment
+        if name.startswith("_") or not (inspect.isfunction(method) and inspect.isfunction(original)):
             continue
         parameters = inspect.signature(original).parameters.values()
-        positional = [one for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
-        required = [one.name for one in positional if one.default is one.empty]
-        check_takes(own, required, f"{cls.__name__}.{name}")
-        gives = original.__annotations__.get("return")
-        count = len(typing.get_args(gives)) if typing.get_origin(gives) is tuple else 0
-        if count and ... not in typing.get_args(gives):
-            kinds = re.sub(r"[\w.]+\.", "", inspect.formatannotation(gives))
+        positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        required = [p.name for p in positional if p.default is p.empty]
+        check_takes(method, required, f"{cls.__name__}.{name}")
+        return_type = original.__annotations__.get("return")
+        count = len(typing.get_args(return_type)) if typing.get_origin(return_type) is tuple else 0
+        if count and ... not in typing.get_args(return_type):
+            kinds = re.sub(r"[\w.]+\.", "", inspect.formatannotation(return_type))
             fix = f"return {count} values, as {original.__qualname__} does, {kinds}"
-            setattr(cls, name, _checked_result(own, count, f"{cls.__name__}.{name}", fix))
+            setattr(cls, name, _check_result(method, count, f"{cls.__name__}.{name}", fix))
 
 
-def _checked_result(function: Callable, count: int, what: str, fix: str) -> Callable:
+def _check_result(function: Callable, count: int, what: str, fix: str) -> Callable:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)

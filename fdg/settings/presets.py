@@ -1,4 +1,4 @@
-"""Presets: settings that were found good for an environment, as an algorithm's defaults."""
+"""Presets: tuned settings for an environment, which replace an algorithm's defaults."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -18,24 +18,22 @@ else:
 
 
 class HasPresets(_AnyFields):
-    """Base of the settings of algorithms."""
+    """Base class of algorithms with presets."""
 
-    default_env: ClassVar[str] = "CartPole-v1"  # the environment of the command line if it names none
-    presets_of: ClassVar[str] = ""  # the algorithm whose presets the class uses; "" for none
+    default_env: ClassVar[str] = "CartPole-v1"  # if the command line has no --env
+    presets_of: ClassVar[str] = ""  # the algorithm whose presets the class uses; "" if there are none
     preset_table: ClassVar[Any]  # the presets: `of`, `named` and `fitting_sizes` of `algos.presets`
     train = Elsewhere("fdg.fit(algorithm, total_steps=N), which returns a run")
     fit = Elsewhere("fdg.fit(algorithm, total_steps=N), which returns a run")
-    predict = Elsewhere("run.policy(observation), of the run that fdg.fit(algorithm, total_steps=N) returns")
+    predict = Elsewhere("run.policy(observation), with run = fdg.fit(algorithm, total_steps=N)")
     save = Elsewhere("fdg.fit(algorithm, total_steps=N, out=RUN), which saves the run there")
     load = Elsewhere("fdg.load(RUN)")
-    export: ClassVar[Any] = Elsewhere(
-        "run.export(path), of the run that fdg.fit(algorithm, total_steps=N) returns"
-    )
+    export: ClassVar[Any] = Elsewhere("run.export(path), with run = fdg.fit(algorithm, total_steps=N)")
 
     def __init_subclass__(cls, presets: str | None = None, driver: Any = None, **options: Any) -> None:
-        """Replaces parts by their fields; `presets` is `presets_of` of the class.
+        """Replaces parts by their fields, and sets `presets_of` to `presets`.
 
-        Also adds the `MEMBERS` of a driver, a module, that the class does not define itself.
+        Also adds those `MEMBERS` of the module `driver` that the class does not define.
         """
         for name, value in getattr(driver, "MEMBERS", {}).items():
             if name not in vars(cls):
@@ -48,7 +46,7 @@ class HasPresets(_AnyFields):
             check_overridden_methods(cls)
 
     def __new__(cls, *args: Any, **given: Any) -> Any:
-        """Refuses unknown field names (with the nearest known one) and missing fields."""
+        """Raises an error for unknown field names (with the most similar one) and missing fields."""
         missing = not args and "env" not in given
         check_call(cls, args, {"env": None, **given} if missing else given, "hyperparameter")
         if missing:
@@ -64,68 +62,74 @@ class HasPresets(_AnyFields):
     def preset(cls, env_name: str, env: Any = None) -> dict[str, Any]:
         """Tuned field values for an environment; empty if the defaults are right.
 
-        A user's subclass gets those of the algorithm that it is based on. The environment's spaces decide if
-        its name has no preset.
+        A user's subclass gets the presets of its base algorithm. If the environment's name has no preset, its
+        spaces select one.
         """
         return cls.preset_table.of(cls.presets_of, env_name, env)
 
     @classmethod
     def settings(cls, env_name: str, env: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The given field values, plus those of a preset that do not contradict them."""
-        name, own = cls.preset_name(given), cls.presets_of
-        found = cls.preset(env_name, env) if name is None else dict(cls.preset_table.named(own, name).values)
-        kept = {field: value for field, value in found.items() if field not in cls.gives_way(given)}
-        return cls.adjust_unnamed({**kept, **given}, given)
+        """The field values `given`, and values of the preset for other fields."""
+        name, algorithm = cls.preset_name(given), cls.presets_of
+        preset_values = (
+            cls.preset(env_name, env)
+            if name is None
+            else dict(cls.preset_table.named(algorithm, name).values)
+        )
+        applicable = {
+            field: value for field, value in preset_values.items() if field not in cls.gives_way(given)
+        }
+        return cls.adjust_unnamed({**applicable, **given}, given)
 
     @classmethod
     def preset_name(cls, given: Mapping[str, Any]) -> str | None:
-        """The name of the preset that the given hyperparameters select; None for the environment's."""
+        """The name of the preset that the hyperparameters `given` select; None: the environment's preset."""
         return None
 
     @classmethod
     def gives_way(cls, given: Mapping[str, Any]) -> frozenset[str]:
-        """Fields of a preset that given values override."""
+        """The fields of a preset that do not apply because of the values `given`."""
         return frozenset()
 
     @classmethod
     def adjust_unnamed(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-        """Adjusts the fields that the user did not name to those that the user named."""
-        made: Any = cls
-        defaults = {field.name: field.default for field in dataclasses.fields(made)}
+        """Adjusts the fields that the user did not name to the fields that the user named."""
+        dataclass: Any = cls
+        defaults = {field.name: field.default for field in dataclasses.fields(dataclass)}
         return {**values, **cls._sizes({**defaults, **values}, named)}
 
     @classmethod
     def _sizes(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-        """Changes of unnamed fields so that sizes divide."""
+        """Changes of unnamed fields that make samples divisible into equal minibatches."""
         return cls.preset_table.fitting_sizes(values, named)
 
     @property
     def num_iterations(self) -> int:
-        """Iterations of the whole run: as many as fit in `total_steps`, at least one."""
+        """The number of iterations that fit in `total_steps`, at least one."""
         return max(1, self.total_steps // self.steps_per_iteration)
 
     def changed(self, **values: Any) -> Any:
-        """A copy with changed fields; fields that affect no numbers are adjusted."""
-        made: Any = self
-        return dataclasses.replace(made, **values)
+        """A copy with changed fields."""
+        algorithm: Any = self
+        return dataclasses.replace(algorithm, **values)
 
 
 def own_preset(cls: type, env_name: str) -> dict[str, Any]:
-    """The result of a user's own method `preset` for an environment; empty without one."""
+    """The result of a user's method `preset` for an environment; empty if there is no such method."""
     method: Any = getattr(cls, "preset", None)
     if method is None:
         return {}
-    what = f"{cls.__name__}.preset({env_name!r})"
-    written = next(vars(kind)["preset"] for kind in cls.__mro__ if "preset" in vars(kind))
-    if not isinstance(written, classmethod | staticmethod):
-        raise FdgError(f"{cls.__name__}.preset{place_of(written)}: write @classmethod above it")
-    with own_code(what, written.__func__):
+    call = f"{cls.__name__}.preset({env_name!r})"
+    method_definition = next(vars(base)["preset"] for base in cls.__mro__ if "preset" in vars(base))
+    if not isinstance(method_definition, classmethod | staticmethod):
+        raise FdgError(f"{cls.__name__}.preset{place_of(method_definition)}: write @classmethod above it")
+    with own_code(call, method_definition.__func__):
         values = method(env_name)
-    where = place_of(written.__func__)
+    place = place_of(method_definition.__func__)
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
-        raise FdgError(f"{what} returned {quoted(values)}{where}: return a dict of fields and their values")
+        raise FdgError(f"{call} returned {quoted(values)}{place}: return a dict of fields and their values")
     known = [field.name for field in dataclass_fields(cls) if field.init and field.name != "env"]
     for name in values:
         if name not in known:
-            raise FdgError(f"{what}{where}: {unknown_name('field', name, known)}")
+            raise FdgError(f"{call}{place}: {unknown_name('field', name, known)}")
     return dict(values)

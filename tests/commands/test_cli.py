@@ -103,7 +103,7 @@ ERRORS = {
     "--policy cnnlstmpolicy": "policy 'cnnlstmpolicy' is a network",
     "--sweep lr=1e-4..1e-2": "is a range: write learning_rate=log:1e-4..1e-2x8",
     "--sweep discount=0..1x4": "is a range: write discount=lin:0..1x8",
-    "--policy central --workers 0": "workers=0: at least one device is needed",
+    "--policy central --workers 0": "workers=0: give a number of at least 1",
     "--policy single_learner_fine --staleness 1": "use --policy single_learner_coarse or central",
     "--learning-rate -1e-3": "learning_rate=-0.001: it must be above zero",
     # a user's own algorithm
@@ -172,7 +172,7 @@ def test_a_group_that_the_batch_does_not_divide_by(capsys, host_devices, monkeyp
     assert "SingleLearnerCoarse(actors=3" in line and "'act' (actor) has a batch of 64" in line
     assert "does not divide by the 3 devices of its actors: use 2, or a batch of 63 or 66" in line
     line = refuse(capsys, [*words, "--actors", "2", "--learners", "3"])
-    assert "needs 2 actors + 3 learners = 5 devices, and there are 4" in line
+    assert "needs 2 actors + 3 learners = 5 devices, but there are 4" in line
     assert not (tmp_path / "other").exists()
 
 

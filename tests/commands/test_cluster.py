@@ -90,7 +90,7 @@ def test_a_sweep_with_pictures(capsys, cluster, tmp_path, monkeypatch):
         ("--policy auto --max-staleness -1", "max_staleness=-1"),
         ("--policy auto --learners 2", "unknown flag '--learners' under --policy auto"),
         ("--policy gpu_only --max-staleness 1", "unknown flag '--max-staleness'"),
-        ("--policy auto --may-change env", "'env' is none of shuffle, precision"),
+        ("--policy auto --may-change env", "'env' must be one of shuffle, precision"),
         ("--policy autom", "did you mean"),
         ("--scale 8", "give the cluster's file"),
         ("--cluster nowhere.toml", "nowhere.toml"),

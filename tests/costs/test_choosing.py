@@ -134,7 +134,7 @@ def test_an_algorithm_without_a_batch():
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [({"max_staleness": -1}, "max_staleness=-1"), ({"may_change": ["env"]}, "'env' is none of shuffle")],
+    [({"max_staleness": -1}, "max_staleness=-1"), ({"may_change": ["env"]}, "'env' must be one of shuffle")],
 )
 def test_bad_requests(given, says):
     with pytest.raises(FdgError, match=says):

@@ -168,7 +168,7 @@ def test_what_arrives_is_what_devices_do_not_have_yet():
 
 
 def test_a_policy_that_cannot_be_is_refused():
-    with pytest.raises(fdg.PlanError, match="generation_parallel=3 is no divisor of model_parallel=4"):
+    with pytest.raises(fdg.PlanError, match="generation_parallel=3 is not a divisor of model_parallel=4"):
         policies.Colocated(model_parallel=4, generation_parallel=3)
     with pytest.raises(fdg.PlanError, match="references=-1: give a number of devices"):
         policies.Standalone(references=-1)

@@ -41,10 +41,10 @@ def test_groups():
 
 def test_what_it_refuses():
     with pytest.raises(
-        fdg.PlanError, match=r"1 environments . 1 actors . 1 learners = 3 devices, and there a"
+        fdg.PlanError, match=r"1 environments . 1 actors . 1 learners = 3 devices, but there a"
     ):
         Workers().place(["cpu"] * 2)
-    with pytest.raises(fdg.PlanError, match="actors=0: at least one device is needed"):
+    with pytest.raises(fdg.PlanError, match="actors=0: give a number of at least 1"):
         Workers(actors=0).place(["cpu"] * 4)
     with pytest.raises(fdg.PlanError, match="Workers: buffers=-1: give a number of devices, 0 for none"):
         Workers(buffers=-1)

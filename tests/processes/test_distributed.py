@@ -283,7 +283,7 @@ ERRORS = {
     "--coordinator-address a:1 --num-processes 2 --process-id 2": "--process-id 2: with --num-processes 2 it",
     "--coordinator-address a:1 --num-processes 2 --process-id x": "--process-id: 'x' is not an integer",
     "--coordinator-address a:1 --num-processes 2 --process-id 0 --devices 3": "use --devices 2 or 4",
-    "--distributed": "JAX detects no cluster here",
+    "--distributed": "JAX does not detect a cluster",
 }
 
 
@@ -313,5 +313,5 @@ def test_processes_that_do_not_fit_together(monkeypatch):
     monkeypatch.setattr(peers, "JOIN_SECONDS", 0.3)
     with pytest.raises(FdgError, match=r"of 2 processes 1 connected to .* process 1 is missing"):
         peers.Peers(address, 2, 0)
-    with pytest.raises(FdgError, match="process 0 was not at localhost:"):
+    with pytest.raises(FdgError, match="process 0 did not listen at localhost:"):
         peers.Peers(address, 2, 1)

@@ -136,7 +136,7 @@ def test_a_process_that_is_stopped_is_named(seconds, first_fails, python, monkey
     monkeypatch.setattr("fdg.processes.lines.SILENT_SECONDS", seconds)
     assert launch_processes.main([]) == 1
     err = capfd.readouterr().err
-    assert err.startswith("error: process 1 (host ") and "is gone: it was stopped by a signal" in err
+    assert err.startswith("error: process 1 (host ") and "is gone: a signal stopped it" in err
     assert not any(alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
@@ -230,7 +230,7 @@ def test_a_host_tells_lines_and_the_exit_status(tmp_path):
 
 def test_a_host_without_the_folder(tmp_path):
     pid, refusal = ray_host.Host().start(["-c", ""], {}, str(tmp_path / "x"))
-    assert pid == 0 and "start from one that all hosts share" in refusal
+    assert pid == 0 and "start from a folder that all hosts share" in refusal
 
 
 def test_what_is_tied_ends_with_who_started_it(tmp_path):

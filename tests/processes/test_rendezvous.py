@@ -37,7 +37,9 @@ def test_either_may_be_late(port, late):
 
 
 def test_nobody_is_there(port):
-    with pytest.raises(FdgError, match=rf"process 0 was not at localhost:{port} within 0 s: .*refused"):
+    with pytest.raises(
+        FdgError, match=rf"process 0 did not listen at localhost:{port} within 0 s: .*refused"
+    ):
         connect_to_first("localhost", port, 0)
 
 

@@ -109,11 +109,11 @@ def test_the_launcher_gives_each_run_a_key_of_its_own(python, monkeypatch, capfd
 def test_long_data_come_in_parts(address, together):
     first = together.submit(peers.Peers, address, 2, 0)
     second = peers.Peers(address, 2, 1)
-    data = secrets.token_bytes(2 * lines._MOST + 3)
+    data = secrets.token_bytes(2 * lines._MAX_MESSAGE_BYTES + 3)
     sent = together.submit(second.give, data)
     assert first.result(20).take(1) == data
     sent.result(20)
-    for size in (0, lines._MOST - 1, lines._MOST):
+    for size in (0, lines._MAX_MESSAGE_BYTES - 1, lines._MAX_MESSAGE_BYTES):
         sent = together.submit(second.give, data[:size])
         assert first.result().take(1) == data[:size]
     for one in (first.result(), second):
