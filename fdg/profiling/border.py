@@ -3,7 +3,7 @@
     add(buffer [100000, 8], row [8])     reads the row, writes a row of the buffer in place
     sample(buffer, positions [64])       reads 64 rows and their positions, writes 64 rows
 
-Looked-up or updated parts count by their size; anything else counts whole, once.
+Parts that are gathered or updated count by their size; any other input or output counts once, as a whole.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ from fdg import jaxprs
 from fdg.jaxprs.classes import PICKS, PUTS, VIEWS
 
 _IN_PLACE = PUTS | {"dynamic_update_slice"}
-_SAME = VIEWS | {"convert_element_type"}
+_SAME_BYTES = VIEWS | {"convert_element_type"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Touched:
-    """Bytes of each input read and written in place, and the input that each output aliases, if any."""
+    """Bytes read and written in place per input, and the input that each output aliases, or None."""
 
     read: tuple[int, ...]
     written: tuple[int, ...]
@@ -31,67 +31,67 @@ class Touched:
 def border_bytes(jaxpr: Any, parts: Sequence[int] = ()) -> int:
     """Bytes that one call reads and writes at its border.
 
-    `parts` are the number of parts of each input, then each output, over devices; empty if unsplit.
+    `parts` has the number of devices that split each input, then each output; empty if none is split.
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     touched = touches(jaxpr)
     border = [*jaxpr.invars, *jaxpr.outvars]
-    kept = [
+    sizes = [
         touched.read[i] + (touched.written[i] if i in touched.origin else 0) for i in range(len(jaxpr.invars))
     ] + [
         0 if origin is not None else _size(v) for v, origin in zip(jaxpr.outvars, touched.origin, strict=True)
     ]
-    shares = [*parts, *[1] * (len(border) - len(parts))]
-    return sum(size // share for size, share in zip(kept, shares, strict=True))
+    counts = [*parts, *[1] * (len(border) - len(parts))]
+    return sum(size // count for size, count in zip(sizes, counts, strict=True))
 
 
 def touches(jaxpr: core.Jaxpr) -> Touched:
-    """The accessed parts of a jaxpr's inputs."""
+    """The bytes of a jaxpr's inputs that it accesses."""
     roots: dict[Any, int] = {v: i for i, v in enumerate(jaxpr.invars)}
     read, written = [0] * len(jaxpr.invars), [0] * len(jaxpr.invars)
     for eqn in jaxpr.eqns:
-        _enter(eqn, roots, read, written)
-    whole = [_size(v) for v in jaxpr.invars]
+        _add_accesses(eqn, roots, read, written)
+    input_sizes = [_size(v) for v in jaxpr.invars]
     return Touched(
-        tuple(map(min, read, whole)),
-        tuple(map(min, written, whole)),
+        tuple(map(min, read, input_sizes)),
+        tuple(map(min, written, input_sizes)),
         tuple(None if jaxprs.is_literal(v) else roots.get(v) for v in jaxpr.outvars),
     )
 
 
-def _enter(eqn: core.JaxprEqn, roots: dict[Any, int], read: list[int], written: list[int]) -> None:
+def _add_accesses(eqn: core.JaxprEqn, roots: dict[Any, int], read: list[int], written: list[int]) -> None:
     """Adds an equation's accesses, and tracks which of its results alias an input."""
     name = eqn.primitive.name
-    rooted: Mapping[int, int] = {
-        k: roots[v] for k, v in enumerate(eqn.invars) if not jaxprs.is_literal(v) and v in roots
+    root_by_operand: Mapping[int, int] = {
+        position: roots[v] for position, v in enumerate(eqn.invars) if not jaxprs.is_literal(v) and v in roots
     }
-    if not rooted:
+    if not root_by_operand:
         return
     bodies = jaxprs.bodies(eqn)
     for body in bodies:
-        inner = touches(body.jaxpr)
+        body_accesses = touches(body.jaxpr)
         for i, operand in enumerate(body.operands):
-            if operand in rooted:
-                read[rooted[operand]] += inner.read[i] * body.trips
-                written[rooted[operand]] += inner.written[i] * body.trips
+            if operand in root_by_operand:
+                read[root_by_operand[operand]] += body_accesses.read[i] * body.trips
+                written[root_by_operand[operand]] += body_accesses.written[i] * body.trips
         for result, j in enumerate(body.results):
-            origin = inner.origin[j]
+            origin = body_accesses.origin[j]
             if origin is None or origin in body.sliced or result in body.stacked:
                 continue
-            if body.operands[origin] in rooted:
-                roots[eqn.outvars[result]] = rooted[body.operands[origin]]
+            if body.operands[origin] in root_by_operand:
+                roots[eqn.outvars[result]] = root_by_operand[body.operands[origin]]
     if bodies:
         return
-    for k, root in rooted.items():
-        if k == 0 and name in PICKS:
+    for position, root in root_by_operand.items():
+        if position == 0 and name in PICKS:
             read[root] += sum(map(_size, eqn.outvars))
-        elif k == 0 and name in _IN_PLACE:
+        elif position == 0 and name in _IN_PLACE:
             written[root] += _size(eqn.invars[1 if name == "dynamic_update_slice" else 2])
             roots[eqn.outvars[0]] = root
-        elif name in _SAME and _size(eqn.outvars[0]) == _size(eqn.invars[k]):
+        elif name in _SAME_BYTES and _size(eqn.outvars[0]) == _size(eqn.invars[position]):
             roots[eqn.outvars[0]] = root
         else:
-            read[root] += _size(eqn.invars[k])
+            read[root] += _size(eqn.invars[position])
 
 
 def _size(atom: Any) -> int:

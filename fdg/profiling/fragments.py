@@ -1,4 +1,4 @@
-"""Each fragment as a separate program on the devices of its group, with inputs from a real state."""
+"""Builds a program per fragment on the devices of its group, with inputs from a real state."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ from fdg.running.program import is_here
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Placed:
-    """A fragment and its group."""
+    """A fragment with its group and its work."""
 
     site: Site  # the call of the fragment in the graph
     group: Group  # the group of devices that runs it
@@ -40,7 +40,7 @@ class Placed:
 
 def place_fragments(plan: Plan) -> tuple[Placed, ...]:
     """The fragments of a plan with their groups; nothing is compiled or allocated."""
-    found = []
+    placed = []
     for site in sites(plan.graph):
         group = plan.group_of(site.fragment.name)
         if plan.together is None:
@@ -50,37 +50,42 @@ def place_fragments(plan: Plan) -> tuple[Placed, ...]:
         else:
             jaxpr = vmapped_program(site.jaxpr, plan.agents_here, plan.together)
             work, border = work_of(jaxpr), border_bytes(jaxpr)
-        found.append(Placed(site, group, work, border))
-    return tuple(found)
+        placed.append(Placed(site, group, work, border))
+    return tuple(placed)
 
 
 def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -> Mapping[str, Repeated]:
-    """Programs that repeat each fragment, by name; fragments without results are left out.
+    """Programs that repeat each fragment, by name; omits fragments without results or without devices here.
 
-    `leaves` are those of a state, on one device of this process.
+    `leaves` are the leaves of a state, on one device of this process.
     """
-    found = {}
-    chosen, times = _representative_agents(plan)
+    repeated = {}
+    agents, num_groups = _representative_agents(plan)
     # All processes run the same fragments, but each has only its own instances of host environments.
     if distributed.count() > 1 and host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns):
         return {}
-    leaves = leaves if chosen is None else [leaf[chosen] for leaf in leaves]
+    leaves = leaves if agents is None else [leaf[agents] for leaf in leaves]
     values = inputs_of(plan.graph, leaves)
     for site in sites(plan.graph):
         name = site.fragment.name
         group = plan.group_of(name)
         if not site.outputs or name not in values or not is_here(devices[i] for i in group.devices):
             continue
-        read = jaxprs.variables(site.equation.invars)
-        given = dict(zip(read, values[name], strict=True))
+        variables = jaxprs.variables(site.equation.invars)
+        value_by_variable = dict(zip(variables, values[name], strict=True))
         function, shardings = on_group(plan, site, group, devices)
         arguments = [
-            put(given[v], jax.ShapeDtypeStruct(given[v].shape, given[v].dtype, sharding=sharding))
+            put(
+                value_by_variable[v],
+                jax.ShapeDtypeStruct(
+                    value_by_variable[v].shape, value_by_variable[v].dtype, sharding=sharding
+                ),
+            )
             for v, sharding in zip(site.inputs, shardings, strict=True)
         ]
         is_on_host = host_calls.calls_host([site.equation])
-        found[name] = Repeated(function, arguments, site.handed_on, is_on_host, times)
-    return found
+        repeated[name] = Repeated(function, arguments, site.handed_on, is_on_host, num_groups)
+    return repeated
 
 
 def on_group(
@@ -90,9 +95,9 @@ def on_group(
     if (together := plan.together) is not None:
         mesh = make_mesh([devices[i] for i in group.devices], SEED)
         agents = PartitionSpec(SEED)
-        one = rewrite_one_agent(site.jaxpr, site.axes, site.output_axes, together, mesh)
+        agent_jaxpr = rewrite_one_agent(site.jaxpr, site.axes, site.output_axes, together, mesh)
         function = jax.shard_map(
-            mapped(core.jaxpr_as_fun(one), together, together),
+            mapped(core.jaxpr_as_fun(agent_jaxpr), together, together),
             mesh=mesh,
             in_specs=agents,
             out_specs=agents,
@@ -108,7 +113,7 @@ def on_group(
 
 
 def _layout(plan: Plan, group: Group, v: core.Var, axis: int | None) -> Layout:
-    """The layout of a value: split along its batch axis, or as a sharded leaf of the same shape."""
+    """The layout of a value: split along its batch axis, or like a sharded leaf of the same shape."""
     if axis is None:
         for leaf in plan.sharded:
             if leaf.group == group.name and leaf.layout.shape == shape_of(v):
@@ -117,11 +122,13 @@ def _layout(plan: Plan, group: Group, v: core.Var, axis: int | None) -> Layout:
 
 
 def _representative_agents(plan: Plan) -> tuple[np.ndarray | None, int]:
-    """The agents to profile, as rows of the state, and the factor to all agents.
+    """The agents to profile, as rows of the state, and the number of such groups of agents per device.
 
-    They are the first that each device maps together; None for a plan without agents.
+    They are the first agents that each device vmaps; None for a plan without agents.
     """
     if plan.together is None:
         return None, 1
-    width, together, here = len(plan.groups[0]), plan.together, plan.agents_here
-    return np.concatenate([i * here + np.arange(together) for i in range(width)]), here // together
+    num_devices, together, agents_per_device = len(plan.groups[0]), plan.together, plan.agents_here
+    return np.concatenate(
+        [i * agents_per_device + np.arange(together) for i in range(num_devices)]
+    ), agents_per_device // together

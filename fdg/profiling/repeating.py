@@ -1,7 +1,7 @@
 """Times a function by many calls in one program, which excludes the host's overhead.
 
-The number of calls is an argument. The inputs of each call pass an optimization barrier with the call's
-number, so that XLA can neither hoist nor drop it; results that are inputs of the next call are passed on in
+The number of calls is an argument. The inputs of each call pass an optimization barrier with the index of the
+call, so that XLA can neither hoist nor drop the call. Results that are inputs of the next call are updated in
 place. The time of a run without calls is subtracted.
 """
 
@@ -18,11 +18,11 @@ from fdg import keys
 from fdg.processes import distributed
 
 ROUND_S = 0.015  # minimum seconds of a round
-_MOST = 1_000_000  # calls in a round
+_MAX_CALLS = 1_000_000  # per round
 
 
 class Sample(NamedTuple):
-    """Seconds of a run with some calls, and of one without."""
+    """Seconds of a run with calls, and of a run without calls."""
 
     calls: float
     none: float
@@ -39,19 +39,19 @@ class Repeated:
         goes_on: bool = False,
         times: int = 1,
     ):
-        """Compiles nothing: see `compiled`.
+        """Does not compile: call `compile_all`.
 
         Result k is argument `handed_on[k]` of the next call. With `goes_on`, a run starts from the results of
-        the previous one, as host callbacks require. A result of `seconds` stands for `times` calls.
+        the previous run, as host callbacks require. `seconds` is the time of `times` calls.
         """
         self._arguments, self._goes_on = list(arguments), goes_on
-        self._function = jax.jit(_repeated(function, dict(handed_on or {})))
+        self._function = jax.jit(_repeat_function(function, dict(handed_on or {})))
         self._run: Any = None
         self._times = times
         self._calls = 1
         self.lanes = 1  # concurrent copies of the program
-        self._spans = any(not x.is_fully_addressable for x in arguments)
-        self.samples: list[Sample] = []  # of each round
+        self._spans_processes = any(not x.is_fully_addressable for x in arguments)
+        self.samples: list[Sample] = []  # one per round
 
     def lower(self) -> Any:
         """Lowers the program."""
@@ -64,13 +64,13 @@ class Repeated:
         self._find_calls()
 
     def also_in(self, lanes: int) -> None:
-        """Runs `lanes` copies concurrently if throughput is higher; a sample is one call of each."""
+        """Runs `lanes` copies concurrently if that increases throughput; a sample has a call per copy."""
         if lanes == 1:
             return
-        taken = {}
+        seconds = {}
         for self.lanes in (1, lanes):
-            taken[self.lanes] = self._per_call([self._sample() for _ in range(3)]) / self.lanes
-        self.lanes = min(taken, key=lambda count: taken[count])
+            seconds[self.lanes] = self._per_call([self._sample() for _ in range(3)]) / self.lanes
+        self.lanes = min(seconds, key=lambda count: seconds[count])
 
     def measure(self) -> None:
         """Runs one round."""
@@ -83,76 +83,76 @@ class Repeated:
 
     def _find_calls(self) -> None:
         while True:
-            # Twice: a one-time disturbance must not lead to rounds with too few calls.
-            taken = self._per_call([self._sample() for _ in range(2)]) * self._calls
-            if self._spans:  # all processes must run the same number of calls
-                taken = distributed.exchange(taken)[0]
-            if taken >= ROUND_S / 2 or self._calls >= _MOST:
+            # Two samples, since one disturbed sample would lead to rounds with too few calls.
+            seconds = self._per_call([self._sample() for _ in range(2)]) * self._calls
+            if self._spans_processes:  # all processes must run the same number of calls
+                seconds = distributed.exchange(seconds)[0]
+            if seconds >= ROUND_S / 2 or self._calls >= _MAX_CALLS:
                 return
-            more = max(2 * self._calls, int(self._calls * ROUND_S / max(taken, ROUND_S / 20)))
-            self._calls = min(_MOST, more)
+            num_calls = max(2 * self._calls, int(self._calls * ROUND_S / max(seconds, ROUND_S / 20)))
+            self._calls = min(_MAX_CALLS, num_calls)
 
     def _sample(self) -> Sample:
         return Sample(self._seconds(self._calls), self._seconds(0))
 
     def _per_call(self, samples: Sequence[Sample]) -> float:
-        """Seconds of a call, from the shortest run of each kind."""
-        calls, none = (min(each) for each in zip(*samples, strict=True))
+        """Seconds per call, from the shortest run with calls and the shortest without."""
+        calls, none = (min(times) for times in zip(*samples, strict=True))
         return (calls - none if calls > none else calls) / self._calls
 
     def _seconds(self, calls: int) -> float:
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         running = [self._run(np.int32(calls), self._arguments) for _ in range(self.lanes)]
         jax.block_until_ready(running)
-        taken = time.perf_counter() - begun
+        seconds = time.perf_counter() - start_time
         if self._goes_on:
             for j, value in running[-1][0].items():
                 self._arguments[j] = value
-        return taken
+        return seconds
 
 
 def compile_all(repeated: Iterable[Repeated]) -> None:
     """Compiles programs in parallel and prepares each for timing."""
-    todo = list(repeated)
-    lowered = [one.lower() for one in todo]
+    programs = list(repeated)
+    lowered = [program.lower() for program in programs]
     with ThreadPoolExecutor() as pool:
-        runs = list(pool.map(lambda one: one.compile(), lowered))
-    for one, run in zip(todo, runs, strict=True):
-        one.compiled(run)
+        runs = list(pool.map(lambda program: program.compile(), lowered))
+    for program, run in zip(programs, runs, strict=True):
+        program.compiled(run)
 
 
 def rounds(programs: Mapping[Any, Repeated], count: int, lanes: int = 1) -> dict[Any, list[float]]:
-    """Seconds of a call of each program in each of `count` rounds, with `lanes` concurrent copies."""
-    found: dict[Any, list[float]] = {name: [] for name in programs}
+    """Seconds per call by program, one for each of `count` rounds, with `lanes` concurrent copies."""
+    seconds: dict[Any, list[float]] = {name: [] for name in programs}
     for _ in range(count):
-        for name, one in programs.items():
-            one.lanes = lanes
-            one.samples.clear()
-            one.measure()
-            found[name].append(max(one.seconds * lanes, 1e-10))
-    return found
+        for name, program in programs.items():
+            program.lanes = lanes
+            program.samples.clear()
+            program.measure()
+            seconds[name].append(max(program.seconds * lanes, 1e-10))
+    return seconds
 
 
-def _repeated(function: Callable, handed_on: dict[int, int]) -> Callable:
+def _repeat_function(function: Callable, handed_on: dict[int, int]) -> Callable:
     def run(calls: jax.Array, arguments: list[Any]) -> Any:
-        moving = {j: arguments[j] for j in handed_on.values()}
-        fixed = {j: x for j, x in enumerate(arguments) if j not in moving}
+        carried = {j: arguments[j] for j in handed_on.values()}
+        fixed = {j: x for j, x in enumerate(arguments) if j not in carried}
 
-        def once(carry: Any) -> Any:
-            i, moving, _ = carry
-            i, moving, still = jax.lax.optimization_barrier((i, moving, fixed))
-            now = {**moving, **still}
-            results = [_strong(x) for x in function(*(now[j] for j in range(len(arguments))))]
-            moving = {j: results[k] for k, j in handed_on.items()}
-            return i + 1, moving, [x for k, x in enumerate(results) if k not in handed_on]
+        def call_once(carry: Any) -> Any:
+            i, carried, _ = carry
+            i, carried, constants = jax.lax.optimization_barrier((i, carried, fixed))
+            inputs = {**carried, **constants}
+            results = [_without_weak_type(x) for x in function(*(inputs[j] for j in range(len(arguments))))]
+            carried = {j: results[k] for k, j in handed_on.items()}
+            return i + 1, carried, [x for k, x in enumerate(results) if k not in handed_on]
 
         shapes = jax.eval_shape(function, *arguments)
         empty = [jnp.zeros(x.shape, x.dtype) for k, x in enumerate(shapes) if k not in handed_on]
-        start = jnp.int32(0), jax.tree.map(_strong, moving), empty
-        return jax.lax.while_loop(lambda carry: carry[0] < calls, once, start)[1:]
+        start = jnp.int32(0), jax.tree.map(_without_weak_type, carried), empty
+        return jax.lax.while_loop(lambda carry: carry[0] < calls, call_once, start)[1:]
 
     return run
 
 
-def _strong(x: jax.Array) -> jax.Array:
+def _without_weak_type(x: jax.Array) -> jax.Array:
     return x if keys.is_key(x.dtype) else jax.lax.convert_element_type(x, x.dtype)

@@ -7,27 +7,27 @@ from fdg.jaxprs.count import Product
 from fdg.profiling.work import Work
 from fdg.showing.words import clip, duration, quantity, table
 
-_PRODUCTS = 12  # shown products
+_PRODUCTS = 12  # rows of products in the text
 
 
 @dataclasses.dataclass(frozen=True)
 class FragmentProfile:
-    """A fragment's part of an iteration, timed alone."""
+    """The time of a fragment, alone."""
 
     name: str
     role: str
-    parent: str | None  # the enclosing fragment, or None; `depth`: the number of enclosing fragments
-    depth: int
+    parent: str | None  # the enclosing fragment, or None
+    depth: int  # the number of enclosing fragments
     group: str
-    calls: int  # in an iteration; `exact` is False if that depends on the data
-    exact: bool
-    flops: int  # of a call, on all devices and for all agents
-    work: Work  # of a call, on one device
-    # of a call alone, with nested fragments; None if it cannot run alone: its parts are on several groups,
-    # or in other processes
+    calls: int  # per iteration
+    exact: bool  # False if the number of calls depends on the data
+    flops: int  # per call, on all devices and for all agents
+    work: Work  # per call, on one device
+    # per call, alone, with nested fragments; None if the fragment cannot run alone, since it is split over
+    # groups or in other processes
     seconds: float | None
-    products_s: float  # of a call's products at the best rate of their shapes
-    memory_s: float  # of a call's inputs and outputs at the rate of memory
+    products_s: float  # per call, of its products at the best rate of their shapes
+    memory_s: float  # per call, of its inputs and outputs at the rate of memory
 
     @property
     def limit_s(self) -> float:
@@ -36,12 +36,12 @@ class FragmentProfile:
 
     @property
     def roofline(self) -> float | None:
-        """The lower bound divided by the time: 1 at best."""
+        """The lower bound divided by the time; at most 1."""
         return None if not self.seconds else self.limit_s / self.seconds
 
     @property
     def per_iteration(self) -> float | None:
-        """Seconds of all calls in an iteration."""
+        """Seconds of all calls of an iteration."""
         return None if self.seconds is None else self.seconds * self.calls
 
 
@@ -51,8 +51,8 @@ class ProductProfile:
 
     product: Product
     group: str
-    calls: int  # on each device in an iteration
-    seconds: float | None  # of one on each device, with all devices at work; None if not measured
+    calls: int  # per iteration on each device
+    seconds: float | None  # per product while all devices work; None if not measured
     layout: str
     devices: int
 
@@ -64,7 +64,7 @@ class ProductProfile:
 
 @dataclasses.dataclass(frozen=True)
 class GroupProfile:
-    """A group's part of an iteration."""
+    """The time of a group per iteration."""
 
     name: str
     devices: int
@@ -75,14 +75,14 @@ class GroupProfile:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The time of an iteration by fragment. Prints.
+    """The time of an iteration by fragment; `print` it.
 
     Attributes:
       agents: the number of agents; None without an axis of agents.
-      iteration_s: seconds of an iteration, the best of `rounds`; all times here are the best, since other
-        load only makes them longer.
-      usual_s: the median.
-      memory_rate: bytes per second that memory reads and writes, on all devices of the first group.
+      iteration_s: seconds per iteration, the best of `rounds`. All times are the best, since other load only
+        makes them longer.
+      usual_s: the median over rounds of seconds per iteration.
+      memory_rate: bytes per second that all devices of the first group read and write.
     """
 
     algorithm: str
@@ -103,12 +103,12 @@ class Profile:
         return next(f for f in self.fragments if f.name == name)
 
     def own_s(self, name: str) -> float | None:
-        """Seconds of an iteration in a fragment without nested ones; None if one was not timed."""
-        inside = [f.per_iteration for f in self.fragments if f.parent == name]
-        mine = self.fragment(name).per_iteration
-        if mine is None or None in inside:
+        """Seconds per iteration in a fragment without nested fragments; None if one was not timed."""
+        nested_seconds = [f.per_iteration for f in self.fragments if f.parent == name]
+        total = self.fragment(name).per_iteration
+        if total is None or None in nested_seconds:
             return None
-        return max(0.0, mine - sum(seconds for seconds in inside if seconds is not None))
+        return max(0.0, total - sum(seconds for seconds in nested_seconds if seconds is not None))
 
     @property
     def fragments_s(self) -> float:
@@ -162,22 +162,22 @@ def _lines(profile: Profile) -> Iterator[str]:
     yield "  roofline: the longer of the two over the time of a call; 100% is the machine's limit"
 
 
-def _fragment(profile: Profile, f: FragmentProfile) -> tuple[str, ...]:
-    all_calls = f.flops * f.calls
-    rate = None if not f.per_iteration else all_calls / f.per_iteration
+def _fragment(profile: Profile, fragment: FragmentProfile) -> tuple[str, ...]:
+    all_calls = fragment.flops * fragment.calls
+    rate = None if not fragment.per_iteration else all_calls / fragment.per_iteration
     return (
-        clip("  " * f.depth + f.name, 26),
-        clip(f.role, 14),
-        f"{'' if f.exact else '~'}{f.calls}",
-        duration(f.seconds),
-        duration(f.per_iteration),
-        _percent(f.per_iteration, profile.iteration_s),
-        _percent(profile.own_s(f.name), profile.iteration_s),
+        clip("  " * fragment.depth + fragment.name, 26),
+        clip(fragment.role, 14),
+        f"{'' if fragment.exact else '~'}{fragment.calls}",
+        duration(fragment.seconds),
+        duration(fragment.per_iteration),
+        _percent(fragment.per_iteration, profile.iteration_s),
+        _percent(profile.own_s(fragment.name), profile.iteration_s),
         quantity(all_calls),
         "-" if rate is None else quantity(rate),
-        duration(f.products_s) if f.products_s else "-",
-        duration(f.memory_s) if f.memory_s else "-",
-        _percent(f.roofline),
+        duration(fragment.products_s) if fragment.products_s else "-",
+        duration(fragment.memory_s) if fragment.memory_s else "-",
+        _percent(fragment.roofline),
     )
 
 
@@ -203,24 +203,24 @@ def _groups(profile: Profile) -> Iterator[str]:
 def _products(products: Sequence[ProductProfile]) -> Iterator[str]:
     if not products:
         return
-    shown = sorted(products, key=lambda p: p.product.flops * p.calls, reverse=True)[:_PRODUCTS]
-    whole = sum(p.product.flops * p.calls * p.devices for p in products)
+    largest = sorted(products, key=lambda p: p.product.flops * p.calls, reverse=True)[:_PRODUCTS]
+    total_flops = sum(p.product.flops * p.calls * p.devices for p in products)
     rows = [
         (
             str(p.product),
             p.product.dtype,
             clip(p.group, 24),
             str(p.calls),
-            _percent(p.product.flops * p.calls * p.devices, whole),
+            _percent(p.product.flops * p.calls * p.devices, total_flops),
             duration(p.seconds),
             "-" if p.rate is None else quantity(p.rate),
             p.layout,
         )
-        for p in shown
+        for p in largest
     ]
     header = (
         "product (m x k x n)", "dtype", "group", "calls", "of flops", "one by itself", "flops/s", "best as"
     )  # fmt: skip
     yield from table(header, rows, range(3, 7))
-    if len(products) > len(shown):
-        yield f"  and {len(products) - len(shown)} other shapes"
+    if len(products) > len(largest):
+        yield f"  and {len(products) - len(largest)} other shapes"

@@ -2,9 +2,9 @@
 
     scan((env_state, obs) -> step(keys, env_state, act(obs)))     step's result 0 is its argument 1
 
-A benchmark that repeats one fragment passes these results as arguments of the next call, so that XLA can
-update them in place. Otherwise each call would copy them: a replay buffer may have a gigabyte. A result is
-passed as the argument of its type that it alone reaches, possibly through code between fragments.
+A benchmark that repeats a fragment passes these results as arguments of the next call, so that XLA can update
+them in place. Otherwise each call would copy them, and a replay buffer may have a gigabyte. A result becomes
+the argument of its type that it alone reaches, possibly through code between fragments.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ _PRINTS = frozenset({"debug_callback", "debug_print"})
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-    """Where a fragment is called."""
+    """The call of a fragment."""
 
     fragment: Fragment
     equation: core.JaxprEqn
-    # the variables that it reads, without duplicates; `axes` are their batch axes
+    # the variables that the call reads, without duplicates; `axes` are their batch axes
     inputs: tuple[core.Var, ...]
     outputs: tuple[core.Var, ...]  # its results, without dropped ones; `output_axes` are their batch axes
     axes: tuple[int | None, ...]
@@ -39,7 +39,7 @@ class Site:
     @functools.cached_property
     def jaxpr(self) -> ClosedJaxpr:
         """The fragment as a function from `inputs` to `outputs`, with debug prints removed."""
-        return jaxprs.rewrite(jaxprs.build(self.inputs, self.outputs, [self.equation]), _silent)
+        return jaxprs.rewrite(jaxprs.build(self.inputs, self.outputs, [self.equation]), _without_prints)
 
 
 def sites(graph: FDG) -> tuple[Site, ...]:
@@ -56,28 +56,30 @@ def _site(reader: Reader, fragment: Fragment, eqn: core.JaxprEqn, scope: Scope) 
     for v, array in zip(eqn.invars, fragment.inputs, strict=True):
         if not jaxprs.is_literal(v) and axes.get(v) is None:
             axes[v] = array.axis
-    made = [
+    results = [
         (v, array.axis)
         for v, array in zip(eqn.outvars, fragment.outputs, strict=True)
         if not isinstance(v, core.DropVar)
     ]
-    numbers = {reader.number(scope, v): k for k, (v, _) in enumerate(made)}
+    numbers = {reader.number(scope, v): k for k, (v, _) in enumerate(results)}
     handed_on: dict[int, int] = {}
     for j, v in enumerate(axes):
-        own = {numbers[value] for _, value, _ in reader.sources(scope, [v], nested=True) if value in numbers}
-        if len(own) == 1 and made[k := own.pop()][0].aval == v.aval:
+        sources = {
+            numbers[value] for _, value, _ in reader.sources(scope, [v], nested=True) if value in numbers
+        }
+        if len(sources) == 1 and results[k := sources.pop()][0].aval == v.aval:
             handed_on.setdefault(k, j)
     return Site(
         fragment,
         eqn,
         tuple(axes),
-        tuple(v for v, _ in made),
+        tuple(v for v, _ in results),
         tuple(axes.values()),
-        tuple(axis for _, axis in made),
+        tuple(axis for _, axis in results),
         handed_on,
     )
 
 
-def _silent(eqn: core.JaxprEqn, inside: jaxprs.Inside) -> Any:
-    """Removes debug prints: a benchmark calls the fragment thousands of times."""
+def _without_prints(eqn: core.JaxprEqn, inside: jaxprs.Inside) -> Any:
+    """Removes debug prints, since a benchmark calls the fragment thousands of times."""
     return [] if eqn.primitive.name in _PRINTS else inside(eqn)

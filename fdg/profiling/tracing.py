@@ -1,4 +1,4 @@
-"""Traces an iteration: the operations on each thread or stream, and their fragments.
+"""Traces an iteration: records the operations on each thread or stream, and their fragments.
 
 JAX's profiler writes files for TensorBoard. In addition, a file for https://ui.perfetto.dev has the
 operations with a second track of their fragments, taken from the compiled programs.
@@ -21,7 +21,7 @@ from fdg.lowering.host_calls import BETWEEN
 from fdg.showing.bars import track
 
 PERFETTO = "trace.json.gz"
-_AROUND = re.compile(r"(while|call|conditional)([.\d]|$)")  # their duration includes their bodies
+_ENCLOSING = re.compile(r"(while|call|conditional)([.\d]|$)")  # their duration includes their bodies
 
 
 class TracedOperation(NamedTuple):
@@ -34,11 +34,11 @@ class TracedOperation(NamedTuple):
 
 
 def profile_iteration(engine: Engine, state: Any, directory: Path | None) -> Path | None:
-    """Traces one iteration from a state, which is copied. A collective: all processes call it.
+    """Traces one iteration from a copy of a state. All processes must call it.
 
     Args:
-      engine: an engine that has run before; otherwise the trace is of compiling.
-      directory: for TensorBoard; an earlier trace in it is removed. None: this process writes none.
+      engine: an engine that has run before; otherwise the trace would contain compilation.
+      directory: for TensorBoard; an earlier trace in it is removed. None: this process writes no files.
 
     Returns:
       The file for Perfetto in `directory`, or None.
@@ -55,31 +55,31 @@ def profile_iteration(engine: Engine, state: Any, directory: Path | None) -> Pat
     options.python_tracer_level = 0  # interpreter calls would slow the traced program down
     with jax.profiler.trace(str(directory), profiler_options=options):
         jax.block_until_ready(engine.run(state, 1))
-    whose = fragments_of(program.hlo() for program in engine.programs if program.is_here)
+    fragment_by_operation = fragments_of(program.hlo() for program in engine.programs if program.is_here)
     target = directory / PERFETTO
-    with files.replacing(target) as whole, gzip.open(whole, "wt", compresslevel=5) as file:
-        json.dump({"traceEvents": list(_events(_threads(directory, whose)))}, file)
+    with files.replacing(target) as compressed, gzip.open(compressed, "wt", compresslevel=5) as file:
+        json.dump({"traceEvents": list(_events(_threads(directory, fragment_by_operation)))}, file)
     return target
 
 
 def fragments_of(hlo: Iterable[str]) -> Mapping[tuple[str, str], str]:
     """The innermost fragment of each operation, by the names of module and operation."""
-    found = {}
+    fragment_by_operation = {}
     for text in hlo:
         module = ""
         for line in text.splitlines():
             if line.startswith("HloModule "):
                 module = re.split(r"[ ,]", line)[1]
-            made = re.match(r"\s*(?:ROOT )?%?([\w.\-]+) = ", line)
+            operation = re.match(r"\s*(?:ROOT )?%?([\w.\-]+) = ", line)
             path = re.search(r'op_name="([^"]*)"', line)
             marks = re.findall(r"fdg:[^:()]+:([^()]+)\)", path[1]) if path else []
-            if made and marks:
-                found[module, made[1]] = marks[-1]
-    return found
+            if operation and marks:
+                fragment_by_operation[module, operation[1]] = marks[-1]
+    return fragment_by_operation
 
 
 def _threads(
-    directory: Path, whose: Mapping[tuple[str, str], str]
+    directory: Path, fragment_by_operation: Mapping[tuple[str, str], str]
 ) -> Iterator[tuple[str, list[TracedOperation]]]:
     """The operations of each thread or stream, in order."""
     for path in sorted(directory.glob("plugins/profile/*/*.xplane.pb")):
@@ -92,31 +92,34 @@ def _threads(
                     if "hlo_op" not in stats:
                         continue
                     name = str(stats["hlo_op"])
-                    fragment = whose.get((str(stats.get("hlo_module", "")), name), BETWEEN)
+                    fragment = fragment_by_operation.get((str(stats.get("hlo_module", "")), name), BETWEEN)
                     operations.append(TracedOperation(name, fragment, event.start_ns, event.duration_ns))
                 if operations:
-                    yield f"{plane.name} {line.name}", sorted(operations, key=lambda each: each.start)
+                    yield (
+                        f"{plane.name} {line.name}",
+                        sorted(operations, key=lambda operation: operation.start),
+                    )
 
 
 def merged(operations: Iterable[TracedOperation]) -> list[TracedOperation]:
-    """Merges consecutive operations of one fragment; enclosing operations are dropped.
+    """Merges consecutive operations of a fragment; drops operations that enclose others.
 
     >>> parts = [("while.1", "learn", 0, 9), ("dot.1", "act", 1, 2), ("add.1", "act", 4, 1)]
     >>> merged_parts = merged(TracedOperation(*part) for part in [*parts, ("sub", "step", 6, 1)])
     >>> [(each.fragment, each.start, each.duration) for each in merged_parts]
     [('act', 1, 4), ('step', 6, 1)]
     """
-    found: list[TracedOperation] = []
-    for each in operations:
-        if _AROUND.match(each.name):
+    spans: list[TracedOperation] = []
+    for operation in operations:
+        if _ENCLOSING.match(operation.name):
             continue
-        last = found[-1] if found else None
-        if last is not None and last.fragment == each.fragment:
-            end = max(last.start + last.duration, each.start + each.duration)
-            found[-1] = last._replace(duration=end - last.start)
+        last_span = spans[-1] if spans else None
+        if last_span is not None and last_span.fragment == operation.fragment:
+            end = max(last_span.start + last_span.duration, operation.start + operation.duration)
+            spans[-1] = last_span._replace(duration=end - last_span.start)
         else:
-            found.append(each._replace(name=each.fragment))
-    return found
+            spans.append(operation._replace(name=operation.fragment))
+    return spans
 
 
 def _events(threads: Iterable[tuple[str, list[TracedOperation]]]) -> Iterator[dict[str, Any]]:
@@ -131,9 +134,14 @@ def _events(threads: Iterable[tuple[str, list[TracedOperation]]]) -> Iterator[di
     begin = min((operations[0].start for _, operations in all_threads), default=0.0)
     for number, (thread, operations) in enumerate(all_threads):
         yield {"ph": "M", "pid": number, "name": "process_name", "args": {"name": thread}}
-        for i, (title, shown) in enumerate([("fragments", merged(operations)), ("operations", operations)]):
+        for i, (title, row) in enumerate([("fragments", merged(operations)), ("operations", operations)]):
             spans = (
-                (each.name, (each.start - begin) / 1e3, each.duration / 1e3, {"fragment": each.fragment})
-                for each in shown
+                (
+                    operation.name,
+                    (operation.start - begin) / 1e3,
+                    operation.duration / 1e3,
+                    {"fragment": operation.fragment},
+                )
+                for operation in row
             )
             yield from track(number, i, title, spans)

@@ -27,7 +27,7 @@ from fdg.rowwise import rowwise_p, trace_rows
 
 
 class SizedOperation(NamedTuple):
-    """The class of an operation, and the `bytes` that it reads and writes without fusion."""
+    """The class of an operation (`class_of`), and the bytes that it reads and writes without fusion."""
 
     kind: str
     bytes: int
@@ -39,15 +39,17 @@ class Work:
 
     # floating-point operations by class, counted as in `jaxprs.flops_of`
     flops: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    # by class, bytes read and written without fusion. Views cost nothing; a look-up counts what it reads.
+    # bytes read and written without fusion, by class; views have none, and gathers count the gathered rows
     bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    # counts by shape, convolutions included
+    # number of products by shape, convolutions included
     products: Mapping[Product, int] = dataclasses.field(default_factory=dict)
-    # False with a `while` loop (counted as its most trips, or one) or a branch (the most expensive one)
+    # False if there is a `while` loop (counted with its upper bound of trips, or one trip) or a `cond`
+    # (counted as its most expensive branch)
     exact: bool = True
-    # counts by class and size, without products and views; a look-up counts whole cache lines
+    # number of operations by class and bytes, without products and views; bytes of a gather or scatter are
+    # rounded up to cache lines
     operations: Mapping[SizedOperation, int] = dataclasses.field(default_factory=dict)
-    trips: int = 0  # of all loops
+    trips: int = 0  # total number of trips of all loops
 
     @property
     def total_flops(self) -> int:
@@ -65,18 +67,25 @@ class Work:
 
 
 def sum_of_work(parts: Iterable[tuple[Work, int]]) -> Work:
-    """The sum of several pieces of work, each with a count."""
+    """The sum of works, each times a count."""
     parts = list(parts)
 
-    def added(name: str) -> dict[Any, int]:
-        found: collections.Counter[Any] = collections.Counter()
+    def add_counts(name: str) -> dict[Any, int]:
+        total: collections.Counter[Any] = collections.Counter()
         for work, count in parts:
             for key, number in getattr(work, name).items():
-                found[key] += number * count
-        return dict(found)
+                total[key] += number * count
+        return dict(total)
 
     exact, trips = all(work.exact for work, _ in parts), sum(work.trips * count for work, count in parts)
-    return Work(added("flops"), added("bytes"), added("products"), exact, added("operations"), trips)
+    return Work(
+        add_counts("flops"),
+        add_counts("bytes"),
+        add_counts("products"),
+        exact,
+        add_counts("operations"),
+        trips,
+    )
 
 
 def work_of(jaxpr: Any, axes: Sequence[int | None] = (), devices: int = 1) -> Work:
@@ -88,75 +97,77 @@ def work_of(jaxpr: Any, axes: Sequence[int | None] = (), devices: int = 1) -> Wo
     return _Walk(devices).work(jaxprs.open_jaxpr(jaxpr), flow)
 
 
-_MOST_KNOWN = 10_000
+_MAX_CACHED = 10_000
 
 
 @functools.lru_cache(maxsize=32)
 class _Walk:
     def __init__(self, devices: int):
         self.devices = devices
-        self.known: IdentityCache[Work] = IdentityCache(
-            max_entries=_MOST_KNOWN
-        )  # a helper may be called from many places
+        # The cache serves helpers that are called from many places.
+        self.cache: IdentityCache[Work] = IdentityCache(max_entries=_MAX_CACHED)
 
     def work(self, jaxpr: core.Jaxpr, flow: Flow | None) -> Work:
-        steps: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
-        pairs = zip(jaxpr.eqns, steps, strict=True)
-        return self.known(
+        flows: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
+        pairs = zip(jaxpr.eqns, flows, strict=True)
+        return self.cache(
             flow or jaxpr, None, lambda: sum_of_work((self.equation(*pair), 1) for pair in pairs)
         )
 
-    def equation(self, eqn: core.JaxprEqn, step: EquationFlow | None) -> Work:
+    def equation(self, eqn: core.JaxprEqn, flow: EquationFlow | None) -> Work:
         bodies = jaxprs.bodies(eqn)
-        if step is not None and eqn.primitive is rowwise_p:
-            return _Walk(1).work(jaxprs.open_jaxpr(self._rows(eqn, step)), None)
-        if not bodies or (step is not None and not step.bodies):
-            return self.operation(eqn, step)
-        tiles = None if step is None else tiles_of(eqn)
-        if step is not None and tiles is not None:
-            return _Walk(1).work(on_one_device(step.bodies[0], self.devices, tiles), None)
-        flows: Sequence[Flow | None] = [None] * len(bodies) if step is None else step.bodies
-        inner = [
-            self.work(body.jaxpr, flow).times(body.trips) for body, flow in zip(bodies, flows, strict=True)
+        if flow is not None and eqn.primitive is rowwise_p:
+            return _Walk(1).work(jaxprs.open_jaxpr(self._rowwise_jaxpr(eqn, flow)), None)
+        if not bodies or (flow is not None and not flow.bodies):
+            return self.operation(eqn, flow)
+        tiles = None if flow is None else tiles_of(eqn)
+        if flow is not None and tiles is not None:
+            return _Walk(1).work(on_one_device(flow.bodies[0], self.devices, tiles), None)
+        flows: Sequence[Flow | None] = [None] * len(bodies) if flow is None else flow.bodies
+        body_works = [
+            self.work(body.jaxpr, body_flow).times(body.trips)
+            for body, body_flow in zip(bodies, flows, strict=True)
         ]
         if eqn.primitive.name == "cond":
-            most = max(inner, key=lambda work: (work.total_flops, work.total_bytes))
-            return dataclasses.replace(most, exact=len(bodies) == 1 and most.exact)
-        whole = sum_of_work((work, 1) for work in inner)
+            dearest = max(body_works, key=lambda work: (work.total_flops, work.total_bytes))
+            return dataclasses.replace(dearest, exact=len(bodies) == 1 and dearest.exact)
+        total = sum_of_work((work, 1) for work in body_works)
         loops = eqn.primitive.name in ("scan", "while")
         return dataclasses.replace(
-            whole,
-            trips=whole.trips + (bodies[-1].trips if loops else 0),
-            exact=all(body.exact for body in bodies) and all(work.exact for work in inner),
+            total,
+            trips=total.trips + (bodies[-1].trips if loops else 0),
+            exact=all(body.exact for body in bodies) and all(work.exact for work in body_works),
         )
 
-    def operation(self, eqn: core.JaxprEqn, step: EquationFlow | None) -> Work:
-        name, kind = eqn.primitive.name, class_of(eqn.primitive.name)
-        operands = self._parts(eqn.invars, None if step is None else step.operands)
-        results = self._parts(eqn.outvars, None if step is None else step.results)
+    def operation(self, eqn: core.JaxprEqn, flow: EquationFlow | None) -> Work:
+        name, operation_class = eqn.primitive.name, class_of(eqn.primitive.name)
+        operands = self._parts(eqn.invars, None if flow is None else flow.operands)
+        results = self._parts(eqn.outvars, None if flow is None else flow.results)
         product = product_of(eqn)
         if product is not None:
-            product = self._local(product, eqn, step)
+            product = self._product_of_device(product, eqn, flow)
             flops = product.flops
         else:
-            whole = max((math.prod(shape_of(v)) for v in (*eqn.invars, *eqn.outvars)), default=0)
-            part = max((math.prod(shape_of(v)) // n for v, n in (*operands, *results)), default=0)
-            flops = jaxprs.equation_flops(eqn) * part // max(whole, 1)
+            global_size = max((math.prod(shape_of(v)) for v in (*eqn.invars, *eqn.outvars)), default=0)
+            device_size = max((math.prod(shape_of(v)) // n for v, n in (*operands, *results)), default=0)
+            flops = jaxprs.equation_flops(eqn) * device_size // max(global_size, 1)
         moved = _bytes_moved(name, operands, results)
-        reached = max(moved, _cache_lines(name, operands))
+        bytes_with_cache_lines = max(moved, _cache_lines(name, operands))
         return Work(
-            {kind: flops} if flops else {},
-            {kind: moved} if moved else {},
+            {operation_class: flops} if flops else {},
+            {operation_class: moved} if moved else {},
             {} if product is None else {product: 1},
-            operations={SizedOperation(kind, reached): 1} if moved and product is None else {},
+            operations={SizedOperation(operation_class, bytes_with_cache_lines): 1}
+            if moved and product is None
+            else {},
         )
 
-    def _rows(self, eqn: core.JaxprEqn, step: EquationFlow) -> Any:
-        """The jaxpr of a `rowwise` call for one device's rows, at least one."""
-        if self.devices == 1 or all(axis is None for axis in step.operands):
+    def _rowwise_jaxpr(self, eqn: core.JaxprEqn, flow: EquationFlow) -> Any:
+        """The jaxpr of a `rowwise` call for the rows of one device, at least one row."""
+        if self.devices == 1 or all(axis is None for axis in flow.operands):
             return eqn.params["jaxpr"]
         operands = []
-        for v, axis in zip(eqn.invars, step.operands, strict=True):
+        for v, axis in zip(eqn.invars, flow.operands, strict=True):
             aval: Any = v.aval
             if axis is not None:
                 rows = max(1, aval.shape[axis] // self.devices)
@@ -165,17 +176,19 @@ class _Walk:
         return trace_rows(eqn.params["function"], operands)
 
     def _parts(self, atoms: Sequence[Any], axes: Sequence[int | None] | None) -> list[tuple[Any, int]]:
-        """Each value with its number of parts."""
-        known = [None] * len(atoms) if axes is None else axes
-        return [(v, 1 if axis is None else self.devices) for v, axis in zip(atoms, known, strict=True)]
+        """Each value with the number of devices that split it."""
+        axis_per_value = [None] * len(atoms) if axes is None else axes
+        return [
+            (v, 1 if axis is None else self.devices) for v, axis in zip(atoms, axis_per_value, strict=True)
+        ]
 
-    def _local(self, product: Product, eqn: core.JaxprEqn, step: EquationFlow | None) -> Product:
-        """One device's part of a product."""
-        if step is None:
+    def _product_of_device(self, product: Product, eqn: core.JaxprEqn, flow: EquationFlow | None) -> Product:
+        """The part of a product that one device computes."""
+        if flow is None:
             return product
-        if step.reduced:
+        if flow.reduced:
             return product._replace(k=max(1, product.k // self.devices))
-        (axis,) = step.results
+        (axis,) = flow.results
         if axis is None:
             return product
         side = "m"
@@ -188,19 +201,19 @@ class _Walk:
         return product._replace(**{side: max(1, getattr(product, side) // self.devices)})
 
 
-_CACHE_LINE = 64  # bytes
+_CACHE_LINE_BYTES = 64  # bytes
 
 
 def _cache_lines(name: str, operands: Sequence[tuple[Any, int]]) -> int:
-    """Bytes of the cache lines that a look-up reads, and of those that it writes: at least one each."""
+    """Least bytes of a gather or scatter: one cache line read and one written per index; 0 for others."""
     if name != "gather" and name not in PUTS:
         return 0
     indices, parts = operands[1]
-    return 2 * _CACHE_LINE * (math.prod(shape_of(indices)[:-1]) // parts)
+    return 2 * _CACHE_LINE_BYTES * (math.prod(shape_of(indices)[:-1]) // parts)
 
 
 def _bytes_moved(name: str, operands: Sequence[tuple[Any, int]], results: Sequence[tuple[Any, int]]) -> int:
-    """Bytes that an operation reads and writes, given its values and their numbers of parts."""
+    """Bytes that an operation reads and writes. Each value has the number of devices that split it."""
     if name in VIEWS or class_of(name) == "exchange":  # counted as a collective, not as work
         return 0
 

@@ -18,7 +18,7 @@ from fdg.showing.bars import timeline_svg, timeline_trace
 
 DIRECTORY = "profile"
 TIMELINE, TRACE = "timeline.svg", "timeline.json"
-_ITERATIONS = 6  # of a timeline: the first few, from an idle start, and some in steady state
+_ITERATIONS = 6  # in a timeline: the first few start from idle devices, the others are in steady state
 
 
 def as_json(profile: Profile) -> dict[str, Any]:
@@ -42,18 +42,18 @@ def as_json(profile: Profile) -> dict[str, Any]:
     return plain(profile)
 
 
-def _past_the_end() -> warnings.catch_warnings:
-    """A context without the warning that iterations are past the end of the run."""
+def _without_end_warning() -> warnings.catch_warnings:
+    """A context that ignores the warning that iterations are past the end of the run."""
     return warnings.catch_warnings(action="ignore", category=FdgWarning)
 
 
 def profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
     """Profiles an engine, traces an iteration, and writes both; returns lines to print.
 
-    A collective: all processes call it; process 0 writes. Copies the state, and replaces earlier profiles in
-    the run directory.
+    All processes must call it, and process 0 writes. Copies the state, and replaces earlier profiles in the
+    run directory.
     """
-    with _past_the_end():
+    with _without_end_warning():
         profile = measure(engine, state)
         directory = files.make_folder(run / DIRECTORY) if distributed.is_first() else None
         perfetto = profile_iteration(engine, state, directory)
@@ -70,15 +70,13 @@ def profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
 
 
 def timeline_run(engine: Engine, state: Any, run: Path) -> list[str]:
-    """Trains for a few more iterations and writes when each program ran; returns lines to print."""
-    with _past_the_end():
+    """Trains for some further iterations, and writes when each program ran; returns lines to print."""
+    with _without_end_warning():
         bars = engine.timeline(state, _ITERATIONS)
     if not distributed.is_first():
         return []
     if not bars:
-        return [
-            "no timeline: all fragments are one program on the same devices; --profile says what is in it"
-        ]
+        return ["no timeline: all fragments are one program on the same devices; --profile shows its parts"]
     picture, traced = run / TIMELINE, run / TRACE
     files.write(picture, timeline_svg(bars).encode())
     files.write(traced, (json.dumps(timeline_trace(bars)) + "\n").encode())

@@ -67,7 +67,7 @@ def test_a_profile_by_hand():
     assert (act.seconds, act.products_s, act.memory_s, act.limit_s) == (0.25, 0.125, 0.0625, 0.125)
     assert (learn.seconds, learn.products_s, learn.memory_s) == (None, 0.0, 0.0)
     assert all((p.seconds == 0.5) == (p.group == acting.name) for p in found.products)
-    assert any("not run by itself" in note and "learn" in note for note in found.notes)
+    assert any("not timed alone" in note and "learn" in note for note in found.notes)
 
 
 def test_a_process_without_devices_knows_no_rates():
