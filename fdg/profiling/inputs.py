@@ -24,8 +24,8 @@ def first_inputs(jaxpr: ClosedJaxpr, leaves: Sequence[Any]) -> dict[str, list[An
     """The inputs of each fragment's first call in an iteration, in the order of its equation's operands.
 
     A pure function of `leaves`, to be called under `jax.jit`. Host callbacks run if later fragments need
-    their results. `leaves` are the inputs of an iteration whose fragments have unique names. Returns inputs by
-    fragment name, without literals.
+    their results. `leaves` are the inputs of an iteration whose fragments have unique names. Returns inputs
+    by fragment name, without literals.
     """
     inputs_by_name: dict[str, list[Any]] = {}
 
