@@ -6,7 +6,7 @@ choices where papers leave room, or differ), and explicit values.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -138,7 +138,7 @@ def objective(variant: Variant = "grpo", convention: Convention = "paper", **val
 ObjectiveChoices: Any = dataclasses.make_dataclass(
     "ObjectiveChoices",
     [
-        (field.name, field.type | None, hyperparameter(None, f"{text} (None: the {whose}'s)"))  # type: ignore
+        (field.name, cast(Any, field.type) | None, hyperparameter(None, f"{text} (None: the {whose}'s)"))
         for field in dataclasses.fields(Objective)
         if (text := field.metadata.get("help"))
         for whose in ("convention" if field.name in ("guard", "dual_clip") else "variant",)
