@@ -85,7 +85,7 @@ def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buff
                 own[name].copy_(tensor)
         rows = list(itertools.islice(problems, wanted["per_device_train_batch_size"] // group))
         inputs = tokenizer([f"<bos>{prompt}" for prompt, _ in rows], return_tensors="pt", padding=True)
-        made = model.generate(**inputs, **how)
+        made = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask, **how)
         log_probs = model.compute_transition_scores(made.sequences, made.scores, normalize_logits=True)
         begins = inputs.input_ids.shape[1]
         texts = tokenizer.batch_decode(made.sequences[:, begins:], skip_special_tokens=True)
