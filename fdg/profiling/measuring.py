@@ -52,7 +52,7 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
     plan = engine.plan
     fragments = place_fragments(plan)
     iterations = Iterations(engine, state)
-    split_names = in_parts(plan)
+    split_names = split_fragments(plan)
     repeated = programs(plan, engine.devices, _local_leaves(engine, state))
     repeated = {name: program for name, program in repeated.items() if name not in split_names}
     compile_all(repeated.values())

@@ -12,20 +12,23 @@ def moved(old: str, new: str, names: Mapping[str, str] | str | None = None) -> C
     """The `__getattr__` of a renamed module: forwards to the new one, with a deprecation warning.
 
     A module from which some names moved uses it too: `__getattr__ = moved("algos.old", "algos.new", names)`.
-    Then `names`, old -> new, are the only names that it forwards.
+    Then only `names` are forwarded: a mapping from an old name to "name" or "module:name", or a text of words
+    "name", "module:name" or "old=name".
     """
     if isinstance(names, str):
         pairs = (word.rpartition("=")[::2] for word in names.split())
-        names = {old_name or there.rpartition(":")[2]: there for old_name, there in pairs}
+        names = {old_name or target.rpartition(":")[2]: target for old_name, target in pairs}
 
     def get_attribute(name: str) -> Any:
-        new_name = name if names is None else names.get(name, "_")
-        value = None if new_name.startswith("_") else getattr(importlib.import_module(new), new_name, None)
+        target = name if names is None else names.get(name, "_")
+        other_module, _, new_name = target.rpartition(":")
+        module = other_module or new
+        value = None if new_name.startswith("_") else getattr(importlib.import_module(module), new_name, None)
         if value is None:
             raise AttributeError(f"module {old!r} has no attribute {name!r}")
         deprecated = old if names is None else f"{old}.{name}"
         warnings.warn(
-            f"{deprecated} is deprecated: write from {new} import {new_name}", DeprecationWarning, 2
+            f"{deprecated} is deprecated: write from {module} import {new_name}", DeprecationWarning, 2
         )
         return value
 

@@ -164,8 +164,6 @@ MISTAKES = {
         "make it a tuple",
     ),
     "a fragment of what cannot be hashed": (
-        broken.Thawed, "cannot be hashed", "make it a dataclass(frozen=True)",
-    ),
         broken.Thawed,
         "cannot be hashed",
         "make it a dataclass(frozen=True)",
