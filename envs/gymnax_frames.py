@@ -16,46 +16,46 @@ _MAZES = ("MetaMaze-misc", "FourRooms-misc")
 
 
 def frames(name: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray] | None:
-    """Images `[H, W, 3]` uint8 of states, at least one; None if gymnax cannot draw the environment."""
+    """Images `[H, W, 3]` uint8 of at least one state; None if gymnax cannot draw the environment."""
     if name in ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"):
-        return _classic_control(name, params, states)
+        return _draw_classic_control(name, params, states)
     if name.endswith("-MinAtar") or name == "Pong-misc":
-        return _drawn("vis_minatar", "minatar", env, params, states)
+        return _draw("vis_minatar", "minatar", env, params, states)
     if name == _CATCH:
-        return _drawn("vis_catch", "catch", env, params, states)
+        return _draw("vis_catch", "catch", env, params, states)
     if name == _POINT:
-        return _drawn("vis_circle", "circle", env, params, states)
-    return _drawn("vis_maze", "maze", env, params, states) if name in _MAZES else None
+        return _draw("vis_circle", "circle", env, params, states)
+    return _draw("vis_maze", "maze", env, params, states) if name in _MAZES else None
 
 
-def _classic_control(name: str, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
+def _draw_classic_control(name: str, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
     """Renders with Gymnasium's own environments, set to each state, as gymnax does."""
     quiet_pygame()
     import_optional("pygame", f"drawing {name}")
     gymnasium = import_optional("gymnasium", f"drawing {name}")
-    visualized = import_optional("gymnax.visualize.vis_gym", f"drawing {name}")
-    theirs = gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True)
+    vis_gym = import_optional("gymnax.visualize.vis_gym", f"drawing {name}")
+    env = gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True)
     try:
-        theirs.reset()
-        inner = theirs.unwrapped
-        visualized.set_gym_params(inner, name, params)
+        env.reset()
+        unwrapped = env.unwrapped
+        vis_gym.set_gym_params(unwrapped, name, params)
         for state in states:
-            inner.state = visualized.get_gym_state(state, name)
+            unwrapped.state = vis_gym.get_gym_state(state, name)
             if name == "Pendulum-v1":
-                inner.last_u = np.asarray(state.last_u, np.float64)
-            yield np.asarray(inner.render())
+                unwrapped.last_u = np.asarray(state.last_u, np.float64)
+            yield np.asarray(unwrapped.render())
     finally:
-        theirs.close()
+        env.close()
 
 
-def _drawn(module: str, kind: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
+def _draw(module: str, kind: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
     """Renders with a pair of gymnax's functions that draw into matplotlib axes."""
-    visualized = import_optional(f"gymnax.visualize.{module}", f"drawing {env.name}")
+    drawing_module = import_optional(f"gymnax.visualize.{module}", f"drawing {env.name}")
     figure, axes = drawing()
-    image = getattr(visualized, f"init_{kind}")(axes, env, states[0], params)
+    image = getattr(drawing_module, f"init_{kind}")(axes, env, states[0], params)
     axes.set_aspect("equal")
     for state in states:
         arguments = (image, env, state, params) if kind == "minatar" else (image, env, state)
-        # Some return what they drew, others change it in place.
-        image = getattr(visualized, f"update_{kind}")(*arguments) or image
+        # Some update functions return a new image, others change it in place.
+        image = getattr(drawing_module, f"update_{kind}")(*arguments) or image
         yield figure_image(figure)

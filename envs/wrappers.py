@@ -1,6 +1,7 @@
-"""Wrappers: frame stack, action repeat, hidden parts, time-aware observations, and your own.
+"""Wrappers: frame stack, action repeat, hidden parts, time-aware observations, and a base for your own.
 
-A wrapper wraps a batched `envs.Environment` of any source, and is one. Your own is a subclass of `Wrapper`.
+A wrapper contains a batched `envs.Environment` of any source, and is itself one. Write your own as a
+subclass of `Wrapper`.
 
 Shapes: `B` environments, `A` agents, `K` frames.
 """
@@ -27,7 +28,7 @@ from fdg.errors import FdgError, kind_of, listed
 class WrapperState(NamedTuple):
     """State of a wrapper that has `after`; every leaf has the leading axis `B`."""
 
-    env_state: State  # of the environment inside
+    env_state: State  # state of the wrapped environment
     kept: Any  # the results of `begin` and `after`
 
     @property
@@ -37,7 +38,8 @@ class WrapperState(NamedTuple):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"WrapperState has no attribute '{name}': the environment inside takes state.env_state: a wrapper"
+            f"WrapperState has no attribute '{name}': the wrapped environment takes state.env_state, so a"
+            " wrapper"
             " with `after` calls super().step(keys, state, action) in its step"
         )
 
@@ -47,9 +49,9 @@ class Wrapper(Whole):
     """An environment with changed observations. The base class changes nothing.
 
     A subclass is a frozen dataclass with `observation_space`, `begin` and `after`: pure functions of a batch,
-    in which each row depends only on itself. They get and return observations without masks, arrays or parts
-    `[B, (A,) *shape]`; masks pass through. Without `after`, the wrapper has no state: each observation is
-    mapped by `begin`.
+    that treat each row independently. They take and return observations without masks: arrays, or pytrees of
+    parts, `[B, (A,) *shape]`; masks are passed through. Without `after`, the wrapper has no state: each
+    observation is mapped by `begin`.
 
     A wrapper that changes rewards, actions or ends of episodes overrides `step` and calls
     `super().step(keys, state, action)` (without `after`, `self.env.step` works too). `episode_return` and
@@ -68,7 +70,9 @@ class Wrapper(Whole):
     def __post_init__(self) -> None:
         check_inside(self)
         if getattr(self.env, "acts", False):
-            raise FdgError(f"acts=True: workers know no wrapper such as {type(self).__name__}: leave out one")
+            raise FdgError(
+                f"acts=True: workers cannot apply the wrapper {type(self).__name__}: leave out one of them"
+            )
         for method, takes in (("begin", ("observation",)), ("after", ("kept", "observation"))):
             check_takes(getattr(self, method), takes, f"{method} of wrapper {type(self).__name__}")
 
@@ -87,68 +91,68 @@ class Wrapper(Whole):
 
     @property
     def single(self) -> Any:
-        """The single environment inside, if there is one: it renders states."""
+        """The single environment inside, if there is one; it renders states."""
         return self.env.single
 
     @property
     def native(self) -> Native:
-        """The library's observations and actions inside, with the wrapper applied in `see`.
+        """The native observations and actions of the wrapped environment; `see` also applies the wrapper.
 
-        A JAX environment inside has no other observations than its own, so the wrapper's are used.
+        A JAX environment has no native observations apart from its own, so callers use the wrapper's.
 
         Raises:
           AttributeError: for a JAX environment.
         """
-        inside: Native = self.env.native
+        native: Native = self.env.native
 
-        def see(kept: Any, start: jax.Array, seen: Any) -> tuple[Any, Any]:
-            of_inside, own = kept
-            of_inside, seen = inside.see(of_inside, start, seen)
-            begun = _of_features(self.begin, seen)
-            own, shown = _where(start, begun, _of_features(lambda x: self.after(own, x), seen))
-            return (of_inside, own), shown
+        def see(kept: Any, start: jax.Array, observation: Any) -> tuple[Any, Any]:
+            native_memory, memory = kept
+            native_memory, observation = native.see(native_memory, start, observation)
+            first = _apply(self.begin, observation)
+            memory, output = _select(start, first, _apply(lambda x: self.after(memory, x), observation))
+            return (native_memory, memory), output
 
-        def kept(count: int) -> Any:
+        def kept(size: int) -> Any:
             arrays = [
-                jax.ShapeDtypeStruct((count, *leaf["shape"][1:]), leaf["jax_dtype"])
-                for _, leaf in leaves(inside.observation)
+                jax.ShapeDtypeStruct((size, *leaf["shape"][1:]), leaf["jax_dtype"])
+                for _, leaf in leaves(native.observation)
             ]
-            start, before = jax.ShapeDtypeStruct((count,), jnp.bool_), inside.kept(count)
+            start, before = jax.ShapeDtypeStruct((size,), jnp.bool_), native.kept(size)
 
-            def first(start: jax.Array, before: Any, *arrays: jax.Array) -> Any:
-                _, seen = inside.see(before, start, inside.encode(arrays, None))
-                return _of_features(self.begin, seen)[0]
+            def first_memory(start: jax.Array, before: Any, *arrays: jax.Array) -> Any:
+                _, observation = native.see(before, start, native.encode(arrays, None))
+                return _apply(self.begin, observation)[0]
 
-            own = jax.eval_shape(first, start, before, *arrays)
-            return before, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), own)
+            memory = jax.eval_shape(first_memory, start, before, *arrays)
+            return before, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), memory)
 
-        return inside._replace(see=see, kept=kept)
+        return native._replace(see=see, kept=kept)
 
     @property
-    def _keeps(self) -> bool:
+    def _has_after(self) -> bool:
         return type(self).after is not Wrapper.after
 
     def reset(self, keys: jax.Array) -> tuple[State, Observation]:
         """Starts an episode for each key; see `Environment.reset`."""
         state, observation = self.env.reset(keys)
-        kept, shown = _of_features(self.begin, observation)
-        check_observation(self, "begin", shown, len(keys))
-        return WrapperState(state, kept) if self._keeps else state, shown
+        kept, output = _apply(self.begin, observation)
+        check_observation(self, "begin", output, len(keys))
+        return WrapperState(state, kept) if self._has_after else state, output
 
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
         """Takes one step in every environment; see `Environment.step`."""
-        inside, before = state if self._keeps else (state, ())
-        return self._after(before, *self.env.step(keys, inside, action))
+        env_state, kept = state if self._has_after else (state, ())
+        return self._after(kept, *self.env.step(keys, env_state, action))
 
     @property
     def send(self) -> Callable[..., Any]:
         """The first half of `step` (`envs.rings`); absent if `step` is overridden."""
         if type(self).step is not Wrapper.step or not hasattr(self.env, "send"):
-            raise AttributeError(f"the step of environment '{self.name}' has no halves")
+            raise AttributeError(f"the step of environment '{self.name}' cannot be split into send and recv")
 
         def send(keys: jax.Array, state: State, action: jax.Array) -> Any:
-            inside, before = state if self._keeps else (state, ())
-            return self.env.send(keys, inside, action), before
+            env_state, kept = state if self._has_after else (state, ())
+            return self.env.send(keys, env_state, action), kept
 
         return send
 
@@ -158,26 +162,30 @@ class Wrapper(Whole):
 
     @property
     def ready(self) -> Callable[..., jax.Array]:
-        """Waits for one of several sent steps; absent if `send` is."""
+        """Waits for one of several sent steps; absent if `send` is absent."""
         return self.send is not None and (lambda sent, waiting: self.env.ready(sent[0], waiting))
 
-    def _after(self, before: Any, inside: State, step: TimeStep) -> tuple[State, TimeStep]:
+    def _after(self, old_kept: Any, env_state: State, step: TimeStep) -> tuple[State, TimeStep]:
         """The state and output after a step of the inner environment."""
-        kept, final = _of_features(lambda x: self.after(before, x), step.final_observation)
-        begun, first = _of_features(self.begin, step.observation)
-        for method, one in (("after" if self._keeps else "begin", final), ("begin", first)):
-            check_observation(self, method, one, len(step.reward))
-        kept, shown = _where(step.done, (begun, first), (kept, final))
-        step = step._replace(observation=shown, final_observation=final)
-        return WrapperState(inside, kept) if self._keeps else inside, step
+        kept, final_obs = _apply(lambda x: self.after(old_kept, x), step.final_observation)
+        new_kept, first_obs = _apply(self.begin, step.observation)
+        for method, obs in (
+            ("after" if self._has_after else "begin", final_obs),
+            ("begin", first_obs),
+        ):
+            check_observation(self, method, obs, len(step.reward))
+        kept, output = _select(step.done, (new_kept, first_obs), (kept, final_obs))
+        step = step._replace(observation=output, final_observation=final_obs)
+        return WrapperState(env_state, kept) if self._has_after else env_state, step
 
 
 @dataclasses.dataclass(frozen=True)
 class FrameStack(Wrapper):
-    """Stacks the last `frames` observations, oldest first; an episode starts with copies of its first one.
+    """Stacks the last `frames` observations, oldest first; an episode starts with copies of the first one.
 
-    Along the last axis; images of two axes become channels: `[H, W, C]` becomes `[H, W, frames * C]`, `[D]`
-    becomes `[frames * D]`, `[H, W]` becomes `[H, W, frames]`. Each part of a `Dict` or `Tuple` is stacked.
+    Frames are concatenated along the last axis; images of two axes become channels: `[H, W, C]` becomes `[H,
+    W, frames * C]`, `[D]` becomes `[frames * D]`, `[H, W]` becomes `[H, W, frames]`. Each part of a `Dict` or
+    `Tuple` is stacked.
 
     >>> from envs import make
     >>> FrameStack(make("CartPole-v1"), 4).observation_space.shape
@@ -193,7 +201,7 @@ class FrameStack(Wrapper):
     @property
     def observation_space(self) -> ObservationSpace:
         """Space of the stacked frames."""
-        return _mapped(self._stacked, self.env.observation_space)
+        return _map_space(self._stacked, self.env.observation_space)
 
     def begin(self, observation: Any) -> tuple[Any, Any]:
         """Repeats the first observation."""
@@ -203,17 +211,17 @@ class FrameStack(Wrapper):
     def after(self, kept: Any, observation: Any) -> tuple[Any, Any]:
         """Drops the oldest observation, and appends the new one."""
 
-        def shifted(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.concatenate([old[..., new.shape[-1] :], new], axis=-1)
+        def shift(frame: jax.Array, stack: jax.Array) -> jax.Array:
+            return jnp.concatenate([stack[..., frame.shape[-1] :], frame], axis=-1)
 
-        stacked = self._map(shifted, observation, kept)
+        stacked = self._map(shift, observation, kept)
         return stacked, stacked
 
-    def _map(self, function: Callable[..., jax.Array], observation: Any, *others: Any) -> Any:
-        def of_part(part: Space, new: jax.Array, *rest: jax.Array) -> jax.Array:
-            return function(new[..., None] if _is_flat(part) else new, *rest)
+    def _map(self, function: Callable[..., jax.Array], observation: Any, *trees: Any) -> Any:
+        def apply_to_part(part: Space, array: jax.Array, *arrays: jax.Array) -> jax.Array:
+            return function(array[..., None] if _is_flat(part) else array, *arrays)
 
-        return composite.map_parts(of_part, self.env.observation_space, observation, *others)
+        return composite.map_parts(apply_to_part, self.env.observation_space, observation, *trees)
 
     def _stacked(self, part: Space) -> Space:
         match part:
@@ -221,8 +229,8 @@ class FrameStack(Wrapper):
                 return MultiDiscrete((n,) * self.frames)
             case MultiDiscrete(nvec):
                 return MultiDiscrete(nvec * self.frames)
-        ends = [end[..., None] if _is_flat(part) else end for end in (part.low_array, part.high_array)]
-        low, high = (np.concatenate([end] * self.frames, axis=-1) for end in ends)
+        bounds = [end[..., None] if _is_flat(part) else end for end in (part.low_array, part.high_array)]
+        low, high = (np.concatenate([end] * self.frames, axis=-1) for end in bounds)
         return Box(bound(low), bound(high), low.shape, part.dtype)
 
 
@@ -239,13 +247,13 @@ class ActionRepeat(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_count(self, "times")
-        inside = self.env
-        while isinstance(inside, Wrapper):
-            inside = inside.env
-        if hasattr(inside, "source"):
+        env = self.env
+        while isinstance(env, Wrapper):
+            env = env.env
+        if hasattr(env, "source"):
             raise FdgError(
                 f"environment '{self.name}': it runs on the host, where ActionRepeat cannot stop when an"
-                " episode ends: repeat actions within it, by an option or a wrapper of its library's"
+                " episode ends: repeat actions by an option of the environment or a wrapper of its library"
             )
 
     @property
@@ -255,16 +263,16 @@ class ActionRepeat(Wrapper):
         return None if limit is None else -(-limit // self.times)
 
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
-        """Take up to `times` steps in every environment."""
+        """Takes up to `times` steps in every environment."""
 
-        def again(i: jax.Array, so_far: Any) -> Any:
-            before, step = so_far
+        def repeat_action(i: jax.Array, carry: Any) -> Any:
+            state, step = carry
             new_keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys)
-            after, new = self.env.step(new_keys, before, action)
-            new = new._replace(reward=step.reward + new.reward)
-            return _where(step.done, so_far, (after, new))
+            new_state, new_step = self.env.step(new_keys, state, action)
+            new_step = new_step._replace(reward=step.reward + new_step.reward)
+            return _select(step.done, carry, (new_state, new_step))
 
-        state, step = jax.lax.fori_loop(1, self.times, again, self.env.step(keys, state, action))
+        state, step = jax.lax.fori_loop(1, self.times, repeat_action, self.env.step(keys, state, action))
         steps = -(-step.episode_length // self.times)
         return state, step._replace(episode_length=steps)
 
@@ -285,16 +293,18 @@ class HideObservations(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = tuple(self.hidden) if isinstance(self.hidden, tuple | list) else (self.hidden,)
-        object.__setattr__(self, "hidden", given)
-        space, there = self.env.observation_space, self._there
+        hidden = tuple(self.hidden) if isinstance(self.hidden, tuple | list) else (self.hidden,)
+        object.__setattr__(self, "hidden", hidden)
+        space, options = self.env.observation_space, self._available
         kind = f"environment '{self.name}': HideObservations"
-        if not there:
+        if not options:
             raise FdgError(f"{kind}: an observation of {space} has no parts to hide")
-        if unknown := [one for one in given if isinstance(one, bool) or one not in there]:
-            raise FdgError(f"{kind}: there is no part {unknown[0]!r}, but {listed(map(repr, there), 'and')}")
-        if set(given) >= set(there):
-            raise FdgError(f"{kind}: all parts are hidden: leave one")
+        if unknown := [part for part in hidden if isinstance(part, bool) or part not in options]:
+            raise FdgError(
+                f"{kind}: there is no part {unknown[0]!r}, but {listed(map(repr, options), 'and')}"
+            )
+        if set(hidden) >= set(options):
+            raise FdgError(f"{kind}: all parts are hidden: leave at least one visible")
 
     @property
     def observation_space(self) -> ObservationSpace:
@@ -302,21 +312,21 @@ class HideObservations(Wrapper):
         space = self.env.observation_space
         match space:
             case Dict(privileged=privileged):
-                left = self._chosen(dict(space.spaces))
-                return Dict(left, [name for name in privileged if name in left])
+                visible = self._filter(dict(space.spaces))
+                return Dict(visible, [name for name in privileged if name in visible])
             case Tuple(spaces=parts):
-                return Tuple(self._chosen(parts))
+                return Tuple(self._filter(parts))
             case MultiDiscrete(nvec=nvec):
-                return MultiDiscrete(self._chosen(nvec))
-        low, high = (self._chosen(end) for end in (space.low_array, space.high_array))
+                return MultiDiscrete(self._filter(nvec))
+        low, high = (self._filter(end) for end in (space.low_array, space.high_array))
         return Box(bound(low), bound(high), low.shape, space.dtype)
 
     def begin(self, observation: Any) -> tuple[Any, Any]:
-        """The remaining parts."""
-        return (), self._chosen(observation)
+        """The visible parts."""
+        return (), self._filter(observation)
 
     @property
-    def _there(self) -> list[Any]:
+    def _available(self) -> list[Any]:
         space = self.env.observation_space
         match space:
             case Dict(spaces=spaces):
@@ -325,12 +335,12 @@ class HideObservations(Wrapper):
                 return [*range(len(parts))]
         return [*range(space.shape[0])] if len(space.shape) == 1 else []
 
-    def _chosen(self, parts: Any) -> Any:
+    def _filter(self, parts: Any) -> Any:
         """The remaining parts of a dictionary or tuple, or components of an array's last axis."""
-        left = [key for key in self._there if key not in self.hidden]
+        keys = [key for key in self._available if key not in self.hidden]
         if isinstance(parts, dict):
-            return {key: parts[key] for key in left}
-        return tuple(parts[key] for key in left) if isinstance(parts, tuple) else parts[..., np.array(left)]
+            return {key: parts[key] for key in keys}
+        return tuple(parts[key] for key in keys) if isinstance(parts, tuple) else parts[..., np.array(keys)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,14 +359,16 @@ class TimeAware(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.env.max_episode_steps is None:
-            raise FdgError(f"environment '{self.name}': TimeAware: it has no time limit, max_episode_steps")
+            raise FdgError(
+                f"environment '{self.name}': TimeAware: it has no time limit (max_episode_steps is None)"
+            )
         space = self.env.observation_space
         if isinstance(space, Dict) and "time" in dict(space.spaces):
             raise FdgError(f"environment '{self.name}': TimeAware: its observation already has a part 'time'")
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """Space including the time."""
+        """Space of observations with the time."""
         space = self.env.observation_space
         if self._is_vector:
             low, high = (np.append(end, x) for end, x in ((space.low_array, 0.0), (space.high_array, 1.0)))
@@ -367,19 +379,19 @@ class TimeAware(Wrapper):
         return Dict({"observation": space, **time})
 
     def begin(self, observation: Any) -> tuple[Any, Any]:
-        """Time 0."""
+        """Adds time 0."""
         steps = jnp.zeros(jax.tree.leaves(observation)[0].shape[0], jnp.int32)
         return steps, self._with_time(steps, observation)
 
     def after(self, kept: jax.Array, observation: Any) -> tuple[Any, Any]:
-        """One more step."""
+        """Increments the number of steps."""
         return kept + 1, self._with_time(kept + 1, observation)
 
     def _with_time(self, steps: jax.Array, observation: Any) -> Any:
-        agents = () if self.num_agents is None else (self.num_agents,)
-        passed = steps.astype(jnp.float32) / self.env.max_episode_steps
-        shape = (steps.shape[0], *agents, 1)
-        time = jnp.broadcast_to(passed.reshape(-1, *(1,) * (len(shape) - 1)), shape)
+        agent_axis = () if self.num_agents is None else (self.num_agents,)
+        fraction = steps.astype(jnp.float32) / self.env.max_episode_steps
+        shape = (steps.shape[0], *agent_axis, 1)
+        time = jnp.broadcast_to(fraction.reshape(-1, *(1,) * (len(shape) - 1)), shape)
         if self._is_vector:
             return jnp.concatenate([observation, time], axis=-1)
         parts = observation if isinstance(self.env.observation_space, Dict) else {"observation": observation}
@@ -391,8 +403,8 @@ class TimeAware(Wrapper):
         return isinstance(space, Box) and len(space.shape) == 1 and space.dtype == "float32"
 
 
-# Wrapper parameters of `envs.make`, from the innermost to the outermost: the class, and the field that the
-# value sets; without one, a flag.
+# Parameters of `envs.make` that wrap, from the innermost to the outermost: the class, and the field that the
+# value sets; None for a flag.
 _BY_PARAMETER: dict[str, tuple[type[Wrapper], str | None]] = {
     "action_repeat": (ActionRepeat, "times"),
     "hide_observations": (HideObservations, "hidden"),
@@ -402,8 +414,8 @@ _BY_PARAMETER: dict[str, tuple[type[Wrapper], str | None]] = {
 PARAMETERS = tuple(_BY_PARAMETER)
 
 
-def wrapped(env: Any, parameters: Mapping[str, Any]) -> Any:
-    """Wraps the environment as `parameters` say (other parameters are ignored)."""
+def apply_wrappers(env: Any, parameters: Mapping[str, Any]) -> Any:
+    """Applies the wrappers that `parameters` name; ignores other parameters."""
     for name, (cls, field) in _BY_PARAMETER.items():
         if field is None:
             check_options(f"environment '{env.name}'", {name: False}, parameters)
@@ -412,8 +424,8 @@ def wrapped(env: Any, parameters: Mapping[str, Any]) -> Any:
     return env
 
 
-def unwrapped(env: Any) -> tuple[Any, dict[str, Any]]:
-    """The environment inside all wrappers, and the parameters of these, the innermost first.
+def split_wrappers(env: Any) -> tuple[Any, dict[str, Any]]:
+    """The environment inside all wrappers, and the wrappers' parameters, innermost first.
 
     >>> from envs import make
     >>> unwrapped(FrameStack(make("CartPole-v1"), 4))[1]
@@ -421,13 +433,13 @@ def unwrapped(env: Any) -> tuple[Any, dict[str, Any]]:
     """
     for name, (cls, field) in _BY_PARAMETER.items():
         if type(env) is cls:
-            inside, parameters = unwrapped(env.env)
+            inside, parameters = split_wrappers(env.env)
             return inside, {**parameters, name: True if field is None else getattr(env, field)}
     return env, {}
 
 
 def keeps_rewards(env: Any) -> bool:
-    """True if rewards are the inner environment's: no wrapper overrides `step`."""
+    """True if rewards are the inner environment's, since no wrapper overrides `step`."""
     while isinstance(env, Wrapper):
         if type(env).step.__module__ != __name__:
             return False
@@ -435,34 +447,36 @@ def keeps_rewards(env: Any) -> bool:
     return True
 
 
-def _of_features(function: Callable[[Any], tuple[Any, Any]], observation: Observation) -> tuple[Any, Any]:
-    """Applies `begin` or `after` to the features of an observation; a mask is unchanged."""
+def _apply(function: Callable[[Any], tuple[Any, Any]], observation: Observation) -> tuple[Any, Any]:
+    """Applies `begin` or `after` to the features of an observation; keeps a mask."""
     features, mask = features_and_mask(observation)
     pair = function(features)
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise FdgError(
-            f"begin and after of a wrapper return (what to keep, what to show), not {kind_of(pair)}"
+            f"begin and after of a wrapper return (state to keep, observation), not {kind_of(pair)}"
         )
-    kept, shown = pair
-    return kept, shown if mask is None else MaskedObservation(shown, mask)
+    kept, output = pair
+    return kept, output if mask is None else MaskedObservation(output, mask)
 
 
-def _where(chosen: jax.Array, one: Any, other: Any) -> Any:
-    """Selects between two pytrees of arrays `[B, ...]` by row: the first where `chosen [B]`."""
-    return jax.vmap(lambda c, x, y: jax.tree.map(lambda a, b: jnp.where(c, a, b), x, y))(chosen, one, other)
+def _select(condition: jax.Array, one: Any, other: Any) -> Any:
+    """Selects between two pytrees of arrays `[B, ...]` by row: `x` where `condition [B]`, else `y`."""
+    return jax.vmap(lambda c, x, y: jax.tree.map(lambda a, b: jnp.where(c, a, b), x, y))(
+        condition, one, other
+    )
 
 
-def _mapped(function: Callable[[Space], Space], space: ObservationSpace) -> ObservationSpace:
+def _map_space(function: Callable[[Space], Space], space: ObservationSpace) -> ObservationSpace:
     match space:
         case Dict(spaces=spaces, privileged=privileged):
-            return Dict({name: _mapped(function, part) for name, part in spaces}, privileged)
+            return Dict({name: _map_space(function, part) for name, part in spaces}, privileged)
         case Tuple(spaces=parts):
-            return Tuple(tuple(_mapped(function, part) for part in parts))
+            return Tuple(tuple(_map_space(function, part) for part in parts))
     return function(space)
 
 
 def _is_flat(part: Space) -> bool:
-    """True if frames need a new last axis: a number, or an image with two axes."""
+    """True if frames get a new last axis: numbers, and images with two axes."""
     if not isinstance(part, Box) or len(part.shape) != 2:
         return not part.shape
     return part.dtype == "uint8" or part.is_image
@@ -471,5 +485,5 @@ def _is_flat(part: Space) -> bool:
 def _check_count(wrapper: Any, field: str) -> None:
     value = getattr(wrapper, field)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        said = f"{type(wrapper).__name__}({field}={value!r})"
-        raise FdgError(f"environment '{wrapper.name}': {said}: give an integer of at least 1")
+        call = f"{type(wrapper).__name__}({field}={value!r})"
+        raise FdgError(f"environment '{wrapper.name}': {call}: give an integer of at least 1")

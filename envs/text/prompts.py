@@ -1,4 +1,4 @@
-"""`Prompts`: the questions that tasks write and networks read."""
+"""`Prompts`: batches of tokenized prompts, which tasks return and networks take."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import jax
 
 
 class Prompts(NamedTuple):
-    """Left-padded questions.
+    """Left-padded prompts.
 
     Attributes:
       tokens: [N, P] int32, left-padded.
