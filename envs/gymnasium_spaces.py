@@ -71,7 +71,7 @@ def observation_box(name: str, space: Any) -> Box:
     if _kind(space) == "Box":
         return Box(bound(_lower_bounds(space)), bound(space.high), tuple(space.shape))
     bounds = [_bounds(name, part) for part, _ in _leaves(space, None)]
-    low, high = (np.concatenate(bounds_) for bounds_ in zip(*bounds, strict=True))
+    low, high = (np.concatenate(columns) for columns in zip(*bounds, strict=True))
     return Box(bound(low), bound(high), low.shape)
 
 

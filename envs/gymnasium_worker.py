@@ -47,7 +47,7 @@ class Instance:
                 f"step returned {_describe(answer)}: return five"
                 " (observation, reward, terminated, truncated, info)"
             )
-        observation, reward, *flags, info_ = answer
+        observation, reward, *flags, values = answer
         dones = [
             bool(_scalar(what, flag)) for what, flag in zip(("terminated", "truncated"), flags, strict=True)
         ]
@@ -55,7 +55,7 @@ class Instance:
             element(self.env.observation_space, observation),
             _scalar("reward", reward),
             *dones,
-            *(_info_number(name, info_) if any(dones) else 0.0 for name in info),
+            *(_info_number(name, values) if any(dones) else 0.0 for name in info),
         )
 
 

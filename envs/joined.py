@@ -41,7 +41,7 @@ class Joined:
                 " and floats together: make all parts discrete or all floats, such as with floats in bins"
             )
         low, high = (
-            np.concatenate([bounds_.ravel() for bounds_ in bound_arrays])
+            np.concatenate([array.ravel() for array in bound_arrays])
             for bound_arrays in zip(*((box.low_array, box.high_array) for box in boxes), strict=True)
         )
         return Box(bound(low), bound(high), low.shape)

@@ -73,13 +73,13 @@ def native_of_spaces(env: Any) -> Native:
         return observation if mask is None else MaskedObservation(observation, mask)
 
     single = getattr(env, "single", None)
-    joined_ = single if isinstance(single, Joined) and single.action_space == env.action_space else None
-    action_space = env.action_space if joined_ is None else joined_.inner_action_space
+    joined_env = single if isinstance(single, Joined) and single.action_space == env.action_space else None
+    action_space = env.action_space if joined_env is None else joined_env.inner_action_space
     return Native(
         describe_space("observation", space, agent_axis),
         describe_space("action", action_space, agent_axis),
         encode,
-        lambda action: [action] if joined_ is None else jax.tree.leaves(joined_.split_action(action)),
+        lambda action: [action] if joined_env is None else jax.tree.leaves(joined_env.split_action(action)),
     )
 
 

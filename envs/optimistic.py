@@ -41,7 +41,9 @@ class OptimisticallyReset(Vectorized):
         empty_observation = jax.tree.map(
             lambda x: jnp.zeros((keys.shape[0], *x.shape), x.dtype), observation_types
         )
-        state_, time_step = super().step(keys, state._replace(start=(state.inner, empty_observation)), action)
+        next_state, time_step = super().step(
+            keys, state._replace(start=(state.inner, empty_observation)), action
+        )
 
         # ... and all neighbours get one start, from the key of the first neighbour that is done.
         def group_neighbours(x: jax.Array) -> jax.Array:
@@ -56,8 +58,8 @@ class OptimisticallyReset(Vectorized):
             done = time_step.done.reshape(-1, *[1] * (new.ndim - 1))
             return jnp.where(done, new, old)
 
-        return state_._replace(
-            inner=jax.tree.map(select_start, inner, state_.inner), start=None
+        return next_state._replace(
+            inner=jax.tree.map(select_start, inner, next_state.inner), start=None
         ), time_step._replace(
             observation=jax.tree.map(select_start, observation, time_step.final_observation)
         )

@@ -93,12 +93,10 @@ class Segment(NamedTuple):
             return [np.zeros((len(x), size, *x.shape[2:]), x.dtype) for x in template_arrays]
 
         columns = [arrays(part, size) for part, size in zip(parts, sizes, strict=True)]
-        arrays_ = [np.concatenate(x, axis=1) for x in zip(*columns, strict=True)]
+        joined = [np.concatenate(x, axis=1) for x in zip(*columns, strict=True)]
         num_kept = len(template.kept)
-        steps = Transition._make(
-            [*arrays_[num_kept : num_kept + 5], tuple(arrays_[num_kept + 5 :]), failures]
-        )
-        return Segment(arrays_[:num_kept], steps)
+        steps = Transition._make([*joined[num_kept : num_kept + 5], tuple(joined[num_kept + 5 :]), failures])
+        return Segment(joined[:num_kept], steps)
 
 
 class Pool(Protocol):

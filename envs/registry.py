@@ -237,7 +237,7 @@ def _translate_foreign_name(name: str) -> list[str] | None:
     task = match["task"].rpartition("/")[2]
     library = name[: match.start("task") - 1].lower()
     prefixed = f"{'gymnasium' if library == 'gym' else library}:{task}"
-    exact = [name_ for name_ in names() if name_.lower() in (task.lower(), prefixed.lower())]
+    exact = [known for known in names() if known.lower() in (task.lower(), prefixed.lower())]
     if library in ("gym", "gymnasium"):
         return [f"{from_gymnasium.PREFIX}{match['task']}", *exact]
     spec = None if (suggestions := exact or _near_names(task)) else find_spec(library)

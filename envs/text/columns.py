@@ -173,7 +173,7 @@ def _message(location: str, value: Any, fix: str) -> Message:
 def _common_prefix_length(chosen: Any, rejected: Any) -> int:
     """Length of the common beginning of two answers, in characters or messages; blanks before texts
     excluded."""
-    length = min(len(chosen), len(rejected))
-    length_ = next((i for i in range(length) if chosen[i] != rejected[i]), length)
+    shorter = min(len(chosen), len(rejected))
+    length = next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter)
     is_text = isinstance(chosen, str)
-    return length_ - 1 if is_text and length_ > 0 and chosen[length_ - 1] == " " else length_
+    return length - 1 if is_text and length > 0 and chosen[length - 1] == " " else length

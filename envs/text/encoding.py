@@ -46,8 +46,8 @@ class Ragged(NamedTuple):
         start, length = starts[i], starts[i + 1] - starts[i]
         position = jnp.arange(width) - (width - length if left_padded else 0)
         mask = (position >= 0) & (position < length)
-        values_ = values[jnp.clip(start + position, 0, len(self.values) - 1)]
-        return jnp.where(mask, values_, filler).astype(jnp.int32), mask
+        row = values[jnp.clip(start + position, 0, len(self.values) - 1)]
+        return jnp.where(mask, row, filler).astype(jnp.int32), mask
 
 
 class EncodedProblem(NamedTuple):
@@ -105,8 +105,8 @@ def assistant_masks(problem: Any, tokenizer: Any, system: str, arguments: str) -
     """Masks of the assistant's tokens in the prompts of a problem's rows, 1 or 0, with the lengths of
     `prompts`.
     """
-    arguments_ = problem.instruction, system, json.loads(arguments or "{}")
-    return Ragged.from_lists(tokenizer.said_before(problem.rows, *arguments_), np.uint8)
+    template_arguments = problem.instruction, system, json.loads(arguments or "{}")
+    return Ragged.from_lists(tokenizer.said_before(problem.rows, *template_arguments), np.uint8)
 
 
 def _strings(texts: Text) -> list[str]:

@@ -169,10 +169,10 @@ class _Callback:
         arrays = jax.tree.map(np.asarray, content)
         contents = [jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(response_texts))]
         rows = [
-            _row_of_problem(task, content_, text)
-            for content_, text in zip(contents, prompt_texts, strict=True)
+            _row_of_problem(task, row_content, text)
+            for row_content, text in zip(contents, prompt_texts, strict=True)
         ]
-        columns = [content_(rows, response_texts, prompt_texts) for content_ in self.calls]
+        columns = [call(rows, response_texts, prompt_texts) for call in self.calls]
         return np.stack(columns, axis=1)
 
 
@@ -224,8 +224,8 @@ class _BoundFunction:
         has_value = np.array([value is not None for value in results], bool)
         for i in np.flatnonzero(~np.isfinite(rewards) & has_value).tolist():
             raise HostError(
-                f"{self.__name__} gave {numbers[i]} for {responses[i]!r:.60}, prompt {prompts[i]!r:.60}: return"
-                " a finite number, or None for no reward (it is stored as float32)"
+                f"{self.__name__} gave {numbers[i]} for {responses[i]!r:.60}, prompt {prompts[i]!r:.60}:"
+                " return a finite number, or None for no reward (it is stored as float32)"
             )
         return rewards
 
@@ -239,14 +239,14 @@ class _BoundFunction:
         kinds = {parameter.kind for parameter in parameters}
         if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
             return positional, {}
-        parameters_ = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        required = [p for p in parameters_ if p.default is p.empty]
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        required = [p for p in named if p.default is p.empty]
         unknown = [p.name for p in required if p.name not in available]
         if not unknown:
             names = (
                 available
                 if inspect.Parameter.VAR_KEYWORD in kinds
-                else [p.name for p in parameters_ if p.name in available]
+                else [p.name for p in named if p.name in available]
             )
             return [], {name: available[name] for name in names}
         is_positional = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in required)
@@ -261,13 +261,13 @@ class _BoundFunction:
         )
 
 
-def _are_positional(names: Sequence[str], names_: Iterable[str]) -> bool:
+def _are_positional(names: Sequence[str], columns: Iterable[str]) -> bool:
     """True if three names mean prompts, responses and answers, and none is a misspelt column."""
     if len(names) != len(_POSITIONAL_NAMES):
         return False
-    names_ = {_singular(name) for name in names_}
+    singular_columns = {_singular(name) for name in columns}
     return all(
-        name in meanings or _singular(name) not in names_
+        name in meanings or _singular(name) not in singular_columns
         for name, meanings in zip(names, _POSITIONAL_NAMES, strict=True)
     )
 
