@@ -187,7 +187,7 @@ def make(name: str | type, env: Environment, **hyperparameters: Any) -> Any:
     """
     algorithm: Any = name
     if isinstance(name, str):
-        algorithm = user_code.import_value("algorithm", name) if ":" in name else get(name)
+        algorithm = user_code.found("algorithm", name) if ":" in name else get(name)
     if isinstance(env, str | type):
         check_spec(env)
     if hasattr(algorithm, "settings"):

@@ -248,7 +248,7 @@ def make_buffer(replay: Any, spec: BufferSpec) -> ReplayBuffer:
     if isinstance(replay, str):
         if ":" not in replay and replay not in NAMES:
             raise unknown_name("replay", replay, NAMES)
-        replay = NAMES[replay] if ":" not in replay else user_code.import_value("--replay", replay)
+        replay = NAMES[replay] if ":" not in replay else user_code.found("--replay", replay)
     if not callable(replay):
         raise FdgError(
             f"replay={replay!r:.60} is {kind_of(replay)}: give a name ({', '.join(NAMES)}), or a function of"

@@ -102,7 +102,7 @@ def resolved(
         made = Network(network.init, network.apply)
     else:
         made = Network(*functions(network, field))
-    if sees == "critic" or composite.without_privileged(observation_space) == observation_space:
+    if sees == "critic" or composite.public(observation_space) == observation_space:
         return made
     return Network(made.init, _WithoutPrivileged(made.apply, observation_space, sees == "both"))
 
@@ -110,7 +110,7 @@ def resolved(
 @functools.lru_cache(maxsize=64)
 def _named(name: str, observation_space: ObservationSpace, action_space: Space, field: str) -> Any:
     """Resolves `module:name`, and calls it with the two spaces if it is a function of these."""
-    value = user_code.import_value(f"--{field.replace('_', '-')}", name)
+    value = user_code.found(f"--{field.replace('_', '-')}", name)
     if inspect.isfunction(value):
         check_takes(value, ("observation_space", "action_space"), f"{field} '{name}'")
         try:
@@ -141,7 +141,7 @@ class _WithoutPrivileged:
 
     def __call__(self, parameters: Any, observation: Any, *more: Any) -> Any:
         leading = jax.tree.leaves(observation)[0].shape[:1]
-        public = composite.remove_privileged(self.space, observation)
+        public = composite.public_part(self.space, observation)
         output = self.apply(parameters, composite.with_zeros(self.space, public, leading), *more)
         if not self.has_critic:
             return output
@@ -432,15 +432,13 @@ class QNetwork(nn.Module):
 
 def actor_features(observation: Any, space: ObservationSpace, convolve: bool) -> Any:
     """`features` of observations `[N, *obs]` without privileged parts, which may already be missing."""
-    return features(
-        composite.remove_privileged(space, observation), composite.without_privileged(space), convolve
-    )
+    return features(composite.public_part(space, observation), composite.public(space), convolve)
 
 
 def actor_and_critic_features(observation: Any, space: ObservationSpace, convolve: bool) -> tuple[Any, Any]:
     """Features of observations `[N, *obs]` for the actor, and for the critic."""
     all_of_it = features(observation, space, convolve)
-    hidden = composite.without_privileged(space) != space
+    hidden = composite.public(space) != space
     return actor_features(observation, space, convolve) if hidden else all_of_it, all_of_it
 
 

@@ -92,7 +92,7 @@ def _is_transformation(value: Any) -> bool:
 def _found(name: str) -> Callable[..., Any]:
     """Resolves a name."""
     if ":" in name:
-        return user_code.import_value("--optimizer", name)
+        return user_code.found("--optimizer", name)
     if name.lower() not in NAMES:
         raise unknown_name("optimizer", name, NAMES, "algos.optimizers.NAMES")
     return getattr(optax, name.lower(), None) or getattr(optax.contrib, name.lower())

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from envs.games.game import Game, Position, masked_observation, play_on, random_move, score_of, select
+from envs.games.game import Game, Position, play_on, random_move, score_of, seen, where
 from fdg.errors import FdgError
 
 Evaluate = Callable[[Any, jax.Array, Position], tuple[jax.Array, jax.Array]]
@@ -95,7 +95,7 @@ def _model(game: Game, evaluate: Evaluate, discount: float | jax.Array) -> Calla
         after = play_on(game, position, action)
         over, _ = game.outcome(after)
         logits, value = evaluate(parameters, key, after)
-        legal = masked_observation(game, after).action_mask
+        legal = seen(game, after).action_mask
         return _mctx().RecurrentFnOutput(
             reward=jnp.where(ended, 0.0, score_of(game, after, mover)),
             discount=jnp.where(over, 0.0, jnp.where(game.player(after) == mover, discount, -discount)),
@@ -204,4 +204,4 @@ class RandomPlayouts:
 
 def _going(game: Game, key: jax.Array, position: Position) -> Position:
     over, _ = game.outcome(position)
-    return select(over, game.init(key), position)
+    return where(over, game.init(key), position)

@@ -19,7 +19,7 @@ import fdg
 from algos.rollout import Actor
 from envs import Vectorized, vectorize
 from envs.games import Against, Uniform
-from envs.games.game import Position, masked_observation
+from envs.games.game import Position, seen
 from fdg import jaxprs
 from fdg.arguments import checked_names
 from fdg.errors import FdgError, kind_of
@@ -243,7 +243,7 @@ class _Versions(_RandomPlayer):
 
     def choose(self, key: jax.Array, memory: Memory, position: Position) -> tuple[jax.Array, Memory]:
         """The move of the version that plays; those of other versions are computed and dropped."""
-        observation = jax.tree.map(lambda x: x[None], masked_observation(self.self_play._game, position))
+        observation = jax.tree.map(lambda x: x[None], seen(self.self_play._game, position))
 
         def act(leaves: list[jax.Array], memories: Any) -> tuple[jax.Array, Any]:
             actor = self.self_play._actor_of(leaves)
@@ -278,7 +278,7 @@ def _is_read(self_play: SelfPlay) -> tuple[bool, ...]:
     def act(leaves: list[jax.Array], memory: Any, key: jax.Array) -> Any:
         actor = self_play.algorithm.actor(jax.tree.unflatten(structure, leaves))
         position = self_play._game.init(key)
-        observation = jax.tree.map(lambda x: x[None], masked_observation(self_play._game, position))
+        observation = jax.tree.map(lambda x: x[None], seen(self_play._game, position))
         return actor.act(memory, observation, jnp.ones(1, bool), key[None], False)
 
     traced = jax.make_jaxpr(act)(shapes, _memory_shapes(self_play.algorithm), _key_shape())

@@ -24,7 +24,7 @@ from fdg.settings.parts import Part
 
 def by_name(flag: str, value: Any) -> Any:
     """Resolves `module:name`, or raises an `FdgError`; returns any other value unchanged."""
-    return user_code.import_value(flag, value) if isinstance(value, str) else value
+    return user_code.found(flag, value) if isinstance(value, str) else value
 
 
 # --- distributions over actions ---

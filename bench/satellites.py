@@ -64,12 +64,12 @@ def alone(source: Any, rows: int, steps: int, rounds: int) -> float:
 
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(1), (steps, rows))))
     shapes = lambda count: (shape[:count], keys[0, :count])  # noqa: E731
-    acting, operands = satellites.trace_actor("sleeping", act, shapes, [rows])
+    acting, operands = satellites.trace("sleeping", act, shapes, [rows])
     pool, seen = source.start(rows), np.zeros(shape.shape, np.float32)
     found = []
     for _ in range(rounds + 1):
         start = time.perf_counter()
-        satellites.run_segment(acting.program, pool, seen, operands, keys, None, 60.0)
+        satellites.carry_out(acting.program, pool, seen, operands, keys, None, 60.0)
         found.append(time.perf_counter() - start)
     return statistics.median(found[1:])
 

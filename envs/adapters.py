@@ -21,53 +21,53 @@ def importing(who_needs: str, package: str, extra: str) -> Iterator[None]:
             yield
     except ModuleNotFoundError as error:
         raise FdgError(
-            f"{who_needs} {package}, but {error.name} is not installed: pip install 'fdg[{extra}]'"
+            f"{who_needs} {package}, and {error.name} is not installed: pip install 'fdg[{extra}]'"
         ) from error
 
 
 @contextlib.contextmanager
-def accepting(label: str, package: str, arguments: Iterable[tuple[str, Any]]) -> Iterator[None]:
+def accepting(where: str, package: str, given: Iterable[tuple[str, Any]]) -> Iterator[None]:
     """A context for a package's constructor, which may refuse its arguments."""
     try:
         yield
-    except FdgError:  # already explained, such as a missing package
+    except FdgError:  # such as for a missing package
         raise
     except (AssertionError, KeyError, TypeError, ValueError) as error:
-        values = ", ".join(f"{name}={value!r}" for name, value in arguments)
-        reason = " ".join(str(error).split())
-        raise FdgError(f"{label}: {package} does not accept {values}: {reason}") from error
+        values = ", ".join(f"{name}={value!r}" for name, value in given)
+        said = " ".join(str(error).split())
+        raise FdgError(f"{where}: {package} does not accept {values}: {said}") from error
 
 
-def check_names(label: str, names: Iterable[str], parameters: Iterable[str]) -> None:
-    """Raises an `FdgError` for the first unknown parameter; the message lists the accepted ones."""
-    parameters = [*parameters]
-    if unknown_name := next((name for name in names if name not in parameters), None):
-        takes = f"takes {', '.join(parameters)}" if parameters else "takes no parameters"
-        raise FdgError(f"{label}: unknown parameter '{unknown_name}': {takes}")
+def check_names(where: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises an `FdgError` for the first unknown parameter; lists the known ones."""
+    known = [*known]
+    if unknown := next((name for name in given if name not in known), None):
+        takes = f"takes {', '.join(known)}" if known else "takes no parameters"
+        raise FdgError(f"{where}: unknown parameter '{unknown}': {takes}")
 
 
-def lists_to_tuples(label: str, parameters: Mapping[str, Any], kinds: Any = PLAIN) -> dict[str, Any]:
-    """Converts lists among parameters to tuples; raises for values of other types than `kinds`."""
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in parameters.items()}
-    for name, value in values.items():
+def plain(where: str, given: Mapping[str, Any], kinds: Any = PLAIN) -> dict[str, Any]:
+    """Converts lists in parameters to tuples."""
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    for name, value in found.items():
         if not isinstance(value, kinds):
-            types = "number, string or tuple" if kinds is PLAIN else "number or string"
+            words = "number, string or tuple" if kinds is PLAIN else "number or string"
             raise FdgError(
-                f"{label}: {name}={value!r} must be a Python {types}, so that the environment hashes"
+                f"{where}: {name}={value!r} must be a Python {words}, so that the environment hashes"
             )
-    return values
+    return found
 
 
-def check_type(label: str, name: str, value: Any, expected: type) -> Any:
-    """Checks and returns a parameter; an integer becomes a float where `expected` is float."""
-    if expected is float and type(value) is int:
+def of_type(where: str, name: str, value: Any, kind: type) -> Any:
+    """Checks the type of a parameter; an integer is also a float."""
+    if kind is float and type(value) is int:
         value = float(value)
-    if type(value) is not expected:
-        raise FdgError(f"{label}: {name}={value!r} must be {describe_alternatives(expected)[0]}")
+    if type(value) is not kind:
+        raise FdgError(f"{where}: {name}={value!r} must be {describe_alternatives(kind)[0]}")
     return value
 
 
-def check_count(label: str, name: str, value: Any) -> None:
+def check_count(where: str, name: str, value: Any) -> None:
     """Raises an `FdgError` unless a parameter is an integer of at least 1."""
     if type(value) is not int or value < 1:
-        raise FdgError(f"{label}: {name}={value!r} must be an integer of at least 1")
+        raise FdgError(f"{where}: {name}={value!r} must be an integer of at least 1")

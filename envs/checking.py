@@ -1,8 +1,8 @@
-"""Checks of environments, when they are made or traced, with one-line errors.
+"""Checks of environments, when made or traced, with one-line errors.
 
-`check_spec` reads attributes only, so making an algorithm stays cheap; results of `reset` and `step` are
+`check_spec` reads attributes only, which is what making an algorithm costs; results of `reset` and `step` are
 checked once, while they are traced. `check_traced` checks everything without running a step; `envs.check`
-also runs random steps.
+also runs some.
 """
 
 import inspect
@@ -27,8 +27,8 @@ _ATTRIBUTES = {
     "action_space": "action_space = envs.Discrete(2)",
     "max_episode_steps": "max_episode_steps = None (or a number of steps)",
 }
-_MAX_CATEGORIES = 2**20
-_VALUES = "(state, observation, reward, terminated, truncated)"
+_MOST_CHOICES = 2**20
+_FIVE = "(state, observation, reward, terminated, truncated)"
 _STEP_FIELDS = {  # dtype, and whether there is one per agent
     "reward": ("float32", True),
     "terminated": ("bool", False),
@@ -39,7 +39,7 @@ _STEP_FIELDS = {  # dtype, and whether there is one per agent
 
 
 def check_inside(wrapper: Any) -> None:
-    """Checks a wrapper's `env`; if another field holds the environment, names the order of fields."""
+    """`check_spec` of a wrapper's environment; names the order of fields if another field is one."""
     names = [field.name for field in dataclass_fields(wrapper) if field.init]
     if not hasattr(wrapper.env, "step") and any(hasattr(getattr(wrapper, name), "step") for name in names):
         kind = type(wrapper).__name__
@@ -58,76 +58,76 @@ def check_spec(env: Any, single: bool = False) -> None:
       FdgError: it is a name, a class, another library's environment or not hashable, or an attribute is
         missing or has the wrong type.
     """
-    text = _as_written(env)
+    given = _as_written(env)
     if network := aliases.not_a_policy(env):
         raise FdgError(f"env={network}, and give the environment, such as envs.make('CartPole-v1')")
     if isinstance(env, str):
         raise FdgError(f"env={env!r} is a name: write env=envs.make({env!r})")
-    if isinstance(env, type) and not foreign.is_gymnasium(env):
-        fix = f"envs.vectorize({env.__name__}())"
-        raise FdgError(f"env={text} is a class, but an environment is a value: write {fix}")
+    if isinstance(env, type) and not foreign.is_of_gymnasium(env):
+        made = f"envs.vectorize({env.__name__}())"
+        raise FdgError(f"env={given} is a class, and an environment is a value: write {made}")
     if inspect.isroutine(env):
         raise FdgError(f"env={env.__name__} is a function, not an environment: pass what it returns")
     if hasattr(env, "demonstration"):
         raise FdgError(
-            f"env={_name(env)} is a text task, for algorithms of language models: use --algo grpo,"
-            " sft, dpo or ppo_rlhf"
+            f"env={_name(env)} is a task of text, for algorithms of language models: use --algo grpo, say, or"
+            f" sft, dpo, ppo_rlhf"
         )
-    if reason := foreign.rejection(env):
-        raise FdgError(f"env={text} {reason}")
+    if reason := foreign.refused(env):
+        raise FdgError(f"env={given} {reason}")
     if foreign.package_of(env) is not None:
-        raise FdgError(f"env={text} is one instance: write envs.vectorize({text})")
+        raise FdgError(f"env={given} is one instance: write envs.vectorize({given})")
     missing = [name for name in _ATTRIBUTES if not _has(env, name)]
     missing += [name for name in ("reset", "step") if not callable(getattr(env, name, None))]
     if missing:
         lines = [_ATTRIBUTES.get(name, f"def {name}(self, key, ...)") for name in missing]
         raise FdgError(
-            f"environment {text} has no {listed(missing, 'and')}: give its class {'; '.join(lines)}"
+            f"environment {given} has no {listed(missing, 'and')}: give its class {'; '.join(lines)}"
         )
     if not single:
-        _check_attributes(env)
+        _check_kinds(env)
     try:
         hash(env)
     except TypeError as error:
         raise FdgError(
-            f"environment {text} is not hashable ({error}): make its class a frozen dataclass"
-            " whose fields are hashable: tuples in place of lists and arrays"
+            f"environment {given} does not hash ({error}): make its class a frozen dataclass"
+            f" whose fields hash, tuples in place of lists and arrays"
         ) from None
     if not single and _first_parameter(env.reset) == "key":
         raise FdgError(
-            f"environment {text} is one instance (its reset takes one key): write envs.vectorize({text})"
+            f"environment {given} is one instance (its reset takes one key): write envs.vectorize({given})"
         )
     key = "key" if single else "keys"
-    check_takes(env.reset, (key,), f"reset of environment {text}")
-    check_takes(env.step, (key, "state", "action"), f"step of environment {text}")
+    check_takes(env.reset, (key,), f"reset of environment {given}")
+    check_takes(env.step, (key, "state", "action"), f"step of environment {given}")
 
 
-def _check_attributes(env: Any) -> None:
+def _check_kinds(env: Any) -> None:
     name = env.name
     if not isinstance(name, str):
         raise FdgError(f"environment {_as_written(env)}: its name is {name!r}: give a string")
     for attribute in ("observation_space", "action_space"):
-        space, is_observation = getattr(env, attribute), attribute == "observation_space"
-        if not isinstance(space, composite.KINDS if is_observation else Box | Discrete | MultiDiscrete):
+        space, observed = getattr(env, attribute), attribute == "observation_space"
+        if not isinstance(space, composite.KINDS if observed else Box | Discrete | MultiDiscrete):
             kind = space if isinstance(space, type) else type(space)
-            hint = ", or of envs.Dict or envs.Tuple of these" if is_observation else ""
+            more = ", or of envs.Dict or envs.Tuple of them" if observed else ""
             if composite.is_composite(space):
-                hint = f"{hint}; envs.vectorize joins the parts of a single instance's actions"
+                more = f"{more}; parts are joined by envs.vectorize, of one instance"
             raise FdgError(
                 f"environment '{name}': its {attribute} is {space!r:.60} ({kind.__module__}.{kind.__name__}):"
-                f" give a value of envs.Box, envs.Discrete or envs.MultiDiscrete{hint}"
+                f" give a value of envs.Box, envs.Discrete or envs.MultiDiscrete{more}"
             )
-        for path, part in composite.parts(space):
+        for where, part in composite.parts(space):
             if not math.prod(part.shape):
                 raise FdgError(
-                    f"environment '{name}': its {attribute}{path} is {part!r:.90}, which has no"
+                    f"environment '{name}': its {attribute}{where} is {part!r:.90}, which has no"
                     " numbers: leave it out, or give it a shape without zeros"
                 )
-    num_categories = _num_categories(env.action_space)
-    if num_categories > _MAX_CATEGORIES:
+    choices = _choices(env.action_space)
+    if choices > _MOST_CHOICES:
         raise FdgError(
-            f"environment '{name}': its actions are one of {num_categories:,} categories, each an output of"
-            f" the network (at most {_MAX_CATEGORIES:,}): wrap it, with a Box of floats that it rounds"
+            f"environment '{name}': its actions are one of {choices:,} categories, each an output of"
+            f" the network (at most {_MOST_CHOICES:,}): wrap it with a Box of floats, and round them"
         )
     for attribute in ("max_episode_steps", "num_agents"):
         number = getattr(env, attribute, None)
@@ -137,34 +137,34 @@ def _check_attributes(env: Any) -> None:
             )
 
 
-def _num_categories(space: Any) -> int:
-    """The number of categories that a network outputs for a discrete space; 0 for floats."""
+def _choices(space: Any) -> int:
+    """How many categories a network that acts in the space has to tell apart; 0 for floats."""
     return sum(getattr(space, "nvec", (getattr(space, "n", 0),)))
 
 
-def unpack_reset(name: str, result: Any) -> tuple[Any, Any]:
+def unpacked_reset(name: str, result: Any) -> tuple[Any, Any]:
     """Checks the result of `reset`; returns `(state, observation)`."""
     if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "action_mask"):
-        raise FdgError(f"environment '{name}': reset gives {_describe(result)}: return (state, observation)")
+        raise FdgError(f"environment '{name}': reset gives {_described(result)}: return (state, observation)")
     if result[1] is None or (isinstance(result[1], dict) and not result[1]):  # Gymnasium's info
         raise FdgError(
-            f"environment '{name}': reset gives {_describe(result[1])} as observation: return"
+            f"environment '{name}': reset gives {_described(result[1])} as observation: return"
             f" (state, observation), the observation one array, in that order"
         )
     return result
 
 
-def unpack_step(name: str, result: Any) -> tuple[Any, ...]:
+def unpacked_step(name: str, result: Any) -> tuple[Any, ...]:
     """Checks the result of a single environment's `step`: six values, the last a dictionary."""
     count = len(result) if isinstance(result, tuple) else 0
     if count != 5 and (count != 6 or not isinstance(result[5], dict)):
         hints = {4: "; one flag `done` is terminated, with truncated False", 6: "; info is a dictionary"}
         hint = hints.get(count, "")
-        raise FdgError(f"environment '{name}': step gives {_describe(result)}: return five, {_VALUES}{hint}")
+        raise FdgError(f"environment '{name}': step gives {_described(result)}: return five, {_FIVE}{hint}")
     for value, what in zip(result[1:5], ("observation", "reward", "terminated", "truncated"), strict=True):
         if value is None or isinstance(value, str) or (isinstance(value, dict) and what != "observation"):
             raise FdgError(
-                f"environment '{name}': step gives {_describe(value)} as {what}: return five, {_VALUES}"
+                f"environment '{name}': step gives {_described(value)} as {what}: return five, {_FIVE}"
             )
     _check_flags(name, *result[2:5])
     return result if count == 6 else (*result, {})
@@ -179,26 +179,23 @@ def _check_flags(name: str, reward: Any, *flags: Any) -> None:
         kind = getattr(flag, "dtype", type(flag))
         if not jnp.issubdtype(kind, jnp.floating):
             continue
-        problem = f"environment '{name}': step gives {getattr(kind, '__name__', kind)} as {what}"
+        said = f"environment '{name}': step gives {getattr(kind, '__name__', kind)} as {what}"
         if jnp.issubdtype(getattr(reward, "dtype", type(reward)), jnp.bool_):
-            raise FdgError(f"{problem}, and a bool as reward: return five, {_VALUES}, in this order")
+            raise FdgError(f"{said}, and a bool as reward: return five, {_FIVE}, in this order")
         warnings.warn(
-            f"{problem}, where any number but 0 counts as true: give a bool, x != 0",
-            FdgWarning,
-            stacklevel=2,
+            f"{said}, of which any number but 0 counts as true: give a bool, x != 0", FdgWarning, stacklevel=2
         )
 
 
 def check_batch_reset(env: Any, result: Any, count: int) -> tuple[Any, Any]:
     """Checks the result of a batched `reset` for `count` keys; returns `(state, observation)`."""
-    state, observation = unpack_reset(env.name, result)
+    state, observation = unpacked_reset(env.name, result)
     check_observation(env, "reset", observation, count)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         if jnp.shape(leaf)[:1] != (count,):
             raise FdgError(
                 f"environment '{env.name}': reset gives state{jax.tree_util.keystr(path)} of shape"
-                f" {jnp.shape(leaf)} for {count} keys: give every array of the state the leading axis"
-                f" [{count}]"
+                f" {jnp.shape(leaf)} for {count} keys: every array of the state has that leading axis"
             )
     return state, observation
 
@@ -210,49 +207,48 @@ def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
         raise FdgError(f"environment '{name}': step gives an envs.TimeStep alone: return (state, step)")
     if not isinstance(result, tuple) or len(result) != 2 or not hasattr(result[1], "final_observation"):
         raise FdgError(
-            f"environment '{name}': step gives {_describe(result)}: a batched environment returns"
-            f" (state, envs.TimeStep(...)); envs.vectorize makes a batch of one instance"
+            f"environment '{name}': step gives {_described(result)}: a batched environment returns"
+            f" (state, envs.TimeStep(...)); one instance is made a batch by envs.vectorize"
         )
     state, step = result
     agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
-    for field, (dtype, is_per_agent) in _STEP_FIELDS.items():
-        value, shape = getattr(step, field), (count, *(agents if is_per_agent else ()))
+    for field, (dtype, each) in _STEP_FIELDS.items():
+        value, shape = getattr(step, field), (count, *(agents if each else ()))
         if value is None or jnp.shape(value) != shape or jnp.result_type(value) != dtype:
-            got = "None" if value is None else f"{jnp.result_type(value)}{list(jnp.shape(value))}"
-            raise FdgError(f"environment '{name}': step gives {field} as {got}: it is {dtype}{list(shape)}")
+            found = "None" if value is None else f"{jnp.result_type(value)}{list(jnp.shape(value))}"
+            raise FdgError(f"environment '{name}': step gives {field} as {found}: it is {dtype}{list(shape)}")
     for field, value in step.episode_info.items():
         if jnp.shape(value) != (count,) or jnp.result_type(value) != "float32":
-            got = f"{jnp.result_type(value)}{list(jnp.shape(value))}"
-            raise FdgError(f"environment '{name}': step gives '{field}' as {got}: it is float32[{count}]")
+            found = f"{jnp.result_type(value)}{list(jnp.shape(value))}"
+            raise FdgError(f"environment '{name}': step gives '{field}' as {found}: it is float32[{count}]")
     check_observation(env, "step", step.observation, count)
     check_observation(env, "step", step.final_observation, count)
     return state, step
 
 
 def check_observation(env: Any, method: str, observation: Any, count: int) -> None:
-    """Raises unless a batch of observations fits the environment's `observation_space`."""
-    owner = f"wrapper {type(env).__name__} of " if hasattr(env, "begin") else ""
-    source = f"{owner}environment '{env.name}': {method} gives"
-    fix = ": define observation_space" if owner else ""
+    """Refuses a batch of observations that does not fit the environment's `observation_space`."""
+    own = f"wrapper {type(env).__name__} of " if hasattr(env, "begin") else ""
+    whose, fix = f"{own}environment '{env.name}': {method} gives", ": define observation_space" if own else ""
     agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
-    features = getattr(observation, "observation", observation)  # without a mask
-    is_composite = composite.is_composite(env.observation_space)
-    if is_composite and not composite.has_parts_of(env.observation_space, features):
+    features = getattr(observation, "observation", observation)  # without its mask
+    in_parts = composite.is_composite(env.observation_space)
+    if in_parts and not composite.has_parts_of(env.observation_space, features):
         raise FdgError(
-            f"{source} {_describe(features)} as observation, but its parts differ from the parts of"
+            f"{whose} {_described(features)} as observation, and its parts are others than those of"
             f" {env.observation_space!r:.200}{fix}"
         )
-    parts = jax.tree.leaves(features) if is_composite else [features]
-    for (path, space), part in zip(composite.parts(env.observation_space), parts, strict=True):
+    given = jax.tree.leaves(features) if in_parts else [features]
+    for (path, space), part in zip(composite.parts(env.observation_space), given, strict=True):
         expected = (count, *agents, *space.shape)
         if not hasattr(part, "dtype") or jnp.shape(part) != expected:
             raise FdgError(
-                f"{source} {_describe(part)} as observation{path}, of shape {getattr(part, 'shape', None)},"
+                f"{whose} {_described(part)} as observation{path}, of shape {getattr(part, 'shape', None)},"
                 f" expected {expected} of {space}{fix}"
             )
         if part.dtype != space.dtype:
             raise FdgError(
-                f"{source} observations{path} of dtype {part.dtype}, expected {space.dtype}: {space}{fix}"
+                f"{whose} observations{path} of {part.dtype}, expected {space.dtype} of {space}{fix}"
             )
 
 
@@ -266,19 +262,19 @@ def check_traced(env: Any, num_envs: int = 2) -> None:
     """
     check_spec(env)
 
-    def reset_and_step(keys: jax.Array) -> Any:
+    def both(keys: jax.Array) -> Any:
         state, _ = check_batch_reset(env, env.reset(keys), num_envs)
         agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
         shape = (num_envs, *agents, *env.action_space.shape)
-        step_state, _ = check_batch_step(
+        after, _ = check_batch_step(
             env, env.step(keys, state, jnp.zeros(shape, env.action_space.dtype)), num_envs
         )
-        return state, step_state
+        return state, after
 
     try:
         with explained(f"environment '{env.name}'"):
-            reset_state, step_state = jax.eval_shape(
-                reset_and_step, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
+            before, after = jax.eval_shape(
+                both, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
             )
     except FdgError:
         raise
@@ -286,9 +282,9 @@ def check_traced(env: Any, num_envs: int = 2) -> None:
         raise FdgError(
             f"environment '{env.name}' cannot be traced{line_of(error)}: {one_line(error)}"
         ) from error
-    reset_types = [(x.shape, x.dtype) for x in jax.tree.leaves(reset_state)]
-    if jax.tree.structure(reset_state) != jax.tree.structure(step_state) or reset_types != [  # type: ignore[operator]
-        (x.shape, x.dtype) for x in jax.tree.leaves(step_state)
+    kept = [(x.shape, x.dtype) for x in jax.tree.leaves(before)]
+    if jax.tree.structure(before) != jax.tree.structure(after) or kept != [  # type: ignore[operator]
+        (x.shape, x.dtype) for x in jax.tree.leaves(after)
     ]:
         raise FdgError(
             f"environment '{env.name}': the state from step has another structure, shape or dtype than the"
@@ -297,7 +293,7 @@ def check_traced(env: Any, num_envs: int = 2) -> None:
 
 
 def _as_written(env: Any) -> str:
-    """Roughly how the user wrote an environment: `Cls` or `Cls()`."""
+    """How an environment was written, about."""
     return env.__name__ if isinstance(env, type) else f"{type(env).__name__}()"
 
 
@@ -307,7 +303,7 @@ def _name(env: Any) -> str:
 
 
 def _has(env: Any, name: str) -> bool:
-    """True if it has the attribute; a property that fails otherwise than by AttributeError raises here."""
+    """True if it has the attribute; a property that fails for another reason raises its own error."""
     return hasattr(type(env), name) or hasattr(env, name)
 
 
@@ -318,7 +314,7 @@ def _first_parameter(method: Any) -> str | None:
         return None
 
 
-def _describe(value: Any) -> str:
+def _described(value: Any) -> str:
     if isinstance(value, tuple):
         return f"{len(value)} values"
     if value is None or isinstance(value, str):

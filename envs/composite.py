@@ -106,11 +106,11 @@ for _kind in KINDS:
     explain_frozen(_kind, "space")
 
 
-def _check_part(label: str, part: Any) -> None:
+def _check_part(where: str, part: Any) -> None:
     if not isinstance(part, KINDS):
         kind = part if isinstance(part, type) else type(part)
         raise FdgError(
-            f"{label} is a {kind.__module__}.{kind.__name__}: give an envs.Box, Discrete, MultiDiscrete,"
+            f"{where} is a {kind.__module__}.{kind.__name__}: give an envs.Box, Discrete, MultiDiscrete,"
             " Dict or Tuple"
         )
 
@@ -179,38 +179,38 @@ def contains(space: ObservationSpace, x: Any) -> jax.Array:
     """Whether `x` is one element of the space. Returns `[] bool`; works on traced values."""
     if not has_parts_of(space, x):
         return jnp.asarray(False)
-    is_inside = jax.tree.leaves(map_parts(lambda part, value: part.contains(value), space, x))
-    return jnp.all(jnp.stack(is_inside))
+    inside = jax.tree.leaves(map_parts(lambda part, value: part.contains(value), space, x))
+    return jnp.all(jnp.stack(inside))
 
 
-def cast_to_space(space: ObservationSpace, observation: Any, leading: tuple[int, ...], label: str) -> Any:
+def fitting(space: ObservationSpace, observation: Any, leading: tuple[int, ...], whose: str) -> Any:
     """Casts an observation to the dtypes of its space.
 
-    Each part is `[*leading, *part.shape]`; messages begin with `label`: "environment 'maze': reset gives".
+    Each part is `[*leading, *part.shape]`; messages begin with `whose`: "environment 'maze': reset gives".
     """
     expected = tree(space)
     if not has_parts_of(space, observation):
         if not is_composite(space):
             raise FdgError(
-                f"{label} a {kind_of(observation)} as observation, expected one array (or a"
-                " MaskedObservation); join its parts, or declare envs.Dict or envs.Tuple as observation_space"
+                f"{whose} a {kind_of(observation)} as observation, expected one array (or a"
+                " MaskedObservation); join its parts, or say envs.Dict or envs.Tuple as observation_space"
             )
         raise FdgError(
-            f"{label} an observation of {_describe_structure(observation)}, but its observation_space has"
-            f" {_describe_structure(expected)}; make the two agree"
+            f"{whose} an observation of {_structure(observation)}, but its observation_space has"
+            f" {_structure(expected)}; make the two agree"
         )
 
     def fit(path: Any, part: Space, value: Any) -> jax.Array:
         if jnp.shape(value) != (*leading, *part.shape):
-            part_name = f"{'' if not path else f'observation{jax.tree_util.keystr(path)}'}"
+            of = f"{'' if not path else f'observation{jax.tree_util.keystr(path)}'}"
             raise FdgError(
-                f"{label} {part_name or 'an observation'} of shape {jnp.shape(value)},"
-                f" but its observation_space{f' part_name {leading[-1]} agents' if leading else ''} has"
+                f"{whose} {of or 'an observation'} of shape {jnp.shape(value)},"
+                f" but its observation_space{f' of {leading[-1]} agents' if leading else ''} has"
                 f" {(*leading, *part.shape)}; make the two agree"
             )
         if jnp.issubdtype(jnp.result_type(value), jnp.floating) > jnp.issubdtype(part.dtype, jnp.floating):
             warnings.warn(
-                f"{label} {jnp.result_type(value)} as observation{jax.tree_util.keystr(path)}, and its space"
+                f"{whose} {jnp.result_type(value)} as observation{jax.tree_util.keystr(path)}, and its space"
                 f" is of {part.dtype}: fractions are cut off; give the space dtype='float32', or cast it",
                 FdgWarning,
                 stacklevel=2,
@@ -220,7 +220,7 @@ def cast_to_space(space: ObservationSpace, observation: Any, leading: tuple[int,
     return jax.tree_util.tree_map_with_path(fit, expected, observation)
 
 
-def _describe_structure(value: Any) -> str:
+def _structure(value: Any) -> str:
     if isinstance(value, dict):
         return f"parts {', '.join(map(repr, sorted(value, key=str)))}"
     return f"{len(value)} parts" if isinstance(value, tuple | list) else f"a {kind_of(value)}"
@@ -229,7 +229,7 @@ def _describe_structure(value: Any) -> str:
 # --- privileged parts ---
 
 
-def without_privileged(space: ObservationSpace) -> ObservationSpace:
+def public(space: ObservationSpace) -> ObservationSpace:
     """The space without privileged parts: the actors' input.
 
     >>> public(Dict({"a": Discrete(2), "b": Discrete(3)}, privileged=("b",)))
@@ -237,30 +237,26 @@ def without_privileged(space: ObservationSpace) -> ObservationSpace:
     """
     match space:
         case Dict(spaces=spaces, privileged=privileged):
-            return Dict({name: without_privileged(part) for name, part in spaces if name not in privileged})
-        case Tuple(spaces=parts):
-            return Tuple(tuple(map(without_privileged, parts)))
+            return Dict({name: public(part) for name, part in spaces if name not in privileged})
+        case Tuple(spaces=inner):
+            return Tuple(tuple(map(public, inner)))
     return space
 
 
-def remove_privileged(space: ObservationSpace, observation: Any) -> Any:
+def public_part(space: ObservationSpace, observation: Any) -> Any:
     """Removes the privileged parts of an observation of `space`, with any leading axes."""
     match space:
         case Dict(spaces=spaces, privileged=privileged):
             return {
-                name: remove_privileged(part, observation[name])
-                for name, part in spaces
-                if name not in privileged
+                name: public_part(part, observation[name]) for name, part in spaces if name not in privileged
             }
-        case Tuple(spaces=parts):
-            return tuple(
-                remove_privileged(part, value) for part, value in zip(parts, observation, strict=True)
-            )
+        case Tuple(spaces=inner):
+            return tuple(public_part(part, one) for part, one in zip(inner, observation, strict=True))
     return observation
 
 
 def with_zeros(space: ObservationSpace, observation: Any, leading: tuple[int, ...]) -> Any:
-    """Adds zeros as the privileged parts of an observation, or replaces them by zeros.
+    """Fills the privileged parts of an observation with zeros.
 
     It takes an observation of `public(space)` or of `space`, and returns one of `space`. Parts are
     `[*leading, ...]`.
@@ -276,8 +272,6 @@ def with_zeros(space: ObservationSpace, observation: Any, leading: tuple[int, ..
                 else with_zeros(part, observation[name], leading)
                 for name, part in spaces
             }
-        case Tuple(spaces=parts):
-            return tuple(
-                with_zeros(part, value, leading) for part, value in zip(parts, observation, strict=True)
-            )
+        case Tuple(spaces=inner):
+            return tuple(with_zeros(part, one, leading) for part, one in zip(inner, observation, strict=True))
     return observation

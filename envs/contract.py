@@ -22,8 +22,8 @@ from fdg.errors import FdgError, FdgWarning, raised
 STEPS = 24
 NUM_ENVS = 3
 
-# The programs run for milliseconds and compile for seconds, so XLA optimizes them less.
-FAST_OPTIONS: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+# The programs run for milliseconds and compile for seconds: spend less on optimizing them.
+COMPILE_FAST: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 class Rollout(NamedTuple):
@@ -32,7 +32,7 @@ class Rollout(NamedTuple):
     first_observation: Any  # [B, ...]
     action: np.ndarray  # [T, B, ...]
     step: TimeStep  # [T, B, ...]
-    other_step: Any  # [T, B, ...], results of the other environment for the same keys and actions
+    beside: Any  # [T, B, ...], the other environment's results for the same keys and actions
 
 
 @checked_names
@@ -64,17 +64,17 @@ def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
     _warn_of_unused_mask(env)
     if not steps:
         return f"environment '{env.name}' is right: it traces (no steps were made)"
-    _check_traces_equal(env)
+    _check_traces_alike(env)
     try:
-        rollouts = random_rollouts(env, None, num_envs, steps)
+        both = random_rollouts(env, None, num_envs, steps)
     except FdgError:
         raise
     except Exception as error:  # whatever the user's code raises
         raise FdgError(f"environment '{env.name}' does not run: {raised(error)}") from error
-    for problem in problems(env, *rollouts):
+    for problem in problems(env, *both):
         raise FdgError(f"environment '{env.name}': {problem}")
-    steps_text = f"{num_envs} instances of it made {steps} random steps"
-    return f"environment '{env.name}' is right: it traces, and {steps_text}"
+    made = f"{num_envs} instances of it made {steps} random steps"
+    return f"environment '{env.name}' is right: it traces, and {made}"
 
 
 def _warn_of_unused_mask(env: Any) -> None:
@@ -84,30 +84,28 @@ def _warn_of_unused_mask(env: Any) -> None:
     _, observation = jax.eval_shape(lambda: env.reset(jax.random.split(jax.random.key(0), 1)))
     if features_and_mask(observation)[1] is None:
         warnings.warn(
-            f"environment '{env.name}': the part 'action_mask' of its observations does not mask actions:"
-            " return"
+            f"environment '{env.name}': the part 'action_mask' of its observations forbids no action: return"
             " envs.MaskedObservation(observation, action_mask) for that",
             FdgWarning,
             stacklevel=3,
         )
 
 
-def _check_traces_equal(env: Any) -> None:
+def _check_traces_alike(env: Any) -> None:
     keys = jax.random.split(jax.random.key(0), 2)
     state, _ = jax.eval_shape(env.reset, keys)
-    agent_axis = () if num_agents(env) is None else (env.num_agents,)
-    action = jnp.zeros((2, *agent_axis, *env.action_space.shape), env.action_space.dtype)
+    agents = () if num_agents(env) is None else (env.num_agents,)
+    action = jnp.zeros((2, *agents, *env.action_space.shape), env.action_space.dtype)
 
-    def trace() -> tuple[str, list[Any]]:
-        jaxprs = [jax.make_jaxpr(env.reset)(keys), jax.make_jaxpr(env.step)(keys, state, action)]
-        constants = [np.asarray(x) for jaxpr in jaxprs for x in jaxpr.consts if not _is_key(x)]
-        return "".join(str(jaxpr) for jaxpr in jaxprs), constants
+    def traced() -> tuple[str, list[Any]]:
+        both = [jax.make_jaxpr(env.reset)(keys), jax.make_jaxpr(env.step)(keys, state, action)]
+        held = [np.asarray(x) for one in both for x in one.consts if not _is_key(x)]
+        return "".join(str(one) for one in both), held
 
-    (text, constants), (second_text, second_constants) = trace(), trace()
-    same = text == second_text and len(constants) == len(second_constants)
+    (text, held), (text_again, held_again) = traced(), traced()
+    same = text == text_again and len(held) == len(held_again)
     if not same or not all(
-        np.array_equal(a, b, equal_nan=_may_be_nan(a))
-        for a, b in zip(constants, second_constants, strict=True)
+        np.array_equal(a, b, equal_nan=_may_be_nan(a)) for a, b in zip(held, held_again, strict=True)
     ):
         raise FdgError(
             f"environment '{env.name}': reset and step give a different jaxpr each time that they are"
@@ -149,32 +147,32 @@ def _valid_action(action: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def random_rollouts(
-    env: Any, other: Any = None, num_envs: int = NUM_ENVS, steps: int = STEPS
+    env: Any, beside: Any = None, num_envs: int = NUM_ENVS, steps: int = STEPS
 ) -> tuple[Rollout, Rollout]:
-    """A rollout, and a second one with the environments in reverse order and other keys for the last.
+    """A rollout, and one with the environments in reverse order, whose last environment gets other keys.
 
-    `other` is another environment, stepped with the same keys and actions; its `step` may return any pytree.
-    Both environments run in one program: compilation takes most of the time, and shared parts compile once.
+    `beside` is another environment for the same keys and actions; only its `step` may return anything. It
+    shares a program with `env`, since compilation takes most of the time, and shared parts compile once.
     """
     types = {}
 
     def program(reset_keys, step_keys, action_keys):
         state, observation = env.reset(reset_keys)
         types["reset"] = jax.tree.map(jax.typeof, state)
-        other_state = other.reset(reset_keys)[0] if other else None
+        beside_state = beside.reset(reset_keys)[0] if beside else None
 
         def body(states, keys):
-            state, other_state, observation = states
+            state, beside_state, observation = states
             action = random_actions(env, keys[1], observation)
             state, step = env.step(keys[0], state, action)
             types["step"] = jax.tree.map(jax.typeof, state)
-            other_state, other_step = other.step(keys[0], other_state, action) if other else (None, None)
-            return (state, other_state, step.observation), (action, step, other_step)
+            beside_state, beside_step = beside.step(keys[0], beside_state, action) if beside else (None, None)
+            return (state, beside_state, step.observation), (action, step, beside_step)
 
-        _, steps = jax.lax.scan(body, (state, other_state, observation), (step_keys, action_keys))
+        _, steps = jax.lax.scan(body, (state, beside_state, observation), (step_keys, action_keys))
         return observation, *steps
 
-    program = jax.jit(program, compiler_options=FAST_OPTIONS)
+    program = jax.jit(program, compiler_options=COMPILE_FAST)
     reset_keys = jax.random.split(jax.random.key(1), num_envs + 1)
     step_keys = jax.random.split(jax.random.key(2), (steps, num_envs + 1))
     action_keys = jax.random.split(jax.random.key(3), (steps, num_envs + 1))
@@ -193,68 +191,65 @@ def problems(env: Any, rollout: Rollout, backward: Rollout) -> Iterator[str]:
     """Violations of the contract of `envs.Environment` in random steps."""
     step = rollout.step
     steps, num_envs = step.terminated.shape
-    agent_axis = () if num_agents(env) is None else (env.num_agents,)
-    observations = {
-        "the first observation": (rollout.first_observation, (num_envs, *agent_axis)),
-        "an observation": (step.observation, (steps, num_envs, *agent_axis)),
-        "a final observation": (step.final_observation, (steps, num_envs, *agent_axis)),
+    agents = () if num_agents(env) is None else (env.num_agents,)
+    seen = {
+        "the first observation": (rollout.first_observation, (num_envs, *agents)),
+        "an observation": (step.observation, (steps, num_envs, *agents)),
+        "a final observation": (step.final_observation, (steps, num_envs, *agents)),
     }
-    # first, as a wrong mask may cause other violations
-    yield from _mask_violations(env, [value for value, _ in observations.values()])
-    yield from _space_violations(env, observations)
-    if rollout.action.shape != (steps, num_envs, *agent_axis, *env.action_space.shape):
-        yield f"its action space draws actions of shape {rollout.action.shape[2 + len(agent_axis) :]}"
-    field_dtypes = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
-    field_dtypes |= {"episode_return": "float32", "episode_length": "int32"}
-    for field, dtype in field_dtypes.items():
-        shape = (steps, num_envs, *agent_axis) if field == "reward" else (steps, num_envs)
+    yield from _masks_lost(env, [value for value, _ in seen.values()])  # it may explain the others
+    yield from _spaces_left(env, seen)
+    if rollout.action.shape != (steps, num_envs, *agents, *env.action_space.shape):
+        yield f"its action space draws actions of shape {rollout.action.shape[2 + len(agents) :]}"
+    dtypes = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
+    dtypes |= {"episode_return": "float32", "episode_length": "int32"}
+    for field, dtype in dtypes.items():
+        shape = (steps, num_envs, *agents) if field == "reward" else (steps, num_envs)
         value = getattr(step, field)
         if value.shape != shape or value.dtype != dtype:
             yield f"{field} is {value.dtype}{list(value.shape)}, expected {dtype}{list(shape)}"
     if not np.isfinite(step.reward).all():
         yield "a reward is infinite or not a number"
     if (step.terminated & step.truncated).any():
-        yield "truncated and terminated at one step: termination takes precedence"
-    yield from _episode_violations(env, step)
-    if not _is_elementwise(rollout, backward):
+        yield "truncated where terminated: termination wins"
+    yield from _episodes_miscounted(env, step)
+    if not _alike(rollout, backward):
         yield "an environment depends on more than its own key, state and action"
 
 
-def _space_violations(env: Any, observations: Any) -> Iterator[str]:
-    for label, (value, leading) in observations.items():
+def _spaces_left(env: Any, seen: Any) -> Iterator[str]:
+    for what, (value, leading) in seen.items():
         features = jax.tree.leaves(features_and_mask(value)[0])
         for (path, space), part in zip(composite.parts(env.observation_space), features, strict=True):
             if part.shape != (*leading, *space.shape) or part.dtype != space.dtype:
-                yield f"{label}{path} is {part.dtype}{list(part.shape)}, but its space is {space}"
-            elif not _is_inside(space, part):
-                values_text = f"from {np.min(part):g} to {np.max(part):g} in {space!r:.200}"
-                yield f"{label}{path} is outside its space: {values_text}"
+                yield f"{what}{path} is {part.dtype}{list(part.shape)}, and its space {space}"
+            elif not _inside(space, part):
+                found = f"from {np.min(part):g} to {np.max(part):g} in {space!r:.200}"
+                yield f"{what}{path} is outside its space: {found}"
 
 
-def _is_inside(space: Any, part: np.ndarray) -> bool:
+def _inside(space: Any, part: np.ndarray) -> bool:
     if hasattr(space, "low_array"):
         return bool(((part >= space.low_array) & (part <= space.high_array)).all())
-    num_choices = space.n if hasattr(space, "n") else np.asarray(space.nvec)
-    return bool(((part >= 0) & (part < num_choices)).all())
+    most = space.n if hasattr(space, "n") else np.asarray(space.nvec)
+    return bool(((part >= 0) & (part < most)).all())
 
 
-def _mask_violations(env: Any, observations: list[Any]) -> Iterator[str]:
-    masks = [features_and_mask(value)[1] for value in observations]
-    present_masks = [mask for mask in masks if mask is not None]
-    if not present_masks:
+def _masks_lost(env: Any, seen: list[Any]) -> Iterator[str]:
+    masks = [features_and_mask(value)[1] for value in seen]
+    given = [mask for mask in masks if mask is not None]
+    if not given:
         return
-    if len(present_masks) < len(masks):
+    if len(given) < len(masks):
         yield "a mask at some steps only"
-    elif len({mask.shape[-1] for mask in present_masks}) > 1 or any(
-        mask.dtype != bool for mask in present_masks
-    ):
+    elif len({mask.shape[-1] for mask in given}) > 1 or any(mask.dtype != bool for mask in given):
         yield "masks of different lengths, or not of bools"
-    elif not all(mask.any(-1).all() for mask in present_masks[:2]):
-        yield "no action is allowed at some step: a mask must be true for at least one"
+    elif not all(mask.any(-1).all() for mask in given[:2]):
+        yield "no action is allowed at some step: a mask is true for at least one"
 
 
-def _episode_violations(env: Any, step: TimeStep) -> Iterator[str]:
-    """Compares the returns and lengths of episodes with sums over their steps."""
+def _episodes_miscounted(env: Any, step: TimeStep) -> Iterator[str]:
+    """Compares returns and lengths of episodes with sums computed here."""
     steps, num_envs = step.terminated.shape
     done = step.terminated | step.truncated
     observation, final = (
@@ -265,28 +260,28 @@ def _episode_violations(env: Any, step: TimeStep) -> Iterator[str]:
         for t in range(steps):
             total, length = total + float(step.reward[t, b].mean()), length + 1
             if done[t, b]:
-                is_same = np.isclose(step.episode_return[t, b], total, rtol=1e-5, atol=1e-5)
-                if keeps_rewards(env) and not is_same:
+                same = np.isclose(step.episode_return[t, b], total, rtol=1e-5, atol=1e-5)
+                if keeps_rewards(env) and not same:
                     yield f"return is not the sum of rewards: {step.episode_return[t, b]:g}, not {total:g}"
                 if step.episode_length[t, b] != length:
-                    yield f"length is not the number of steps: {step.episode_length[t, b]}, not {length}"
+                    yield f"length is not the number of steps: {step.episode_length[t, b]}, and that {length}"
                 total, length = 0.0, 0
                 continue
             if step.episode_return[t, b] != 0 or step.episode_length[t, b] != 0:
-                yield "statistics before the end: return and length must be 0 while the episode continues"
+                yield "statistics before the end: return and length are 0 where the episode goes on"
             if not all((new[t, b] == old[t, b]).all() for new, old in zip(observation, final, strict=True)):
-                yield "observation and final_observation differ while the episode continues"
+                yield "the observation changed where the episode goes on"
             if env.max_episode_steps is not None and length >= env.max_episode_steps:
-                yield f"the episode continues after its limit of {env.max_episode_steps} steps"
+                yield f"the episode goes on after its limit of {env.max_episode_steps} steps"
 
 
-def _is_elementwise(rollout: Rollout, backward: Rollout) -> bool:
-    """True if both rollouts agree; environment 0 is not compared, as its keys differ."""
-    without_steps = {id(leaf) for leaf in jax.tree.leaves(rollout.first_observation)}
+def _alike(rollout: Rollout, backward: Rollout) -> bool:
+    """True if results are equal in reverse order, except those of the first, which had other keys."""
+    first = {id(leaf) for leaf in jax.tree.leaves(rollout.first_observation)}
 
-    def agree(forward: np.ndarray, other: np.ndarray) -> bool:
-        axis = 0 if id(forward) in without_steps else 1
-        forward_rows, backward = (np.moveaxis(x, axis, 0) for x in (forward, np.flip(other, axis)))
-        return np.allclose(forward_rows[1:], backward[1:], 1e-6, 1e-6, equal_nan=_may_be_nan(forward))
+    def same(one: np.ndarray, other: np.ndarray) -> bool:
+        axis = 0 if id(one) in first else 1
+        own, reverse = (np.moveaxis(x, axis, 0) for x in (one, np.flip(other, axis)))
+        return np.allclose(own[1:], reverse[1:], 1e-6, 1e-6, equal_nan=_may_be_nan(one))
 
-    return all(map(agree, jax.tree.leaves(rollout), jax.tree.leaves(backward)))
+    return all(map(same, jax.tree.leaves(rollout), jax.tree.leaves(backward)))

@@ -1,4 +1,4 @@
-"""`TimedThread`: calls that cannot be interrupted, with a time limit for the caller."""
+"""Uninterruptible calls with a time limit for the caller."""
 
 import queue
 import threading
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 
-class TimedThread:
-    """A thread that runs calls that cannot be interrupted, so that the caller can stop waiting."""
+class Deadline:
+    """A thread for uninterruptible calls, so that the caller can stop waiting."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
@@ -15,20 +15,20 @@ class TimedThread:
         threading.Thread(target=self._work, daemon=True).start()
 
     def call(self, function: Callable[[], Any], seconds: float) -> Any:
-        """Calls the function in the thread and returns its result; raises its exceptions.
+        """The function's result; raises its exceptions.
 
         Raises:
-          TimeoutError: the time limit passed. The thread may be lost: use another `TimedThread`.
+          TimeoutError: the time limit passed. The thread may be lost: use another `Deadline`.
         """
-        self.submit(function)
+        self.begin(function)
         return self.finish(seconds)
 
-    def submit(self, function: Callable[[], Any]) -> None:
+    def begin(self, function: Callable[[], Any]) -> None:
         """Queues a call of the function; `finish` returns its result."""
         self._calls.put(function)
 
     def finish(self, seconds: float | None) -> Any:
-        """Waits for the oldest call and returns its result; raises as `call` does.
+        """The result of the oldest unfinished call; raises its exceptions; see `call`.
 
         `seconds=None` waits without limit.
         """

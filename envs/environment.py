@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from envs import composite, foreign
-from envs.checking import check_spec, unpack_reset, unpack_step
+from envs.checking import check_spec, unpacked_reset, unpacked_step
 from envs.composite import Dict, ObservationSpace, Tuple
 from envs.joined import Joined
 from envs.observations import MaskedObservation, Observation, features_and_mask
@@ -36,15 +36,15 @@ class TimeStep(NamedTuple):
         episode, the first observation of the new one.
       reward: `[B, (A)] float32`.
       terminated: `[B] bool`, a terminal state was reached, whose value is 0.
-      truncated: `[B] bool`, the episode was truncated by a time limit: bootstrap from `final_observation`;
-        False where `terminated` is True.
+      truncated: `[B] bool`, the episode was cut by a time limit: bootstrap from `final_observation`; False
+        where `terminated` is True.
       final_observation: `[B, (A,) *observation_space.shape]`, the observation before the auto-reset; equals
         `observation` while the episode continues.
       episode_return: `[B] float32`, undiscounted return of the episode that ended (mean over agents), else 0;
-        a wrapper that changes rewards does not change it.
+        with a wrapper that changes rewards, that of the inner environment.
       episode_length: `[B] int32`, steps of the episode that ended, else 0.
-      episode_info: `[B] float32` by name: the metrics named by `info`, of the episode that ended, else 0; NaN
-        where the environment did not report the metric.
+      episode_info: `[B] float32` by name: the requested `info` of the episode that ended, else 0; NaN if
+        unknown.
     """
 
     observation: Observation
@@ -119,19 +119,18 @@ class Environment(EnvironmentSpec, Protocol):
 
 
 class SingleEnvironment(EnvironmentSpec, Protocol):
-    """A single instance without auto-reset. You write one, and `vectorize` makes a batch of it.
+    """A single instance without auto-reset: what you write, and `vectorize` turns into a batch.
 
     A hashable value (such as a frozen dataclass) with pure methods. The observation has the shape of its
     space and is cast to its dtype; it may be a `MaskedObservation`. Reward and the two flags are scalars of
     any numeric dtype. The state is any pytree; `step` keeps its structure, shapes and dtypes. `vectorize`
     truncates after `max_episode_steps`.
 
-    A multi-agent environment has an attribute `num_agents`. Its spaces are the spaces of one agent, equal for
-    all agents; observations, actions and rewards have a leading axis `A`; the two flags stay scalars. If
-    agents differ, both spaces are an `envs.Tuple` with one space per agent, and observations and actions are
-    tuples (`envs.Alike`). In a single-agent environment, an `action_space` that is an `envs.Dict` or
-    `envs.Tuple` (all discrete, or all continuous) is joined into one space for algorithms, and `step` gets
-    its parts.
+    A multi-agent environment has an attribute `num_agents`. Its spaces are those of one agent, equal for all;
+    observations, actions and rewards have a leading axis `A`; the two flags stay scalars. If agents differ,
+    both spaces are an `envs.Tuple` with one space per agent, and observations and actions are tuples
+    (`envs.Alike`). In a single-agent environment, an `action_space` that is an `envs.Dict` or `envs.Tuple`
+    (all discrete, or all continuous) is joined into one space for algorithms, and `step` gets its parts.
     """
 
     def reset(self, key: jax.Array) -> tuple[State, Observation]:
@@ -150,10 +149,10 @@ class SingleEnvironment(EnvironmentSpec, Protocol):
 class EpisodeState(NamedTuple):
     """State of a vectorized environment; every leaf has the leading axis `B`."""
 
-    inner: State  # state of the single environment
+    inner: State  # of the single environment
     running_return: jax.Array  # [B] float32: undiscounted return of the episode so far, mean over agents
     running_length: jax.Array  # [B] int32: steps of the episode so far
-    start: tuple[State, Observation] | None = None  # the start of all episodes, with `repeat_start`
+    start: tuple[State, Observation] | None = None  # the start of all its episodes, if it repeats
 
 
 class Forwarding:
@@ -191,15 +190,14 @@ class Whole(Forwarding):
     """Base of environments: explains that they cannot be unpacked into an environment and its parameters."""
 
     with_reward = Elsewhere("a subclass of envs.Wrapper whose step changes rewards (docs/how-to/wrappers.md)")
-    unwrapped = Elsewhere("env.single of a JAX environment, or env.env of a wrapper")
+    unwrapped = Elsewhere("env.single, of environments of JAX, or env.env, of a wrapper")
     sample_action = Elsewhere("env.action_space.sample(key)")
     spec = Elsewhere("env.name, env.max_episode_steps, env.observation_space and env.action_space")
     default_params = Elsewhere("envs.make(name, gravity=9.8): parameters are arguments")
 
     def __iter__(self) -> NoReturn:
         raise NotIterableError(
-            f"environment '{self.name}' is one value, not a pair of an environment and its parameters: write"
-            " env ="
+            f"environment '{self.name}' is one value, and no pair of it and its parameters: write env ="
             " envs.make(...); parameters are arguments, envs.make(name, gravity=9.8)"
         )
 
@@ -211,7 +209,7 @@ class Vectorized(Whole):
     _inside: ClassVar[str] = "single"
 
     single: Any  # a SingleEnvironment, which defines hash and equality
-    repeat_start: bool = False  # every episode of an environment starts in the state of its first reset
+    repeat_start: bool = False  # all episodes of an environment start in its first start state
     info: tuple[str, ...] = ()  # names of episode metrics, in the sixth result of `step`
 
     @checked_names
@@ -225,7 +223,7 @@ class Vectorized(Whole):
         """Steps every environment; see `Environment.step`."""
         check_keys(self.name, keys)
         check_state(self.name, state, len(keys))
-        action = check_actions(self.name, action, self.action_space, keys.shape + self._agent_axis)
+        action = actions(self.name, action, self.action_space, keys.shape + self._agents)
         return jax.vmap(self._step_one)(keys, state, action)
 
     def _reset_one(self, key: jax.Array) -> tuple[EpisodeState, Observation]:
@@ -240,12 +238,12 @@ class Vectorized(Whole):
         step_key, reset_key = jax.random.split(key)
         with check_unchanged(self.single, f"environment '{self.name}': step", warns=False):
             result = self.single.step(step_key, state.inner, action)
-        inner, final_observation, reward, terminated, truncated, info = unpack_step(self.name, result)
-        inner = jax.tree.map(_strongly_typed, inner)
+        inner, final_observation, reward, terminated, truncated, info = unpacked_step(self.name, result)
+        inner = jax.tree.map(_strong, inner)
         final_observation = self._observation(final_observation, "step")
-        reward = self._cast_scalar(reward, "reward", jnp.float32, self._agent_axis)
-        terminated = self._cast_scalar(terminated, "terminated", jnp.bool_)
-        truncated = self._cast_scalar(truncated, "truncated", jnp.bool_)
+        reward = self._number(reward, "reward", jnp.float32, self._agents)
+        terminated = self._number(terminated, "terminated", jnp.bool_)
+        truncated = self._number(truncated, "truncated", jnp.bool_)
 
         episode_return = state.running_return + jnp.mean(reward)
         episode_length = state.running_length + 1
@@ -255,65 +253,65 @@ class Vectorized(Whole):
         truncated &= ~terminated
         done = terminated | truncated
 
-        first_state, first_observation = self._start(reset_key) if state.start is None else state.start
-        _check_same_types(self.name, first_state, inner)
+        first, first_observation = self._start(reset_key) if state.start is None else state.start
+        _check_same_types(self.name, first, inner)
 
-        def reset_where_done(fresh, stepped):
-            return jax.tree.map(lambda fresh, stepped: jnp.where(done, fresh, stepped), fresh, stepped)
+        def begun_anew(new, old):
+            return jax.tree.map(lambda new, old: jnp.where(done, new, old), new, old)
 
         next_state = EpisodeState(
-            reset_where_done(first_state, inner),
+            begun_anew(first, inner),
             jnp.where(done, 0, episode_return),
             jnp.where(done, 0, episode_length),
             state.start,
         )
         return next_state, TimeStep(
-            observation=reset_where_done(first_observation, final_observation),
+            observation=begun_anew(first_observation, final_observation),
             reward=reward,
             terminated=terminated,
             truncated=truncated,
             final_observation=final_observation,
             episode_return=jnp.where(done, episode_return, 0),
             episode_length=jnp.where(done, episode_length, 0),
-            episode_info={name: jnp.where(done, self._info_value(name, info), 0) for name in self.info},
+            episode_info={name: jnp.where(done, self._reported(name, info), 0) for name in self.info},
         )
 
     def _start(self, key: jax.Array) -> tuple[State, Observation]:
         """The state and observation at the start of an episode."""
         with check_unchanged(self.single, f"environment '{self.name}': reset", warns=False):
             result = self.single.reset(key)
-        inner, observation = unpack_reset(self.name, result)
-        return jax.tree.map(_strongly_typed, inner), self._observation(observation, "reset")
+        inner, observation = unpacked_reset(self.name, result)
+        return jax.tree.map(_strong, inner), self._observation(observation, "reset")
 
     def _observation(self, observation: Any, method: str) -> Observation:
         space = self.observation_space
         features, mask = features_and_mask(observation)
-        label = f"environment '{self.name}': {method} gives"
-        features = composite.cast_to_space(space, features, self._agent_axis, label)
+        whose = f"environment '{self.name}': {method} gives"
+        features = composite.fitting(space, features, self._agents, whose)
         if mask is None:
             return features
         if isinstance(self.action_space, Box) and not getattr(self.single, "masks_components", False):
             raise FdgError(
                 f"environment '{self.name}': {method} gives an action_mask, but its action space is"
-                f" {self.action_space}; only discrete actions can be masked: return no mask"
+                f" {self.action_space}; only actions that can be counted can be masked"
             )
-        expected = self._agent_axis + _mask_shape(self.action_space)
+        expected = self._agents + _mask_shape(self.action_space)
         if jnp.shape(mask) != expected:
             raise FdgError(
                 f"environment '{self.name}': {method} gives an action_mask of shape {jnp.shape(mask)},"
-                f" expected {expected} for {self.action_space}"
+                f" but for {self.action_space} it is {expected}"
             )
         return MaskedObservation(features, jnp.asarray(mask, jnp.bool_))
 
-    def _info_value(self, name: str, info: Mapping[str, Any]) -> jax.Array:
+    def _reported(self, name: str, info: Mapping[str, Any]) -> jax.Array:
         if name not in info:
-            fix = f"it gives {listed(info, 'and')}" if info else "return a dictionary with it as sixth value"
-            raise FdgError(f"environment '{self.name}': step does not give '{name}', which info names: {fix}")
-        return self._cast_scalar(info[name], f"info['{name}']", jnp.float32)
+            there = f"it gives {listed(info, 'and')}" if info else "return a dictionary with it, sixth"
+            raise FdgError(f"environment '{self.name}': step gives no '{name}', which info names: {there}")
+        return self._number(info[name], f"info['{name}']", jnp.float32)
 
-    def _cast_scalar(self, value: Any, what: str, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
+    def _number(self, value: Any, what: str, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
         if jnp.shape(value) != shape:
-            expected = f"{shape}, one per agent" if shape else "a scalar"
+            expected = f"{shape}, one an agent" if shape else "a scalar"
             raise FdgError(
                 f"environment '{self.name}': step gives {what} of shape {jnp.shape(value)}, expected"
                 f" {expected}: write step for one environment, without a batch axis"
@@ -321,7 +319,7 @@ class Vectorized(Whole):
         return jnp.asarray(value, dtype)
 
     @property
-    def _agent_axis(self) -> tuple[int, ...]:
+    def _agents(self) -> tuple[int, ...]:
         """The leading axis of agents, `(A,)`, or `()`."""
         return () if self.num_agents is None else (self.num_agents,)
 
@@ -361,11 +359,11 @@ def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = (
     check_arguments(vectorize, {"repeat_start": repeat_start})
     if isinstance(single, Vectorized):
         raise FdgError(f"environment '{single.name}' is a batch already: leave out envs.vectorize")
-    # The spaces of this package's adapters are not read here, since that may import a library.
-    is_adapter = type(single).__module__.partition(".")[0] == __name__.partition(".")[0]
-    single = foreign.to_single(single)
+    # Sources of this package are not asked for their spaces here: that may load a library.
+    of_a_source = type(single).__module__.partition(".")[0] == __name__.partition(".")[0]
+    single = foreign.single(single)
     check_spec(single, single=True)
-    if not is_adapter and isinstance(space := single.action_space, Dict | Tuple):
+    if not of_a_source and isinstance(space := single.action_space, Dict | Tuple):
         is_team = isinstance(space, Tuple) and num_agents(single) is not None
         single = Alike(single) if is_team else Joined(single)
     return Vectorized(single, repeat_start, named_info(info))
@@ -379,12 +377,12 @@ def named_info(info: Any) -> tuple[str, ...]:
     """
     names = (info,) if isinstance(info, str) else info
     if not isinstance(names, tuple | list) or not all(isinstance(name, str) and name for name in names):
-        raise FdgError(f"info={info!r:.60}: give names of entries of step's info, such as ('is_success',)")
+        raise FdgError(f"info={info!r:.60}: give names of what step reports, such as ('is_success',)")
     return tuple(dict.fromkeys(names))
 
 
 def num_agents(env: Any) -> int | None:
-    """The number of agents in an environment; None if it has a single agent and no agent axis.
+    """The number of agents in an environment; None for a single-agent one, which has no such axis.
 
     >>> from envs.probe import Value
     >>> print(num_agents(vectorize(Value())))
@@ -399,7 +397,7 @@ def _mask_shape(action_space: Space) -> tuple[int]:
             return (n,)
         case MultiDiscrete(nvec=nvec):
             return (sum(nvec),)
-    return (math.prod(action_space.shape),)  # a mask of an agent's action components
+    return (math.prod(action_space.shape),)  # the mask of an agent's components
 
 
 def _is_key(x: jax.Array) -> bool:
@@ -409,50 +407,50 @@ def _is_key(x: jax.Array) -> bool:
 def check_keys(name: str, keys: jax.Array) -> None:
     """Raises an `FdgError` unless `keys` is one typed PRNG key per environment, `[B]`."""
     if not hasattr(keys, "dtype") or not _is_key(keys) or keys.ndim != 1:
-        actual = f"{keys.dtype}{list(keys.shape)}" if hasattr(keys, "dtype") else repr(keys)
+        got = f"{keys.dtype}{list(keys.shape)}" if hasattr(keys, "dtype") else repr(keys)
         raise FdgError(
             f"environment '{name}': keys must be one typed PRNG key per environment, shape [B], but are"
-            f" {actual}; use jax.random.split(jax.random.key(seed), B)"
+            f" {got}; use jax.random.split(jax.random.key(seed), B)"
         )
 
 
 def check_state(name: str, state: Any, size: int | None = None) -> None:
-    """Raises an `FdgError` unless `state` is the state of a batch (of `size` episodes, unless None)."""
+    """Raises an `FdgError` unless `state` is of a batch of (`size`) episodes, possibly in a wrapper."""
     if not hasattr(state, "inner"):
         raise FdgError(
-            f"environment '{name}': step takes a state, but got a value of type {kind_of(state)}: reset"
+            f"environment '{name}': step takes the state, and this is a value of type {kind_of(state)}: reset"
             " gives (state, observation), in that order, and step (state, step)"
         )
-    if size is not None and (batch_size := len(jax.tree.leaves(state)[0])) != size:
+    if size is not None and (found := len(jax.tree.leaves(state)[0])) != size:
         raise FdgError(
-            f"environment '{name}': step takes one key per episode, but there are {size} keys for a state"
-            f" of {batch_size}: use jax.random.split(key, {batch_size})"
+            f"environment '{name}': step takes a key for each episode, and there are {size} keys for a state"
+            f" of {found}: use jax.random.split(key, {found})"
         )
 
 
-def check_actions(name: str, action: Any, space: Space, leading: tuple[int, ...]) -> jax.Array:
-    """Checks actions; returns them as `[*leading, *space.shape]` in the space's dtype."""
-    expected, is_discrete = leading + space.shape, jnp.issubdtype(space.dtype, jnp.integer)
+def actions(name: str, action: Any, space: Space, leading: tuple[int, ...]) -> jax.Array:
+    """Actions `[*leading, *space.shape]` in the space's dtype."""
+    expected, is_counted = leading + space.shape, jnp.issubdtype(space.dtype, jnp.integer)
     try:
-        array = jnp.asarray(action)
+        given = jnp.asarray(action)
     except (TypeError, ValueError):  # not an array
         raise FdgError(
             f"environment '{name}': action is a value of type {kind_of(action)}: give an array of"
             f" {space.dtype}{list(expected)}"
         ) from None
-    if array.shape != expected:
-        raise FdgError(f"environment '{name}': action has shape {array.shape}, expected {expected}")
-    kinds = (jnp.bool_, jnp.integer) if is_discrete else (jnp.bool_, jnp.integer, jnp.floating)
-    if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
-        fix = "choose one by jnp.argmax, or write action.astype(int)" if is_discrete else "give numbers"
+    if given.shape != expected:
+        raise FdgError(f"environment '{name}': action has shape {given.shape}, expected {expected}")
+    kinds = (jnp.bool_, jnp.integer) if is_counted else (jnp.bool_, jnp.integer, jnp.floating)
+    if not any(jnp.issubdtype(given.dtype, kind) for kind in kinds):
+        fix = "choose one by jnp.argmax, or write action.astype(int)" if is_counted else "give numbers"
         raise FdgError(
-            f"environment '{name}': action is {array.dtype}, expected {space.dtype} of {space}: {fix}"
+            f"environment '{name}': action is {given.dtype}, expected {space.dtype} of {space}: {fix}"
         )
-    return array.astype(space.dtype)
+    return given.astype(space.dtype)
 
 
-def _strongly_typed(x: Any) -> jax.Array:
-    """Converts to a strongly typed array: `scan` needs carries of a constant type."""
+def _strong(x: Any) -> jax.Array:
+    """Converts to a strongly typed array, as `scan` needs a constant type."""
     x = jnp.asarray(x)
     return x if _is_key(x) else jax.lax.convert_element_type(x, x.dtype)
 
@@ -462,20 +460,18 @@ def _check_same_types(name: str, reset_state: State, step_state: State) -> None:
 
     States are not cast: an integer state that `step` increments by floats would silently stay constant.
     """
-    reset_types = _leaf_types(reset_state)
-    step_types = _leaf_types(step_state)
-    if reset_types.keys() != step_types.keys():
-        unshared = sorted(reset_types.keys() ^ step_types.keys())
+    before = _leaf_types(reset_state)
+    after = _leaf_types(step_state)
+    if before.keys() != after.keys():
+        only = sorted(before.keys() ^ after.keys())
         raise FdgError(
-            f"environment '{name}': reset and step give states of two structures; leaves of only one of"
-            f" them: {unshared}"
+            f"environment '{name}': reset and step give states of two structures; only in one: {only}"
         )
-    for path in reset_types:
-        if reset_types[path] != step_types[path]:
+    for path in before:
+        if before[path] != after[path]:
             raise FdgError(
-                f"environment '{name}': reset gives state{path} as {reset_types[path]}, but step as"
-                f" {step_types[path]};"
-                " let reset give the type that step returns"
+                f"environment '{name}': reset gives state{path} as {before[path]}, but step as {after[path]};"
+                " start from the type that step keeps"
             )
 
 

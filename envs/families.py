@@ -12,15 +12,15 @@ from envs import composite
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 
-_HOST_PREFIXES = ("envpool:", "gymnasium:")
+_HOSTS = ("envpool:", "gymnasium:")
 
 
-def _host_names(*tasks: str) -> tuple[str, ...]:
-    """The names of tasks in EnvPool and Gymnasium."""
-    return tuple(f"{host}{task}" for host in _HOST_PREFIXES for task in tasks)
+def _hosted(*tasks: str) -> tuple[str, ...]:
+    """The names of tasks in the sources on the host."""
+    return tuple(f"{host}{task}" for host in _HOSTS for task in tasks)
 
 
-# MuJoCo's tasks in Gymnasium, without their versions.
+# MuJoCo's tasks in Gymnasium, of all versions.
 _MUJOCO = (
     "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum",
     "InvertedPendulum", "Pusher", "Reacher", "Swimmer", "Walker2d",
@@ -37,10 +37,9 @@ _PROCGEN = (
     "Bigfish", "Bossfight", "Caveflyer", "Chaser", "Climber", "Coinrun", "Dodgeball", "Fruitbot", "Heist",
     "Jumper", "Leaper", "Maze", "Miner", "Ninja", "Plunder", "Starpilot",
 )  # fmt: skip
-# a mode is needed: `Maze` alone is Jumanji's
-_PROCGEN_MODES = ("Easy", "Hard", "Extreme", "Memory", "Exploration")
+_PROCGEN_MODES = ("Easy", "Hard", "Extreme", "Memory", "Exploration")  # a plain Maze is Jumanji's
 
-# Jumanji's games without their versions; EnvPool has them too, also as `Jumanji/Snake-v1`.
+# Jumanji's games, of all versions, also in EnvPool; there also as `Jumanji/Snake-v1`.
 _JUMANJI = (
     "BinPack", "CVRP", "Cleaner", "Connector", "FlatPack", "Game2048", "GraphColoring", "JobShop", "Knapsack",
     "LevelBasedForaging", "MMST", "Maze", "Minesweeper", "MultiCVRP", "PacMan", "RobotWarehouse",
@@ -54,21 +53,21 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "classic-control": (
         "CartPole-v*",
         "Acrobot-v*",
-        *_host_names("CartPole-v*", "phys2d/CartPole-v*", "Acrobot-v*"),
+        *_hosted("CartPole-v*", "phys2d/CartPole-v*", "Acrobot-v*"),
     ),
-    "sparse-control": ("MountainCar-v*", *_host_names("MountainCar-v*")),
-    "sparse-continuous-control": ("MountainCarContinuous-v*", *_host_names("MountainCarContinuous-v*")),
-    "pendulum": ("Pendulum-v*", *_host_names("Pendulum-v*", "phys2d/Pendulum-v*")),
-    "minatar": ("*-MinAtar", *_host_names("MinAtar/*")),
+    "sparse-control": ("MountainCar-v*", *_hosted("MountainCar-v*")),
+    "sparse-continuous-control": ("MountainCarContinuous-v*", *_hosted("MountainCarContinuous-v*")),
+    "pendulum": ("Pendulum-v*", *_hosted("Pendulum-v*", "phys2d/Pendulum-v*")),
+    "minatar": ("*-MinAtar", *_hosted("MinAtar/*")),
     "bsuite": ("*-bsuite",),
     "brax": ("brax:*",),
     "control-suite": (
         "playground:*",
         *(f"envpool:{domain}*-v1" for domain in _CONTROL_SUITE),
-        *_host_names("dm_control/*"),
+        *_hosted("dm_control/*"),
     ),
-    "mujoco": _host_names(*(f"{task}-v[0-9]" for task in _MUJOCO)),
-    "box2d": _host_names("LunarLander*", "BipedalWalker*"),
+    "mujoco": _hosted(*(f"{task}-v[0-9]" for task in _MUJOCO)),
+    "box2d": _hosted("LunarLander*", "BipedalWalker*"),
     "mpe": ("MPE_*",),
     "smax": ("SMAX*", "HeuristicEnemySMAX*"),
     "overcooked": ("overcooked*",),
@@ -87,14 +86,14 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "envpool:Jumanji/*",
         *(f"envpool:{game}-v[0-9]" for game in _JUMANJI),
     ),
-    "minigrid": _host_names("MiniGrid-*", "BabyAI-*"),
+    "minigrid": _hosted("MiniGrid-*", "BabyAI-*"),
     "procgen": tuple(f"envpool:{game}{mode}-v0" for game in _PROCGEN for mode in _PROCGEN_MODES),
     "atari": ("envpool:*-v5", "gymnasium:ALE/*", "gymnasium:*NoFrameskip-v4"),
 }
 
 # Families by spaces, for environments whose name matches no pattern.
 CONTINUOUS, VISUAL, GRID, PICTURES = "continuous-control", "visual-control", "grid", "pictures"
-_MIN_LARGE_IMAGE_SIDE = 36  # pixels; from this size on convolutions pay off, even on a CPU
+_LARGE_IMAGE = 36  # pixels: from here on convolutions are worth their cost, also on a CPU
 
 
 def names() -> tuple[str, ...]:
@@ -114,21 +113,19 @@ def family(name: str) -> str | None:
     >>> family("MountainCar-v0"), family("my.module:factory")
     ('sparse-control', None)
     """
-    name = name.removeprefix("ray:")  # the prefix only says where it runs
+    name = name.removeprefix("ray:")  # which only says where it runs
     if name.startswith("gymnasium:"):  # `gymnasium:module:Name` imports the module first
         name = "gymnasium:" + name.rpartition(":")[2]
-    return next(
-        (family_name for family_name, patterns in _FAMILIES.items() if _matches(name, patterns)), None
-    )
+    return next((kind for kind, patterns in _FAMILIES.items() if _matches(name, patterns)), None)
 
 
-def host_names(name: str) -> list[str]:
+def hosted(name: str) -> list[str]:
     """The names in `envs.make` of a task `name` in Gymnasium and EnvPool.
 
     >>> hosted("Hopper-v4"), hosted("Hoper")
     (['gymnasium:Hopper-v4', 'envpool:Hopper-v4'], [])
     """
-    return [f"{host}{name}" for host in reversed(_HOST_PREFIXES) if family(f"{host}{name}")]
+    return [f"{host}{name}" for host in reversed(_HOSTS) if family(f"{host}{name}")]
 
 
 def family_by_spaces(observation: ObservationSpace, action: Space) -> str | None:
@@ -146,11 +143,11 @@ def family_by_spaces(observation: ObservationSpace, action: Space) -> str | None
     boxes = [part for _, part in composite.parts(observation) if isinstance(part, Box)]
     images = [box.shape for box in boxes if box.is_image]
     if isinstance(action, Box):
-        has_amounts = any(box.codes is None and box.dtype != "uint8" for box in boxes)
-        return VISUAL if images else CONTINUOUS if has_amounts else None
+        amounts = any(box.codes is None and box.dtype != "uint8" for box in boxes)
+        return VISUAL if images else CONTINUOUS if amounts else None
     if not images:
         return None
-    return GRID if all(min(shape[:2]) < _MIN_LARGE_IMAGE_SIDE for shape in images) else PICTURES
+    return GRID if all(min(shape[:2]) < _LARGE_IMAGE for shape in images) else PICTURES
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

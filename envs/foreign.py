@@ -24,19 +24,19 @@ _BASES = {
     "dm_env": ("Environment",),
     "envpool": (),
 }
-_DISPLAY_NAMES = {
+_CALLED = {
     "gymnasium": "Gymnasium", "gym": "OpenAI Gym", "mujoco_playground": "MuJoCo Playground",
     "jumanji": "Jumanji", "jaxmarl": "JaxMARL", "craftax": "Craftax", "pettingzoo": "PettingZoo",
     "envpool": "EnvPool",
 }  # fmt: skip
-# Modules whose `wrap(env, **parameters)` makes a `SingleEnvironment`.
+# Modules whose `own(env, **parameters)` makes a `SingleEnvironment`.
 _ADAPTERS = {
     "gymnax": "envs.from_gymnax",
     "brax": "envs.from_brax",
     "mujoco_playground": "envs.from_brax",  # it has brax's interface
     "jumanji": "envs.from_jumanji",
 }
-_FIXES = {
+_INSTEAD = {
     "gym": "derive it from gymnasium.Env",
     "jaxmarl": "write a class of one instance with num_agents, as envs.SingleEnvironment has it",
     "craftax": "write envs.make('Craftax-Symbolic-v1'), or derive your own from gymnax's Environment",
@@ -45,59 +45,55 @@ _FIXES = {
     "envpool": "write envs.make('envpool:NAME')",
 }
 
-# Arguments of `from_gymnasium.make` besides the environment's parameters.
-_GYMNASIUM_ARGUMENTS = ("workers", "timeout", "restarts", "max_episode_steps")
+# Arguments of Gymnasium's `make`, besides an environment's own parameters.
+_OF_WORKERS = ("workers", "timeout", "restarts", "max_episode_steps")
 
-_converted: dict[Any, Any] = {}  # (factory, parameters) -> result; equal arguments must give equal values
+_made: dict[Any, Any] = {}  # by factory and parameters: resuming needs equal values for equal arguments
 
 
 def package_of(env: Any) -> str | None:
-    """The package whose interface a class or value implements; None for `envs` and others."""
+    """The package whose interface a class or value implements; None for ours."""
     kinds = inspect.getmro(env if isinstance(env, type) else type(env))
     return next((p for p in map(_package, kinds) if p in _BASES), None)
 
 
-def is_gymnasium(env: Any) -> bool:
+def is_of_gymnasium(made: Any) -> bool:
     """True for a class or instance of Gymnasium's environments."""
-    return package_of(env) == "gymnasium"
+    return package_of(made) == "gymnasium"
 
 
-def to_single(env: Any, **parameters: Any) -> Any:
+def single(env: Any, **parameters: Any) -> Any:
     """Converts an environment of another package's interface to a `SingleEnvironment`; others are
     unchanged."""
-    if isinstance(env, type) or rejection(env) or package_of(env) not in _ADAPTERS:
+    if isinstance(env, type) or refused(env) or package_of(env) not in _ADAPTERS:
         return env
-    return importlib.import_module(_ADAPTERS[package_of(env) or ""]).wrap(env, **parameters)
+    return importlib.import_module(_ADAPTERS[package_of(env) or ""]).own(env, **parameters)
 
 
-def make_by(factory: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
-    """The result of a user's factory, converted by `to_single`.
+def made_by(factory: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    """The result of a user's factory, converted by `single`.
 
     Parameters that the class does not accept are passed to its interface, such as gymnax's
     `max_steps_in_episode`.
     """
-    accepted = _parameters(factory, parameters)
+    known = _known(factory, parameters)
     is_adapted = isinstance(factory, type) and package_of(factory) in _ADAPTERS
-    interface_parameters = {
+    others = {
         name: value
         for name, value in parameters.items()
-        if name not in accepted and (is_adapted or name in _GYMNASIUM_ARGUMENTS)
+        if name not in known and (is_adapted or name in _OF_WORKERS)
     }
-    arguments = {name: value for name, value in parameters.items() if name not in interface_parameters}
+    given = {name: value for name, value in parameters.items() if name not in others}
     if inspect.isfunction(factory) or inspect.isfunction(getattr(factory, "__init__", None)):
-        check_call(factory, (), arguments, "parameter")
-    env = factory(**arguments)
-    if interface_parameters and not is_adapted and not is_gymnasium(env):
-        env = factory(**parameters)  # raises for unknown parameters
-    converted = to_single(env, **interface_parameters)
-    return (
-        env
-        if converted is env
-        else _converted.setdefault((factory, tuple(sorted(parameters.items()))), converted)
-    )
+        check_call(factory, (), given, "parameter")
+    made = factory(**given)
+    if others and not is_adapted and not is_of_gymnasium(made):
+        made = factory(**parameters)  # it raises for unknown parameters
+    ours = single(made, **others)
+    return made if ours is made else _made.setdefault((factory, tuple(sorted(parameters.items()))), ours)
 
 
-def _parameters(factory: Any, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+def _known(factory: Any, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         return inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a C function without signature
@@ -109,33 +105,33 @@ def path(factory: Any) -> str:
     return f"{factory.__module__}:{factory.__qualname__}"
 
 
-def rejection(env: Any) -> str | None:
-    """Why `to_single` does not accept a value, and the fix; None if it accepts the value."""
+def refused(env: Any) -> str | None:
+    """Error text for a value that `single` does not accept: what it is, and the fix."""
     package = package_of(env)
     if package is None:
-        is_proxy = hasattr(env, "default_params") or hasattr(env, "unwrapped")
-        return "is a wrapper of another package: give the environment within it" if is_proxy else None
+        proxy = hasattr(env, "default_params") or hasattr(env, "unwrapped")
+        return "is a wrapper of another package's: give the environment within it" if proxy else None
     kind = env if isinstance(env, type) else type(env)
     bases = [(_package(base), base.__name__) for base in kind.__mro__]
-    label = f"is an environment of {_DISPLAY_NAMES.get(package, package)}"
+    whose = f"is an environment of {_CALLED.get(package, package)}"
     if package == "gymnasium":
-        return f"{label}: {_gymnasium_fix(env)}"
-    if package in _FIXES:
-        return f"{label}: {_FIXES[package]}"
+        return f"{whose}: {_of_gymnasium(env)}"
+    if package in _INSTEAD:
+        return f"{whose}: {_INSTEAD[package]}"
     if (package, "Wrapper") in bases or not any((package, base) in bases for base in _BASES[package]):
-        return f"is a wrapper of {_DISPLAY_NAMES.get(package, package)}: give the environment within it"
+        return f"is a wrapper of {_CALLED.get(package, package)}'s: give the environment within it"
     return f"is a class: write envs.vectorize({kind.__name__}())" if isinstance(env, type) else None
 
 
-def _gymnasium_fix(env: Any) -> str:
-    inner = env if isinstance(env, type) else getattr(env, "unwrapped", env)
-    kind = inner if isinstance(inner, type) else type(inner)
-    spec = getattr(inner, "spec", None)
+def _of_gymnasium(env: Any) -> str:
+    inside = env if isinstance(env, type) else getattr(env, "unwrapped", env)
+    kind = inside if isinstance(inside, type) else type(inside)
+    spec = getattr(inside, "spec", None)
     if spec is not None and _package(kind) == "gymnasium":
         return f"write envs.make('gymnasium:{spec.id}')"
     if kind.__module__ == "__main__":
-        move = f"move {kind.__name__} to a file, such as {kind.__name__.lower()}.py"
-        return f"{move}, and write envs.make('{kind.__name__.lower()}:{kind.__name__}')"
+        kept = f"put {kind.__name__} into a file of its own, {kind.__name__.lower()}.py, say"
+        return f"{kept}, and write envs.make('{kind.__name__.lower()}:{kind.__name__}')"
     return f"write envs.make('{path(kind)}'), whose workers import it"
 
 

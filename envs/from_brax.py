@@ -1,18 +1,18 @@
 """Every environment of brax 0.14 (github.com/google/brax), with every physics backend.
 
-`brax:ant` uses brax's default physics, `generalized`; `brax:ant:spring` selects another, like
-`make("brax:ant", backend="spring")`. Differences from brax:
+`brax:ant` uses brax's default physics, `generalized`; `brax:ant:spring` another, like `make("brax:ant",
+backend="spring")`. Differences from brax:
 
 - brax's `done` is a termination: its environments only terminate in invalid states. The time limit,
 `episode_length`, is a truncation, and `vectorize` applies it, as well as batching, resets and statistics:
 brax's wrappers are not used.
-- Every episode of an environment starts in the state of its first reset, as with brax's `AutoResetWrapper`
+- Every episode of an environment starts in its first start state, as with brax's `AutoResetWrapper`
 (`repeat_start`; see `envs.vectorize`): a reset in every step would take as long as the step, or longer.
 - Observations are unbounded; actions are in [-1, 1], and brax scales them to each actuator.
-- Making an environment allocates no array: brax is imported on first use, and the model's arrays are NumPy
+- Making an environment allocates nothing: brax is imported on first use, and the model's arrays are NumPy
 arrays that become literals of a program.
 
-As in brax: `brax:fast`, a toy of its unit tests, has no physics; `brax:swimmer` has only one backend.
+Unchanged: `brax:fast`, a toy of its unit tests, has no physics; `brax:swimmer` has only one backend.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from envs.adapters import accepting, check_count, check_names, lists_to_tuples
+from envs.adapters import accepting, check_count, check_names, plain
 from envs.composite import Dict, ObservationSpace
 from envs.environment import Vectorized, vectorize
 from envs.literals import as_arrays, hold_pytrees
@@ -53,9 +53,9 @@ ENVIRONMENTS = (
 )
 DEFAULT_BACKEND = "generalized"
 BACKENDS = (DEFAULT_BACKEND, "positional", "spring", "mjx")
-_ONE_BACKEND = ("fast", "swimmer")  # "fast" has no physics, "swimmer" supports only the default
+_ONE_BACKEND = ("fast", "swimmer")  # the former has no physics, the latter supports only the default
 
-_HEIGHT, _WIDTH = 320, 420  # pixels of an image
+_HEIGHT, _WIDTH = 320, 420  # of an image
 
 Scalar: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
 
@@ -67,7 +67,7 @@ class BraxEnvironment:
     environment: Any  # brax's name, or an environment with its interface
     backend: str = DEFAULT_BACKEND
     episode_length: int = 1000
-    overrides: tuple[tuple[str, Scalar], ...] = ()  # arguments of the constructor
+    overrides: tuple[tuple[str, Scalar], ...] = ()  # of the constructor's arguments
 
     @property
     def name(self) -> str:
@@ -78,13 +78,13 @@ class BraxEnvironment:
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """Unbounded vectors, or a `Dict` of them."""
-        return _specs(self).observation_space
+        """Unbounded vectors, or parts."""
+        return _facts(self).observation_space
 
     @property
     def action_space(self) -> Space:
         """From -1 to 1, one component per actuator."""
-        return Box(-1.0, 1.0, (_specs(self).action_size,))
+        return Box(-1.0, 1.0, (_facts(self).action_size,))
 
     @property
     def max_episode_steps(self) -> int:
@@ -93,8 +93,8 @@ class BraxEnvironment:
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts an episode."""
-        env = _brax_env(self)
-        with _relaxed(), as_arrays(env):
+        env = _theirs(self)
+        with _tolerance(), as_arrays(env):
             state = env.reset(key)
         return state, state.obs
 
@@ -102,19 +102,19 @@ class BraxEnvironment:
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Takes one step, without reset."""
-        env = _brax_env(self)
-        with _relaxed(), as_arrays(env):
+        env = _theirs(self)
+        with _tolerance(), as_arrays(env):
             state = env.step(state, action)
         return state, state.obs, state.reward, state.done != 0, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
         """Images of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL."""
-        system = getattr(_brax_env(self), "sys", None)
+        system = getattr(_theirs(self), "sys", None)
         if system is None:
             return None
         from brax.io import image
 
-        with _relaxed(), mujoco_quietly():
+        with _tolerance(), mujoco_quietly():
             try:
                 return image.render_array(system, _poses(states), height=_HEIGHT, width=_WIDTH)
             except Exception as error:  # MuJoCo raises various types without OpenGL
@@ -125,16 +125,16 @@ class BraxEnvironment:
 
     def html(self, states: Sequence[Any]) -> str | None:
         """brax's HTML viewer of states; None for the toy without physics."""
-        system = getattr(_brax_env(self), "sys", None)
+        system = getattr(_theirs(self), "sys", None)
         if system is None:
             return None
         from brax.io import html
 
-        with _relaxed(), mujoco_quietly():
-            return html.render(system.tree_replace({"opt.timestep": _brax_env(self).dt}), _poses(states))
+        with _tolerance(), mujoco_quietly():
+            return html.render(system.tree_replace({"opt.timestep": _theirs(self).dt}), _poses(states))
 
 
-def wrap(env: Any, *, episode_length: int = 1000) -> BraxEnvironment:
+def own(env: Any, *, episode_length: int = 1000) -> BraxEnvironment:
     """Wraps a user's instance of brax's `Env` or Playground's `MjxEnv`."""
     return BraxEnvironment(env, episode_length=episode_length)
 
@@ -169,27 +169,27 @@ def _make(
     repeat_start: bool = True,
     **overrides: Any,
 ) -> Vectorized:
-    label = f"environment '{_name(environment, named_backend)}'"
-    check_options(label, _make, {"repeat_start": repeat_start})
+    where = f"environment '{_name(environment, named_backend)}'"
+    check_options(where, _make, {"repeat_start": repeat_start})
     backend = backend or named_backend
     if backend not in _backends(environment) or named_backend not in (DEFAULT_BACKEND, backend):
-        backends = _backends(environment) if named_backend == DEFAULT_BACKEND else (named_backend,)
-        raise FdgError(f"{label}: backend={backend!r} must be one of {', '.join(backends)}")
-    check_count(label, "episode_length", episode_length)
+        known = _backends(environment) if named_backend == DEFAULT_BACKEND else (named_backend,)
+        raise FdgError(f"{where}: backend={backend!r} must be one of {', '.join(known)}")
+    check_count(where, "episode_length", episode_length)
     # Without overrides brax is not imported yet.
-    values = _check_overrides(label, environment, overrides) if overrides else {}
-    single = BraxEnvironment(environment, backend, episode_length, tuple(sorted(values.items())))
+    checked = _checked(where, environment, overrides) if overrides else {}
+    single = BraxEnvironment(environment, backend, episode_length, tuple(sorted(checked.items())))
     return vectorize(single, repeat_start)
 
 
-def _check_overrides(label: str, environment: str, overrides: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Makes overrides hashable; raises if brax's environment does not accept one."""
-    arguments = _arguments(environment)
-    check_names(label, overrides, sorted((*arguments, "backend", "episode_length", "repeat_start")))
-    values = lists_to_tuples(label, overrides)
+def _checked(where: str, environment: str, overrides: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Hashable overrides; raises if brax's environment does not accept one."""
+    known = _arguments(environment)
+    check_names(where, overrides, sorted((*known, "backend", "episode_length", "repeat_start")))
+    found = plain(where, overrides)
     parameters = inspect.signature(_registry()[environment]).parameters.values()
-    check_options(label, {parameter.name: parameter.default for parameter in parameters}, values)
-    return values
+    check_options(where, {one.name: one.default for one in parameters}, found)
+    return found
 
 
 @functools.cache
@@ -198,13 +198,13 @@ def _arguments(environment: str) -> tuple[str, ...]:
     step."""
     parameters = inspect.signature(_registry()[environment]).parameters.values()
     kinds = (bool, int, float, str, tuple)
-    names = tuple(p.name for p in parameters if isinstance(p.default, kinds) and p.name != "backend")
-    return names if environment == "fast" else (*names, "n_frames")
+    own = tuple(p.name for p in parameters if isinstance(p.default, kinds) and p.name != "backend")
+    return own if environment == "fast" else (*own, "n_frames")
 
 
 @contextlib.contextmanager
-def _relaxed() -> Iterator[None]:
-    """A context for brax's code: allows rank promotion and hides MuJoCo's deprecation warnings."""
+def _tolerance() -> Iterator[None]:
+    """For brax's own code: allows rank promotion, and hides MuJoCo's deprecation warnings."""
     with jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
@@ -221,29 +221,29 @@ def _registry() -> dict[str, Callable[..., Any]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Specs:
-    """Spaces of an environment."""
+class _Facts:
+    """Properties of an environment, known before it runs."""
 
     observation_space: ObservationSpace
     action_size: int
 
 
 @functools.cache
-def _specs(single: BraxEnvironment) -> _Specs:
-    env = _brax_env(single)
-    with _relaxed(), as_arrays(env):
+def _facts(single: BraxEnvironment) -> _Facts:
+    env = _theirs(single)
+    with _tolerance(), as_arrays(env):
         state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
-    return _Specs(_unbounded_space(state.obs), int(env.action_size))
+    return _Facts(_unbounded(state.obs), int(env.action_size))
 
 
-def _unbounded_space(observation: Any) -> ObservationSpace:
-    if isinstance(observation, Mapping):
-        return Dict({name: _unbounded_space(part) for name, part in observation.items()})
-    return Box(float("-inf"), float("inf"), tuple(observation.shape))
+def _unbounded(seen: Any) -> ObservationSpace:
+    if isinstance(seen, Mapping):
+        return Dict({name: _unbounded(part) for name, part in seen.items()})
+    return Box(float("-inf"), float("inf"), tuple(seen.shape))
 
 
 @functools.cache
-def _brax_env(single: BraxEnvironment) -> Any:
+def _theirs(single: BraxEnvironment) -> Any:
     """brax's environment, with its arrays on the host."""
     if not isinstance(single.environment, str):
         return single.environment

@@ -2,10 +2,10 @@
 
 `Craftax-Symbolic-v1`, `Craftax-Classic-Symbolic-v1`, and both as images (`Pixels`). Differences from Craftax:
 
-- Craftax has only `done`: here death or victory is a termination, and its `max_timesteps` a truncation.
+- Craftax only has `done`: here death or victory is a termination, and its `max_timesteps` a truncation.
 - Generating a world takes many times as long as a step. As with the `OptimisticResetVecEnvWrapper` of its
 baselines, 16 environments share one new world per step (`reset_ratio`; see `envs/optimistic.py`).
-- Making an environment allocates no array: the package's arrays are host literals.
+- Making an environment allocates nothing: the package's arrays are host literals.
 - Textures are made only in the requested size. Craftax makes three, the largest for people (64 pixels per
 block), and compresses all into a file: many minutes; the agent's size takes seconds.
 
@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.adapters import check_count, check_names, check_type, importing, lists_to_tuples
+from envs.adapters import check_count, check_names, importing, of_type, plain
 from envs.environment import Vectorized
 from envs.lazy_plotting import without_plotting
 from envs.literals import hold_modules, literals
@@ -31,7 +31,7 @@ from envs.optimistic import vectorize_optimistically
 from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete
 
-# Name -> (it is Classic, its observations are images).
+# Name: whether it is Classic, and whether observations are images.
 NAMES = {
     "Craftax-Symbolic-v1": (False, False),
     "Craftax-Pixels-v1": (False, True),
@@ -39,7 +39,7 @@ NAMES = {
     "Craftax-Classic-Pixels-v1": (True, True),
 }
 RESET_RATIO = 16
-_UNLIMITED_STEPS = 2**30
+_NEVER = 2**30  # steps
 
 Scalar: TypeAlias = "bool | int | float | tuple[Any, ...]"
 
@@ -57,21 +57,21 @@ class CraftaxEnvironment:
     @property
     def observation_space(self) -> Box:
         """Numbers in [0, 1]: a vector, or `[H, W, 3]`."""
-        return _specs(self).observation_space
+        return _facts(self).observation_space
 
     @property
     def action_space(self) -> Discrete:
         """17 actions in Classic, 43 in Craftax."""
-        return _specs(self).action_space
+        return _facts(self).action_space
 
     @property
     def max_episode_steps(self) -> int:
         """Craftax's `max_timesteps`."""
-        return _specs(self).max_episode_steps
+        return _facts(self).max_episode_steps
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Generates a world."""
-        env, params = _env_and_params(self)
+        env, params = _make_theirs(self)
         with relaxed_checks():
             observation, state = env.reset_env(key, params)
         return state, observation
@@ -80,18 +80,18 @@ class CraftaxEnvironment:
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Takes one step, without reset."""
-        env, params = _env_and_params(self)
+        env, params = _make_theirs(self)
         with relaxed_checks():
             # Without Craftax's time limit, `done` is death or victory; `vectorize` applies the limit.
             observation, state, reward, done, _ = env.step_env(
-                key, state, action, params.replace(max_timesteps=_UNLIMITED_STEPS)
+                key, state, action, params.replace(max_timesteps=_NEVER)
             )
         return state, observation, reward, done, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
         """Images of states, `[H, W, 3]` uint8 each, by Craftax's renderer."""
-        is_classic, _ = NAMES[self.name]
-        constants, renderer = _drawing_modules(is_classic)
+        classic, _ = NAMES[self.name]
+        constants, renderer = _drawing(classic)
         with relaxed_checks():
             draw = jax.jit(renderer.make_craftax_pixel_renderer(constants.BLOCK_PIXEL_SIZE_IMG))
             for state in states:
@@ -105,24 +105,21 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 def _make(name: str, *, reset_ratio: int = RESET_RATIO, **overrides: Any) -> Vectorized:
     # Without overrides Craftax is not imported yet.
-    values = _check_overrides(name, overrides) if overrides else {}
-    return vectorize_optimistically(CraftaxEnvironment(name, tuple(sorted(values.items()))), reset_ratio)
+    checked = _checked(name, overrides) if overrides else {}
+    return vectorize_optimistically(CraftaxEnvironment(name, tuple(sorted(checked.items()))), reset_ratio)
 
 
-def _check_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
+def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
     """The overrides, with lists as tuples; raises for unknown parameters and wrong types."""
-    defaults = {
-        **_fields(_library_env(name).default_params),
-        **_fields(_library_env(name).default_static_params()),
+    known = {**_fields(_theirs(name).default_params), **_fields(_theirs(name).default_static_params())}
+    where = f"environment '{name}'"
+    check_names(where, overrides, sorted((*known, "reset_ratio")))
+    checked = {
+        field: of_type(where, field, value, type(known[field]))
+        for field, value in plain(where, overrides).items()
     }
-    label = f"environment '{name}'"
-    check_names(label, overrides, sorted((*defaults, "reset_ratio")))
-    values = {
-        field: check_type(label, field, value, type(defaults[field]))
-        for field, value in lists_to_tuples(label, overrides).items()
-    }
-    check_count(label, "max_timesteps", values.get("max_timesteps", 1))
-    return values
+    check_count(where, "max_timesteps", checked.get("max_timesteps", 1))
+    return checked
 
 
 def _fields(params: Any) -> dict[str, Any]:
@@ -135,8 +132,8 @@ def _contains_none(value: Any) -> bool:
     return value is None or (isinstance(value, tuple) and None in value)
 
 
-def _package(is_classic: bool) -> str:
-    return "craftax.craftax_classic" if is_classic else "craftax.craftax"
+def _package(classic: bool) -> str:
+    return "craftax.craftax_classic" if classic else "craftax.craftax"
 
 
 class _Textures(dict[int, Any]):
@@ -153,10 +150,10 @@ class _Textures(dict[int, Any]):
 
 
 @functools.cache
-def _drawing_modules(is_classic: bool) -> tuple[Any, Any]:
-    """Craftax's modules `constants` and `renderer`, which draw with `_Textures`."""
+def _drawing(classic: bool) -> tuple[Any, Any]:
+    """Craftax's modules `constants` and `renderer`, drawing with `_Textures`."""
     constants, renderer = (
-        importlib.import_module(f"{_package(is_classic)}.{module}") for module in ("constants", "renderer")
+        importlib.import_module(f"{_package(classic)}.{module}") for module in ("constants", "renderer")
     )
     textures = _Textures(constants.load_all_textures_given_size)
     for module in (constants, renderer):
@@ -165,34 +162,34 @@ def _drawing_modules(is_classic: bool) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _library_env(name: str, static_overrides: tuple[tuple[str, Scalar], ...] = ()) -> Any:
+def _theirs(name: str, static: tuple[tuple[str, Scalar], ...] = ()) -> Any:
     """Craftax's environment without auto-reset; imports Craftax, possibly during tracing."""
-    is_classic, is_pixels = NAMES[name]
-    kind = "Pixels" if is_pixels else "Symbolic"
+    classic, pixels = NAMES[name]
+    kind = "Pixels" if pixels else "Symbolic"
     with importing(f"environment '{name}' needs", "Craftax", "craftax"), without_plotting():
-        module = importlib.import_module(f"{_package(is_classic)}.envs.craftax_{kind.lower()}_env")
+        module = importlib.import_module(f"{_package(classic)}.envs.craftax_{kind.lower()}_env")
         hold_modules("craftax")
-        if is_pixels:
-            _drawing_modules(is_classic)
-    env = getattr(module, f"Craftax{'Classic' if is_classic else ''}{kind}EnvNoAutoReset")
+        if pixels:
+            _drawing(classic)
+    env = getattr(module, f"Craftax{'Classic' if classic else ''}{kind}EnvNoAutoReset")
     with jax.ensure_compile_time_eval():
-        params = env.default_static_params().replace(**dict(static_overrides))
+        params = env.default_static_params().replace(**dict(static))
         return env(params)
 
 
-def _env_and_params(single: CraftaxEnvironment) -> tuple[Any, Any]:
+def _make_theirs(single: CraftaxEnvironment) -> tuple[Any, Any]:
     """Craftax's environment and its parameters."""
     overrides = dict(single.overrides)
-    static_fields = _fields(_library_env(single.name).default_static_params())
-    env = _library_env(single.name, tuple(item for item in single.overrides if item[0] in static_fields))
+    static = _fields(_theirs(single.name).default_static_params())
+    env = _theirs(single.name, tuple(item for item in single.overrides if item[0] in static))
     return env, env.default_params.replace(
-        **{name: value for name, value in overrides.items() if name not in static_fields}
+        **{name: value for name, value in overrides.items() if name not in static}
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Specs:
-    """Spaces and time limit of an environment."""
+class _Facts:
+    """Properties of an environment, known before it runs."""
 
     observation_space: Box
     action_space: Discrete
@@ -200,9 +197,9 @@ class _Specs:
 
 
 @functools.cache
-def _specs(single: CraftaxEnvironment) -> _Specs:
-    env, params = _env_and_params(single)
+def _facts(single: CraftaxEnvironment) -> _Facts:
+    env, params = _make_theirs(single)
     with jax.ensure_compile_time_eval():
         shape = tuple(env.observation_space(params).shape)
         actions = int(env.action_space(params).n)
-    return _Specs(Box(0.0, 1.0, shape), Discrete(actions), int(params.max_timesteps))
+    return _Facts(Box(0.0, 1.0, shape), Discrete(actions), int(params.max_timesteps))

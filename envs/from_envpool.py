@@ -5,13 +5,13 @@ EnvPool:
 
 - EnvPool resets an instance in the step after its last one, and ignores that step's action. Here finished
 instances are reset within the same call, so every action counts.
-- Observations are converted as in `gymnasium_spaces` (EnvPool's MuJoCo has float64, its Atari channels
-first), and composite ones and action masks as in `gymnasium_parts`.
-- EnvPool fixes seeds when it makes instances, so each `reset` makes new instances.
-- EnvPool starts one thread per core; waiting threads spin and starve the acting program. Here one core stays
-free; `num_threads` overrides this.
+- Observations are as in `gymnasium_spaces`: EnvPool's MuJoCo uses float64, its Atari has channels first;
+parts are as in `gymnasium_parts`, masks included.
+- EnvPool fixes seeds when it makes instances: each `reset` with new keys makes new ones.
+- EnvPool starts a thread per core, which spin while they wait and starve the program that acts. Here one core
+is left free; `num_threads` overrides this.
 
-As in EnvPool: an episode that ends exactly at its time limit is truncated, also in a terminal state;
+Unchanged: an episode that ends exactly at its time limit is truncated, also in a terminal state;
 `reward_clip` and similar options also change the episode's return.
 """
 
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from envs import gymnasium_parts, gymnasium_spaces
-from envs.deadline import TimedThread
+from envs.deadline import Deadline
 from envs.environment import named_info
 from envs.families import family
 from envs.host import HostEnvironment, make_from
@@ -39,7 +39,7 @@ from fdg.errors import FdgError, HostError, listed, one_line, raised, unknown_na
 PREFIX = "envpool:"
 
 # Options that the pool sets, or that do not apply to single-agent environments.
-_RESERVED = {
+_OURS = {
     "num_envs",
     "batch_size",
     "seed",
@@ -61,23 +61,23 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     Raises:
       FdgError: EnvPool is not installed, or has no such environment or option; suggests the nearest.
     """
-    env_names = _envpool().list_all_envs()
-    if name not in env_names:
-        raise unknown_name("environment of EnvPool", name, env_names)
+    known = _envpool().list_all_envs()
+    if name not in known:
+        raise unknown_name("environment of EnvPool", name, known)
     info = named_info(overrides.pop("info", ()))
     return make_from(lambda options: EnvPoolSource(PREFIX + name, options, info), overrides)
 
 
-def installed_names() -> tuple[str, ...]:
+def known() -> tuple[str, ...]:
     """All names of EnvPool; empty if it is not installed."""
     return () if importlib.util.find_spec("envpool") is None else tuple(_envpool().list_all_envs())
 
 
-def side_effects(name: str) -> str | None:
+def beyond(name: str) -> str | None:
     """Describes what an environment does outside this process (only ViZDoom's), or None; `name` has the
     prefix."""
-    spec = _envpool().registration.registry.specs.get(name.removeprefix(PREFIX), ("",))
-    is_vizdoom = "vizdoom" in spec[0]
+    found = _envpool().registration.registry.specs.get(name.removeprefix(PREFIX), ("",))
+    is_vizdoom = "vizdoom" in found[0]
     return "starts ViZDoom, which writes into the current folder" if is_vizdoom else None
 
 
@@ -92,19 +92,19 @@ class EnvPoolSource(gymnasium_parts.LibrarySource):
     def __post_init__(self) -> None:
         if not self.options:
             return
-        config = _make_spec(self.name).config
+        config = _spec(self.name).config
         check_options(f"environment '{self.name}'", config._asdict(), dict(self.options))
-        accepted = set(config._fields) - _RESERVED
+        known = set(config._fields) - _OURS
         for option, _ in self.options:
-            if option not in accepted:
+            if option not in known:
                 raise unknown_name(
-                    f"parameter of environment '{self.name}'", option, accepted | HostEnvironment.FIELDS
+                    f"parameter of environment '{self.name}'", option, known | HostEnvironment.FIELDS
                 )
 
     @property
     def facts(self) -> gymnasium_spaces.Facts:
         """EnvPool's specification."""
-        return _spaces(self)
+        return _facts(self)
 
     def within(self, cores: int) -> "EnvPoolSource":
         """The same source with at most this many threads, unless `num_threads` is given."""
@@ -117,27 +117,27 @@ class EnvPoolSource(gymnasium_parts.LibrarySource):
 
 
 class EnvPoolPool:
-    """A `pools.Pool` whose instances run on EnvPool's threads and are recreated together."""
+    """A `pools.Pool` of EnvPool's threads, which are replaced together."""
 
     def __init__(self, source: EnvPoolSource, size: int):
         self._source, self._size = source, size
-        self._action_space = source.facts.library_action_space
+        self._acting = source.facts.library_action_space
         self._env: Any = None
-        self._thread = TimedThread()
+        self._thread = Deadline()
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
         """Recreates all instances; `rows` always includes all."""
         self._abandon()
 
-        def start() -> tuple[Any, np.ndarray]:
-            options = {"num_threads": num_threads(self._size), **dict(self._source.options)}
-            _make_vizdoom_folder(self._source.name)
-            with _without_precision_warnings():
+        def begin() -> tuple[Any, np.ndarray]:
+            options = {"num_threads": threads_for(self._size), **dict(self._source.options)}
+            _make_room(self._source.name)
+            with _quiet():
                 env = _make(self._source.name, num_envs=self._size, seed=seeds.tolist(), **options)
                 return env, self._source.encoded(env.reset()[0])
 
         try:
-            self._env, observation = self._thread.call(start, timeout)
+            self._env, observation = self._thread.call(begin, timeout)
         except TimeoutError:
             raise HostError(
                 f"environment '{self._source.name}': EnvPool has not started {self._size} instances in"
@@ -152,15 +152,15 @@ class EnvPoolPool:
 
     def send(self, action: np.ndarray, timeout: float) -> None:
         """Makes the thread start a step."""
-        env, action = self._env, gymnasium_spaces.decode(self._action_space, action)
-        self._thread.submit(lambda: self._step(env, action))
+        env, action = self._env, gymnasium_spaces.decode(self._acting, action)
+        self._thread.begin(lambda: self._step(env, action))
 
     def ready(self) -> bool:
         """True if the step has finished."""
         return self._thread.ready()
 
     def recv(self, timeout: float) -> Transition:
-        """Waits for the running step and returns its result."""
+        """The result of the running step."""
         try:
             return self._thread.finish(timeout)
         except TimeoutError:
@@ -176,38 +176,35 @@ class EnvPoolPool:
 
     def _abandon(self) -> None:
         self.close()
-        self._thread = TimedThread()
+        self._thread = Deadline()
 
     def _step(self, env: Any, action: np.ndarray) -> Transition:
-        library_observation, reward, terminated, truncated, said = env.step(action)
-        final_observation = self._source.encoded(library_observation)
+        observed, reward, terminated, truncated, said = env.step(action)
+        final_observation = self._source.encoded(observed)
         observation = final_observation
-        done_rows = np.flatnonzero(terminated | truncated).astype(np.int32)
-        if len(done_rows):
+        ended = np.flatnonzero(terminated | truncated).astype(np.int32)
+        if len(ended):
             observation = final_observation.copy()
-            library_observation, reset_info = env.reset(done_rows)
-            observation[reset_info["env_id"]] = self._source.encoded(library_observation)
+            observed, info = env.reset(ended)
+            observation[info["env_id"]] = self._source.encoded(observed)
         return Transition(
             observation,
             np.array(reward, np.float32),
             np.array(terminated),
             np.array(truncated),
             final_observation,
-            tuple(self._info_values(name, said) for name in self._source.info),
+            tuple(self._reported(name, said) for name in self._source.info),
         )
 
-    def _info_values(self, name: str, info: Any) -> np.ndarray:
-        values = np.array(info[name], np.float32) if name in info else np.empty(0)
+    def _reported(self, name: str, said: Any) -> np.ndarray:
+        values = np.array(said[name], np.float32) if name in said else np.empty(0)
         if values.shape != (self._size,):
-            available = [key for key, value in info.items() if np.shape(value) == (self._size,)]
-            raise HostError(
-                f"its info has no array '{name}' with a number per instance; it has"
-                f" {listed(available, 'and')}"
-            )
+            there = [key for key, each in said.items() if np.shape(each) == (self._size,)]
+            raise HostError(f"its info has no numbers '{name}' of episodes, but {listed(there, 'and')}")
         return values
 
 
-def _make_vizdoom_folder(name: str) -> None:
+def _make_room(name: str) -> None:
     """Makes the folder that every instance of ViZDoom would make in the working directory.
 
     If two make it at once, or it cannot be made, ViZDoom ends the whole process with a segmentation fault.
@@ -215,56 +212,54 @@ def _make_vizdoom_folder(name: str) -> None:
     Raises:
       HostError: it cannot be made.
     """
-    if side_effects(name) is None:
+    if beyond(name) is None:
         return
     try:
         os.makedirs("_vizdoom", exist_ok=True)
-        with tempfile.TemporaryFile(dir="."):  # ViZDoom also writes its settings here
+        with tempfile.TemporaryFile(dir="."):  # and its settings
             pass
     except OSError as error:
         raise HostError(
-            f"environment '{name}': ViZDoom must write into the current folder, which failed"
-            f" ({os.path.abspath(error.filename or '.')}: {error.strerror}): start in a writable folder"
+            f"environment '{name}': ViZDoom writes into the folder that it is started in, and cannot"
+            f" ({os.path.abspath(error.filename or '.')}: {error.strerror}): start it in another one"
         ) from error
 
 
-def num_threads(size: int) -> int:
+def threads_for(size: int) -> int:
     """The number of threads for `size` instances: at most all cores but one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(size, max(1, cores - 1))
 
 
 @functools.cache
-def _spaces(source: EnvPoolSource) -> gymnasium_spaces.Facts:
-    spec = _make_spec(source.name, **dict(source.options))
-    with _without_precision_warnings():
-        observation_space, action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
+def _facts(source: EnvPoolSource) -> gymnasium_spaces.Facts:
+    spec = _spec(source.name, **dict(source.options))
+    with _quiet():
+        observed, acting = spec.gymnasium_observation_space, spec.gymnasium_action_space
     limit = getattr(spec.config, "max_episode_steps", 0)
-    return gymnasium_spaces.facts(
-        source.name, observation_space, action_space, limit if 0 < limit < _NO_LIMIT else None
-    )
+    return gymnasium_spaces.facts(source.name, observed, acting, limit if 0 < limit < _NO_LIMIT else None)
 
 
 @contextlib.contextmanager
-def _without_precision_warnings() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Suppresses Gymnasium's warnings about the precision of EnvPool's bounds."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)
         yield
 
 
-def _make_spec(name: str, **options: Any) -> Any:
+def _spec(name: str, **options: Any) -> Any:
     """EnvPool's specification, without starting the environment."""
     try:
         spec = _envpool().make_spec(name.removeprefix(PREFIX), **options)
     except ImportError as error:  # some families need libraries of the system
         raise FdgError(f"environment '{name}' cannot be loaded: {one_line(error)}") from error
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        options_text = "".join(f" with {option}={value!r}" for option, value in options.items())
-        raise FdgError(f"environment '{name}'{options_text} cannot be made: {one_line(error)}") from error
+        given = "".join(f" with {option}={value!r}" for option, value in options.items())
+        raise FdgError(f"environment '{name}'{given} cannot be made: {one_line(error)}") from error
     players = getattr(spec.config, "max_num_players", 1)
     if players != 1:
-        raise FdgError(f"environment '{name}' has {players} players: use an environment for a single player")
+        raise FdgError(f"environment '{name}' has {players} players: use one for a single player")
     return spec
 
 

@@ -32,7 +32,7 @@ import numpy as np
 from envs import gymnasium_frames, gymnasium_parts, gymnasium_spaces
 from envs.adapters import check_count
 from envs.environment import named_info
-from envs.gymnasium_worker import make_env
+from envs.gymnasium_worker import made
 from envs.host import HostEnvironment, make_from
 from envs.pools import Failure, Transition
 from envs.rendering import Episode
@@ -61,7 +61,7 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     check_count(f"environment '{PREFIX}{name}'", "workers", 1 if workers is None else workers)
     info = named_info(overrides.pop("info", ()))
     env = make_from(lambda options: GymnasiumSource(PREFIX + name, options, workers, info), overrides)
-    _spaces(env.name, env.source.options)  # raises if it cannot be made
+    _facts(env.name, env.source.options)  # raises if it cannot be made
     return env
 
 
@@ -77,7 +77,7 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
     @property
     def facts(self) -> gymnasium_spaces.Facts:
         """The specification of one instance, made in this process."""
-        return _spaces(self.name, self.options)
+        return _facts(self.name, self.options)
 
     def record(
         self,
@@ -100,30 +100,28 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
 
 
 class WorkerPool:
-    """A `pools.Pool` of processes; each steps a share of the instances, which restart together."""
+    """A `pools.Pool` of processes, each with a share of the instances, which are replaced together."""
 
     def __init__(self, source: GymnasiumSource, size: int):
         self._source, self._size = source, size
-        self._action_space = source.facts.library_action_space
+        self._acting = source.facts.library_action_space
         count = min(size, source.workers or os.cpu_count() or 1)
         self._shares = np.array_split(np.arange(size), count)
         self._workers: list[_Worker | None] = [None] * count
-        self._pending: dict[Any, int] = {}  # connection -> worker, for the step's requests
+        self._sent: dict[Any, int] = {}  # the requests of a step, from `_ask`
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
         """Restarts the workers of the instances `rows`."""
-        restarted = [i for i, share in enumerate(self._shares) if np.isin(share, rows).any()]
-        for i in restarted:
-            self._kill_worker(i)
+        anew = [i for i, share in enumerate(self._shares) if np.isin(share, rows).any()]
+        for i in anew:
+            self._end(i)
             self._workers[i] = _Worker()
         name, options = self._source.name.removeprefix(PREFIX), dict(self._source.options)
-        requests = {
-            i: ("reset", (name, options, seeds[np.isin(rows, self._shares[i])].tolist())) for i in restarted
-        }
-        replies = self._receive_replies(self._send_requests(requests), timeout)
+        asked = {i: ("reset", (name, options, seeds[np.isin(rows, self._shares[i])].tolist())) for i in anew}
+        replies = self._replies(self._ask(asked), timeout)
         for ok, reply in replies.values():
             if not ok:
-                raise HostError(f"environment '{self._source.name}': failed to start: {reply}")
+                raise HostError(f"environment '{self._source.name}': at its start, {reply}")
         return np.concatenate([self._source.encoded(reply) for _, reply in replies.values()])
 
     def step(self, action: np.ndarray, timeout: float) -> Transition:
@@ -133,87 +131,79 @@ class WorkerPool:
 
     def send(self, action: np.ndarray, timeout: float) -> None:
         """Makes every worker start a step."""
-        actions = gymnasium_spaces.decode(self._action_space, action)
-        requests = {
+        actions = gymnasium_spaces.decode(self._acting, action)
+        asked = {
             i: ("step", ([gymnasium_spaces.rows(actions, row) for row in share], self._source.info))
             for i, share in enumerate(self._shares)
         }
-        self._pending = self._send_requests(requests)
+        self._sent = self._ask(asked)
 
     def ready(self) -> bool:
         """True if all workers have replied."""
-        return len(wait(list(self._pending), 0)) == len(self._pending)
+        return len(wait(list(self._sent), 0)) == len(self._sent)
 
     def recv(self, timeout: float) -> Transition:
-        """Waits for the running step and returns its result."""
-        transition = Transition.empty(self._size, self._source.wire_space, len(self._source.info))
+        """The result of the running step."""
+        made = Transition.empty(self._size, self._source.wire_space, len(self._source.info))
         failures = []
-        for i, (ok, reply) in self._receive_replies(self._pending, timeout).items():
+        for i, (ok, reply) in self._replies(self._sent, timeout).items():
             rows = self._shares[i]
             if not ok:
                 failures.append(Failure(rows, reply))
                 continue
-            observation, final_observation, (reward, terminated, truncated, *info) = reply
-            for array, values in zip(transition.info, info, strict=True):
-                array[rows] = values
-            transition.observation[rows] = encoded = self._source.encoded(observation)
-            transition.final_observation[rows] = (
-                encoded if final_observation is None else self._source.encoded(final_observation)
-            )
-            transition.reward[rows], transition.terminated[rows], transition.truncated[rows] = (
-                reward,
-                terminated,
-                truncated,
-            )
-        return transition._replace(failures=failures)
+            after, before, (reward, terminated, truncated, *info) = reply
+            for each, values in zip(made.info, info, strict=True):
+                each[rows] = values
+            made.observation[rows] = encoded = self._source.encoded(after)
+            made.final_observation[rows] = encoded if before is None else self._source.encoded(before)
+            made.reward[rows], made.terminated[rows], made.truncated[rows] = reward, terminated, truncated
+        return made._replace(failures=failures)
 
     def close(self) -> None:
         """Kills the workers."""
         for i in range(len(self._workers)):
-            self._kill_worker(i)
+            self._end(i)
 
-    def _kill_worker(self, i: int) -> None:
+    def _end(self, i: int) -> None:
         worker, self._workers[i] = self._workers[i], None
         if worker is not None:
             worker.kill()
 
-    def _send_requests(self, requests: dict[int, Any]) -> dict[Any, int]:
+    def _ask(self, questions: dict[int, Any]) -> dict[Any, int]:
         """Sends a request to workers; returns them by connection."""
         waiting: dict[Any, int] = {}
-        for i, request in requests.items():
+        for i, question in questions.items():
             worker = self._workers[i]
             assert worker is not None
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the reply will report it
-                worker.connection.send(request)
+                worker.connection.send(question)
             waiting[worker.connection] = i
         return waiting
 
-    def _receive_replies(self, pending: dict[Any, int], timeout: float) -> dict[int, tuple[bool, Any]]:
-        """The replies by worker, in the order of the requests."""
-        deadline = time.monotonic() + timeout
+    def _replies(self, asked: dict[Any, int], timeout: float) -> dict[int, tuple[bool, Any]]:
+        """The replies of the workers, in order."""
+        end = time.monotonic() + timeout
         replies: dict[int, tuple[bool, Any]] = {}
-        waiting = dict(pending)
+        waiting = dict(asked)
         while waiting:
-            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            ready = wait(list(waiting), max(0.0, end - time.monotonic()))
             for connection in ready or list(waiting):
                 i = waiting.pop(connection)
-                replies[i] = self._receive_reply(i, timeout if not ready else None)
-        return {i: replies[i] for i in pending.values()}
+                replies[i] = self._reply(i, timeout if not ready else None)
+        return {i: replies[i] for i in asked.values()}
 
-    def _receive_reply(self, i: int, timeout: float | None) -> tuple[bool, Any]:
-        """`(True, reply)` of a worker, or `(False, how it failed)`; a `timeout` means that it did not reply
-        in it.
-        """
+    def _reply(self, i: int, timeout: float | None) -> tuple[bool, Any]:
+        """A worker's reply, or how it failed; `timeout` if it did not reply in time."""
         worker = self._workers[i]
         assert worker is not None
-        label = f"worker {i} (process {worker.process.pid})"
+        what = f"worker {i} (process {worker.process.pid})"
         if timeout is not None:
-            return False, f"{label} was not done in {timeout:g} s"
+            return False, f"{what} was not done in {timeout:g} s"
         try:
             ok, reply = worker.connection.recv()
         except (EOFError, ConnectionResetError):
-            return False, f"{label} {worker.describe_exit()}"
-        return ok, reply if ok else f"{label}: {reply}"
+            return False, f"{what} {worker.epitaph()}"
+        return ok, reply if ok else f"{what}: {reply}"
 
 
 class _Worker:
@@ -223,49 +213,48 @@ class _Worker:
     """
 
     def __init__(self) -> None:
-        self.connection, child_connection = multiprocessing.Pipe()
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as the process
+        self.connection, other = multiprocessing.Pipe()
+        self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as the process
         path = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self.process = subprocess.Popen(
-            # -P: no imports from the worker's folder
-            [sys.executable, "-P", str(_WORKER), str(child_connection.fileno())],
-            pass_fds=[child_connection.fileno()],
+            [sys.executable, "-P", str(_WORKER), str(other.fileno())],  # -P: no imports from its folder
+            pass_fds=[other.fileno()],
             stdin=subprocess.DEVNULL,
-            stderr=self._stderr,
+            stderr=self._last_words,
             env={**os.environ, "PYTHONPATH": path},
         )
-        child_connection.close()
+        other.close()
 
-    def describe_exit(self) -> str:
+    def epitaph(self) -> str:
         """How the process ended, and the last line that it printed."""
         try:
             code = self.process.wait(5)
         except subprocess.TimeoutExpired:
             return "closed its connection"
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode(errors="replace").split("\n")
-        last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        ending = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
-        return f"{ending}, its last output: {last_line}" if last_line else ending
+        self._last_words.seek(0)
+        lines = self._last_words.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+        return f"{how}, saying: {last}" if last else how
 
     def kill(self) -> None:
         """Ends the process."""
         self.process.kill()
         self.process.wait()
         self.connection.close()
-        self._stderr.close()
+        self._last_words.close()
 
 
-# Extras of Gymnasium -> extras of fdg.
+# Our names for the extras of Gymnasium that its environments need.
 _EXTRAS = {"gymnasium[box2d]": "box2d", "gymnasium[mujoco]": "gymnasium"}
 
 
-def _missing_extra(message: str) -> str | None:
-    """The extra of fdg for Gymnasium's missing dependency; None without one."""
-    return next((extra for requirement, extra in _EXTRAS.items() if requirement in message), None)
+def _extra_for(said: str) -> str | None:
+    """Our extra for Gymnasium's missing dependency; None if there is none."""
+    return next((ours for theirs, ours in _EXTRAS.items() if theirs in said), None)
 
 
-def registered_names() -> tuple[str, ...]:
+def known() -> tuple[str, ...]:
     """All names registered with Gymnasium; empty if it is not installed."""
     if importlib.util.find_spec("gymnasium") is None:
         return ()
@@ -275,7 +264,7 @@ def registered_names() -> tuple[str, ...]:
 
 
 @functools.cache
-def _spaces(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.Facts:
+def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.Facts:
     if importlib.util.find_spec("gymnasium") is None:
         raise FdgError(f"'{PREFIX}...' needs Gymnasium, which is not installed: pip install 'fdg[gymnasium]'")
     import gymnasium
@@ -284,26 +273,18 @@ def _spaces(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # SWIG's types (Box2D) warn when made
-            env = make_env(name.removeprefix(PREFIX), **dict(options))
+            env = made(name.removeprefix(PREFIX), **dict(options))
     except Exception as error:  # the environment's constructor may raise anything
-        if isinstance(error, gymnasium.error.DependencyNotInstalled) and (
-            extra := _missing_extra(str(error))
-        ):
+        if isinstance(error, gymnasium.error.DependencyNotInstalled) and (extra := _extra_for(str(error))):
             raise FdgError(
                 f"'{name}' needs packages that are not installed: pip install 'fdg[{extra}]'"
             ) from error
-        options_text = f" with {', '.join(f'{k}={v!r}' for k, v in options)}" if options else ""
-        library_name = name.removeprefix(PREFIX)
-        is_unregistered = isinstance(error, gymnasium.error.UnregisteredEnv) and ":" not in library_name
-        suggestions = "".join(
-            f"write {PREFIX}{candidate}; " for candidate in nearest(library_name, gymnasium.registry, count=1)
-        )
-        fix = (
-            f": {suggestions}if a module registers it, write {PREFIX}MODULE:{library_name}"
-            if is_unregistered
-            else ""
-        )
-        raise FdgError(f"environment '{name}'{options_text} cannot be made: {raised(error)}{fix}") from error
+        given = f" with {', '.join(f'{k}={v!r}' for k, v in options)}" if options else ""
+        bare = name.removeprefix(PREFIX)
+        unknown = isinstance(error, gymnasium.error.UnregisteredEnv) and ":" not in bare
+        near = "".join(f"write {PREFIX}{one}; " for one in nearest(bare, gymnasium.registry, count=1))
+        where = f": {near}if a module registers it, write {PREFIX}MODULE:{bare}" if unknown else ""
+        raise FdgError(f"environment '{name}'{given} cannot be made: {raised(error)}{where}") from error
     try:
         check_options(f"environment '{name}'", type(env.unwrapped), dict(options))
         limit = getattr(env.spec, "max_episode_steps", None)

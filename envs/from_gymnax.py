@@ -5,12 +5,12 @@ Differences from gymnax:
 - Observations are float32 arrays; the discrete one (FrozenLake) is one-hot, `[n] float32`.
 - gymnax's `step` includes a reset, so `step_env` and `reset_env` are called, and `vectorize` resets.
 - `terminated` is what `step_env` returns, `truncated` is gymnax's time limit, `max_steps_in_episode`.
-- Making an environment allocates no array. gymnax allocates arrays when it is imported and in its
+- Making an environment allocates nothing. gymnax allocates arrays when it is imported and in its
 constructors: it is imported on first use, and its constants are NumPy arrays that become literals of a
 program.
 
-As in gymnax: MountainCarContinuous keeps its velocity at the left wall, where gymnasium stops the car (the
-other classic-control dynamics agree, tested); MemoryChain's observation lags one step behind its state;
+Unchanged: MountainCarContinuous keeps its velocity at the left wall, where gymnasium stops the car (the other
+classic-control dynamics agree, tested); MemoryChain's observation lags one step behind its state;
 SimpleBandit samples new arms every episode, so no arm is best; CartPole's `total_mass` and `polemass_length`
 do not follow overrides of masses and length.
 
@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs import composite, gymnax_frames
-from envs.adapters import accepting, check_count, check_names, check_type, lists_to_tuples
+from envs.adapters import accepting, check_count, check_names, of_type, plain
 from envs.composite import ObservationSpace
 from envs.environment import Vectorized, vectorize
 from envs.lazy_plotting import without_plotting
@@ -88,49 +88,49 @@ class GymnaxEnvironment:
 
     name: str
     overrides: tuple[tuple[str, Scalar], ...] = ()
-    gymnax_env: Any = None  # a gymnax environment object that gymnax does not register
+    theirs: Any = None  # the environment itself, if gymnax does not register it
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """A float32 `Box`, or an `envs.Dict` or `envs.Tuple` of parts."""
-        return _specs(self).observation_space
+        """A float32 `Box`, or parts."""
+        return _facts(self).observation_space
 
     @property
     def action_space(self) -> Space:
         """`Discrete`, or a bounded float32 `Box`."""
-        return _specs(self).action_space
+        return _facts(self).action_space
 
     @property
     def max_episode_steps(self) -> int:
         """gymnax's `max_steps_in_episode`."""
-        return _specs(self).max_episode_steps
+        return _facts(self).max_episode_steps
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts an episode."""
-        env, params = _env_and_params(self)
-        with jax.numpy_rank_promotion("allow"), as_arrays(env):  # gymnax mixes ranks
+        env, params = _theirs(self)
+        with jax.numpy_rank_promotion("allow"), as_arrays(env):  # gymnax needs it
             observation, state = env.reset_env(key, params)
-        return state, self._encode(observation)
+        return state, self._deliver(observation)
 
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Takes one step, without reset."""
-        env, params = _env_and_params(self)
+        env, params = _theirs(self)
         with jax.numpy_rank_promotion("allow"), as_arrays(env):
             observation, state, reward, terminated, _ = env.step_env(key, state, action, params)
             truncated = env.is_truncated(state, params)
-        return state, self._encode(observation), reward, terminated, truncated
+        return state, self._deliver(observation), reward, terminated, truncated
 
     def frames(self, states: Sequence[Any]) -> Any:
         """Images of states, `[H, W, 3]` uint8 each, by gymnax's renderer; None if it has none."""
-        env, params = _env_and_params(self)
+        env, params = _theirs(self)
         with jax.numpy_rank_promotion("allow"), as_arrays(env):
             return gymnax_frames.frames(self.name, env, params, states)
 
-    def _encode(self, observation: jax.Array) -> jax.Array:
-        num_categories = _specs(self).one_hot
-        return observation if num_categories is None else jax.nn.one_hot(observation, num_categories)
+    def _deliver(self, observation: jax.Array) -> jax.Array:
+        discrete = _facts(self).one_hot
+        return observation if discrete is None else jax.nn.one_hot(observation, discrete)
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
@@ -138,68 +138,68 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
     return {name: functools.partial(_make, name) for name in NAMES}
 
 
-def wrap(env: Any, **parameters: Any) -> GymnaxEnvironment:
+def own(env: Any, **parameters: Any) -> GymnaxEnvironment:
     """Wraps a user's gymnax `Environment`; `parameters` are fields of its `EnvParams`."""
-    defaults = {
+    known = {
         field.name: getattr(env.default_params, field.name)
         for field in dataclasses.fields(env.default_params)
     }
-    check_names(f"environment '{env.name}'", parameters, sorted(defaults))
-    values = {k: float(v) if isinstance(defaults[k], float) else v for k, v in parameters.items()}
-    return GymnaxEnvironment(env.name, tuple(sorted(values.items())), env)
+    check_names(f"environment '{env.name}'", parameters, sorted(known))
+    given = {k: float(v) if isinstance(known[k], float) else v for k, v in parameters.items()}
+    return GymnaxEnvironment(env.name, tuple(sorted(given.items())), env)
 
 
 def _make(name: str, **overrides: Any) -> Vectorized:
     # Without overrides gymnax is not imported yet.
-    values = _check_overrides(name, overrides) if overrides else {}
-    return vectorize(GymnaxEnvironment(name, tuple(sorted(values.items()))))
+    checked = _checked(name, overrides) if overrides else {}
+    return vectorize(GymnaxEnvironment(name, tuple(sorted(checked.items()))))
 
 
-def _check_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
-    """Converts overrides to gymnax's types; raises if they do not fit."""
+def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
+    """The overrides in gymnax's types; raises if they do not fit."""
     factory = _registry()[name]
     parameters = {
-        # Fields without a default are arrays, and a tuple overrides them.
+        # Arrays have a default_factory, and are overridden by a tuple.
         field.name: () if field.default is dataclasses.MISSING else field.default
         for field in dataclasses.fields(sys.modules[factory.__module__].EnvParams)
     }
     arguments = _constructor_arguments(factory)
-    label = f"environment '{name}'"
-    check_names(label, overrides, sorted((*parameters, *arguments)))
-    values = lists_to_tuples(label, overrides)
-    for field, value in values.items():
+    where = f"environment '{name}'"
+    check_names(where, overrides, sorted((*parameters, *arguments)))
+    checked = plain(where, overrides)
+    for field, value in checked.items():
         if field in parameters:
             # JAX does not mix integers and floats everywhere (BernoulliBandit's limit is a float).
-            values[field] = check_type(label, field, value, type(parameters[field]))
+            checked[field] = of_type(where, field, value, type(parameters[field]))
         if field == "max_steps_in_episode":
-            check_count(label, field, value)
-    _check_memory(name, {field: value for field, value in values.items() if field in arguments})
-    return values
+            check_count(where, field, value)
+    _check_memory(name, {field: value for field, value in checked.items() if field in arguments})
+    return checked
 
 
 def _check_memory(name: str, arguments: dict[str, Scalar]) -> None:
-    """Raises for arrays beyond a quarter of the memory: XLA aborts the process if an allocation fails."""
+    """Refuses sizes beyond this machine's memory: XLA ends the process if an allocation fails."""
 
     def arrays() -> list[jax.Array]:
         return [x for x in vars(_registry()[name](**arguments)).values() if isinstance(x, jax.Array)]
 
     try:
         size = sum(x.size * x.dtype.itemsize for x in jax.eval_shape(arrays))
-    except Exception:  # it needs concrete values, or raises; `_construct` reports that
+    except Exception:  # the constructor needs numbers or refuses; making it raises the error
         return
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory // 4:  # constructing takes temporary arrays of the same size
-        sizes = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
+    if size > memory // 4:  # JAX computes them from arrays of equal size
+        given = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
         raise FdgError(
-            f"environment '{name}': {sizes} makes arrays of {size / 1e9:.0f} GB, but this machine has"
+            f"environment '{name}': {given} makes arrays of {size / 1e9:.0f} GB, and this machine has"
             f" {memory / 1e9:.0f} GB: use smaller numbers"
         )
 
 
 def _constructor_arguments(factory: Callable[..., Any]) -> tuple[str, ...]:
     parameters = inspect.signature(factory).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(parameter.name for parameter in parameters if parameter.kind in named)
 
 
 @functools.cache
@@ -208,14 +208,14 @@ def _registry() -> dict[str, Callable[..., Any]]:
     with jax.ensure_compile_time_eval(), without_plotting():
         from gymnax import registration
         from gymnax.environments.misc import frozen_lake
-    # The only device array at module level in gymnax; it would stay allocated.
+    # The only array in gymnax's modules; otherwise it would stay allocated.
     frozen_lake._DIRECTIONS = literals(frozen_lake._DIRECTIONS)
     return dict(registration._builtins)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Specs:
-    """Spaces and time limit of an environment."""
+class _Facts:
+    """Properties of an environment, known before it runs."""
 
     observation_space: ObservationSpace
     action_space: Space
@@ -224,8 +224,8 @@ class _Specs:
 
 
 @functools.cache
-def _specs(single: GymnaxEnvironment) -> _Specs:
-    env, params = _env_and_params(single)
+def _facts(single: GymnaxEnvironment) -> _Facts:
+    env, params = _theirs(single)
     with jax.ensure_compile_time_eval(), as_arrays(env):
         observation_space = env.observation_space(params)
         action_space = _space(env.action_space(params))
@@ -237,16 +237,16 @@ def _specs(single: GymnaxEnvironment) -> _Specs:
         space = Box(float("-inf"), float("inf"), tuple(observation_space.shape))
     else:
         space = _space(observation_space)
-    return _Specs(space, action_space, max_episode_steps, one_hot)
+    return _Facts(space, action_space, max_episode_steps, one_hot)
 
 
-def _env_and_params(single: GymnaxEnvironment) -> tuple[Any, Any]:
+def _theirs(single: GymnaxEnvironment) -> tuple[Any, Any]:
     """The gymnax environment, with its arrays on the host, and its parameters."""
     overrides = dict(single.overrides)
-    if single.gymnax_env is not None:
-        return single.gymnax_env, single.gymnax_env.default_params.replace(**overrides)
+    if single.theirs is not None:
+        return single.theirs, single.theirs.default_params.replace(**overrides)
     arguments = _constructor_arguments(_registry()[single.name])
-    env = _construct(single.name, tuple(item for item in single.overrides if item[0] in arguments))
+    env = _constructed(single.name, tuple(item for item in single.overrides if item[0] in arguments))
     params = env.default_params.replace(
         **{
             field: jnp.asarray(value) if isinstance(value, tuple) else value
@@ -258,7 +258,7 @@ def _env_and_params(single: GymnaxEnvironment) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _construct(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
+def _constructed(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
     with jax.ensure_compile_time_eval():
         try:
             with accepting(f"environment '{name}'", "gymnax", arguments):
@@ -270,18 +270,18 @@ def _construct(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
             ) from error
         hold_pytrees(env)
     if name == "MNISTBandit-bsuite":
-        # gymnax reads unsigned pixels as int8, so bright pixels are negative.
+        # gymnax reads unsigned pixels as int8, which makes bright ones negative.
         env.images = env.images.view(np.uint8)
     return env
 
 
 def _space(space: Any) -> Any:
-    if isinstance(subspaces := getattr(space, "spaces", None), dict):
-        return composite.Dict({name: _space(part) for name, part in subspaces.items()})
-    if isinstance(subspaces, tuple | list):
-        return composite.Tuple(tuple(map(_space, subspaces)))
+    if isinstance(inside := getattr(space, "spaces", None), dict):
+        return composite.Dict({name: _space(part) for name, part in inside.items()})
+    if isinstance(inside, tuple | list):
+        return composite.Tuple(tuple(map(_space, inside)))
     if hasattr(space, "n"):
         return Discrete(int(space.n))
     shape = tuple(space.shape)
-    low, high = (np.broadcast_to(np.asarray(value, np.float32), shape) for value in (space.low, space.high))
+    low, high = (np.broadcast_to(np.asarray(side, np.float32), shape) for side in (space.low, space.high))
     return Box(bound(low), bound(high), shape)

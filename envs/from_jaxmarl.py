@@ -6,12 +6,12 @@ Differences from JaxMARL:
 - Observations are zero-padded to one length. If agents differ, by size or by JaxMARL's classes of agents,
 each observation ends with the agent's one-hot index, as in JaxMARL's wrapper for shared parameters
 (`CTRolloutManager`); `agent_identity` overrides this.
-- All agents have equally many actions: actions that an agent lacks are masked. Continuous actions are padded,
+- All agents have equally many actions: those that an agent lacks are masked. Continuous actions are padded,
 and extra components are ignored.
 - Episodes end only by the time limit: a truncation, where JaxMARL only has `done`. JaxMARL reads the clock
 before it advances it, so `max_steps=25` makes episodes of 26 steps.
 
-As in JaxMARL: in `MPE_simple_facmac*` the prey has actions and rewards, but moves by itself.
+Unchanged: in `MPE_simple_facmac*` the prey has actions and rewards, but moves by itself.
 
 A step's keys are split as in JaxMARL (step, then reset), so for equal keys results equal those of its own
 `step`. It is imported on first use, and its constants are NumPy arrays that become literals of a program.
@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.adapters import accepting, check_count, check_names, importing, lists_to_tuples
+from envs.adapters import accepting, check_count, check_names, importing, plain
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.literals import hold_pytrees, literals
 from envs.rendering import drawing, figure_image
@@ -64,57 +64,57 @@ class ParticleEnvironment:
 
     name: str
     agent_identity: bool | None = None  # one-hot index after the observation; None: if agents differ
-    overrides: tuple[tuple[str, Scalar], ...] = ()  # arguments of the constructor
+    overrides: tuple[tuple[str, Scalar], ...] = ()  # of the constructor's arguments
 
     @property
     def num_agents(self) -> int:
         """All agents, adversaries included."""
-        return len(self._specs.agents)
+        return len(self._facts.agents)
 
     @property
     def observation_space(self) -> Space:
         """Unbounded, as long as the longest observation, plus the agent's index if given."""
-        return Box(float("-inf"), float("inf"), (self._observation_size + self._identity_size,))
+        return Box(float("-inf"), float("inf"), (self._length + self._identities,))
 
     @property
     def action_space(self) -> Space:
-        """The action space of the agent with most actions: `Discrete`, or a `Box` from 0 to 1."""
-        size = max(self._specs.action_sizes)
-        return Discrete(size) if self._specs.is_discrete else Box(0.0, 1.0, (size,))
+        """`Discrete`, or a `Box` from 0 to 1, of the agent with most actions."""
+        most = max(self._facts.action_sizes)
+        return Discrete(most) if self._facts.discrete else Box(0.0, 1.0, (most,))
 
     @property
     def max_episode_steps(self) -> int:
         """JaxMARL's `max_steps` plus one, the length of its episodes."""
-        return self._specs.env.max_steps + 1
+        return self._facts.env.max_steps + 1
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """Starts an episode."""
-        with jax.numpy_rank_promotion("allow"):  # JaxMARL mixes ranks
-            observation, state = self._specs.env.reset(key)
+        with jax.numpy_rank_promotion("allow"):  # JaxMARL needs it
+            observation, state = self._facts.env.reset(key)
         return state, self._observe(observation)
 
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, Observation, jax.Array, jax.Array, jax.Array]:
         """Takes one step, without reset; `action [A]` or `[A, n]`."""
-        specs = self._specs
+        facts = self._facts
         actions = {
-            agent: action[i] if specs.is_discrete else action[i, :size]
-            for i, (agent, size) in enumerate(zip(specs.agents, specs.action_sizes, strict=True))
+            agent: action[i] if facts.discrete else action[i, :size]
+            for i, (agent, size) in enumerate(zip(facts.agents, facts.action_sizes, strict=True))
         }
         with jax.numpy_rank_promotion("allow"):
-            observation, state, reward, done, _ = specs.env.step_env(key, state, actions)
-        rewards = jnp.stack([reward[agent] for agent in specs.agents])
+            observation, state, reward, done, _ = facts.env.step_env(key, state, actions)
+        rewards = jnp.stack([reward[agent] for agent in facts.agents])
         return state, self._observe(observation), rewards, jnp.bool_(False), done["__all__"]
 
     def frames(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
         """Images of states, `[H, W, 3]` uint8 each: a circle for each agent and each landmark."""
         from matplotlib.patches import Circle
 
-        env = self._specs.env
+        env = self._facts.env
         figure, axes = drawing()
-        limit = max(2.0, 1.1 * max(float(np.abs(state.p_pos).max()) for state in states))
-        axes.set(xlim=(-limit, limit), ylim=(-limit, limit), xticks=[], yticks=[], aspect="equal")
+        reach = max(2.0, 1.1 * max(float(np.abs(state.p_pos).max()) for state in states))
+        axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], yticks=[], aspect="equal")
         circles = [
             axes.add_patch(
                 Circle((0.0, 0.0), float(env.rad[i]), color=[c / 255 for c in np.asarray(env.colour[i])])
@@ -127,33 +127,33 @@ class ParticleEnvironment:
             yield figure_image(figure)
 
     def _observe(self, observation: dict[str, jax.Array]) -> Observation:
-        specs = self._specs
-        rows = [observation[agent] for agent in specs.agents]
-        padded = jnp.stack([jnp.pad(row, (0, self._observation_size - row.size)) for row in rows])
-        if self._identity_size:
+        facts = self._facts
+        rows = [observation[agent] for agent in facts.agents]
+        padded = jnp.stack([jnp.pad(row, (0, self._length - row.size)) for row in rows])
+        if self._identities:
             padded = jnp.concatenate([padded, jnp.eye(self.num_agents)], axis=1)
-        if not specs.is_discrete or len(set(specs.action_sizes)) == 1:
+        if not facts.discrete or len(set(facts.action_sizes)) == 1:
             return padded
-        sizes = np.array(specs.action_sizes)
+        sizes = np.array(facts.action_sizes)
         return MaskedObservation(padded, jnp.asarray(np.arange(sizes.max()) < sizes[:, None]))
 
     @property
-    def _observation_size(self) -> int:
+    def _length(self) -> int:
         """The length of the longest observation."""
-        return max(self._specs.observation_sizes)
+        return max(self._facts.observation_sizes)
 
     @property
-    def _identity_size(self) -> int:
+    def _identities(self) -> int:
         """The length of the one-hot index: `A` or 0."""
-        specs = self._specs
-        kinds = len(specs.env.classes), len(set(specs.observation_sizes)), len(set(specs.action_sizes))
-        are_equal = kinds == (1, 1, 1)
-        adds_identity = not are_equal if self.agent_identity is None else self.agent_identity
-        return self.num_agents if adds_identity else 0
+        facts = self._facts
+        kinds = len(facts.env.classes), len(set(facts.observation_sizes)), len(set(facts.action_sizes))
+        alike = kinds == (1, 1, 1)
+        wanted = not alike if self.agent_identity is None else self.agent_identity
+        return self.num_agents if wanted else 0
 
     @property
-    def _specs(self) -> "_Specs":
-        return _make_specs(self.name, self.overrides)
+    def _facts(self) -> "_Facts":
+        return _facts(self.name, self.overrides)
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
@@ -165,21 +165,21 @@ def _make(name: str, agent_identity: bool | None = None, **overrides: Any) -> Ve
     check_options(f"environment '{name}'", _make, {"agent_identity": agent_identity})
     # Without overrides JaxMARL is not imported yet.
     if overrides:
-        _check_overrides(name, overrides)
+        _check(name, overrides)
     return vectorize(ParticleEnvironment(name, agent_identity, tuple(sorted(overrides.items()))))
 
 
-def _check_overrides(name: str, overrides: dict[str, Any]) -> None:
+def _check(name: str, overrides: dict[str, Any]) -> None:
     """Raises for an override that the environment does not accept."""
-    label = f"environment '{name}'"
-    check_names(label, overrides, sorted((*_arguments(name), "agent_identity")))
-    lists_to_tuples(label, overrides, bool | int | float | str)
+    where = f"environment '{name}'"
+    check_names(where, overrides, sorted((*_arguments(name), "agent_identity")))
+    plain(where, overrides, bool | int | float | str)
     parameters = inspect.signature(_constructor(name)).parameters.values()
-    check_options(label, {parameter.name: parameter.default for parameter in parameters}, overrides)
-    check_count(label, "max_steps", overrides.get("max_steps", 1))
+    check_options(where, {one.name: one.default for one in parameters}, overrides)
+    check_count(where, "max_steps", overrides.get("max_steps", 1))
     if overrides.get("action_type", "Discrete") not in ("Discrete", "Continuous"):
-        action_type = overrides["action_type"]
-        raise FdgError(f"{label}: action_type={action_type!r} must be 'Discrete' or 'Continuous'")
+        given = overrides["action_type"]
+        raise FdgError(f"{where}: action_type={given!r} must be 'Discrete' or 'Continuous'")
 
 
 @functools.cache
@@ -187,12 +187,9 @@ def _arguments(name: str) -> tuple[str, ...]:
     """Arguments that a user may override."""
     parameters = inspect.signature(_constructor(name)).parameters.values()
     numbers = (bool, int, float, str)
-    arguments = [parameter.name for parameter in parameters if isinstance(parameter.default, numbers)]
+    own = [parameter.name for parameter in parameters if isinstance(parameter.default, numbers)]
     # Arguments of the common base pass through `**kwargs`; three environments accept none.
-    return (
-        *arguments,
-        *(argument for argument in _COMMON_ARGUMENTS if parameters and argument not in arguments),
-    )
+    return (*own, *(common for common in _COMMON_ARGUMENTS if parameters and common not in own))
 
 
 def _constructor(name: str) -> Callable[..., Any]:
@@ -216,18 +213,18 @@ def _mpe() -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Specs:
-    """JaxMARL's environment and its properties."""
+class _Facts:
+    """JaxMARL's environment and its properties, known before it runs."""
 
     env: Any
     agents: tuple[str, ...]
-    observation_sizes: tuple[int, ...]  # per agent; may differ from JaxMARL's declaration
-    action_sizes: tuple[int, ...]  # per agent: number of actions, or components of a continuous one
-    is_discrete: bool
+    observation_sizes: tuple[int, ...]  # by agent; may differ from JaxMARL's declaration
+    action_sizes: tuple[int, ...]  # by agent: number of actions, or components of a continuous one
+    discrete: bool
 
 
 @functools.cache
-def _make_specs(name: str, overrides: tuple[tuple[str, Scalar], ...]) -> _Specs:
+def _facts(name: str, overrides: tuple[tuple[str, Scalar], ...]) -> _Facts:
     constructor = _constructor(name)
     with jax.ensure_compile_time_eval():
         with accepting(f"environment '{name}'", "JaxMARL", overrides):
@@ -237,11 +234,11 @@ def _make_specs(name: str, overrides: tuple[tuple[str, Scalar], ...]) -> _Specs:
     with jax.numpy_rank_promotion("allow"):
         observation, _ = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
     spaces = [env.action_space(agent) for agent in env.agents]
-    is_discrete = hasattr(spaces[0], "n")
-    return _Specs(
+    discrete = hasattr(spaces[0], "n")
+    return _Facts(
         env=env,
         agents=tuple(env.agents),
         observation_sizes=tuple(observation[agent].size for agent in env.agents),
-        action_sizes=tuple(space.n if is_discrete else space.shape[0] for space in spaces),
-        is_discrete=is_discrete,
+        action_sizes=tuple(space.n if discrete else space.shape[0] for space in spaces),
+        discrete=discrete,
     )

@@ -5,9 +5,9 @@
 - An observation of parts becomes one vector, `[sum of sizes]` float32, in Jumanji's order; a single array
 stays one, as float32. Integer codes (`envs.Box.codes`: contents of a cell, a node, a machine) become one-hot;
 a map of codes alone becomes an image with a channel for each.
-- `action_mask` becomes the mask of a `MaskedObservation`. If it masks *combinations* of choices (Tetris:
-rotation and column), these become one choice among all combinations; if it masks each choice separately, they
-stay several. A state that allows nothing is the last one, and allows everything.
+- `action_mask` becomes our mask. If it masks *combinations* of choices (Tetris: rotation and column), these
+become one choice among all combinations; if it masks each choice separately, they stay several. A state that
+allows nothing is the last one, and allows everything.
 - Agents that Jumanji moves together (Cleaner, Connector) become one agent with several choices; their rewards
 are added.
 - An episode that ends with a discount of zero is terminated, else truncated. Jumanji ends some at
@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.adapters import accepting, check_names, importing, lists_to_tuples
+from envs.adapters import accepting, check_names, importing, plain
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.literals import hold, hold_modules
 from envs.quiet import quietly, relaxed_checks
@@ -46,8 +46,8 @@ NAMES = (
 
 DOWNLOADS = (PREFIX + "Sokoban-v0",)  # these download levels when first made
 
-_MAX_COMBINATIONS = 2**16
-_MAX_FEATURES = 2**12  # of one part
+_MOST_COMBINATIONS = 2**16
+_MOST_FEATURES = 2**12  # maximum of one part
 
 Codes: TypeAlias = tuple[int, int]  # the lowest code, and their number
 Scalar: TypeAlias = "bool | int | float | str"
@@ -57,24 +57,24 @@ Scalar: TypeAlias = "bool | int | float | str"
 class JumanjiEnvironment:
     """A `SingleEnvironment` of Jumanji: its registered name and overrides."""
 
-    environment: Any  # Jumanji's name, or an environment with its interface
+    registered: Any  # Jumanji's name, or an environment with its interface
     overrides: tuple[tuple[str, Scalar], ...] = ()
 
     @property
     def name(self) -> str:
-        """`jumanji:NAME`, or the class of a user's environment."""
-        is_registered = isinstance(self.environment, str)
-        return PREFIX + self.environment if is_registered else type(self.environment).__name__
+        """`jumanji:NAME`."""
+        named = isinstance(self.registered, str)
+        return PREFIX + self.registered if named else type(self.registered).__name__
 
     @property
     def observation_space(self) -> Box:
         """Unbounded float32."""
-        return Box(float("-inf"), float("inf"), _specs(self).observation_shape)
+        return Box(float("-inf"), float("inf"), _facts(self).observation_shape)
 
     @property
     def action_space(self) -> Space:
         """`Discrete`, `MultiDiscrete`, or a `Box` of one axis."""
-        return _specs(self).action_space
+        return _facts(self).action_space
 
     @property
     def max_episode_steps(self) -> None:
@@ -84,45 +84,39 @@ class JumanjiEnvironment:
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """Starts an episode."""
         with relaxed_checks():
-            state, time_step = _jumanji_env(self).reset(key)
+            state, time_step = _theirs(self).reset(key)
         return state, self._observe(time_step.observation)
 
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, Observation, jax.Array, jax.Array, jax.Array]:
         """Takes one step, without reset; randomness comes from the key of the episode's start."""
-        specs = _specs(self)
-        if specs.combined_choices is not None:
-            action = jnp.stack(jnp.unravel_index(action, specs.combined_choices))
-        elif isinstance(specs.action_space, Box):
-            action = action.reshape(specs.action_shape)
+        facts = _facts(self)
+        if facts.combined is not None:
+            action = jnp.stack(jnp.unravel_index(action, facts.combined))
+        elif isinstance(facts.action_space, Box):
+            action = action.reshape(facts.action_shape)
         with relaxed_checks():
-            new_state, time_step = _jumanji_env(self).step(state, action.astype(specs.action_dtype))
-        new_state = jax.tree.map(
-            lambda new_state, old: new_state if new_state.dtype == old.dtype else new_state.astype(old.dtype),
-            jax.tree.map(jnp.asarray, new_state),
+            new, time_step = _theirs(self).step(state, action.astype(facts.action_dtype))
+        new = jax.tree.map(
+            lambda new, old: new if new.dtype == old.dtype else new.astype(old.dtype),
+            jax.tree.map(jnp.asarray, new),
             jax.tree.map(jnp.asarray, state),
         )
-        is_last = time_step.last()
-        has_zero_discount = jnp.all(jnp.asarray(time_step.discount) == 0)
+        last = time_step.last()
+        ended = jnp.all(jnp.asarray(time_step.discount) == 0)
         reward = jnp.sum(jnp.asarray(time_step.reward, jnp.float32))
-        return (
-            new_state,
-            self._observe(time_step.observation),
-            reward,
-            is_last & has_zero_discount,
-            is_last & ~has_zero_discount,
-        )
+        return new, self._observe(time_step.observation), reward, last & ended, last & ~ended
 
     def _observe(self, observation: Any) -> Observation:
-        specs = _specs(self)
-        pairs = zip(_parts(observation, specs.is_masked), specs.codes, strict=True)
-        parts = [_to_float(part, codes) for part, codes in pairs]
+        facts = _facts(self)
+        each = zip(_parts(observation, facts.masked), facts.codes, strict=True)
+        parts = [_as_numbers(part, codes) for part, codes in each]
         features = parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
-        if not specs.is_masked:
+        if not facts.masked:
             return features
         mask = jnp.asarray(observation.action_mask, bool)
-        if not isinstance(specs.action_space, MultiDiscrete):
+        if not isinstance(facts.action_space, MultiDiscrete):
             mask = mask.reshape(-1)
         mask |= ~mask.any(-1, keepdims=True)
         return MaskedObservation(features, mask.reshape(-1))
@@ -133,7 +127,7 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
     return {PREFIX + name: functools.partial(_make, name) for name in NAMES}
 
 
-def wrap(env: Any) -> JumanjiEnvironment:
+def own(env: Any) -> JumanjiEnvironment:
     """Wraps a user's instance of Jumanji's `Environment`."""
     return JumanjiEnvironment(env)
 
@@ -141,10 +135,10 @@ def wrap(env: Any) -> JumanjiEnvironment:
 def _make(name: str, **overrides: Any) -> Vectorized:
     # Without overrides Jumanji is not imported yet.
     if overrides:
-        label = f"environment '{PREFIX}{name}'"
-        check_names(label, overrides, sorted(_arguments(name)))
-        lists_to_tuples(label, overrides, bool | int | float | str)
-        check_options(label, _constructor(name), overrides)
+        where = f"environment '{PREFIX}{name}'"
+        check_names(where, overrides, sorted(_arguments(name)))
+        plain(where, overrides, bool | int | float | str)
+        check_options(where, _constructor(name), overrides)
     return vectorize(JumanjiEnvironment(name, tuple(sorted(overrides.items()))))
 
 
@@ -176,58 +170,55 @@ def _jumanji() -> Any:
 
 
 @functools.cache
-def _jumanji_env(single: JumanjiEnvironment) -> Any:
+def _theirs(single: JumanjiEnvironment) -> Any:
     """Jumanji's environment, with its arrays on the host."""
-    if not isinstance(single.environment, str):
-        return single.environment
-    label, jumanji = f"environment '{single.name}'", _jumanji()
+    if not isinstance(single.registered, str):
+        return single.registered
+    where, jumanji = f"environment '{single.name}'", _jumanji()
     with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
         try:
-            with accepting(label, "Jumanji", single.overrides):
-                env = jumanji.make(single.environment, **dict(single.overrides))
+            with accepting(where, "Jumanji", single.overrides):
+                env = jumanji.make(single.registered, **dict(single.overrides))
         except OSError as error:  # Sokoban and Sudoku read their levels from a file or the network
-            raise FdgError(f"{label}: its levels could not be loaded ({one_line(error)})") from error
+            raise FdgError(f"{where}: its levels could not be loaded ({one_line(error)})") from error
         hold(env, "jumanji")
     return env
 
 
 @dataclasses.dataclass(frozen=True)
-class _Specs:
-    """Spaces of an environment, and how to convert its observations and actions."""
+class _Facts:
+    """Properties of an environment, known before it runs."""
 
     observation_shape: tuple[int, ...]
     action_space: Space
-    action_shape: tuple[int, ...]  # of Jumanji's actions
+    action_shape: tuple[int, ...]  # in Jumanji
     action_dtype: str
-    # sizes of choices combined into one; else None
-    combined_choices: tuple[int, ...] | None
-    is_masked: bool
-    codes: tuple[Codes | None, ...]  # per part
+    combined: tuple[int, ...] | None  # the choices that are combined into one, if any
+    masked: bool
+    codes: tuple[Codes | None, ...]  # of each part
 
 
 @functools.cache
-def _specs(single: JumanjiEnvironment) -> _Specs:
-    env = _jumanji_env(single)
+def _facts(single: JumanjiEnvironment) -> _Facts:
+    env = _theirs(single)
     with jax.ensure_compile_time_eval(), relaxed_checks():
-        spec, observation_spec = env.action_spec, env.observation_spec
+        spec, shown = env.action_spec, env.observation_spec
         hold(env, "jumanji")  # it caches its specs
     with relaxed_checks():
         observation = jax.eval_shape(lambda: env.reset(jax.random.key(0)))[1].observation
     mask = getattr(observation, "action_mask", None)
-    space, combined_choices = _action_space(spec, None if mask is None else mask.shape)
-    is_masked = mask is not None and _mask_fits(space, mask.shape)
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(_unmasked(observation, is_masked))]
-    parts = _parts(observation, is_masked)
-    codes = tuple(_codes(observation_spec, path, part) for path, part in zip(paths, parts, strict=True))
+    space, combined = _action_space(spec, None if mask is None else mask.shape)
+    masked = mask is not None and _fits(space, mask.shape)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(_unmasked(observation, masked))]
+    parts = _parts(observation, masked)
+    codes = tuple(_codes(shown, path, part) for path, part in zip(paths, parts, strict=True))
     with relaxed_checks():
         numbers = [
-            jax.eval_shape(functools.partial(_to_float, codes=c), p)
+            jax.eval_shape(functools.partial(_as_numbers, codes=c), p)
             for p, c in zip(parts, codes, strict=True)
         ]
     shape = numbers[0].shape if len(parts) == 1 else (sum(math.prod(part.shape) for part in numbers),)
-    return _Specs(
-        tuple(shape), space, tuple(spec.shape), np.dtype(spec.dtype).name, combined_choices, is_masked, codes
-    )
+    return _Facts(tuple(shape), space, tuple(spec.shape), np.dtype(spec.dtype).name, combined, masked, codes)
 
 
 def _codes(spec: Any, path: Any, part: Any) -> Codes | None:
@@ -238,13 +229,13 @@ def _codes(spec: Any, path: Any, part: Any) -> Codes | None:
     if low is None or high is None or not np.issubdtype(part.dtype, np.integer):
         return None
     codes = Box(float(np.min(low)), float(np.max(high)), (math.prod(part.shape),), "int32").codes
-    if codes is None or codes[0][1] <= 2 or math.prod(part.shape) * codes[0][1] > _MAX_FEATURES:
+    if codes is None or codes[0][1] <= 2 or math.prod(part.shape) * codes[0][1] > _MOST_FEATURES:
         return None
     return codes[0]
 
 
-def _to_float(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
-    """Converts a part to float32: its values, or one-hot codes, as `[H, W, C]` if it has two axes or more.
+def _as_numbers(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
+    """A part as float32: unchanged, or one-hot, as `[H, W, C]` if it has two axes or more.
 
     >>> _as_numbers(jnp.array([[-1, 1]]), (-1, 3)).tolist()
     [[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]
@@ -258,7 +249,7 @@ def _to_float(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
 
 
 def _action_space(spec: Any, mask: tuple[int, ...] | None) -> tuple[Space, tuple[int, ...] | None]:
-    """The `envs` action space, and the sizes of the choices that it combines, or None."""
+    """Our action space, and the numbers of choices that it combines, if any."""
     values = getattr(spec, "num_values", None)
     if values is None and np.issubdtype(spec.dtype, np.integer) and mask is not None:
         values = np.full(spec.shape, mask[-1])  # MultiCVRP: integers from zero, up to its mask's size
@@ -271,13 +262,13 @@ def _action_space(spec: Any, mask: tuple[int, ...] | None) -> tuple[Space, tuple
     choices = tuple(int(n) for n in np.asarray(values).reshape(-1))
     if len(spec.shape) == 0:
         return Discrete(choices[0]), None
-    if mask == choices and math.prod(choices) <= _MAX_COMBINATIONS:
+    if mask == choices and math.prod(choices) <= _MOST_COMBINATIONS:
         return Discrete(math.prod(choices)), choices
     return MultiDiscrete(choices), None
 
 
-def _mask_fits(space: Space, mask: tuple[int, ...]) -> bool:
-    """True if a mask has one entry per action of the space."""
+def _fits(space: Space, mask: tuple[int, ...]) -> bool:
+    """True if a mask has an entry for each of our actions."""
     if isinstance(space, Discrete):
         return math.prod(mask) == space.n
     if not isinstance(space, MultiDiscrete):
@@ -285,10 +276,10 @@ def _mask_fits(space: Space, mask: tuple[int, ...]) -> bool:
     return len(mask) == 2 and mask[0] == len(space.nvec) and {mask[1]} == set(space.nvec)
 
 
-def _parts(observation: Any, is_masked: bool) -> list[Any]:
+def _parts(observation: Any, masked: bool) -> list[Any]:
     """The arrays of an observation, without the action mask."""
-    return jax.tree.leaves(_unmasked(observation, is_masked))
+    return jax.tree.leaves(_unmasked(observation, masked))
 
 
-def _unmasked(observation: Any, is_masked: bool) -> Any:
-    return observation._replace(action_mask=None) if is_masked else observation
+def _unmasked(observation: Any, masked: bool) -> Any:
+    return observation._replace(action_mask=None) if masked else observation

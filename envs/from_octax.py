@@ -67,8 +67,8 @@ class OctaxEnvironment:
 
     @property
     def action_space(self) -> Discrete:
-        """One action for each key that the game uses, and one for no key."""
-        return Discrete(int(_octax_env(self).num_actions))
+        """The keys that the game uses, and none."""
+        return Discrete(int(_theirs(self).num_actions))
 
     @property
     def max_episode_steps(self) -> int:
@@ -78,7 +78,7 @@ class OctaxEnvironment:
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts a game."""
         with relaxed_checks():
-            state, frames, _ = _octax_env(self).reset.__wrapped__(_octax_env(self), key)
+            state, frames, _ = _theirs(self).reset.__wrapped__(_theirs(self), key)
         return jax.tree.map(jnp.asarray, state), _picture(frames)
 
     def step(
@@ -86,16 +86,10 @@ class OctaxEnvironment:
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Holds a key for `frame_skip` frames, without reset."""
         with relaxed_checks():
-            new_state, frames, reward, terminated, truncated, _ = _octax_env(self).step.__wrapped__(
-                _octax_env(self), state, action
+            new, frames, reward, terminated, truncated, _ = _theirs(self).step.__wrapped__(
+                _theirs(self), state, action
             )
-        return (
-            _cast_like(new_state, state),
-            _picture(frames),
-            reward,
-            jnp.asarray(terminated, bool),
-            truncated,
-        )
+        return _like(new, state), _picture(frames), reward, jnp.asarray(terminated, bool), truncated
 
     def frames(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
         """Images of states, `[H, W, 3]` uint8 each."""
@@ -112,7 +106,7 @@ def _picture(frames: Any) -> jax.Array:
     return jnp.asarray(jnp.transpose(jnp.asarray(frames), (2, 1, 0)), jnp.uint8) * jnp.uint8(255)
 
 
-def _cast_like(new: Any, old: Any) -> Any:
+def _like(new: Any, old: Any) -> Any:
     """Casts a state to the previous one's dtypes: sums of Python numbers have other dtypes."""
     return jax.tree.map(
         lambda new, old: new if jnp.issubdtype(old.dtype, jax.dtypes.prng_key) else new.astype(old.dtype),
@@ -127,38 +121,36 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(game: str, **overrides: Any) -> Vectorized:
-    label = f"environment '{PREFIX}{game}'"
-    check_names(label, overrides, sorted(_DEFAULTS))
+    where = f"environment '{PREFIX}{game}'"
+    check_names(where, overrides, sorted(_DEFAULTS))
     for name, value in overrides.items():
-        check_count(label, name, value)
+        check_count(where, name, value)
     return vectorize(OctaxEnvironment(game, tuple(sorted(overrides.items()))))
 
 
 @contextlib.contextmanager
-def _opencv_replaced() -> Iterator[None]:
-    """A context for importing Octax without OpenCV, which only drawing needs."""
-    is_missing = importlib.util.find_spec("cv2") is None
-    if is_missing:
+def _without_opencv() -> Iterator[None]:
+    """For Octax's import: replaces OpenCV, which is only needed for drawing."""
+    absent = importlib.util.find_spec("cv2") is None
+    if absent:
         sys.modules["cv2"] = types.ModuleType("cv2")
     try:
         yield
     finally:
-        if is_missing:
+        if absent:
             del sys.modules["cv2"]
 
 
 @functools.cache
-def _octax_env(single: OctaxEnvironment) -> Any:
+def _theirs(single: OctaxEnvironment) -> Any:
     """Octax's environment, with its arrays on the host; imports Octax, possibly during tracing."""
     try:
-        with importing(f"environment '{single.name}' needs", "Octax", "octax"), _opencv_replaced():
+        with importing(f"environment '{single.name}' needs", "Octax", "octax"), _without_opencv():
             from octax.environments import create_environment
 
             hold_modules("octax")
             env, _ = create_environment(single.game, render_mode=None, **dict(single.overrides))
             hold(env, "octax")
     except OSError as error:
-        raise FdgError(
-            f"environment '{single.name}': its game file is missing ({one_line(error)})"
-        ) from error
+        raise FdgError(f"environment '{single.name}': its game is not there ({one_line(error)})") from error
     return env

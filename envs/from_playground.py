@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from envs.adapters import accepting, check_count, check_names, check_type, importing
+from envs.adapters import accepting, check_count, check_names, importing, of_type
 from envs.environment import Vectorized, vectorize
 from envs.lazy_plotting import without_plotting
 from envs.literals import as_arrays, hold_pytrees
@@ -44,7 +44,7 @@ TASKS = (
     "WalkerStand", "WalkerWalk",
 )  # fmt: skip
 
-_HEIGHT, _WIDTH = 240, 320  # pixels of an image
+_HEIGHT, _WIDTH = 240, 320  # of an image
 
 Scalar: TypeAlias = "bool | int | float | str"
 
@@ -64,22 +64,22 @@ class PlaygroundEnvironment:
     @property
     def observation_space(self) -> Box:
         """Unbounded vectors."""
-        return Box(float("-inf"), float("inf"), _specs(self).observation_shape)
+        return Box(float("-inf"), float("inf"), _facts(self).observation_shape)
 
     @property
     def action_space(self) -> Box:
         """From -1 to 1, one component per actuator."""
-        return Box(-1.0, 1.0, (_specs(self).action_size,))
+        return Box(-1.0, 1.0, (_facts(self).action_size,))
 
     @property
     def max_episode_steps(self) -> int:
         """Actions in an episode: `episode_length` divided by `action_repeat`."""
-        return _specs(self).max_episode_steps
+        return _facts(self).max_episode_steps
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts an episode."""
-        env = _playground_env(self)
-        with _relaxed(), as_arrays(env):
+        env = _theirs(self)
+        with _tolerance(), as_arrays(env):
             state = env.reset(key)
         return state, state.obs
 
@@ -87,26 +87,26 @@ class PlaygroundEnvironment:
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Takes one action, `action_repeat` times, without reset."""
-        env, repeat = _playground_env(self), _specs(self).action_repeat
+        env, repeat = _theirs(self), _facts(self).action_repeat
 
-        def step_once(state: Any, _: None) -> tuple[Any, tuple[jax.Array, jax.Array]]:
-            new_state = jax.tree.map(jnp.asarray, env.step(state, action))
-            new_state = jax.tree.map(lambda new_state, old: new_state.astype(old.dtype), new_state, state)
-            return new_state, (new_state.reward, new_state.done)
+        def once(state: Any, _: None) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+            new = jax.tree.map(jnp.asarray, env.step(state, action))
+            new = jax.tree.map(lambda new, old: new.astype(old.dtype), new, state)
+            return new, (new.reward, new.done)
 
         state = jax.tree.map(jnp.asarray, state)
-        with _relaxed(), as_arrays(env):
+        with _tolerance(), as_arrays(env):
             if repeat == 1:
-                state, (reward, done) = step_once(state, None)
+                state, (reward, done) = once(state, None)
             else:
-                state, (rewards, dones) = jax.lax.scan(step_once, state, None, repeat)
+                state, (rewards, dones) = jax.lax.scan(once, state, None, repeat)
                 reward, done = rewards.sum(), dones.max()
         return state, state.obs, reward, done != 0, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
         """Images of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL."""
         try:
-            return _playground_env(self).render(list(states), height=_HEIGHT, width=_WIDTH)
+            return _theirs(self).render(list(states), height=_HEIGHT, width=_WIDTH)
         except Exception as error:  # MuJoCo raises various types without OpenGL
             raise FdgError(
                 f"{self.name} cannot be drawn without OpenGL ({one_line(error)}): set MUJOCO_GL=egl or osmesa"
@@ -122,27 +122,27 @@ def _make(task: str, *, repeat_start: bool = True, **overrides: Any) -> Vectoriz
     check_options(f"environment '{PREFIX}{task}'", _make, {"repeat_start": repeat_start})
     # Without overrides Playground is not imported yet.
     if overrides:
-        _check_overrides(task, overrides)
+        _check(task, overrides)
     return vectorize(PlaygroundEnvironment(task, tuple(sorted(overrides.items()))), repeat_start)
 
 
-def _check_overrides(task: str, overrides: dict[str, Any]) -> None:
-    """Raises for an override that the configuration does not have, or that has another type."""
-    label = f"environment '{PREFIX}{task}'"
+def _check(task: str, overrides: dict[str, Any]) -> None:
+    """Raises for an override that the configuration does not have, or of another type."""
+    where = f"environment '{PREFIX}{task}'"
     config = _suite().get_default_config(task)
-    defaults = {name: value for name, value in config.items() if isinstance(value, bool | int | float | str)}
+    plain = {name: value for name, value in config.items() if isinstance(value, bool | int | float | str)}
     for unused in ("vision", "naconmax", "njmax"):  # images, and sizes of another implementation
-        defaults.pop(unused, None)
-    check_names(label, overrides, sorted((*defaults, "repeat_start")))
+        plain.pop(unused, None)
+    check_names(where, overrides, sorted((*plain, "repeat_start")))
     for name, value in overrides.items():
-        check_type(label, name, value, type(defaults[name]))
+        of_type(where, name, value, type(plain[name]))
     for name in ("episode_length", "action_repeat"):
-        check_count(label, name, overrides.get(name, 1))
+        check_count(where, name, overrides.get(name, 1))
 
 
 @contextlib.contextmanager
-def _relaxed() -> Iterator[None]:
-    """A context for Playground's code: relaxes JAX's checks and hides MuJoCo's warnings."""
+def _tolerance() -> Iterator[None]:
+    """Allows Playground's code what it needs, and hides MuJoCo's warnings."""
     with relaxed_checks(), mujoco_quietly():
         yield
 
@@ -151,17 +151,17 @@ def _relaxed() -> Iterator[None]:
 def _suite() -> Any:
     """Playground's module; imports it, possibly during tracing."""
     needs = f"environments '{PREFIX}...' need"
-    # lxml is large, and only one task writes XML.
+    # Only one of its tasks writes XML, with a package as large as all of them.
     with importing(needs, "MuJoCo Playground", "playground"), without_plotting("lxml"):
         from mujoco_playground._src import dm_control_suite
     return dm_control_suite
 
 
 @functools.cache
-def _playground_env(single: PlaygroundEnvironment) -> Any:
+def _theirs(single: PlaygroundEnvironment) -> Any:
     """Playground's environment, with its arrays on the host."""
     overrides = {"impl": "jax", **dict(single.overrides)}
-    with jax.ensure_compile_time_eval(), quietly(), _relaxed():
+    with jax.ensure_compile_time_eval(), quietly(), _tolerance():
         with accepting(f"environment '{single.name}'", "Playground", single.overrides):
             env = _suite().load(single.task, config_overrides=overrides)
         hold_pytrees(env)
@@ -169,8 +169,8 @@ def _playground_env(single: PlaygroundEnvironment) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Specs:
-    """Spaces, time limit and action repeat of an environment."""
+class _Facts:
+    """Properties of an environment, known before it runs."""
 
     observation_shape: tuple[int, ...]
     action_size: int
@@ -179,13 +179,13 @@ class _Specs:
 
 
 @functools.cache
-def _specs(single: PlaygroundEnvironment) -> _Specs:
-    env = _playground_env(single)
+def _facts(single: PlaygroundEnvironment) -> _Facts:
+    env = _theirs(single)
     config = {**_suite().get_default_config(single.task), **dict(single.overrides)}
-    with _relaxed(), as_arrays(env):
+    with _tolerance(), as_arrays(env):
         state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
     repeat = int(config["action_repeat"])
-    return _Specs(
+    return _Facts(
         tuple(state.obs.shape),
         int(env.action_size),
         max(1, int(config["episode_length"]) // repeat),

@@ -24,7 +24,7 @@ from envs import satellites
 from envs.adapters import check_count
 from envs.environment import Forwarding
 from envs.host import HostEnvironment
-from envs.pools import Failure, FreshRows, Pool, Segment, Source, Transition, wire_space
+from envs.pools import Begun, Failure, Pool, Segment, Source, Transition, wire_space
 from envs.spaces import Space
 from fdg import ray_cluster
 from fdg.arguments import check_options
@@ -33,13 +33,13 @@ from fdg.errors import FdgError, HostError, one_line, raised
 PREFIX = "ray:"
 RESTARTS = 100  # failures that a fleet survives, by default
 
-_START_SECONDS = 300.0  # limit for all workers of a fleet to start; each imports this package
-_ROOM_SECONDS = 20.0  # time in which Ray must have room for a restarted worker
-_COMPILE_SECONDS = 60.0  # additional time for a segment: a worker compiles its first one
-_GRACE_SECONDS = 10.0  # time for a worker's answer beyond the limit of the step
+_START_SECONDS = 300.0  # until all workers of a fleet have started; each imports this package
+_ROOM_SECONDS = 20.0  # in which Ray must have room for a restarted worker
+_COMPILE_SECONDS = 60.0  # additional time for a worker's first segment
+_LATE_SECONDS = 10.0  # additional time, beyond its own limit, for a worker's answer
 
 
-Key = tuple[int, int]  # a share's (number of its pool, index in the pool)
+Key = tuple[int, int]  # of a share: (number of its pool, index of the share in it)
 
 
 def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvironment:
@@ -57,10 +57,7 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
     ray_cluster.module()
     workers, cpus = overrides.pop("workers", None), overrides.pop("cpus", 1)
     acts = overrides.pop("acts", False)
-    fields = {
-        "restarts": RESTARTS,
-        **{k: overrides.pop(k) for k in HostEnvironment.FIELDS & overrides.keys()},
-    }
+    own = {"restarts": RESTARTS, **{k: overrides.pop(k) for k in HostEnvironment.FIELDS & overrides.keys()}}
     check_options(
         f"environment '{PREFIX}{name}'", FleetSource, {"workers": workers, "cpus": cpus, "acts": acts}
     )
@@ -76,11 +73,11 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
     if not isinstance(inner, HostEnvironment):
         raise FdgError(
             f"environment '{PREFIX}{name}': '{name}' is compiled into the program and needs no workers: leave"
-            f" out {PREFIX}, or name a host environment, such as {PREFIX}gymnasium:CartPole-v1"
+            f" out {PREFIX}, or name one of the host, such as {PREFIX}gymnasium:CartPole-v1"
         )
     if isinstance(inner.source, FleetSource):
-        raise FdgError(f"environment '{PREFIX}{name}': write the prefix {PREFIX} once")
-    return HostEnvironment(FleetSource(inner.source, workers, float(cpus), acts), **fields)
+        raise FdgError(f"environment '{PREFIX}{name}': say {PREFIX} once")
+    return HostEnvironment(FleetSource(inner.source, workers, float(cpus), acts), **own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,27 +97,27 @@ class FleetSource(Forwarding):
 
     @property
     def name(self) -> str:
-        """The name for `envs.make`."""
+        """Name that `envs.make` knows it by."""
         return PREFIX + self.source.name
 
     @property
     def wire_space(self) -> Space:
-        """The space of one row of a pool's array; see `pools.wire_space`."""
+        """As for one instance."""
         return wire_space(self.source)
 
     @property
     def unpacked(self) -> Any:
-        """Restores observations from rows; None if an observation is one array."""
+        """As for one instance; None if observations have no parts."""
         return getattr(self.source, "unpacked", None)
 
     @property
     def info(self) -> tuple[str, ...]:
-        """Names of episode metrics."""
+        """As for one instance."""
         return getattr(self.source, "info", ())
 
     @property
     def native(self) -> Any:
-        """The library's observations and actions; None if its spaces are those of `envs`."""
+        """As for one instance; None if its library uses our spaces."""
         return getattr(self.source, "native", None)
 
     @property
@@ -139,10 +136,10 @@ class Worker:
     def __init__(self, environment: Mapping[str, str]):
         os.environ.update(environment)
         self._pools: dict[Key, Pool] = {}
-        self._observations: dict[Key, np.ndarray] = {}  # the last observations of each share
+        self._seen: dict[Key, np.ndarray] = {}  # the last observations of each share
 
     def where(self) -> str:
-        """Host and process, for error messages."""
+        """Host and process, for errors."""
         return f"host {socket.gethostname()}, process {os.getpid()}"
 
     def reset(
@@ -154,40 +151,34 @@ class Worker:
             source, size = start
             self._pools[key] = source.start(size)
         observation = self._pools[key].reset(rows, seeds, timeout)
-        self._observations[key] = observation if start is not None else self._observations[key].copy()
-        self._observations[key][rows] = observation
+        self._seen[key] = observation if start is not None else self._seen[key].copy()
+        self._seen[key][rows] = observation
         return observation
 
     def step(self, key: Key, action: np.ndarray, timeout: float) -> Transition | None:
-        """Steps a pool; None if this worker does not have it, as it replaced one that died."""
+        """Steps a pool; None if this worker does not have it (its predecessor had)."""
         pool = self._pools.get(key)
         if pool is None:
             return None
-        transition = pool.step(action, timeout)
-        self._observations[key] = transition.observation
-        return transition
+        made = pool.step(action, timeout)
+        self._seen[key] = made.observation
+        return made
 
     def segment(
-        self,
-        key: Key,
-        program: Any,
-        operands: Any,
-        keys: np.ndarray,
-        fresh_rows: FreshRows | None,
-        timeout: float,
+        self, key: Key, program: Any, operands: Any, keys: np.ndarray, begun: Begun | None, timeout: float
     ) -> Segment | None:
         """Acts and steps once for each key; None if this worker does not have the pool."""
         pool = self._pools.get(key)
         if pool is None:
             return None
-        segment, self._observations[key] = satellites.run_segment(
-            program, pool, self._observations[key], operands, keys, fresh_rows, timeout
+        made, self._seen[key] = satellites.carry_out(
+            program, pool, self._seen[key], operands, keys, begun, timeout
         )
-        return segment
+        return made
 
     def close(self, key: Key) -> None:
         """Closes a pool."""
-        self._observations.pop(key, None)
+        self._seen.pop(key, None)
         if (pool := self._pools.pop(key, None)) is not None:
             pool.close()
 
@@ -196,41 +187,38 @@ class Fleet:
     """The workers of a source in this process, shared by its pools.
 
     Raises:
-      HostError: the cluster has no room for the workers.
+      HostError: the cluster has no room for them.
     """
 
     def __init__(self, source: FleetSource):
         self._source, self._lock = source, threading.Lock()
-        name, num_workers = f"environment '{source.name}'", source.workers or 0
+        name, wanted = f"environment '{source.name}'", source.workers or 0
         try:
-            local_cpus = max(os.cpu_count() or 1, int(num_workers * source.cpus + 1))
-            self._ray = ray = ray_cluster.connect(local_cpus=local_cpus)
+            here = max(os.cpu_count() or 1, int(wanted * source.cpus + 1))
+            self._ray = ray = ray_cluster.connect(local_cpus=here)
         except FdgError as error:
             raise HostError(f"{name}: {error}") from error
         total = ray.cluster_resources().get("CPU", 0)
         free = ray.available_resources().get("CPU", 0)
         count = source.workers or max(1, int(free / source.cpus))
         if count * source.cpus > total:
-            max_workers = max(1, int(free / source.cpus))
+            most = max(1, int(free / source.cpus))
             raise HostError(
                 f"{name}: {count} workers of {source.cpus:g} CPUs: the Ray cluster has {total:g} CPUs,"
-                f" {free:g} of them free: use --env-workers {max_workers}, or ?cpus={total / count:.2g}"
+                f" {free:g} of them free: use --env-workers {most}, or ?cpus={total / count:.2g}"
             )
-        self._workers = [self._start_worker() for _ in range(count)]
-        self._locations: dict[Any, str] = {}
-        requests = {worker.where.remote(): worker for worker in self._workers}
-        started, missing = ray.wait(list(requests), num_returns=count, timeout=_START_SECONDS)
+        self._workers = [self._start() for _ in range(count)]
+        self._where: dict[Any, str] = {}
+        asked = {worker.where.remote(): worker for worker in self._workers}
+        there, missing = ray.wait(list(asked), num_returns=count, timeout=_START_SECONDS)
         if missing:
             for worker in self._workers:
                 ray.kill(worker)
             raise HostError(
                 f"{name}: {len(missing)} of {count} workers have not started in {_START_SECONDS:g} s: the Ray"
-                f" cluster has {total:g} CPUs, {free:g} of them free: use --env-workers"
-                f" {max(1, len(started))}"
+                f" cluster has {total:g} CPUs, {free:g} of them free: use --env-workers {max(1, len(there))}"
             )
-        self._locations = {
-            requests[ref]: location for ref, location in zip(started, ray.get(started), strict=True)
-        }
+        self._where = {asked[ref]: where for ref, where in zip(there, ray.get(there), strict=True)}
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -240,39 +228,39 @@ class Fleet:
         return self._workers[i]
 
     def where(self, i: int) -> str:
-        """Worker `i` with its host, for error messages."""
-        return f"worker {i} ({self._locations.get(self._workers[i], 'its host')})"
+        """Worker `i`, for errors."""
+        return f"worker {i} ({self._where.get(self._workers[i], 'its host')})"
 
     def replace(self, i: int, dead: Any) -> None:
         """Replaces a dead or hanging actor, once.
 
-        A new actor starts where a host has room; otherwise another worker takes over the share.
+        The new one starts where there is room; otherwise another worker takes over its share.
         """
         with self._lock:
             if self._workers[i] is not dead:
                 return
             self._ray.kill(dead)
-            deadline = time.monotonic() + _ROOM_SECONDS
+            end = time.monotonic() + _ROOM_SECONDS
             others = [worker for worker in self._workers if worker is not dead]
             # Its CPU becomes free shortly after it ended, but never if its host is gone.
-            while others and self._free_cpus() < self._source.cpus and time.monotonic() < deadline:
+            while others and self._free() < self._source.cpus and time.monotonic() < end:
                 time.sleep(0.2)
-            if others and self._free_cpus() < self._source.cpus:
+            if others and self._free() < self._source.cpus:
                 self._workers[i] = others[i % len(others)]
                 return
-            worker = self._start_worker()
-            self._workers = [worker if actor is dead else actor for actor in self._workers]
+            worker = self._start()
+            self._workers = [worker if one is dead else one for one in self._workers]
         try:
-            self._locations[worker] = self._ray.get(worker.where.remote(), timeout=_START_SECONDS)
+            self._where[worker] = self._ray.get(worker.where.remote(), timeout=_START_SECONDS)
         except self._ray.exceptions.RayError as error:
             raise HostError(
-                f"environment '{self._source.name}': worker {i} cannot be restarted: {one_line(error)}"
+                f"environment '{self._source.name}': worker {i} cannot be started again: {one_line(error)}"
             ) from error
 
-    def _free_cpus(self) -> float:
+    def _free(self) -> float:
         return self._ray.available_resources().get("CPU", 0)
 
-    def _start_worker(self) -> Any:
+    def _start(self) -> Any:
         return (
             self._ray.remote(Worker)
             .options(num_cpus=self._source.cpus, max_restarts=0, scheduling_strategy="SPREAD")
@@ -286,36 +274,36 @@ class FleetPool:
     def __init__(self, source: FleetSource, size: int, fleet: Fleet):
         self._size, self._fleet, self._number = size, fleet, next(_numbers)
         cores = max(1, int(source.cpus))
-        with_cores = getattr(source.source, "within", None)
-        self._source: Source = source.source if with_cores is None else with_cores(cores)
+        within = getattr(source.source, "within", None)
+        self._source: Source = source.source if within is None else within(cores)
         self._name, self._space, self._info = source.name, source.wire_space, len(source.info)
         self._shares = np.array_split(np.arange(size), min(size, len(fleet)))
-        self._actors: list[Any] = [None] * len(self._shares)  # the actor of each share
-        self._pending: list[tuple[int, Any]] = []  # a step's (share, future result)
-        self._programs: dict[Any, Any] = {}  # program -> its reference in Ray's object store
+        self._at: list[Any] = [None] * len(self._shares)  # the actor that has each share
+        self._sent: list[tuple[int, Any]] = []  # of a step: a share, and its future result
+        self._programs: dict[Any, Any] = {}  # in Ray's object store
         import ray
 
         self._ray = ray
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
         """Recreates instances; all of a share if its worker is new."""
-        requests = []
+        asked = []
         for i, share in enumerate(self._shares):
-            is_reset = np.isin(share, rows)
-            if not is_reset.any():
+            chosen = np.isin(share, rows)
+            if not chosen.any():
                 continue
-            start = (self._source, len(share)) if is_reset.all() else None
+            start = (self._source, len(share)) if chosen.all() else None
             if start is not None:
-                self._actors[i] = self._fleet.worker(i)
-            share_seeds = seeds[np.isin(rows, share)]
-            actor = self._actors[i]
-            requests.append(
-                (i, actor.reset.remote(self._key(i), start, np.flatnonzero(is_reset), share_seeds, timeout))
+                self._at[i] = self._fleet.worker(i)
+            theirs = seeds[np.isin(rows, share)]
+            actor = self._at[i]
+            asked.append(
+                (i, actor.reset.remote(self._key(i), start, np.flatnonzero(chosen), theirs, timeout))
             )
         observations = []
-        for observation, reason in self._receive_answers(requests, timeout):
+        for observation, reason in self._answers(asked, timeout):
             if observation is None:
-                raise HostError(f"environment '{self._name}': failed to start: {reason}")
+                raise HostError(f"environment '{self._name}': at its start, {reason}")
             observations.append(observation)
         return np.concatenate(observations)
 
@@ -326,34 +314,32 @@ class FleetPool:
 
     def send(self, action: np.ndarray, timeout: float) -> None:
         """Makes all shares start a step."""
-        self._pending = [
-            (i, self._actors[i].step.remote(self._key(i), action[share], timeout))
+        self._sent = [
+            (i, self._at[i].step.remote(self._key(i), action[share], timeout))
             for i, share in enumerate(self._shares)
         ]
 
     def ready(self) -> bool:
         """True if all shares have stepped."""
-        references = [ref for _, ref in self._pending]
-        return len(self._ray.wait(references, num_returns=len(references), timeout=0)[0]) == len(references)
+        sent = [ref for _, ref in self._sent]
+        return len(self._ray.wait(sent, num_returns=len(sent), timeout=0)[0]) == len(sent)
 
     def recv(self, timeout: float) -> Transition:
-        """Waits for the running step and returns its result."""
-        transition = Transition.empty(self._size, self._space, self._info)
+        """The result of the running step."""
+        made = Transition.empty(self._size, self._space, self._info)
         failures: list[Failure] = []
-        for i, (part, reason) in enumerate(self._receive_answers(self._pending, timeout)):
+        for i, (part, reason) in enumerate(self._answers(self._sent, timeout)):
             share = self._shares[i]
             if part is None:
                 failures.append(Failure(share, reason or f"{self._fleet.where(i)} is new"))
                 continue
-            for array, values in zip(
-                [*transition[:5], *transition.info], [*part[:5], *part.info], strict=True
-            ):
-                array[share] = values
+            for whole, one in zip([*made[:5], *made.info], [*part[:5], *part.info], strict=True):
+                whole[share] = one
             failures += [
                 Failure(share[failure.rows], f"{self._fleet.where(i)}: {failure.reason}")
                 for failure in part.failures
             ]
-        return transition._replace(failures=failures)
+        return made._replace(failures=failures)
 
     def segment(
         self,
@@ -361,64 +347,66 @@ class FleetPool:
         operands: Any,
         keys: np.ndarray,
         rows: np.ndarray,
-        fresh_rows: FreshRows | None,
+        begun: Begun | None,
         timeout: float,
     ) -> Segment:
-        """T steps of the shares of some rows; their workers also act.
+        """T steps of the shares of some rows, for which their workers act.
 
         Args:
-          program, operands: the actor. The program goes through Ray's object store once, operands once per
-          segment. keys: `[T, B, k]`. rows: `[n]` in order, whole shares. fresh_rows: the rows that have just
-          been reset; else None. timeout: seconds per step.
+          program, operands: the actor; both go through Ray's object store, once per segment or once.
+          keys: `[T, B, k]`.
+          rows: `[n]` in order, whole shares.
+          begun: for rows that have just begun; else None.
+          timeout: seconds per step.
         """
         if program not in self._programs:
             self._programs[program] = self._ray.put(program)
-        parameters, requests = self._ray.put(operands), []
+        parameters, asked = self._ray.put(operands), []
         for i, share in enumerate(self._shares):
             if share[0] not in rows:
                 continue
-            share_rows = None if fresh_rows is None else fresh_rows.select_rows(np.searchsorted(rows, share))
-            arguments = self._programs[program], parameters, keys[:, share], share_rows, timeout
-            requests.append((i, self._actors[i].segment.remote(self._key(i), *arguments)))
+            mine = None if begun is None else begun.of(np.searchsorted(rows, share))
+            given = self._programs[program], parameters, keys[:, share], mine, timeout
+            asked.append((i, self._at[i].segment.remote(self._key(i), *given)))
         failures: list[Failure] = []
         parts: list[Segment | None] = []
         for (i, _), (part, reason) in zip(
-            requests, self._receive_answers(requests, timeout * len(keys) + _COMPILE_SECONDS), strict=True
+            asked, self._answers(asked, timeout * len(keys) + _COMPILE_SECONDS), strict=True
         ):
             parts.append(part)
             if part is None:
                 failures.append(Failure(self._shares[i], reason or f"{self._fleet.where(i)} is new"))
-        return Segment.concatenate(parts, [len(self._shares[i]) for i, _ in requests], failures)
+        return Segment.joined(parts, [len(self._shares[i]) for i, _ in asked], failures)
 
     def close(self) -> None:
         """Closes the shares; the workers stay for other pools until the process ends."""
         if self._ray.is_initialized():
-            for i, actor in enumerate(self._actors):
+            for i, actor in enumerate(self._at):
                 if actor is not None:
                     actor.close.remote(self._key(i))
 
     def _key(self, i: int) -> Key:
-        """A worker's key for a share; a worker may have two shares of a pool, after another has failed."""
+        """A worker's key for a share: it may have two shares of a pool, after another worker has failed."""
         return self._number, i
 
-    def _receive_answers(self, requests: Sequence[tuple[int, Any]], timeout: float) -> list[tuple[Any, str]]:
-        """`(answer, "")` of each share's worker, or `(None, reason)`; replaces workers that failed."""
-        deadline = time.monotonic() + timeout + _GRACE_SECONDS
+    def _answers(self, asked: Sequence[tuple[int, Any]], timeout: float) -> list[tuple[Any, str]]:
+        """The answer of each share's worker; None and the reason if it failed. Replaces failed workers."""
+        end = time.monotonic() + timeout + _LATE_SECONDS
         answers: list[tuple[Any, str]] = []
-        for i, ref in requests:
-            actor, label = self._actors[i], self._fleet.where(i)
+        for i, ref in asked:
+            actor, what = self._at[i], self._fleet.where(i)
             try:
-                answers.append((self._ray.get(ref, timeout=max(0.1, deadline - time.monotonic())), ""))
+                answers.append((self._ray.get(ref, timeout=max(0.1, end - time.monotonic())), ""))
                 continue
             except self._ray.exceptions.GetTimeoutError:
-                reason = f"{label} was not done in {timeout:g} s"
+                reason = f"{what} was not done in {timeout:g} s"
             except self._ray.exceptions.RayTaskError as error:  # it raised, but lives
                 cause = error.cause if isinstance(error.cause, Exception) else error
                 text = str(cause) if isinstance(cause, HostError) else raised(cause)
-                answers.append((None, f"{label}: {text}"))
+                answers.append((None, f"{what}: {text}"))
                 continue
             except self._ray.exceptions.RayError:
-                reason = f"{label} died"
+                reason = f"{what} died"
             self._fleet.replace(i, actor)
             answers.append((None, reason))
         return answers

@@ -1,7 +1,7 @@
 """Gymnasium's `Dict` and `Tuple` observations as `envs.Dict` and `envs.Tuple`, packed for pools.
 
-Worker pools transfer one array for each batch. So `pack` turns an observation with parts into one row of
-bytes, and `unpack` restores the parts in the compiled program, bit for bit. An image (uint8, two or three
+Worker pools transfer one array for each batch. So `packed` turns an observation with parts into one row of
+bytes, and `unpacked` restores the parts in the compiled program, bit for bit. An image (uint8, two or three
 axes) stays uint8 with its channels last, categories start from zero, and all other arrays are float32.
 
 A part `action_mask` with a bit for each action becomes the mask of an `envs.MaskedObservation`, as in the
@@ -19,7 +19,7 @@ import numpy as np
 
 from envs import composite, gymnasium_spaces
 from envs.composite import ObservationSpace
-from envs.native import Native, describe_space, rebuild
+from envs.native import Native, described, rebuilt
 from envs.observations import MaskedObservation
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 
@@ -41,30 +41,30 @@ class LibrarySource:
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """A `Box` (`gymnasium_spaces`), or parts without the mask."""
-        parts = _source_parts(self)
+        """One array as in `gymnasium_spaces`, or parts; without the mask."""
+        parts = _parts_of(self)
         return parts.without_mask if parts else self.facts.observation_space
 
     @property
     def wire_space(self) -> Space:
         """The space of one row of a pool's array; `unpacked` restores observations from such rows."""
-        parts = _source_parts(self)
+        parts = _parts_of(self)
         return wire(parts.all) if parts else self.facts.observation_space
 
-    def unpack(self, rows: jax.Array) -> Any:
+    def unpacked(self, rows: jax.Array) -> Any:
         """Restores observations `[B, ...]` from rows `[B, *wire]`, in a compiled program."""
-        parts = _source_parts(self)
-        return split_mask(self.facts, unpack(parts.all, rows)) if parts else rows
+        parts = _parts_of(self)
+        return split_mask(self.facts, unpacked(parts.all, rows)) if parts else rows
 
     def encoded(self, batch: Any) -> np.ndarray:
         """Encodes a batch of the library's observations as rows `[B, *wire]`."""
-        encode = pack if _source_parts(self) else gymnasium_spaces.encode
+        encode = packed if _parts_of(self) else gymnasium_spaces.encode
         return encode(self.facts.library_observation_space, batch)
 
     @property
     def native(self) -> Native:
-        """The library's observations and actions before conversion."""
-        return _make_native(self)
+        """The library's own observations and actions."""
+        return _native_of(self)
 
     @property
     def action_space(self) -> Space:
@@ -78,23 +78,23 @@ class LibrarySource:
 
 
 @functools.cache
-def _make_native(source: LibrarySource) -> Native:
-    specs = source.facts
-    library_space, library_actions = specs.library_observation_space, specs.library_action_space
-    observation = describe_space("observation", library_space)
+def _native_of(source: LibrarySource) -> Native:
+    facts = source.facts
+    observed, acting = facts.library_observation_space, facts.library_action_space
+    observation = described("observation", observed)
 
-    def encode_arrays(arrays: Sequence[jax.Array], mask: Any) -> Any:
-        batch = rebuild(observation, iter(arrays))
-        if has_parts(library_space):
-            seen = split_mask(specs, encode(library_space, batch))
+    def encode_(arrays: Sequence[jax.Array], mask: Any) -> Any:
+        batch = rebuilt(observation, iter(arrays))
+        if has_parts(observed):
+            seen = split_mask(facts, encode(observed, batch))
         else:
-            seen = gymnasium_spaces.encode(library_space, batch)
+            seen = gymnasium_spaces.encode(observed, batch)
         return seen if mask is None else MaskedObservation(seen, mask)
 
     def decode(action: jax.Array) -> Sequence[jax.Array]:
-        return [*_arrays(gymnasium_spaces.decode(library_actions, action))]
+        return [*_arrays(gymnasium_spaces.decode(acting, action))]
 
-    return Native(observation, describe_space("action", library_actions), encode_arrays, decode)
+    return Native(observation, described("action", acting), encode_, decode)
 
 
 def _arrays(batch: Any) -> Iterator[Any]:
@@ -114,7 +114,7 @@ class _Parts(NamedTuple):
 
 
 @functools.cache
-def _source_parts(source: LibrarySource) -> _Parts | None:
+def _parts_of(source: LibrarySource) -> _Parts | None:
     """The parts of a source's observations; None if an observation is one array."""
     facts = source.facts
     if not has_parts(facts.library_observation_space):
@@ -129,36 +129,32 @@ def _source_parts(source: LibrarySource) -> _Parts | None:
 def split_mask(facts: gymnasium_spaces.Facts, observation: Any) -> Any:
     """Splits the mask off an observation `[...]`: a `MaskedObservation` if one of the parts is the mask.
 
-    A mask that forbids every action, as in a terminal state, becomes one that allows every action.
+    A mask that forbids everything becomes one that allows everything: such an observation has no next action.
     """
     if not _has_mask(facts):
         return observation
-    parts = {name: part for name, part in observation.items() if name != _MASK}
+    rest = {name: part for name, part in observation.items() if name != _MASK}
     bits = observation[_MASK]
-    num_axes = bits.ndim - len(facts.library_observation_space.spaces[_MASK].shape)
-    mask = bits.reshape(*bits.shape[:num_axes], -1) > 0
-    return MaskedObservation(parts, mask | ~mask.any(-1, keepdims=True))
+    leading = bits.ndim - len(facts.library_observation_space.spaces[_MASK].shape)
+    mask = bits.reshape(*bits.shape[:leading], -1) > 0
+    return MaskedObservation(rest, mask | ~mask.any(-1, keepdims=True))
 
 
 def _has_mask(facts: gymnasium_spaces.Facts) -> bool:
     """True if one part is a mask with a bit for each action."""
-    library_space, action_space = facts.library_observation_space, facts.action_space
-    if (
-        type(library_space).__name__ != "Dict"
-        or _MASK not in library_space.spaces
-        or len(library_space.spaces) == 1
-    ):
+    theirs, acting = facts.library_observation_space, facts.action_space
+    if type(theirs).__name__ != "Dict" or _MASK not in theirs.spaces or len(theirs.spaces) == 1:
         return False
-    part = library_space.spaces[_MASK]
+    part = theirs.spaces[_MASK]
     if type(part).__name__ not in ("MultiBinary", "Box"):
         return False
-    match action_space:
+    match acting:
         case Discrete(n):
             return math.prod(part.shape) == n
         case MultiDiscrete(nvec):  # a row for each choice; a square array is ambiguous, so not a mask
             rows = (len(nvec), nvec[0])
-            is_rectangular = len(set(nvec)) == 1 and rows[0] != rows[1]
-            return tuple(part.shape) == (sum(nvec),) or (is_rectangular and tuple(part.shape) == rows)
+            alike = len(set(nvec)) == 1 and rows[0] != rows[1]
+            return tuple(part.shape) == (sum(nvec),) or (alike and tuple(part.shape) == rows)
     return False
 
 
@@ -168,7 +164,7 @@ def has_parts(space: Any) -> bool:
 
 
 def observation_space(name: str, space: Any) -> ObservationSpace:
-    """Converts a Gymnasium observation space to an `envs` space, part by part."""
+    """Converts an observation space of Gymnasium's to ours, part by part."""
     match type(space).__name__:
         case "Dict":
             return composite.Dict({str(k): observation_space(name, part) for k, part in space.spaces.items()})
@@ -185,45 +181,45 @@ def observation_space(name: str, space: Any) -> ObservationSpace:
 
 def wire(space: ObservationSpace) -> Box:
     """The space of a packed observation: a row of bytes."""
-    return Box(0.0, 255.0, (sum(_num_bytes(part) for _, part in composite.parts(space)),), "uint8")
+    return Box(0.0, 255.0, (sum(_bytes(part) for _, part in composite.parts(space)),), "uint8")
 
 
-def encode(library_space: Any, batch: Any) -> Any:
-    """Converts a batch of Gymnasium's observations to arrays `[B, ...]` of `envs` spaces, always copies.
+def encode(theirs: Any, batch: Any) -> Any:
+    """Converts a batch of Gymnasium's observations to ours: arrays `[B, ...]`, always copies.
 
-    NumPy arrays stay NumPy arrays, and JAX arrays JAX arrays; see `gymnasium_spaces.encode`.
+    NumPy arrays become NumPy arrays, JAX arrays JAX arrays: see `gymnasium_spaces.encode`.
     """
-    match type(library_space).__name__:
+    match type(theirs).__name__:
         case "Dict":
-            return {str(key): encode(part, batch[key]) for key, part in library_space.spaces.items()}
+            return {str(key): encode(part, batch[key]) for key, part in theirs.spaces.items()}
         case "Tuple":
-            return tuple(encode(part, batch[i]) for i, part in enumerate(library_space.spaces))
+            return tuple(encode(part, batch[i]) for i, part in enumerate(theirs.spaces))
         case "Discrete" | "MultiDiscrete":
-            categories = gymnasium_spaces.zero_based(library_space, batch)
-            return categories.reshape(categories.shape[0], *_category_shape(library_space))
+            categories = gymnasium_spaces.zero_based(theirs, batch)
+            return categories.reshape(categories.shape[0], *_category_shape(theirs))
         case "MultiBinary":
             return batch.astype(jnp.float32) if isinstance(batch, jax.Array) else np.array(batch, np.float32)
-    return gymnasium_spaces.encode(library_space, batch)
+    return gymnasium_spaces.encode(theirs, batch)
 
 
-def pack(library_space: Any, batch: Any) -> np.ndarray:
+def packed(theirs: Any, batch: Any) -> np.ndarray:
     """Packs a batch of Gymnasium's observations into rows of bytes, `[B, *wire.shape]`."""
-    parts = jax.tree.leaves(encode(library_space, batch))
-    return np.concatenate([_to_bytes(part) for part in parts], axis=1)
+    parts = jax.tree.leaves(encode(theirs, batch))
+    return np.concatenate([_rows(part) for part in parts], axis=1)
 
 
-def unpack(space: ObservationSpace, rows: jax.Array) -> Any:
-    """Restores an observation `[B, ...]` from rows of `pack`, `[B, bytes]`, in a compiled program."""
+def unpacked(space: ObservationSpace, rows: jax.Array) -> Any:
+    """Restores an observation `[B, ...]` from rows of `packed`, `[B, bytes]`, in a compiled program."""
     leaves, structure = jax.tree.flatten(composite.tree(space))
-    parts, start = [], 0
+    made, start = [], 0
     for part in leaves:
-        size = _num_bytes(part)
-        parts.append(_part_from_bytes(part, rows[:, start : start + size]))
+        size = _bytes(part)
+        made.append(_of_bytes(part, rows[:, start : start + size]))
         start += size
-    return jax.tree.unflatten(structure, parts)
+    return jax.tree.unflatten(structure, made)
 
 
-def _part_from_bytes(part: Space, rows: jax.Array) -> jax.Array:
+def _of_bytes(part: Space, rows: jax.Array) -> jax.Array:
     """Restores one part, `[B, *part.shape]`, from its bytes `[B, bytes]`."""
     width = np.dtype(part.dtype).itemsize
     if width > 1:
@@ -231,15 +227,15 @@ def _part_from_bytes(part: Space, rows: jax.Array) -> jax.Array:
     return rows.reshape(len(rows), *part.shape)
 
 
-def _num_bytes(part: Space) -> int:
+def _bytes(part: Space) -> int:
     return math.prod(part.shape) * np.dtype(part.dtype).itemsize
 
 
-def _to_bytes(part: np.ndarray) -> np.ndarray:
+def _rows(part: np.ndarray) -> np.ndarray:
     """The bytes of an array `[B, ...]`, as `[B, bytes]`."""
     return np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8)
 
 
-def _category_shape(library_space: Any) -> tuple[int, ...]:
+def _category_shape(theirs: Any) -> tuple[int, ...]:
     """The shape of categories: `()` for `Discrete`, one axis for `MultiDiscrete`."""
-    return () if type(library_space).__name__ == "Discrete" else (math.prod(library_space.shape),)
+    return () if type(theirs).__name__ == "Discrete" else (math.prod(theirs.shape),)

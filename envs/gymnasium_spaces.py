@@ -1,4 +1,4 @@
-"""Converts Gymnasium's spaces, which several libraries use, to `envs` spaces; also batches of their elements.
+"""Converts Gymnasium's spaces, which several libraries use, to ours; also batches of their elements.
 
 A batch of elements is an array `[B, ...]`, or a dictionary or tuple of arrays for a space with parts.
 
@@ -28,16 +28,16 @@ from fdg.errors import FdgError
 # A cell's object type, colour, and state or an agent's direction (Chevalier-Boisvert et al. 2023, arXiv
 # 2306.13831; the highest of each in minigrid's core/constants.py).
 _MINIGRID_CODES = (10, 5, 3)
-_MIN_IMAGE_SIDE = 36  # cells: larger maps are a wrapper's images
+_PICTURE = 36  # pixels: maps at least as large are images of a wrapper
 
-_DISCRETE_KINDS = "biu"  # kinds of dtypes of categorical actions
+_WHOLE = "biu"  # kinds of dtypes of categorical actions
 
-_TEXT_KINDS = ("Text", "MissionSpace")
+_TEXTS = ("Text", "MissionSpace")
 _TEXT_LENGTH = 96  # bytes of a text whose space has no limit
 
 
 class Facts(NamedTuple):
-    """Spaces and time limit of a library's environment."""
+    """Properties of a library's environment, known before it runs."""
 
     library_observation_space: Any
     library_action_space: Any
@@ -46,14 +46,10 @@ class Facts(NamedTuple):
     max_episode_steps: int | None
 
 
-def facts(name: str, library_observations: Any, library_actions: Any, max_episode_steps: int | None) -> Facts:
+def facts(name: str, observed: Any, acting: Any, max_episode_steps: int | None) -> Facts:
     """Properties of environment `name`, from Gymnasium's spaces of observations and actions."""
     return Facts(
-        library_observations,
-        library_actions,
-        observation_box(name, library_observations),
-        action_space(name, library_actions),
-        max_episode_steps,
+        observed, acting, observation_box(name, observed), action_space(name, acting), max_episode_steps
     )
 
 
@@ -61,17 +57,17 @@ def observation_box(name: str, space: Any) -> Box:
     """The `Box` of an encoded observation."""
     if _is_bytes(space):
         low, high = (_channels_last(np.asarray(b), 0) for b in (space.low, space.high))
-        if family(name) == "minigrid" and low.shape[2:] == (3,) and min(low.shape[:2]) < _MIN_IMAGE_SIDE:
+        if family(name) == "minigrid" and low.shape[2:] == (3,) and min(low.shape[:2]) < _PICTURE:
             high = np.minimum(high, _MINIGRID_CODES)
         return Box(bound(low), bound(high), low.shape, "uint8")
-    if _kind(space) in _TEXT_KINDS:
+    if _kind(space) in _TEXTS:
         return Box(0.0, 255.0, (text_length(space),), "uint8")
     if _is_codes(space):
         return Box(bound(space.low), bound(space.high), tuple(space.shape), "int32")
     if _kind(space) == "Box":
-        return Box(bound(_lower_bounds(space)), bound(space.high), tuple(space.shape))
-    bounds = [_bounds(name, part) for part, _ in _leaves(space, None)]
-    low, high = (np.concatenate(columns) for columns in zip(*bounds, strict=True))
+        return Box(bound(_low(space)), bound(space.high), tuple(space.shape))
+    bounds = [_bounds(name, part) for part, _ in _parts(space, None)]
+    low, high = (np.concatenate(side) for side in zip(*bounds, strict=True))
     return Box(bound(low), bound(high), low.shape)
 
 
@@ -82,13 +78,13 @@ def encode(space: Any, batch: Any) -> Any:
     NumPy array.
     """
     if _is_bytes(space):
-        return _copy(_channels_last(batch if _is_traced(batch) else np.asarray(batch), 1), np.uint8)
-    if _kind(space) in _TEXT_KINDS:
-        return _encode_texts(batch, text_length(space))
+        return _copied(_channels_last(batch if _is_traced(batch) else np.asarray(batch), 1), np.uint8)
+    if _kind(space) in _TEXTS:
+        return _as_bytes(batch, text_length(space))
     if _kind(space) == "Box":
-        array = _copy(batch, np.int32 if _is_codes(space) else np.float32)
+        array = _copied(batch, np.int32 if _is_codes(space) else np.float32)
         return array.reshape(array.shape[0], *space.shape)
-    vectors = [_to_vectors(part, values) for part, values in _leaves(space, batch)]
+    vectors = [_vectors(part, values) for part, values in _parts(space, batch)]
     return jnp.concatenate(vectors, 1) if _is_traced(vectors[0]) else np.concatenate(vectors, 1)
 
 
@@ -104,13 +100,13 @@ def _is_traced(batch: Any) -> bool:
     return isinstance(batch, jax.Array)
 
 
-def _copy(batch: Any, dtype: Any) -> Any:
+def _copied(batch: Any, dtype: Any) -> Any:
     return batch.astype(dtype) if _is_traced(batch) else np.array(batch, dtype, order="C")
 
 
 def action_space(name: str, space: Any) -> Space:
     """The space of actions for `decode`: the concatenated parts of a `Dict` or `Tuple`."""
-    parts = [part for part, _ in _leaves(space, None)]
+    parts = [part for part, _ in _parts(space, None)]
     if not parts:
         raise FdgError(f"environment '{name}': its actions are {space}, which has no parts: give it one")
     choices = [_choices(part) for part in parts]
@@ -124,13 +120,12 @@ def action_space(name: str, space: Any) -> Space:
     if any(choices):
         raise FdgError(
             f"environment '{name}': its actions are {space}, categories and floats together: wrap it so that"
-            " they are all one or the other, such as with floats in bins"
+            " they are all one or the other, say with the floats in bins"
         )
     if len(parts) == 1 and _kind(space) == "Box":
-        return Box(bound(_lower_bounds(space)), bound(space.high), tuple(space.shape))
+        return Box(bound(_low(space)), bound(space.high), tuple(space.shape))
     low, high = (
-        np.concatenate(side)
-        for side in zip(*[(_lower_bounds(p).ravel(), p.high.ravel()) for p in parts], strict=True)
+        np.concatenate(side) for side in zip(*[(_low(p).ravel(), p.high.ravel()) for p in parts], strict=True)
     )
     return Box(bound(low), bound(high), low.shape)
 
@@ -141,17 +136,17 @@ def decode(space: Any, action: Any) -> Any:
     A JAX array becomes JAX arrays, in the nearest dtypes that JAX has; see `exact`.
     """
     if _kind(space) in ("Dict", "Tuple"):
-        part_ends = np.cumsum([math.prod(part.shape) for part, _ in _leaves(space, None)]).tolist()
-        columns = [action[:, start:end] for start, end in zip([0, *part_ends], part_ends, strict=False)]
-        return _rebuild(space, iter(columns))
+        ends = np.cumsum([math.prod(part.shape) for part, _ in _parts(space, None)]).tolist()
+        columns = [action[:, start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        return _rebuilt(space, iter(columns))
     action = action.reshape(action.shape[0], *space.shape)
-    is_discrete = _kind(space) == "Box" and space.dtype.kind in _DISCRETE_KINDS
-    lowest = space.low if is_discrete else getattr(space, "start", None)
+    whole = _kind(space) == "Box" and space.dtype.kind in _WHOLE
+    lowest = space.low if whole else getattr(space, "start", None)
     if _is_traced(action):
         if lowest is not None:
             action = action.astype(jnp.int32) + np.asarray(lowest)[None].astype(np.int32)
         return action.astype(jax_dtype(space.dtype))
-    if lowest is not None:  # in the library's dtype: a sum that wraps around is right
+    if lowest is not None:  # in the library's dtype, where a sum that wraps around is still right
         return action.astype(space.dtype) + np.asarray(lowest, space.dtype)
     return exact(action, space.dtype, getattr(space, "low", None), getattr(space, "high", None))
 
@@ -159,8 +154,8 @@ def decode(space: Any, action: Any) -> Any:
 def exact(action: np.ndarray, dtype: Any, low: Any, high: Any) -> np.ndarray:
     """Actions in a library's dtype; bounds that float32 cannot represent become exact again."""
     if dtype == np.float64:
-        for limit in (low, high):
-            action = np.where(action == np.asarray(limit, np.float32), limit, action)
+        for end in (low, high):
+            action = np.where(action == np.asarray(end, np.float32), end, action)
     return action.astype(dtype)
 
 
@@ -186,18 +181,18 @@ def _choices(space: Any) -> tuple[int, ...] | None:
             return tuple(map(int, space.nvec.ravel()))
         case "MultiBinary":
             return (2,) * math.prod(space.shape)
-        case "Box" if space.dtype.kind in _DISCRETE_KINDS:
+        case "Box" if space.dtype.kind in _WHOLE:
             ends = zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True)
             return tuple(high - low + 1 for low, high in ends)
     return None
 
 
-def _rebuild(space: Any, columns: Iterator[np.ndarray]) -> Any:
+def _rebuilt(space: Any, columns: Iterator[np.ndarray]) -> Any:
     """Rebuilds the parts of a space's elements `[B, ...]` from columns `[B, size]`, one for each."""
     if _kind(space) == "Dict":
-        return {key: _rebuild(part, columns) for key, part in space.spaces.items()}
+        return {key: _rebuilt(part, columns) for key, part in space.spaces.items()}
     if _kind(space) == "Tuple":
-        return tuple(_rebuild(part, columns) for part in space.spaces)
+        return tuple(_rebuilt(part, columns) for part in space.spaces)
     return decode(space, next(columns))
 
 
@@ -228,7 +223,7 @@ def text_length(space: Any) -> int:
     return int(getattr(space, "max_length", _TEXT_LENGTH)) * widest
 
 
-def _encode_texts(texts: Any, length: int) -> Any:
+def _as_bytes(texts: Any, length: int) -> Any:
     """Converts texts `[B]` to `[B, length]` uint8; bytes are unchanged."""
     return texts if _is_traced(texts) else encode_texts(texts, length)
 
@@ -256,17 +251,17 @@ def _channels_last(image: Any, first: int) -> Any:
     return image.transpose(*range(first), first + 1, first + 2, first)
 
 
-def _leaves(space: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
+def _parts(space: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
     """The leaf spaces of a space, each with its part of a batch (None: without batch)."""
     if _kind(space) not in ("Dict", "Tuple"):
         yield space, batch
         return
     inner = space.spaces.items() if _kind(space) == "Dict" else enumerate(space.spaces)
     for key, part in inner:
-        yield from _leaves(part, None if batch is None else batch[key])
+        yield from _parts(part, None if batch is None else batch[key])
 
 
-def _lower_bounds(space: Any) -> np.ndarray:
+def _low(space: Any) -> np.ndarray:
     """Lower bounds. EnvPool uses the smallest positive number (C++'s `numeric_limits::min`) for no bound."""
     if not np.issubdtype(space.dtype, np.floating):
         return space.low
@@ -277,7 +272,7 @@ def _bounds(name: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper bounds of the vector of a leaf space."""
     match _kind(space):
         case "Box":
-            return _lower_bounds(space).reshape(-1), space.high.reshape(-1)
+            return _low(space).reshape(-1), space.high.reshape(-1)
         case "Text" | "MissionSpace":
             return np.zeros(text_length(space)), np.full(text_length(space), 255.0)
         case "Discrete" | "MultiDiscrete" | "MultiBinary":
@@ -287,12 +282,12 @@ def _bounds(name: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
     raise FdgError(f"environment '{name}': its observations hold a {space}, which is no array of numbers")
 
 
-def _to_vectors(space: Any, values: Any) -> Any:
+def _vectors(space: Any, values: Any) -> Any:
     """A leaf space's part of a batch, as vectors `[B, size]` float32."""
-    if _kind(space) in _TEXT_KINDS:
-        return _encode_texts(values, text_length(space)).astype(np.float32)
+    if _kind(space) in _TEXTS:
+        return _as_bytes(values, text_length(space)).astype(np.float32)
     categories = _kind(space) in ("Discrete", "MultiDiscrete")
-    values = zero_based(space, values) if categories else _copy(values, np.float32)
+    values = zero_based(space, values) if categories else _copied(values, np.float32)
     columns = values.reshape(values.shape[0], -1)
     if not categories:
         return columns

@@ -31,31 +31,31 @@ class Instance:
         self.env = env
 
     def reset(self, seed: int | None = None) -> Any:
-        """The first observation of an episode, copied by `element`."""
+        """The first observation of an episode, from `element`."""
         answer = self.env.reset() if seed is None else self.env.reset(seed=seed)
         if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
             raise WrongAnswerError(
-                f"reset returned {_describe(answer)}: return the pair (observation, info), info a dictionary"
+                f"reset returned {_shown(answer)}: return the pair (observation, info), info a dictionary"
             )
         return element(self.env.observation_space, answer[0])
 
     def step(self, action: Any, info: Sequence[str] = ()) -> tuple[Any, ...]:
-        """Observation, reward, terminated, truncated, and the numbers `info`, 0 before an episode's end."""
+        """Observation (from `element`), reward, terminated and truncated; at an episode's end also `info`."""
         answer = self.env.step(action)
         if not isinstance(answer, tuple) or len(answer) != 5:
             raise WrongAnswerError(
-                f"step returned {_describe(answer)}: return five"
+                f"step returned {_shown(answer)}: return five"
                 " (observation, reward, terminated, truncated, info)"
             )
-        observation, reward, *flags, values = answer
-        dones = [
+        observation, reward, *flags, said = answer
+        ended = [
             bool(_scalar(what, flag)) for what, flag in zip(("terminated", "truncated"), flags, strict=True)
         ]
         return (
             element(self.env.observation_space, observation),
             _scalar("reward", reward),
-            *dones,
-            *(_info_number(name, values) if any(dones) else 0.0 for name in info),
+            *ended,
+            *(_reported(name, said) if any(ended) else 0.0 for name in info),
         )
 
 
@@ -69,12 +69,12 @@ class Instances:
 
     def __init__(self) -> None:
         self._envs: list[Instance] = []
-        self._index = 0  # index of the current instance, for messages
+        self._at = 0  # the current instance, for messages
 
     def reset(self, name: str, options: dict[str, Any], seeds: list[int]) -> Any:
         """Makes an instance for each seed; returns their first observations."""
-        self._envs = [Instance(make_env(name, **options)) for _ in seeds]
-        return stack([self._select(i).reset(seed) for i, seed in enumerate(seeds)])
+        self._envs = [Instance(made(name, **options)) for _ in seeds]
+        return stack([self._of(i).reset(seed) for i, seed in enumerate(seeds)])
 
     def step(self, actions: list[Any], info: Sequence[str] = ()) -> tuple[Any, ...]:
         """Steps each instance; those whose episode ends start the next one.
@@ -84,52 +84,46 @@ class Instances:
           terminations, truncations and `info`.
         """
         observations: list[Any] = []
-        final_observations: list[Any] = []
+        finals: list[Any] = []
         numbers = np.zeros((3 + len(info), len(self._envs)))
         for i, action in enumerate(actions):
-            observation, *numbers[:, i] = self._select(i).step(action, info)
-            final_observations.append(observation)
-            observations.append(self._select(i).reset() if numbers[1:3, i].any() else observation)
-        return stack(observations), stack(final_observations) if numbers[1:3].any() else None, numbers
+            observation, *numbers[:, i] = self._of(i).step(action, info)
+            finals.append(observation)
+            observations.append(self._of(i).reset() if numbers[1:3, i].any() else observation)
+        return stack(observations), stack(finals) if numbers[1:3].any() else None, numbers
 
     def blame(self, error: BaseException) -> str:
         """An error message that names the current instance."""
         text = " ".join(str(error).split())
         if isinstance(error, WrongAnswerError):
-            return f"its instance {self._index}: {text}"
+            return f"its instance {self._at}: {text}"
         frames = traceback.extract_tb(error.__traceback__)
-        user_frames = [
-            frame for frame in frames if "site-packages" not in frame.filename and frame.filename != __file__
-        ]
-        location = (
-            f" ({user_frames[-1].filename.rpartition('/')[2]}, line {user_frames[-1].lineno})"
-            if user_frames
-            else ""
-        )
-        return f"its instance {self._index} raised {type(error).__name__}: {text}{location}"
+        own = [one for one in frames if "site-packages" not in one.filename and one.filename != __file__]
+        at = f" ({own[-1].filename.rpartition('/')[2]}, line {own[-1].lineno})" if own else ""
+        return f"its instance {self._at} raised {type(error).__name__}: {text}{at}"
 
-    def _select(self, i: int) -> Instance:
-        self._index = i
+    def _of(self, i: int) -> Instance:
+        self._at = i
         return self._envs[i]
 
 
-def make_env(name: str, **options: Any) -> Any:
+def made(name: str, **options: Any) -> Any:
     """Makes an instance of a name in `gymnasium.make`, or of `module:NAME`, a class or a function."""
     import gymnasium
 
     module, _, attribute = name.rpartition(":")
-    factory: Any = importlib.import_module(module) if module else None
+    found: Any = importlib.import_module(module) if module else None
     for part in attribute.split("."):
-        factory = getattr(factory, part, None)
-    entry = gymnasium.envs.registration.EnvSpec(attribute, entry_point=factory) if callable(factory) else name
+        found = getattr(found, part, None)
+    entry = gymnasium.envs.registration.EnvSpec(attribute, entry_point=found) if callable(found) else name
     return gymnasium.make(entry, disable_env_checker=True, **options)
 
 
-def element(space: Any, value: Any, label: str = "observation") -> Any:
+def element(space: Any, value: Any, where: str = "observation") -> Any:
     """Copies an element of a Gymnasium space to a new array of its shape and dtype, or to parts.
 
     Spaces are recognised by name, so no library is imported. `value` are arrays, lists, tuples or numbers;
-    messages begin with `label`.
+    messages begin with `where`.
 
     Raises:
       WrongAnswerError: missing parts, a wrong shape, or a number outside the space's dtype.
@@ -139,75 +133,73 @@ def element(space: Any, value: Any, label: str = "observation") -> Any:
         missing = [key for key in space.spaces if not isinstance(value, Mapping) or key not in value]
         if missing:
             raise WrongAnswerError(
-                f"{label} is {_describe(value)}, without the part {missing[0]!r} of its space"
+                f"{where} is {_shown(value)}, without the part {missing[0]!r} of its space"
             )
-        return {key: element(part, value[key], f"{label}[{key!r}]") for key, part in space.spaces.items()}
+        return {key: element(part, value[key], f"{where}[{key!r}]") for key, part in space.spaces.items()}
     if kind == "Tuple":
         if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
             raise WrongAnswerError(
-                f"{label} is {_describe(value)}, but its space has {len(space.spaces)} parts"
+                f"{where} is {_shown(value)}, where its space has {len(space.spaces)} parts"
             )
-        return tuple(element(part, value[i], f"{label}[{i}]") for i, part in enumerate(space.spaces))
+        return tuple(element(part, value[i], f"{where}[{i}]") for i, part in enumerate(space.spaces))
     if space.dtype is None or np.issubdtype(space.dtype, np.str_):
         return str(value)
     try:
-        original = np.asarray(value)
-        array = original.astype(space.dtype)  # a copy
+        given = np.asarray(value)
+        array = given.astype(space.dtype)  # a copy
     except (TypeError, ValueError) as error:
-        raise WrongAnswerError(
-            f"{label} is {_describe(value)}, which is not an array of numbers: {error}"
-        ) from None
+        raise WrongAnswerError(f"{where} is {_shown(value)}, which is no array of numbers: {error}") from None
     if array.shape != tuple(space.shape):
         raise WrongAnswerError(
-            f"{label} has the shape {list(array.shape)}, but its space has {list(space.shape)}"
+            f"{where} has the shape {list(array.shape)}, where its space has {list(space.shape)}"
         )
-    if array.dtype.kind not in "fc" and original.dtype != array.dtype and not np.array_equal(array, original):
+    if array.dtype.kind not in "fc" and given.dtype != array.dtype and not np.array_equal(array, given):
         raise WrongAnswerError(
-            f"{label} has {original[array != original].flat[0]}, which its space's dtype {array.dtype}"
-            " cannot hold"
+            f"{where} has {given[array != given].flat[0]}, which its space's dtype {array.dtype} cannot hold"
         )
     if kind in ("Discrete", "MultiDiscrete"):
         low, count = space.start, space.n if kind == "Discrete" else space.nvec
         outside = (array < low) | (array >= low + count)
         if outside.any():
-            raise WrongAnswerError(f"{label} has {array[outside].flat[0]}, outside its space {space}")
+            raise WrongAnswerError(
+                f"{where} has {array[outside].flat[0]}, which is outside of its space {space}"
+            )
     return array
 
 
 def stack(elements: list[Any]) -> Any:
     """Stacks a batch: an array (for texts a list), or for parts a dictionary or tuple."""
-    first_element = elements[0]
-    if isinstance(first_element, dict):
-        return {key: stack([element[key] for element in elements]) for key in first_element}
-    if isinstance(first_element, tuple):
-        return tuple(stack([element[k] for element in elements]) for k in range(len(first_element)))
+    first = elements[0]
+    if isinstance(first, dict):
+        return {key: stack([element[key] for element in elements]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(stack([element[k] for element in elements]) for k in range(len(first)))
     return np.stack([np.asarray(element) for element in elements])
 
 
-def _scalar(label: str, value: Any) -> float:
-    """A number that an environment returned, possibly as an array of one element."""
+def _scalar(what: str, value: Any) -> float:
+    """A number that an environment returned, possibly as an array of one."""
     try:
         array = np.asarray(value, np.float64)
     except (TypeError, ValueError):
         array = np.empty(0)
     if array.size != 1 or value is None:
-        raise WrongAnswerError(f"step returned {label} = {_describe(value)}: return one number")
+        raise WrongAnswerError(f"step returned {what} = {_shown(value)}: return one number")
     return array.item()
 
 
-def _info_number(name: str, info: Any) -> float:
+def _reported(name: str, info: Any) -> float:
     """A number by name from the info of an episode's last step."""
     if not isinstance(info, Mapping) or name not in info:
         raise WrongAnswerError(
-            f"step returned no {name!r} in info at the end of an episode: info is {_describe(info)}: name"
-            " one of"
+            f"step returned no {name!r} in info at the end of an episode: info is {_shown(info)}: name one of"
             " it, or leave info= out"
         )
     return _scalar(f"info[{name!r}]", info[name])
 
 
-def _describe(value: Any) -> str:
-    """Describes a value for a message: its type, and its length, keys or shape."""
+def _shown(value: Any) -> str:
+    """A value in a message: its type, and a tuple's length."""
     if isinstance(value, tuple):
         return f"a tuple of {len(value)} values"
     if isinstance(value, Mapping):

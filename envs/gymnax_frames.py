@@ -16,46 +16,46 @@ _MAZES = ("MetaMaze-misc", "FourRooms-misc")
 
 
 def frames(name: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray] | None:
-    """Images `[H, W, 3]` uint8 of at least one state; None if gymnax cannot draw the environment."""
+    """Images `[H, W, 3]` uint8 of states, at least one; None if gymnax cannot draw the environment."""
     if name in ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"):
-        return _draw_classic_control(name, params, states)
+        return _classic_control(name, params, states)
     if name.endswith("-MinAtar") or name == "Pong-misc":
-        return _draw("vis_minatar", "minatar", env, params, states)
+        return _drawn("vis_minatar", "minatar", env, params, states)
     if name == _CATCH:
-        return _draw("vis_catch", "catch", env, params, states)
+        return _drawn("vis_catch", "catch", env, params, states)
     if name == _POINT:
-        return _draw("vis_circle", "circle", env, params, states)
-    return _draw("vis_maze", "maze", env, params, states) if name in _MAZES else None
+        return _drawn("vis_circle", "circle", env, params, states)
+    return _drawn("vis_maze", "maze", env, params, states) if name in _MAZES else None
 
 
-def _draw_classic_control(name: str, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
+def _classic_control(name: str, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
     """Renders with Gymnasium's own environments, set to each state, as gymnax does."""
     quiet_pygame()
     import_optional("pygame", f"drawing {name}")
     gymnasium = import_optional("gymnasium", f"drawing {name}")
-    vis_gym = import_optional("gymnax.visualize.vis_gym", f"drawing {name}")
-    env = gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True)
+    visualized = import_optional("gymnax.visualize.vis_gym", f"drawing {name}")
+    theirs = gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True)
     try:
-        env.reset()
-        unwrapped = env.unwrapped
-        vis_gym.set_gym_params(unwrapped, name, params)
+        theirs.reset()
+        inner = theirs.unwrapped
+        visualized.set_gym_params(inner, name, params)
         for state in states:
-            unwrapped.state = vis_gym.get_gym_state(state, name)
+            inner.state = visualized.get_gym_state(state, name)
             if name == "Pendulum-v1":
-                unwrapped.last_u = np.asarray(state.last_u, np.float64)
-            yield np.asarray(unwrapped.render())
+                inner.last_u = np.asarray(state.last_u, np.float64)
+            yield np.asarray(inner.render())
     finally:
-        env.close()
+        theirs.close()
 
 
-def _draw(module: str, kind: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
+def _drawn(module: str, kind: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
     """Renders with a pair of gymnax's functions that draw into matplotlib axes."""
-    drawing_module = import_optional(f"gymnax.visualize.{module}", f"drawing {env.name}")
+    visualized = import_optional(f"gymnax.visualize.{module}", f"drawing {env.name}")
     figure, axes = drawing()
-    image = getattr(drawing_module, f"init_{kind}")(axes, env, states[0], params)
+    image = getattr(visualized, f"init_{kind}")(axes, env, states[0], params)
     axes.set_aspect("equal")
     for state in states:
         arguments = (image, env, state, params) if kind == "minatar" else (image, env, state)
-        # Some update functions return a new image, others change it in place.
-        image = getattr(drawing_module, f"update_{kind}")(*arguments) or image
+        # Some return what they drew, others change it in place.
+        image = getattr(visualized, f"update_{kind}")(*arguments) or image
         yield figure_image(figure)

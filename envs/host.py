@@ -2,15 +2,15 @@
 
 A *source* (EnvPool, Gymnasium) starts a *pool*: instances of one environment that work on NumPy arrays.
 `HostEnvironment` implements `envs.Environment` with a source: `reset` starts a pool, `step` is a callback
-that steps it. A program holds only a ticket: the pool's number and its number of steps. Each call takes the
-ticket of the previous one, so data dependencies order the calls in compiled programs.
+that steps it. Programs only hold a ticket: the pool's number and its number of steps. Each call takes the
+ticket of the previous one, so data dependencies order the calls under `jit`, `scan` and `while_loop`.
 
 `step` is `recv(send())` in one callback. Called separately, the program works while the instances step: in
 *rings*, a rollout acts for some instances while others step (`algos.rollout`), each part in its own pool.
 
-A pool cannot return to an earlier state, and checkpoints do not contain it. If a ticket does not match (the
-process with the pool is gone, or the pool has moved on), the instances start new episodes: that step is a
-truncation with reward 0, and its final observation is the last one.
+A pool cannot go back, and checkpoints do not contain it. If a ticket does not match (the process with the
+pool is gone, or the pool has moved on), the instances start new episodes: that step is a truncation with
+reward 0, and its final observation is the last one.
 
 Callbacks only use NumPy: one that ran JAX could deadlock.
 """
@@ -27,8 +27,8 @@ import numpy as np
 from jax.experimental import io_callback
 
 from envs import running_pools, satellites
-from envs.environment import EpisodeState, TimeStep, Whole, check_actions, check_keys, check_state
-from envs.native import Native, native_of_spaces
+from envs.environment import EpisodeState, TimeStep, Whole, actions, check_keys, check_state
+from envs.native import Native, of_spaces
 from envs.pools import Source, wire_space
 from envs.running_pools import close as close
 from envs.running_pools import losses as losses
@@ -43,19 +43,19 @@ _parts: contextvars.ContextVar[int] = contextvars.ContextVar("_parts", default=1
 
 @contextlib.contextmanager
 def in_parts(count: int) -> Iterator[None]:
-    """A context in which traced resets keep `count` pools: one for each part of a batch."""
-    token = _parts.set(count)
+    """A context for tracing that keeps `count` pools: one for each part of a batch."""
+    before = _parts.set(count)
     try:
         yield
     finally:
-        _parts.reset(token)
+        _parts.reset(before)
 
 
 class Ticket(NamedTuple):
     """A program's reference to a pool; every leaf has the leading axis `B`."""
 
-    pool: jax.Array  # [B] int32, number of the pool, the same in every row
-    steps: jax.Array  # [B] int32, number of steps of the pool, the same in every row
+    pool: jax.Array  # [B] int32, the pool's number, the same in every row
+    steps: jax.Array  # [B] int32, steps made, likewise
     observation: jax.Array  # [B, *wire], the last observation
 
 
@@ -81,8 +81,8 @@ class HostEnvironment(Whole):
     restarts: int = 0
 
     def __post_init__(self) -> None:
-        options = {"timeout": self.timeout, "restarts": self.restarts}
-        check_options(f"environment '{self.name}'", HostEnvironment, options)
+        given = {"timeout": self.timeout, "restarts": self.restarts}
+        check_options(f"environment '{self.name}'", HostEnvironment, given)
         if not self.timeout > 0:
             raise FdgError(f"environment '{self.name}': timeout={self.timeout!r} must be above 0 seconds")
         if self.restarts < 0:
@@ -95,28 +95,28 @@ class HostEnvironment(Whole):
 
     @property
     def native(self) -> Native:
-        """The library's observations and actions before conversion."""
-        return getattr(self.source, "native", None) or native_of_spaces(self)
+        """The library's own observations and actions."""
+        return getattr(self.source, "native", None) or of_spaces(self)
 
     @checked_names
     def reset(self, keys: jax.Array) -> tuple[EpisodeState, Any]:
         """Starts a pool with an instance for each key; see `Environment.reset`."""
         check_keys(self.name, keys)
         (size,) = keys.shape
-        pool, observation = _call_host(
+        pool, observation = _called(
             _HostCall(self, "reset", _parts.get()),
-            (jax.ShapeDtypeStruct((size,), jnp.int32), self._observation_type(size)),
-            _draw_seeds(keys),
+            (jax.ShapeDtypeStruct((size,), jnp.int32), self._observations(size)),
+            _seeds(keys),
         )
         state = Ticket(pool, jnp.zeros(size, jnp.int32), observation)
-        initial = EpisodeState(state, jnp.zeros(size, jnp.float32), jnp.zeros(size, jnp.int32))
-        return initial, self._unpack_observation(observation)
+        first = EpisodeState(state, jnp.zeros(size, jnp.float32), jnp.zeros(size, jnp.int32))
+        return first, self._unpacked(observation)
 
     @checked_names
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
         """Steps every instance; see `Environment.step`. The keys seed restarted instances."""
-        call, operand = _HostCall(self, "step", _parts.get()), self._step_operand(keys, state, action)
-        return self._unpack_results(state, _call_host(call, self._result_types(len(operand)), operand))
+        call, operand = _HostCall(self, "step", _parts.get()), self._asked(keys, state, action)
+        return self._stepped(state, _called(call, self._results(len(operand)), operand))
 
     @checked_names
     def send(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> EpisodeState:
@@ -125,8 +125,8 @@ class HostEnvironment(Whole):
         Returns:
           The state with the ticket of the running step, only to be passed to `recv`.
         """
-        call, operand = _HostCall(self, "send", _parts.get()), self._step_operand(keys, state, action)
-        pool, steps = _call_host(call, (self._int_type(len(operand)),) * 2, operand)
+        call, operand = _HostCall(self, "send", _parts.get()), self._asked(keys, state, action)
+        pool, steps = _called(call, (self._number(len(operand)),) * 2, operand)
         return state._replace(inner=state.inner._replace(pool=pool, steps=steps))
 
     @checked_names
@@ -137,9 +137,9 @@ class HostEnvironment(Whole):
           HostError: (in the program) the ticket has no running step, such as one that was received before.
         """
         check_state(self.name, sent)
-        operand = _pack(sent.inner.pool, sent.inner.steps)
+        operand = _packed(sent.inner.pool, sent.inner.steps)
         call = _HostCall(self, "recv", 1)
-        return self._unpack_results(sent, _call_host(call, self._result_types(len(operand)), operand))
+        return self._stepped(sent, _called(call, self._results(len(operand)), operand))
 
     @checked_names
     def ready(self, sent: EpisodeState, waiting: jax.Array) -> jax.Array:
@@ -149,41 +149,39 @@ class HostEnvironment(Whole):
           sent: results of `send`, `[R, B, ...]`.
           waiting: `[R] bool`, the candidates; at least one is True.
         """
-        operand = _pack(sent.inner.pool[:, 0], sent.inner.steps[:, 0], waiting.astype(jnp.int32))
-        return _call_host(_HostCall(self, "ready", 1), jax.ShapeDtypeStruct((), jnp.int32), operand)
+        operand = _packed(sent.inner.pool[:, 0], sent.inner.steps[:, 0], waiting.astype(jnp.int32))
+        return _called(_HostCall(self, "ready", 1), jax.ShapeDtypeStruct((), jnp.int32), operand)
 
     @property
     def acts(self) -> bool:
         """True if a fleet's workers act (`ray:NAME?acts=True`)."""
         return getattr(self.source, "acts", False)
 
-    def acting(
-        self, act: Callable[..., Any], keys: jax.Array
-    ) -> tuple[satellites.WorkerActor, list[jax.Array]]:
-        """Traces an actor for workers; returns the first two arguments of `segment`, the second the arrays
-        that the actor closes over.
+    def acting(self, act: Callable[..., Any], keys: jax.Array) -> tuple[satellites.Acting, list[jax.Array]]:
+        """Traces an actor for workers; returns the first argument of `segment`, and the arrays that the actor
+        closes over.
 
         Args:
           act: `(observation [n, ...], keys [n]) -> (action [n, ...], kept)`; `kept` is a pytree of arrays
             with leading axis n. It may close over traced arrays.
           keys: `[T, 2, B]`, as for `segment`.
         """
-        data, impl = jax.random.key_data(keys[0, 0]), jax.random.key_impl(keys)
+        data, kind = jax.random.key_data(keys[0, 0]), jax.random.key_impl(keys)
         wire = wire_space(self.source)
 
-        def act_on_rows(rows: jax.Array, data: jax.Array) -> Any:
-            return act(self._unpack_observation(rows), jax.random.wrap_key_data(data, impl=impl))
+        def of_rows(rows: jax.Array, data: jax.Array) -> Any:
+            return act(self._unpacked(rows), jax.random.wrap_key_data(data, impl=kind))
 
-        def input_types(rows: int) -> Any:
+        def seen(rows: int) -> Any:
             return (
                 jax.ShapeDtypeStruct((rows, *wire.shape), wire.dtype),
                 jax.ShapeDtypeStruct((rows, *data.shape[1:]), data.dtype),
             )
 
-        return satellites.trace_actor(self.name, act_on_rows, input_types, self.source.shares(len(data)))
+        return satellites.trace(self.name, of_rows, seen, self.source.shares(len(data)))
 
     def segment(
-        self, acting: satellites.WorkerActor, operands: list[jax.Array], keys: jax.Array, state: EpisodeState
+        self, acting: satellites.Acting, operands: list[jax.Array], keys: jax.Array, state: EpisodeState
     ) -> tuple[EpisodeState, Any, Any, TimeStep]:
         """Makes a fleet's workers act and step T times.
 
@@ -197,40 +195,33 @@ class HostEnvironment(Whole):
           B]`.
         """
         check_state(self.name, state)
-        kept_types, kept_tree = jax.tree.flatten(acting.kept)
+        kept, tree = jax.tree.flatten(acting.kept)
         data = jax.random.key_data(keys[:, 0])
-        step_types, step_tree = jax.tree.flatten(self._result_types(data.shape[1]))
-        shapes = [jax.ShapeDtypeStruct((len(data), *x.shape), x.dtype) for x in [*kept_types, *step_types]]
-        packed = _pack(state.inner.pool, state.inner.steps, _draw_seeds(keys[0, 1]))
+        flat, of_step = jax.tree.flatten(self._results(data.shape[1]))
+        shapes = [jax.ShapeDtypeStruct((len(data), *x.shape), x.dtype) for x in [*kept, *flat]]
+        packed = _packed(state.inner.pool, state.inner.steps, _seeds(keys[0, 1]))
         call = _HostCall(self, "segment", acting.program)
-        outputs = _call_host(call, shapes, packed, data, state.inner.observation, *operands)
-        results = jax.tree.unflatten(step_tree, outputs[len(kept_types) :])
-        state, steps = jax.lax.scan(self._unpack_results, state, results)
-        last_observation = jax.tree.map(lambda x: x[-1], steps.observation)
-        return state, last_observation, jax.tree.unflatten(kept_tree, outputs[: len(kept_types)]), steps
+        found = _called(call, shapes, packed, data, state.inner.observation, *operands)
+        results = jax.tree.unflatten(of_step, found[len(kept) :])
+        state, steps = jax.lax.scan(self._stepped, state, results)
+        last = jax.tree.map(lambda x: x[-1], steps.observation)
+        return state, last, jax.tree.unflatten(tree, found[: len(kept)]), steps
 
-    def _step_operand(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> jax.Array:
+    def _asked(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> jax.Array:
         """The operand of a step's callback."""
         check_keys(self.name, keys)
         check_state(self.name, state, len(keys))
-        action = check_actions(self.name, action, self.action_space, keys.shape)
-        return _pack(state.inner.pool, state.inner.steps, _draw_seeds(keys), action)
+        action = actions(self.name, action, self.action_space, keys.shape)
+        return _packed(state.inner.pool, state.inner.steps, _seeds(keys), action)
 
-    def _result_types(self, size: int) -> tuple[Any, ...]:
+    def _results(self, size: int) -> tuple[Any, ...]:
         """The result shapes of a step's callback."""
-        bool_type, float_type = (jax.ShapeDtypeStruct((size,), dtype) for dtype in (jnp.bool_, jnp.float32))
-        int_type, observation = self._int_type(size), self._observation_type(size)
-        transition = (
-            observation,
-            float_type,
-            bool_type,
-            bool_type,
-            observation,
-            (float_type,) * len(self.info),
-        )
-        return int_type, int_type, transition, bool_type
+        flag, reward = (jax.ShapeDtypeStruct((size,), dtype) for dtype in (jnp.bool_, jnp.float32))
+        number, observation = self._number(size), self._observations(size)
+        transition = observation, reward, flag, flag, observation, (reward,) * len(self.info)
+        return number, number, transition, flag
 
-    def _unpack_results(self, state: EpisodeState, results: tuple[Any, ...]) -> tuple[EpisodeState, TimeStep]:
+    def _stepped(self, state: EpisodeState, results: tuple[Any, ...]) -> tuple[EpisodeState, TimeStep]:
         """The state and the time step, from the results of a step's callback."""
         pool, steps, transition, lost = results
         size = len(lost)
@@ -248,11 +239,11 @@ class HostEnvironment(Whole):
             jnp.where(done, 0, episode_length),
         )
         return next_state, TimeStep(
-            observation=self._unpack_observation(observation),
+            observation=self._unpacked(observation),
             reward=reward,
             terminated=terminated,
             truncated=truncated,
-            final_observation=self._unpack_observation(final_observation),
+            final_observation=self._unpacked(final_observation),
             episode_return=jnp.where(done, episode_return, 0),
             episode_length=jnp.where(done, episode_length, 0),
             episode_info={
@@ -261,14 +252,14 @@ class HostEnvironment(Whole):
         )
 
     @staticmethod
-    def _int_type(size: int) -> jax.ShapeDtypeStruct:
+    def _number(size: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size,), jnp.int32)
 
-    def _observation_type(self, size: int) -> jax.ShapeDtypeStruct:
+    def _observations(self, size: int) -> jax.ShapeDtypeStruct:
         space = wire_space(self.source)
         return jax.ShapeDtypeStruct((size, *space.shape), space.dtype)
 
-    def _unpack_observation(self, rows: jax.Array) -> Any:
+    def _unpacked(self, rows: jax.Array) -> Any:
         unpacked = getattr(self.source, "unpacked", None)
         return rows if unpacked is None else unpacked(rows)
 
@@ -276,7 +267,7 @@ class HostEnvironment(Whole):
 def make_from(
     source: Callable[[tuple[tuple[str, Any], ...]], Source], overrides: dict[str, Any]
 ) -> HostEnvironment:
-    """Makes a `HostEnvironment`; overrides that are not fields of it are options of the source.
+    """Makes a `HostEnvironment`; overrides that are not its own fields are options of the source.
 
     `source` maps options, sorted by name, to a source; overrides are Python numbers, strings and tuples.
     """
@@ -293,7 +284,7 @@ def make_from(
     )
 
 
-def _pack(*columns: jax.Array) -> jax.Array:
+def _packed(*columns: jax.Array) -> jax.Array:
     """Concatenates arrays `[B, ...]` of four-byte numbers to `[B, sum of sizes] int32`.
 
     JAX transfers each operand of a callback separately, which takes longer than a step of most instances.
@@ -303,14 +294,14 @@ def _pack(*columns: jax.Array) -> jax.Array:
     return jnp.concatenate([x.reshape(size, -1) for x in bits], axis=1)
 
 
-def _draw_seeds(keys: jax.Array) -> jax.Array:
-    """Draws a seed for each key, `[B] int32`, at least 0: libraries refuse negative ones."""
+def _seeds(keys: jax.Array) -> jax.Array:
+    """A seed for each key, `[B] int32`, at least 0, as all libraries accept."""
     bits = jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys)
     return jax.lax.bitcast_convert_type(bits >> 1, jnp.int32)
 
 
-def _call_host(call: Callable[..., Any], shapes: Any, *operands: jax.Array) -> Any:
-    """Calls `io_callback`; outside of compiled programs its errors are raised as the host raised them."""
+def _called(call: Callable[..., Any], shapes: Any, *operands: jax.Array) -> Any:
+    """`io_callback`, whose errors outside of programs are those of the host."""
     with host_errors():
         return io_callback(call, shapes, *operands)
 
@@ -321,7 +312,7 @@ class _HostCall:
 
     environment: HostEnvironment
     method: str
-    argument: Any  # first argument of the method: number of pools, or a segment's program
+    of: Any  # pools of the batch; for a segment, the program
 
     @property
     def __name__(self) -> str:
@@ -330,8 +321,8 @@ class _HostCall:
     def __call__(self, *operands: Any) -> Any:
         try:
             method = getattr(running_pools.POOLS, self.method)
-            return method(self.environment, self.argument, *map(np.asarray, operands))
+            return method(self.environment, self.of, *map(np.asarray, operands))
         except HostError:
             raise
-        except Exception as error:  # JAX keeps only its text
+        except Exception as error:  # JAX passes on only its text
             raise HostError(f"environment '{self.environment.name}': {raised(error)}") from error

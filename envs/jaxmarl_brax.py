@@ -41,7 +41,7 @@ class BraxTeam:
 
     @property
     def num_agents(self) -> int:
-        """The number of agents that move the body."""
+        """The number of agents that the body is divided among."""
         return len(_mappings(self.name)[0])
 
     @property
@@ -70,17 +70,17 @@ class BraxTeam:
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Takes one step, without reset; `action [A, n]`."""
         joints = _mappings(self.name)[1]
-        body_action = jnp.zeros(self.body.action_space.shape)
-        for i, indices in enumerate(joints):
-            body_action = body_action.at[np.array(indices)].set(action[i, : len(indices)])
-        state, observation, reward, terminated, truncated = self.body.step(key, state, body_action)
+        whole = jnp.zeros(self.body.action_space.shape)
+        for i, mine in enumerate(joints):
+            whole = whole.at[np.array(mine)].set(action[i, : len(mine)])
+        state, observation, reward, terminated, truncated = self.body.step(key, state, whole)
         rewards = jnp.full(self.num_agents, reward)
         return state, self._observe(observation), rewards, terminated, truncated
 
     def _observe(self, observation: jax.Array) -> jax.Array:
-        observed = _mappings(self.name)[0]
-        longest = max(len(numbers) for numbers in observed)
-        rows = [jnp.pad(observation[np.array(indices)], (0, longest - len(indices))) for indices in observed]
+        seen = _mappings(self.name)[0]
+        longest = max(len(numbers) for numbers in seen)
+        rows = [jnp.pad(observation[np.array(mine)], (0, longest - len(mine))) for mine in seen]
         return jnp.concatenate([jnp.eye(self.num_agents), jnp.stack(rows)], axis=1)
 
 
@@ -90,10 +90,10 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(name: str, *, backend: str = _BACKENDS[0], episode_length: int = 1000) -> Vectorized:
-    label = f"environment '{name}'"
+    where = f"environment '{name}'"
     if backend not in _BACKENDS:
-        raise FdgError(f"{label}: backend={backend!r} must be one of {', '.join(_BACKENDS)}")
-    check_count(label, "episode_length", episode_length)
+        raise FdgError(f"{where}: backend={backend!r} must be one of {', '.join(_BACKENDS)}")
+    check_count(where, "episode_length", episode_length)
     team = BraxTeam(name, BraxEnvironment(BODIES[name], backend, episode_length))
     return vectorize(team, repeat_start=True)
 
@@ -103,10 +103,8 @@ def _mappings(name: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, 
     """For each agent: indices of the observation that it sees, and of the joints that it moves."""
     with importing(f"environment '{name}' needs", "JaxMARL", "jaxmarl"):
         from jaxmarl.environments.mabrax import mappings
-    observed, joints = mappings._agent_observation_mapping[name], mappings._agent_action_mapping[name]
-    return tuple(_as_ints(observed[agent]) for agent in observed), tuple(
-        _as_ints(joints[agent]) for agent in observed
-    )
+    seen, moved = mappings._agent_observation_mapping[name], mappings._agent_action_mapping[name]
+    return tuple(_as_ints(seen[agent]) for agent in seen), tuple(_as_ints(moved[agent]) for agent in seen)
 
 
 def _as_ints(indices: Any) -> tuple[int, ...]:

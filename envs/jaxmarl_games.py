@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.adapters import accepting, check_count, check_names, importing, lists_to_tuples
+from envs.adapters import accepting, check_count, check_names, importing, plain
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.literals import hold, hold_modules
 from envs.quiet import quietly, relaxed_checks
@@ -39,7 +39,7 @@ from fdg.errors import FdgError, unknown_name
 
 Scalar: TypeAlias = "bool | int | float | str"
 
-_UNLIMITED_STEPS = 2**30
+_NEVER = 2**30  # steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Kind:
 
     module: str  # module of the class, below `jaxmarl.environments`
     constructor: str
-    # attributes whose product is the time limit; empty for no limit
-    limit_attributes: tuple[str, ...] = ()
-    gets_limit: bool = True  # False: the game is made without a limit, and `vectorize` applies it
-    mask_method: str | None = None  # the method that returns valid actions
-    has_identity: bool = False  # agents see their index by default
-    choices: tuple[str, str, str] | None = None  # (argument, module and attribute of its named values)
+    # attributes whose product is the time limit; none for no limit
+    limit: tuple[str, ...] = ()
+    told_of_limit: bool = True  # False: made without a limit, which `vectorize` applies
+    masks: str | None = None  # the method that returns valid actions
+    identity: bool = False  # agents see their index by default
+    choices: tuple[str, str, str] | None = None  # an argument with named values, and the names' location
     as_array: bool = False  # actions are passed as one array, not as a mapping
 
 
@@ -73,7 +73,7 @@ KINDS: dict[str, Kind] = {
         "overcooked_v2.overcooked", "OvercookedV2", ("max_steps",),
         choices=("layout", "overcooked_v2.layouts", "overcooked_v2_layouts"),
     ),
-    "hanabi": Kind("hanabi.hanabi", "HanabiEnv", mask_method="get_legal_moves"),
+    "hanabi": Kind("hanabi.hanabi", "HanabiEnv", masks="get_legal_moves"),
     "storm": Kind("storm.storm_env", "InTheGrid", _STORM, as_array=True),
     "storm_2p": Kind("storm.storm_2p", "InTheGrid_2p", _STORM, as_array=True),
     "storm_np": Kind("storm.storm", "InTheMatrix", _STORM, as_array=True),
@@ -82,7 +82,7 @@ KINDS: dict[str, Kind] = {
     "switch_riddle": Kind("switch_riddle.switch_riddle", "SwitchRiddle"),
 }  # fmt: skip
 
-_SHAPED_GAMES = ("overcooked", "overcooked_v2")
+_SHAPED = ("overcooked", "overcooked_v2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,93 +102,91 @@ class JaxmarlGame:
     @property
     def num_agents(self) -> int:
         """Number of controlled agents."""
-        return len(_specs(self).agents)
+        return len(_facts(self).agents)
 
     @property
     def observation_space(self) -> Box:
         """Unbounded, as long as the longest observation, plus the agent's index if given."""
-        return Box(float("-inf"), float("inf"), _specs(self).shape)
+        return Box(float("-inf"), float("inf"), _facts(self).shape)
 
     @property
     def action_space(self) -> Space:
-        """The action space of the agent with most actions: `Discrete`, or a bounded `Box`."""
-        return _specs(self).action_space
+        """`Discrete`, or a bounded `Box`, of the agent with most actions."""
+        return _facts(self).action_space
 
     @property
     def max_episode_steps(self) -> int | None:
         """JaxMARL's limit, if any."""
-        return _specs(self).limit
+        return _facts(self).limit
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """Starts an episode."""
-        env = _jaxmarl_env(self)
+        env = _theirs(self)
         with relaxed_checks():
             observation, state = env.reset(key)
-            return _to_arrays(state), self._observe(env, state, observation)
+            return _strong(state), self._observe(env, state, observation)
 
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, Observation, jax.Array, jax.Array, jax.Array]:
         """Takes one step, without reset; `action [A]` or `[A, n]`."""
-        env, specs, kind = _jaxmarl_env(self), _specs(self), KINDS[self.game]
+        env, facts, kind = _theirs(self), _facts(self), KINDS[self.game]
         actions: Any = action
         if not kind.as_array:
-            actions = {agent: action[i] for i, agent in enumerate(specs.agents)}
+            actions = {agent: action[i] for i, agent in enumerate(facts.agents)}
         with relaxed_checks():
-            observation, new_state, reward, done, info = env.step_env(key, state, actions)
-            rewards = jnp.stack(_split_agents(reward, specs.agents)).astype(jnp.float32).reshape(-1)
+            observation, new, reward, done, info = env.step_env(key, state, actions)
+            rewards = jnp.stack(_of_agents(reward, facts.agents)).astype(jnp.float32).reshape(-1)
             if self.shaping:
-                shaped_reward = jnp.stack(_split_agents(info["shaped_reward"], specs.agents))
-                rewards += self.shaping * shaped_reward.reshape(-1)
-            new_state = jax.tree.map(
-                lambda new_state, old: new_state.astype(old.dtype), _to_arrays(new_state), _to_arrays(state)
-            )
-            new_observation = self._observe(env, new_state, observation)
-        is_over = jnp.asarray(done["__all__"], bool).reshape(())
+                shaped = jnp.stack(_of_agents(info["shaped_reward"], facts.agents))
+                rewards += self.shaping * shaped.reshape(-1)
+            new = jax.tree.map(lambda new, old: new.astype(old.dtype), _strong(new), _strong(state))
+            seen = self._observe(env, new, observation)
+        ended = jnp.asarray(done["__all__"], bool).reshape(())
         # `vectorize` applies the limit: the end there is a truncation, an earlier one a termination.
         at_limit = jnp.bool_(False)
-        if kind.gets_limit and kind.limit_attributes:  # games of several rounds end only by the limit
-            at_limit = new_state.step >= specs.limit if len(kind.limit_attributes) == 1 else is_over
-        return new_state, new_observation, rewards, is_over & ~at_limit, is_over & at_limit
+        if kind.told_of_limit and kind.limit:  # repeated games end only by the clock
+            at_limit = new.step >= facts.limit if len(kind.limit) == 1 else ended
+        return new, seen, rewards, ended & ~at_limit, ended & at_limit
 
     def _observe(self, env: Any, state: Any, observation: Any) -> Observation:
-        specs, kind = _specs(self), KINDS[self.game]
-        rows = [_concatenate(part, specs.is_image) for part in _split_agents(observation, specs.agents)]
-        if not specs.is_image:
-            length = specs.shape[0] - (len(rows) if self.agent_identity else 0)
+        facts, kind = _facts(self), KINDS[self.game]
+        rows = [_joined(part, facts.picture) for part in _of_agents(observation, facts.agents)]
+        if not facts.picture:
+            length = facts.shape[0] - (len(rows) if self.agent_identity else 0)
             rows = [jnp.pad(row, (0, length - row.size)) for row in rows]
         features = jnp.stack(rows)
         if self.agent_identity:
             features = jnp.concatenate([features, jnp.eye(len(rows))], axis=1)
-        if kind.mask_method is None:
+        if kind.masks is None:
             return features
-        allowed = getattr(env, kind.mask_method)(state)
-        mask = jnp.stack([jnp.asarray(allowed[agent], bool) for agent in specs.agents])
+        allowed = getattr(env, kind.masks)(state)
+        mask = jnp.stack([jnp.asarray(allowed[agent], bool) for agent in facts.agents])
         return MaskedObservation(features, mask | ~mask.any(-1, keepdims=True))
 
 
-def _to_arrays(state: Any) -> Any:
+def _strong(state: Any) -> Any:
     return jax.tree.map(jnp.asarray, state)
 
 
-def _split_agents(value: Any, agents: tuple[Any, ...]) -> list[Any]:
-    """Splits a mapping, a tuple, or arrays with an axis of agents into one entry per agent."""
+def _of_agents(value: Any, agents: tuple[Any, ...]) -> list[Any]:
+    """Each agent's entry in a mapping, a tuple, or arrays with an axis of agents."""
     if isinstance(value, dict) and all(agent in value for agent in agents):
         return [value[agent] for agent in agents]
     if isinstance(value, tuple | list) and len(value) == len(agents):
         return list(value)
-    return [jax.tree.map(functools.partial(_agent_slice, i, len(agents)), value) for i in range(len(agents))]
+    return [jax.tree.map(functools.partial(_row, i, len(agents)), value) for i in range(len(agents))]
 
 
-def _agent_slice(agent: int, agents: int, x: jax.Array) -> jax.Array:
+def _row(agent: int, agents: int, x: jax.Array) -> jax.Array:
     """An agent's part of an array, whose axis of agents is the first, or (Storm's inventories) the last."""
     return x[agent] if x.shape[0] == agents else x[..., agent]
 
 
-def _concatenate(observation: Any, is_image: bool) -> jax.Array:
+def _joined(observation: Any, picture: bool) -> jax.Array:
     """Concatenates the parts of an observation; images are unchanged."""
     parts = [jnp.asarray(part, jnp.float32) for part in jax.tree.leaves(observation)]
-    return parts[0] if is_image else jnp.concatenate([part.reshape(-1) for part in parts])
+    return parts[0] if picture else jnp.concatenate([part.reshape(-1) for part in parts])
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
@@ -199,45 +197,45 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 def _make(
     game: str, *, agent_identity: bool | None = None, shaping: float | None = None, **overrides: Any
 ) -> Vectorized:
-    label, kind = f"environment '{game}'", KINDS[game]
-    check_options(label, _make, {"agent_identity": agent_identity, "shaping": shaping})
-    if shaping is not None and (game not in _SHAPED_GAMES or not isinstance(shaping, int | float)):
-        raise FdgError(f"{label}: shaping={shaping!r}: give a number, for {' or '.join(_SHAPED_GAMES)} only")
-    defaults = _arguments(game) if overrides else {}
-    common = ("agent_identity", "shaping") if game in _SHAPED_GAMES else ("agent_identity",)
-    check_names(label, overrides, sorted((*defaults, *common)))
-    for argument, value in lists_to_tuples(label, overrides, bool | int | float | str).items():
+    where, kind = f"environment '{game}'", KINDS[game]
+    check_options(where, _make, {"agent_identity": agent_identity, "shaping": shaping})
+    if shaping is not None and (game not in _SHAPED or not isinstance(shaping, int | float)):
+        raise FdgError(f"{where}: shaping={shaping!r}: it is a number, of {' and '.join(_SHAPED)}")
+    known = _arguments(game) if overrides else {}
+    ours = ("agent_identity", "shaping") if game in _SHAPED else ("agent_identity",)
+    check_names(where, overrides, sorted((*known, *ours)))
+    for argument, value in plain(where, overrides, bool | int | float | str).items():
         if kind.choices and argument == kind.choices[0] and value not in (names := _choices(game)):
             raise unknown_name(f"{argument} of {game}", str(value), names)
-        if argument in kind.limit_attributes:
-            check_count(label, argument, value)
-    check_options(label, defaults, overrides)
-    shaping_weight = (1.0 if game in _SHAPED_GAMES else 0.0) if shaping is None else float(shaping)
-    has_identity = kind.has_identity if agent_identity is None else bool(agent_identity)
-    return vectorize(JaxmarlGame(game, has_identity, shaping_weight, tuple(sorted(overrides.items()))))
+        if argument in kind.limit:
+            check_count(where, argument, value)
+    check_options(where, known, overrides)
+    weight = (1.0 if game in _SHAPED else 0.0) if shaping is None else float(shaping)
+    identity = kind.identity if agent_identity is None else bool(agent_identity)
+    return vectorize(JaxmarlGame(game, identity, weight, tuple(sorted(overrides.items()))))
 
 
 @functools.cache
 def _arguments(game: str) -> dict[str, Any]:
     """Arguments that a user may override, with defaults: numbers, strings, and a choice by name."""
     constructor = _constructor(game)
-    arguments: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for kind in constructor.__mro__:
         if "__init__" in vars(kind):
             for parameter in inspect.signature(kind.__init__).parameters.values():
                 if isinstance(parameter.default, bool | int | float | str):
-                    arguments.setdefault(parameter.name, parameter.default)
+                    found.setdefault(parameter.name, parameter.default)
     if game == "HeuristicEnemySMAX":
-        arguments = {**_arguments("SMAX"), **arguments}
+        found = {**_arguments("SMAX"), **found}
     choices = KINDS[game].choices
     if choices:
-        arguments[choices[0]] = None
-    return arguments
+        found[choices[0]] = None
+    return found
 
 
 @functools.cache
 def _choices(game: str) -> dict[str, Any]:
-    """The values by name of the argument in `Kind.choices`."""
+    """The values of an argument that is chosen by name."""
     choices = KINDS[game].choices
     assert choices is not None
     return dict(getattr(_module(choices[1], game), choices[2]))
@@ -257,15 +255,15 @@ def _module(name: str, game: str) -> Any:
 
 
 @functools.cache
-def _jaxmarl_env(single: JaxmarlGame) -> Any:
+def _theirs(single: JaxmarlGame) -> Any:
     """JaxMARL's environment, with its arrays on the host."""
     kind, constructor = KINDS[single.game], _constructor(single.game)
     arguments: dict[str, Any] = dict(single.overrides)
     if kind.choices and kind.choices[0] in arguments:
         argument = "scenario" if kind.choices[0] == "map" else kind.choices[0]
         arguments[argument] = _choices(single.game)[arguments.pop(kind.choices[0])]
-    if not kind.gets_limit:
-        arguments["max_steps"] = _UNLIMITED_STEPS
+    if not kind.told_of_limit:
+        arguments["max_steps"] = _NEVER
     if single.game == "jaxnav" and "act_type" not in arguments:
         arguments["act_type"] = "Continuous"
     with jax.ensure_compile_time_eval(), quietly(), relaxed_checks(), warnings.catch_warnings():
@@ -277,30 +275,30 @@ def _jaxmarl_env(single: JaxmarlGame) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Specs:
-    """Spaces, agents and time limit of a game."""
+class _Facts:
+    """Properties of an environment, known before it runs."""
 
     agents: tuple[Any, ...]
-    is_image: bool
+    picture: bool
     shape: tuple[int, ...]
     action_space: Space
     limit: int | None
 
 
 @functools.cache
-def _specs(single: JaxmarlGame) -> _Specs:
-    env, kind = _jaxmarl_env(single), KINDS[single.game]
+def _facts(single: JaxmarlGame) -> _Facts:
+    env, kind = _theirs(single), KINDS[single.game]
     agents = tuple(env.agents)
     with relaxed_checks():
         parts = jax.eval_shape(
-            lambda: [jax.tree.leaves(row) for row in _split_agents(env.reset(jax.random.key(0))[0], agents)]
+            lambda: [jax.tree.leaves(row) for row in _of_agents(env.reset(jax.random.key(0))[0], agents)]
         )
     rows = [tuple(part.shape for part in row) for row in parts]
-    is_image = not single.agent_identity and all(len(row) == 1 and len(row[0]) == 3 for row in rows)
-    is_image &= len({row[0] for row in rows}) == 1
+    picture = not single.agent_identity and all(len(row) == 1 and len(row[0]) == 3 for row in rows)
+    picture &= len({row[0] for row in rows}) == 1
     length = max(sum(math.prod(shape) for shape in row) for row in rows)
-    shape = rows[0][0] if is_image else (length + (len(agents) if single.agent_identity else 0),)
-    spaces = [_agent_action_space(env, agent) for agent in agents]
+    shape = rows[0][0] if picture else (length + (len(agents) if single.agent_identity else 0),)
+    spaces = [_space_of(env, agent) for agent in agents]
     space = spaces[0]
     actions: Space
     if hasattr(space, "n"):
@@ -311,13 +309,11 @@ def _specs(single: JaxmarlGame) -> _Specs:
         )
         actions = Box(tuple(low.tolist()), tuple(high.tolist()), tuple(space.shape))
     defaults = _arguments(single.game)
-    arguments = {**defaults, **dict(single.overrides)}
-    limit = (
-        math.prod(int(arguments[name]) for name in kind.limit_attributes) if kind.limit_attributes else None
-    )
-    return _Specs(agents, is_image, tuple(shape), actions, limit)
+    given = {**defaults, **dict(single.overrides)}
+    limit = math.prod(int(given[name]) for name in kind.limit) if kind.limit else None
+    return _Facts(agents, picture, tuple(shape), actions, limit)
 
 
-def _agent_action_space(env: Any, agent: Any) -> Any:
-    """An agent's action space, from the mapping `action_spaces` or the method `action_space`."""
+def _space_of(env: Any, agent: Any) -> Any:
+    """An agent's action space; some environments keep them in a mapping, some do not."""
     return env.action_spaces[agent] if agent in env.action_spaces else env.action_space(agent)

@@ -27,7 +27,7 @@ class Joined:
     @property
     def action_space(self) -> Space:
         """The space of the concatenated actions."""
-        parts = [part for _, part in composite.parts(self.inner_action_space)]
+        parts = [part for _, part in composite.parts(self.parts_of_action)]
         boxes = [part for part in parts if isinstance(part, Box)]
         if not boxes:
             numbers = (
@@ -36,34 +36,33 @@ class Joined:
             return MultiDiscrete(tuple(n for nvec in numbers for n in nvec))
         if len(boxes) < len(parts):
             raise FdgError(
-                f"environment '{self.single.name}': its actions are {self.inner_action_space!r:.200},"
-                " categories"
-                " and floats together: make all parts discrete or all floats, such as with floats in bins"
+                f"environment '{self.single.name}': its actions are {self.parts_of_action!r:.200}, categories"
+                " and floats together: make them all one or the other, say with the floats in bins"
             )
         low, high = (
-            np.concatenate([array.ravel() for array in bound_arrays])
-            for bound_arrays in zip(*((box.low_array, box.high_array) for box in boxes), strict=True)
+            np.concatenate([end.ravel() for end in ends])
+            for ends in zip(*((box.low_array, box.high_array) for box in boxes), strict=True)
         )
         return Box(bound(low), bound(high), low.shape)
 
     @property
-    def inner_action_space(self) -> ObservationSpace:
+    def parts_of_action(self) -> ObservationSpace:
         """The action space of the inner environment."""
         return self.single.action_space
 
-    def split_action(self, action: jax.Array) -> Any:
+    def apart(self, action: jax.Array) -> Any:
         """Splits actions `[..., n]` into the parts of the inner environment, each `[..., *shape]`."""
-        leaves, structure = jax.tree.flatten(composite.tree(self.inner_action_space))
-        split_indices = np.cumsum([math.prod(part.shape) for part in leaves])[:-1].tolist()
+        leaves, structure = jax.tree.flatten(composite.tree(self.parts_of_action))
+        ends = np.cumsum([math.prod(part.shape) for part in leaves])[:-1].tolist()
         pieces = [
             piece.reshape(*action.shape[:-1], *part.shape).astype(part.dtype)
-            for part, piece in zip(leaves, jnp.split(action, split_indices, axis=-1), strict=True)
+            for part, piece in zip(leaves, jnp.split(action, ends, axis=-1), strict=True)
         ]
         return jax.tree.unflatten(structure, pieces)
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Any:
-        """Takes one step with the concatenated `action [(A,) n]`."""
-        return self.single.step(key, state, self.split_action(action))
+        """Takes one step; `action [(A,) n]`."""
+        return self.single.step(key, state, self.apart(action))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "single":

@@ -9,18 +9,18 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
-_PLOTTING_PACKAGES = ("matplotlib", "seaborn")
+_DRAWING = ("matplotlib", "seaborn")
 
 
 @contextlib.contextmanager
-def without_plotting(*more_packages: str) -> Iterator[None]:
+def without_plotting(*also: str) -> Iterator[None]:
     """A context where imports get lazy stand-ins for matplotlib and seaborn.
 
     gymnax's environments import both at the top, and use them only to draw; with pandas and SciPy, that takes
     two seconds. Imported modules are unchanged. If one is not installed, its first use raises
-    ModuleNotFoundError, not the import. `more_packages` are replaced too.
+    ModuleNotFoundError, not the import. `also` are further packages.
     """
-    packages = (*_PLOTTING_PACKAGES, *more_packages)
+    packages = (*_DRAWING, *also)
     finder = _Finder([name for name in packages if name not in sys.modules])
     sys.meta_path.insert(0, finder)
     try:
@@ -37,7 +37,7 @@ class _Finder(MetaPathFinder, Loader):
         self._packages = packages
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The spec of a stand-in; the import system calls this."""
+        """Called by the import system."""
         return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self._packages else None
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
@@ -45,7 +45,7 @@ class _Finder(MetaPathFinder, Loader):
         return _StandIn(spec.name, self)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Does nothing: the module stays empty."""
+        """Executes nothing."""
 
     def forget(self, *packages: str) -> None:
         """Restores normal imports of these packages."""
@@ -63,14 +63,14 @@ class _StandIn(types.ModuleType):
         self._finder = finder
 
     def __getattr__(self, name: str) -> Any:
-        module_name = self.__name__
+        own = self.__name__
         if name.startswith("__"):
-            raise AttributeError(f"module '{module_name}' has no attribute '{name}'")
-        if sys.modules.get(module_name) is self:
-            if _is_module(f"{module_name}.{name}"):  # the import system then asks the finder for it
-                raise AttributeError(f"module '{module_name}.{name}' is not imported yet")
-            self._finder.forget(module_name.partition(".")[0])
-        return getattr(importlib.import_module(module_name), name)
+            raise AttributeError(f"module '{own}' has no attribute '{name}'")
+        if sys.modules.get(own) is self:
+            if _is_module(f"{own}.{name}"):  # the import system then asks the finder for it
+                raise AttributeError(f"module '{own}.{name}' is not imported yet")
+            self._finder.forget(own.partition(".")[0])
+        return getattr(importlib.import_module(own), name)
 
 
 def _is_module(name: str) -> bool:

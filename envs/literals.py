@@ -3,7 +3,7 @@
 Environments written for JAX keep arrays in their modules and instances. A JAX array in a closure stays
 allocated on the first device as long as the process lives, and every program copies it from there; and
 `fdg.trace` must allocate nothing. So when a package is imported or an environment made (under
-`jax.ensure_compile_time_eval`), these arrays are moved to the host, as an array type that behaves like JAX's.
+`jax.ensure_compile_time_eval`), they are moved to the host, in an array type that behaves like JAX's.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ class Literal(np.ndarray):
 def _method(name: str) -> Callable[..., Any]:
     """An array method that is JAX's for traced arguments, and NumPy's otherwise."""
 
-    def call(self: Literal, *args: Any, **kwargs: Any) -> Any:
-        if _is_traced((args, kwargs)):
-            return getattr(jnp.asarray(np.asarray(self)), name)(*args, **kwargs)
-        return getattr(np.ndarray, name)(self, *args, **kwargs)
+    def call(self: Literal, *given: Any, **named: Any) -> Any:
+        if _is_traced((given, named)):
+            return getattr(jnp.asarray(np.asarray(self)), name)(*given, **named)
+        return getattr(np.ndarray, name)(self, *given, **named)
 
     return call
 
@@ -64,11 +64,11 @@ def hold(value: Any, *packages: str) -> None:
 
     Objects of these packages are searched too.
     """
-    replacer = _Replacer(packages)
+    holder = _Holder(packages)
     if isinstance(value, dict | list):
-        replacer.replace(value)
+        holder.held(value)
     else:
-        replacer.replace_attributes(value)
+        holder.into(value)
 
 
 def hold_pytrees(value: Any) -> None:
@@ -82,11 +82,11 @@ def hold_pytrees(value: Any) -> None:
 def as_arrays(value: Any) -> Iterator[None]:
     """A context where the literals of `hold_pytrees` are arrays of the current trace.
 
-    For code that treats NumPy arrays as static. Other threads that enter the context wait.
+    For code that treats NumPy arrays as static. Another tracing thread waits.
     """
     with _TRACING:
-        literal_attributes = dict(vars(value))
-        for attribute, item in literal_attributes.items():
+        before = dict(vars(value))
+        for attribute, item in before.items():
             if any(isinstance(leaf, Literal) for leaf in jax.tree.leaves(item)):
                 vars(value)[attribute] = jax.tree.map(
                     lambda x: jnp.asarray(np.asarray(x)) if isinstance(x, Literal) else x, item
@@ -94,7 +94,7 @@ def as_arrays(value: Any) -> Iterator[None]:
         try:
             yield
         finally:
-            vars(value).update(literal_attributes)
+            vars(value).update(before)
 
 
 _TRACING = threading.RLock()
@@ -102,75 +102,74 @@ _TRACING = threading.RLock()
 
 def hold_modules(*packages: str) -> None:
     """Replaces the arrays in the modules of packages by literals, in every module that imported them."""
-    replacer = _Replacer(packages)
+    holder = _Holder(packages)
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in packages and isinstance(module, types.ModuleType):
             for attribute, value in list(vars(module).items()):
                 if not attribute.startswith("__"):
-                    vars(module)[attribute] = replacer.replace(value)
-                    replacer.replace_defaults(value)
+                    vars(module)[attribute] = holder.held(value)
+                    holder.defaults_of(value)
 
 
-class _Replacer:
-    """Replaces arrays by literals; visits each value once, so that shared values stay shared."""
+class _Holder:
+    """Visits each value once, so that shared values stay shared."""
 
     def __init__(self, packages: tuple[str, ...]):
         self._packages = packages
-        # results by id; the first entry keeps the object alive
-        self._results: dict[int, tuple[Any, Any]] = {}
+        self._seen: dict[int, tuple[Any, Any]] = {}  # results by id; the first entry keeps the object alive
 
-    def replace(self, value: Any) -> Any:
+    def held(self, value: Any) -> Any:
         """The replacement for this value."""
-        if id(value) in self._results:
-            return self._results[id(value)][1]
+        if id(value) in self._seen:
+            return self._seen[id(value)][1]
         if isinstance(value, (type, types.ModuleType, types.FunctionType)):
             return value
-        replacement = value
+        instead = value
         if _is_array(value):
-            replacement = _literal(value)
+            instead = _literal(value)
         elif isinstance(value, dict):
-            self._results[id(value)] = value, value
+            self._seen[id(value)] = value, value
             for key, item in list(value.items()):
-                value[key] = self.replace(item)
+                value[key] = self.held(item)
         elif isinstance(value, list):
-            self._results[id(value)] = value, value
-            value[:] = [self.replace(item) for item in value]
+            self._seen[id(value)] = value, value
+            value[:] = [self.held(item) for item in value]
         elif isinstance(value, tuple):
-            items = [self.replace(item) for item in value]
+            items = [self.held(item) for item in value]
             if any(new is not old for new, old in zip(items, value, strict=True)):
-                replacement = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        elif self._is_of_packages(value):
-            replacement = self._replace_object(value)
-        self._results[id(value)] = value, replacement
-        return replacement
+                instead = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        elif self._is_theirs(value):
+            instead = self._object(value)
+        self._seen[id(value)] = value, instead
+        return instead
 
-    def replace_attributes(self, value: Any) -> None:
+    def into(self, value: Any) -> None:
         """Replaces the attributes of an object."""
         for attribute, item in list(getattr(value, "__dict__", {}).items()):
-            new_item = self.replace(item)
-            if new_item is not item:
-                vars(value)[attribute] = new_item
+            held = self.held(item)
+            if held is not item:
+                vars(value)[attribute] = held
 
-    def replace_defaults(self, value: Any) -> None:
+    def defaults_of(self, value: Any) -> None:
         """Replaces the argument defaults of a class's methods."""
         if isinstance(value, type) and value.__module__.partition(".")[0] in self._packages:
             for method in vars(value).values():
                 if isinstance(method, types.FunctionType) and method.__defaults__:
-                    method.__defaults__ = self.replace(method.__defaults__)
+                    method.__defaults__ = self.held(method.__defaults__)
 
-    def _replace_object(self, value: Any) -> Any:
+    def _object(self, value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = [field.name for field in dataclasses.fields(value) if field.init]
             old = {name: getattr(value, name) for name in fields}
-            new = {name: self.replace(item) for name, item in old.items()}
+            new = {name: self.held(item) for name, item in old.items()}
             if any(new[name] is not old[name] for name in fields):
                 return dataclasses.replace(value, **new)
             return value
-        self._results[id(value)] = value, value
-        self.replace_attributes(value)
+        self._seen[id(value)] = value, value
+        self.into(value)
         return value
 
-    def _is_of_packages(self, value: Any) -> bool:
+    def _is_theirs(self, value: Any) -> bool:
         return (getattr(type(value), "__module__", None) or "").partition(".")[0] in self._packages
 
 

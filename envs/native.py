@@ -1,4 +1,4 @@
-"""Descriptions of a library's observations and actions, and their conversion from and to those of `envs`.
+"""Descriptions of a library's own observations and actions, and conversion from and to fdg's.
 
 Compiled programs use observations and actions of `envs.spaces`. `run.policy` and exported files use those of
 the environment's library: `Discrete` with `start`, parts, `MultiBinary`, texts and raw `action_mask`s. For
@@ -44,7 +44,7 @@ class Native(NamedTuple):
     decode: Callable[[jax.Array], Sequence[jax.Array]]
     # N -> the initial state of `see`
     kept: Callable[[int], Any] = lambda count: ()
-    # applies wrappers: (state, start `[N]` bool, observation) -> (state, observation)
+    # Applies wrappers to an observation: (state, start `[N]` bool, observation) -> (state, observation)
     see: Callable[[Any, jax.Array, Any], tuple[Any, Any]] = lambda kept, start, seen: (kept, seen)
 
 
@@ -55,55 +55,55 @@ def native(env: Any) -> Native:
     >>> described("action", Discrete(2))["n"]
     2
     """
-    library_native = getattr(env, "native", None)
-    return native_of_spaces(env) if library_native is None else library_native
+    own = getattr(env, "native", None)
+    return of_spaces(env) if own is None else own
 
 
-def native_of_spaces(env: Any) -> Native:
-    """The `Native` of an environment in JAX: its spaces without privileged parts."""
-    number = num_agents(env)
-    agent_axis = () if number is None else (number,)
-    space = composite.without_privileged(env.observation_space)
+def of_spaces(env: Any) -> Native:
+    """The `Native` of an environment in JAX: its own spaces, without the parts that only critics see."""
+    count = num_agents(env)
+    agents = () if count is None else (count,)
+    space = composite.public(env.observation_space)
     structure = jax.tree.structure(composite.tree(space))
 
     def encode(arrays: Sequence[jax.Array], mask: Any) -> Any:
-        leading = (arrays[0].shape[0], *agent_axis)
-        features = jax.tree.unflatten(structure, arrays)
-        observation = composite.with_zeros(env.observation_space, features, leading)
+        leading = (arrays[0].shape[0], *agents)
+        seen = jax.tree.unflatten(structure, arrays)
+        observation = composite.with_zeros(env.observation_space, seen, leading)
         return observation if mask is None else MaskedObservation(observation, mask)
 
     single = getattr(env, "single", None)
-    joined_env = single if isinstance(single, Joined) and single.action_space == env.action_space else None
-    action_space = env.action_space if joined_env is None else joined_env.inner_action_space
+    joined = single if isinstance(single, Joined) and single.action_space == env.action_space else None
+    acting = env.action_space if joined is None else joined.parts_of_action
     return Native(
-        describe_space("observation", space, agent_axis),
-        describe_space("action", action_space, agent_axis),
+        described("observation", space, agents),
+        described("action", acting, agents),
         encode,
-        lambda action: [action] if joined_env is None else jax.tree.leaves(joined_env.split_action(action)),
+        lambda action: [action] if joined is None else jax.tree.leaves(joined.apart(action)),
     )
 
 
-def describe_space(root: str, space: Any, agents: tuple[int, ...] = ()) -> Description:
+def described(root: str, space: Any, agents: tuple[int, ...] = ()) -> Description:
     """The description of a space, fdg's or Gymnasium's.
 
-    `root` is the name of a single array, and the prefix of a part's name that is already used or reserved.
+    `root` is the name of a single array, and the prefix of a part's name that is taken.
 
     >>> described("observation", composite.Dict({"a": composite.Discrete(2)}))["parts"]["a"]["name"]
     'a'
     """
-    description = _describe(space, agents)
-    used_names: set[str] = set()
-    for path, leaf in leaves(description):
+    found = _described(space, agents)
+    taken: set[str] = set()
+    for path, leaf in leaves(found):
         name = ".".join(map(str, path))
         if not path:
             name = root
-        elif root == "action" or name in used_names or _RESERVED.fullmatch(name):
+        elif root == "action" or name in taken or _RESERVED.fullmatch(name):
             name = f"{root}.{name}"
-        while name in used_names:
+        while name in taken:
             name += "_"
-        used_names.add(name)
+        taken.add(name)
         leaf["name"] = name
-    return description
+    return found
 
 
 def leaves(
@@ -118,22 +118,22 @@ def leaves(
         yield from leaves(part, (*path, key))
 
 
-def rebuild(description: Description, arrays: Iterator[Any]) -> Any:
+def rebuilt(description: Description, arrays: Iterator[Any]) -> Any:
     """The dictionaries and tuples of a description, filled with arrays; the inverse of `leaves`."""
     parts = description.get("parts")
     if parts is None:
         return next(arrays)
     if isinstance(parts, dict):
-        return {key: rebuild(part, arrays) for key, part in parts.items()}
-    return tuple(rebuild(part, arrays) for part in parts)
+        return {key: rebuilt(part, arrays) for key, part in parts.items()}
+    return tuple(rebuilt(part, arrays) for part in parts)
 
 
-def _describe(space: Any, agents: tuple[int, ...]) -> Description:
+def _described(space: Any, agents: tuple[int, ...]) -> Description:
     kind = type(space).__name__
     if kind == "Dict":
-        return {"parts": {key: _describe(part, agents) for key, part in dict(space.spaces).items()}}
+        return {"parts": {key: _described(part, agents) for key, part in dict(space.spaces).items()}}
     if kind == "Tuple":
-        return {"parts": [_describe(part, agents) for part in space.spaces]}
+        return {"parts": [_described(part, agents) for part in space.spaces]}
     if space.dtype is None or np.issubdtype(np.dtype(space.dtype), np.str_):
         length = text_length(space)
         return _array("Text", (length,), np.dtype(np.uint8), length=length)
@@ -147,15 +147,12 @@ def _describe(space: Any, agents: tuple[int, ...]) -> Description:
             return _array(kind, shape, dtype, nvec=nvec.tolist(), start=start.tolist())
         case "MultiBinary":
             return _array(kind, shape, dtype)
-    low, high = (
-        np.asarray(getattr(space, f"{bound_name}_array", getattr(space, bound_name)))
-        for bound_name in ("low", "high")
-    )
-    description = _array("Box", shape, dtype, low=_bound(low), high=_bound(high))
+    low, high = (np.asarray(getattr(space, f"{end}_array", getattr(space, end))) for end in ("low", "high"))
+    found = _array("Box", shape, dtype, low=_bound(low), high=_bound(high))
     limits = np.iinfo(np.int32)
     if dtype.kind in "iu" and dtype.itemsize > 4 and (low.min() < limits.min or high.max() > limits.max):
-        description["jax_dtype"] = "float32"  # beyond int32; programs convert amounts to float32 anyway
-    return description
+        found["jax_dtype"] = "float32"  # out of int32's range, and programs convert amounts to float32 anyway
+    return found
 
 
 def _array(kind: str, shape: tuple[int, ...], dtype: np.dtype, **numbers: Any) -> Description:
@@ -170,7 +167,7 @@ def _array(kind: str, shape: tuple[int, ...], dtype: np.dtype, **numbers: Any) -
 
 
 def _bound(values: np.ndarray) -> Any:
-    """One number if all bounds are equal, else nested lists; None for unbounded."""
+    """A number if all are equal, else nested lists; None for unbounded."""
     if values.dtype == np.uint64:  # JSON readers may not take integers of 64 bits
         values = values.astype(np.float64)
     finite = values.astype(object)

@@ -12,13 +12,14 @@ class MaskedObservation(NamedTuple):
     `observation_space` is the space of `observation`; `features_and_mask` separates the two.
     """
 
-    observation: Any  # [..., *observation_space.shape]; a pytree of parts for an `envs.Dict` or `envs.Tuple`
-    # [..., n] bool, True = allowed. `Discrete(n)`: one entry per action; `MultiDiscrete(nvec)`: the entries
-    # of its choices, concatenated: n = sum(nvec).
-    action_mask: jax.Array
+    observation: (
+        Any  # [..., *observation_space.shape]; in parts, where the space is (`envs.Dict`, `envs.Tuple`)
+    )
+    action_mask: jax.Array  # [..., n] bool, True = allowed: an entry for each of the `n` actions of a
+    # Discrete space; for a MultiDiscrete one the entries of its choices one after the other, sum(nvec) in all
 
 
-# An array, or a dictionary or tuple of arrays nested like the observation space; each possibly with a mask.
+# An array, or a dictionary or tuple of them, nested as the observation space is; or either with a mask.
 Observation: TypeAlias = "jax.Array | dict[str, Any] | tuple[Any, ...] | MaskedObservation"
 
 
@@ -42,5 +43,5 @@ def map_features(function: Callable[[Any], Any], observation: Observation) -> Ob
     MaskedObservation(observation='FEATURES', action_mask='mask')
     """
     features, mask = features_and_mask(observation)
-    new_features = function(features)
-    return new_features if mask is None else MaskedObservation(new_features, mask)
+    changed = function(features)
+    return changed if mask is None else MaskedObservation(changed, mask)

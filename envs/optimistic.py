@@ -5,9 +5,9 @@ times as much as a step, it takes nearly all the time. But episodes are long, an
 two ends in one step: one reset per step for all of them suffices (Matthews et al. 2024, arXiv 2402.16801,
 appendix, their `OptimisticResetVecEnvWrapper`).
 
-Their wrapper assigns starts at random over the whole batch. Here neighbours share a start, drawn from the key
-of the first neighbour whose episode has ended. So an environment that ends alone among its neighbours starts
-as without sharing, and results do not change when the batch is split over devices, neighbours together.
+Theirs assigns starts at random over the whole batch. Here neighbours share, and the start comes from the key
+of the first that has ended. So an environment that ends alone among its neighbours starts as without sharing,
+and results do not change when the batch is split over devices, neighbours together.
 """
 
 import dataclasses
@@ -36,39 +36,33 @@ class OptimisticallyReset(Vectorized):
         ratio = math.gcd(self.reset_ratio, keys.shape[0])
         if ratio == 1:
             return super().step(keys, state, action)
-        # Done environments "reset" to their last state, so that this step computes no start ...
-        _, observation_types = jax.eval_shape(self._start, jax.eval_shape(lambda keys: keys[0], keys))
-        empty_observation = jax.tree.map(
-            lambda x: jnp.zeros((keys.shape[0], *x.shape), x.dtype), observation_types
-        )
-        next_state, time_step = super().step(
-            keys, state._replace(start=(state.inner, empty_observation)), action
-        )
+        # Ended environments "reset" to where they ended, so that this step computes no start ...
+        _, like = jax.eval_shape(self._start, jax.eval_shape(lambda keys: keys[0], keys))
+        nothing = jax.tree.map(lambda x: jnp.zeros((keys.shape[0], *x.shape), x.dtype), like)
+        stayed, time_step = super().step(keys, state._replace(start=(state.inner, nothing)), action)
 
-        # ... and all neighbours get one start, from the key of the first neighbour that is done.
-        def group_neighbours(x: jax.Array) -> jax.Array:
+        # ... and all neighbours get one start, from the key of the first that has ended.
+        def among_neighbours(x: jax.Array) -> jax.Array:
             return x.reshape(x.shape[0] // ratio, ratio, *x.shape[1:])
 
-        first_done = jnp.argmax(group_neighbours(time_step.done), axis=1)
-        start_keys = jax.vmap(lambda keys, i: keys[i])(group_neighbours(keys), first_done)
-        starts = jax.vmap(lambda key: self._start(jax.random.split(key)[1]))(start_keys)
+        first = jnp.argmax(among_neighbours(time_step.done), axis=1)
+        chosen = jax.vmap(lambda keys, i: keys[i])(among_neighbours(keys), first)
+        starts = jax.vmap(lambda key: self._start(jax.random.split(key)[1]))(chosen)
         inner, observation = jax.tree.map(lambda x: jnp.repeat(x, ratio, axis=0), starts)
 
-        def select_start(new: jax.Array, old: jax.Array) -> jax.Array:
+        def where_ended(new: jax.Array, old: jax.Array) -> jax.Array:
             done = time_step.done.reshape(-1, *[1] * (new.ndim - 1))
             return jnp.where(done, new, old)
 
-        return next_state._replace(
-            inner=jax.tree.map(select_start, inner, next_state.inner), start=None
-        ), time_step._replace(
-            observation=jax.tree.map(select_start, observation, time_step.final_observation)
-        )
+        return stayed._replace(
+            inner=jax.tree.map(where_ended, inner, stayed.inner), start=None
+        ), time_step._replace(observation=jax.tree.map(where_ended, observation, time_step.final_observation))
 
 
 def vectorize_optimistically(single: Any, reset_ratio: int) -> Vectorized:
     """`vectorize`, with one reset per step for every `reset_ratio` environments.
 
-    With `reset_ratio=1` each environment has its own reset.
+    With `reset_ratio=1` nothing is shared.
     """
     check_spec(single, single=True)
     check_count(f"environment '{single.name}'", "reset_ratio", reset_ratio)

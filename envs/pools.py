@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from envs.deadline import TimedThread
+from envs.deadline import Deadline
 from envs.spaces import Space
 
 
@@ -28,7 +28,7 @@ class Transition(NamedTuple):
     truncated: np.ndarray  # [B] bool; may be true where `terminated` is
     final_observation: np.ndarray  # [B, *obs] before the auto-reset
     info: tuple[np.ndarray, ...] = ()  # [B] float32 each, of the ended episode, in the order of `Source.info`
-    failures: Sequence[Failure] = ()  # rows of failed instances are zeros
+    failures: Sequence[Failure] = ()  # the rows of these are empty
 
     @staticmethod
     def empty(size: int, space: Space, info: int = 0) -> "Transition":
@@ -51,52 +51,52 @@ class Transition(NamedTuple):
         return Transition._make([*arrays, info, ()])
 
 
-class FreshRows(NamedTuple):
+class Begun(NamedTuple):
     """Recreated instances: their first step is a truncation with reward 0."""
 
-    last_observation: np.ndarray  # [n, *obs], the last observation of the lost instances
-    first_observation: np.ndarray  # [n, *obs], first observation of the new instances
+    seen: np.ndarray  # [n, *obs], the last observation of the lost instances
+    first: np.ndarray  # [n, *obs], of the new instances
     info: int = 0  # number of episode metrics, which are unknown for lost instances
 
     def step(self) -> Transition:
-        """The transition of the first step."""
-        size = len(self.first_observation)
-        false, reward = np.zeros(size, np.bool_), np.zeros(size, np.float32)
-        unknown_info = tuple(np.full((self.info, size), np.nan, np.float32))
-        return Transition(self.first_observation, reward, false, ~false, self.first_observation, unknown_info)
+        """The first step."""
+        size = len(self.first)
+        no, reward = np.zeros(size, np.bool_), np.zeros(size, np.float32)
+        unknown = tuple(np.full((self.info, size), np.nan, np.float32))
+        return Transition(self.first, reward, no, ~no, self.first, unknown)
 
-    def select_rows(self, rows: np.ndarray) -> "FreshRows":
+    def of(self, rows: np.ndarray) -> "Begun":
         """Selects rows."""
-        return FreshRows(self.last_observation[rows], self.first_observation[rows], self.info)
+        return Begun(self.seen[rows], self.first[rows], self.info)
 
 
 class Segment(NamedTuple):
     """T steps of instances for which a worker acted."""
 
-    kept: Sequence[np.ndarray]  # [T, B, ...] each, the actor's outputs in addition to actions
+    kept: Sequence[np.ndarray]  # [T, B, ...] each, the actor's outputs besides actions
     steps: Transition  # [T, B, ...]; `failures` refer to the whole segment
 
     @staticmethod
-    def concatenate(
+    def joined(
         parts: Sequence["Segment | None"], sizes: Sequence[int], failures: Sequence[Failure]
     ) -> "Segment":
         """Concatenates the segments of workers; rows of lost workers are empty."""
-        template = next((part for part in parts if part is not None), None)
-        if template is None:
-            empty = np.zeros((0, 0))
-            return Segment((), Transition._make([*[empty] * 5, (), failures]))
-        template_arrays = [*template.kept, *template.steps[:5], *template.steps.info]
+        known = next((part for part in parts if part is not None), None)
+        if known is None:
+            nothing = np.zeros((0, 0))
+            return Segment((), Transition._make([*[nothing] * 5, (), failures]))
+        given = [*known.kept, *known.steps[:5], *known.steps.info]
 
         def arrays(part: "Segment | None", size: int) -> list[np.ndarray]:
             if part is not None:
                 return [*part.kept, *part.steps[:5], *part.steps.info]
-            return [np.zeros((len(x), size, *x.shape[2:]), x.dtype) for x in template_arrays]
+            return [np.zeros((len(x), size, *x.shape[2:]), x.dtype) for x in given]
 
-        columns = [arrays(part, size) for part, size in zip(parts, sizes, strict=True)]
-        joined = [np.concatenate(x, axis=1) for x in zip(*columns, strict=True)]
-        num_kept = len(template.kept)
-        steps = Transition._make([*joined[num_kept : num_kept + 5], tuple(joined[num_kept + 5 :]), failures])
-        return Segment(joined[:num_kept], steps)
+        each = [arrays(part, size) for part, size in zip(parts, sizes, strict=True)]
+        whole = [np.concatenate(x, axis=1) for x in zip(*each, strict=True)]
+        count = len(known.kept)
+        steps = Transition._make([*whole[count : count + 5], tuple(whole[count + 5 :]), failures])
+        return Segment(whole[:count], steps)
 
 
 class Pool(Protocol):
@@ -148,31 +148,31 @@ def wire_space(source: Source) -> Space:
     return getattr(source, "wire_space", None) or source.observation_space
 
 
-class SplitStep:
-    """`send` and `recv` of a pool: the pool's methods, or a thread that calls its `step`."""
+class Halves:
+    """A pool's `send` and `recv`: its own, or a thread that calls its `step`."""
 
     def __init__(self, pool: Any):
-        self._pool, self._has_halves = pool, hasattr(pool, "send") and hasattr(pool, "recv")
-        self._thread: TimedThread | None = None
+        self._pool, self._own = pool, hasattr(pool, "send") and hasattr(pool, "recv")
+        self._thread: Deadline | None = None
 
     def send(self, action: np.ndarray, timeout: float) -> None:
         """Starts a step of every instance without waiting."""
-        if self._has_halves:
+        if self._own:
             self._pool.send(action, timeout)
             return
-        self._thread = self._thread or TimedThread()
-        self._thread.submit(lambda: self._pool.step(action, timeout))
+        self._thread = self._thread or Deadline()
+        self._thread.begin(lambda: self._pool.step(action, timeout))
 
     def recv(self, timeout: float) -> Transition:
         """Waits for the step; raises its error."""
-        if self._has_halves:
+        if self._own:
             return self._pool.recv(timeout)
         assert self._thread is not None
         return self._thread.finish(None)  # the pool's `step` has its own time limit
 
     def ready(self) -> bool:
         """Whether `recv` would return at once; True if unknown."""
-        if self._has_halves:
+        if self._own:
             return not hasattr(self._pool, "ready") or self._pool.ready()
         return self._thread is None or self._thread.ready()
 

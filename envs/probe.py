@@ -89,8 +89,8 @@ class ValueOfObservation(_Sign):
 class Discount(_Probe):
     """One action, two steps, observations 0 then 1, reward 1 at the end.
 
-    The value of observation 1 is 1, and the value of observation 0 is γ. Fails if the discount, or the
-    bootstrap from the next observation, is wrong.
+    The value of observation 1 is 1, that of observation 0 is γ. Fails if the discount, or the bootstrap from
+    the next observation, is wrong.
     """
 
     name: ClassVar[str] = "probe:discount"
@@ -103,8 +103,8 @@ class Discount(_Probe):
 
     def step(self, key: jax.Array, state: jax.Array, action: jax.Array) -> Step:
         """Reward 0, then reward 1 and terminated."""
-        is_last = state == 1
-        return state + 1, jnp.ones(1), is_last.astype(jnp.float32), is_last, jnp.bool_(False)
+        last = state == 1
+        return state + 1, jnp.ones(1), last.astype(jnp.float32), last, jnp.bool_(False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,8 +146,8 @@ class Memory(_Probe):
 
     The observation is `[cue, 0]` at the first step, then `[0, 0]`, and `[0, 1]` at the last of `delay + 1`
     steps. The last action has reward 1 if it matches the cue (action 1 for cue 1, action 0 for cue -1), else
-    -1; a continuous action, in [-1, 1], has reward `cue * action`. With memory the return is 1 and the value
-    at step `t` is `γ^(delay - t)`; without memory every policy has the expected return 0.
+    -1; a continuous one, in [-1, 1], has `cue * action`. With memory the return is 1 and the value at step
+    `t` is `γ^(delay - t)`; without memory every policy has the expected return 0.
     """
 
     delay: int = 4
@@ -170,12 +170,12 @@ class Memory(_Probe):
 
     def step(self, key: jax.Array, state: dict[str, jax.Array], action: jax.Array) -> Step:
         """Reward 0, and `cue (2 action - 1)` or `cue * action` at the last of `delay + 1` steps."""
-        is_last = state["time"] == self.delay
+        judged = state["time"] == self.delay
         time = state["time"] + 1
         observation = jnp.stack([jnp.float32(0), (time == self.delay).astype(jnp.float32)])
         sign = action[0] if self.continuous else 2.0 * action - 1.0
-        reward = jnp.where(is_last, state["cue"] * sign, 0.0)
-        return {"cue": state["cue"], "time": time}, observation, reward, is_last, jnp.bool_(False)
+        reward = jnp.where(judged, state["cue"] * sign, 0.0)
+        return {"cue": state["cue"], "time": time}, observation, reward, judged, jnp.bool_(False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,8 +281,7 @@ class Truncation(_Constant):
     """One action, one observation, reward 1 at every step; never terminates, truncated after `steps` steps.
 
     The value is `1 / (1 - γ)` at every step, because the observation does not show the time. An agent that
-    treats truncation as termination learns less: the mean over steps of `(1 - γ^k) / (1 - γ)`, k steps before
-    the end.
+    treats truncation as termination learns less: the mean over steps of `(1 - γ^left) / (1 - γ)`.
     """
 
     steps: int = 10
@@ -311,7 +310,7 @@ class Truncation(_Constant):
 class Agents(_Probe):
     """Several agents; each sees its own random target, and its reward depends only on its own action.
 
-    Each agent has a `probe:memory`: its observation is `[target, 0]` at the first step, then `[0, 0]`, and
+    As `probe:memory` for each agent: the observation is `[target, 0]` at the first step, then `[0, 0]`, and
     `[0, 1]` at the last, `delay` steps later (`[target, 1]` without a delay). The last action has reward 1 if
     it matches a target `±1` (action 1 for 1, action 0 for -1), else -1; for a `continuous` target in `[-1,
     1]` its reward is `-(action - target)²`. The best policy copies the target; with a delay it needs memory.
@@ -349,16 +348,16 @@ class Agents(_Probe):
 
     def step(self, key: jax.Array, state: dict[str, jax.Array], action: jax.Array) -> Step:
         """Reward: `[A]`, at the last of `delay + 1` steps."""
-        is_last, target = state["time"] == self.delay, state["target"]
-        error = action[:, 0] - target if self.continuous else None
-        reward = target * (2.0 * action - 1.0) if error is None else -jnp.square(error)
+        judged, target = state["time"] == self.delay, state["target"]
+        miss = action[:, 0] - target if self.continuous else None
+        reward = target * (2.0 * action - 1.0) if miss is None else -jnp.square(miss)
         state = {"target": target, "time": state["time"] + 1}
-        return state, self._observe(state), jnp.where(is_last, reward, 0.0), is_last, jnp.bool_(False)
+        return state, self._observe(state), jnp.where(judged, reward, 0.0), judged, jnp.bool_(False)
 
     def _observe(self, state: dict[str, jax.Array]) -> jax.Array:
-        target = jnp.where(state["time"] == 0, state["target"], 0.0)
-        is_last = jnp.full_like(target, state["time"] == self.delay)
-        return jnp.stack([target, is_last], axis=1)
+        seen = jnp.where(state["time"] == 0, state["target"], 0.0)
+        counts = jnp.full_like(seen, state["time"] == self.delay)
+        return jnp.stack([seen, counts], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -413,11 +412,11 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(probe: type[Any], **overrides: Any) -> Vectorized:
-    label = f"environment '{probe().name}'"
-    check_names(label, overrides, [field.name for field in dataclasses.fields(probe)])
-    check_options(label, probe, overrides)
-    env = probe(**overrides)
-    return vectorize(Alike(env) if isinstance(env, Unlike) else env)
+    where = f"environment '{probe().name}'"
+    check_names(where, overrides, [field.name for field in dataclasses.fields(probe)])
+    check_options(where, probe, overrides)
+    made = probe(**overrides)
+    return vectorize(Alike(made) if isinstance(made, Unlike) else made)
 
 
 def _random_sign(key: jax.Array) -> jax.Array:

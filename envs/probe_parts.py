@@ -18,7 +18,7 @@ def check_positive(probe: Any, field: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Two actions, one step (or `length` equal steps), observations in parts.
+    """Two actions, one step (or `length` equal ones), observations in parts.
 
     An image is lit on its left or right; a category says which way to go. `side = ±1` is the lit side, `flip`
     0 or 1, and `target = side * (1 - 2 flip)`. The reward is `target * (2 action - 1) + bonus`, or `bonus -
@@ -33,7 +33,7 @@ class Parts:
     observation_space: ClassVar[ObservationSpace] = Dict(
         {
             "picture": Box(0.0, 255.0, (4, 4, 1), "uint8"),
-            "told": Tuple((Discrete(2), Box(-1.0, 1.0, (1,)))),  # (flip, noise)
+            "told": Tuple((Discrete(2), Box(-1.0, 1.0, (1,)))),  # flip; and noise
             "bonus": Box(-1.0, 1.0, (1,)),
         },
         privileged=("bonus",),
@@ -64,10 +64,10 @@ class Parts:
     def step(self, key: jax.Array, state: dict[str, jax.Array], action: jax.Array) -> Any:
         """The action's reward; terminated after the last step."""
         target = state["side"] * jnp.where(state["flip"], -1.0, 1.0)
-        action_reward = -jnp.square(action[0] - target) if self.continuous else target * (2.0 * action - 1.0)
+        gain = -jnp.square(action[0] - target) if self.continuous else target * (2.0 * action - 1.0)
         state = {**state, "time": state["time"] + 1}
-        is_over = state["time"] >= self.length
-        return state, self._observe(state), action_reward + state["bonus"], is_over, jnp.bool_(False)
+        over = state["time"] >= self.length
+        return state, self._observe(state), gain + state["bonus"], over, jnp.bool_(False)
 
     def _observe(self, state: dict[str, jax.Array]) -> dict[str, Any]:
         lit = (jnp.arange(4) >= 2) == (state["side"] > 0)
@@ -108,9 +108,8 @@ class Reach:
     def optimal_return(self) -> float:
         """Minus the mean number of steps before the goal: `k - 1` if the farthest coordinate takes k
         moves."""
-        # of at most k moves
-        reach_probability = [min(0.1 + 0.2 * moves, 1.0) ** self.dimensions for moves in range(6)]
-        return -sum(1.0 - reach_probability[moves] for moves in range(1, 6))
+        far = [min(0.1 + 0.2 * moves, 1.0) ** self.dimensions for moves in range(6)]  # P(at most k moves)
+        return -sum(1.0 - far[moves] for moves in range(1, 6))
 
     def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         """Position 0, a uniformly random goal."""
@@ -138,10 +137,10 @@ class Reach:
 class Unlike:
     """Two agents that differ, one step. Each reward depends only on the agent's own action.
 
-    The first sees one of three categories, and must name it: reward 1 if right (or, for continuous actions in
-    [0, 2], minus the squared distance). The second sees two numbers, and must say whether the first is
-    positive: 1 if right (or, for two components in [-1, 1], minus the mean squared distance to both). Fails
-    if an agent does not know its index, or gets another's actions.
+    The first sees one of three categories, and must name it: 1 if right (or, for continuous actions in [0,
+    2], minus the squared distance). The second sees two numbers, and must say whether the first is positive:
+    1 if right (or, for two components in [-1, 1], minus the mean squared distance to both). Fails if an agent
+    does not know its index, or gets another's actions.
     """
 
     continuous: bool = False
@@ -169,11 +168,11 @@ class Unlike:
         return state, state
 
     def step(self, key: jax.Array, state: Any, action: Any) -> Any:
-        """The rewards of both agents, terminated."""
+        """Rewards of both, terminated."""
         category, numbers = state
         if self.continuous:
-            first_reward = -jnp.square(action[0][0] - category)
-            second_reward = -jnp.mean(jnp.square(action[1] - numbers))
+            first = -jnp.square(action[0][0] - category)
+            second = -jnp.mean(jnp.square(action[1] - numbers))
         else:
-            first_reward, second_reward = action[0] == category, action[1] == (numbers[0] > 0)
-        return state, state, (first_reward, second_reward), jnp.bool_(True), jnp.bool_(False)
+            first, second = action[0] == category, action[1] == (numbers[0] > 0)
+        return state, state, (first, second), jnp.bool_(True), jnp.bool_(False)

@@ -11,13 +11,13 @@ import jax
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """A context without output and warnings; restores the standard streams afterwards.
+    """Suppresses output and warnings, then restores the standard streams.
 
     Use it for imports of other packages only: JaxMARL prints which optional parts are missing and leaves the
     standard streams replaced; brax imports a package that warns of its deprecation.
     """
     names = "stdout", "stderr", "__stdout__", "__stderr__"
-    streams = {name: getattr(sys, name) for name in names}
+    before = {name: getattr(sys, name) for name in names}
     for name in names:
         setattr(sys, name, io.StringIO())
     try:
@@ -26,26 +26,26 @@ def quietly() -> Iterator[None]:
             yield
     finally:
         for name in names:
-            setattr(sys, name, streams[name])
+            setattr(sys, name, before[name])
 
 
 @contextlib.contextmanager
 def relaxed_checks() -> Iterator[None]:
-    """A context for tracing other packages: allows rank promotion and suppresses JAX's warnings."""
+    """Allows rank promotion and suppresses JAX's warnings while other packages' code is traced."""
     with jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
-        for category in (DeprecationWarning, FutureWarning, UserWarning):
-            warnings.simplefilter("ignore", category)
+        for kind in (DeprecationWarning, FutureWarning, UserWarning):
+            warnings.simplefilter("ignore", kind)
         yield
 
 
 @contextlib.contextmanager
 def mujoco_quietly() -> Iterator[None]:
-    """A context without MuJoCo's warnings, which it prints and writes to a file in the working directory."""
+    """Suppresses MuJoCo's warnings, which it prints and writes to a file in the working directory."""
     import mujoco
 
-    handler = mujoco.get_mju_user_warning()
+    before = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(lambda message: None)
     try:
         yield
     finally:
-        mujoco.set_mju_user_warning(handler)
+        mujoco.set_mju_user_warning(before)

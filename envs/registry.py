@@ -2,7 +2,7 @@
 
 A source of environments is one file with a function `factories() -> {name: factory}`; adding one here is
 one import and one entry of `SOURCES`. The file loads the source's package at first use, not when it is
-imported, so only its users need the package and wait for its import.
+imported, so a missing or slow package affects only its users.
 """
 
 import ast
@@ -37,7 +37,7 @@ from envs import (
 from envs.codesign import environment as codesign
 from envs.environment import Environment, Vectorized, named_info
 from envs.host import HostEnvironment
-from envs.wrappers import PARAMETERS, apply_wrappers
+from envs.wrappers import PARAMETERS, wrapped
 from fdg.arguments import checked, checked_names
 from fdg.errors import FdgError, listed, one_line, unknown_name, whose_file
 
@@ -56,46 +56,42 @@ SOURCES = (
 )
 
 
-_WORD = re.compile(r"[\w+|-]{1,64}")  # matches names in registries, but not paths or modules
+_WORD = re.compile(r"[\w+|-]{1,64}")  # matches names in registries, but no paths or modules
 
 
 class _Source(NamedTuple):
     """A source whose names have a prefix and are too many to list: `make(prefix + name)`."""
 
     make: Callable[..., Any]  # (name without the prefix, **overrides)
-    side_effects: Callable[[str, Mapping[str, Any]], str | None]  # see `beyond_registries`
-    absolute: Callable[[str], str] = str  # see `absolute`
-    files: Callable[[str, Mapping[str, Any]], dict[str, str]] = lambda *_: {}  # see `files_of`
+    beyond: Callable[[str, Mapping[str, Any]], str | None]  # as `beyond_registries`
+    absolute: Callable[[str], str] = str  # as `absolute`
+    files: Callable[[str, Mapping[str, Any]], dict[str, str]] = lambda *_: {}  # as `files_of`
 
 
 _PREFIXES: dict[str, _Source] = {
     from_envpool.PREFIX: _Source(
-        from_envpool.make,
-        lambda name, parameters: _text_effect(parameters) or from_envpool.side_effects(name),
+        from_envpool.make, lambda name, parameters: _text_beyond(parameters) or from_envpool.beyond(name)
     ),
     # Tasks for language models, not environments. Files of problems are read as data, so they need no trust.
     text.PREFIX: _Source(text.make, lambda *_: None, lambda name: _absolute_files(name), text.files_of),
-    codesign.PREFIX: _Source(codesign.make, codesign.side_effects, codesign.absolute, codesign.files_of),
+    codesign.PREFIX: _Source(codesign.make, codesign.beyond, codesign.absolute, codesign.files_of),
     games.from_pgx.PREFIX: _Source(
-        games.make_of_pgx, lambda name, parameters: _text_effect(parameters, _WORD)
+        games.make_of_pgx, lambda name, parameters: _text_beyond(parameters, _WORD)
     ),
-    from_gymnasium.PREFIX: _Source(from_gymnasium.make, lambda *args: _gymnasium_effects(*args)),
+    from_gymnasium.PREFIX: _Source(from_gymnasium.make, lambda *given: _of_gymnasium(*given)),
     from_ray.PREFIX: _Source(
-        lambda name, **overrides: _make_fleet(name, **overrides),
+        lambda name, **overrides: _fleet(name, **overrides),
         lambda *_: "starts a Ray cluster, or joins one",
     ),
 }
 
-_HOST_NAMES = {
-    from_gymnasium.PREFIX: from_gymnasium.registered_names,
-    from_envpool.PREFIX: from_envpool.installed_names,
-}
+_HOSTS = {from_gymnasium.PREFIX: from_gymnasium.known, from_envpool.PREFIX: from_envpool.known}
 
 _BUILT_IN: dict[str, Callable[..., Environment]] = {
     name: factory for source in SOURCES for name, factory in source.factories().items()
 }
 _registered: dict[str, Callable[..., Environment]] = {}
-_spellings: dict[Any, str] = {}  # results of `make` -> their names with parameters
+_spelled: dict[Any, str] = {}  # results of `make` -> their names with parameters
 
 
 @checked_names
@@ -130,45 +126,41 @@ def make(name: str, **overrides: Any) -> Any:
     200
     """
     if not isinstance(name, str):
-        reason = foreign.rejection(name)
-        fix = f": it {reason}" if reason else "; an environment made by envs.vectorize needs no envs.make"
+        refused = foreign.refused(name)
+        fix = f": it {refused}" if refused else "; an environment is used as it is, one by envs.vectorize"
         raise FdgError(f"envs.make({name!r:.60}): give a name, such as 'CartPole-v1'{fix}")
     if "?" in name and name not in _registered:
-        base, parameters = parse(name)
-        keywords = "".join(f", {key}={value!r}" for key, value in {**parameters, **overrides}.items())
+        plain, given = parse(name)
+        keywords = "".join(f", {key}={value!r}" for key, value in {**given, **overrides}.items())
         raise FdgError(
-            f"envs.make({name!r}): in Python, parameters are keywords: envs.make('{base}'{keywords})"
+            f"envs.make({name!r}): in Python, parameters are keywords: envs.make('{plain}'{keywords})"
         )
-    common = {key: overrides[key] for key in _COMMON_PARAMETERS if key in overrides}
+    wanted = {key: overrides[key] for key in _OURS if key in overrides}
     try:
-        env = _make_unwrapped(
-            name, {key: value for key, value in overrides.items() if key not in common}, common
-        )
+        made = _made(name, {key: value for key, value in overrides.items() if key not in wanted}, wanted)
     except FdgError as error:
-        key = next(
-            (key for key in overrides if key in _FOREIGN_PARAMETERS and f"'{key}'" in str(error)), None
-        )
+        key = next((key for key in overrides if key in _OTHER_LIBRARIES and f"'{key}'" in str(error)), None)
         if key is None:
             raise
-        fix = _FOREIGN_PARAMETERS[key].format(value=overrides[key])
+        fix = _OTHER_LIBRARIES[key].format(value=overrides[key])
         raise FdgError(f"environment '{name}': no parameter '{key}': {fix}") from error
-    env = apply_wrappers(env, common)
+    made = wrapped(made, wanted)
     if overrides or _module_of(name) is not None:
         options = "&".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
         # Algorithms replace a text task's tokens and lengths, so its problem identifies it.
-        key = env if _module_of(name) is None else getattr(env, "problem", env)
+        key = made if _module_of(name) is None else getattr(made, "problem", made)
         with contextlib.suppress(TypeError):  # not hashable
-            _spellings[key] = f"{name}?{options}" if options else name
-    return env
+            _spelled[key] = f"{name}?{options}" if options else name
+    return made
 
 
-_DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")  # file name suffixes
-_COMMON_PARAMETERS = (*PARAMETERS, "info")  # parameters that every environment takes
+_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")  # suffixes of data files
+_OURS = (*PARAMETERS, "info")  # parameters that every environment takes
 
 _NUM_ENVS_FIX = (
     "it is a setting of the algorithm: algos.PPO(env=..., num_envs={value!r:.60}), --num-envs {value!r:.60}"
 )
-_FOREIGN_PARAMETERS = {  # parameter of other libraries' constructors -> the fix
+_OTHER_LIBRARIES = {  # parameters that other libraries pass to an environment: the fix for each
     "num_envs": _NUM_ENVS_FIX,
     "n_envs": _NUM_ENVS_FIX,
     "seed": "it is a setting of the run: fdg.fit(..., seed={value!r:.60}), --seed {value!r:.60};"
@@ -177,105 +169,96 @@ _FOREIGN_PARAMETERS = {  # parameter of other libraries' constructors -> the fix
 }
 
 
-def _make_unwrapped(name: str, overrides: dict[str, Any], common: Mapping[str, Any]) -> Any:
-    """Makes the environment without wrappers, with the `info` of `common`."""
-    info = {key: common[key] for key in ("info",) if key in common}
+def _made(name: str, overrides: dict[str, Any], wanted: Mapping[str, Any]) -> Any:
+    """The environment without wrappers, with the `info` of `wanted`."""
+    info = {key: wanted[key] for key in ("info",) if key in wanted}
     for prefix, source in _PREFIXES.items():
         if name.startswith(prefix) and name not in _registered:
-            if prefix == text.PREFIX and common:
-                raise FdgError(f"'{name}' is a text task, which does not take {listed(common, 'and')}")
+            if prefix == text.PREFIX and wanted:
+                raise FdgError(f"'{name}' is a text task, which takes no {listed(wanted, 'and')}")
             return source.make(name.removeprefix(prefix), **overrides, **info)
-    env = _make_by_factory(name, overrides)
+    made = _of_a_factory(name, overrides)
     if not info:
-        return env
+        return made
     names = named_info(info["info"])
-    if isinstance(env, HostEnvironment) and isinstance(env.source, from_gymnasium.GymnasiumSource):
-        return dataclasses.replace(env, source=dataclasses.replace(env.source, info=names))
-    if not isinstance(env, Vectorized):
-        raise FdgError(
-            f"environment '{name}' is already a batch, so it does not take info: name metrics in its"
-            " envs.vectorize"
-        )
-    return dataclasses.replace(env, info=names)
+    if isinstance(made, HostEnvironment) and isinstance(made.source, from_gymnasium.GymnasiumSource):
+        return dataclasses.replace(made, source=dataclasses.replace(made.source, info=names))
+    if not isinstance(made, Vectorized):
+        raise FdgError(f"environment '{name}' is vectorized by its author, so it takes no info")
+    return dataclasses.replace(made, info=names)
 
 
-def _make_by_factory(name: str, overrides: dict[str, Any]) -> Any:
+def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
     factory = _registered.get(name) or _BUILT_IN.get(name)
     if factory is None and name in user_code.entry_points():
         return user_code.make_of_package(name, overrides)
-    translated = _translate_foreign_name(name) if factory is None else None
-    if factory is None and _module_of(name) is not None and translated is None:
+    of_another = _of_another_library(name) if factory is None else None
+    if factory is None and _module_of(name) is not None and of_another is None:
         return user_code.make(name, overrides)
-    if factory is None and os.path.splitext(name)[1].lower() in _DATA_SUFFIXES:
-        raise FdgError(f"environment '{name}' is a data file: write text:file?path={name}")
+    if factory is None and os.path.splitext(name)[1].lower() in _DATA:
+        raise FdgError(f"environment '{name}' is a file of data: write text:file?path={name}")
     if factory is None:
-        raise unknown_name("environment", name, names(), "envs.names()", translated or _near_names(name))
+        raise unknown_name("environment", name, names(), "envs.names()", of_another or _near_names(name))
     try:
         return factory(**overrides)
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, FdgError) or not overrides:
             raise
-        arguments = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
-        raise FdgError(f"environment '{name}' does not take {arguments}: {one_line(error)}") from error
+        given = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
+        raise FdgError(f"environment '{name}' does not take {given}: {one_line(error)}") from error
 
 
-# A prefix of another library, a sign, and a name.
-_FOREIGN_PREFIX = re.compile(
+# Prefixes of other libraries; a name follows the sign.
+_OTHER_PREFIX = re.compile(
     r"(?:gym|gymnasium|gymnax|ale|atari|envpool|mujoco|jaxmarl|mpe|minatar|craftax|brax|jumanji|octax|playground)"
     r"[:/.](?P<task>[^:]+)", re.IGNORECASE
 )  # fmt: skip
 
 
-def _translate_foreign_name(name: str) -> list[str] | None:
-    """Names of this registry for a name with another library's prefix, such as `gym:CartPole-v1`.
+def _of_another_library(name: str) -> list[str] | None:
+    """The names here for a name with another library's prefix, `gym:CartPole-v1`.
 
     None without such a prefix, or if nothing is similar and the user has a module with the prefix's name.
     """
-    match = _FOREIGN_PREFIX.fullmatch(name)
-    if match is None:
+    found = _OTHER_PREFIX.fullmatch(name)
+    if found is None:
         return None
-    task = match["task"].rpartition("/")[2]
-    library = name[: match.start("task") - 1].lower()
-    prefixed = f"{'gymnasium' if library == 'gym' else library}:{task}"
-    exact = [known for known in names() if known.lower() in (task.lower(), prefixed.lower())]
+    task = found["task"].rpartition("/")[2]
+    library = name[: found.start("task") - 1].lower()
+    there = f"{'gymnasium' if library == 'gym' else library}:{task}"
+    known = [one for one in names() if one.lower() in (task.lower(), there.lower())]
     if library in ("gym", "gymnasium"):
-        return [f"{from_gymnasium.PREFIX}{match['task']}", *exact]
-    spec = None if (suggestions := exact or _near_names(task)) else find_spec(library)
-    return None if spec is not None and whose_file(spec.origin) == "user" else suggestions
+        return [f"{from_gymnasium.PREFIX}{found['task']}", *known]
+    spec = None if (meant := known or _near_names(task)) else find_spec(library)
+    return None if spec is not None and whose_file(spec.origin) == "user" else meant
 
 
 def _near_names(name: str) -> list[str]:
-    """Names that differ from an unknown name only by case or version: built-in, else host environments.
+    """Names that differ from an unknown one only by case or version: built-in ones, else host environments.
 
-    Only the newest of several versions. For packages that are not installed, `families` has the names.
+    Of several versions, only the newest. For packages that are not installed, `families` lists the names.
     """
 
-    def task(candidate: str) -> str:
-        return candidate.rpartition(":")[2].lower()
+    def task(one: str) -> str:
+        return one.rpartition(":")[2].lower()
 
-    def select_similar(candidates: Iterable[str]) -> list[str]:
-        equal = [candidate for candidate in candidates if task(candidate) == name.lower()]
+    def like(known: Iterable[str]) -> list[str]:
+        alike = [one for one in known if task(one) == name.lower()]
         stem = name.lower().rpartition("-v")[0]
-        versions = [
-            candidate for candidate in candidates if stem and task(candidate).rpartition("-v")[0] == stem
-        ]
-        return equal[:1] or sorted(versions, key=lambda candidate: (len(candidate), candidate))[-1:]
+        versions = [one for one in known if stem and task(one).rpartition("-v")[0] == stem]
+        return alike[:1] or sorted(versions, key=lambda one: (len(one), one))[-1:]
 
-    similar = select_similar([one for one in names() if ":" not in one])
-    for prefix, list_names in _HOST_NAMES.items() if not similar else ():
-        hosted = [f"{prefix}{one}" for one in list_names()]
-        similar += (
-            select_similar(hosted)
-            if hosted
-            else [one for one in families.host_names(name) if one.startswith(prefix)]
-        )
-    return similar
+    found = like([one for one in names() if ":" not in one])
+    for prefix, known in _HOSTS.items() if not found else ():
+        there = [f"{prefix}{one}" for one in known()]
+        found += like(there) if there else [one for one in families.hosted(name) if one.startswith(prefix)]
+    return found
 
 
 # Up to an `&` outside quotation marks; an opening quotation mark follows punctuation or a space.
 _OPTION = re.compile(r"""(?:(?<=[=(\[{,:\s])(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|[^&])+""")
 
-_MISSING_MARK = re.compile(r"([^\s=&;,]+)[\s&;,]+([A-Za-z_]\w*=.*)")  # parameters after another sign than `?`
+_UNMARKED = re.compile(r"([^\s=&;,]+)[\s&;,]+([A-Za-z_]\w*=.*)")  # parameters after a sign other than `?`
 _WRONG_SEPARATOR = re.compile(r"(.+?)[,;?\s]+[A-Za-z_]\w*=")  # two parameters with a wrong sign between them
 
 
@@ -292,11 +275,11 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     """
     if not isinstance(text, str):
         raise FdgError(f"environment {text!r}: give its name, a string such as 'CartPole-v1'")
-    name, question_mark, options = text.partition("?")
+    name, mark, options = text.partition("?")
     overrides = {}
-    if not question_mark and (match := _MISSING_MARK.fullmatch(text)):
-        raise FdgError(f"environment '{text}': parameters begin with ?: write '{match[1]}?{match[2]}'")
-    for option in _OPTION.findall(options) or [""] if question_mark else ():
+    if not mark and (found := _UNMARKED.fullmatch(text)):
+        raise FdgError(f"environment '{text}': parameters begin with ?: write '{found[1]}?{found[2]}'")
+    for option in _OPTION.findall(options) or [""] if mark else ():
         parameter, equals, value = option.partition("=")
         if not (parameter.isidentifier() and equals):
             fix = f"{option}=VALUE" if option.isidentifier() else "steps=200"
@@ -314,9 +297,7 @@ def absolute(name: str) -> str:
     >>> absolute("text:file?path=/data/sums.jsonl&instruction=Add."), absolute("CartPole-v1")
     ('text:file?path=/data/sums.jsonl&instruction=Add.', 'CartPole-v1')
     """
-    return next(
-        (source.absolute(name) for prefix, source in _PREFIXES.items() if name.startswith(prefix)), name
-    )
+    return next((one.absolute(name) for prefix, one in _PREFIXES.items() if name.startswith(prefix)), name)
 
 
 def files_of(name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -325,20 +306,16 @@ def files_of(name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
     >>> files_of("text:file", {"path": "sums.jsonl"}), files_of("codesign:mine.toml", {})
     ({'path': 'sums.jsonl'}, {'path': 'mine.toml'})
     """
-    files = (
-        source.files(name, parameters) for prefix, source in _PREFIXES.items() if name.startswith(prefix)
-    )
-    return next(files, {})
+    found = (x.files(name, parameters) for prefix, x in _PREFIXES.items() if name.startswith(prefix))
+    return next(found, {})
 
 
 def _absolute_files(name: str) -> str:
-    base, question_mark, options = name.partition("?")
+    before, mark, options = name.partition("?")
     parts = [option.partition("=") for option in options.split("&")]
-    spellings = [
-        f"{n}={os.path.abspath(value)}" if n in text.FILES else n + e + value for n, e, value in parts
-    ]
-    result = base + question_mark + "&".join(spellings)
-    return result if len(result.split("&")) == len(parts) else name  # unchanged if a folder's name has an &
+    spelled = [f"{n}={os.path.abspath(value)}" if n in text.FILES else n + e + value for n, e, value in parts]
+    found = before + mark + "&".join(spelled)
+    return found if len(found.split("&")) == len(parts) else name  # unless a folder's name has an &
 
 
 def _value(text: str) -> Any:
@@ -352,7 +329,7 @@ def _value(text: str) -> Any:
 
 
 def names() -> tuple[str, ...]:
-    """All names that `make` accepts, registered ones last; without names that begin with a library's prefix.
+    """All names that `make` accepts, registered ones last; without those with a library's prefix.
 
     >>> "CartPole-v1" in names()
     True
@@ -361,11 +338,11 @@ def names() -> tuple[str, ...]:
 
 
 def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
-    """What `make(name, **parameters)` does in addition to calling a registered factory, or None.
+    """What `make(name, **parameters)` does beyond calling a registered factory with plain values, or None.
 
-    Such side effects are: importing a module; starting or joining other processes; downloading; passing a
-    text to another package's code, which may open it as a module, a file or a command. Only the user may ask
-    for these; a file alone may not.
+    That is: importing a module; starting or joining other processes; downloading; or passing a text to
+    another package's code, which may open it as a module, a file or a command. Only the user may ask for
+    these, never a file alone.
 
     >>> beyond_registries("CartPole-v1", {"gravity": 9.0}), beyond_registries("text:sorting", {})
     (None, None)
@@ -374,35 +351,35 @@ def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
     >>> beyond_registries("gymnasium:Hopper-v5", {"xml_file": "mine.xml"})
     "passes the text xml_file='mine.xml' to code that may open or run it"
     """
-    parameters = {key: value for key, value in parameters.items() if key not in _COMMON_PARAMETERS}
+    parameters = {key: value for key, value in parameters.items() if key not in _OURS}
     if name in _DOWNLOADS:
         return "downloads its data"
     if name in _BUILT_IN:
-        return _text_effect(parameters, _WORD)
+        return _text_beyond(parameters, _WORD)
     if name in _registered or name in user_code.entry_points():
-        return _text_effect(parameters)
+        return _text_beyond(parameters)
     for prefix, source in _PREFIXES.items():
         if name.startswith(prefix):
-            return source.side_effects(name, parameters)
+            return source.beyond(name, parameters)
     module = _module_of(name)
     return None if module is None else f"imports the module {module}"
 
 
-def _gymnasium_effects(name: str, parameters: Mapping[str, Any]) -> str | None:
-    module, colon, _ = name.removeprefix(from_gymnasium.PREFIX).rpartition(":")
-    return f"imports the module {module}" if colon else _text_effect(parameters)
+def _of_gymnasium(name: str, parameters: Mapping[str, Any]) -> str | None:
+    imported, colon, _ = name.removeprefix(from_gymnasium.PREFIX).rpartition(":")
+    return f"imports the module {imported}" if colon else _text_beyond(parameters)
 
 
 def _module_of(name: str) -> str | None:
-    """The module in a name `module:factory`; None for other names."""
+    """The user's module of a name `module:factory`; None for names without one."""
     return user_code.module_of(name, (*_BUILT_IN, *user_code.entry_points()))
 
 
 _DOWNLOADS = frozenset(name for source in SOURCES for name in getattr(source, "DOWNLOADS", ()))
 
 
-def _text_effect(parameters: Mapping[str, Any], allowed: re.Pattern | None = None) -> str | None:
-    """The side effect of the first parameter that contains a text that is not allowed; None without one."""
+def _text_beyond(parameters: Mapping[str, Any], allowed: re.Pattern | None = None) -> str | None:
+    """The reason of `beyond_registries` for the first parameter with a text that is not allowed, or None."""
 
     def is_plain(value: Any) -> bool:
         if isinstance(value, str):
@@ -417,15 +394,15 @@ def _text_effect(parameters: Mapping[str, Any], allowed: re.Pattern | None = Non
     return None
 
 
-def _make_fleet(name: str, **overrides: Any) -> Any:
-    """Makes a fleet of workers for another environment of `make`."""
+def _fleet(name: str, **overrides: Any) -> Any:
+    """A fleet of workers for another environment of `make`."""
     return from_ray.make(name, make, **overrides)
 
 
 def spelled(env: Any) -> str | None:
     """The `NAME?PARAMETER=VALUE` of an environment that `make` returned; None if its name is enough."""
     try:
-        return _spellings.get(getattr(env, "problem", env))
+        return _spelled.get(getattr(env, "problem", env))
     except TypeError:  # not hashable
         return None
 
@@ -441,7 +418,7 @@ def register(name: str, factory: Callable[..., Environment]) -> None:
       factory: returns an `Environment`, such as `vectorize(single)`; equal arguments must give equal values.
 
     Raises:
-      FdgError: a built-in environment has this name.
+      FdgError: the name is that of a built-in environment.
 
     Example::
 

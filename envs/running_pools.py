@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs import gymnasium_worker
-from envs.pools import FreshRows, Segment, SplitStep, Transition
+from envs.pools import Begun, Halves, Segment, Transition
 from fdg.errors import HostError
 
 _log = logging.getLogger(__name__)
 
-_START_TIMEOUT = 300.0  # seconds to make and reset all instances, which may load models
-_POLL_SECONDS = 1e-4  # between checks for a ready pool
-_MAX_POOLS = 4  # per environment and batch size: training, evaluation, and spare ones
+_START_TIMEOUT = 300.0  # seconds until all instances are made and reset: they may load models
+_POLL = 1e-4  # seconds between checks for a ready pool
+_KEPT = 4  # pools of one environment and size at the same time: training, evaluation, and a few more
 
 
 class Losses(NamedTuple):
@@ -34,22 +34,22 @@ _losses = Losses(0, 0)
 
 
 def losses() -> Losses:
-    """The failures and lost episodes up to now."""
+    """The losses so far."""
     return _losses
 
 
-class _RunningPool:
+class _Running:
     """A pool that tickets refer to."""
 
     def __init__(self, environment: Any, seeds: np.ndarray, parts: int = 1):
-        self.number = secrets.randbelow(2**31)  # random, so that no ticket of another process matches
+        self.number = secrets.randbelow(2**31)  # so that no ticket of another process matches
         self.environment, self.size, self.parts = environment, len(seeds), parts
         self.steps, self.restarted = 0, 0
         self.sent: np.ndarray | None = None  # seeds of the running step, if any
-        self.is_new = False  # True if the running step starts new episodes
+        self.is_new = False  # True if that step starts new episodes
         self.lock = threading.Lock()
         self.pool = environment.source.start(self.size)
-        self._halves = SplitStep(self.pool)
+        self._halves = Halves(self.pool)
         try:
             self.first_observation = self.pool.reset(np.arange(self.size), seeds, _START_TIMEOUT)
         except BaseException:
@@ -59,7 +59,7 @@ class _RunningPool:
     def step(self, seeds: np.ndarray, action: np.ndarray) -> tuple[Transition, np.ndarray]:
         """A transition, and the mask of rows that were lost and restarted."""
         self.steps += 1
-        return self._restore_lost(self.pool.step(action, self.environment.timeout), seeds)
+        return self._taken(self.pool.step(action, self.environment.timeout), seeds)
 
     def send(self, seeds: np.ndarray, action: np.ndarray) -> None:
         """Starts a step."""
@@ -70,66 +70,50 @@ class _RunningPool:
         """Waits for the running step; returns what `step` returns."""
         assert self.sent is not None
         seeds, self.sent, is_new, self.is_new = self.sent, None, self.is_new, False
-        return (
-            self.restart_as_step()
-            if is_new
-            else self._restore_lost(self._halves.recv(self.environment.timeout), seeds)
-        )
+        return self.begun() if is_new else self._taken(self._halves.recv(self.environment.timeout), seeds)
 
     def ready(self) -> bool:
         """True if `recv` would return at once."""
         return self.sent is None or self.is_new or self._halves.ready()
 
-    def restart_as_step(self) -> tuple[Transition, np.ndarray]:
+    def begun(self) -> tuple[Transition, np.ndarray]:
         """Restarts all instances, as a step."""
-        observation = self.first_observation
-        return FreshRows(observation, observation, len(self.environment.info)).step(), np.ones(
-            self.size, np.bool_
-        )
+        first = self.first_observation
+        return Begun(first, first, len(self.environment.info)).step(), np.ones(self.size, np.bool_)
 
     def segment(
-        self,
-        program: Any,
-        operands: Any,
-        seeds: np.ndarray,
-        keys: np.ndarray,
-        last_observation: np.ndarray,
-        is_new: bool,
+        self, program: Any, operands: Any, seeds: np.ndarray, keys: np.ndarray, seen: np.ndarray, is_new: bool
     ) -> tuple[Any, Transition, np.ndarray]:
         """T steps for which workers act: the actor's results, the steps, and the mask of lost ones `[T, B]`.
 
         Lost instances are recreated and repeat the whole segment.
         """
-        lost, info, segment = np.zeros((len(keys), self.size), np.bool_), len(self.environment.info), None
-        rows, fresh_rows = np.arange(self.size), None
+        lost, info, made = np.zeros((len(keys), self.size), np.bool_), len(self.environment.info), None
+        rows, begun = np.arange(self.size), None
         if is_new:
-            lost[0], fresh_rows = True, FreshRows(last_observation, self.first_observation, info)
+            lost[0], begun = True, Begun(seen, self.first_observation, info)
         while len(rows):
-            part = self.pool.segment(program, operands, keys, rows, fresh_rows, self.environment.timeout)
-            segment = _merge_rows(segment, part, rows)
+            part = self.pool.segment(program, operands, keys, rows, begun, self.environment.timeout)
+            made = _written(made, part, rows)
             rows = np.sort(np.concatenate([x.rows for x in part.steps.failures] or [np.zeros(0, np.int64)]))
             for failure in part.steps.failures:
-                self._count_failure(failure.rows, failure.reason)
+                self._count(failure.rows, failure.reason)
             if len(rows):
-                fresh_rows = FreshRows(
-                    last_observation[rows], self.pool.reset(rows, seeds[rows], _START_TIMEOUT), info
-                )
+                begun = Begun(seen[rows], self.pool.reset(rows, seeds[rows], _START_TIMEOUT), info)
                 lost[0, rows] = True
-        assert segment is not None
+        assert made is not None
         self.steps += len(keys)
-        steps = segment.steps._replace(
-            truncated=segment.steps.truncated & ~segment.steps.terminated, failures=()
-        )
-        return segment.kept, steps, lost
+        steps = made.steps._replace(truncated=made.steps.truncated & ~made.steps.terminated, failures=())
+        return made.kept, steps, lost
 
-    def ticket_and_results(self, step: tuple[Transition, np.ndarray] | None = None) -> Any:
+    def said(self, step: tuple[Transition, np.ndarray] | None = None) -> Any:
         """The ticket `[B]` and the arrays of a step."""
         ticket = np.full(self.size, self.number, np.int32), np.full(self.size, self.steps, np.int32)
         return ticket if step is None else (*ticket, step[0][:6], step[1])
 
     def segment_results(self, kept: Any, steps: Transition, lost: np.ndarray) -> tuple[Any, ...]:
         """The arrays of a segment, with the ticket after each step `[T, B]`."""
-        number, last = self.ticket_and_results()
+        number, last = self.said()
         counts = last[None] + np.arange(1 - len(lost), 1, dtype=np.int32)[:, None]
         return (*kept, np.broadcast_to(number, lost.shape), counts, *steps[:5], *steps.info, lost)
 
@@ -138,24 +122,23 @@ class _RunningPool:
         self._halves.close()
         self.pool.close()
 
-    def _restore_lost(self, transition: Transition, seeds: np.ndarray) -> tuple[Transition, np.ndarray]:
+    def _taken(self, made: Transition, seeds: np.ndarray) -> tuple[Transition, np.ndarray]:
         lost = np.zeros(self.size, np.bool_)
-        for rows, reason in transition.failures:
-            self._recreate(transition, rows, reason, seeds)
+        for rows, reason in made.failures:
+            self._replace(made, rows, reason, seeds)
             lost[rows] = True
         # A terminal state needs no bootstrap, even at the time limit: termination takes precedence.
-        return transition._replace(truncated=transition.truncated & ~transition.terminated, failures=()), lost
+        return made._replace(truncated=made.truncated & ~made.terminated, failures=()), lost
 
-    def _recreate(self, transition: Transition, rows: np.ndarray, reason: str, seeds: np.ndarray) -> None:
-        self._count_failure(rows, reason)
-        transition.observation[rows] = self.pool.reset(rows, seeds[rows], _START_TIMEOUT)
-        # the program has the last observation
-        transition.final_observation[rows] = transition.observation[rows]
-        transition.reward[rows], transition.terminated[rows], transition.truncated[rows] = 0, False, True
-        for values in transition.info:
-            values[rows] = np.nan
+    def _replace(self, made: Transition, rows: np.ndarray, reason: str, seeds: np.ndarray) -> None:
+        self._count(rows, reason)
+        made.observation[rows] = self.pool.reset(rows, seeds[rows], _START_TIMEOUT)
+        made.final_observation[rows] = made.observation[rows]  # the program has the previous one
+        made.reward[rows], made.terminated[rows], made.truncated[rows] = 0, False, True
+        for each in made.info:
+            each[rows] = np.nan
 
-    def _count_failure(self, rows: np.ndarray, reason: str) -> None:
+    def _count(self, rows: np.ndarray, reason: str) -> None:
         """Counts lost instances; raises after too many failures."""
         limit, name = self.environment.restarts, self.environment.name
         if self.restarted >= limit:
@@ -166,24 +149,24 @@ class _RunningPool:
         global _losses
         _losses = Losses(_losses.failures + 1, _losses.episodes + len(rows))
         _log.warning(
-            "environment '%s': %s; %d of its %d instances start new episodes (restart %d of %d)",
+            "environment '%s': %s; %d of its %d instances start anew (restart %d of %d)",
             name, reason, len(rows), self.size, self.restarted, limit,
         )  # fmt: skip
 
 
-def _merge_rows(segment: Segment | None, part: Segment, rows: np.ndarray) -> Segment | None:
-    """The segment with rows from `part`, unchanged if all rows were lost; `part` if there is no segment."""
+def _written(whole: Segment | None, part: Segment, rows: np.ndarray) -> Segment | None:
+    """A segment with these rows replaced, unless all were lost; `part` itself if it is the first."""
     if not part.steps.reward.size:
-        return segment
-    if segment is None:
+        return whole
+    if whole is None:
         return part
-    arrays = [*segment.kept, *segment.steps[:5], *segment.steps.info]
+    arrays = [*whole.kept, *whole.steps[:5], *whole.steps.info]
     for x, y in zip(arrays, [*part.kept, *part.steps[:5], *part.steps.info], strict=True):
         x[:, rows] = y
-    return segment
+    return whole
 
 
-def _unpack(environment: Any, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _unpacked(environment: Any, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Copies of the seeds and actions of a step."""
     space, packed = environment.action_space, packed[:, 2:].copy()
     return packed[:, 0], packed[:, 1:].copy().view(space.dtype).reshape(-1, *space.shape)
@@ -194,7 +177,7 @@ class _Pools:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: collections.OrderedDict[int, _RunningPool] = collections.OrderedDict()
+        self._running: collections.OrderedDict[int, _Running] = collections.OrderedDict()
 
     def __len__(self) -> int:
         return len(self._running)
@@ -202,27 +185,27 @@ class _Pools:
     def reset(self, environment: Any, parts: int, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Starts a pool: its number `[B]` and the first observations."""
         running = self._start(environment, seeds, parts)
-        return running.ticket_and_results()[0], running.first_observation
+        return running.said()[0], running.first_observation
 
     def step(
         self, environment: Any, parts: int, packed: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, tuple, np.ndarray]:
         """Steps the pool of a ticket; `packed` has pool, steps, seed and action."""
-        with self._lock_matching(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
+        with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
             if running is not None:
-                return running.ticket_and_results(running.step(*_unpack(environment, packed)))
-        running = self._start_replacement(environment, packed[:, 2], parts)
-        return running.ticket_and_results(running.restart_as_step())
+                return running.said(running.step(*_unpacked(environment, packed)))
+        running = self._start_again(environment, packed[:, 2], parts)
+        return running.said(running.begun())
 
     def send(self, environment: Any, parts: int, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Starts the step that `step` makes; returns the ticket for `recv`."""
-        with self._lock_matching(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
+        """Starts the same step; returns the ticket for `recv`."""
+        with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
             if running is not None:
-                running.send(*_unpack(environment, packed))
-                return running.ticket_and_results()
-        running = self._start_replacement(environment, packed[:, 2], parts)
+                running.send(*_unpacked(environment, packed))
+                return running.said()
+        running = self._start_again(environment, packed[:, 2], parts)
         running.sent, running.is_new = packed[:, 2].copy(), True
-        return running.ticket_and_results()
+        return running.said()
 
     def recv(
         self, environment: Any, parts: int, packed: np.ndarray
@@ -233,85 +216,83 @@ class _Pools:
           HostError: the ticket has no running step.
         """
         number, steps = packed[0]
-        with self._lock_matching(environment, number, steps, len(packed), sent=True) as running:
+        with self._fitting(environment, number, steps, len(packed), sent=True) as running:
             if running is not None:
-                return running.ticket_and_results(running.recv())
+                return running.said(running.recv())
         raise HostError(
-            f"environment '{environment.name}': recv of step {steps}, which has not been sent: receive what"
+            f"environment '{environment.name}': recv of step {steps}, which is not under way: receive what"
             " each send returned once, and send the state that recv gives"
         )
 
     def ready(self, environment: Any, parts: int, packed: np.ndarray) -> np.ndarray:
         """Waits for one of several pools; `packed` has pool, steps, and whether the pool is a candidate.
 
-        Returns the index of the ready pool with the fewest steps, the first of equal ones. After the
-        environment's timeout it returns a pool that is not ready, whose `recv` raises.
+        Of several ready pools, the one with the fewest steps, then the first. After the environment's
+        timeout, a pool that is not ready: its `recv` raises.
         """
         waiting = np.flatnonzero(packed[:, 2])
-        by_steps = waiting[np.argsort(packed[waiting, 1], kind="stable")]
-        candidates = [(i, self._find(int(packed[i, 0]))) for i in by_steps]
-        deadline = time.monotonic() + environment.timeout
-        while time.monotonic() < deadline:
-            for i, running in candidates:
+        fewest = waiting[np.argsort(packed[waiting, 1], kind="stable")]
+        found = [(i, self._find(int(packed[i, 0]))) for i in fewest]
+        end = time.monotonic() + environment.timeout
+        while time.monotonic() < end:
+            for i, running in found:
                 if running is None or running.ready():
                     return np.array(i, np.int32)
-            time.sleep(_POLL_SECONDS)
-        return np.array(by_steps[0], np.int32)
+            time.sleep(_POLL)
+        return np.array(fewest[0], np.int32)
 
-    def segment(self, environment: Any, program: Any, packed: np.ndarray, *arguments: Any) -> tuple[Any, ...]:
+    def segment(self, environment: Any, program: Any, packed: np.ndarray, *given: Any) -> tuple[Any, ...]:
         """T steps of a ticket's pool for which workers act: the actor's results, and steps as from `step`.
 
-        `packed` is `[B, 3]`: pool, steps and seed; `arguments` are `keys [T, B, k]`, the last observations
-        `[B, *wire]`, and the actor's operands.
+        `packed` is `[B, 3]`: pool, steps and seed; `given` are `keys [T, B, k]`, `seen [B, *wire]`, and the
+        actor's operands.
         """
-        (keys, observation), operands, seeds = arguments[:2], list(arguments[2:]), packed[:, 2].copy()
-        with self._lock_matching(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
+        (keys, seen), operands, seeds = given[:2], list(given[2:]), packed[:, 2].copy()
+        with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
             if running is not None:
-                return running.segment_results(
-                    *running.segment(program, operands, seeds, keys, observation, False)
-                )
-        running = self._start_replacement(environment, seeds, 1)
-        return running.segment_results(*running.segment(program, operands, seeds, keys, observation, True))
+                return running.segment_results(*running.segment(program, operands, seeds, keys, seen, False))
+        running = self._start_again(environment, seeds, 1)
+        return running.segment_results(*running.segment(program, operands, seeds, keys, seen, True))
 
     def close(self) -> None:
         """Ends all pools."""
         with self._lock:
-            pools, self._running = list(self._running.values()), collections.OrderedDict()
-        for running in pools:
+            ending, self._running = list(self._running.values()), collections.OrderedDict()
+        for running in ending:
             running.close()
 
     @contextlib.contextmanager
-    def _lock_matching(
+    def _fitting(
         self, environment: Any, number: int, steps: int, size: int, sent: bool = False
-    ) -> Iterator[_RunningPool | None]:
+    ) -> Iterator[_Running | None]:
         """A context with the locked pool of a ticket, closed if the body raises; None if no pool matches.
 
         `sent`: True if a step must be running.
         """
-        pool = self._find(int(number))
-        if pool is None:
+        found = self._find(int(number))
+        if found is None:
             yield None
             return
-        with pool.lock:
-            is_same = pool.environment is environment or pool.environment == environment
-            if not is_same or (pool.size, pool.steps, pool.sent is not None) != (size, steps, sent):
+        with found.lock:
+            same = found.environment is environment or found.environment == environment
+            if not same or (found.size, found.steps, found.sent is not None) != (size, steps, sent):
                 yield None
                 return
             try:
-                yield pool
+                yield found
             except BaseException:
-                self._forget(pool.number)
-                pool.close()
+                self._forget(found.number)
+                found.close()
                 raise
 
-    def _start_replacement(self, environment: Any, seeds: np.ndarray, parts: int) -> _RunningPool:
+    def _start_again(self, environment: Any, seeds: np.ndarray, parts: int) -> _Running:
         _log.warning(
             "environment '%s': the instances that this state was made with are gone (no checkpoint holds"
             " them): %d new episodes start here", environment.name, len(seeds),
         )  # fmt: skip
         return self._start(environment, seeds, parts)
 
-    def _find(self, number: int) -> _RunningPool | None:
+    def _find(self, number: int) -> _Running | None:
         with self._lock:
             if number in self._running:
                 self._running.move_to_end(number)
@@ -321,16 +302,16 @@ class _Pools:
         with self._lock:
             self._running.pop(number, None)
 
-    def _start(self, environment: Any, seeds: np.ndarray, parts: int) -> _RunningPool:
-        running = _RunningPool(environment, seeds, parts)
+    def _start(self, environment: Any, seeds: np.ndarray, parts: int) -> _Running:
+        running = _Running(environment, seeds, parts)
         with self._lock:
             self._running[running.number] = running
-            numbers = [
+            alike = [
                 n for n, r in self._running.items() if (r.environment, r.size) == (environment, len(seeds))
             ]
-            max_pools = _MAX_POOLS * max(self._running[n].parts for n in numbers)
-            old_pools = [self._running.pop(n) for n in numbers[:-max_pools]]
-        for old in old_pools:
+            kept = _KEPT * max(self._running[n].parts for n in alike)
+            ending = [self._running.pop(n) for n in alike[:-kept]]
+        for old in ending:
             with old.lock:
                 old.close()
         return running

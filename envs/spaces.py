@@ -17,8 +17,8 @@ from fdg.errors import FdgError
 
 Bound: TypeAlias = "float | tuple[Any, ...]"
 
-_MAX_CODES = 64  # integers with a wider range are amounts, not codes
-_MIN_IMAGE_SIDE = 3  # pixels per side, for the 3 x 3 convolution
+_MOST_CODES = 64  # integers with a wider range are amounts
+_SMALLEST_IMAGE = 3  # pixels per side, for the 3 x 3 convolution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,10 +140,10 @@ class Box:
                 )
             if np.dtype(self.dtype).kind in "iu":
                 limits = np.iinfo(self.dtype)
-                outside = [x for x in np.ravel(np.asarray(bound, float)) if not limits.min <= x <= limits.max]
-                if outside:
+                strange = [x for x in np.ravel(np.asarray(bound, float)) if not limits.min <= x <= limits.max]
+                if strange:
                     raise FdgError(
-                        f"Box({field}=...): {outside[0]:g} is outside {self.dtype}: give a number from"
+                        f"Box({field}=...): {strange[0]:g} is no {self.dtype}: give a number from"
                         f" {limits.min} to {limits.max}, or dtype='float32'"
                     )
         if not np.all(np.asarray(self.low) <= np.asarray(self.high)):
@@ -184,7 +184,7 @@ class Box:
         low = self.low_array.astype(np.int64).reshape(-1, channels).min(axis=0)
         high = self.high_array.astype(np.int64).reshape(-1, channels).max(axis=0)
         counts = (high - low + 1).tolist()
-        return tuple(zip(low.tolist(), counts, strict=True)) if max(counts) <= _MAX_CODES else None
+        return tuple(zip(low.tolist(), counts, strict=True)) if max(counts) <= _MOST_CODES else None
 
     @property
     def is_image(self) -> bool:
@@ -192,7 +192,7 @@ class Box:
         axes = len(self.shape)
         if axes != 3 and not (axes == 2 and self.codes):
             return False
-        return min(self.shape[:2]) >= _MIN_IMAGE_SIDE
+        return min(self.shape[:2]) >= _SMALLEST_IMAGE
 
     @checked_names
     def sample(self, key: jax.Array) -> jax.Array:
@@ -206,18 +206,17 @@ class Box:
             span = high.astype(object) - low.astype(object) + 1  # Python integers do not overflow
             if np.any(span > np.iinfo(np.int32).max) or np.any(high == np.iinfo(np.int32).max):
                 return self._wide_sample(key, low, np.asarray(span))
-            # The sample's dtype is wider than the space's, so that `high + 1` does not overflow (uint8: 255 +
-            # 1).
-            wide_bounds = low.astype(np.int32), high.astype(np.int32) + 1
-            return jax.random.randint(key, self.shape, *map(jnp.asarray, wide_bounds)).astype(self.dtype)
-        # Uniform and normal samples are both computed only if bounded and unbounded components are mixed.
-        is_bounded = np.isfinite(low) & np.isfinite(high)
-        finite_low, finite_high = np.where(is_bounded, low, 0), np.where(is_bounded, high, 1)
+            # The draw is wider than the dtype, so that `high + 1` does not overflow (uint8: 255 + 1).
+            wide = low.astype(np.int32), high.astype(np.int32) + 1
+            return jax.random.randint(key, self.shape, *map(jnp.asarray, wide)).astype(self.dtype)
+        # Both samples are computed, and selected, only if bounds are mixed.
+        bounded = np.isfinite(low) & np.isfinite(high)
+        finite_low, finite_high = np.where(bounded, low, 0), np.where(bounded, high, 1)
         fraction = jax.random.uniform(key, self.shape, self.dtype)
         # A weighted mean of the bounds: `high - low` may overflow.
         uniform = finite_low * (1 - fraction) + finite_high * fraction
         uniform = jnp.clip(uniform, finite_low, finite_high)
-        if is_bounded.all():
+        if bounded.all():
             return uniform
         normal = jax.random.normal(key, self.shape, self.dtype)
         shifted = jnp.where(
@@ -225,13 +224,13 @@ class Box:
             np.where(np.isfinite(low), low, 0) + jnp.abs(normal),
             jnp.where(np.isfinite(high), np.where(np.isfinite(high), high, 0) - jnp.abs(normal), normal),
         )
-        return jnp.where(is_bounded, uniform, shifted)
+        return jnp.where(bounded, uniform, shifted)
 
     def _wide_sample(self, key: jax.Array, low: np.ndarray, span: np.ndarray) -> jax.Array:
-        """Uniform 32-bit integers from `low` to `low + span - 1`; `span` is up to 2**32."""
+        """Uniform 32-bit integers from `low` on, `span` (up to 2**32) of them."""
         bits = jax.random.bits(key, self.shape, jnp.uint32)
-        is_full_range = np.asarray(span >= 2**32, bool)
-        offset = jnp.where(is_full_range, bits, bits % np.where(is_full_range, 1, span).astype(np.uint32))
+        whole = np.asarray(span >= 2**32, bool)
+        offset = jnp.where(whole, bits, bits % np.where(whole, 1, span).astype(np.uint32))
         return jax.lax.bitcast_convert_type(low.astype(np.uint32) + offset, jnp.int32).astype(self.dtype)
 
     def contains(self, x: Any) -> jax.Array:
@@ -248,7 +247,7 @@ Space: TypeAlias = Discrete | MultiDiscrete | Box
 def bound(values: np.ndarray) -> Bound:
     """A `Box`'s bound from an array: one number if all are equal, otherwise nested tuples.
 
-    Magnitudes from the largest float32 on, by which libraries mean unbounded, become infinity.
+    The largest float32 (or more), with which libraries say unbounded, becomes infinity.
 
     >>> bound(np.array([1.0, 1.0])), bound(np.array([-np.inf, 3.5e38]))
     (1.0, (-inf, inf))

@@ -47,19 +47,19 @@ class Alike:
         continuous.
     """
 
-    masks_components: ClassVar[bool] = True  # masks of a Box mark the components that the agent has
+    masks_components: ClassVar[bool] = True  # of a Box: the components that the agent has
 
     single: Any
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """The space of one agent: its index, and a part for each kind of observation."""
+        """One agent's: its index, and a part for each kind of agent."""
         kinds = self._team.kinds
-        return Dict({"agent": Box(0.0, 1.0, (self.num_agents,)), **self._name_parts(kinds)})
+        return Dict({"agent": Box(0.0, 1.0, (self.num_agents,)), **self._named(kinds)})
 
     @property
     def action_space(self) -> Space:
-        """The common action space: the largest number of choices or components of any agent."""
+        """With the largest number of choices or components of any agent."""
         return self._team.action_space
 
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
@@ -69,70 +69,65 @@ class Alike:
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, Any, Any, Any, Any]:
         """Takes one step; `action [A, *action_space.shape]`."""
-        state, observations, reward, *flags = self.single.step(key, state, self.apart(action))
+        state, observations, reward, *ended = self.single.step(key, state, self.apart(action))
         if isinstance(reward, tuple | list):
-            reward = jnp.stack([jnp.asarray(value, jnp.float32) for value in reward])
-        return state, self.together(observations, "step"), reward, *flags
+            reward = jnp.stack([jnp.asarray(one, jnp.float32) for one in reward])
+        return state, self.together(observations, "step"), reward, *ended
 
     def together(self, observations: Any, method: str = "together") -> Any:
         """Converts a tuple of observations, one per agent, to uniform ones: parts `[A, ...]`.
 
         Raises:
-          FdgError: there are not `A` observations, or one has another shape than its agent's space.
+          FdgError: not `A` of them, or one is not in its agent's space.
         """
-        label = f"environment '{self.name}': {method} gives"
+        whose = f"environment '{self.name}': {method} gives"
         if not isinstance(observations, tuple | list) or len(observations) != self.num_agents:
             raise FdgError(
-                f"{label} a {kind_of(observations)}: give a tuple of {self.num_agents} observations"
+                f"{whose} a {kind_of(observations)}: give a tuple of {self.num_agents} observations"
             )
         team = self._team
         features, masks = zip(*map(features_and_mask, observations), strict=True)
-        cast = [
-            composite.cast_to_space(space, value, (), f"{label} agent {a}")
-            for a, (space, value) in enumerate(zip(team.observation_spaces, features, strict=True))
+        fitted = [
+            composite.fitting(space, one, (), f"{whose} agent {a}")
+            for a, (space, one) in enumerate(zip(team.observed, features, strict=True))
         ]
-        parts = {
+        seen = {
             name: jax.tree.map(
                 lambda *rows: jnp.stack(rows),
-                *(
-                    value if team.observation_spaces[a] == kind else composite.zeros(kind)
-                    for a, value in enumerate(cast)
-                ),
+                *(one if team.observed[a] == kind else composite.zeros(kind) for a, one in enumerate(fitted)),
             )
-            for name, kind in self._name_parts(team.kinds).items()
+            for name, kind in self._named(team.kinds).items()
         }
-        observation = {"agent": jnp.eye(self.num_agents), **parts}
-        if team.has_all_actions and all(mask is None for mask in masks):
-            return observation
-        return MaskedObservation(
-            observation, jnp.stack([self._mask(a, mask) for a, mask in enumerate(masks)])
-        )
+        together = {"agent": jnp.eye(self.num_agents), **seen}
+        if team.all_alike and all(mask is None for mask in masks):
+            return together
+        return MaskedObservation(together, jnp.stack([self._mask(a, mask) for a, mask in enumerate(masks)]))
 
     def apart(self, action: jax.Array) -> tuple[jax.Array, ...]:
-        """Splits uniform actions `[A, ...]` into each agent's action."""
-        return tuple(_agent_action(space, action[a]) for a, space in enumerate(self._team.action_spaces))
+        """Converts uniform actions `[A, ...]` to each agent's own."""
+        return tuple(_own_action(space, action[a]) for a, space in enumerate(self._team.acting))
 
-    def _mask(self, agent: int, mask: Any) -> jax.Array:
+    def _mask(self, agent: int, own: Any) -> jax.Array:
         """The actions that an agent has and may take: `[n]` bool."""
-        existing = self._team.masks[agent]
-        if mask is None:
-            return jnp.asarray(existing)
-        # Choices that the agent lacks follow its own choices; each has one allowed answer.
-        space = self._team.action_spaces[agent]
+        there = self._team.masks[agent]
+        if own is None:
+            return jnp.asarray(there)
+        # Choices that the agent lacks follow its own, each with one constant answer.
+        space = self._team.acting[agent]
         size = space.n if isinstance(space, Discrete) else sum(getattr(space, "nvec", ()))
-        if jnp.shape(mask) != (size,):
+        if jnp.shape(own) != (size,):
             raise FdgError(
-                f"environment '{self.name}': agent {agent} has an action_mask of shape {jnp.shape(mask)}, but"
+                f"environment '{self.name}': agent {agent} has an action_mask of shape {jnp.shape(own)}, but"
                 f" for {space} it is {(size,)}"
             )
-        return jnp.asarray(existing).at[np.flatnonzero(existing)[:size]].set(jnp.asarray(mask, bool))
+        return jnp.asarray(there).at[np.flatnonzero(there)[:size]].set(jnp.asarray(own, bool))
 
-    def _name_parts(self, kinds: tuple[Any, ...]) -> dict[str, Any]:
+    def _named(self, kinds: tuple[Any, ...]) -> dict[str, Any]:
         return {"seen": kinds[0]} if len(kinds) == 1 else {f"seen_{i}": kind for i, kind in enumerate(kinds)}
 
     @property
     def _team(self) -> "_Team":
-        return _make_team(self.name, self.num_agents, self.single.observation_space, self.single.action_space)
+        return _team(self.name, self.num_agents, self.single.observation_space, self.single.action_space)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "single":
@@ -144,64 +139,61 @@ class Alike:
 class _Team:
     """Properties of a team of different agents."""
 
-    observation_spaces: tuple[Any, ...]  # per agent
-    action_spaces: tuple[Any, ...]  # per agent
-    kinds: tuple[Any, ...]  # distinct observation spaces
+    observed: tuple[Any, ...]  # spaces, by agent
+    acting: tuple[Any, ...]  # likewise
+    kinds: tuple[Any, ...]  # of observations, without duplicates
     action_space: Space
-    masks: tuple[np.ndarray, ...]  # per agent: [n] bool, the actions or components that it has
+    masks: tuple[np.ndarray, ...]  # by agent: [n] bool, the actions (or components) that it has
 
     @property
-    def has_all_actions(self) -> bool:
+    def all_alike(self) -> bool:
         """True if every agent has all actions."""
         return all(mask.all() for mask in self.masks)
 
 
 @functools.lru_cache(maxsize=256)
-def _make_team(name: str, agents: int, observation_space: Any, action_space: Any) -> _Team:
-    for attribute, space in (("observation_space", observation_space), ("action_space", action_space)):
+def _team(name: str, agents: int, observed: Any, acting: Any) -> _Team:
+    for what, space in (("observation_space", observed), ("action_space", acting)):
         if not isinstance(space, Tuple) or len(space.spaces) != agents:
             raise FdgError(
-                f"environment '{name}': of {agents} unlike agents, its {attribute} is an envs.Tuple of as"
-                " many"
+                f"environment '{name}': of {agents} unlike agents, its {what} is an envs.Tuple of as many"
                 f" spaces, and not {space!r:.100}"
             )
-    kinds = tuple(dict.fromkeys(observation_space.spaces))
-    spaces = action_space.spaces
+    kinds = tuple(dict.fromkeys(observed.spaces))
+    spaces = acting.spaces
     if all(isinstance(space, Box) for space in spaces):
-        size = max(math.prod(space.shape) for space in spaces)
-        common: Space = Box(*_shared_bounds(spaces, size), (size,))
-        masks = [np.arange(size) < math.prod(space.shape) for space in spaces]
+        most = max(math.prod(space.shape) for space in spaces)
+        common: Space = Box(*_common_bounds(spaces, most), (most,))
+        masks = [np.arange(most) < math.prod(space.shape) for space in spaces]
     elif all(isinstance(space, Discrete) for space in spaces):
-        size = max(space.n for space in spaces)
-        common, masks = Discrete(size), [np.arange(size) < space.n for space in spaces]
+        most = max(space.n for space in spaces)
+        common, masks = Discrete(most), [np.arange(most) < space.n for space in spaces]
     elif all(isinstance(space, Discrete | MultiDiscrete) for space in spaces):
         choices = [(s.n,) if isinstance(s, Discrete) else s.nvec for s in spaces]
-        size = max(map(len, choices))
-        padded = [(*counts, *(1,) * (size - len(counts))) for counts in choices]
-        nvec = tuple(max(counts[m] for counts in padded) for m in range(size))
+        most = max(map(len, choices))
+        full = [(*one, *(1,) * (most - len(one))) for one in choices]
+        nvec = tuple(max(one[m] for one in full) for m in range(most))
         common = MultiDiscrete(nvec)
-        masks = [
-            np.concatenate([np.arange(n) < m for n, m in zip(nvec, counts, strict=True)]) for counts in padded
-        ]
+        masks = [np.concatenate([np.arange(n) < m for n, m in zip(nvec, one, strict=True)]) for one in full]
     else:
         raise FdgError(
             f"environment '{name}': some of its agents act by choices, others by numbers"
-            f" ({action_space!r:.200}): one network cannot do both; give all of them one kind"
+            f" ({acting!r:.200}): one network cannot do both; give all of them one kind"
         )
-    return _Team(observation_space.spaces, spaces, kinds, common, tuple(masks))
+    return _Team(observed.spaces, spaces, kinds, common, tuple(masks))
 
 
-def _shared_bounds(spaces: tuple[Box, ...], size: int) -> tuple[Any, Any]:
-    """Bounds per component: [-1, 1], or infinite if the component is unbounded for an agent."""
-    is_bounded = np.ones(size, bool)
+def _common_bounds(spaces: tuple[Box, ...], most: int) -> tuple[Any, Any]:
+    """For each component [-1, 1], or unbounded if an agent's is."""
+    bounded = np.ones(most, bool)
     for space in spaces:
         finite = np.isfinite(space.low_array) & np.isfinite(space.high_array)
-        is_bounded[: finite.size] &= finite.reshape(-1)
-    high = tuple(np.where(is_bounded, 1.0, np.inf).tolist())
+        bounded[: finite.size] &= finite.reshape(-1)
+    high = tuple(np.where(bounded, 1.0, np.inf).tolist())
     return tuple(-bound for bound in high), high
 
 
-def _agent_action(space: Space, action: jax.Array) -> jax.Array:
+def _own_action(space: Space, action: jax.Array) -> jax.Array:
     match space:
         case Discrete():
             return action if action.ndim == 0 else action[0]
@@ -209,8 +201,8 @@ def _agent_action(space: Space, action: jax.Array) -> jax.Array:
             return action[: len(nvec)]
     low, high = space.low_array, space.high_array
     finite = np.isfinite(low) & np.isfinite(high)
-    values = action[: math.prod(space.shape)].reshape(space.shape)
-    scale = np.where(finite, high / 2.0 - low / 2.0, 1.0).astype(np.float32)
+    inside = action[: math.prod(space.shape)].reshape(space.shape)
+    half = np.where(finite, high / 2.0 - low / 2.0, 1.0).astype(np.float32)
     middle = np.where(finite, high / 2.0 + low / 2.0, 0.0).astype(np.float32)
-    rescaled = jnp.where(finite, jnp.clip(values, -1.0, 1.0), values) * scale + middle
-    return jnp.clip(rescaled, low, high).astype(space.dtype)
+    stretched = jnp.where(finite, jnp.clip(inside, -1.0, 1.0), inside) * half + middle
+    return jnp.clip(stretched, low, high).astype(space.dtype)

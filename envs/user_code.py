@@ -19,18 +19,18 @@ from fdg.errors import FdgError, module_of_file, raised, unknown_name
 ENTRY_POINTS = "fdg.environments"  # the group where installed packages register environments
 
 
-def module_of(name: str, registered: Iterable[str]) -> str | None:
-    """The module of `module:name`; None if there is no colon or registered names have the prefix.
+def module_of(name: str, known: Iterable[str]) -> str | None:
+    """The module of `module:name`; None if there is no colon or the prefix is that of known names.
 
     >>> module_of("mine.deep:maze", ["brax:ant"]), module_of("brax:antt", ["brax:ant"]), module_of("Maze", [])
     ('mine.deep', None, None)
     """
     module, colon, _ = name.partition(":")
-    sources = {registered_name.partition(":")[0] for registered_name in registered if ":" in registered_name}
+    sources = {one.partition(":")[0] for one in known if ":" in one}
     return module if colon and module not in sources else None
 
 
-def import_value(label: str, name: str, is_candidate: Callable[[Any], bool] = callable) -> Any:
+def found(what: str, name: str, is_candidate: Callable[[Any], bool] = callable) -> Any:
     """Imports the module of `module:name` and returns the attribute; `name` may have dots.
 
     Call it only if the user gave the name or trusts the file that did: see `fdg.training.name_resolver`.
@@ -39,30 +39,30 @@ def import_value(label: str, name: str, is_candidate: Callable[[Any], bool] = ca
     """
     module_name, _, attribute = name.partition(":")
     if not attribute:
-        raise FdgError(f"{label} '{name}': no name follows the colon: write {module_name}:NAME")
+        raise FdgError(f"{what} '{name}': no name follows the colon: write {module_name}:NAME")
     try:
         value = importlib.import_module(module_name)
     except Exception as error:
-        missing_name = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
-        is_absent = missing_name is not None and (module_name + ".").startswith(f"{missing_name}.")
+        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        is_absent = missing is not None and (module_name + ".").startswith(f"{missing}.")
         if not is_absent and not isinstance(error, ValueError | TypeError):
-            raise FdgError(f"{label} '{name}': importing {module_name} fails: {raised(error)}") from error
-        module_path = module_of_file(
+            raise FdgError(f"{what} '{name}': importing {module_name} fails: {raised(error)}") from error
+        meant = module_of_file(
             module_name if "/" not in module_name else f"{module_name.removesuffix('.py')}.py"
         )
         fix = (
-            f"write {module_path}:{attribute}"
-            if module_path
+            f"write {meant}:{attribute}"
+            if meant
             else "run from the folder that holds it, or put that folder in PYTHONPATH"
         )
-        raise FdgError(f"{label} '{name}': there is no module '{module_name}': {fix}") from None
+        raise FdgError(f"{what} '{name}': there is no module '{module_name}': {fix}") from None
     for part in attribute.split("."):
         if not hasattr(value, part):
-            members = {key: member for key, member in vars(value).items() if not key.startswith("_")}
-            candidates = [key for key, member in members.items() if is_candidate(member)] or [
-                k for k in members if callable(members[k])
+            own = {key: one for key, one in vars(value).items() if not key.startswith("_")}
+            there = [key for key, one in own.items() if is_candidate(one)] or [
+                k for k in own if callable(own[k])
             ]
-            raise unknown_name(f"{label} in {module_name}", attribute, candidates) from None
+            raise unknown_name(f"{what} in {module_name}", attribute, there) from None
         value = getattr(value, part)
     return value
 
@@ -73,15 +73,15 @@ def make(name: str, overrides: Mapping[str, Any]) -> Any:
     `name` is a function or class, which is called with `overrides`, or an environment.
 
     Raises:
-      FdgError: the import fails (`import_value`), the factory fails, or its result is not an environment.
+      FdgError: as `found`; the factory fails; its result is not an environment.
     """
-    return build(name, import_value("environment", name), overrides)
+    return built(name, found("environment", name), overrides)
 
 
-def build(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
+def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
     """Calls a factory; vectorizes a `SingleEnvironment`, and makes a task of a `TextProblem`."""
-    arguments = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
-    if isinstance(factory, type) and foreign.is_gymnasium(factory):
+    given = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
+    if isinstance(factory, type) and foreign.is_of_gymnasium(factory):
         return from_gymnasium.make(foreign.path(factory), **overrides)
     is_value = not isinstance(factory, type) and (
         _is_text(factory) or (hasattr(factory, "reset") and hasattr(factory, "step"))
@@ -93,31 +93,31 @@ def build(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
         )
     if is_value and overrides:
         raise FdgError(
-            f"environment '{name}' is an object, which does not take {arguments}: name its class or factory"
+            f"environment '{name}' is an object, which takes no {given}: name its class or factory"
         )
     try:
         check_options(f"environment '{name}'", factory, overrides)
-        env = factory if is_value else foreign.make_by(factory, overrides)
+        made = factory if is_value else foreign.made_by(factory, overrides)
     except FdgError:
         raise
     except Exception as error:  # the user's code may raise anything
-        problem = f"does not take {arguments}" if overrides else "cannot be made"
-        raise FdgError(f"environment '{name}' {problem}: {raised(error)}") from error
-    if foreign.is_gymnasium(env) and not is_value:
-        env.close()
+        does = f"does not take {given}" if overrides else "cannot be made"
+        raise FdgError(f"environment '{name}' {does}: {raised(error)}") from error
+    if foreign.is_of_gymnasium(made) and not is_value:
+        made.close()
         return from_gymnasium.make(foreign.path(factory), **overrides)
-    if env is None:
+    if made is None:
         raise FdgError(
             f"environment '{name}': {name.rpartition(':')[2]} returned None: return the environment"
         )
-    if missing_text := missing_members(env):
-        raise FdgError(f"environment '{name}': {type(env).__name__} is {missing_text}")
-    if _is_text(env):
-        return env if is_text(env) else TextTask(env)
-    if not isinstance(env, Vectorized | HostEnvironment) and _takes_one_key(env):
-        env = vectorize(env)
-    check_spec(env)
-    return env
+    if lacking := missing_members(made):
+        raise FdgError(f"environment '{name}': {type(made).__name__} is {lacking}")
+    if _is_text(made):
+        return made if is_text(made) else TextTask(made)
+    if not isinstance(made, Vectorized | HostEnvironment) and _takes_one_key(made):
+        made = vectorize(made)
+    check_spec(made)
+    return made
 
 
 @functools.cache
@@ -127,7 +127,7 @@ def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def make_of_package(name: str, overrides: Mapping[str, Any]) -> Any:
-    """Makes the environment that an installed package registers."""
+    """The environment that an installed package registers."""
     point = entry_points()[name]
     try:
         factory = point.load()
@@ -137,7 +137,7 @@ def make_of_package(name: str, overrides: Mapping[str, Any]) -> Any:
             f"environment '{name}': {package} registers it as {point.value}, which cannot be imported:"
             f" {raised(error)}"
         ) from error
-    return build(name, factory, overrides)
+    return built(name, factory, overrides)
 
 
 def _is_text(value: Any) -> bool:
@@ -147,7 +147,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _takes_one_key(env: Any) -> bool:
-    """True for a single environment: the argument of its `reset` is not named `keys`."""
+    """Whether an environment is not vectorized: the argument of its `reset` is not named `keys`."""
     try:
         return next(iter(inspect.signature(env.reset).parameters), None) != "keys"
     except (AttributeError, TypeError, ValueError):

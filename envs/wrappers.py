@@ -1,7 +1,6 @@
-"""Wrappers: frame stack, action repeat, hidden parts, time-aware observations, and a base for your own.
+"""Wrappers: frame stack, action repeat, hidden parts, time-aware observations, and your own.
 
-A wrapper contains a batched `envs.Environment` of any source, and is itself one. Write your own as a
-subclass of `Wrapper`.
+A wrapper wraps a batched `envs.Environment` of any source, and is one. Your own is a subclass of `Wrapper`.
 
 Shapes: `B` environments, `A` agents, `K` frames.
 """
@@ -28,7 +27,7 @@ from fdg.errors import FdgError, kind_of, listed
 class WrapperState(NamedTuple):
     """State of a wrapper that has `after`; every leaf has the leading axis `B`."""
 
-    env_state: State  # state of the wrapped environment
+    env_state: State  # of the environment inside
     kept: Any  # the results of `begin` and `after`
 
     @property
@@ -38,8 +37,7 @@ class WrapperState(NamedTuple):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"WrapperState has no attribute '{name}': the wrapped environment takes state.env_state, so a"
-            " wrapper"
+            f"WrapperState has no attribute '{name}': the environment inside takes state.env_state: a wrapper"
             " with `after` calls super().step(keys, state, action) in its step"
         )
 
@@ -49,9 +47,9 @@ class Wrapper(Whole):
     """An environment with changed observations. The base class changes nothing.
 
     A subclass is a frozen dataclass with `observation_space`, `begin` and `after`: pure functions of a batch,
-    that treat each row independently. They take and return observations without masks: arrays, or pytrees of
-    parts, `[B, (A,) *shape]`; masks are passed through. Without `after`, the wrapper has no state: each
-    observation is mapped by `begin`.
+    in which each row depends only on itself. They get and return observations without masks, arrays or parts
+    `[B, (A,) *shape]`; masks pass through. Without `after`, the wrapper has no state: each observation is
+    mapped by `begin`.
 
     A wrapper that changes rewards, actions or ends of episodes overrides `step` and calls
     `super().step(keys, state, action)` (without `after`, `self.env.step` works too). `episode_return` and
@@ -70,9 +68,7 @@ class Wrapper(Whole):
     def __post_init__(self) -> None:
         check_inside(self)
         if getattr(self.env, "acts", False):
-            raise FdgError(
-                f"acts=True: workers cannot apply the wrapper {type(self).__name__}: leave out one of them"
-            )
+            raise FdgError(f"acts=True: workers know no wrapper such as {type(self).__name__}: leave out one")
         for method, takes in (("begin", ("observation",)), ("after", ("kept", "observation"))):
             check_takes(getattr(self, method), takes, f"{method} of wrapper {type(self).__name__}")
 
@@ -91,68 +87,68 @@ class Wrapper(Whole):
 
     @property
     def single(self) -> Any:
-        """The single environment inside, if there is one; it renders states."""
+        """The single environment inside, if there is one: it renders states."""
         return self.env.single
 
     @property
     def native(self) -> Native:
-        """The native observations and actions of the wrapped environment; `see` also applies the wrapper.
+        """The library's observations and actions inside, with the wrapper applied in `see`.
 
-        A JAX environment has no native observations apart from its own, so callers use the wrapper's.
+        A JAX environment inside has no other observations than its own, so the wrapper's are used.
 
         Raises:
           AttributeError: for a JAX environment.
         """
-        native: Native = self.env.native
+        inside: Native = self.env.native
 
-        def see(kept: Any, start: jax.Array, observation: Any) -> tuple[Any, Any]:
-            native_memory, memory = kept
-            native_memory, observation = native.see(native_memory, start, observation)
-            first = _apply(self.begin, observation)
-            memory, output = _select(start, first, _apply(lambda x: self.after(memory, x), observation))
-            return (native_memory, memory), output
+        def see(kept: Any, start: jax.Array, seen: Any) -> tuple[Any, Any]:
+            of_inside, own = kept
+            of_inside, seen = inside.see(of_inside, start, seen)
+            begun = _of_features(self.begin, seen)
+            own, shown = _where(start, begun, _of_features(lambda x: self.after(own, x), seen))
+            return (of_inside, own), shown
 
-        def kept(size: int) -> Any:
+        def kept(count: int) -> Any:
             arrays = [
-                jax.ShapeDtypeStruct((size, *leaf["shape"][1:]), leaf["jax_dtype"])
-                for _, leaf in leaves(native.observation)
+                jax.ShapeDtypeStruct((count, *leaf["shape"][1:]), leaf["jax_dtype"])
+                for _, leaf in leaves(inside.observation)
             ]
-            start, before = jax.ShapeDtypeStruct((size,), jnp.bool_), native.kept(size)
+            start, before = jax.ShapeDtypeStruct((count,), jnp.bool_), inside.kept(count)
 
-            def first_memory(start: jax.Array, before: Any, *arrays: jax.Array) -> Any:
-                _, observation = native.see(before, start, native.encode(arrays, None))
-                return _apply(self.begin, observation)[0]
+            def first(start: jax.Array, before: Any, *arrays: jax.Array) -> Any:
+                _, seen = inside.see(before, start, inside.encode(arrays, None))
+                return _of_features(self.begin, seen)[0]
 
-            memory = jax.eval_shape(first_memory, start, before, *arrays)
-            return before, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), memory)
+            own = jax.eval_shape(first, start, before, *arrays)
+            return before, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), own)
 
-        return native._replace(see=see, kept=kept)
+        return inside._replace(see=see, kept=kept)
 
     @property
-    def _has_after(self) -> bool:
+    def _keeps(self) -> bool:
         return type(self).after is not Wrapper.after
 
     def reset(self, keys: jax.Array) -> tuple[State, Observation]:
         """Starts an episode for each key; see `Environment.reset`."""
         state, observation = self.env.reset(keys)
-        kept, output = _apply(self.begin, observation)
-        check_observation(self, "begin", output, len(keys))
-        return WrapperState(state, kept) if self._has_after else state, output
+        kept, shown = _of_features(self.begin, observation)
+        check_observation(self, "begin", shown, len(keys))
+        return WrapperState(state, kept) if self._keeps else state, shown
 
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
         """Takes one step in every environment; see `Environment.step`."""
-        env_state, kept = state if self._has_after else (state, ())
-        return self._after(kept, *self.env.step(keys, env_state, action))
+        inside, before = state if self._keeps else (state, ())
+        return self._after(before, *self.env.step(keys, inside, action))
 
     @property
     def send(self) -> Callable[..., Any]:
         """The first half of `step` (`envs.rings`); absent if `step` is overridden."""
         if type(self).step is not Wrapper.step or not hasattr(self.env, "send"):
-            raise AttributeError(f"the step of environment '{self.name}' cannot be split into send and recv")
+            raise AttributeError(f"the step of environment '{self.name}' has no halves")
 
         def send(keys: jax.Array, state: State, action: jax.Array) -> Any:
-            env_state, kept = state if self._has_after else (state, ())
-            return self.env.send(keys, env_state, action), kept
+            inside, before = state if self._keeps else (state, ())
+            return self.env.send(keys, inside, action), before
 
         return send
 
@@ -162,30 +158,26 @@ class Wrapper(Whole):
 
     @property
     def ready(self) -> Callable[..., jax.Array]:
-        """Waits for one of several sent steps; absent if `send` is absent."""
+        """Waits for one of several sent steps; absent if `send` is."""
         return self.send is not None and (lambda sent, waiting: self.env.ready(sent[0], waiting))
 
-    def _after(self, old_kept: Any, env_state: State, step: TimeStep) -> tuple[State, TimeStep]:
+    def _after(self, before: Any, inside: State, step: TimeStep) -> tuple[State, TimeStep]:
         """The state and output after a step of the inner environment."""
-        kept, final_obs = _apply(lambda x: self.after(old_kept, x), step.final_observation)
-        new_kept, first_obs = _apply(self.begin, step.observation)
-        for method, obs in (
-            ("after" if self._has_after else "begin", final_obs),
-            ("begin", first_obs),
-        ):
-            check_observation(self, method, obs, len(step.reward))
-        kept, output = _select(step.done, (new_kept, first_obs), (kept, final_obs))
-        step = step._replace(observation=output, final_observation=final_obs)
-        return WrapperState(env_state, kept) if self._has_after else env_state, step
+        kept, final = _of_features(lambda x: self.after(before, x), step.final_observation)
+        begun, first = _of_features(self.begin, step.observation)
+        for method, one in (("after" if self._keeps else "begin", final), ("begin", first)):
+            check_observation(self, method, one, len(step.reward))
+        kept, shown = _where(step.done, (begun, first), (kept, final))
+        step = step._replace(observation=shown, final_observation=final)
+        return WrapperState(inside, kept) if self._keeps else inside, step
 
 
 @dataclasses.dataclass(frozen=True)
 class FrameStack(Wrapper):
-    """Stacks the last `frames` observations, oldest first; an episode starts with copies of the first one.
+    """Stacks the last `frames` observations, oldest first; an episode starts with copies of its first one.
 
-    Frames are concatenated along the last axis; images of two axes become channels: `[H, W, C]` becomes `[H,
-    W, frames * C]`, `[D]` becomes `[frames * D]`, `[H, W]` becomes `[H, W, frames]`. Each part of a `Dict` or
-    `Tuple` is stacked.
+    Along the last axis; images of two axes become channels: `[H, W, C]` becomes `[H, W, frames * C]`, `[D]`
+    becomes `[frames * D]`, `[H, W]` becomes `[H, W, frames]`. Each part of a `Dict` or `Tuple` is stacked.
 
     >>> from envs import make
     >>> FrameStack(make("CartPole-v1"), 4).observation_space.shape
@@ -201,7 +193,7 @@ class FrameStack(Wrapper):
     @property
     def observation_space(self) -> ObservationSpace:
         """Space of the stacked frames."""
-        return _map_space(self._stacked, self.env.observation_space)
+        return _mapped(self._stacked, self.env.observation_space)
 
     def begin(self, observation: Any) -> tuple[Any, Any]:
         """Repeats the first observation."""
@@ -211,17 +203,17 @@ class FrameStack(Wrapper):
     def after(self, kept: Any, observation: Any) -> tuple[Any, Any]:
         """Drops the oldest observation, and appends the new one."""
 
-        def shift(frame: jax.Array, stack: jax.Array) -> jax.Array:
-            return jnp.concatenate([stack[..., frame.shape[-1] :], frame], axis=-1)
+        def shifted(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.concatenate([old[..., new.shape[-1] :], new], axis=-1)
 
-        stacked = self._map(shift, observation, kept)
+        stacked = self._map(shifted, observation, kept)
         return stacked, stacked
 
-    def _map(self, function: Callable[..., jax.Array], observation: Any, *trees: Any) -> Any:
-        def apply_to_part(part: Space, array: jax.Array, *arrays: jax.Array) -> jax.Array:
-            return function(array[..., None] if _is_flat(part) else array, *arrays)
+    def _map(self, function: Callable[..., jax.Array], observation: Any, *others: Any) -> Any:
+        def of_part(part: Space, new: jax.Array, *rest: jax.Array) -> jax.Array:
+            return function(new[..., None] if _is_flat(part) else new, *rest)
 
-        return composite.map_parts(apply_to_part, self.env.observation_space, observation, *trees)
+        return composite.map_parts(of_part, self.env.observation_space, observation, *others)
 
     def _stacked(self, part: Space) -> Space:
         match part:
@@ -229,8 +221,8 @@ class FrameStack(Wrapper):
                 return MultiDiscrete((n,) * self.frames)
             case MultiDiscrete(nvec):
                 return MultiDiscrete(nvec * self.frames)
-        bounds = [end[..., None] if _is_flat(part) else end for end in (part.low_array, part.high_array)]
-        low, high = (np.concatenate([end] * self.frames, axis=-1) for end in bounds)
+        ends = [end[..., None] if _is_flat(part) else end for end in (part.low_array, part.high_array)]
+        low, high = (np.concatenate([end] * self.frames, axis=-1) for end in ends)
         return Box(bound(low), bound(high), low.shape, part.dtype)
 
 
@@ -247,13 +239,13 @@ class ActionRepeat(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_count(self, "times")
-        env = self.env
-        while isinstance(env, Wrapper):
-            env = env.env
-        if hasattr(env, "source"):
+        inside = self.env
+        while isinstance(inside, Wrapper):
+            inside = inside.env
+        if hasattr(inside, "source"):
             raise FdgError(
                 f"environment '{self.name}': it runs on the host, where ActionRepeat cannot stop when an"
-                " episode ends: repeat actions by an option of the environment or a wrapper of its library"
+                " episode ends: repeat actions within it, by an option or a wrapper of its library's"
             )
 
     @property
@@ -263,16 +255,16 @@ class ActionRepeat(Wrapper):
         return None if limit is None else -(-limit // self.times)
 
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
-        """Takes up to `times` steps in every environment."""
+        """Take up to `times` steps in every environment."""
 
-        def repeat_action(i: jax.Array, carry: Any) -> Any:
-            state, step = carry
+        def again(i: jax.Array, so_far: Any) -> Any:
+            before, step = so_far
             new_keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys)
-            new_state, new_step = self.env.step(new_keys, state, action)
-            new_step = new_step._replace(reward=step.reward + new_step.reward)
-            return _select(step.done, carry, (new_state, new_step))
+            after, new = self.env.step(new_keys, before, action)
+            new = new._replace(reward=step.reward + new.reward)
+            return _where(step.done, so_far, (after, new))
 
-        state, step = jax.lax.fori_loop(1, self.times, repeat_action, self.env.step(keys, state, action))
+        state, step = jax.lax.fori_loop(1, self.times, again, self.env.step(keys, state, action))
         steps = -(-step.episode_length // self.times)
         return state, step._replace(episode_length=steps)
 
@@ -293,18 +285,16 @@ class HideObservations(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        hidden = tuple(self.hidden) if isinstance(self.hidden, tuple | list) else (self.hidden,)
-        object.__setattr__(self, "hidden", hidden)
-        space, options = self.env.observation_space, self._available
+        given = tuple(self.hidden) if isinstance(self.hidden, tuple | list) else (self.hidden,)
+        object.__setattr__(self, "hidden", given)
+        space, there = self.env.observation_space, self._there
         kind = f"environment '{self.name}': HideObservations"
-        if not options:
+        if not there:
             raise FdgError(f"{kind}: an observation of {space} has no parts to hide")
-        if unknown := [part for part in hidden if isinstance(part, bool) or part not in options]:
-            raise FdgError(
-                f"{kind}: there is no part {unknown[0]!r}, but {listed(map(repr, options), 'and')}"
-            )
-        if set(hidden) >= set(options):
-            raise FdgError(f"{kind}: all parts are hidden: leave at least one visible")
+        if unknown := [one for one in given if isinstance(one, bool) or one not in there]:
+            raise FdgError(f"{kind}: there is no part {unknown[0]!r}, but {listed(map(repr, there), 'and')}")
+        if set(given) >= set(there):
+            raise FdgError(f"{kind}: all parts are hidden: leave one")
 
     @property
     def observation_space(self) -> ObservationSpace:
@@ -312,21 +302,21 @@ class HideObservations(Wrapper):
         space = self.env.observation_space
         match space:
             case Dict(privileged=privileged):
-                visible = self._filter(dict(space.spaces))
-                return Dict(visible, [name for name in privileged if name in visible])
+                left = self._chosen(dict(space.spaces))
+                return Dict(left, [name for name in privileged if name in left])
             case Tuple(spaces=parts):
-                return Tuple(self._filter(parts))
+                return Tuple(self._chosen(parts))
             case MultiDiscrete(nvec=nvec):
-                return MultiDiscrete(self._filter(nvec))
-        low, high = (self._filter(end) for end in (space.low_array, space.high_array))
+                return MultiDiscrete(self._chosen(nvec))
+        low, high = (self._chosen(end) for end in (space.low_array, space.high_array))
         return Box(bound(low), bound(high), low.shape, space.dtype)
 
     def begin(self, observation: Any) -> tuple[Any, Any]:
-        """The visible parts."""
-        return (), self._filter(observation)
+        """The remaining parts."""
+        return (), self._chosen(observation)
 
     @property
-    def _available(self) -> list[Any]:
+    def _there(self) -> list[Any]:
         space = self.env.observation_space
         match space:
             case Dict(spaces=spaces):
@@ -335,12 +325,12 @@ class HideObservations(Wrapper):
                 return [*range(len(parts))]
         return [*range(space.shape[0])] if len(space.shape) == 1 else []
 
-    def _filter(self, parts: Any) -> Any:
+    def _chosen(self, parts: Any) -> Any:
         """The remaining parts of a dictionary or tuple, or components of an array's last axis."""
-        keys = [key for key in self._available if key not in self.hidden]
+        left = [key for key in self._there if key not in self.hidden]
         if isinstance(parts, dict):
-            return {key: parts[key] for key in keys}
-        return tuple(parts[key] for key in keys) if isinstance(parts, tuple) else parts[..., np.array(keys)]
+            return {key: parts[key] for key in left}
+        return tuple(parts[key] for key in left) if isinstance(parts, tuple) else parts[..., np.array(left)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -359,16 +349,14 @@ class TimeAware(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.env.max_episode_steps is None:
-            raise FdgError(
-                f"environment '{self.name}': TimeAware: it has no time limit (max_episode_steps is None)"
-            )
+            raise FdgError(f"environment '{self.name}': TimeAware: it has no time limit, max_episode_steps")
         space = self.env.observation_space
         if isinstance(space, Dict) and "time" in dict(space.spaces):
             raise FdgError(f"environment '{self.name}': TimeAware: its observation already has a part 'time'")
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """Space of observations with the time."""
+        """Space including the time."""
         space = self.env.observation_space
         if self._is_vector:
             low, high = (np.append(end, x) for end, x in ((space.low_array, 0.0), (space.high_array, 1.0)))
@@ -379,19 +367,19 @@ class TimeAware(Wrapper):
         return Dict({"observation": space, **time})
 
     def begin(self, observation: Any) -> tuple[Any, Any]:
-        """Adds time 0."""
+        """Time 0."""
         steps = jnp.zeros(jax.tree.leaves(observation)[0].shape[0], jnp.int32)
         return steps, self._with_time(steps, observation)
 
     def after(self, kept: jax.Array, observation: Any) -> tuple[Any, Any]:
-        """Increments the number of steps."""
+        """One more step."""
         return kept + 1, self._with_time(kept + 1, observation)
 
     def _with_time(self, steps: jax.Array, observation: Any) -> Any:
-        agent_axis = () if self.num_agents is None else (self.num_agents,)
-        fraction = steps.astype(jnp.float32) / self.env.max_episode_steps
-        shape = (steps.shape[0], *agent_axis, 1)
-        time = jnp.broadcast_to(fraction.reshape(-1, *(1,) * (len(shape) - 1)), shape)
+        agents = () if self.num_agents is None else (self.num_agents,)
+        passed = steps.astype(jnp.float32) / self.env.max_episode_steps
+        shape = (steps.shape[0], *agents, 1)
+        time = jnp.broadcast_to(passed.reshape(-1, *(1,) * (len(shape) - 1)), shape)
         if self._is_vector:
             return jnp.concatenate([observation, time], axis=-1)
         parts = observation if isinstance(self.env.observation_space, Dict) else {"observation": observation}
@@ -403,8 +391,8 @@ class TimeAware(Wrapper):
         return isinstance(space, Box) and len(space.shape) == 1 and space.dtype == "float32"
 
 
-# Parameters of `envs.make` that wrap, from the innermost to the outermost: the class, and the field that the
-# value sets; None for a flag.
+# Wrapper parameters of `envs.make`, from the innermost to the outermost: the class, and the field that the
+# value sets; without one, a flag.
 _BY_PARAMETER: dict[str, tuple[type[Wrapper], str | None]] = {
     "action_repeat": (ActionRepeat, "times"),
     "hide_observations": (HideObservations, "hidden"),
@@ -414,8 +402,8 @@ _BY_PARAMETER: dict[str, tuple[type[Wrapper], str | None]] = {
 PARAMETERS = tuple(_BY_PARAMETER)
 
 
-def apply_wrappers(env: Any, parameters: Mapping[str, Any]) -> Any:
-    """Applies the wrappers that `parameters` name; ignores other parameters."""
+def wrapped(env: Any, parameters: Mapping[str, Any]) -> Any:
+    """Wraps the environment as `parameters` say (other parameters are ignored)."""
     for name, (cls, field) in _BY_PARAMETER.items():
         if field is None:
             check_options(f"environment '{env.name}'", {name: False}, parameters)
@@ -424,8 +412,8 @@ def apply_wrappers(env: Any, parameters: Mapping[str, Any]) -> Any:
     return env
 
 
-def split_wrappers(env: Any) -> tuple[Any, dict[str, Any]]:
-    """The environment inside all wrappers, and the wrappers' parameters, innermost first.
+def unwrapped(env: Any) -> tuple[Any, dict[str, Any]]:
+    """The environment inside all wrappers, and the parameters of these, the innermost first.
 
     >>> from envs import make
     >>> unwrapped(FrameStack(make("CartPole-v1"), 4))[1]
@@ -433,13 +421,13 @@ def split_wrappers(env: Any) -> tuple[Any, dict[str, Any]]:
     """
     for name, (cls, field) in _BY_PARAMETER.items():
         if type(env) is cls:
-            inside, parameters = split_wrappers(env.env)
+            inside, parameters = unwrapped(env.env)
             return inside, {**parameters, name: True if field is None else getattr(env, field)}
     return env, {}
 
 
 def keeps_rewards(env: Any) -> bool:
-    """True if rewards are the inner environment's, since no wrapper overrides `step`."""
+    """True if rewards are the inner environment's: no wrapper overrides `step`."""
     while isinstance(env, Wrapper):
         if type(env).step.__module__ != __name__:
             return False
@@ -447,36 +435,34 @@ def keeps_rewards(env: Any) -> bool:
     return True
 
 
-def _apply(function: Callable[[Any], tuple[Any, Any]], observation: Observation) -> tuple[Any, Any]:
-    """Applies `begin` or `after` to the features of an observation; keeps a mask."""
+def _of_features(function: Callable[[Any], tuple[Any, Any]], observation: Observation) -> tuple[Any, Any]:
+    """Applies `begin` or `after` to the features of an observation; a mask is unchanged."""
     features, mask = features_and_mask(observation)
     pair = function(features)
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise FdgError(
-            f"begin and after of a wrapper return (state to keep, observation), not {kind_of(pair)}"
+            f"begin and after of a wrapper return (what to keep, what to show), not {kind_of(pair)}"
         )
-    kept, output = pair
-    return kept, output if mask is None else MaskedObservation(output, mask)
+    kept, shown = pair
+    return kept, shown if mask is None else MaskedObservation(shown, mask)
 
 
-def _select(condition: jax.Array, one: Any, other: Any) -> Any:
-    """Selects between two pytrees of arrays `[B, ...]` by row: `x` where `condition [B]`, else `y`."""
-    return jax.vmap(lambda c, x, y: jax.tree.map(lambda a, b: jnp.where(c, a, b), x, y))(
-        condition, one, other
-    )
+def _where(chosen: jax.Array, one: Any, other: Any) -> Any:
+    """Selects between two pytrees of arrays `[B, ...]` by row: the first where `chosen [B]`."""
+    return jax.vmap(lambda c, x, y: jax.tree.map(lambda a, b: jnp.where(c, a, b), x, y))(chosen, one, other)
 
 
-def _map_space(function: Callable[[Space], Space], space: ObservationSpace) -> ObservationSpace:
+def _mapped(function: Callable[[Space], Space], space: ObservationSpace) -> ObservationSpace:
     match space:
         case Dict(spaces=spaces, privileged=privileged):
-            return Dict({name: _map_space(function, part) for name, part in spaces}, privileged)
+            return Dict({name: _mapped(function, part) for name, part in spaces}, privileged)
         case Tuple(spaces=parts):
-            return Tuple(tuple(_map_space(function, part) for part in parts))
+            return Tuple(tuple(_mapped(function, part) for part in parts))
     return function(space)
 
 
 def _is_flat(part: Space) -> bool:
-    """True if frames get a new last axis: numbers, and images with two axes."""
+    """True if frames need a new last axis: a number, or an image with two axes."""
     if not isinstance(part, Box) or len(part.shape) != 2:
         return not part.shape
     return part.dtype == "uint8" or part.is_image
@@ -485,5 +471,5 @@ def _is_flat(part: Space) -> bool:
 def _check_count(wrapper: Any, field: str) -> None:
     value = getattr(wrapper, field)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        call = f"{type(wrapper).__name__}({field}={value!r})"
-        raise FdgError(f"environment '{wrapper.name}': {call}: give an integer of at least 1")
+        said = f"{type(wrapper).__name__}({field}={value!r})"
+        raise FdgError(f"environment '{wrapper.name}': {said}: give an integer of at least 1")

@@ -65,7 +65,7 @@ def test_a_donated_state_is_refused(walker):
 
 def test_a_state_of_something_else_is_refused(walker):
     state = walker.init(0)
-    with pytest.raises(fdg.FdgError, match="not of Walker"):
+    with pytest.raises(fdg.FdgError, match="not a state of Walker"):
         walker.run(tuple(state), 2)
     with pytest.raises(fdg.FdgError, match=r"float32\[7\], not float32\[3\]"):
         walker.run(state._replace(weight=jnp.zeros(7)), 2)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from envs.codesign import found, problem, reading
 from envs.codesign.found import Designs
 from envs.codesign.problem import Evaluation, Problem, Specs
-from envs.environment import TimeStep, check_actions, check_keys, named_info
+from envs.environment import TimeStep, actions, check_keys, named_info
 from envs.observations import MaskedObservation, Observation
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError, unknown_name
@@ -123,7 +123,7 @@ def files_of(name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
     return {"path": parameters.get("path") or file} if file.endswith(".toml") else {}
 
 
-def side_effects(_: str, parameters: Mapping[str, Any]) -> str | None:
+def beyond(_: str, parameters: Mapping[str, Any]) -> str | None:
     """Describes the code that making the environment imports; None for none."""
     return f"imports the module {parameters['module']}" if parameters.get("module") else None
 
@@ -232,7 +232,7 @@ class CoDesign:
         An option beyond the budgets becomes the nearest lower one within them (`problem.repair`).
         """
         check_keys(self.name, keys)
-        action = check_actions(self.name, action, self.action_space, keys.shape)
+        action = actions(self.name, action, self.action_space, keys.shape)
         return rowwise(self._rows)(keys, state, action)
 
     def designs(self, state: Any) -> found.Results:

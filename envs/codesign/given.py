@@ -48,7 +48,7 @@ def from_module(name: str, shape: Sequence[int] = ()) -> Network:
     without arguments that makes one, or a tuple of one and example inputs. `shape` is that of its float32
     input, if there are no example inputs.
     """
-    network = user_code.import_value("module", name)
+    network = user_code.found("module", name)
     is_instance = hasattr(network, "init_with_output") and not inspect.isclass(network)
     if callable(network) and not is_instance and _takes_no_arguments(network):
         try:

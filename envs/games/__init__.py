@@ -32,7 +32,7 @@ __all__ = [
     "tic_tac_toe",
 ]
 
-PREFIX = "game:"  # names in the registry begin with it
+PREFIX = "game:"  # of names in the registry
 OPPONENTS: dict[str, Callable[[Any], Any]] = {"random": Uniform, "greedy": Greedy}
 
 
@@ -44,7 +44,7 @@ def tic_tac_toe() -> LineGame:
 
 @checked_names
 def connect_four(rows: int = 6, columns: int = 7, length: int = 4) -> LineGame:
-    """Stones fall to the lowest free cell; `length` in a row win."""
+    """Stones fall; `length` in a row win."""
     return LineGame("game:connect_four", rows, columns, length, gravity=True)
 
 
@@ -82,5 +82,5 @@ def _make(game: Callable[..., Game], opponent: str = "random", **sizes: Any) -> 
         raise unknown_name("opponent", opponent, OPPONENTS)
     if isinstance(game, type):
         check_call(game, (), sizes, "parameter")
-    value = game(**sizes)
-    return vectorize(Against(value, OPPONENTS[opponent](value)))
+    made = game(**sizes)
+    return vectorize(Against(made, OPPONENTS[opponent](made)))

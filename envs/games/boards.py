@@ -16,9 +16,9 @@ from fdg.errors import FdgError
 class Board(NamedTuple):
     """A position."""
 
-    stones: jax.Array  # [rows, columns] int8: 1: the first player's, -1: the second's, 0: empty
-    moves: jax.Array  # [] int32, number of moves of both players so far
-    score: jax.Array  # [] float32, the first player's: 1 won, -1 lost, 0 drawn or not over
+    stones: jax.Array  # [rows, columns] int8: 1 of the first player, -1 of the second, 0 empty
+    moves: jax.Array  # [] int32, of both players so far
+    score: jax.Array  # [] float32, of the first player
     over: jax.Array  # [] bool
     groups: Any = ()  # [rows + 2, columns + 2] int32, for Hex: connected stones have equal numbers
 
@@ -42,9 +42,9 @@ class _BoardGame:
         return position.over, position.score
 
     def observe(self, position: Board) -> jax.Array:
-        """`[rows, columns, 2]` float32: stones of the player to move, and of the opponent."""
-        stone = self._stone(position)
-        return jnp.stack([position.stones == stone, position.stones == -stone], axis=-1).astype(jnp.float32)
+        """`[rows, columns, 2]` float32: own stones, and the other player's."""
+        own = self._stone(position)
+        return jnp.stack([position.stones == own, position.stones == -own], axis=-1).astype(jnp.float32)
 
     @property
     def observation_space(self) -> Box:
@@ -68,8 +68,8 @@ class _BoardGame:
 class LineGame(_BoardGame):
     """The first with `length` stones in a row, column or diagonal wins; a full board is a draw.
 
-    With `gravity` a move is a column, and the stone falls to the lowest free cell (Connect Four); else it is
-    a cell, `row * columns + column`.
+    With `gravity` a move is a column, and the stone falls to its lowest free place (Connect Four); else it is
+    a place, `row * columns + column`.
 
     >>> LineGame("game:tic_tac_toe", rows=3, columns=3, length=3, gravity=False).num_actions
     9
@@ -92,21 +92,21 @@ class LineGame(_BoardGame):
 
     @property
     def num_actions(self) -> int:
-        """The number of columns with gravity, else of cells."""
+        """The number of columns, or of places."""
         return self.columns if self.gravity else self.rows * self.columns
 
     @property
     def max_moves(self) -> int:
-        """The number of cells."""
+        """The number of places."""
         return self.rows * self.columns
 
     def legal(self, position: Board) -> jax.Array:
-        """Legal moves, `[n]` bool: columns that are not full, or empty cells."""
+        """Columns that are not full, or places that are free."""
         free = position.stones == 0
         return free[0] if self.gravity else free.ravel()
 
     def play(self, position: Board, action: jax.Array) -> Board:
-        """The position after a move; an illegal move loses the game."""
+        """Places a stone."""
         stone, legal = self._stone(position), self.legal(position)[action]
         if self.gravity:
             height = jnp.sum(position.stones[:, action] != 0)
@@ -126,15 +126,15 @@ class LineGame(_BoardGame):
 
 @functools.cache
 def _lines(rows: int, columns: int, length: int) -> np.ndarray:
-    """The cells of each line: `[lines, length]` int32."""
-    lines = []
+    """The places of each line: `[lines, length]` int32."""
+    found = []
     for row in range(rows):
         for column in range(columns):
             for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
-                cells = [(row + i * down, column + i * right) for i in range(length)]
-                if all(0 <= r < rows and 0 <= c < columns for r, c in cells):
-                    lines.append([r * columns + c for r, c in cells])
-    return np.array(lines, np.int32)
+                places = [(row + i * down, column + i * right) for i in range(length)]
+                if all(0 <= r < rows and 0 <= c < columns for r, c in places):
+                    found.append([r * columns + c for r, c in places])
+    return np.array(found, np.int32)
 
 
 @checked_names
@@ -142,7 +142,7 @@ def _lines(rows: int, columns: int, length: int) -> np.ndarray:
 class HexGame(_BoardGame):
     """Hex: the first player connects the first and last rows, the second the first and last columns.
 
-    A cell's neighbours are above, above right, left, right, below left and below. There is no draw, and no
+    A place's neighbours are above, above right, left, right, below left and below. There is no draw, and no
     swap rule. Observations show the board so that the player to move always connects rows: for the second
     player board and actions are transposed.
 
@@ -158,39 +158,39 @@ class HexGame(_BoardGame):
 
     @property
     def num_actions(self) -> int:
-        """The number of cells."""
+        """The number of places."""
         return self.size**2
 
     @property
     def max_moves(self) -> int:
-        """The number of cells; a full board has one winner."""
+        """The number of places; a full board has one winner."""
         return self.size**2
 
     def legal(self, position: Board) -> jax.Array:
-        """Legal moves, `[n]` bool: empty cells, as the player to move sees them."""
+        """Free places, from the side of the player to move."""
         return self._as_seen_by_mover(position, position.stones == 0).ravel()
 
     def observe(self, position: Board) -> jax.Array:
-        """`[size, size, 2]` float32: stones of the player to move, and of the opponent."""
-        stone = self._stone(position)
+        """`[size, size, 2]` float32: own stones, and the other player's."""
+        own = self._stone(position)
         stones = self._as_seen_by_mover(position, position.stones)
-        return jnp.stack([stones == stone, stones == -stone], axis=-1).astype(jnp.float32)
+        return jnp.stack([stones == own, stones == -own], axis=-1).astype(jnp.float32)
 
     def play(self, position: Board, action: jax.Array) -> Board:
-        """The position after a move: places a stone and merges the groups that it touches."""
+        """Places a stone, and merges the groups that it touches."""
         stone, legal = self._stone(position), self.legal(position)[action]
         near, far = action // self.size, action % self.size
         row, column = jnp.where(stone == 1, jnp.stack([near, far]), jnp.stack([far, near]))
         stones = position.stones.at[row, column].set(stone)
         # A group's number has the sign of its player; the frame around the board is four groups.
-        label = (_FIRST_GROUP + action).astype(jnp.int32) * stone
+        label = (_FRAME + action).astype(jnp.int32) * stone
         groups = position.groups.at[row + 1, column + 1].set(label)
         touched = groups[row + 1 + _NEIGHBOURS[:, 0], column + 1 + _NEIGHBOURS[:, 1]]  # [6]
-        neighbour_groups = jnp.where(touched * stone > 0, touched, 0)[None, None]
-        is_joined = (groups != 0) & jnp.any(groups[..., None] == neighbour_groups, axis=-1)
-        groups = jnp.where(is_joined, label, groups)
-        ends = jnp.where(stone == 1, jnp.stack([groups[0, 1], groups[-1, 1]]), groups[1, jnp.array([0, -1])])
-        won = ends[0] == ends[1]
+        joins = jnp.where(touched * stone > 0, touched, 0)[None, None]
+        joined = (groups != 0) & jnp.any(groups[..., None] == joins, axis=-1)
+        groups = jnp.where(joined, label, groups)
+        own = jnp.where(stone == 1, jnp.stack([groups[0, 1], groups[-1, 1]]), groups[1, jnp.array([0, -1])])
+        won = own[0] == own[1]
         winner = jnp.where(legal, jnp.where(won, stone, 0), -stone).astype(jnp.float32)
         return Board(stones, position.moves + 1, winner, winner != 0, groups)
 
@@ -199,8 +199,7 @@ class HexGame(_BoardGame):
 
     def _groups(self) -> jax.Array:
         frame = np.zeros((self.size + 2, self.size + 2), np.int32)
-        # Corners belong to the rows, so no cell touches both frames of a player.
-        frame[0, 1:], frame[-1, :-1] = 1, 2
+        frame[0, 1:], frame[-1, :-1] = 1, 2  # corners belong to the rows; no place touches two frames
         frame[1:-1, 0], frame[1:-1, -1] = -1, -2
         return jnp.asarray(frame)
 
@@ -210,7 +209,7 @@ class HexGame(_BoardGame):
 
 
 _NEIGHBOURS = np.array([(-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0)], np.int32)
-_FIRST_GROUP = 3  # number of cell 0's group; 1, 2, -1 and -2 are the frame
+_FRAME = 3  # the first number of groups
 
 
 def _check_size(name: str, field: str, value: object) -> None:

@@ -22,26 +22,26 @@ NAMES = (
 
 
 class Position(NamedTuple):
-    """pgx's state, and the number that pgx gave to the player who moves first."""
+    """pgx's state, and its number for the first player."""
 
     state: Any
-    first_player: jax.Array  # [] int32
+    first: jax.Array  # [] int32
 
 
 @dataclasses.dataclass(frozen=True)
 class PgxGame:
-    """A game of pgx; `id` is its name there."""
+    """A game by pgx's name."""
 
     id: str
 
     @property
     def name(self) -> str:
-        """The name for `envs.make`: `pgx:` and pgx's name."""
+        """`pgx:` and pgx's name."""
         return f"{PREFIX}{self.id}"
 
     @property
     def num_actions(self) -> int:
-        """Number of possible moves, `n`."""
+        """As in pgx."""
         return self._env.num_actions
 
     @property
@@ -56,33 +56,31 @@ class PgxGame:
 
     def init(self, key: jax.Array) -> Position:
         """The initial position."""
-        with jax.numpy_rank_promotion("allow"):  # pgx mixes ranks
+        with jax.numpy_rank_promotion("allow"):  # pgx needs it
             state = self._env.init(key)
         return Position(state, state.current_player.astype(jnp.int32))
 
     def player(self, position: Position) -> jax.Array:
-        """The player to move: `[]` int32, 0 for the first player, 1 for the second."""
-        return jnp.where(position.state.current_player == position.first_player, 0, 1)
+        """0 for the first player."""
+        return jnp.where(position.state.current_player == position.first, 0, 1)
 
     def legal(self, position: Position) -> jax.Array:
-        """Legal moves: `[n]` bool."""
+        """As in pgx."""
         return position.state.legal_action_mask
 
     def play(self, position: Position, action: jax.Array) -> Position:
-        """The position after a move."""
+        """A move."""
         with jax.numpy_rank_promotion("allow"):
             return position._replace(state=self._env.step(position.state, action))
 
     def outcome(self, position: Position) -> tuple[jax.Array, jax.Array]:
-        """Whether the game is over (`terminated` or `truncated` of pgx); then the first player's reward, else
-        0.
-        """
+        """pgx's `terminated`, and the first player's reward."""
         state = position.state
         over = state.terminated | state.truncated
-        return over, jnp.where(over, state.rewards[position.first_player], 0.0)
+        return over, jnp.where(over, state.rewards[position.first], 0.0)
 
     def observe(self, position: Position) -> jax.Array:
-        """pgx's planes for the player to move."""
+        """pgx's planes, of the player to move."""
         return position.state.observation.astype(jnp.float32)
 
     @property
@@ -91,8 +89,8 @@ class PgxGame:
 
 
 @functools.cache
-def _env(id: str) -> Any:
-    with importing(f"environment '{PREFIX}{id}' needs", "pgx", "search"):
+def _env(name: str) -> Any:
+    with importing(f"environment '{PREFIX}{name}' needs", "pgx", "search"):
         import pgx
 
-        return pgx.make(id)
+        return pgx.make(name)

@@ -39,7 +39,7 @@ class Game(Protocol):
 
     @property
     def max_moves(self) -> int | None:
-        """Moves of both players in the longest game; None if unlimited."""
+        """The longest game, in moves of both players; None if unlimited."""
 
     @property
     def observation_space(self) -> ObservationSpace:
@@ -83,10 +83,8 @@ def score_of(game: Game, position: Position, player: jax.Array) -> jax.Array:
     return jnp.where(player == 0, score, -score)
 
 
-def masked_observation(game: Game, position: Position) -> MaskedObservation:
-    """The observation of a position, masked by legal moves; after the end of a game all moves count as
-    legal.
-    """
+def seen(game: Game, position: Position) -> MaskedObservation:
+    """The observation of a position, masked by legal moves; after the end of a game all are legal."""
     over, _ = game.outcome(position)
     return MaskedObservation(game.observe(position), game.legal(position) | over)
 
@@ -94,16 +92,16 @@ def masked_observation(game: Game, position: Position) -> MaskedObservation:
 def play_on(game: Game, position: Position, action: jax.Array) -> Position:
     """The position after a move; unchanged after the end of the game."""
     over, _ = game.outcome(position)
-    return select(over, position, game.play(position, action))
+    return where(over, position, game.play(position, action))
 
 
 def random_move(game: Game, key: jax.Array, position: Position) -> jax.Array:
     """A uniformly random legal move: `[]` int32."""
-    legal = masked_observation(game, position).action_mask
+    legal = seen(game, position).action_mask
     return jax.random.categorical(key, jnp.where(legal, 0.0, -jnp.inf)).astype(jnp.int32)
 
 
-def select(condition: jax.Array, new: Any, old: Any) -> Any:
+def where(condition: jax.Array, new: Any, old: Any) -> Any:
     """Selects one of two pytrees by a scalar condition."""
     return jax.tree.map(lambda new, old: jnp.where(condition, new, old), new, old)
 
@@ -117,8 +115,8 @@ class Seat(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _GameEnvironment:
-    """Base of environments of a game: its name and spaces."""
+class _OfGame:
+    """Properties that both environments take from their game."""
 
     game: Game
 
@@ -129,7 +127,7 @@ class _GameEnvironment:
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """The game's observation space."""
+        """The game's."""
         return self.game.observation_space
 
     @property
@@ -140,9 +138,8 @@ class _GameEnvironment:
 
 @checked
 @dataclasses.dataclass(frozen=True)
-class Against(_GameEnvironment):
-    """A `SingleEnvironment`: an agent against an opponent. One step is the agent's move and the opponent's
-    reply.
+class Against(_OfGame):
+    """A `SingleEnvironment`: an agent against an opponent. One step is the agent's move and the reply.
 
     A random player moves first in each game. Reward 1 if the agent won, -1 if it lost, 0 otherwise.
     """
@@ -151,49 +148,49 @@ class Against(_GameEnvironment):
 
     @property
     def max_episode_steps(self) -> int | None:
-        """The agent's moves in the longest game, which has half of all moves, rounded up."""
+        """The agent's moves in the longest game, rounded up."""
         return None if self.game.max_moves is None else (self.game.max_moves + 1) // 2
 
     def reset(self, key: jax.Array) -> tuple[Seat, MaskedObservation]:
-        """Starts a game; an opponent that moves first has made its first move."""
+        """Starts a game; if the opponent moves first, after its first move."""
         start_key, player_key, memory_key, reply_key = jax.random.split(key, 4)
         position = self.game.init(start_key)
         player = jax.random.randint(player_key, (), 0, 2, jnp.int32)
         memory = self.opponent.begin(memory_key)
-        state = self._reply(reply_key, position, player, memory)
-        return state, masked_observation(self.game, state.position)
+        state = self._replied(reply_key, position, player, memory)
+        return state, seen(self.game, state.position)
 
     def step(
         self, key: jax.Array, state: Seat, action: jax.Array
     ) -> tuple[Seat, MaskedObservation, jax.Array, jax.Array, jax.Array]:
         """The agent's move, and the opponent's reply unless the game is over."""
-        position = self.game.play(state.position, action)
-        state = self._reply(key, position, state.player, state.memory)
+        moved = self.game.play(state.position, action)
+        state = self._replied(key, moved, state.player, state.memory)
         over, _ = self.game.outcome(state.position)
         reward = score_of(self.game, state.position, state.player)
-        return state, masked_observation(self.game, state.position), reward, over, jnp.bool_(False)
+        return state, seen(self.game, state.position), reward, over, jnp.bool_(False)
 
-    def _reply(self, key: jax.Array, position: Position, player: jax.Array, memory: Any) -> Seat:
+    def _replied(self, key: jax.Array, position: Position, player: jax.Array, memory: Any) -> Seat:
         """The state after the opponent's move, if it is its turn and the game is not over."""
         over, _ = self.game.outcome(position)
-        is_reply = ~over & (self.game.player(position) != player)
-        action, new_memory = self.opponent.choose(key, memory, position)
-        position = select(is_reply, self.game.play(position, action), position)
-        return Seat(position, player, select(is_reply, new_memory, memory))
+        replies = ~over & (self.game.player(position) != player)
+        action, after = self.opponent.choose(key, memory, position)
+        position = where(replies, self.game.play(position, action), position)
+        return Seat(position, player, where(replies, after, memory))
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
-class Turns(_GameEnvironment):
+class Turns(_OfGame):
     """A `SingleEnvironment`: an agent plays both sides, one move per step.
 
-    Observations are from the side of the player to move, rewards for the player who has just moved: 1 for the
-    winning move. The value of a position after a move is the negative of its value for the player who moved.
+    Observations are those of the player to move, rewards those of the player who has just moved: 1 for the
+    winning move. A position's value after a move is the negative of the mover's.
 
     Attributes:
-      game: the game.
-      random_moves: a game starts after a uniformly random number of random moves, from 0 to `random_moves`;
-        after none if these moves would end it.
+      game: which game.
+      random_moves: a game starts with a random number of random moves, from 0 to this; without any if they
+        would end it.
     """
 
     random_moves: int = 0
@@ -206,13 +203,13 @@ class Turns(_GameEnvironment):
     def reset(self, key: jax.Array) -> tuple[Position, MaskedObservation]:
         """Starts a game."""
         start_key, count_key, *keys = jax.random.split(key, 2 + self.random_moves)
-        initial = position = self.game.init(start_key)
-        num_moves = jax.random.randint(count_key, (), 0, self.random_moves + 1)
-        for i, move_key in enumerate(keys):
-            next_position = play_on(self.game, position, random_move(self.game, move_key, position))
-            position = select(i < num_moves, next_position, position)
-        position = select(self.game.outcome(position)[0], initial, position)
-        return position, masked_observation(self.game, position)
+        start = position = self.game.init(start_key)
+        count = jax.random.randint(count_key, (), 0, self.random_moves + 1)
+        for i, drawn in enumerate(keys):
+            moved = play_on(self.game, position, random_move(self.game, drawn, position))
+            position = where(i < count, moved, position)
+        position = where(self.game.outcome(position)[0], start, position)
+        return position, seen(self.game, position)
 
     def step(
         self, key: jax.Array, state: Position, action: jax.Array
@@ -221,5 +218,4 @@ class Turns(_GameEnvironment):
         mover = self.game.player(state)
         state = self.game.play(state, action)
         over, _ = self.game.outcome(state)
-        reward = score_of(self.game, state, mover)
-        return state, masked_observation(self.game, state), reward, over, jnp.bool_(False)
+        return state, seen(self.game, state), score_of(self.game, state, mover), over, jnp.bool_(False)

@@ -1,4 +1,4 @@
-"""Opponents for games: scripted and trained players; and matches between two players."""
+"""Opponents: players without training, trained ones, and matches between any two."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from envs.games.game import Game, Player, Position, masked_observation, play_on, random_move, score_of, select
+from envs.games.game import Game, Player, Position, play_on, random_move, score_of, seen, where
 from fdg.arguments import checked
 from fdg.errors import FdgError
 
@@ -30,9 +30,9 @@ class Uniform:
 @checked
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """A `Player` that looks two moves ahead: wins if it can, and avoids moves that let the opponent win.
+    """A `Player` that looks two moves ahead: wins if it can, and avoids moves that let the other win.
 
-    Ties are broken at random. To choose one of `n` moves it evaluates `n + n * n` positions.
+    Ties are broken at random. It evaluates `n + n * n` moves for each of its own.
     """
 
     game: Game
@@ -42,25 +42,21 @@ class Greedy:
         return ()
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
-        """A winning move, else a move that the opponent cannot answer by winning, else a random legal
-        move.
-        """
+        """A winning move, else one that does not lose, else any."""
         game, actions = self.game, jnp.arange(self.game.num_actions, dtype=jnp.int32)
-        player = game.player(position)
+        mover = game.player(position)
 
         def score_after(position: Position, action: jax.Array) -> tuple[Position, jax.Array]:
-            next_positions = play_on(game, position, action)
-            return next_positions, score_of(game, next_positions, player)
+            after = play_on(game, position, action)
+            return after, score_of(game, after, mover)
 
-        next_positions, score = jax.vmap(score_after, in_axes=(None, 0))(position, actions)
-        reply_scores = jax.vmap(jax.vmap(score_after, in_axes=(None, 0)), in_axes=(0, None))(
-            next_positions, actions
-        )[1]
-        legal_replies = jax.vmap(game.legal)(next_positions)
-        worst_score = jnp.min(jnp.where(legal_replies, reply_scores, 1.0), axis=1)
-        over = jax.vmap(lambda next_position: game.outcome(next_position)[0])(next_positions)
-        legal = masked_observation(game, position).action_mask
-        return _best_move(key, jnp.where(over, 2 * score, jnp.minimum(worst_score, 0.0)), legal), memory
+        after, score = jax.vmap(score_after, in_axes=(None, 0))(position, actions)
+        replies = jax.vmap(jax.vmap(score_after, in_axes=(None, 0)), in_axes=(0, None))(after, actions)[1]
+        can_reply = jax.vmap(game.legal)(after)
+        worst = jnp.min(jnp.where(can_reply, replies, 1.0), axis=1)
+        over = jax.vmap(lambda one: game.outcome(one)[0])(after)
+        legal = seen(game, position).action_mask
+        return _best(key, jnp.where(over, 2 * score, jnp.minimum(worst, 0.0)), legal), memory
 
 
 @checked
@@ -68,8 +64,7 @@ class Greedy:
 class Trained:
     """A `Player` from an `algos.Actor`, which sees observations.
 
-    Compares by the identity of its actor. Its memory is the actor's memory and a flag `[1]` bool, True at the
-    start of a game.
+    Compares by the identity of its actor. Its memory is the actor's, and whether the game starts.
     """
 
     game: Game
@@ -82,13 +77,13 @@ class Trained:
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
         """The actor's move."""
-        actor_memory, is_first = memory
-        observation = jax.tree.map(lambda x: x[None], masked_observation(self.game, position))
-        action, actor_memory = self.actor.act(actor_memory, observation, is_first, key[None], self.greedy)
-        return action[0].astype(jnp.int32), (actor_memory, jnp.zeros_like(is_first))
+        remembered, start = memory
+        observation = jax.tree.map(lambda x: x[None], seen(self.game, position))
+        action, remembered = self.actor.act(remembered, observation, start, key[None], self.greedy)
+        return action[0].astype(jnp.int32), (remembered, jnp.zeros_like(start))
 
 
-def _best_move(key: jax.Array, score: jax.Array, legal: jax.Array) -> jax.Array:
+def _best(key: jax.Array, score: jax.Array, legal: jax.Array) -> jax.Array:
     """A random legal move of the highest score: `[]` int32."""
     score = jnp.where(legal, score, -jnp.inf)
     best = score == jnp.max(score)
@@ -113,42 +108,38 @@ def match(
       Scores of `one`: `[games]` float32, 1 won, -1 lost, 0 drawn.
 
     Raises:
-      FdgError: `games` or `random_moves` is odd, or a player is for another game.
+      FdgError: an odd number, or a player that does not fit the game.
     """
-    for name, number in (("games", games), ("random_moves", random_moves)):
-        if number % 2:
-            raise FdgError(
-                f"match: {name}={number} is odd: give an even number, as each player moves first in half"
-            )
+    for name, count in (("games", games), ("random_moves", random_moves)):
+        if count % 2:
+            raise FdgError(f"match: {name}={count} is odd: each player begins half of the games")
     for player in (one, other):
         if getattr(player, "game", game) != game:
             raise FdgError(
-                f"player {player!r:.60} plays another game than {game!r:.60}: make the player for this game"
+                f"player {player!r:.60} plays another game than {game!r:.60}: make it of this game"
             )
     keys = jax.random.split(key, (2, games // 2))
-    start_games = jax.vmap(lambda key: _start_game(game, one, other, key, random_moves))
-    # `first_games`: games where `one` moves next; `second_games`: games where `other` does. They swap after
-    # each move, so the program contains the code of each player once.
-    first_games, second_games = start_games(keys[0]), start_games(keys[1])
+    started = jax.vmap(lambda key: _started(game, one, other, key, random_moves))
+    # Games where `one` moves next, and games where `other` does: they swap roles after each move, so a
+    # program contains each player's code once.
+    first, second = started(keys[0]), started(keys[1])
 
-    def any_unfinished(carry: Any) -> jax.Array:
+    def unfinished(carry: Any) -> jax.Array:
         over = [jax.vmap(lambda position: game.outcome(position)[0])(half.position) for half in carry[:2]]
         return ~jnp.all(jnp.stack(over))
 
     def both_move(carry: Any) -> Any:
-        ones_turn, others_turn, is_swapped = carry
-        after_one = jax.vmap(lambda half: _play_move(game, one, half, 0))(ones_turn)
-        after_other = jax.vmap(lambda half: _play_move(game, other, half, 1))(others_turn)
-        return after_other, after_one, ~is_swapped
+        mine, theirs, exchanged = carry
+        moved = jax.vmap(lambda half: _moved(game, one, half, 0))(mine)
+        replied = jax.vmap(lambda half: _moved(game, other, half, 1))(theirs)
+        return replied, moved, ~exchanged
 
-    carry = first_games, second_games, jnp.bool_(False)
-    first_games, second_games, is_swapped = jax.lax.while_loop(any_unfinished, both_move, carry)
-    first_games, second_games = select(is_swapped, (second_games, first_games), (first_games, second_games))
-    first_scores, second_scores = (
-        jax.vmap(lambda position: game.outcome(position)[1])(half.position)
-        for half in (first_games, second_games)
+    first, second, exchanged = jax.lax.while_loop(unfinished, both_move, (first, second, jnp.bool_(False)))
+    first, second = where(exchanged, (second, first), (first, second))
+    of_first, of_second = (
+        jax.vmap(lambda position: game.outcome(position)[1])(half.position) for half in (first, second)
     )
-    return jnp.concatenate([first_scores, 0.0 - second_scores])
+    return jnp.concatenate([of_first, 0.0 - of_second])
 
 
 class _Match(NamedTuple):
@@ -156,23 +147,23 @@ class _Match(NamedTuple):
 
     key: jax.Array
     position: Position
-    memories: tuple[Any, Any]  # memories of `one` and `other`
+    memories: tuple[Any, Any]  # of `one` and `other`
 
 
-def _start_game(game: Game, one: Player, other: Player, key: jax.Array, random_moves: int) -> _Match:
-    key, start_key, first_key, second_key, *opening_keys = jax.random.split(key, 4 + random_moves)
-    initial = position = game.init(start_key)
-    for move_key in opening_keys:
-        position = play_on(game, position, random_move(game, move_key, position))
-    position = select(game.outcome(position)[0], initial, position)
+def _started(game: Game, one: Player, other: Player, key: jax.Array, random_moves: int) -> _Match:
+    key, start_key, first_key, second_key, *drawn = jax.random.split(key, 4 + random_moves)
+    start = position = game.init(start_key)
+    for opening in drawn:
+        position = play_on(game, position, random_move(game, opening, position))
+    position = where(game.outcome(position)[0], start, position)
     return _Match(key, position, (one.begin(first_key), other.begin(second_key)))
 
 
-def _play_move(game: Game, player: Player, game_state: _Match, player_index: int) -> _Match:
-    """The game after a move of player `player_index` (0: `one`, 1: `other`); unchanged if it is over."""
-    key, move_key = jax.random.split(game_state.key)
-    over, _ = game.outcome(game_state.position)
-    memories = list(game_state.memories)
-    action, memory = player.choose(move_key, memories[player_index], game_state.position)
-    memories[player_index] = select(over, memories[player_index], memory)
-    return _Match(key, play_on(game, game_state.position, action), (memories[0], memories[1]))
+def _moved(game: Game, player: Player, match: _Match, which: int) -> _Match:
+    """The game after a move of one of its players, if it is not over."""
+    key, drawn = jax.random.split(match.key)
+    over, _ = game.outcome(match.position)
+    memories = list(match.memories)
+    action, after = player.choose(drawn, memories[which], match.position)
+    memories[which] = where(over, memories[which], after)
+    return _Match(key, play_on(game, match.position, action), (memories[0], memories[1]))

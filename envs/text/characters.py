@@ -28,7 +28,7 @@ def literal(text: str) -> Text:
     [97, 98]
     """
     if not text.isascii():
-        raise FdgError(f"text {text!r:.60}: only ASCII text is supported: replace other characters")
+        raise FdgError(f"text {text!r:.60}: problems are written in ASCII")
     codes = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
     return Text(jnp.asarray(codes), jnp.int32(len(text)))
 
@@ -41,14 +41,14 @@ def number(value: jax.Array, digits: int) -> Text:
     """
     if not 1 <= digits <= 9:
         raise FdgError(f"a number of {digits} digits: 1 to 9 fit an int32")
-    magnitude = jnp.abs(value)
+    size = jnp.abs(value)
     powers = np.array([10**i for i in range(digits)], np.int32)
-    num_digits = jnp.maximum(jnp.sum(magnitude >= powers, dtype=jnp.int32), 1)
-    positions = jnp.arange(digits)
-    power = jnp.take(jnp.asarray(powers), jnp.clip(num_digits - 1 - positions, 0, digits - 1))
-    codes = jnp.where(positions < num_digits, magnitude // power % 10 + ord("0"), 0)
+    used = jnp.maximum(jnp.sum(size >= powers, dtype=jnp.int32), 1)
+    places = jnp.arange(digits)
+    power = jnp.take(jnp.asarray(powers), jnp.clip(used - 1 - places, 0, digits - 1))
+    codes = jnp.where(places < used, size // power % 10 + ord("0"), 0)
     sign = Text(jnp.full(1, ord("-"), jnp.int32), (value < 0).astype(jnp.int32))
-    return concatenate(sign, Text(codes.astype(jnp.int32), num_digits))
+    return concatenate(sign, Text(codes.astype(jnp.int32), used))
 
 
 def zero_padded(value: jax.Array, digits: int) -> Text:
@@ -81,14 +81,14 @@ def concatenate(*texts: Text) -> Text:
     >>> to_string(concatenate(literal("a"), when(jnp.bool_(False), literal("b")), literal("c")))
     'ac'
     """
-    positions = jnp.arange(sum(text.codes.shape[0] for text in texts))
-    codes, offset = jnp.zeros(positions.shape, jnp.int32), jnp.int32(0)
+    places = jnp.arange(sum(text.codes.shape[0] for text in texts))
+    codes, offset = jnp.zeros(places.shape, jnp.int32), jnp.int32(0)
     for text in texts:
-        capacity = text.codes.shape[0]
-        if not capacity:
+        room = text.codes.shape[0]
+        if not room:
             continue
-        text_codes = jnp.take(text.codes, jnp.clip(positions - offset, 0, capacity - 1))
-        codes = jnp.where((positions >= offset) & (positions < offset + text.length), text_codes, codes)
+        own = jnp.take(text.codes, jnp.clip(places - offset, 0, room - 1))
+        codes = jnp.where((places >= offset) & (places < offset + text.length), own, codes)
         offset = offset + text.length
     return Text(codes, offset)
 
@@ -99,8 +99,8 @@ def join(texts: Sequence[Text], separator: str) -> Text:
     >>> to_string(join([literal("1"), literal("23")], ", "))
     '1, 23'
     """
-    separators = [literal(separator)] * len(texts)
-    return concatenate(*[part for pair in zip(texts, separators, strict=True) for part in pair][:-1])
+    between = [literal(separator)] * len(texts)
+    return concatenate(*[part for pair in zip(texts, between, strict=True) for part in pair][:-1])
 
 
 def numbers(values: jax.Array, digits: int, separator: str = ",") -> Text:
@@ -113,43 +113,41 @@ def numbers(values: jax.Array, digits: int, separator: str = ",") -> Text:
 
 
 def backwards(text: Text) -> Text:
-    """Reverses the characters of an ASCII text.
+    """Reverses a text.
 
     >>> to_string(backwards(number(jnp.int32(-305), 5)))
     '503-'
     """
-    positions = jnp.arange(text.codes.shape[0])
-    reversed_codes = jnp.take(
-        text.codes, jnp.clip(text.length - 1 - positions, 0, max(len(positions) - 1, 0))
-    )
-    return Text(jnp.where(positions < text.length, reversed_codes, 0), text.length)
+    places = jnp.arange(text.codes.shape[0])
+    turned = jnp.take(text.codes, jnp.clip(text.length - 1 - places, 0, max(len(places) - 1, 0)))
+    return Text(jnp.where(places < text.length, turned, 0), text.length)
 
 
 def equal(a: Text, b: Text) -> jax.Array:
     """True if two texts of any width are equal, `[] bool`."""
     width = max(a.codes.shape[0], b.codes.shape[0])
-    return (a.length == b.length) & jnp.all(_padded_codes(a, width) == _padded_codes(b, width))
+    return (a.length == b.length) & jnp.all(_widened(a, width) == _widened(b, width))
 
 
-def _padded_codes(text: Text, width: int) -> jax.Array:
+def _widened(text: Text, width: int) -> jax.Array:
     return jnp.pad(text.codes, (0, width - text.codes.shape[0]))
 
 
 def stripped(text: Text) -> Text:
-    """Removes leading and trailing whitespace, as `str.strip` does.
+    """`str.strip`: without leading and trailing whitespace.
 
     >>> to_string(stripped(literal("  a b ")))
     'a b'
     """
     width = text.codes.shape[0]
-    positions = jnp.arange(width)
-    is_blank = (text.codes == ord(" ")) | ((text.codes >= ord("\t")) & (text.codes <= ord("\r")))
-    is_visible = (positions < text.length) & ~is_blank
-    start = jnp.min(jnp.where(is_visible, positions, width))
-    end = jnp.max(jnp.where(is_visible, positions + 1, 0))
-    length = jnp.maximum(end - start, 0).astype(jnp.int32)
-    shifted = jnp.take(text.codes, jnp.clip(positions + start, 0, max(width - 1, 0)))
-    return Text(jnp.where(positions < length, shifted, 0), length)
+    places = jnp.arange(width)
+    blank = (text.codes == ord(" ")) | ((text.codes >= ord("\t")) & (text.codes <= ord("\r")))
+    visible = (places < text.length) & ~blank
+    first = jnp.min(jnp.where(visible, places, width))
+    end = jnp.max(jnp.where(visible, places + 1, 0))
+    length = jnp.maximum(end - first, 0).astype(jnp.int32)
+    moved = jnp.take(text.codes, jnp.clip(places + first, 0, max(width - 1, 0)))
+    return Text(jnp.where(places < length, moved, 0), length)
 
 
 def to_string(text: Text) -> str:

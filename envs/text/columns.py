@@ -30,38 +30,28 @@ def row(record: Record, prompt: str = "", answer: str = "") -> Row:
     fdg.errors.FdgError: data.jsonl, line 1: has no column 'prompt' (or problem, question, messages), only
       'text': rename one of them, or name it (prompt_column=)
     """
-    location, columns = record
-    prompt_column = _column(record, PROMPTS, prompt)
-    answer_column = _column(record, ANSWERS, answer)
-    if answer_column is None and columns.keys() >= {"chosen", "rejected"}:
-        raise FdgError(
-            f"{location}: has preferences, 'chosen' and 'rejected': write text:preferences?path=..."
-        )
-    if prompt_column is None and "messages" in columns and not prompt:
-        messages = _messages(location, "messages", columns["messages"])
-        last_message = messages[-1]
-        if last_message["role"] != "assistant":
-            return Row(messages, _answer(record, answer_column), columns, location)
+    where, columns = record
+    asked = _column(record, PROMPTS, prompt)
+    said = _column(record, ANSWERS, answer)
+    if said is None and columns.keys() >= {"chosen", "rejected"}:
+        raise FdgError(f"{where}: has preferences, 'chosen' and 'rejected': write text:preferences?path=...")
+    if asked is None and "messages" in columns and not prompt:
+        messages = _messages(where, "messages", columns["messages"])
+        last = messages[-1]
+        if last["role"] != "assistant":
+            return Row(messages, _answer(record, said), columns, where)
         if len(messages) == 1:
-            raise FdgError(f"{location}: 'messages' has only an answer: put a message of the user before it")
-        return Row(
-            messages[:-1], _content(f"{location}: the last of 'messages'", last_message), columns, location
-        )
-    if prompt_column is None:
-        columns_text = listed([repr(name) for name in columns], "and") or "nothing"
-        expected = f"'{prompt}'" if prompt else f"'{PROMPTS[0]}' (or {', '.join(PROMPTS[1:])}, messages)"
+            raise FdgError(f"{where}: 'messages' has an answer alone: put a message of the user in front")
+        return Row(messages[:-1], _content(f"{where}: the last of 'messages'", last), columns, where)
+    if asked is None:
+        others = listed([repr(name) for name in columns], "and") or "nothing"
+        wanted = f"'{prompt}'" if prompt else f"'{PROMPTS[0]}' (or {', '.join(PROMPTS[1:])}, messages)"
         raise FdgError(
-            f"{location}: has no column {expected}, only {columns_text}: rename one of them, or name it"
-            " (prompt_column=)"
+            f"{where}: has no column {wanted}, only {others}: rename one of them, or name it (prompt_column=)"
         )
-    if answer and answer_column is None:
-        raise FdgError(f"{location}: has no column '{answer}': rename one, or leave answer_column= out")
-    return Row(
-        _text(location, prompt_column, columns[prompt_column]),
-        _answer(record, answer_column),
-        columns,
-        location,
-    )
+    if answer and said is None:
+        raise FdgError(f"{where}: has no column '{answer}': rename one, or leave answer_column= out")
+    return Row(_text(where, asked, columns[asked]), _answer(record, said), columns, where)
 
 
 def pair(record: Record) -> tuple[Row, Row]:
@@ -73,107 +63,104 @@ def pair(record: Record) -> tuple[Row, Row]:
     >>> [(one.prompt, one.answer) for one in pair(Record("data.jsonl, line 1", both))]
     [('Hi!', ' Bye.'), ('Hi!', ' No.')]
     """
-    location, columns = record
+    where, columns = record
     for name in ("chosen", "rejected"):
         if name not in columns:
-            columns_text = listed([repr(column) for column in columns], "and") or "nothing"
-            candidates = [column for column in columns if column not in (*PROMPTS, "chosen", "rejected")]
+            others = listed([repr(one) for one in columns], "and") or "nothing"
+            left = [one for one in columns if one not in (*PROMPTS, "chosen", "rejected")]
             fix = "rename one, or write text:file?path=..."
-            if len(candidates) == 1 and columns.keys() & {"chosen", "rejected"}:
-                fix = f"rename '{candidates[0]}' to '{name}'"
-            raise FdgError(f"{location}: has no column '{name}', only {columns_text}: {fix}")
-    chosen, rejected = (_text(location, name, columns[name]) for name in ("chosen", "rejected"))
+            if len(left) == 1 and columns.keys() & {"chosen", "rejected"}:
+                fix = f"rename '{left[0]}' to '{name}'"
+            raise FdgError(f"{where}: has no column '{name}', only {others}: {fix}")
+    chosen, rejected = (_text(where, name, columns[name]) for name in ("chosen", "rejected"))
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise FdgError(
-            f"{location}: 'chosen' and 'rejected' are a text and messages: write both as text, or both as"
-            " messages"
+            f"{where}: of 'chosen' and 'rejected' one is a text, the other messages: write both alike"
         )
-    prompt_column = _column(record, PROMPTS, "")
-    prompt = None if prompt_column is None else _text(location, prompt_column, columns[prompt_column])
+    asked = _column(record, PROMPTS, "")
+    prompt = None if asked is None else _text(where, asked, columns[asked])
     if prompt is None or (isinstance(prompt, str) and not isinstance(chosen, str)):
-        shared = _common_prefix_length(chosen, rejected)
+        shared = _common_beginning(chosen, rejected)
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
         if not prompt or not chosen or not rejected:
             raise FdgError(
-                f"{location}: has no column 'prompt', and 'chosen' and 'rejected' do not begin alike and then"
+                f"{where}: has no column 'prompt', and 'chosen' and 'rejected' do not begin alike and then"
                 " differ: give the prompt"
             )
-    answers = (_answer_text(location, "chosen", chosen), _answer_text(location, "rejected", rejected))
-    return Row(prompt, answers[0], columns, location), Row(prompt, answers[1], columns, location)
+    answers = (_answer_text(where, "chosen", chosen), _answer_text(where, "rejected", rejected))
+    return Row(prompt, answers[0], columns, where), Row(prompt, answers[1], columns, where)
 
 
-def _column(record: Record, names: Sequence[str], given_name: str) -> str | None:
-    """The column `given_name`, or else the first of `names`, if the row has it; None otherwise."""
-    return next((name for name in ([given_name] if given_name else names) if name in record.columns), None)
+def _column(record: Record, names: Sequence[str], named: str) -> str | None:
+    """The first of some columns that a row has."""
+    return next((name for name in ([named] if named else names) if name in record.columns), None)
 
 
 def _answer(record: Record, column: str | None) -> str | None:
     if column is None or record.columns[column] is None:
         return None
-    return _answer_text(record.location, column, record.columns[column])
+    return _answer_text(record.where, column, record.columns[column])
 
 
-def _answer_text(location: str, column: str, value: Any) -> str:
+def _answer_text(where: str, column: str, value: Any) -> str:
     """An answer as text; it may be an assistant message."""
-    text = _text(location, column, value, "")
-    if isinstance(text, str):
-        return text
-    if len(text) != 1 or text[0]["role"] != "assistant":
-        roles = listed([message["role"] for message in text], "and")
-        raise FdgError(f"{location}: '{column}' has messages of {roles}: give one message of the assistant")
-    return _content(f"{location}: '{column}'", text[0])
+    found = _text(where, column, value, "")
+    if isinstance(found, str):
+        return found
+    if len(found) != 1 or found[0]["role"] != "assistant":
+        roles = listed([message["role"] for message in found], "and")
+        raise FdgError(f"{where}: '{column}' has messages of {roles} where one of the assistant's is wanted")
+    return _content(f"{where}: '{column}'", found[0])
 
 
-def _content(label: str, message: Message) -> str:
-    """The text of an answer's message."""
+def _content(what: str, message: Message) -> str:
+    """The text of an answer."""
     if message.get("tool_calls"):
         raise FdgError(
-            f"{label} calls tools (tool_calls), but only the content of an answer is learned: write the"
+            f"{what} calls tools (tool_calls), and an answer is learned from its content alone: write the"
             " call there, as the chat template writes it, or leave the row out"
         )
     return str(message["content"])
 
 
-def _text(location: str, column: str, value: Any, default: str = " ") -> Any:
+def _text(where: str, column: str, value: Any, least: str = " ") -> Any:
     """A text, or messages; numbers become text."""
     if isinstance(value, list | tuple):
-        return _messages(location, column, value)
+        return _messages(where, column, value)
     if isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float):
         return str(value)
-    if isinstance(value, str) and (value or not default):
+    if isinstance(value, str) and (value or not least):
         return value
-    problem = "is empty" if value == "" else f"is {json.dumps(value):.60}"
-    raise FdgError(f"{location}: '{column}' {problem}: write a text or messages there, or leave the row out")
+    what = "is empty" if value == "" else f"is {json.dumps(value):.60}"
+    raise FdgError(f"{where}: '{column}' {what}: write a text or messages there, or leave the row out")
 
 
-def _messages(location: str, column: str, value: Any) -> Conversation:
+def _messages(where: str, column: str, value: Any) -> Conversation:
     fix = 'write [{"role": "user", "content": "1+1=?"}]'
     if not isinstance(value, list | tuple) or not value:
-        raise FdgError(f"{location}: '{column}' is {json.dumps(value):.60}, not a list of messages: {fix}")
-    return tuple(
-        _message(f"{location}: message {i} of '{column}'", message, fix) for i, message in enumerate(value, 1)
-    )
+        raise FdgError(f"{where}: '{column}' is {json.dumps(value):.60}, and no messages: {fix}")
+    return tuple(_message(f"{where}: message {i} of '{column}'", one, fix) for i, one in enumerate(value, 1))
 
 
-def _message(location: str, value: Any, fix: str) -> Message:
+def _message(where: str, value: Any, fix: str) -> Message:
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
-        raise FdgError(f"{location} is {json.dumps(value):.60}, without a role: {fix}")
+        raise FdgError(f"{where} is {json.dumps(value):.60}, without a role: {fix}")
     content = value.get("content")
     if isinstance(content, list) and all(
         isinstance(part, dict) and part.get("type") == "text" for part in content
     ):
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str) and not (content is None and value.get("tool_calls")):
-        raise FdgError(f"{location} has content {json.dumps(content):.60}, which is not a text: {fix}")
+        raise FdgError(f"{where} has content {json.dumps(content):.60}, and no text: {fix}")
     return {**value, "content": content}
 
 
-def _common_prefix_length(chosen: Any, rejected: Any) -> int:
+def _common_beginning(chosen: Any, rejected: Any) -> int:
     """Length of the common beginning of two answers, in characters or messages; blanks before texts
     excluded."""
-    shorter = min(len(chosen), len(rejected))
-    length = next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter)
+    length = min(len(chosen), len(rejected))
+    shared = next((i for i in range(length) if chosen[i] != rejected[i]), length)
     is_text = isinstance(chosen, str)
-    return length - 1 if is_text and length > 0 and chosen[length - 1] == " " else length
+    return shared - 1 if is_text and shared > 0 and chosen[shared - 1] == " " else shared

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.text.characters import Text, character, concatenate, literal, number, numbers, stripped, when
-from envs.text.drawing import check_integer, uniform
+from envs.text.drawing import uniform, whole_number
 from envs.text.expressions import evaluate
 from fdg.errors import FdgError
 
@@ -17,7 +17,7 @@ _SIGNS = "+-*/"
 class Content(NamedTuple):
     """A problem and its solution: `((n0 op n1) op n2) ...`."""
 
-    displayed: jax.Array  # [K] int32, the numbers in the prompt's order
+    shown: jax.Array  # [K] int32, the numbers in displayed order
     target: jax.Array  # [] int32
     steps: jax.Array  # [K] int32, the numbers in the solution's order
     signs: jax.Array  # [K - 1] int32, indices in "+-*/"
@@ -43,9 +43,9 @@ class Countdown:
     )
 
     def __post_init__(self) -> None:
-        check_integer(self, "count", 2, 6)
-        check_integer(self, "largest", 9, 999)
-        check_integer(self, "target", 10, 9999)
+        whole_number(self, "count", 2, 6)
+        whole_number(self, "largest", 9, 999)
+        whole_number(self, "target", 10, 9999)
         if self.target < 2 * self.largest:
             raise FdgError(
                 f"task 'text:countdown': target={self.target} must be at least twice largest={self.largest}"
@@ -67,27 +67,25 @@ class Countdown:
 
     def draw(self, key: jax.Array) -> Content:
         """Samples numbers, and operations that reach a target."""
-        number_key, sign_key, order_key = jax.random.split(key, 3)
-        steps = uniform(number_key, (self.count,), 1, self.largest)
-        weights = jax.random.uniform(sign_key, (self.count - 1, 4))
+        of_numbers, of_signs, of_order = jax.random.split(key, 3)
+        steps = uniform(of_numbers, (self.count,), 1, self.largest)
+        weights = jax.random.uniform(of_signs, (self.count - 1, 4))
         value, signs = steps[0], []
         for i in range(1, self.count):
             n = steps[i]
-            is_possible = jnp.stack(
+            possible = jnp.stack(
                 [value + n <= self.target, value > n, value * n <= self.target, value % n == 0]
             )
-            sign = jnp.argmax(jnp.where(is_possible, weights[i - 1], -1.0)).astype(jnp.int32)
+            sign = jnp.argmax(jnp.where(possible, weights[i - 1], -1.0)).astype(jnp.int32)
             value = jnp.stack([value + n, value - n, value * n, value // n])[sign]
             signs.append(sign)
-        order = jnp.argsort(jax.random.uniform(order_key, (self.count,)))
+        order = jnp.argsort(jax.random.uniform(of_order, (self.count,)))
         return Content(steps[order], value, steps, jnp.stack(signs))
 
     def prompt(self, content: Content) -> Text:
         """`5,3,7=56?`."""
-        numbers_text = numbers(content.displayed, self._digits)
-        return concatenate(
-            numbers_text, literal("="), number(content.target, len(str(self.target))), literal("?")
-        )
+        given = numbers(content.shown, self._digits)
+        return concatenate(given, literal("="), number(content.target, len(str(self.target))), literal("?"))
 
     def solution(self, content: Content) -> Text:
         """The sampled operations, with the necessary parentheses."""
@@ -104,13 +102,13 @@ class Countdown:
 
     def identity(self, content: Content) -> jax.Array:
         """The numbers in any order, and the target."""
-        return jnp.append(jnp.sort(content.displayed), content.target)
+        return jnp.append(jnp.sort(content.shown), content.target)
 
     def score(self, content: Content, response: Text) -> dict[str, jax.Array]:
         """1 for reaching the target, 0.1 for an expression of the numbers with another value."""
-        value = evaluate(stripped(response), content.displayed)
-        is_correct = value.uses_all & value.equals(content.target)
+        value = evaluate(stripped(response), content.shown)
+        correct = value.uses_all & value.equals(content.target)
         return {
-            "correct": jnp.where(is_correct, 1.0, 0.0),
-            "format": jnp.where(value.uses_all & ~is_correct, 0.1, 0.0),
+            "correct": jnp.where(correct, 1.0, 0.0),
+            "format": jnp.where(value.uses_all & ~correct, 0.1, 0.0),
         }

@@ -25,10 +25,10 @@ class Ragged(NamedTuple):
     starts: np.ndarray  # [rows + 1] int32
 
     @classmethod
-    def from_lists(cls, lists: Sequence[Sequence[int]], dtype: Any) -> "Ragged":
+    def of(cls, lists: Sequence[Sequence[int]], dtype: Any) -> "Ragged":
         """Converts Python lists."""
         starts = np.cumsum([0, *map(len, lists)], dtype=np.int32)
-        return cls(np.array([number for row in lists for number in row] or [0], dtype), starts)
+        return cls(np.array([one for each in lists for one in each] or [0], dtype), starts)
 
     @property
     def longest(self) -> int:
@@ -44,13 +44,13 @@ class Ragged(NamedTuple):
         """
         values, starts = jnp.asarray(self.values), jnp.asarray(self.starts)
         start, length = starts[i], starts[i + 1] - starts[i]
-        position = jnp.arange(width) - (width - length if left_padded else 0)
-        mask = (position >= 0) & (position < length)
-        row = values[jnp.clip(start + position, 0, len(self.values) - 1)]
-        return jnp.where(mask, row, filler).astype(jnp.int32), mask
+        place = jnp.arange(width) - (width - length if left_padded else 0)
+        mask = (place >= 0) & (place < length)
+        found = values[jnp.clip(start + place, 0, len(self.values) - 1)]
+        return jnp.where(mask, found, filler).astype(jnp.int32), mask
 
 
-class EncodedProblem(NamedTuple):
+class Encoded(NamedTuple):
     """A task's problems in a tokenizer's tokens."""
 
     prompts: Ragged
@@ -61,15 +61,15 @@ class EncodedProblem(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16)
-def encode_problem(problem: Any, tokenizer: Any, system: str, arguments: str, count: int) -> EncodedProblem:
-    """Encodes the rows of a problem, or `count` samples of it, as tokens.
+def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: int) -> Encoded:
+    """The rows of a problem, or else `count` samples, in tokens.
 
     `arguments` are those of the tokenizer's chat template, as JSON; `count` problems are sampled if the
     problem has no `rows`.
     """
     rows: Sequence[Row] | None = getattr(problem, "rows", None)
 
-    def content_and_texts(content: Any) -> tuple[Any, ...]:
+    def seen(content: Any) -> tuple[Any, ...]:
         texts = (problem.prompt(content), problem.solution(content)) if rows is None else ()
         return content, is_held_out(problem.identity(content)), texts
 
@@ -77,36 +77,32 @@ def encode_problem(problem: Any, tokenizer: Any, system: str, arguments: str, co
     with jax.ensure_compile_time_eval():
         if rows is None:
             keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), count)
-            arrays = jax.jit(jax.vmap(lambda key: content_and_texts(problem.draw(key))))(keys)
+            found = jax.jit(jax.vmap(lambda key: seen(problem.draw(key))))(keys)
         else:
-            arrays = jax.jit(jax.vmap(content_and_texts))(np.arange(len(rows), dtype=np.int32)[:, None])
-        contents, held_out, texts = jax.tree.map(np.asarray, arrays)
+            found = jax.jit(jax.vmap(seen))(np.arange(len(rows), dtype=np.int32)[:, None])
+        contents, held_out, texts = jax.tree.map(np.asarray, found)
         held_out = getattr(problem, "held_out", held_out)  # rows may be in a separate file
     if rows is None:
-        rows = [Row(prompt, solution) for prompt, solution in zip(*map(_strings, texts), strict=True)]
-    prompts, answers, decoded = _encode_rows(
+        rows = [Row(asked, right) for asked, right in zip(*map(_strings, texts), strict=True)]
+    prompts, answers, decoded = _encoded_rows(
         tokenizer, rows, problem.instruction, system, json.loads(arguments or "{}")
     )
-    is_lossy = any(
-        text.strip() != (row.answer or "").strip() for row, text in zip(rows, decoded, strict=True)
-    )
+    lossy = any(text.strip() != (row.answer or "").strip() for row, text in zip(rows, decoded, strict=True))
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
-    return EncodedProblem(
-        Ragged.from_lists(prompts, dtype),
-        Ragged.from_lists(answers, dtype),
+    return Encoded(
+        Ragged.of(prompts, dtype),
+        Ragged.of(answers, dtype),
         contents,
         held_out,
-        Ragged.from_lists([text.encode() for text in decoded], np.uint8) if is_lossy else None,
+        Ragged.of([text.encode() for text in decoded], np.uint8) if lossy else None,
     )
 
 
 @functools.lru_cache(maxsize=16)
-def assistant_masks(problem: Any, tokenizer: Any, system: str, arguments: str) -> Ragged:
-    """Masks of the assistant's tokens in the prompts of a problem's rows, 1 or 0, with the lengths of
-    `prompts`.
-    """
-    template_arguments = problem.instruction, system, json.loads(arguments or "{}")
-    return Ragged.from_lists(tokenizer.said_before(problem.rows, *template_arguments), np.uint8)
+def said_before(problem: Any, tokenizer: Any, system: str, arguments: str) -> Ragged:
+    """Masks of the assistant's tokens in the prompts of a problem's rows, 1 or 0: as long as `prompts`."""
+    given = problem.instruction, system, json.loads(arguments or "{}")
+    return Ragged.of(tokenizer.said_before(problem.rows, *given), np.uint8)
 
 
 def _strings(texts: Text) -> list[str]:
@@ -114,22 +110,21 @@ def _strings(texts: Text) -> list[str]:
     return [bytes(row[:length]).decode() for row, length in zip(codes, texts.length, strict=True)]
 
 
-def _encode_rows(
+def _encoded_rows(
     tokenizer: Any, rows: Sequence[Row], instruction: str, system: str, arguments: Mapping[str, Any]
 ) -> tuple[Sequence[list[int]], Sequence[list[int]], Sequence[str]]:
     """For each row, the prompt, the answer with its end token, and the text of the answer's tokens; equal
     rows are encoded once.
     """
-    is_plain_text = [isinstance(row.prompt, str) and not row.template_arguments for row in rows]
-    names = [
-        (row.prompt, row.answer) if is_plain else id(row)
-        for is_plain, row in zip(is_plain_text, rows, strict=True)
+    plain = [isinstance(row.prompt, str) and not row.template_arguments for row in rows]
+    named = [
+        (row.prompt, row.answer) if is_plain else id(row) for is_plain, row in zip(plain, rows, strict=True)
     ]
-    unique = dict(zip(names, rows, strict=True))
+    unique = dict(zip(named, rows, strict=True))
     pairs = tokenizer.encode_rows([*unique.values()], instruction, system, arguments)
-    encodings, stop = {}, tokenizer.stops[:1]
+    found, stop = {}, tokenizer.stops[:1]
     for (name, row), (prompt, answer) in zip(unique.items(), pairs, strict=True):
-        answer_tokens = [] if row.answer is None else [*answer, *stop]
-        encodings[name] = prompt, answer_tokens, tokenizer.decode(answer)
-    prompts, answers, decoded = zip(*(encodings[name] for name in names), strict=True)
+        ended = [] if row.answer is None else [*answer, *stop]
+        found[name] = prompt, ended, tokenizer.decode(answer)
+    prompts, answers, decoded = zip(*(found[name] for name in named), strict=True)
     return prompts, answers, decoded

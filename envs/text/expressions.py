@@ -36,24 +36,24 @@ class _Level(NamedTuple):
     sum_bottom: jax.Array
     term_top: jax.Array  # the product so far, with its sign
     term_bottom: jax.Array
-    divides: jax.Array  # bool: the next number divides the product instead of multiplying it
+    divides: jax.Array  # bool: the next number divides the product
 
 
 class _Pass(NamedTuple):
     levels: _Level
     depth: jax.Array
-    expects_operand: jax.Array  # bool: a number, "(" or a sign must follow
-    in_number: jax.Array  # bool: the previous character was a digit
+    operand_next: jax.Array  # bool: a number, "(" or a sign must follow
+    digits: jax.Array  # bool: the previous character was a digit
     number: jax.Array  # the digits so far
-    is_used: jax.Array  # [K] bool, which of the given numbers
+    used: jax.Array  # [K] bool, which of the given numbers
     valid: jax.Array
     uses_given: jax.Array
 
 
-def evaluate(text: Text, allowed: jax.Array | None = None) -> Value:
+def evaluate(text: Text, given: jax.Array | None = None) -> Value:
     """Evaluates an expression of non-negative integers, `+ - * /` and parentheses; `-` may be a sign.
 
-    The text has no blanks. It must use the numbers `allowed`, `[K] int32`, each once (None: any numbers).
+    The text has no blanks. It must use the numbers `given`, `[K] int32`, each once (None: any numbers).
 
     >>> from envs.text.characters import literal
     >>> value = evaluate(literal("(1+5)*7/4"), jnp.array([7, 5, 4, 1]))
@@ -62,8 +62,8 @@ def evaluate(text: Text, allowed: jax.Array | None = None) -> Value:
     >>> [bool(evaluate(literal(text)).valid) for text in ("1+", "2)", "3/0", "1 1", "-2*3")]
     [False, False, False, False, True]
     """
-    numbers = jnp.zeros(0, jnp.int32) if allowed is None else allowed
-    initial = _Pass(
+    numbers = jnp.zeros(0, jnp.int32) if given is None else given
+    start = _Pass(
         _Level(
             jnp.zeros(_DEPTH, jnp.int32),
             jnp.ones(_DEPTH, jnp.int32),
@@ -72,72 +72,70 @@ def evaluate(text: Text, allowed: jax.Array | None = None) -> Value:
             jnp.zeros(_DEPTH, jnp.bool_),
         ),
         depth=jnp.int32(0),
-        expects_operand=jnp.bool_(True),
-        in_number=jnp.bool_(False),
+        operand_next=jnp.bool_(True),
+        digits=jnp.bool_(False),
         number=jnp.int32(0),
-        is_used=jnp.zeros(numbers.shape, jnp.bool_),
+        used=jnp.zeros(numbers.shape, jnp.bool_),
         valid=jnp.bool_(True),
         uses_given=jnp.bool_(True),
     )
     # A final step with code 0 closes a number at the end of the text.
     codes = jnp.concatenate([text.codes, jnp.zeros(1, jnp.int32)])
-    is_inside = jnp.arange(codes.shape[0]) <= text.length
+    here = jnp.arange(codes.shape[0]) <= text.length
 
     def step(state: _Pass, item: tuple[jax.Array, jax.Array]) -> tuple[_Pass, None]:
-        code, is_valid = item
-        next_state = _read_character(state, code, numbers)
-        return jax.tree.map(lambda a, b: jnp.where(is_valid, a, b), next_state, state), None
+        code, counts = item
+        new = _read(state, code, numbers)
+        return jax.tree.map(lambda a, b: jnp.where(counts, a, b), new, state), None
 
-    final, _ = jax.lax.scan(step, initial, (codes, is_inside))
-    numerator, denominator, fits = _add(_level_at(final.levels, jnp.int32(0)))
-    valid = final.valid & fits & ~final.expects_operand & (final.depth == 0)
-    uses_all = final.uses_given & jnp.all(final.is_used)
-    return Value(valid, numerator, denominator, valid & uses_all)
+    end, _ = jax.lax.scan(step, start, (codes, here))
+    top, bottom, fits = _add(_at(end.levels, jnp.int32(0)))
+    valid = end.valid & fits & ~end.operand_next & (end.depth == 0)
+    uses_all = end.uses_given & jnp.all(end.used)
+    return Value(valid, top, bottom, valid & uses_all)
 
 
-def _read_character(state: _Pass, code: jax.Array, allowed: jax.Array) -> _Pass:
+def _read(state: _Pass, code: jax.Array, given: jax.Array) -> _Pass:
     """The state after one character; the first non-digit closes a number."""
-    is_digit = (code >= ord("0")) & (code <= ord("9"))
-    after_number = _close_number(state, allowed)
-    before_operator = jax.tree.map(
-        lambda a, b: jnp.where(state.in_number & ~is_digit, a, b), after_number, state
-    )
+    digit = (code >= ord("0")) & (code <= ord("9"))
+    closed = _closed(state, given)
+    ended = jax.tree.map(lambda a, b: jnp.where(state.digits & ~digit, a, b), closed, state)
 
-    appended = state.number * 10 + (code - ord("0"))
+    grown = state.number * 10 + (code - ord("0"))
     with_digit = state._replace(
-        number=jnp.where(state.in_number, appended, code - ord("0")),
-        in_number=jnp.bool_(True),
-        valid=state.valid & state.expects_operand & (state.number < 10**8),
+        number=jnp.where(state.digits, grown, code - ord("0")),
+        digits=jnp.bool_(True),
+        valid=state.valid & state.operand_next & (state.number < 10**8),
     )
-    after_operator = _apply_operator(before_operator._replace(in_number=jnp.bool_(False)), code)
-    return jax.tree.map(lambda a, b: jnp.where(is_digit, a, b), with_digit, after_operator)
+    other = _operator(ended._replace(digits=jnp.bool_(False)), code)
+    return jax.tree.map(lambda a, b: jnp.where(digit, a, b), with_digit, other)
 
 
-def _close_number(state: _Pass, allowed: jax.Array) -> _Pass:
+def _closed(state: _Pass, given: jax.Array) -> _Pass:
     """Multiplies the open product by the number that ended, and marks the number as used."""
-    is_match = (allowed == state.number) & ~state.is_used
-    is_first_match = is_match & (jnp.cumsum(is_match) == 1)
+    fitting = (given == state.number) & ~state.used
+    first = fitting & (jnp.cumsum(fitting) == 1)
     levels, fits = _multiply(state.levels, state.depth, state.number, jnp.int32(1))
     return state._replace(
         levels=levels,
-        expects_operand=jnp.bool_(False),
-        is_used=state.is_used | is_first_match,
+        operand_next=jnp.bool_(False),
+        used=state.used | first,
         valid=state.valid & fits,
-        uses_given=state.uses_given & jnp.any(is_match),
+        uses_given=state.uses_given & jnp.any(fitting),
     )
 
 
-def _apply_operator(state: _Pass, code: jax.Array) -> _Pass:
+def _operator(state: _Pass, code: jax.Array) -> _Pass:
     """The state after a character other than a digit."""
     is_code = {name: code == ord(name) for name in "+-*/()"}
-    level = _level_at(state.levels, state.depth)
+    level = _at(state.levels, state.depth)
     add_top, add_bottom, add_fits = _add(level)
-    needs_operand, has_operand = state.expects_operand, ~state.expects_operand
-    sum_sign = (is_code["+"] | is_code["-"]) & has_operand
-    negation = is_code["-"] & needs_operand
-    product = (is_code["*"] | is_code["/"]) & has_operand
-    opens = is_code["("] & needs_operand & (state.depth < _DEPTH - 1)
-    closes = is_code[")"] & has_operand & (state.depth > 0)
+    needs, has = state.operand_next, ~state.operand_next
+    sum_sign = (is_code["+"] | is_code["-"]) & has
+    negation = is_code["-"] & needs
+    product = (is_code["*"] | is_code["/"]) & has
+    opens = is_code["("] & needs & (state.depth < _DEPTH - 1)
+    closes = is_code[")"] & has & (state.depth > 0)
     ends = code == 0
 
     summed = _Level(
@@ -145,41 +143,39 @@ def _apply_operator(state: _Pass, code: jax.Array) -> _Pass:
     )
     negated = level._replace(term_top=-level.term_top)
     multiplied = level._replace(divides=is_code["/"])
-    new_level = level
+    now = level
     for condition, changed in ((sum_sign, summed), (negation, negated), (product, multiplied)):
-        new_level = jax.tree.map(
-            lambda a, b, condition=condition: jnp.where(condition, a, b), changed, new_level
-        )
-    levels = _set_level(state.levels, state.depth, new_level)
+        now = jax.tree.map(lambda a, b, condition=condition: jnp.where(condition, a, b), changed, now)
+    levels = _with(state.levels, state.depth, now)
     zero, one = jnp.int32(0), jnp.int32(1)
-    opened = _set_level(state.levels, state.depth + 1, _Level(zero, one, one, one, jnp.bool_(False)))
+    opened = _with(state.levels, state.depth + 1, _Level(zero, one, one, one, jnp.bool_(False)))
     inner, inner_fits = _multiply(state.levels, state.depth - 1, add_top, add_bottom)
     for condition, changed in ((opens, opened), (closes, inner)):
         levels = jax.tree.map(lambda a, b, condition=condition: jnp.where(condition, a, b), changed, levels)
-    is_valid = sum_sign | negation | product | opens | closes | ends
+    known = sum_sign | negation | product | opens | closes | ends
     fits = jnp.where(sum_sign | closes, add_fits, True) & jnp.where(closes, inner_fits, True)
     return state._replace(
         levels=levels,
         depth=state.depth + opens.astype(jnp.int32) - closes.astype(jnp.int32),
-        expects_operand=jnp.where(ends | closes, state.expects_operand, True),
-        valid=state.valid & is_valid & fits,
+        operand_next=jnp.where(ends | closes, state.operand_next, True),
+        valid=state.valid & known & fits,
     )
 
 
-def _level_at(levels: _Level, depth: jax.Array) -> _Level:
+def _at(levels: _Level, depth: jax.Array) -> _Level:
     return jax.tree.map(lambda x: jnp.take(x, jnp.clip(depth, 0, _DEPTH - 1)), levels)
 
 
-def _set_level(levels: _Level, depth: jax.Array, level: _Level) -> _Level:
-    is_selected = jnp.arange(_DEPTH) == depth
-    return jax.tree.map(lambda x, new: jnp.where(is_selected, new, x), levels, level)
+def _with(levels: _Level, depth: jax.Array, level: _Level) -> _Level:
+    here = jnp.arange(_DEPTH) == depth
+    return jax.tree.map(lambda x, new: jnp.where(here, new, x), levels, level)
 
 
 def _add(level: _Level) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The sum plus the open product as a fraction, and whether it is below 2^30."""
-    left, left_fits = _checked_product(level.sum_top, level.term_bottom)
-    right, right_fits = _checked_product(level.term_top, level.sum_bottom)
-    bottom, bottom_fits = _checked_product(level.sum_bottom, level.term_bottom)
+    """The sum plus the open product as a fraction, and whether it fits."""
+    left, left_fits = _times(level.sum_top, level.term_bottom)
+    right, right_fits = _times(level.term_top, level.sum_bottom)
+    bottom, bottom_fits = _times(level.sum_bottom, level.term_bottom)
     fits = left_fits & right_fits & bottom_fits
     return left + right, bottom, fits & (jnp.abs(left.astype(jnp.float32) + right) < _LIMIT)
 
@@ -187,20 +183,18 @@ def _add(level: _Level) -> tuple[jax.Array, jax.Array, jax.Array]:
 def _multiply(
     levels: _Level, depth: jax.Array, top: jax.Array, bottom: jax.Array
 ) -> tuple[_Level, jax.Array]:
-    """Multiplies or divides the product at `depth` by a fraction; also whether the result is defined and
-    below 2^30.
-    """
-    level = _level_at(levels, depth)
+    """Multiplies or divides the product at `depth` by a fraction; also whether that is defined and fits."""
+    level = _at(levels, depth)
     sign = jnp.where(level.divides & (top < 0), -1, 1)
     factor = jnp.where(level.divides, sign * bottom, top)
     divisor = jnp.where(level.divides, sign * top, bottom)
-    new_top, top_fits = _checked_product(level.term_top, factor)
-    new_bottom, bottom_fits = _checked_product(level.term_bottom, divisor)
+    new_top, top_fits = _times(level.term_top, factor)
+    new_bottom, bottom_fits = _times(level.term_bottom, divisor)
     changed = level._replace(term_top=new_top, term_bottom=new_bottom, divides=jnp.bool_(False))
-    return _set_level(levels, depth, changed), top_fits & bottom_fits & (divisor != 0)
+    return _with(levels, depth, changed), top_fits & bottom_fits & (divisor != 0)
 
 
-def _checked_product(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The product, or 0 on overflow, and whether it is below 2^30."""
+def _times(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The product, or 0 on overflow, and whether it fits."""
     fits = jnp.abs(a.astype(jnp.float32) * b.astype(jnp.float32)) < _LIMIT
     return jnp.where(fits, a * b, 0), fits

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from fdg.errors import FdgError, one_line
 from fdg.reading import EncodingError, check_encoding, json_object, read_bytes, read_text
 
-_MAX_FILE_BYTES = 1 << 30  # maximum size of a file
+_BYTES = 1 << 30  # maximum size of a file
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
 class Record(NamedTuple):
     """A row of a file."""
 
-    location: str  # the start of messages: "data.jsonl, line 3"
+    where: str  # the start of messages: "data.jsonl, line 3"
     columns: dict[str, Any]
 
 
@@ -27,70 +27,66 @@ def read(path: str, example: str = '{"prompt": "1+1=", "answer": "2"}') -> list[
 
     `example` is an example object for messages.
     """
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix in _SEPARATORS:
-        return _read_csv(path, _SEPARATORS[suffix])
-    content = read_bytes(path, _MAX_FILE_BYTES)
-    if suffix == ".parquet" or content[:4] == b"PAR1":
+    ending = os.path.splitext(path)[1].lower()
+    if ending in _SEPARATORS:
+        return _of_csv(path, _SEPARATORS[ending])
+    content = read_bytes(path, _BYTES)
+    if ending == ".parquet" or content[:4] == b"PAR1":
         raise FdgError(
-            f"{path}: Parquet is not supported: convert it,"
+            f"{path}: Parquet is not read: convert it,"
             f" pandas.read_parquet({path!r}).to_json('data.jsonl', orient='records', lines=True)"
         )
     check_encoding(content, path)
     if content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
-        return _read_list(path, content)
+        return _of_list(path, content)
     # Not `splitlines`, which also splits at separators within texts of other languages.
     lines = enumerate(content.split(b"\n"), 1)
     return [
-        Record(f"{path}, line {i}", _parse_object(f"{path}, line {i}", line, example))
+        Record(f"{path}, line {i}", _object(f"{path}, line {i}", line, example))
         for i, line in lines
         if line.strip()
     ]
 
 
-def _parse_object(location: str, line: bytes, example: str) -> dict[str, Any]:
+def _object(where: str, line: bytes, example: str) -> dict[str, Any]:
     try:
-        return json_object(line, location)
+        return json_object(line, where)
     except EncodingError:
         raise
     except FdgError as error:
-        raise FdgError(f"{error}: write one object per line, in double quotes: {example}") from None
+        raise FdgError(f"{error}: write one object a line, in double quotes: {example}") from None
 
 
-def _read_list(path: str, content: bytes) -> list[Record]:
-    rows = json_object(b'{"rows":' + content.removeprefix(b"\xef\xbb\xbf") + b"}", path)["rows"]
-    for i, row in enumerate(rows, 1):
+def _of_list(path: str, content: bytes) -> list[Record]:
+    found = json_object(b'{"rows":' + content.removeprefix(b"\xef\xbb\xbf") + b"}", path)["rows"]
+    for i, row in enumerate(found, 1):
         if not isinstance(row, dict):
             raise FdgError(
-                f'{path}, row {i}: is {json.dumps(row):.60}, not an object: write {{"prompt": ...}}'
+                f'{path}, row {i}: is {json.dumps(row):.60}, and no object: write {{"prompt": ...}}'
             )
-    return [Record(f"{path}, row {i}", row) for i, row in enumerate(rows, 1)]
+    return [Record(f"{path}, row {i}", row) for i, row in enumerate(found, 1)]
 
 
-def _read_csv(path: str, separator: str) -> list[Record]:
-    rows = csv.reader(
-        io.StringIO(read_text(path, _MAX_FILE_BYTES), newline=""), delimiter=separator, strict=True
-    )
+def _of_csv(path: str, separator: str) -> list[Record]:
+    rows = csv.reader(io.StringIO(read_text(path, _BYTES), newline=""), delimiter=separator, strict=True)
     records: list[Record] = []
     try:
         names = next(rows, [])
-        wrong_separator = next(
-            (character for character in ";\t|," if len(names) == 1 and character in names[0]), None
-        )
-        if wrong_separator is not None:
-            raise FdgError(f"{path}, line 1: columns are separated by {wrong_separator!r}: use {separator!r}")
+        other = next((mark for mark in ";\t|," if len(names) == 1 and mark in names[0]), None)
+        if other is not None:
+            raise FdgError(f"{path}, line 1: columns are separated by {other!r}: use {separator!r}")
         if len(set(names)) < len(names):
-            duplicate = next(name for i, name in enumerate(names) if name in names[:i])
-            raise FdgError(f"{path}, line 1: column {duplicate!r} occurs twice: rename one")
+            twice = next(name for i, name in enumerate(names) if name in names[:i])
+            raise FdgError(f"{path}, line 1: column {twice!r} is there twice: rename one")
         for row in rows:
-            location = f"{path}, line {rows.line_num}"
+            where = f"{path}, line {rows.line_num}"
             if row and len(row) != len(names):
                 raise FdgError(
-                    f"{location}: has {len(row)} fields, but the first line names {len(names)} columns: put"
+                    f"{where}: has {len(row)} fields, and the first line names {len(names)} columns: put"
                     ' texts with separators into "quotes"'
                 )
             if row:
-                records.append(Record(location, {n: v or None for n, v in zip(names, row, strict=True)}))
+                records.append(Record(where, {n: v or None for n, v in zip(names, row, strict=True)}))
     except csv.Error as error:
-        raise FdgError(f"{path}, line {rows.line_num}: is not CSV: {one_line(error)}") from None
+        raise FdgError(f"{path}, line {rows.line_num}: is no CSV: {one_line(error)}") from None
     return records

@@ -23,7 +23,7 @@ from fdg.errors import FdgError, kind_of, listed
 class Reply(NamedTuple):
     """A game's reply; every field has the leading axis `N`."""
 
-    state: Any  # the state for the next turn
+    state: Any  # for the next turn
     tokens: jax.Array  # [N, L] int32, right-padded: the reply
     mask: jax.Array  # [N, L] bool
     reward: jax.Array  # [N] float32, for the model's last message
@@ -85,7 +85,7 @@ class Transcript(NamedTuple):
 
 def checked_reply(game: TextGame, state: Any, tokens: jax.Array, mask: jax.Array) -> Reply:
     """The game's reply to `[N, R]`, with checked shapes and dtypes."""
-    reply, number = game.reply(state, tokens, mask), len(tokens)
+    reply, count = game.reply(state, tokens, mask), len(tokens)
     if not isinstance(reply, Reply):
         raise FdgError(
             f"game '{game.name}': reply gives a value of type {kind_of(reply)}: return"
@@ -93,45 +93,45 @@ def checked_reply(game: TextGame, state: Any, tokens: jax.Array, mask: jax.Array
         )
     if jax.tree.map(jnp.shape, reply.state) != jax.tree.map(jnp.shape, state):
         raise FdgError(
-            f"game '{game.name}': reply gives a state of another structure or shapes than it takes: keep both"
+            f"game '{game.name}': reply gives a state unlike the one it takes: keep its structure and shapes"
         )
-    shape = (number, game.reply_length)
-    _check(game, "reply", reply, tokens=(shape, "int32"), mask=(shape, "bool"))
-    _check(game, "reply", reply, reward=((number,), "float32"), done=((number,), "bool"))
+    words = (count, game.reply_length)
+    _check(game, "reply", reply, tokens=(words, "int32"), mask=(words, "bool"))
+    _check(game, "reply", reply, reward=((count,), "float32"), done=((count,), "bool"))
     return reply
 
 
 def checked_sample(game: TextGame, keys: jax.Array, split: Split = "train") -> Problem:
     """Starts conversations, one per key, with checked shapes and dtypes."""
-    problem, number = game.sample(keys, split), len(keys)
+    problem, count = game.sample(keys, split), len(keys)
     if not isinstance(problem, Problem) or not isinstance(problem.prompts, Prompts):
         raise FdgError(
             f"game '{game.name}': sample gives a value of type {kind_of(problem)}: return"
             " envs.text.Problem(envs.text.Prompts(tokens, mask), answer)"
         )
-    shape = (number, game.prompt_length)
-    _check(game, "sample", problem.prompts, tokens=(shape, "int32"), mask=(shape, "bool"))
+    words = (count, game.prompt_length)
+    _check(game, "sample", problem.prompts, tokens=(words, "int32"), mask=(words, "bool"))
     for leaf in jax.tree.leaves(problem.answer):
-        if jnp.shape(leaf)[:1] != (number,):
+        if jnp.shape(leaf)[:1] != (count,):
             raise FdgError(
-                f"game '{game.name}': sample gives an answer of shape {_shape(jnp.shape(leaf), number)},"
+                f"game '{game.name}': sample gives an answer of shape {_shape(jnp.shape(leaf), count)},"
                 " expected the leading axis N"
             )
     return problem
 
 
-def _check(game: TextGame, method: str, answer: Any, **expected: tuple[tuple[int, ...], str]) -> None:
+def _check(game: TextGame, method: str, found: Any, **expected: tuple[tuple[int, ...], str]) -> None:
     """Checks that fields are arrays of these shapes and dtypes, with first axis N."""
     for name, (shape, dtype) in expected.items():
-        value = getattr(answer, name)
-        label = f"game '{game.name}': {method} gives {name}"
+        value = getattr(found, name)
+        whose = f"game '{game.name}': {method} gives {name}"
         if not isinstance(value, jax.Array | np.ndarray):
-            raise FdgError(f"{label} of type {kind_of(value)}: give an array")
+            raise FdgError(f"{whose} of type {kind_of(value)}: give an array")
         if value.shape != shape:
             count = shape[0]
-            raise FdgError(f"{label} of shape {_shape(value.shape, count)}, expected {_shape(shape, count)}")
+            raise FdgError(f"{whose} of shape {_shape(value.shape, count)}, expected {_shape(shape, count)}")
         if value.dtype != dtype:
-            raise FdgError(f"{label} of dtype {value.dtype}, expected {dtype}")
+            raise FdgError(f"{whose} of dtype {value.dtype}, expected {dtype}")
 
 
 def _shape(shape: tuple[int, ...], count: int) -> str:
@@ -144,7 +144,7 @@ def _shape(shape: tuple[int, ...], count: int) -> str:
 
 
 def is_game(env: Any) -> bool:
-    """True for games: tasks that reply to the model."""
+    """True if a task replies, and does not only judge answers."""
     return callable(getattr(env, "reply", None)) and callable(getattr(env, "sample", None))
 
 
@@ -186,53 +186,51 @@ def play(
     """
     pad = game.tokenizer.pad if pad is None else pad
     context, state = problem.prompts, problem.answer
-    size = context.tokens.shape[0]
-    is_over, turns = jnp.zeros(size, jnp.bool_), jnp.zeros(size, jnp.int32)
-    token_info: tuple[jax.Array, Any] | None = None  # who said each token, and its `about`
+    count = context.tokens.shape[0]
+    over, turns = jnp.zeros(count, jnp.bool_), jnp.zeros(count, jnp.int32)
+    known: tuple[jax.Array, Any] | None = None  # who said each token, and its `about`
     rewards: dict[str, jax.Array] = {}
     for turn in range(game.turns):
-        message = speak(context, turn)
-        mask = message.mask & ~is_over[:, None]
+        spoken = speak(context, turn)
+        mask = spoken.mask & ~over[:, None]
         reply = functools.partial(checked_reply, game) if is_game(game) else game.reply
-        answer = reply(state, jnp.where(mask, message.tokens, pad), mask)
-        reply_mask = answer.mask & ~(is_over | answer.done)[:, None]
-        rewards[f"turn {turn + 1}"] = jnp.where(is_over, 0.0, answer.reward)
-        state = _select_rows(is_over, state, answer.state)
-        message_info = mask, message.about
-        token_info = _zeros_like_info(message_info, context.mask.shape) if token_info is None else token_info
+        answer = reply(state, jnp.where(mask, spoken.tokens, pad), mask)
+        heard = answer.mask & ~(over | answer.done)[:, None]
+        rewards[f"turn {turn + 1}"] = jnp.where(over, 0.0, answer.reward)
+        state = _where(over, state, answer.state)
+        new = mask, spoken.about
+        known = _silent(new, context.mask.shape) if known is None else known
         rows = (
-            _concatenate(context.tokens, message.tokens, answer.tokens),
-            jax.tree.map(
-                _concatenate, token_info, message_info, _zeros_like_info(message_info, reply_mask.shape)
-            ),
+            _joined(context.tokens, spoken.tokens, answer.tokens),
+            jax.tree.map(_joined, known, new, _silent(new, heard.shape)),
         )
-        (tokens, token_info), is_filled = _left_pad(rows, _concatenate(context.mask, mask, reply_mask))
-        context = Prompts(jnp.where(is_filled, tokens, pad), is_filled)
-        turns, is_over = turns + ~is_over, is_over | answer.done
-    assert token_info is not None
-    total = sum(rewards.values(), jnp.zeros(size))
-    return Transcript(context.tokens, context.mask, *token_info, Reward(total, rewards), turns)
+        (tokens, known), filled = _left_padded(rows, _joined(context.mask, mask, heard))
+        context = Prompts(jnp.where(filled, tokens, pad), filled)
+        turns, over = turns + ~over, over | answer.done
+    assert known is not None
+    total = sum(rewards.values(), jnp.zeros(count))
+    return Transcript(context.tokens, context.mask, *known, Reward(total, rewards), turns)
 
 
-def _concatenate(*parts: jax.Array) -> jax.Array:
+def _joined(*parts: jax.Array) -> jax.Array:
     return jnp.concatenate(parts, axis=1)
 
 
-def _zeros_like_info(token_info: Any, shape: tuple[int, ...]) -> Any:
-    return jax.tree.map(lambda leaf: jnp.zeros(shape, leaf.dtype), token_info)
+def _silent(known: Any, shape: tuple[int, ...]) -> Any:
+    return jax.tree.map(lambda leaf: jnp.zeros(shape, leaf.dtype), known)
 
 
-def _select_rows(rows: jax.Array, a: Any, b: Any) -> Any:
+def _where(rows: jax.Array, a: Any, b: Any) -> Any:
     """Selects between two pytrees by row."""
     return jax.tree.map(lambda x, y: jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y), a, b)
 
 
-def _left_pad(rows: Any, mask: jax.Array) -> tuple[Any, jax.Array]:
-    """Moves the entries where `mask` is True to the right in arrays `[N, W]`; zeros precede them."""
+def _left_padded(rows: Any, mask: jax.Array) -> tuple[Any, jax.Array]:
+    """Removes masked places from arrays `[N, W]`; zeros in front replace them."""
     order = jnp.argsort(mask, axis=1, stable=True)
-    is_filled = jnp.take_along_axis(mask, order, axis=1)
+    filled = jnp.take_along_axis(mask, order, axis=1)
 
-    def move(row: jax.Array) -> jax.Array:
-        return jnp.where(is_filled, jnp.take_along_axis(row, order, axis=1), jnp.zeros((), row.dtype))
+    def moved(row: jax.Array) -> jax.Array:
+        return jnp.where(filled, jnp.take_along_axis(row, order, axis=1), jnp.zeros((), row.dtype))
 
-    return jax.tree.map(move, rows), is_filled
+    return jax.tree.map(moved, rows), filled

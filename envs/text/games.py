@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from envs.text import codec
 from envs.text.characters import Text, concatenate, equal, literal, number, stripped, when
-from envs.text.drawing import check_integer, uniform
+from envs.text.drawing import uniform, whole_number
 from envs.text.expressions import evaluate
 from envs.text.game import Reply
 from envs.text.problems import Arithmetic
@@ -37,8 +37,8 @@ class Guess:
     reply_length: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
-        check_integer(self, "largest", 1, 9999)
-        check_integer(self, "turns", 1, 32)
+        whole_number(self, "largest", 1, 9999)
+        whole_number(self, "turns", 1, 32)
 
     @property
     def prompt_length(self) -> int:
@@ -51,11 +51,9 @@ class Guess:
         return len(str(self.largest)) + 1
 
     def sample(self, keys: jax.Array, split: Split = "train") -> Problem:
-        """Draws numbers to guess. Both splits use all numbers; for equal keys they draw different ones."""
-        split_index = {"train": 0, "test": 1}[split]
-        targets = jax.vmap(lambda key: uniform(jax.random.fold_in(key, split_index), (), 0, self.largest))(
-            keys
-        )
+        """Numbers to guess. Both splits use all numbers, but different random ones for a key."""
+        salt = {"train": 0, "test": 1}[split]
+        targets = jax.vmap(lambda key: uniform(jax.random.fold_in(key, salt), (), 0, self.largest))(keys)
         row = codec.encode(
             self.tokenizer,
             literal(f"0-{self.largest}?"),
@@ -69,16 +67,16 @@ class Guess:
     def reply(self, state: jax.Array, tokens: jax.Array, mask: jax.Array) -> Reply:
         """`more,`, `less,` or the end."""
 
-        def reply_row(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
-            text, _ = codec.decode(self.tokenizer, tokens, mask)
-            guess = evaluate(text)
-            is_high = guess.valid & (guess.numerator > target * guess.denominator)
-            hint = concatenate(when(is_high, literal("less,")), when(~is_high, literal("more,")))
-            is_right = guess.equals(target)
-            return *codec.encode(self.tokenizer, hint, self.reply_length), is_right
+        def one(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
+            said, _ = codec.decode(self.tokenizer, tokens, mask)
+            guess = evaluate(said)
+            high = guess.valid & (guess.numerator > target * guess.denominator)
+            hint = concatenate(when(high, literal("less,")), when(~high, literal("more,")))
+            right = guess.equals(target)
+            return *codec.encode(self.tokenizer, hint, self.reply_length), right
 
-        reply_tokens, reply_mask, is_right = jax.vmap(reply_row)(state, tokens, mask)
-        return Reply(state, reply_tokens, reply_mask, is_right.astype(jnp.float32), is_right)
+        words, shown, right = jax.vmap(one)(state, tokens, mask)
+        return Reply(state, words, shown, right.astype(jnp.float32), right)
 
 
 @checked_names
@@ -102,7 +100,7 @@ class Calculator:
     tokenizer: ClassVar[CharacterTokenizer] = CharacterTokenizer()
 
     def __post_init__(self) -> None:
-        check_integer(self, "turns", 1, 16)
+        whole_number(self, "turns", 1, 16)
         Arithmetic(self.terms, self.digits)
 
     @property
@@ -112,7 +110,7 @@ class Calculator:
 
     @property
     def prompt_length(self) -> int:
-        """The prompt length of the problems."""
+        """That of the problems."""
         return self.task.prompt_length
 
     @property
@@ -130,18 +128,18 @@ class Calculator:
         return self.task.sample(keys, split)
 
     def reply(self, state: Any, tokens: jax.Array, mask: jax.Array) -> Reply:
-        """The tool's reply; a message without `?` in front ends the conversation."""
+        """The tool's reply, or the end."""
         problem = self.task.problem
 
-        def reply_row(content: Any, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
-            text, has_ended = codec.decode(self.tokenizer, tokens, mask)
-            is_query = text.codes[0] == ord("?")
-            value = evaluate(Text(jnp.roll(text.codes, -1).at[-1].set(0), text.length - 1))
-            is_integer = value.valid & (value.numerator % value.denominator == 0)
-            result = number(value.numerator // value.denominator, self.reply_length - 2)
-            answer = concatenate(when(is_integer, result), when(~is_integer, literal("?")), literal(","))
-            is_right = has_ended & ~is_query & equal(stripped(text), problem.solution(content))
-            return *codec.encode(self.tokenizer, answer, self.reply_length), is_right, ~is_query
+        def one(content: Any, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
+            said, ended = codec.decode(self.tokenizer, tokens, mask)
+            asks = said.codes[0] == ord("?")
+            value = evaluate(Text(jnp.roll(said.codes, -1).at[-1].set(0), said.length - 1))
+            whole = value.valid & (value.numerator % value.denominator == 0)
+            shown = number(value.numerator // value.denominator, self.reply_length - 2)
+            answer = concatenate(when(whole, shown), when(~whole, literal("?")), literal(","))
+            right = ended & ~asks & equal(stripped(said), problem.solution(content))
+            return *codec.encode(self.tokenizer, answer, self.reply_length), right, ~asks
 
-        reply_tokens, result, is_right, done = jax.vmap(reply_row)(state, tokens, mask)
-        return Reply(state, reply_tokens, result, is_right.astype(jnp.float32), done)
+        words, shown, right, done = jax.vmap(one)(state, tokens, mask)
+        return Reply(state, words, shown, right.astype(jnp.float32), done)

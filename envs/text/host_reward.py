@@ -19,12 +19,11 @@ from fdg.errors import FdgError, HostError, listed, nearest, own_frame, raised, 
 
 RewardFunction = Callable[..., Sequence[float | None]]
 
-# Arguments of a function in addition to columns; `completions` is TRL's name.
-_STANDARD_NAMES = ("prompts", "responses", "completions", "answers")
-_POSITIONAL_NAMES = (("prompts", "prompt"), ("responses", "response", "completion"), ("answers", "answer"))
-_TRIAL_SIZE = 3  # responses in a trial call
-# columns that these names would shadow
-_SHADOWED_COLUMNS = {"prompt", "completion", "response", *_STANDARD_NAMES}
+# Arguments of a function besides columns; `completions` is TRL's name.
+_GIVEN = ("prompts", "responses", "completions", "answers")
+_PLACES = (("prompts", "prompt"), ("responses", "response", "completion"), ("answers", "answer"))
+_TRIED = 3  # responses in a trial
+_HIDDEN = {"prompt", "completion", "response", *_GIVEN}  # columns that these names would shadow
 
 
 @checked_names
@@ -39,7 +38,7 @@ class HostReward:
     is not learned from. It takes any of these by name, all lists of `N`; or three arguments with other names:
     prompts, responses, answers.
 
-    - `prompts`: the prompts of a file's rows (texts or chat messages); for sampled problems, text.
+    - `prompts`: as in the rows of a file, texts or messages; else as text.
     - `responses`: as text; `completions` as in TRL: messages if the prompt is.
     - `answers`: from a file, as text (None if a row has none); else the problem's content, as NumPy arrays.
     - any column of a file's rows by name; `**columns` takes all.
@@ -62,17 +61,16 @@ class HostReward:
         for function in self.functions:
             if isinstance(function, type):
                 name = function.__name__
-                raise FdgError(f"reward {name} is a class: give an instance, {name}(), or a function")
+                raise FdgError(f"reward {name} is a class: give what it makes, {name}(), or a function")
             if not callable(function):
                 raise FdgError(
                     f"HostReward({function!r:.60}): give a function of prompts, responses, answers"
                 )
         if not self.functions or len(self.weights) not in (0, len(self.functions)):
             raise FdgError(
-                f"HostReward has {len(self.functions)} functions and {len(self.weights)} weights: give one"
-                " weight per function, or none"
+                f"HostReward has {len(self.functions)} functions and {len(self.weights)} weights: one each"
             )
-        if not all(isinstance(weight, int | float) and math.isfinite(weight) for weight in self.weights):
+        if not all(isinstance(one, int | float) and math.isfinite(one) for one in self.weights):
             raise FdgError(f"HostReward: weights={self.weights!r:.60} must be finite numbers")
 
     @property
@@ -83,11 +81,9 @@ class HostReward:
     @property
     def names(self) -> tuple[str, ...]:
         """The functions' names, for metrics; equal ones are numbered."""
-        base_names = [
-            getattr(function, "__name__", type(function).__name__).strip("<>") for function in self.functions
-        ]
-        counts = [base_names[:i].count(name) for i, name in enumerate(base_names)]
-        return tuple(f"{name}_{n + 1}" if n else name for name, n in zip(base_names, counts, strict=True))
+        plain = [getattr(one, "__name__", type(one).__name__).strip("<>") for one in self.functions]
+        before = [plain[:i].count(name) for i, name in enumerate(plain)]
+        return tuple(f"{name}_{n + 1}" if n else name for name, n in zip(plain, before, strict=True))
 
     def call(
         self,
@@ -106,28 +102,28 @@ class HostReward:
           FdgError: a function needs columns that the rows do not have.
           HostError: (in the program) a function raised, or returned NaN, or not `N` numbers.
         """
-        calls = self._bound_functions(task)
+        calls = self._calls(task)
         shape = jax.ShapeDtypeStruct((responses[0].shape[0], len(calls)), jnp.float32)
-        values = io_callback(_Callback(calls), shape, prompts, responses, content)
-        has_opinion = ~jnp.isnan(values)
-        values = jnp.where(has_opinion, values, 0.0)
-        parts = {function.name: values[:, i] for i, function in enumerate(calls)}
+        found = io_callback(_Calls(calls), shape, prompts, responses, content)
+        said = ~jnp.isnan(found)
+        found = jnp.where(said, found, 0.0)
+        parts = {one.name: found[:, i] for i, one in enumerate(calls)}
         weighted = [
             w * part for w, part in zip(self.weights or [1.0] * len(parts), parts.values(), strict=True)
         ]
-        return sum(weighted[1:], weighted[0]), parts, jnp.any(has_opinion, axis=1)
+        return sum(weighted[1:], weighted[0]), parts, jnp.any(said, axis=1)
 
     def check(self, task: Any) -> None:
-        """Raises for a function that needs columns that the task's rows do not have.
+        """Refuses a function that needs columns that the task's rows do not have.
 
         Raises:
-          FdgError: a function needs columns that the rows do not have.
+          FdgError: as `call`.
         """
-        names = dict.fromkeys((*_STANDARD_NAMES, *_column_names(task.problem)), ())
-        for pair in zip(self.functions, self.names, strict=True):
-            _BoundFunction(*pair, task).arguments(names)
+        known = dict.fromkeys((*_GIVEN, *_columns(task.problem)), ())
+        for one in zip(self.functions, self.names, strict=True):
+            _Call(*one, task).arguments(known)
 
-    def check_by_calling(self, task: Any) -> None:
+    def try_out(self, task: Any) -> None:
         """Calls the functions once, on right answers and an empty one, so that errors are found before
         compiling.
 
@@ -140,44 +136,41 @@ class HostReward:
             content = task.draw(keys)
             return task.prompts(content), task.solutions(content), task.own(content)
 
-        draw: Any = jax.jit(problems)
+        drawn: Any = jax.jit(problems)
         prompts, (tokens, mask), content = jax.tree.map(
-            np.asarray, draw(jax.random.split(jax.random.key(0), _TRIAL_SIZE))
+            np.asarray, drawn(jax.random.split(jax.random.key(0), _TRIED))
         )
-        draw.clear_cache()  # a backend with live arrays cannot be restarted
-        is_empty = np.arange(_TRIAL_SIZE)[:, None] == _TRIAL_SIZE - 1
-        _Callback(self._bound_functions(task))(prompts, (tokens, mask & ~is_empty), content)
+        drawn.clear_cache()  # a backend with live arrays cannot be restarted
+        is_empty = np.arange(_TRIED)[:, None] == _TRIED - 1
+        _Calls(self._calls(task))(prompts, (tokens, mask & ~is_empty), content)
 
-    def _bound_functions(self, task: Any) -> tuple["_BoundFunction", ...]:
+    def _calls(self, task: Any) -> tuple["_Call", ...]:
         self.check(task)
-        return tuple(_BoundFunction(*pair, task) for pair in zip(self.functions, self.names, strict=True))
+        return tuple(_Call(*one, task) for one in zip(self.functions, self.names, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Callback:
+class _Calls:
     """The callback of a program. A value, so that equal tasks share compiled programs."""
 
-    calls: tuple["_BoundFunction", ...]
+    calls: tuple["_Call", ...]
 
     @property
     def __name__(self) -> str:
-        return " and ".join(function.__name__ for function in self.calls)
+        return " and ".join(one.__name__ for one in self.calls)
 
     def __call__(self, prompts: Any, responses: Any, content: Any) -> np.ndarray:
         task = self.calls[0].task
-        prompt_texts, response_texts = task.texts(*prompts), task.texts(*responses)
-        arrays = jax.tree.map(np.asarray, content)
-        contents = [jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(response_texts))]
-        rows = [
-            _row_of_problem(task, row_content, text)
-            for row_content, text in zip(contents, prompt_texts, strict=True)
-        ]
-        columns = [call(rows, response_texts, prompt_texts) for call in self.calls]
-        return np.stack(columns, axis=1)
+        asked, said = task.texts(*prompts), task.texts(*responses)
+        whole = jax.tree.map(np.asarray, content)
+        contents = [jax.tree.map(lambda leaf, i=i: leaf[i], whole) for i in range(len(said))]
+        rows = [_row(task, one, text) for one, text in zip(contents, asked, strict=True)]
+        given = [one(rows, said, asked) for one in self.calls]
+        return np.stack(given, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class _BoundFunction:
+class _Call:
     """One function, and how to call it."""
 
     function: RewardFunction
@@ -188,87 +181,81 @@ class _BoundFunction:
     def __name__(self) -> str:
         return f"reward '{self.name}' of task '{self.task.name}'"
 
-    def __call__(self, rows: Sequence[Row], responses: list[str], prompts: list[str]) -> np.ndarray:
-        """The function's results, NaN for None: `[N]` float32."""
-        values: dict[str, list[Any]] = {
+    def __call__(self, rows: Sequence[Row], said: list[str], asked: list[str]) -> np.ndarray:
+        """The function's results, NaN for None."""
+        known: dict[str, list[Any]] = {
             name: [copy.deepcopy(row.columns.get(name)) for row in rows]
-            for name in _column_names(self.task.problem)
+            for name in _columns(self.task.problem)
         }
-        values["prompts"] = [copy.deepcopy(_plain_prompt(row.prompt)) for row in rows]
-        values["responses"] = list(responses)
-        values["completions"] = [_as_messages(row, text) for row, text in zip(rows, responses, strict=True)]
-        values["answers"] = [row.answer for row in rows]
-        args, kwargs = self.arguments(values)
+        known["prompts"] = [copy.deepcopy(_plain(row.prompt)) for row in rows]
+        known["responses"] = list(said)
+        known["completions"] = [_as_prompt(row, text) for row, text in zip(rows, said, strict=True)]
+        known["answers"] = [row.answer for row in rows]
+        by_place, by_name = self.arguments(known)
         try:
-            results = self.function(*args, **kwargs)
-            if not hasattr(results, "__len__"):
-                raise HostError(
-                    f"{self.__name__} gave {results!r:.60}: return a list of {len(responses)} numbers"
-                )
-            numbers = [math.nan if value is None else float(value) for value in results]
+            given = self.function(*by_place, **by_name)
+            if not hasattr(given, "__len__"):
+                raise HostError(f"{self.__name__} gave {given!r:.60}: return a list of {len(said)} numbers")
+            found = [math.nan if value is None else float(value) for value in given]
         except HostError:
             raise
         except (Exception, SystemExit) as error:
-            i = _failed_response(error, responses, prompts)
-            label = (
-                f"for {responses[i]!r:.60}, prompt {prompts[i]!r:.60}" if responses else "for no responses"
-            )
-            raise HostError(f"{self.__name__} raised {raised(error)} {label}") from error
-        if len(numbers) != len(responses):
+            i = _index_of(error, said, asked)
+            at = f"for {said[i]!r:.60}, asked {asked[i]!r:.60}" if said else "for no responses"
+            raise HostError(f"{self.__name__} raised {raised(error)} {at}") from error
+        if len(found) != len(said):
             raise HostError(
-                f"{self.__name__} gave {len(numbers)} numbers for {len(responses)} responses: return one for"
-                " each"
+                f"{self.__name__} gave {len(found)} numbers for {len(said)} responses: return one for each"
             )
         with np.errstate(over="ignore"):
-            rewards = np.asarray(numbers, np.float32)
-        has_value = np.array([value is not None for value in results], bool)
-        for i in np.flatnonzero(~np.isfinite(rewards) & has_value).tolist():
+            rewards = np.asarray(found, np.float32)
+        is_given = np.array([value is not None for value in given], bool)
+        for i in np.flatnonzero(~np.isfinite(rewards) & is_given).tolist():
             raise HostError(
-                f"{self.__name__} gave {numbers[i]} for {responses[i]!r:.60}, prompt {prompts[i]!r:.60}:"
-                " return a finite number, or None for no reward (it is stored as float32)"
+                f"{self.__name__} gave {found[i]} for {said[i]!r:.60}, asked {asked[i]!r:.60}: return a"
+                " finite number, or None for no reward (it is stored as float32)"
             )
         return rewards
 
-    def arguments(self, available: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def arguments(self, known: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The function's positional and keyword arguments."""
-        positional = [available[name] for name in ("prompts", "responses", "answers")]
+        three = [known[name] for name in ("prompts", "responses", "answers")]
         try:
             parameters = inspect.signature(self.function).parameters.values()
         except (TypeError, ValueError):  # a C function without signature
-            return positional, {}
+            return three, {}
         kinds = {parameter.kind for parameter in parameters}
         if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
-            return positional, {}
-        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        required = [p for p in named if p.default is p.empty]
-        unknown = [p.name for p in required if p.name not in available]
-        if not unknown:
+            return three, {}
+        wanted = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        required = [p for p in wanted if p.default is p.empty]
+        strange = [p.name for p in required if p.name not in known]
+        if not strange:
             names = (
-                available
+                known
                 if inspect.Parameter.VAR_KEYWORD in kinds
-                else [p.name for p in named if p.name in available]
+                else [p.name for p in wanted if p.name in known]
             )
-            return [], {name: available[name] for name in names}
-        is_positional = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in required)
-        if is_positional and _are_positional([p.name for p in required], available):
-            return positional, {}
-        suggestions = nearest(unknown[0], available, 1)
-        hint = f": did you mean {suggestions[0]!r}?" if suggestions else "."
+            return [], {name: known[name] for name in names}
+        by_place = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in required)
+        if by_place and _are_three([p.name for p in required], known):
+            return three, {}
+        meant = nearest(strange[0], known, 1)
+        hint = f": did you mean {meant[0]!r}?" if meant else "."
         raise FdgError(
-            f"{self.__name__} takes {unknown[0]!r}, but there is no such column{hint} It can take"
-            f" {listed(available, 'and')}, by these names, or three arguments in this order: prompts,"
+            f"{self.__name__} takes {strange[0]!r}, and there is no such column{hint} It can have"
+            f" {listed(known, 'and')}, by these names, or three arguments in this order: prompts,"
             " responses, answers"
         )
 
 
-def _are_positional(names: Sequence[str], columns: Iterable[str]) -> bool:
+def _are_three(names: Sequence[str], known: Iterable[str]) -> bool:
     """True if three names mean prompts, responses and answers, and none is a misspelt column."""
-    if len(names) != len(_POSITIONAL_NAMES):
+    if len(names) != len(_PLACES):
         return False
-    singular_columns = {_singular(name) for name in columns}
+    known = {_singular(name) for name in known}
     return all(
-        name in meanings or _singular(name) not in singular_columns
-        for name, meanings in zip(names, _POSITIONAL_NAMES, strict=True)
+        name in place or _singular(name) not in known for name, place in zip(names, _PLACES, strict=True)
     )
 
 
@@ -278,40 +265,39 @@ def _singular(name: str) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _column_names(problem: Any) -> tuple[str, ...]:
+def _columns(problem: Any) -> tuple[str, ...]:
     """Names of the columns that a function can use."""
-    names = {name: None for row in getattr(problem, "rows", ()) for name in row.columns}
-    return tuple(name for name in names if name not in _SHADOWED_COLUMNS)
+    found = {name: None for row in getattr(problem, "rows", ()) for name in row.columns}
+    return tuple(name for name in found if name not in _HIDDEN)
 
 
-def _row_of_problem(task: Any, content: Any, prompt_text: str) -> Row:
-    """The file's row of a problem, or a row made of its text and content."""
+def _row(task: Any, content: Any, asked: str) -> Row:
+    """What is known about a problem."""
     rows = getattr(task.problem, "rows", None)
-    return Row(prompt_text, content) if rows is None else rows[int(content[0])]
+    return Row(asked, content) if rows is None else rows[int(content[0])]
 
 
-def _failed_response(error: BaseException, responses: Sequence[str], prompts: Sequence[str]) -> int:
+def _index_of(error: BaseException, said: Sequence[str], asked: Sequence[str]) -> int:
     """The response that a function processed when it raised; else the first.
 
-    Found by the local variables of the raising frame, else by the text in the error's message: since Python
-    3.12 a comprehension leaves no locals.
+    By its variables, or the error: since Python 3.12, those of a comprehension are gone.
     """
-    frame = own_frame(error)
-    variables = [] if frame is None else list(frame[0].f_locals.values())
-    for texts in (responses, prompts):
+    found = own_frame(error)
+    variables = [] if found is None else list(found[0].f_locals.values())
+    for texts in (said, asked):
         for i, text in enumerate(texts):
-            if any(value is text for value in variables):
+            if any(one is text for one in variables):
                 return i
-    for texts in (responses, prompts):
-        mentioned = [i for i, text in enumerate(texts) if repr(text) in text_of(error)]
-        if len(mentioned) == 1:
-            return mentioned[0]
+    for texts in (said, asked):
+        named = [i for i, text in enumerate(texts) if repr(text) in text_of(error)]
+        if len(named) == 1:
+            return named[0]
     return 0
 
 
-def _plain_prompt(prompt: Any) -> Any:
+def _plain(prompt: Any) -> Any:
     return prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
 
 
-def _as_messages(row: Row, response: str) -> Any:
-    return response if isinstance(row.prompt, str) else [{"role": "assistant", "content": response}]
+def _as_prompt(row: Row, said: str) -> Any:
+    return said if isinstance(row.prompt, str) else [{"role": "assistant", "content": said}]

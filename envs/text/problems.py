@@ -20,7 +20,7 @@ from envs.text.characters import (
     numbers,
     zero_padded,
 )
-from envs.text.drawing import check_integer, check_num_problems, uniform
+from envs.text.drawing import enough, uniform, whole_number
 from envs.text.expressions import evaluate
 from envs.text.task import OneAnswer
 from fdg.arguments import check_options
@@ -31,7 +31,7 @@ from fdg.errors import FdgError
 class _Operation(OneAnswer):
     """Two numbers and an operation; `12+34=` asks for `46`."""
 
-    digits: int = 2  # of each number, at most
+    digits: int = 2  # maximum of each number
     padded: bool = False  # zero-pad the numbers to `digits` digits, `07+05=`
     # write the answer reversed, `64`, so that each digit of a sum follows from two digits and a carry (Lee et
     # al. 2023, arXiv 2307.03381, section 3)
@@ -44,11 +44,9 @@ class _Operation(OneAnswer):
     longest: ClassVar[int] = 8  # digits that int32 can hold
 
     def __post_init__(self) -> None:
-        check_integer(self, "digits", 1, self.longest)
-        check_integer(self, "smallest", 0, 10**self.digits - 1)
-        check_num_problems(
-            self, (10**self.digits - self.smallest) ** 2, "lower smallest, or take more digits"
-        )
+        whole_number(self, "digits", 1, self.longest)
+        whole_number(self, "smallest", 0, 10**self.digits - 1)
+        enough(self, (10**self.digits - self.smallest) ** 2, "lower smallest, or take more digits")
         check_options(f"task 'text:{self.name}'", type(self), vars(self))
 
     @property
@@ -76,16 +74,16 @@ class _Operation(OneAnswer):
 
     def prompt(self, content: jax.Array) -> Text:
         """`12+34=`."""
-        a, b = (self._write_number(content[i], self.digits) for i in range(2))
+        a, b = (self._given(content[i], self.digits) for i in range(2))
         return concatenate(a, literal(self.sign), b, literal("="))
 
-    def _write_number(self, value: jax.Array, digits: int) -> Text:
+    def _given(self, value: jax.Array, digits: int) -> Text:
         return zero_padded(value, digits) if self.padded else number(value, min(9, digits + 1))
 
     def solution(self, content: jax.Array) -> Text:
         """`46`."""
-        answer = number(self.result(content[0], content[1]), min(9, self.response_length - 1))
-        return backwards(answer) if self.reverse else answer
+        found = number(self.result(content[0], content[1]), min(9, self.response_length - 1))
+        return backwards(found) if self.reverse else found
 
     def identity(self, content: jax.Array) -> jax.Array:
         """The two numbers, sorted if their order does not matter."""
@@ -139,12 +137,12 @@ class Division(_Operation):
 
     def draw(self, key: jax.Array) -> jax.Array:
         """A product and one of its factors, `[2] int32`."""
-        quotient, divisor = uniform(key, (2,), max(1, self.smallest), 10**self.digits - 1)
-        return jnp.stack([quotient * divisor, divisor])
+        other, divisor = uniform(key, (2,), max(1, self.smallest), 10**self.digits - 1)
+        return jnp.stack([other * divisor, divisor])
 
     def prompt(self, content: jax.Array) -> Text:
         """`408/12=`."""
-        a, b = self._write_number(content[0], 2 * self.digits), self._write_number(content[1], self.digits)
+        a, b = self._given(content[0], 2 * self.digits), self._given(content[1], self.digits)
         return concatenate(a, literal(self.sign), b, literal("="))
 
     def result(self, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -174,7 +172,7 @@ class Divisor(_Operation):
     asks = "Find the greatest common divisor. Answer with the number alone."
 
     def result(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """The greatest common divisor by Euclid's algorithm; `gcd(0, b) = b`."""
+        """The greatest common divisor; that of 0 and a number is the number (Euclid)."""
         for _ in range(math.ceil(4.785 * self.digits) + 2):  # Lamé: at most five steps per digit
             a, b = jnp.where(b == 0, a, b), jnp.where(b == 0, 0, a % jnp.maximum(b, 1))
         return a
@@ -201,13 +199,13 @@ class Arithmetic(OneAnswer):
     """`3+4*2-10=` asks for `1`: products before sums."""
 
     terms: int = 3  # number of numbers
-    digits: int = 1  # digits of each number
+    digits: int = 1  # digits of each
     name: ClassVar[str] = "arithmetic"
     instruction: ClassVar[str] = "Work this out. Answer with the number alone."
 
     def __post_init__(self) -> None:
-        check_integer(self, "terms", 2, 8)
-        check_integer(self, "digits", 1, 4)
+        whole_number(self, "terms", 2, 8)
+        whole_number(self, "digits", 1, 4)
         if self.terms * self.digits > 9:
             raise FdgError(
                 f"task 'text:arithmetic': the product of terms={self.terms} numbers of digits={self.digits}"
@@ -226,9 +224,9 @@ class Arithmetic(OneAnswer):
 
     def draw(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Numbers `[terms]` and operators `[terms - 1]`: 0 plus, 1 minus, 2 times."""
-        number_key, operator_key = jax.random.split(key)
-        values = uniform(number_key, (self.terms,), 0, 10**self.digits - 1)
-        return values, uniform(operator_key, (self.terms - 1,), 0, 2)
+        of_numbers, of_operators = jax.random.split(key)
+        values = uniform(of_numbers, (self.terms,), 0, 10**self.digits - 1)
+        return values, uniform(of_operators, (self.terms - 1,), 0, 2)
 
     def expression(self, content: tuple[jax.Array, jax.Array]) -> Text:
         """`3+4*2-10`."""
@@ -244,7 +242,7 @@ class Arithmetic(OneAnswer):
         return concatenate(self.expression(content), literal("="))
 
     def solution(self, content: tuple[jax.Array, jax.Array]) -> Text:
-        """The expression's value."""
+        """Its value."""
         return number(evaluate(self.expression(content)).numerator, self.response_length - 1)
 
     def identity(self, content: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -253,7 +251,7 @@ class Arithmetic(OneAnswer):
 
 
 @dataclasses.dataclass(frozen=True)
-class _NumberList(OneAnswer):
+class _OfNumbers(OneAnswer):
     """Several numbers, `3,1,2=`, and a question about them."""
 
     length: int = 5
@@ -262,10 +260,10 @@ class _NumberList(OneAnswer):
     instruction: ClassVar[str]
 
     def __post_init__(self) -> None:
-        check_integer(self, "length", 2, 64)
-        check_integer(self, "digits", 1, 8)
+        whole_number(self, "length", 2, 64)
+        whole_number(self, "digits", 1, 8)
         fix = "use a larger length, or digits"
-        check_num_problems(self, math.comb(10**self.digits + self.length - 1, self.length), fix)
+        enough(self, math.comb(10**self.digits + self.length - 1, self.length), fix)
 
     @property
     def prompt_length(self) -> int:
@@ -294,14 +292,14 @@ class _NumberList(OneAnswer):
         return jnp.sort(content)
 
 
-class Sorting(_NumberList):
+class Sorting(_OfNumbers):
     """`3,1,2=` asks for `1,2,3`."""
 
     name, instruction = "sorting", "Sort the numbers from the least to the largest. Answer with them alone."
 
     @property
     def response_length(self) -> int:
-        """All numbers with separators."""
+        """As many numbers, and separators."""
         return self.length * (self.digits + 1) - 1
 
     def solution(self, content: jax.Array) -> Text:
@@ -309,7 +307,7 @@ class Sorting(_NumberList):
         return numbers(jnp.sort(content), self.digits)
 
 
-class Maximum(_NumberList):
+class Maximum(_OfNumbers):
     """`3,1,2=` asks for `3`."""
 
     name, instruction = "maximum", "Find the largest number. Answer with it alone."
@@ -319,7 +317,7 @@ class Maximum(_NumberList):
         return number(jnp.max(content), self.digits)
 
 
-class Total(_NumberList):
+class Total(_OfNumbers):
     """`3,1,2=` asks for `6`."""
 
     name, instruction = "total", "Add all the numbers. Answer with the sum alone."
@@ -331,7 +329,7 @@ class Total(_NumberList):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer(self, "digits", 1, 7)
+        whole_number(self, "digits", 1, 7)
 
     def solution(self, content: jax.Array) -> Text:
         """The sum."""

@@ -1,4 +1,4 @@
-"""`Prompts`: batches of tokenized prompts, which tasks return and networks take."""
+"""`Prompts`: the questions that tasks write and networks read."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import jax
 
 
 class Prompts(NamedTuple):
-    """Left-padded prompts.
+    """Left-padded questions.
 
     Attributes:
       tokens: [N, P] int32, left-padded.

@@ -14,7 +14,7 @@ import numpy as np
 
 from envs.text import columns, files
 from envs.text.characters import Text
-from envs.text.drawing import check_integer, check_num_problems, is_held_out, uniform
+from envs.text.drawing import enough, is_held_out, uniform, whole_number
 from envs.text.host_reward import HostReward
 from envs.text.rows import Row
 from envs.text.task import exact
@@ -33,7 +33,7 @@ class _Table:
     _more: ClassVar[str] = "give more of them"
 
     def __post_init__(self) -> None:
-        check_num_problems(self, len({row.text for row in self.rows}), self._more, min_problems=2)
+        enough(self, len({row.text for row in self.rows}), self._more, fewest=2)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -270,7 +270,7 @@ def _data(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, 
             f"{len(trained & asked)} of the {len(asked)} held-out prompts of {test_path} are in {path} too:"
             " an evaluation of them says little"
         )
-    places = [one.location for some in records for one in some]
+    places = [one.where for some in records for one in some]
     silent = not any((row.answer or "").strip() for row in found[0])
     without = ((p, row) for p, row in zip(places, rows, strict=True) if silent or row.answer is None)
     unanswered = next((_place(p, row) for p, row in without), None)
@@ -304,8 +304,8 @@ class ReasoningGym(_Table):
     name: ClassVar[str] = "reasoning_gym"
 
     def __post_init__(self) -> None:
-        check_integer(self, "size", 1, 1_000_000)
-        check_integer(self, "seed", 0, 2**31 - 1)
+        whole_number(self, "size", 1, 1_000_000)
+        whole_number(self, "seed", 0, 2**31 - 1)
         super().__post_init__()
 
     @property

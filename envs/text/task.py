@@ -22,8 +22,8 @@ import numpy as np
 from envs.environment import check_keys
 from envs.text import codec
 from envs.text.characters import Text, concatenate, equal, stripped, when
-from envs.text.drawing import check_integer, is_held_out, uniform
-from envs.text.encoding import EncodedProblem, assistant_masks, encode_problem
+from envs.text.drawing import is_held_out, uniform, whole_number
+from envs.text.encoding import Encoded, encoded, said_before
 from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
 from envs.text.rows import Message, Row
@@ -166,7 +166,7 @@ class TextTask:
             raise FdgError(f"task '{self.name}': system={self.system!r:.60} must be a text")
         if self.max_response is not None and self.max_response < 1:
             raise FdgError(f"task '{self.name}': max_response={self.max_response} must be at least 1")
-        check_integer(self.problem, "table_size", 64, 1 << 24, self.table_size)
+        whole_number(self.problem, "table_size", 64, 1 << 24, self.table_size)
 
     @property
     def name(self) -> str:
@@ -314,11 +314,11 @@ class TextTask:
         """The prompts of contents."""
         return Prompts(*jax.vmap(self._prompt)(content))
 
-    def assistant_masks(self, content: Any) -> jax.Array:
+    def said_before(self, content: Any) -> jax.Array:
         """Mask of the assistant's tokens from earlier turns in the prompts: `[N, P] bool`."""
         if not hasattr(self.problem, "rows"):
             return jnp.zeros((jax.tree.leaves(content)[0].shape[0], self.prompt_length), bool)
-        said = assistant_masks(self.problem, self.tokenizer, self.system, self.template_arguments)
+        said = said_before(self.problem, self.tokenizer, self.system, self.template_arguments)
         row = functools.partial(said.row, width=self.prompt_length, filler=0, left_padded=True)
         return jax.vmap(lambda i: row(i)[0] > 0)(content)
 
@@ -411,17 +411,17 @@ class TextTask:
         if shared := getattr(self.problem, "shared", None):
             warnings.warn(shared, FdgWarning, stacklevel=2)
         if self.host_reward is not None:
-            self.host_reward.check_by_calling(self)
+            self.host_reward.try_out(self)
 
     @property
-    def _encoded(self) -> EncodedProblem | None:
+    def _encoded(self) -> Encoded | None:
         """The table of its problems; None if programs write each problem."""
         if isinstance(self.tokenizer, CharacterTokenizer) and not hasattr(self.problem, "rows"):
             return None
         return self._table(self.problem)
 
-    def _table(self, problem: Any) -> EncodedProblem:
-        return encode_problem(problem, self.tokenizer, self.system, self.template_arguments, self.table_size)
+    def _table(self, problem: Any) -> Encoded:
+        return encoded(problem, self.tokenizer, self.system, self.template_arguments, self.table_size)
 
     def _prompt(self, content: Any) -> tuple[jax.Array, jax.Array]:
         table, width, pad = self._encoded, self.prompt_length, self.tokenizer.pad

@@ -279,10 +279,10 @@ def _job(cell: StudyCell, seeds: range, path: Path) -> Any:
 def _runs(path: Path, seeds: range, job: Any = None) -> list[tuple[Path, range]]:
     """The run directories of a cell with their seeds: one, or with a host environment one per seed."""
     from envs.host import HostEnvironment
-    from envs.wrappers import split_wrappers
+    from envs.wrappers import unwrapped
 
     env = getattr(getattr(job, "algorithm", None), "env", None)
-    on_host = isinstance(split_wrappers(env)[0], HostEnvironment)
+    on_host = isinstance(unwrapped(env)[0], HostEnvironment)
     if not on_host and not path.with_name(f"{path.name}-seed-{seeds[0]}").exists():
         return [(path, seeds)]
     return [(path.with_name(f"{path.name}-seed-{seed}"), range(seed, seed + 1)) for seed in seeds]

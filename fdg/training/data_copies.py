@@ -9,7 +9,7 @@ from typing import Any
 
 import envs
 from algos.offline.minari import ARRAYS, METADATA, DataSet
-from envs.wrappers import split_wrappers
+from envs.wrappers import unwrapped
 from fdg.errors import FdgError
 from fdg.reading import open_regular, read_bytes
 from fdg.training.run_directory import DATA, RunDirectory
@@ -76,7 +76,7 @@ def copied_dataset(directory: Path, values: Mapping[str, Any]) -> dict[str, str]
 def _data_files(algorithm: Any) -> Mapping[str, str]:
     """Paths of the environment's and the data set's files, by field."""
     algorithm = getattr(algorithm, "algorithm", algorithm)
-    env, _ = split_wrappers(getattr(algorithm, "env", None))
+    env, _ = unwrapped(getattr(algorithm, "env", None))
     dataset_files = getattr(getattr(algorithm, "data", None), "files", {})
     return {**getattr(getattr(env, "problem", None), "files", {}), **dataset_files}
 

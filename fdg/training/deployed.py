@@ -15,7 +15,7 @@ import numpy as np
 from envs import MaskedObservation, TimeStep
 from envs.environment import EpisodeState
 from envs.gymnasium_spaces import encode_texts, exact
-from envs.native import Description, leaves, native, rebuild
+from envs.native import Description, leaves, native, rebuilt
 from envs.wrappers import WrapperState
 from fdg import jaxprs
 from fdg.arguments import quoted
@@ -75,7 +75,7 @@ class Deployed:
             native = [
                 output.first_element(array) for output, array in zip(self._outputs, native, strict=True)
             ]
-        return rebuild(self._action, iter(native))
+        return rebuilt(self._action, iter(native))
 
     def _arrays(self, observation: Any) -> tuple[list[np.ndarray], Any, bool]:
         """The arrays `[N, ...]` of an observation, its mask, and whether it has no axis `N`."""

@@ -10,7 +10,7 @@ import algos
 import envs
 import policies
 from envs.text import is_text
-from envs.wrappers import split_wrappers
+from envs.wrappers import unwrapped
 from fdg.errors import FdgError, listed, one_line, own_code, place_of
 from fdg.kinds import annotations_of, dataclass_fields, is_writable, to_json
 from fdg.training.name_resolver import CALLER, NameResolver
@@ -84,7 +84,7 @@ def _undescribed_part(config: Mapping[str, Any], resolver: NameResolver) -> str:
 
 
 def rebuild_policy(config: Mapping[str, Any], resolver: NameResolver, label: str = "this run") -> Any:
-    """Rebuilds only the policy of a configuration, for runs whose algorithm cannot be rebuild."""
+    """Rebuilds only the policy of a configuration, for runs whose algorithm cannot be rebuilt."""
     with _explain_unfit(label):
         cls = resolver.policy_class(config["policy"])
         fields = read_fields(resolver.file, "policy_fields", config, cls, config["policy"])
@@ -207,7 +207,7 @@ def _env_name(env: Any) -> str | None:
     """The name, with parameters, for which `envs.make` makes this environment; None if it has no name."""
     if (full_name := envs.spelled(env)) is not None:
         return full_name
-    env, wrappers = split_wrappers(env)
+    env, wrappers = unwrapped(env)
     if wrappers and (full_name := _env_name(env)) is not None:
         return f"{full_name}{'&' if '?' in full_name else '?'}{_query(wrappers)}"
     name = getattr(env, "name", None)

@@ -15,7 +15,7 @@ from envs import registry
 from envs.codesign import environment, found, problem
 from envs.codesign.environment import CoDesign
 from envs.codesign.problem import Specs
-from envs.contract import FAST_OPTIONS, random_actions
+from envs.contract import COMPILE_FAST, random_actions
 from fdg.errors import FdgError
 from fdg.training.checkpoint import Checkpoints
 from tests.codesign.small import PROBLEM, all_designs
@@ -26,7 +26,7 @@ from tests.envs.conformance import assert_conforms
 ENV = CoDesign(PROBLEM, order="sequence", info=environment.INFO)
 AT_ONCE = dataclasses.replace(ENV, order="at_once")
 STEPS = ENV.max_episode_steps
-evaluate = jax.jit(problem.evaluate, static_argnums=0, compiler_options=FAST_OPTIONS)
+evaluate = jax.jit(problem.evaluate, static_argnums=0, compiler_options=COMPILE_FAST)
 
 
 def keys(number, seed=0):
@@ -37,7 +37,7 @@ def keys(number, seed=0):
 def episodes(env, number=16, times=3, masked=True):
     """Time steps [T, B] of random episodes, and the state after them."""
 
-    @functools.partial(jax.jit, compiler_options=FAST_OPTIONS)
+    @functools.partial(jax.jit, compiler_options=COMPILE_FAST)
     def run():
         state, observation = env.reset(keys(number))
 
@@ -223,7 +223,7 @@ def test_the_penalty_grows_where_the_reward_prefers_a_violation():
     reward = evaluated.score - 10 * evaluated.excess[:, 0] / 9
     bad = each[int(jnp.where(evaluated.feasible, -jnp.inf, reward).argmax())]
     start, _ = env.reset(keys(1))
-    step = jax.jit(env.step, compiler_options=FAST_OPTIONS)
+    step = jax.jit(env.step, compiler_options=COMPILE_FAST)
     for taken in (
         ((bad, 10), (good, 10), (bad, 10), (good, 10)),
         ((good, 10), (bad, 20), (bad, 20)),
@@ -241,7 +241,7 @@ def test_specs_are_drawn_between_tight_and_loose():
         order="sequence",
         draws_specs=True,
     )
-    state, observation = jax.jit(env.reset, compiler_options=FAST_OPTIONS)(keys(200))
+    state, observation = jax.jit(env.reset, compiler_options=COMPILE_FAST)(keys(200))
     specs = np.asarray(state.specs)
     assert (specs >= np.float32(tight)).all() and (specs <= np.float32(loose)).all()
     middle = np.log(specs / np.float32(tight)).mean(0) / np.log(np.float32(loose) / np.float32(tight))

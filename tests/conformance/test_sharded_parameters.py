@@ -325,7 +325,7 @@ def test_a_rule_that_takes_nothing_is_named():
             ["'embed'", "['embedding'] [16]".split()[0], "16 does not divide by the 3 devices"],
         ),
         ("declared", {}, ["Sequences declares no rules", "parameter_rules"]),
-        ("fsdp", {"model_parallel": 0}, ["model_parallel=0", "at least one"]),
+        ("fsdp", {"model_parallel": 0}, ["model_parallel=0", "at least 1"]),
         ("fsdp", {"model_parallel": 8}, ["4 devices of its all", "a multiple of 8"]),
         (
             "fsdp",

@@ -139,7 +139,7 @@ def test_an_algorithm_without_a_batch():
 def test_bad_requests(given, says):
     with pytest.raises(FdgError, match=says):
         policies.auto(Pupil(64), cluster(2), **given)
-    with pytest.raises(FdgError, match="at least one"):
+    with pytest.raises(FdgError, match="at least 1"):
         policies.auto(Pupil(64), 0)
 
 

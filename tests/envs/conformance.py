@@ -8,17 +8,9 @@ from typing import Any
 
 import jax
 
-from envs.contract import (
-    FAST_OPTIONS,
-    NUM_ENVS,
-    STEPS,
-    Rollout,
-    problems,
-    random_actions,
-    random_rollouts,
-)
+from envs.contract import COMPILE_FAST, NUM_ENVS, STEPS, Rollout, problems, random_actions, random_rollouts
 
-__all__ = ["FAST_OPTIONS", "NUM_ENVS", "STEPS", "assert_conforms", "assert_tracing_allocates_nothing"]
+__all__ = ["COMPILE_FAST", "NUM_ENVS", "STEPS", "assert_conforms", "assert_tracing_allocates_nothing"]
 
 
 def assert_tracing_allocates_nothing(make: Callable[[], Any]) -> None:

@@ -91,7 +91,7 @@ def test_rollouts_of_random_spaces_see_what_the_environment_showed(case):
     keys = jax.random.split(jax.random.key(case), 2)
     state, seen = env.reset(keys)
     one = Random(case)
-    one.reset(seed=int(host._draw_seeds(keys)[1]))
+    one.reset(seed=int(host._seeds(keys)[1]))
     encoded = env.source.unpacked(env.source.encoded(_batch(one.seen)))
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[1], y[0]), seen, encoded)
     for _ in range(5):  # over the end of an episode
@@ -111,11 +111,11 @@ SAID = {
     "four": "returned a tuple of 4 values: return five",
     "alone": "returned a dictionary of 'a', 'b': return",
     "none": "returned NoneType None: return",
-    "shape": r"observation\['a'\] has the shape \[4\], but its space has \[3\]",
-    "column": r"observation\['a'\] has the shape \[3, 1\], but its space has \[3\]",
+    "shape": r"observation\['a'\] has the shape \[4\], where its space has \[3\]",
+    "column": r"observation\['a'\] has the shape \[3, 1\], where its space has \[3\]",
     "ragged": r"observation\['a'\] is list \[1, \[2, 3\]\], which is no array of numbers",
     "text": r"observation\['a'\] is str 'three', which is no array of numbers",
-    "above": r"observation\['b'\] has 3, outside its space Discrete\(3\)",
+    "above": r"observation\['b'\] has 3, which is outside of its space Discrete\(3\)",
     "below": r"observation\['b'\] has -1, which is outside",
     "half": r"observation\['b'\] has 0.5, which its space's dtype int64 cannot hold",
     "part": "observation is a dictionary of 'a', without the part 'b' of its space",
@@ -211,8 +211,8 @@ def test_spaces_that_no_agent_can_take_are_refused_by_name(observed, acting, sai
 
     gymnasium.envs.registration.registry.pop("BorderOdd-v0", None)
     gymnasium.register("BorderOdd-v0", entry_point=Odd)
-    from_gymnasium._spaces.cache_clear()
-    gymnasium_parts._source_parts.cache_clear()
+    from_gymnasium._facts.cache_clear()
+    gymnasium_parts._parts_of.cache_clear()
     with pytest.raises(FdgError, match=f"environment 'gymnasium:BorderOdd-v0': .*{said}"):
         PPO(env=envs.make("gymnasium:BorderOdd-v0", workers=1), num_envs=2, num_steps=16)
 

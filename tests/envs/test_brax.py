@@ -37,13 +37,13 @@ class BraxStep:
         self.env = brax_envs.training.wrap(single, episode_length=LIMIT)
 
     def reset(self, keys):
-        with from_brax._relaxed():
+        with from_brax._tolerance():
             # Its wrappers take the batch from the shape of raw keys.
             state = jax.tree.map(strong, self.env.reset(jax.random.key_data(keys)))
         return state, state.obs
 
     def step(self, keys, state, action):
-        with from_brax._relaxed():
+        with from_brax._tolerance():
             state = jax.tree.map(strong, self.env.step(state, action))
         return state, (state.obs, state.reward, state.done, state.info["truncation"])
 
@@ -62,7 +62,7 @@ def test_an_environment_conforms_and_gives_the_numbers_of_brax(name, arguments):
     env = envs.make(f"brax:{name}", episode_length=LIMIT, **arguments)
     rollout = assert_conforms(env, beside=BraxStep(name, **arguments))
     step = rollout.step
-    observation, reward, done, truncated = rollout.other_step
+    observation, reward, done, truncated = rollout.beside
     assert step.truncated.any() and step.terminated.any() == (name != "fast")
     np.testing.assert_array_equal(step.truncated | step.terminated, done)
     np.testing.assert_array_equal(step.truncated, truncated)
@@ -82,7 +82,7 @@ def test_a_name_says_the_physics():
 def test_overrides_reach_brax_and_tracing_allocates_nothing():
     env = envs.make("brax:reacher", backend="spring", n_frames=1)
     assert_tracing_allocates_nothing(lambda: env)
-    assert from_brax._brax_env(env.single)._n_frames == 1
+    assert from_brax._theirs(env.single)._n_frames == 1
     assert env.observation_space.shape == (11,) and env.action_space == envs.Box(-1.0, 1.0, (2,))
 
 

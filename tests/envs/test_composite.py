@@ -40,8 +40,8 @@ def test_what_is_drawn_is_contained():
 
 def test_what_actors_do_not_see():
     full = {"eye": jnp.ones((4, 2)), "map": (jnp.ones(4, jnp.int32), {"a": jnp.ones(4, jnp.int32)})}
-    seen = composite.remove_privileged(SPACE, full)
-    assert seen.keys() == {"eye"} == composite.tree(composite.without_privileged(SPACE)).keys()
+    seen = composite.public_part(SPACE, full)
+    assert seen.keys() == {"eye"} == composite.tree(composite.public(SPACE)).keys()
     for given in (full, seen):
         filled = composite.with_zeros(SPACE, given, (4,))
         assert composite.has_parts_of(SPACE, filled)

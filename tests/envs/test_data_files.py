@@ -131,14 +131,14 @@ MISTAKES = [
     ({"prompt": "x", "answer": ["a"]}, "line 3: message 1 of 'answer' is \"a\", without a role"),
     ({"prompt": [{"role": "user"}]}, "line 3: message 1 of 'prompt' has content null"),
     ({"prompt": "x", "completion": USER}, "line 3: 'completion' has messages of user"),
-    ({"messages": SAID}, "line 3: 'messages' has only an answer"),
+    ({"messages": SAID}, "line 3: 'messages' has an answer alone"),
     (
         {"messages": [*USER, {**CALL, "content": "x"}]},
         "line 3: the last of 'messages' calls tools (tool_calls)",
     ),
     (
         {"prompt": "x", "completion": [CALL]},
-        "line 3: 'completion' calls tools (tool_calls), but only the",
+        "line 3: 'completion' calls tools (tool_calls), and an answer is",
     ),
     ({"prompt": "p", "chosen": "a", "rejected": "b"}, "line 3: has preferences, 'chosen' and 'rejected'"),
 ]
@@ -159,9 +159,9 @@ def test_mistakes_name_the_file_the_line_the_column_and_the_fix(line, words, tmp
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.csv", "prompt,answer\n1,2,3\n", "line 2: has 3 fields, but the first line names 2"),
-        ("a.csv", 'prompt,answer\n"1,2\n', "is not CSV"),
-        ("a.parquet", "PAR1", "Parquet is not supported: convert it"),
+        ("a.csv", "prompt,answer\n1,2,3\n", "line 2: has 3 fields, and the first line names 2"),
+        ("a.csv", 'prompt,answer\n"1,2\n', "is no CSV"),
+        ("a.parquet", "PAR1", "Parquet is not read: convert it"),
         ("a.jsonl", "\n \n", "has no rows"),
         *((f"a.{ending}", f"prompt{mark}answer\n1{mark}2\n", f"separated by {mark!r}: use {right!r}")
           for ending, right in (("csv", ","), ("tsv", "\t")) for mark in ",;|\t" if mark != right),

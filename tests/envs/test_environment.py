@@ -230,13 +230,13 @@ class StateThatGrows(Counting):
         ),
         (
             MaskOfAnotherShape(),
-            r"reset gives an action_mask of shape \(3,\), expected \(2,\) for Discrete\(n=2\)",
+            r"reset gives an action_mask of shape \(3,\), but for Discrete\(n=2\) it is \(2,\)",
         ),
-        (MaskOfNumbers(), r"action_mask.* only discrete actions can be masked"),
+        (MaskOfNumbers(), r"action_mask.* only actions that can be counted can be masked"),
         (ObservationInParts(), r"reset gives a dict as observation, expected one array"),
         (RewardWithAnAxis(), r"reward of shape \(1,\), expected a scalar"),
         (StateThatChangesDtype(), r"state\['count'\] as int32\[\], but step as float32\[\]"),
-        (StateThatGrows(), r"two structures; leaves of only one of them: \[\"\['more'\]\"\]"),
+        (StateThatGrows(), r"two structures; only in one: \[\"\['more'\]\"\]"),
     ],
 )
 def test_a_broken_single_environment_is_named(broken, message):
@@ -340,11 +340,11 @@ def test_the_conformance_check_passes_what_the_broken_ones_are_made_of():
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (IgnoresTheLimit, "continues after its limit"),
+        (IgnoresTheLimit, "goes on after its limit"),
         (TruncatesWhatTerminates, "truncated where terminated"),
         (StatisticsEveryStep, "statistics before the end"),
         (StatisticsNeverCleared, "return is not the sum of rewards"),
-        (FinalObservationAfterReset, "observation and final_observation differ while"),
+        (FinalObservationAfterReset, "observation changed where the episode goes on"),
         (OneKeyForTheBatch, "depends on more than its own key"),
         (WeakState, "changes a shape, dtype or weak type"),
     ],

@@ -63,7 +63,7 @@ def test_parts_stay_apart_and_a_mask_is_one(name):
     env = envs.make(f"envpool:{name}")
     keys = jax.random.split(jax.random.key(0), 2)
     _, seen = env.reset(keys)
-    seeds = np.asarray(host._draw_seeds(keys)).tolist()
+    seeds = np.asarray(host._seeds(keys)).tolist()
     theirs, _ = envpool.make_gymnasium(name, num_envs=2, seed=seeds).reset()
     features, mask = envs.features_and_mask(seen)
     assert env.observation_space.contains(jax.tree.map(lambda x: x[0], features))
@@ -94,14 +94,14 @@ def test_vizdoom_has_its_folder_or_says_so(tmp_path, monkeypatch):
     (tmp_path / "_vizdoom").write_bytes(b"")
     pool = envs.make("envpool:DeadlyCorridor-v1").source.start(2)
     seeds = np.arange(2)
-    with pytest.raises(HostError, match=r"into the current folder, which failed \(.*/_vizdoom: "):
+    with pytest.raises(HostError, match=r"into the folder that it is started in, and cannot \(.*/_vizdoom: "):
         pool.reset(seeds, seeds, 30.0)
     pool.close()
     (tmp_path / "_vizdoom").unlink()
-    from_envpool._make_vizdoom_folder("DeadlyCorridor-v1")
+    from_envpool._make_room("DeadlyCorridor-v1")
     assert (tmp_path / "_vizdoom").is_dir()
     (tmp_path / "_vizdoom").rmdir()
-    from_envpool._make_vizdoom_folder("CartPole-v1")
+    from_envpool._make_room("CartPole-v1")
     assert not list(tmp_path.iterdir())
 
 

@@ -25,7 +25,7 @@ def test_a_cluster_that_is_not_there(monkeypatch):
     monkeypatch.setattr(ray_cluster.module(), "is_initialized", lambda: False)
     source = envs.make("ray:gymnasium:CartPole-v1").source
     with pytest.raises(
-        HostError, match="environment 'ray:gymnasium:CartPole-v1': RAY_ADDRESS=localhost:1: nobody"
+        HostError, match="environment 'ray:gymnasium:CartPole-v1': RAY_ADDRESS=localhost:1: connection failed"
     ):
         from_ray.fleet(source)
 

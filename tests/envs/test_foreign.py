@@ -81,7 +81,7 @@ def in_main():
     [
         (lambda: algos.PPO(env=theirs.Line()), r"is one instance: write envs.vectorize\(Line\(\)\)"),
         (lambda: envs.vectorize(theirs.BraxLine), r"is a class.*write envs.vectorize\(BraxLine\(\)\)"),
-        (lambda: envs.make(theirs.JumanjiLine()), "made by envs.vectorize"),
+        (lambda: envs.make(theirs.JumanjiLine()), "one by envs.vectorize"),
         (lambda: envs.make(thermostat.Thermostat), rf"write envs.make\('{HOST}:Thermostat'\), whose workers"),
         (lambda: envs.vectorize(thermostat.Thermostat()), rf"write envs.make\('{HOST}:Thermostat'\)"),
         (lambda: algos.PPO(env=gymnasium.make("CartPole-v1")), r"write envs.make\('gymnasium:CartPole-v1'\)"),

@@ -10,7 +10,7 @@ from algos.rollout import rollout
 from envs import from_gymnasium, gymnasium_parts, gymnasium_spaces, host
 from envs.spaces import Box, Discrete, MultiDiscrete
 from fdg.errors import FdgError
-from tests.envs.conformance import FAST_OPTIONS, assert_conforms
+from tests.envs.conformance import COMPILE_FAST, assert_conforms
 
 STEPS, NUM_ENVS = 60, 3
 
@@ -31,9 +31,9 @@ def random_rollout(env):
             act=lambda observation, keys: (jax.vmap(env.action_space.sample)(keys), ()),
             step=env.step, key=jax.random.key(6), env_state=state, observation=observation, num_steps=STEPS,
         )  # fmt: skip
-        return host._draw_seeds(keys), observation, actions, step
+        return host._seeds(keys), observation, actions, step
 
-    return jax.tree.map(np.asarray, jax.jit(program, compiler_options=FAST_OPTIONS)(keys))
+    return jax.tree.map(np.asarray, jax.jit(program, compiler_options=COMPILE_FAST)(keys))
 
 
 @pytest.mark.parametrize(("name", "limit"), [("CartPole-v1", 18), ("Pendulum-v1", 7)])
@@ -73,7 +73,7 @@ def test_what_is_not_installed_is_named_as_our_extra(missing, words, monkeypatch
         raise gymnasium.error.DependencyNotInstalled(f'it is missing: pip install "gymnasium[{missing}]"')
 
     monkeypatch.setattr(gymnasium, "make", make)
-    from_gymnasium._spaces.cache_clear()
+    from_gymnasium._facts.cache_clear()
     with pytest.raises(FdgError, match=words):
         envs.make("gymnasium:Missing-v0")
 

@@ -23,7 +23,7 @@ from envs.wrappers import FrameStack
 from fdg.errors import FdgError, HostError
 from tests.conformance.comparison import assert_same, copied, plain
 from tests.conformance.test_algorithms import SMALL
-from tests.envs.conformance import FAST_OPTIONS
+from tests.envs.conformance import COMPILE_FAST
 
 B, T = 4, 6
 SEEN, ACTIONS = Box(-1e9, 1e9, (2,)), Discrete(3)
@@ -100,7 +100,7 @@ def rolled(env, rings, act=by_sum, rollouts=2, ready=True):
     state, observation = jax.tree.map(lambda *x: jnp.stack(x, 1).reshape(B, *x[0].shape[1:]), *starts)
     step = env.step if rings == 1 else (env.send, env.recv, *([env.ready] if ready else []))
 
-    @functools.partial(jax.jit, compiler_options=FAST_OPTIONS)
+    @functools.partial(jax.jit, compiler_options=COMPILE_FAST)
     def one(key, state, observation):
         return rollout(act, step, key, state, observation, T, rings)
 
@@ -142,7 +142,7 @@ def test_receiving_twice_is_an_error():
     state, _ = ADDING.reset(keys(2))
     sent = ADDING.send(keys(2), state, jnp.zeros(2, jnp.int32))
     ADDING.recv(sent)
-    with pytest.raises(HostError, match="recv of step 1, which has not been sent: receive"):
+    with pytest.raises(HostError, match="recv of step 1, which is not under way: receive"):
         jax.block_until_ready(ADDING.recv(sent))
 
 
@@ -262,7 +262,7 @@ def test_a_slow_part_holds_up_no_other(monkeypatch):
 
 
 def test_all_pools_of_a_ring_are_kept():
-    many = 2 * running_pools._MAX_POOLS
+    many = 2 * running_pools._KEPT
     algorithm = algos.A2C(env=ADDING, num_envs=many, num_steps=2, hidden=(4,), rings=many)
     jax.block_until_ready(algorithm.init(jax.random.key(0)))
     assert host.running() == many

@@ -35,7 +35,6 @@ def traced(name, count=2, **overrides):
     return jax.eval_shape(first_step, jax.eval_shape(lambda: jax.random.key(0)))
 
 
-_CRAFTAX = "Craftax-Symbolic-v1"
 _BRIX = from_octax.OctaxEnvironment("brix")
 
 # --- what all have in common ---
@@ -99,9 +98,9 @@ def test_an_override_that_does_not_fit(name, overrides, message):
 @pytest.mark.parametrize(
     ("module", "load", "extra"),
     [
-        ("craftax.craftax.envs", lambda: from_craftax._library_env.__wrapped__(_CRAFTAX), "craftax"),
+        ("craftax.craftax.envs", lambda: from_craftax._theirs.__wrapped__("Craftax-Symbolic-v1"), "craftax"),
         ("mujoco_playground._src", from_playground._suite.__wrapped__, "playground"),
-        ("octax.environments", lambda: from_octax._octax_env.__wrapped__(_BRIX), "octax"),
+        ("octax.environments", lambda: from_octax._theirs.__wrapped__(_BRIX), "octax"),
         ("jumanji", from_jumanji._jumanji.__wrapped__, "jumanji"),
     ],
 )  # fmt: skip

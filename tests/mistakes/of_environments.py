@@ -15,7 +15,7 @@ MISTAKES = {
     "vectorize a class": (lambda: envs.vectorize(faulty.Corridor), "a class", "envs.vectorize(Corridor())"),
     "vectorize a name": (lambda: envs.vectorize("CartPole-v1"), "is a name", "envs.make('CartPole-v1')"),
     "vectorize twice": (lambda: envs.vectorize(ENV), "is a batch already", "leave out envs.vectorize"),
-    "make what is made": (lambda: envs.make(ENV), "give a name", "made by envs.vectorize needs no envs.make"),
+    "make what is made": (lambda: envs.make(ENV), "give a name", "an environment is used as it is"),
     "an unknown name": (
         lambda: envs.make("CartPole-v2"),
         "unknown environment",
@@ -28,7 +28,7 @@ MISTAKES = {
     ),
     "no name": (lambda: envs.vectorize(faulty.Nameless()), "has no name", "give its class name ="),
     "no step": (lambda: envs.vectorize(faulty.Motionless()), "has no step", "def step(self, key"),
-    "does not hash": (lambda: envs.vectorize(faulty.HoldsAList()), "is not hashable", "a frozen dataclass"),
+    "does not hash": (lambda: envs.vectorize(faulty.HoldsAList()), "does not hash", "a frozen dataclass"),
     "a function as environment": (lambda: ppo(env=envs.make), "env=make is a function", "what it returns"),
     "step of an action": (
         lambda: envs.vectorize(faulty.TakesTheActionAlone()),
@@ -71,13 +71,13 @@ MISTAKES = {
     "a wrapper without a pair": (
         lambda: trace_with(faulty.ShowsAlone(ENV)),
         "not float32[4, 1]",
-        "return (state to keep, observation)",
+        "return (what to keep, what to show)",
     ),
     "an environment and its parameters": (lambda: unpack(ENV), "is one value", "parameters are arguments"),
     "a wrapper and its parameters": (lambda: unpack(envs.FrameStack(ENV, 2)), "is one value", "gravity=9.8"),
     "a state for an observation": (
         observation_first,
-        "step takes a state, but got a value of type float32[2, 1]",
+        "step takes the state, and this is a value of type float32[2, 1]",
         "reset gives (state, observation)",
     ),
     "parameters in a name": (

@@ -353,7 +353,7 @@ def test_flags_that_are_no_flags():
     half = jnp.float32(0.5)
     for flags in ((half, False), (False, half), (1.0, False), (False, jnp.bfloat16(1))):
         env = corridor(step=step_giving(1.0, *flags))
-        with pytest.warns(FdgWarning, match="where any number but 0 counts as true: give a bool"):
+        with pytest.warns(FdgWarning, match="of which any number but 0 counts as true: give a bool"):
             fdg.trace(algos.A2C(env=env))
         for reward in (True, jnp.bool_(False)):
             env = corridor(step=step_giving(reward, *flags))

@@ -205,7 +205,7 @@ def test_self_play_of_what_is_no_algorithm():
 
 
 def test_workers_that_act_know_no_wrapper():
-    with pytest.raises(fdg.FdgError, match="workers cannot apply the wrapper FrameStack"):
+    with pytest.raises(fdg.FdgError, match="workers know no wrapper such as FrameStack"):
         envs.make("ray:gymnasium:CartPole-v1", workers=2, acts=True, frame_stack=4)
 
 

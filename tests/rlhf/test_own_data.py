@@ -189,7 +189,7 @@ def test_a_column_that_is_not_there_is_named_before_anything_runs(function, word
     with pytest.raises(fdg.FdgError) as error:
         task.with_reward(function)
     assert words in str(error.value) and "level and ünï" in str(error.value)
-    with pytest.raises(fdg.FdgError, match="1 functions and 2 weights: give one"):
+    with pytest.raises(fdg.FdgError, match="1 functions and 2 weights: one each"):
         task.with_reward(function, weights=[1, 2])
 
 
@@ -391,7 +391,7 @@ ROW = "" if sys.version_info < (3, 12) else ".*"
     [
         (
             lambda responses: [1 / len(one) for one in responses],
-            f"division by zero .* for '{ROW}', prompt '",
+            f"division by zero .* for '{ROW}', asked '",
         ),
         (lambda responses: [1.0], "gave 1 numbers for 3 responses"),
     ],

@@ -53,9 +53,7 @@ def test_one_of_jax_reports_the_last_step_of_each_episode():
 
 def test_what_is_not_there_is_named():
     env = envs.vectorize(Walk(), info=("is_succes",))
-    with pytest.raises(
-        FdgError, match="step does not give 'is_succes', which info names: it gives is_success"
-    ):
+    with pytest.raises(FdgError, match="step gives no 'is_succes', which info names: it gives is_success"):
         envs.check(env)
     keys = jax.random.split(jax.random.key(0), 1)
     env = envs.make(NAME, info="is_succes", workers=1)
