@@ -24,7 +24,9 @@ class Rollouts(Part):
     num_envs: int = hyperparameter(4, "environments stepped together")
     num_steps: int = hyperparameter(128, "steps of each environment in one iteration")
     total_steps: int = hyperparameter(500_000, "total environment steps; annealing ends there")
-    rings: int = hyperparameter(1, "groups of environments that alternate: one steps while the others act")
+    rings: int = hyperparameter(
+        1, "groups of environments that alternate: one steps while actions are computed for the others"
+    )
 
     def check(self, algorithm: Any) -> None:
         """Refuses counts below 1, and rings that do not divide the environments."""
@@ -51,7 +53,7 @@ class Agent(HasPresets):
     Attributes:
       action_spaces: the kinds of action spaces that it supports.
       several_agents: True for multi-agent environments.
-      bonus: a bonus on rewards; its mean is the metric `bonus`.
+      bonus: an additional reward; its mean is the metric `bonus`.
       precision: the dtype of the operands of matrix products in networks. Parameters, optimisers, losses,
         normalisers, and networks' outputs are always float32 ([decision
         061](docs/decisions/061-precision.md)).

@@ -146,7 +146,7 @@ class ClippedOptimizer(OptimizerSettings):
 # --- bonuses on rewards ---
 
 BONUS: dict[str, Any] = {
-    "help": "module:name of a bonus on rewards, an algos.Bonus (None: none)",
+    "help": "module:name of an additional reward, an algos.Bonus (None: none)",
     "flag": str | None,
     "holds": "bonus",
 }
@@ -283,7 +283,7 @@ class Transforming(Part):
     """The setting of algorithms that transform rows."""
 
     transform: Transform | None = own_value(
-        "module:name of a function of rows between collecting and learning, an algos.Transform", "transform"
+        "module:name of a function applied to rollouts before learning, an algos.Transform", "transform"
     )
 
     def rows(self, rows: Any, parameters: Any, key: jax.Array) -> Any:

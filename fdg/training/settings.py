@@ -60,7 +60,7 @@ class Names:
     lag: int | Literal["auto"] = setting(
         0,
         "staleness counted in micro-batches, so that it can be less than an iteration; auto: the smallest lag"
-        " that is predicted to be within 5% of the fastest (config.json records it)",
+        " whose predicted speed is within 5% of the fastest (config.json records it)",
         least=0,
     )
 
@@ -93,7 +93,7 @@ class Settings:
     )
     env_workers: int | None = setting(
         None,
-        "worker processes that step a ray: or gymnasium: environment (None: as many as the cores allow)",
+        "processes that step a ray:... or gymnasium:... environment (None: as many as the cores allow)",
         least=1,
         free=True,
     )
