@@ -61,9 +61,9 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
         iterations.measure()
         for program in repeated.values():
             program.measure()
-        for group in rates.values():
-            if group is not None:
-                group.measure()
+        for group_rates in rates.values():
+            if group_rates is not None:
+                group_rates.measure()
     return profile_of_parts(engine.plan, fragments, iterations, repeated, rates, rounds)
 
 
@@ -200,14 +200,14 @@ def profile_of_parts(
     return Profile(
         algorithm=plan.graph.name,
         policy=str(plan.policy),
-        num_devices=sum(len(group_rates) for group_rates in plan.groups),
+        num_devices=sum(len(group) for group in plan.groups),
         agents=plan.graph.agents,
         iteration_s=min(iterations.samples),
         usual_s=statistics.median(iterations.samples),
         rounds=rounds,
         fragments=tuple(rows),
         products=tuple(_products(plan.groups, fragments, rates)),
-        groups=tuple(_group(group_rates, fragments, iterations, repeated) for group_rates in plan.groups),
+        groups=tuple(_group(group, fragments, iterations, repeated) for group in plan.groups),
         memory_rate=0.0 if first_rates is None else first_rates.memory_rate,
         notes=tuple(_notes(fragments, repeated)),
     )
@@ -230,14 +230,14 @@ def _products(
 def _group(
     group: Group, fragments: Sequence[Placed], iterations: Iterations, repeated: Mapping[str, Repeated]
 ) -> GroupProfile:
-    """The time of a group; among nested fragments, only the outermost timed one counts."""
+    """The time of a group; a timed fragment does not count if its parent is timed too."""
     own_fragments = {
         placed.site.fragment.name: placed.site.fragment for placed in fragments if placed.group == group
     }
     seconds = 0.0
     for name, fragment in own_fragments.items():
         if name in repeated and fragment.parent not in {
-            parent for parent in own_fragments if parent in repeated
+            timed for timed in own_fragments if timed in repeated
         }:
             seconds += repeated[name].seconds * fragment.calls_per_iteration
     return GroupProfile(group.name, len(group), iterations.busy_s(group.name), seconds)

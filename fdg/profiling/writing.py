@@ -43,7 +43,7 @@ def as_json(profile: Profile) -> dict[str, Any]:
 
 
 def _without_end_warning() -> warnings.catch_warnings:
-    """A context that ignores the warning that iterations are past the end of the run."""
+    """A context that ignores fdg's warnings, such as that iterations are past the end of the run."""
     return warnings.catch_warnings(action="ignore", category=FdgWarning)
 
 

@@ -131,8 +131,8 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
 
     It copies floating-point leaves that have no batch axis and are not in an optax state: parameters, target
     networks, normaliser statistics. Random keys, counters, environments and replay buffers start fresh. A
-    sweep gives the agents of its best point; if the new run has as many agents as the sweep, agent i starts
-    from agent i.
+    sweep gives the agents of its best point. If both runs have equally many agents, agent i starts from agent
+    i, else all start from agent 0.
     """
     if job.start_from is None:
         return None

@@ -70,7 +70,7 @@ class Search:
     Attributes:
       path: the search's directory.
       trials: the trials, in order.
-      interrupted: whether Ctrl-C ended it; the same call with `resume=True` continues.
+      interrupted: whether a signal (Ctrl-C, SIGTERM) ended it; the same call with `resume=True` continues.
     """
 
     path: Path
