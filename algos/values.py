@@ -1,7 +1,7 @@
 """What algorithms are given as values: interfaces, and the settings that choose a value.
 
-An algorithm uses what stands here, and names no implementation: `registry.option` imports its module when it
-is asked for. Networks (`algos.networks`) return the parameters of distributions (`algos.distributions`),
+An algorithm uses what stands here, and names no implementation: `registry.option` imports its module on
+first use. Networks (`algos.networks`) return the parameters of distributions (`algos.distributions`),
 optimisers are optax's (`algos.optimizers`), and normalisers (`algos.normalize`), bonuses and transforms
 (`algos.checks` calls them) are pure functions that carry their own state.
 

@@ -31,7 +31,7 @@ class TextOptimizer(ClippedOptimizer):
         require_not_negative(algorithm, "warmup")
 
     def of(self, updates: int) -> optax.GradientTransformation:
-        """The user's optimiser, or AdamW (arXiv 1711.05101), for a run of so many updates."""
+        """The user's optimiser, or AdamW (arXiv 1711.05101), for a run of `updates` updates."""
         step_size = warmed_up(self.learning_rate, self.warmup, updates if self.anneal_learning_rate else None)
         given = user_optimizer(self.optimizer, step_size, self.max_grad_norm)
         if given is not None:  # it may count nothing, which `count` needs

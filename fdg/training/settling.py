@@ -2,7 +2,7 @@
 
 The chosen values replace `auto` in the job and in its `config.json`.
 
-The default policy is `auto`, which uses predictions only. The choice for a job on a machine is cached beside
+The default policy is `auto`, which uses predictions only. The choice for a job on a machine is cached next to
 its compiled programs, so a second start reads it.
 """
 
