@@ -156,7 +156,7 @@ def explain_attributes(cls: type) -> None:
         if name.startswith("_") or is_known:  # properties and `Elsewhere` raise their own errors
             return object.__getattribute__(self, name)
         error = UnknownAttributeError(type(self), name)
-        error.name, error.obj = name, self
+        error.name = name  # without `obj`, Python adds no second "Did you mean"
         raise error
 
     def listed_names(self: Any) -> list[str]:

@@ -17,10 +17,10 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.arguments import checked
-from fdg.jax_internals import HIGH_LEVEL
+from fdg.jax_internals import HIGH_LEVEL_PRIMITIVES
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
-_CUSTOM_GRADIENTS = ("custom_jvp_call", "custom_vjp_call", *HIGH_LEVEL)
+_CUSTOM_GRADIENTS = ("custom_jvp_call", "custom_vjp_call", *HIGH_LEVEL_PRIMITIVES)
 
 
 @checked

@@ -5,28 +5,31 @@ import math
 import os
 from pathlib import Path
 
-_processes = 1
-_common: int | None = None
+_sharing_processes = 1
+_min_cores: int | None = None
 
 
-def share_among(processes: int, cores: int | None = None) -> None:
+def set_core_sharing(processes: int, cores: int | None = None) -> None:
     """Records how the processes of a run share cores (called by `processes.distributed`).
 
-    `processes` is the largest number of processes that share cores; `cores` is the smallest number of usable
-    cores of any process.
+    `processes` is the largest number of processes on one host that share cores; `cores` is the smallest
+    number of usable cores of any process.
     """
-    global _processes, _common
-    _processes, _common = processes, cores
+    global _sharing_processes, _min_cores
+    _sharing_processes, _min_cores = processes, cores
 
 
-def common_cores() -> int:
-    """The smallest number of cores of any process of the run; common programs are compiled for it."""
-    return usable_cores() if _common is None else _common
+def min_cores_per_process() -> int:
+    """The smallest number of usable cores of any process.
+
+    Programs that span processes are compiled for this number, so that all processes compile the same program.
+    """
+    return usable_cores() if _min_cores is None else _min_cores
 
 
-def sharing() -> int:
+def processes_sharing_cores() -> int:
     """The largest number of processes that share cores on any host; the same value in all processes."""
-    return _processes
+    return _sharing_processes
 
 
 def affinity() -> set[int]:

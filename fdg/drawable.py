@@ -13,7 +13,7 @@ class Drawings(NamedTuple):
 
 
 class Drawable:
-    """Base of values that their class's `drawings` show; `fdg.showing` sets these."""
+    """Base class of values that print and draw themselves. `fdg.showing` sets `drawings` of each subclass."""
 
     drawings: ClassVar[Drawings]
 

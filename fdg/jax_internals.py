@@ -15,7 +15,7 @@ else:
     ClosedJaxpr = getattr(core, "ClosedJaxpr", core.Jaxpr)
 
 _types: tuple[Any, Any] = (ClosedJaxpr, core.Jaxpr)
-ONE_TYPE: bool = _types[0] is _types[1]
+CLOSED_JAXPR_IS_JAXPR: bool = _types[0] is _types[1]
 """True from JAX 0.11 on, where a jaxpr holds its own constants and `ClosedJaxpr` is an alias."""
 
 
@@ -30,12 +30,13 @@ def internal(module: str, name: str, purpose: str) -> Any:
         ) from None
 
 
-HIGH_LEVEL = ("call_hi_primitive", "call_hi_primitive_linearized")
-"""Primitives that lower to several others: `jnp.searchsorted` from JAX 0.12 on, users' `HiPrim`s."""
+HIGH_LEVEL_PRIMITIVES = ("call_hi_primitive", "call_hi_primitive_linearized")
+"""Primitives that lower to several others, such as that of `jnp.searchsorted` (JAX 0.12 and later) and users'
+`HiPrim`s."""
 
 
 def check_settings() -> None:
-    """Checks the JAX settings that change how it traces."""
+    """Raises a `GraphError` if a JAX option is set with which fdg cannot read jaxprs."""
     if getattr(jax.config, "jax_scan3", False):
         raise GraphError(
             "JAX_SCAN3=1 makes jax.lax.scan a loop that cannot be split into fragments: unset it, or call"
@@ -45,6 +46,6 @@ def check_settings() -> None:
 
 def lower_high_level(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """The jaxpr with each high-level operation replaced by the operations that it lowers to."""
-    lower = getattr(partial_eval, "lower_jaxpr2", None)  # public from JAX 0.11 on
+    lower = getattr(partial_eval, "lower_jaxpr2", None)  # public in JAX 0.11 and later
     lower = lower or internal("interpreters.partial_eval", "lower_jaxpr2", "read high-level operations")
     return lower(jaxpr)

@@ -21,7 +21,7 @@ from fdg.keys import from_words, words_shape
 Order = Literal["prompt", "finished"]
 Late = Literal["wait", "mask"]
 
-_PREFILL_DIVISOR = 8  # at most one in this many slots waits for a prefill
+_PREFILL_DIVISOR = 8  # by default a prefill starts an eighth of the slots at once
 
 
 class Now(NamedTuple):
@@ -102,8 +102,9 @@ class Stream:
       ahead: batches that may be started early; the oldest token of a row is at most `ahead` iterations old.
       order: `prompt` takes units in the order of prompts; `finished` takes, among the finished units, those
         that started first.
-      late: with `wait`, `take` waits for units that reach their age limit; with `mask`, it returns them once
-        they have finished, and the caller gives weight 0 to their oldest tokens.
+      late: what happens to units that reach their age limit. With `wait`, `take` waits until they finish, and
+        returns them in time. With `mask`, it returns them late, and the caller gives weight 0 to tokens that
+        are too old.
       group: responses per unit.
       prefills: responses that start at once; None: an eighth of the slots, or all slots if `ahead` is 0 and
         there are as many slots as responses.
@@ -166,8 +167,8 @@ class Stream:
 
     def init(self, key: jax.Array) -> StreamState:
         """The initial state for this key."""
-        # Weak types would adopt those of the first tick, and rows would be cast to the ones here.
-        kept = jax.tree.map(_strong, self.source.idle(self.slots))
+        # A weakly typed leaf would change its dtype in the first tick, and rows would be cast to this one.
+        kept = jax.tree.map(_without_weak_type, self.source.idle(self.slots))
         row_shapes, rows = jax.eval_shape(self.source.row, kept), self.live * self.group
         for method, found in (("idle", kept), ("row", row_shapes)):
             if any(x.shape[:1] != (self.slots,) for x in jax.tree.leaves(found)):
@@ -237,13 +238,13 @@ class Stream:
                 return self._start_responses(parameters, version, limit, state.key, carry)
 
             clock, kept, cache, rows = jax.lax.while_loop(can_begin, start_responses, carry)
-            kept, cache = self._ticked(parameters, kept, cache, Now(version, clock.tick))
+            kept, cache = self._tick(parameters, kept, cache, Now(version, clock.tick))
             return trip + 1, (self._clock_after_tick(clock, self._done(kept)), kept, cache, rows)
 
         _, (clock, kept, _, rows) = jax.lax.while_loop(is_waiting, tick, (jnp.int32(0), carry))
         rows = _write_rows(rows, jnp.where(clock.occupied, self._no_row, clock.place), self.source.row(kept))
         clock = clock._replace(place=jnp.where(clock.occupied, clock.place, self._no_row))
-        places = self._next_places(clock)
+        places = self._next_units(clock)
         row_indices = (places[:, None] * self.group + jnp.arange(self.group, dtype=jnp.int32)[None]).reshape(
             -1
         )
@@ -275,13 +276,13 @@ class Stream:
         index = clock.micro_batch * self.slots + jnp.arange(self.slots, dtype=jnp.int32)
         fresh = source.begin(parameters, state.key, index, Now(version, clock.tick))
         slots = state.kept, _empty(jax.eval_shape(source.refresh, parameters, state.kept))
-        kept, cache = jax.tree.map(_placed, self._check("begin", fresh, slots, only_structure=True), slots)
+        kept, cache = jax.tree.map(_pad_to, self._check("begin", fresh, slots, only_structure=True), slots)
 
         def tick(carry: Any) -> Any:
             kept, cache, trip, busy = carry
             num_running = jnp.sum(~self._done(kept), dtype=jnp.int32)
             busy = busy + jnp.where(trip == 0, self.slots, num_running)
-            kept, cache = self._ticked(parameters, kept, cache, Now(version, clock.tick + trip))
+            kept, cache = self._tick(parameters, kept, cache, Now(version, clock.tick + trip))
             return kept, cache, trip + 1, busy
 
         def is_waiting(carry: Any) -> jax.Array:
@@ -289,12 +290,12 @@ class Stream:
 
         carry = kept, cache, jnp.int32(0), clock.busy
         kept, _, trips, busy = jax.lax.while_loop(is_waiting, tick, carry)
-        at_once, end = trips == 0, clock.tick + trips  # if all finished at once, their first tick counts
+        is_immediate, end = trips == 0, clock.tick + trips  # if all finished at once, their first tick counts
         clock = clock._replace(
             micro_batch=clock.micro_batch + 1,
-            tick=jnp.where(at_once, end + 1, end),
+            tick=jnp.where(is_immediate, end + 1, end),
             next=clock.next + self.slots,
-            busy=jnp.where(at_once, busy + self.slots, busy),
+            busy=jnp.where(is_immediate, busy + self.slots, busy),
         )
         return source.row(kept), state._replace(clock=clock)
 
@@ -306,7 +307,7 @@ class Stream:
         refresh = lambda: self.source.refresh(parameters, state.kept)  # noqa: E731
         return jax.lax.cond(jnp.any(state.clock.occupied), refresh, lambda: _empty(shapes))
 
-    def _ticked(self, parameters: Any, kept: Any, cache: Any, now: Now) -> Any:
+    def _tick(self, parameters: Any, kept: Any, cache: Any, now: Now) -> Any:
         return self._check("tick", self.source.tick(parameters, kept, cache, now), (kept, cache))
 
     def _done(self, kept: Any) -> jax.Array:
@@ -335,8 +336,10 @@ class Stream:
         old_rows = jnp.where(is_started, clock.place[slot], self._no_row)
         rows = _write_rows(rows, old_rows, self.source.row(jax.tree.map(lambda x: x[slot], kept)))
         new_states = self.source.begin(parameters, key, index, Now(version, clock.tick))
-        new_places, new_cache = self._check("begin", new_states, (kept, cache), only_structure=True)
-        new_places = jax.tree.map(_placed, new_places, jax.tree.map(_strong, self.source.idle(self.at_once)))
+        new_slot_states, new_cache = self._check("begin", new_states, (kept, cache), only_structure=True)
+        new_slot_states = jax.tree.map(
+            _pad_to, new_slot_states, jax.tree.map(_without_weak_type, self.source.idle(self.at_once))
+        )
         # New units get the first free places; other units keep their places.
         unit = index // self.group
         is_first = is_started & (index % self.group == 0)
@@ -356,7 +359,9 @@ class Stream:
         )
         source_rows = jnp.full(self.slots, -1, jnp.int32).at[slot_or_none].set(offsets, mode="drop")
         slots = kept, cache
-        found = jax.tree.map(lambda x, y: _replace_rows(x, y, source_rows), slots, (new_places, new_cache))
+        found = jax.tree.map(
+            lambda x, y: _replace_rows(x, y, source_rows), slots, (new_slot_states, new_cache)
+        )
         return clock, *self._check("begin", found, slots), rows
 
     def _clock_after_tick(self, clock: Clock, done: jax.Array) -> Clock:
@@ -390,12 +395,13 @@ class Stream:
         room = (self.micro_batches - 1 - part) * self.units + iterations_ahead * self.batch
         return ready & jnp.all(jnp.sum(is_due, axis=1, dtype=jnp.int32) - num_taken <= room)
 
-    def _next_places(self, clock: Clock) -> jax.Array:
+    def _next_units(self, clock: Clock) -> jax.Array:
         """The places `[b]` of the units of the next micro-batch, which is ready, by index of units."""
-        is_excluded = (clock.unit < 0) | (clock.missing > 0)
+        keys: tuple[jax.Array, ...]  # for lexsort: the last one is the primary key
         if self.order == "prompt":
-            is_excluded = ~self._is_next(clock)
-        keys = (clock.unit, clock.finished, clock.begun, is_excluded)[:: 1 if self.order == "finished" else 3]
+            keys = (clock.unit, ~self._is_next(clock))
+        else:
+            keys = (clock.unit, clock.finished, clock.begun, (clock.unit < 0) | (clock.missing > 0))
         places = jnp.lexsort(keys)[: self.units].astype(jnp.int32)
         return places[jnp.argsort(clock.unit[places])]
 
@@ -425,7 +431,7 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return from_words(jnp.zeros(words.shape, words.dtype), jax.ShapeDtypeStruct(shape, dtype))
 
 
-def _strong(x: Any) -> jax.Array:
+def _without_weak_type(x: Any) -> jax.Array:
     x = jnp.asarray(x)
     return x.astype(x.dtype) if getattr(x, "weak_type", False) else x  # keys have no such attribute
 
@@ -445,10 +451,10 @@ def _replace_rows(x: jax.Array, new_rows: jax.Array, source_rows: jax.Array) -> 
     region = tuple(slice(0, size) for size in (len(x), *new_rows.shape[1:]))
     is_replaced = (source_rows >= 0).reshape(-1, *[1] * (x.ndim - 1))
     replaced = jnp.where(is_replaced, new_rows[jnp.maximum(source_rows, 0)], x[region])
-    return _placed(replaced, x)
+    return _pad_to(replaced, x)
 
 
-def _placed(x: jax.Array, whole: jax.Array) -> jax.Array:
-    """`x` in the place of the start of each axis of `whole`."""
+def _pad_to(x: jax.Array, whole: jax.Array) -> jax.Array:
+    """`whole` with `x` written at the start of each axis."""
     region = tuple(slice(0, size) for size in x.shape)
     return x if x.shape == whole.shape else whole.at[region].set(x)

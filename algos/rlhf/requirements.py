@@ -9,7 +9,7 @@ from algos.language.config import DecoderConfig
 from algos.rlhf.updates import Rows
 from envs.text import CharacterTokenizer, is_game, is_text
 from fdg.settings.fields import (
-    keep_absolute,
+    make_paths_absolute,
     require,
     require_positive,
     require_types,
@@ -94,7 +94,7 @@ def context(env: Any) -> int:
 def check_fields(algorithm: Any) -> None:
     """Checks the task, and the values of fields one by one."""
     check_task(algorithm)
-    keep_absolute(algorithm)
+    make_paths_absolute(algorithm)
     require_types(algorithm)
     require_positive(algorithm, "num_prompts", "total_steps", "num_epochs", "num_minibatches")
     above = algorithm.temperature

@@ -53,7 +53,7 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
     answer: ClassVar[Any] = Elsewhere("GRPO(reward_model=FOLDER), of what run.export(FOLDER) writes")
 
     # The initial policy responds; the trained model starts with its weights, without its head.
-    begins_as: ClassVar[dict[str, tuple[str, ...]]] = {
+    weight_sources: ClassVar[dict[str, tuple[str, ...]]] = {
         ".respondent": (".respondent", ".parameters['adapters']", ".parameters"),
         ".parameters['network']['base']": (
             *(".parameters['network']['base']", ".parameters['network']"),

@@ -336,12 +336,12 @@ def check_files(self: Any) -> None:
         registry.option("model").check_there(self.reward_model, scores=True)
 
 
-def taken_from(self: Any, earlier: Any) -> dict[str, Any]:
+def fields_from_run(self: Any, earlier: Any) -> dict[str, Any]:
     """Fields that a run takes from the one whose weights it begins with: its alphabet, if wider."""
     return requirements.wider_alphabet(self, getattr(earlier, "env", None))
 
 
-def why_not_from(self: Any, earlier: Any) -> str | None:
+def reason_incompatible_with(self: Any, earlier: Any) -> str | None:
     """Why weights of another algorithm's run cannot be used, or None."""
     return requirements.other_tokens(self.env, getattr(earlier, "env", None))
 
@@ -349,7 +349,7 @@ def why_not_from(self: Any, earlier: Any) -> str | None:
 # How a run that starts from another run's weights initialises leaves of its state: the reference from the
 # weights at the start, the critic from the other's critic or policy, an adapted network from one without.
 # The reward model is the one of this configuration.
-_BEGINS_AS: dict[str, tuple[str, ...]] = {
+_WEIGHT_SOURCES: dict[str, tuple[str, ...]] = {
     ".reference": (".parameters",),
     ".critic['network']": (".critic['network']", ".parameters"),
     ".parameters['base']": (".parameters['base']", ".parameters"),
@@ -363,7 +363,7 @@ _ADVICE = (
 MEMBERS: dict[str, Any] = {
     **requirements.MEMBERS,
     "advice_without_rewards": _ADVICE,
-    "begins_as": _BEGINS_AS,
+    "weight_sources": _WEIGHT_SOURCES,
     "episodes_while_training": 256,  # 0/1 rewards need many, and responses are cheap
     "iterations_without_rewards": 5,
     "answer": answer,
@@ -373,6 +373,6 @@ MEMBERS: dict[str, Any] = {
     "examples": examples,
     "export": export,
     "export_formats": property(export_formats),
-    "taken_from": taken_from,
-    "why_not_from": why_not_from,
+    "fields_from_run": fields_from_run,
+    "reason_incompatible_with": reason_incompatible_with,
 }

@@ -1,4 +1,7 @@
-"""Reads a flow's collectives, and the operations that every device repeats because they lack a rule."""
+"""Predicts the collectives of a jaxpr from its flow, after dead-code elimination.
+
+Also lists the operations that every device repeats because they have no rule.
+"""
 
 import collections
 import dataclasses
@@ -30,41 +33,44 @@ class _Pruner:
 
     def flow(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
         """The part of a flow that `outputs` need, and the positions of the inputs that it reads."""
-        return self._cache(flow, outputs, lambda: self._prune(flow, outputs))
+        return self._cache(flow, outputs, lambda: self._prune_flow(flow, outputs))
 
-    def _prune(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
+    def _prune_flow(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
         read = {flow.jaxpr.outvars[j] for j in outputs if not jaxprs.is_literal(flow.jaxpr.outvars[j])}
         equations = []
-        for step in reversed(flow.equations):
-            used = frozenset(k for k, v in enumerate(step.eqn.outvars) if v in read)
-            if used or step.eqn.effects:
-                pruned, operands = self._equation(step, used)
+        for flow_equation in reversed(flow.equations):
+            used = frozenset(k for k, v in enumerate(flow_equation.eqn.outvars) if v in read)
+            if used or flow_equation.eqn.effects:
+                pruned, operands = self._prune_equation(flow_equation, used)
                 equations.append(pruned)
-                atoms = [step.eqn.invars[i] for i in operands]
+                atoms = [flow_equation.eqn.invars[i] for i in operands]
                 read.update(jaxprs.variables(atoms))
         inputs = frozenset(i for i, v in enumerate(flow.jaxpr.invars) if v in read)
         gathered = tuple(i for i in flow.gathered if i in outputs)
         return dataclasses.replace(flow, equations=tuple(reversed(equations)), gathered=gathered), inputs
 
-    def _equation(self, step: EquationFlow, used: frozenset[int]) -> tuple[EquationFlow, set[int]]:
+    def _prune_equation(
+        self, flow_equation: EquationFlow, used: frozenset[int]
+    ) -> tuple[EquationFlow, set[int]]:
         """The part of an equation that results `used` need, and the positions of operands that it reads."""
-        if not step.bodies or step.eqn.effects:
-            return step, set(range(len(step.eqn.invars)))
-        operands = {0} if step.eqn.primitive.name == "cond" else set()
+        if not flow_equation.bodies or flow_equation.eqn.effects:
+            return flow_equation, set(range(len(flow_equation.eqn.invars)))
+        operands = {0} if flow_equation.eqn.primitive.name == "cond" else set()
         while True:  # carried values may need other carried values
             num_before, pruned_bodies = len(operands), []
-            for body, inner in zip(jaxprs.bodies(step.eqn), step.bodies, strict=True):
-                needed = (
-                    {body.results[k] for k in used} if body.results else {0}
-                )  # a condition has one output, the predicate
+            for body, inner in zip(jaxprs.bodies(flow_equation.eqn), flow_equation.bodies, strict=True):
+                # The condition of a while loop has one output, the predicate.
+                needed = {body.results[k] for k in used} if body.results else {0}
                 operands |= {body.operands[i] for i, j in body.carry if j in needed}
                 needed |= {j for i, j in body.carry if body.operands[i] in operands}
                 pruned, inputs = self.flow(inner, frozenset(needed))
                 pruned_bodies.append(pruned)
                 operands |= {body.operands[i] for i in inputs}
             if len(operands) == num_before:
-                gathered = tuple(i for i in step.gathered if i in operands)
-                return dataclasses.replace(step, bodies=tuple(pruned_bodies), gathered=gathered), operands
+                gathered = tuple(i for i in flow_equation.gathered if i in operands)
+                return dataclasses.replace(
+                    flow_equation, bodies=tuple(pruned_bodies), gathered=gathered
+                ), operands
 
 
 class WithoutRule(NamedTuple):
@@ -97,9 +103,12 @@ def predict_exchanges(
 
     The jaxpr is an iteration, a part of one, or a fragment's body. `input_axes` are the batch axes of its
     first inputs; outputs are resharded to the batch axes `output_axes`, or left as they are if None.
-    `devices=None` stands for any number that divides all batches. Returns the collectives in program order,
-    one per place (the enclosing fragments), kind and number of calls; and the operations that all devices
-    repeat because they lack a rule (not operations with effects, or with a rule that requires it).
+    `devices` is the number of devices that split the batch; None: any number that divides every batch axis.
+
+    Returns:
+      The collectives in program order; those with the same enclosing fragments, kind and number of calls are
+      one entry. And the operations without a rule; operations with effects, and operations whose rule says
+      that every device must run them whole, are left out.
     """
     flow = prune(follow(jaxpr, input_axes, devices, output_axes))
     totals: dict[Collective | WithoutRule, int] = collections.defaultdict(int)
@@ -118,35 +127,40 @@ def predict_exchanges(
 def _walk_flow(
     flow: Flow, fragments: tuple[str, ...], trips: tuple[int, ...]
 ) -> Iterator[tuple[Collective | WithoutRule, int]]:
-    """Yields the collectives and the operations without a rule, each with its bytes, of a jaxpr inside loops
-    of `trips` trips."""
+    """Yields (exchange, bytes) for each collective and each operation without a rule.
+
+    `trips` are the trips of the enclosing loops, outermost first.
+    """
     gathered: set[Any] = set()  # values that an earlier gather has replicated
 
-    def gather(atoms: Sequence[Any], positions: Sequence[int], levels: Sequence[int]):
+    def gather(atoms: Sequence[Any], positions: Sequence[int], loop_depths: Sequence[int]):
         for i in positions:
             if atoms[i] not in gathered:
                 gathered.add(atoms[i])
-                yield exchange("all-gather", trips[: levels[i]]), _bytes([atoms[i]])
+                yield exchange("all-gather", trips[: loop_depths[i]]), _bytes([atoms[i]])
 
     def exchange(kind: str, inner_trips: tuple[int, ...]) -> Collective:
         return Collective(kind, 0, math.prod(inner_trips), fragments)
 
-    for step in flow.equations:
-        eqn, name = step.eqn, step.eqn.primitive.name
-        yield from gather(eqn.invars, step.gathered, step.levels)
-        if step.reduced:
-            yield exchange("all-reduce", trips[: max(step.levels, default=0)]), _bytes(eqn.outvars)
-        inner_trips = trips if step.trips is None else (*trips, step.trips)
-        if step.agreed:
+    for flow_equation in flow.equations:
+        eqn, name = flow_equation.eqn, flow_equation.eqn.primitive.name
+        yield from gather(eqn.invars, flow_equation.gathered, flow_equation.levels)
+        if flow_equation.reduced:
+            yield (
+                exchange("all-reduce", trips[: max(flow_equation.levels, default=0)]),
+                _bytes(eqn.outvars),
+            )
+        inner_trips = trips if flow_equation.trips is None else (*trips, flow_equation.trips)
+        if flow_equation.agrees_on_predicate:
             yield exchange("all-reduce", inner_trips), 1
-        simple = not step.bodies and eqn.primitive is not boundary_p
-        if simple and step.gathered and name not in RULES and not must_be_whole(eqn):
+        is_leaf = not flow_equation.bodies and eqn.primitive is not boundary_p
+        if is_leaf and flow_equation.gathered and name not in RULES and not must_be_whole(eqn):
             fragment = fragments[-1] if fragments else None
-            operands = [eqn.invars[i] for i in step.gathered]
+            operands = [eqn.invars[i] for i in flow_equation.gathered]
             yield WithoutRule(name, fragment, 0, math.prod(trips)), _bytes(operands)
         mark = FragmentMark.of(eqn)
         enclosing = fragments if mark is None else (*fragments, mark.name)
-        for body in step.bodies:
+        for body in flow_equation.bodies:
             yield from _walk_flow(body, enclosing, inner_trips)
     yield from gather(flow.jaxpr.outvars, flow.gathered, flow.levels)
 

@@ -31,7 +31,7 @@ class EquationFlow:
     levels: tuple[int, ...] = ()  # the level of each operand
     bodies: tuple["Flow", ...] = ()  # flows of its bodies, in the order of `jaxprs.bodies`
     trips: int | None = None  # runs of the bodies; None if it is not a loop
-    agreed: bool = False  # True if devices agree before each trip, by an all-reduce of one byte
+    agrees_on_predicate: bool = False  # True if devices agree before each trip, by an all-reduce of one byte
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Flow:
 def is_independent(flow: Flow) -> bool:
     """Whether devices can run a jaxpr on their parts without collectives and effects."""
     return not flow.gathered and all(
-        not (step.gathered or step.reduced or step.agreed or step.eqn.effects)
+        not (step.gathered or step.reduced or step.agrees_on_predicate or step.eqn.effects)
         and all(map(is_independent, step.bodies))
         for step in flow.equations
     )

@@ -305,7 +305,7 @@ def _with_predicate(loop: EquationFlow) -> EquationFlow:
         return loop
     if all(a == axis for a, _ in carried) and is_independent(test) and is_independent(body):
         return dataclasses.replace(loop, local=True)
-    return dataclasses.replace(loop, agreed=True)
+    return dataclasses.replace(loop, agrees_on_predicate=True)
 
 
 def _inputs(

@@ -146,7 +146,7 @@ def _transposed_sums(flow: Flow, members: Collection[int]) -> set[int]:
 
 def _is_tileable(step: EquationFlow) -> bool:
     """Whether an equation on the batch can be computed tile by tile."""
-    if step.gathered or step.agreed or step.eqn.effects:
+    if step.gathered or step.agrees_on_predicate or step.eqn.effects:
         return False
     if step.reduced:
         name, dtype = step.eqn.primitive.name, step.eqn.outvars[0].aval.dtype

@@ -24,7 +24,7 @@ from fdg.launching.here import Here
 from fdg.launching.restarting import run_with_restarts
 from fdg.training.run_directory import read_config
 from fdg.training.settings import Names, Settings
-from fdg.training.starting import free_directory
+from fdg.training.starting import new_run_path
 
 FLAGS = (
     Flag("num_processes", int, 2, "number of processes to start on this machine"),
@@ -131,7 +131,7 @@ class _Words:
                 Names(algo="launched", env=None) if {"config", "start_from"} & values.keys() else Names()
             )
             seed = names_and_seed.get("seed", "" if default_names.env is None else Settings.seed)
-            directory = free_directory(
+            directory = new_run_path(
                 names_and_seed.get("env", default_names.env),
                 names_and_seed.get("algo", default_names.algo),
                 seed,

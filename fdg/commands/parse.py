@@ -75,7 +75,7 @@ class CommandLine:
         from fdg.settings.presets import HasPresets
         from fdg.training.description import build_algorithm, build_policy
         from fdg.training.job import Job
-        from fdg.training.starting import take_over_fields
+        from fdg.training.starting import inherit_fields
 
         resolved = self._resolve(file, base, stored)
         cls, algo = resolved.cls, resolved.algo
@@ -141,7 +141,7 @@ class CommandLine:
         algorithm = build_algorithm({**run, **config}, resolver)
         if flags.get("start_from") is not None:
             trust = flags.get("trust", False)
-            algorithm = take_over_fields(algorithm, flags["start_from"], {**config, **values}, trust)
+            algorithm = inherit_fields(algorithm, flags["start_from"], {**config, **values}, trust)
         check_searched(algorithm, run, job_flags.own, resolver)
         names = dict.fromkeys([*(flag.name for flag in job_flags.own), *inherited])  # files may have more
         hyperparameters = {name: to_json(getattr(algorithm, name)) for name in names}
@@ -289,13 +289,13 @@ def _hyperparameters(
     file: Path, base: Mapping[str, Any], algo: str, cls: type, flags: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Hyperparameters of the starting configuration; for another algorithm, only its network's."""
-    from fdg.settings.fields import OF_NETWORK
+    from fdg.settings.fields import NETWORK_FIELDS
     from fdg.training.description import read_fields
 
     if base.get("algo") != algo:
         if flags.get("start_from") is None:
             return {}
-        network_fields = {field.name for field in dataclass_fields(cls)} & OF_NETWORK
+        network_fields = {field.name for field in dataclass_fields(cls)} & NETWORK_FIELDS
         inherited = {name: value for name, value in base["hyperparameters"].items() if name in network_fields}
         base = {"hyperparameters": inherited}
     return read_fields(file, "hyperparameters", base, cls, algo)

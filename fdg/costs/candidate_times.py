@@ -58,7 +58,7 @@ def choose_by_timing(choice: Choice, devices: Sequence[jax.Device], num_seeds: i
 def iterations_of(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> Iterations:
     """A job's iterations, compiled and ready to be timed; at least two, so that groups overlap."""
     engine = compile_engine(algorithm, policy, with_host(policy, devices))
-    return Iterations(engine, engine.init(0), _ROUND_SECONDS, least=2)
+    return Iterations(engine, engine.init(0), _ROUND_SECONDS, min_iterations=2)
 
 
 def iteration_seconds(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> float:

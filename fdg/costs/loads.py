@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from fdg.batch.collective import Collective
 from fdg.batch.rules.result import Axis
-from fdg.cores import common_cores
+from fdg.cores import min_cores_per_process
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.programs import prepare_for_vmap, vmapped_program
 from fdg.lowering.rewriting import Setting, rewrite_all
@@ -32,7 +32,9 @@ class TargetDevices:
     def uses_all_cores(self, group: Group) -> bool:
         """Whether a group's CPU devices on one machine are at least as many as the machine's cores."""
         count = len(group) if self.devices is None else min(len(group), self.devices)
-        return self.platform == "cpu" and count >= (common_cores() if self.cores is None else self.cores)
+        return self.platform == "cpu" and count >= (
+            min_cores_per_process() if self.cores is None else self.cores
+        )
 
 
 @dataclasses.dataclass(frozen=True)

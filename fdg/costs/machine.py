@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from fdg.cores import sharing, usable_cores
+from fdg.cores import processes_sharing_cores, usable_cores
 from fdg.costs import published
 from fdg.costs.hardware import Cluster, DeviceKind, Figure, Link
 from fdg.costs.overheads import Overheads
@@ -260,7 +260,7 @@ def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
     main = next((device for device in devices if device.platform != "cpu"), devices[0])
     processes = len({device.process_index for device in devices})
     cluster = host_cluster(main.device_kind, main.platform, math.ceil(len(devices) / processes), processes)
-    return dataclasses.replace(cluster, hosts_per_machine=min(processes, sharing()))
+    return dataclasses.replace(cluster, hosts_per_machine=min(processes, processes_sharing_cores()))
 
 
 def cluster_for(devices: int | Sequence[jax.Device]) -> Cluster:

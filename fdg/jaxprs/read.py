@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend import core
 
 from fdg.identity_cache import IdentityCache
-from fdg.jax_internals import HIGH_LEVEL, ONE_TYPE, ClosedJaxpr, lower_high_level
+from fdg.jax_internals import CLOSED_JAXPR_IS_JAXPR, HIGH_LEVEL_PRIMITIVES, ClosedJaxpr, lower_high_level
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Body:
 
 def open_jaxpr(jaxpr: Any) -> core.Jaxpr:
     """The open jaxpr of a closed jaxpr; an open jaxpr itself."""
-    return jaxpr.jaxpr if not ONE_TYPE and isinstance(jaxpr, ClosedJaxpr) else jaxpr
+    return jaxpr.jaxpr if not CLOSED_JAXPR_IS_JAXPR and isinstance(jaxpr, ClosedJaxpr) else jaxpr
 
 
 def with_jaxpr(closed: Any, jaxpr: Any) -> Any:
     """`closed` with another jaxpr over the same constants; the same object if nothing changes."""
     if jaxpr is open_jaxpr(closed):
         return closed
-    if ONE_TYPE or not isinstance(closed, ClosedJaxpr):  # the body of a `checkpoint` is open
+    if CLOSED_JAXPR_IS_JAXPR or not isinstance(closed, ClosedJaxpr):  # the body of a `checkpoint` is open
         return jaxpr
     if closed.consts:  # do not keep arrays alive in a cache
         return ClosedJaxpr(jaxpr, closed.consts)
@@ -77,11 +77,11 @@ def build(
     """
     effects = frozenset().union(*(eqn.effects for eqn in equations))
     arguments = (list(constvars), list(inputs), list(outputs), list(equations), effects)
-    constants_field = {"consts": list(constants)} if ONE_TYPE else {}
+    constants_field = {"consts": list(constants)} if CLOSED_JAXPR_IS_JAXPR else {}
     jaxpr = _jaxpr(*arguments, debug_info=_debug_info(), **constants_field)
     if checked:
         core.check_jaxpr(jaxpr)
-    return jaxpr if ONE_TYPE else ClosedJaxpr(jaxpr, list(constants))
+    return jaxpr if CLOSED_JAXPR_IS_JAXPR else ClosedJaxpr(jaxpr, list(constants))
 
 
 def constants_of(jaxpr: Any) -> Sequence[Any]:
@@ -173,7 +173,7 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
             right_sides = range(sum(sizes), len(eqn.invars))
             operands = (*range(solve_start, solve_start + sizes.solve), *right_sides)
             return (Body(solve, 1, True, operands, tuple(range(len(solve.outvars)))),)
-        case name if name in HIGH_LEVEL:
+        case name if name in HIGH_LEVEL_PRIMITIVES:
             return _callee(open_jaxpr(_expand(eqn)))
     for value in params.values():
         if isinstance(value, _JAXPRS):
@@ -261,7 +261,7 @@ def closed_bodies(eqn: core.JaxprEqn) -> tuple[Any, ...]:
             return tuple(params["branches"])
         case "custom_linear_solve":
             return (params["jaxprs"].solve,)
-        case name if name in HIGH_LEVEL:
+        case name if name in HIGH_LEVEL_PRIMITIVES:
             return (_expand(eqn),)
     return tuple(
         next(v for v in params.values() if is_jaxpr(v) and open_jaxpr(v) is body.jaxpr)
@@ -289,7 +289,7 @@ def with_bodies(eqn: core.JaxprEqn, closed: Sequence[ClosedJaxpr]) -> core.Jaxpr
             changed = {"branches": tuple(closed)}
         case "custom_linear_solve":
             changed = {"jaxprs": eqn.params["jaxprs"]._replace(solve=closed[0])}
-        case name if name in HIGH_LEVEL:
+        case name if name in HIGH_LEVEL_PRIMITIVES:
             name = type(eqn.params["_prim"]).__name__
             return as_call(core.jaxpr_as_fun(closed[0]), name, eqn.invars, eqn.outvars)
         case _:

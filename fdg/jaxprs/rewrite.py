@@ -19,7 +19,7 @@ from jax.extend import core
 from jax.interpreters import partial_eval
 
 from fdg.identity_cache import IdentityCache
-from fdg.jax_internals import HIGH_LEVEL, ClosedJaxpr
+from fdg.jax_internals import HIGH_LEVEL_PRIMITIVES, ClosedJaxpr
 from fdg.jaxprs.read import (
     closed_bodies,
     inner_jaxprs,
@@ -112,7 +112,8 @@ def _with_equations(jaxpr: Any, eqns: list[core.JaxprEqn]) -> core.Jaxpr:
     if old_effects != new_effects:
         changed["effects"] = jaxpr.effects - (old_effects - new_effects) | (new_effects - old_effects)
     if getattr(jaxpr, "is_high", False) and not any(
-        eqn.primitive.name in HIGH_LEVEL or any(body.is_high for body in inner_jaxprs(eqn)) for eqn in eqns
+        eqn.primitive.name in HIGH_LEVEL_PRIMITIVES or any(body.is_high for body in inner_jaxprs(eqn))
+        for eqn in eqns
     ):
         changed["is_high"] = False
     return jaxpr.replace(eqns=eqns, **changed)
@@ -178,7 +179,7 @@ def lowered(closed: Any) -> Any:
 
     def low(eqn: core.JaxprEqn, inside: Inside) -> core.JaxprEqn:
         eqn = inside(eqn)
-        return with_bodies(eqn, closed_bodies(eqn)) if eqn.primitive.name in HIGH_LEVEL else eqn
+        return with_bodies(eqn, closed_bodies(eqn)) if eqn.primitive.name in HIGH_LEVEL_PRIMITIVES else eqn
 
     return rewrite(closed, low)
 

@@ -70,7 +70,9 @@ def _hoist_reductions(jaxpr: ClosedJaxpr, flow: Flow) -> ClosedJaxpr:
     sums = {id(step.eqn) for step in steps if step.reduced and step.eqn.primitive.name.startswith("reduce_")}
     # Hoisting other collectives, such as those that shuffle samples, would run them twice.
     collectives = {
-        id(s.eqn) for s in steps if s.gathered or s.agreed or (s.reduced and id(s.eqn) not in sums)
+        id(s.eqn)
+        for s in steps
+        if s.gathered or s.agrees_on_predicate or (s.reduced and id(s.eqn) not in sums)
     }
     rule = HoistRule(
         "sums",
@@ -91,7 +93,9 @@ def _steps(flow: Flow) -> Iterator[EquationFlow]:
 
 
 def _has_collectives(step: EquationFlow) -> bool:
-    return bool(step.gathered or step.reduced or step.agreed) or any(map(_has_inner_collectives, step.bodies))
+    return bool(step.gathered or step.reduced or step.agrees_on_predicate) or any(
+        map(_has_inner_collectives, step.bodies)
+    )
 
 
 def _has_inner_collectives(flow: Flow) -> bool:

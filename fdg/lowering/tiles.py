@@ -38,7 +38,7 @@ from fdg.batch.follow import follow
 from fdg.batch.gradients import GradientSums, calls_inlined, contracts_batch, gradient_sums
 from fdg.batch.lengths import divisors
 from fdg.batch.rules.result import Axis
-from fdg.cores import common_cores, sharing
+from fdg.cores import min_cores_per_process, processes_sharing_cores
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.extremes import extreme_over
@@ -62,7 +62,7 @@ def uses_all_cores(mesh: Mesh) -> bool:
     if not is_of_cpus(mesh):
         return False
     max_per_process = max(collections.Counter(device.process_index for device in mesh.devices.flat).values())
-    return min(mesh.size, max_per_process * sharing()) >= common_cores()
+    return min(mesh.size, max_per_process * processes_sharing_cores()) >= min_cores_per_process()
 
 
 def tile(jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, may_split: bool = True) -> ClosedJaxpr:

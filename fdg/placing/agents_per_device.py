@@ -1,9 +1,9 @@
-"""Chooses how many agents of a device are mapped together (vmapped).
+"""Chooses how many agents of a device are vmapped together, and describes the agents of a plan.
 
-GPUs need large operations, so all agents are mapped together. On CPU cores the working set should fit in the
-cache (gradients of 128 agents of PPO on CartPole take 142 MB, of 8 agents 9 MB), but agents that are mapped
-together share the overhead of small operations. Both are read from the traced program, not measured, so that
-equal jobs on equally many cores compute the same bits.
+GPUs need large operations, so all agents are vmapped together. On CPU cores the working set should fit in the
+cache (gradients of 128 agents of PPO on CartPole take 142 MB, of 8 agents 9 MB), but agents that are vmapped
+together share the overhead of small operations. Working set and number of operations are computed from the
+traced program rather than measured, so that the same job on the same number of cores computes the same bits.
 """
 
 import math
@@ -19,49 +19,48 @@ from fdg.batch.rules.random import has_draws_from_the_batch
 from fdg.identity_cache import IdentityCache
 from fdg.tracing.graph import FDG
 
-CACHE_BYTES = 8 << 20  # target for the gradients of agents that are mapped together
+TARGET_GRADIENT_BYTES = 8 << 20  # of all agents that are vmapped together
 OPERATION_BYTES = 2000  # the bytes that a core can read or write in the start-up time of an operation
 
-_CHOSEN: IdentityCache[int] = IdentityCache(max_entries=64)
+_CACHE: IdentityCache[int] = IdentityCache(max_entries=64)
 
 
-def agents_together(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> int:
-    """The number of agents mapped together: a divisor of the number of agents; 1 to run them one by one.
+def agents_per_vmap(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> int:
+    """The number of agents vmapped together: a divisor of the number of agents; 1 to run them one by one.
 
     `agents` is the number of agents per device, and `cores` the number of cores per device.
     """
-    if has_draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # mapped agents would share their draws
+    if has_draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # vmapped agents would share their draws
         return 1
-    if (
-        agents == 1 or not on_cpu or graph.between_agents is not None
-    ):  # a population exchanges after each iteration
+    # A population exchanges after each iteration, so all of its agents must advance together.
+    if agents == 1 or not on_cpu or graph.between_agents is not None:
         return agents
-    return _CHOSEN(graph.jaxpr, (agents, cores), lambda: _agents_per_cache(graph, agents, cores))
+    return _CACHE(graph.jaxpr, (agents, cores), lambda: _agents_per_cache(graph, agents, cores))
 
 
-def notes_of_agents(agents: int, together: int) -> tuple[str, ...]:
-    """The plan's note, if not all agents of a device are mapped together."""
-    if together == agents:
+def vmap_notes(agents: int, per_vmap: int) -> tuple[str, ...]:
+    """The plan's note, if not all agents of a device are vmapped together."""
+    if per_vmap == agents:
         return ()
-    number = f"{together} at a time" if together > 1 else "one after another"
+    number = f"{per_vmap} at a time" if per_vmap > 1 else "one after another"
     return (f"each device trains its {agents} agents {number}, each through all iterations of a call",)
 
 
-def notes_of_split_agents(graph: FDG) -> tuple[str, ...]:
-    """The plan's note, if each agent is split over devices."""
+def sharded_agents_notes(graph: FDG) -> tuple[str, ...]:
+    """The plan's note, if each agent's parameters are sharded over devices."""
     if graph.agents is None:
         return ()
-    return (f"all {graph.agents} agents are mapped together, each on all devices, which split parameters",)
+    return (f"all {graph.agents} agents are vmapped; each agent's parameters are sharded over all devices",)
 
 
 def population_collectives(
-    graph: FDG, width: int, state: Any
+    graph: FDG, num_devices: int, state: Any
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
     """The collectives of a population's exchanges, and a note; empty without a population."""
     between = graph.between_agents
     if between is None:
         return (), ()
-    if width == 1:
+    if num_devices == 1:
         return (), (between.note,)
     leaves = jax.tree.leaves(state)
     is_taken_by_leaf = between.taken(state, graph.state_axes[: len(leaves)])
@@ -72,11 +71,11 @@ def population_collectives(
 
 
 def _agents_per_cache(graph: FDG, agents: int, cores: float) -> int:
-    """The divisor of `agents` whose gradients come closest to `CACHE_BYTES`; all if overhead dominates."""
-    largest, total = gradient_bytes(graph.jaxpr, graph.state_axes)
+    """The divisor of `agents` whose gradients are closest to the target; all if overhead dominates."""
+    largest, total_gradient_bytes = gradient_bytes(graph.jaxpr, graph.state_axes)
     if not largest:
         return agents
-    target = max(1.0, CACHE_BYTES / largest)
+    target = max(1.0, TARGET_GRADIENT_BYTES / largest)
     chosen = min(divisors(agents), key=lambda count: abs(math.log(count / target)))
     operations = jaxprs.equation_count(jaxprs.open_jaxpr(graph.jaxpr))
-    return chosen if chosen * total >= cores * OPERATION_BYTES * operations else agents
+    return chosen if chosen * total_gradient_bytes >= cores * OPERATION_BYTES * operations else agents

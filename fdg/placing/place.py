@@ -22,15 +22,15 @@ from fdg.arguments import checked_names
 from fdg.batch.collective import Collective
 from fdg.batch.exchanges import WithoutRule, predict_exchanges
 from fdg.batch.lengths import lengths_of, smallest_equivalent
-from fdg.cores import common_cores
+from fdg.cores import min_cores_per_process
 from fdg.errors import PlanError
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.placing.agents_per_device import (
-    agents_together,
-    notes_of_agents,
-    notes_of_split_agents,
+    agents_per_vmap,
     population_collectives,
+    sharded_agents_notes,
+    vmap_notes,
 )
 from fdg.placing.assignment import (
     assign,
@@ -130,7 +130,7 @@ def place(
         assignment=tuple((fragment, group.name) for fragment, group in assignment.items()),
         delayed=delayed,
         unfit=tuple((g.name, g.devices[len(fit) :]) for g, fit in zip(requested, groups, strict=True)),
-        notes=notes_of_split_agents(traced),
+        notes=sharded_agents_notes(traced),
     )
     plan = _with_sharded(plan, traced)
     if len(groups) == 1:
@@ -222,7 +222,9 @@ def _plan_agents(
     group = Group("agents", tuple(range(width)))
     collectives, notes = population_collectives(graph, width, own_state(graph.state))
     per_device = agents // width
-    together = agents_together(graph, per_device, "cpu" in platforms, max(1.0, common_cores() / width))
+    together = agents_per_vmap(
+        graph, per_device, "cpu" in platforms, max(1.0, min_cores_per_process() / width)
+    )
     names = tuple(f.name for f in graph.fragments)
     program = PlannedProgram("train", group.name, names, 1, collectives, together=together)
     return Plan(
@@ -234,7 +236,7 @@ def _plan_agents(
         assignment=tuple((f.name, group.name) for f in graph.fragments),
         programs=(program,),
         delayed=delayed,
-        notes=notes if graph.between_agents is not None else notes_of_agents(per_device, together),
+        notes=notes if graph.between_agents is not None else vmap_notes(per_device, together),
     )
 
 

@@ -81,7 +81,7 @@ def initialize(
     except RuntimeError as error:
         raise FdgError(f"jax.distributed cannot start: {error}") from error
     hosts = exchange([socket.gethostname(), sorted(cores.affinity()), cores.usable_cores()])
-    cores.share_among(
+    cores.set_core_sharing(
         _max_core_sharing([host_info[:2] for host_info in hosts]), min(host_info[2] for host_info in hosts)
     )
 

@@ -54,12 +54,14 @@ def place_fragments(plan: Plan) -> tuple[Placed, ...]:
     return tuple(placed)
 
 
-def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -> Mapping[str, Repeated]:
+def fragment_benchmarks(
+    plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]
+) -> Mapping[str, Repeated]:
     """Programs that repeat each fragment, by name; omits fragments without results or without devices here.
 
     `leaves` are the leaves of a state, on one device of this process.
     """
-    repeated = {}
+    benchmarks = {}
     agents, num_groups = _representative_agents(plan)
     # All processes run the same fragments, but each has only its own instances of host environments.
     if distributed.count() > 1 and host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns):
@@ -84,8 +86,8 @@ def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -
             for v, sharding in zip(site.inputs, shardings, strict=True)
         ]
         is_on_host = host_calls.calls_host([site.equation])
-        repeated[name] = Repeated(function, arguments, site.handed_on, is_on_host, num_groups)
-    return repeated
+        benchmarks[name] = Repeated(function, arguments, site.feedback, is_on_host, num_groups)
+    return benchmarks
 
 
 def on_group(

@@ -18,7 +18,7 @@ from fdg.lowering import host_calls
 from fdg.placing.plans import Plan
 from fdg.placing.policy import Group
 from fdg.processes import distributed
-from fdg.profiling.fragments import Placed, place_fragments, programs
+from fdg.profiling.fragments import Placed, fragment_benchmarks, place_fragments
 from fdg.profiling.rates import Rates
 from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.report import FragmentProfile, GroupProfile, ProductProfile, Profile
@@ -26,9 +26,9 @@ from fdg.profiling.work import Work, sum_of_work
 from fdg.showing.plan_outline import split_fragments
 from fdg.showing.words import ancestors
 
-_ITERATIONS_S = 0.2  # approximate length of a round of iterations
+_ROUND_SECONDS = 0.2  # approximate seconds per round of iterations
 _COVERED_FRACTION = 0.98  # fraction of the FLOPs of products that measured products must cover
-_MAX_PRODUCTS = 12  # timed product shapes per group
+_MAX_PRODUCTS = 12  # maximum number of timed product shapes per group
 
 
 @checked
@@ -53,46 +53,46 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
     fragments = place_fragments(plan)
     iterations = Iterations(engine, state)
     split_names = split_fragments(plan)
-    repeated = programs(plan, engine.devices, _local_leaves(engine, state))
-    repeated = {name: program for name, program in repeated.items() if name not in split_names}
-    compile_all(repeated.values())
-    rates = {group.name: _rates(engine, group, fragments) for group in plan.groups}
+    benchmarks = fragment_benchmarks(plan, engine.devices, _local_leaves(engine, state))
+    benchmarks = {name: program for name, program in benchmarks.items() if name not in split_names}
+    compile_all(benchmarks.values())
+    rates = {group.name: _prepare_rates(engine, group, fragments) for group in plan.groups}
     for _ in range(rounds):
         iterations.measure()
-        for program in repeated.values():
+        for program in benchmarks.values():
             program.measure()
         for group_rates in rates.values():
             if group_rates is not None:
                 group_rates.measure()
-    return profile_of_parts(engine.plan, fragments, iterations, repeated, rates, rounds)
+    return make_profile(engine.plan, fragments, iterations, benchmarks, rates, rounds)
 
 
 class Iterations:
     """Times an engine's iterations."""
 
-    def __init__(self, engine: Engine, state: Any, seconds: float | None = None, least: int = 1):
+    def __init__(self, engine: Engine, state: Any, seconds: float | None = None, min_iterations: int = 1):
         """Compiles the engine and chooses the number of iterations in a round.
 
-        Copies the state. A round takes about `seconds` (None: a fifth of a second), and has at least `least`
-        iterations.
+        Copies the state. A round takes about `seconds` (None: a fifth of a second), and has at least
+        `min_iterations` iterations.
         """
         self._engine = engine
         self._state = jax.tree.map(jnp.copy, state)
-        self._count = least
+        self._count = min_iterations
         self.samples: list[float] = []  # seconds per iteration in each round
         # per round, busy seconds per iteration by group; empty for a single group
-        self.busy: list[Mapping[str, float]] = []
+        self.busy_samples: list[Mapping[str, float]] = []
         self._run()
-        seconds_per_iteration = self._run() / least
-        count = math.ceil((_ITERATIONS_S if seconds is None else seconds) / max(seconds_per_iteration, 1e-6))
-        self._count = distributed.exchange(max(least, count))[0]
+        seconds_per_iteration = self._run() / min_iterations
+        count = math.ceil((_ROUND_SECONDS if seconds is None else seconds) / max(seconds_per_iteration, 1e-6))
+        self._count = distributed.exchange(max(min_iterations, count))[0]
 
     def measure(self) -> None:
         """Runs one round."""
         busy_before = self._engine.busy_seconds()
         self.samples.append(self._run() / self._count)
         busy_after = self._engine.busy_seconds()
-        self.busy.append(
+        self.busy_samples.append(
             {group: (busy_after[group] - busy_before[group]) / self._count for group in busy_after}
         )
 
@@ -101,9 +101,9 @@ class Iterations:
         """Seconds per iteration in the best round."""
         return min(self.samples)
 
-    def busy_s(self, group: str) -> float | None:
+    def busy_seconds(self, group: str) -> float | None:
         """Busy seconds of a group per iteration, in its best round; None for a single group."""
-        busy_seconds = [sample[group] for sample in self.busy if group in sample]
+        busy_seconds = [sample[group] for sample in self.busy_samples if group in sample]
         return min(busy_seconds) if busy_seconds else None
 
     def _run(self) -> float:
@@ -133,7 +133,7 @@ def _local_leaves(engine: Engine, state: Any) -> list[Any]:
         return jax.jit(init)(jax.random.key(0))
 
 
-def _rates(engine: Engine, group: Group, fragments: Sequence[Placed]) -> Rates | None:
+def _prepare_rates(engine: Engine, group: Group, fragments: Sequence[Placed]) -> Rates | None:
     """The rates of a group's devices for its fragments; None if no device is in this process."""
     devices = [engine.devices[i] for i in group.devices]
     local_devices = [device for device in devices if device.process_index == jax.process_index()]
@@ -141,12 +141,12 @@ def _rates(engine: Engine, group: Group, fragments: Sequence[Placed]) -> Rates |
         return None
     rates = Rates(local_devices)
     own_fragments = [placed for placed in fragments if placed.group == group]
-    products = _per_iteration(own_fragments).products
+    products = _work_per_iteration(own_fragments).products
     rates.prepare(_largest_products(products), [placed.border for placed in own_fragments])
     return rates
 
 
-def _per_iteration(fragments: Sequence[Placed]) -> Work:
+def _work_per_iteration(fragments: Sequence[Placed]) -> Work:
     """The work per iteration; a fragment whose parent is among `fragments` counts as part of it."""
     names = {placed.site.fragment.name for placed in fragments}
     return sum_of_work(
@@ -168,15 +168,15 @@ def _largest_products(products: Mapping[Product, int]) -> list[Product]:
     return largest
 
 
-def profile_of_parts(
+def make_profile(
     plan: Plan,
     fragments: Sequence[Placed],
     iterations: Iterations,
-    repeated: Mapping[str, Repeated],
+    benchmarks: Mapping[str, Repeated],
     rates: Mapping[str, Rates | None],
     rounds: int,
 ) -> Profile:
-    """Builds the profile."""
+    """Combines the measurements of all rounds into a `Profile`."""
     rows = []
     for placed in fragments:
         fragment, group_rates = placed.site.fragment, rates[placed.group.name]
@@ -191,7 +191,7 @@ def profile_of_parts(
                 exact=fragment.calls_exact,
                 flops=fragment.flops_per_call * (plan.graph.agents or 1),
                 work=placed.work,
-                seconds=repeated[fragment.name].seconds if fragment.name in repeated else None,
+                seconds=benchmarks[fragment.name].seconds if fragment.name in benchmarks else None,
                 products_s=0.0 if group_rates is None else group_rates.seconds(placed.work.products),
                 memory_s=0.0 if group_rates is None else group_rates.memory_seconds(placed.border),
             )
@@ -206,19 +206,19 @@ def profile_of_parts(
         usual_s=statistics.median(iterations.samples),
         rounds=rounds,
         fragments=tuple(rows),
-        products=tuple(_products(plan.groups, fragments, rates)),
-        groups=tuple(_group(group, fragments, iterations, repeated) for group in plan.groups),
+        products=tuple(_product_profiles(plan.groups, fragments, rates)),
+        groups=tuple(_group_profile(group, fragments, iterations, benchmarks) for group in plan.groups),
         memory_rate=0.0 if first_rates is None else first_rates.memory_rate,
-        notes=tuple(_notes(fragments, repeated)),
+        notes=tuple(_make_notes(fragments, benchmarks)),
     )
 
 
-def _products(
+def _product_profiles(
     groups: Sequence[Group], fragments: Sequence[Placed], rates: Mapping[str, Rates | None]
 ) -> list[ProductProfile]:
     profiles = []
     for group in groups:
-        work = _per_iteration([placed for placed in fragments if placed.group == group])
+        work = _work_per_iteration([placed for placed in fragments if placed.group == group])
         group_rates = rates[group.name]
         measured = {} if group_rates is None else group_rates.products
         for product, calls in work.products.items():
@@ -227,24 +227,25 @@ def _products(
     return profiles
 
 
-def _group(
-    group: Group, fragments: Sequence[Placed], iterations: Iterations, repeated: Mapping[str, Repeated]
+def _group_profile(
+    group: Group, fragments: Sequence[Placed], iterations: Iterations, benchmarks: Mapping[str, Repeated]
 ) -> GroupProfile:
-    """The time of a group; a timed fragment does not count if its parent is timed too."""
+    """The time of a group. A fragment whose parent is timed counts as part of the parent."""
     own_fragments = {
         placed.site.fragment.name: placed.site.fragment for placed in fragments if placed.group == group
     }
     seconds = 0.0
     for name, fragment in own_fragments.items():
-        if name in repeated and fragment.parent not in {
-            timed for timed in own_fragments if timed in repeated
-        }:
-            seconds += repeated[name].seconds * fragment.calls_per_iteration
-    return GroupProfile(group.name, len(group), iterations.busy_s(group.name), seconds)
+        is_counted_by_parent = fragment.parent in own_fragments and fragment.parent in benchmarks
+        if name in benchmarks and not is_counted_by_parent:
+            seconds += benchmarks[name].seconds * fragment.calls_per_iteration
+    return GroupProfile(group.name, len(group), iterations.busy_seconds(group.name), seconds)
 
 
-def _notes(fragments: Sequence[Placed], repeated: Mapping[str, Repeated]) -> list[str]:
-    missing = [placed.site.fragment.name for placed in fragments if placed.site.fragment.name not in repeated]
+def _make_notes(fragments: Sequence[Placed], benchmarks: Mapping[str, Repeated]) -> list[str]:
+    missing = [
+        placed.site.fragment.name for placed in fragments if placed.site.fragment.name not in benchmarks
+    ]
     inexact = [placed.site.fragment.name for placed in fragments if not placed.work.exact]
     notes = []
     if missing:
@@ -253,7 +254,7 @@ def _notes(fragments: Sequence[Placed], repeated: Mapping[str, Repeated]) -> lis
         )
     if inexact:
         notes.append(
-            f"operations depend on the data (upper bound of a loop, or one trip; dearest branch):"
-            f" {', '.join(inexact)}"
+            f"counts of operations depend on the data (a loop counts its maximum number of trips, or one;"
+            f" a conditional counts its most expensive branch): {', '.join(inexact)}"
         )
     return notes

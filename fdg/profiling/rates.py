@@ -48,7 +48,7 @@ class Rates:
         }
         compile_all(self._benchmarks())
         for benchmark in self._benchmarks():
-            benchmark.also_in(self._lanes)
+            benchmark.choose_copies(self._lanes)
 
     def measure(self) -> None:
         """Runs one round."""

@@ -1,4 +1,4 @@
-"""Times a function by many calls in one program, which excludes the host's overhead.
+"""Times a function by calling it many times in one program, so that the host's overhead is excluded.
 
 The number of calls is an argument. The inputs of each call pass an optimization barrier with the index of the
 call, so that XLA can neither hoist nor drop the call. Results that are inputs of the next call are updated in
@@ -25,7 +25,7 @@ class Sample(NamedTuple):
     """Seconds of a run with calls, and of a run without calls."""
 
     calls: float
-    none: float
+    without_calls: float
 
 
 class Repeated:
@@ -35,21 +35,21 @@ class Repeated:
         self,
         function: Callable,
         arguments: Sequence[Any],
-        handed_on: Mapping[int, int] | None = None,
-        goes_on: bool = False,
+        feedback: Mapping[int, int] | None = None,
+        continues: bool = False,
         times: int = 1,
     ):
         """Does not compile: call `compile_all`.
 
-        Result k is argument `handed_on[k]` of the next call. With `goes_on`, a run starts from the results of
-        the previous run, as host callbacks require. `seconds` is the time of `times` calls.
+        Result k is argument `feedback[k]` of the next call. With `continues`, a run starts from the results
+        of the previous run, which host callbacks with state need. `seconds` is the time of `times` calls.
         """
-        self._arguments, self._goes_on = list(arguments), goes_on
-        self._function = jax.jit(_repeat_function(function, dict(handed_on or {})))
+        self._arguments, self._goes_on = list(arguments), continues
+        self._function = jax.jit(_repeat_function(function, dict(feedback or {})))
         self._run: Any = None
         self._times = times
         self._calls = 1
-        self.lanes = 1  # concurrent copies of the program
+        self.num_copies = 1  # concurrent copies of the program
         self._spans_processes = any(not x.is_fully_addressable for x in arguments)
         self.samples: list[Sample] = []  # one per round
 
@@ -57,20 +57,25 @@ class Repeated:
         """Lowers the program."""
         return self._function.lower(np.int32(0), self._arguments)
 
-    def compiled(self, run: Any) -> None:
+    def set_compiled(self, run: Any) -> None:
         """Sets the compiled program and chooses the number of calls in a round."""
         self._run = run
-        self._seconds(1)
-        self._find_calls()
+        self._time_run(1)
+        self._choose_num_calls()
 
-    def also_in(self, lanes: int) -> None:
-        """Runs `lanes` copies concurrently if that increases throughput; a sample has a call per copy."""
-        if lanes == 1:
+    def choose_copies(self, num_copies: int) -> None:
+        """Chooses between one copy and `num_copies` concurrent copies, whichever has the higher throughput.
+
+        Later samples run this many copies.
+        """
+        if num_copies == 1:
             return
         seconds = {}
-        for self.lanes in (1, lanes):
-            seconds[self.lanes] = self._per_call([self._sample() for _ in range(3)]) / self.lanes
-        self.lanes = min(seconds, key=lambda count: seconds[count])
+        for self.num_copies in (1, num_copies):
+            seconds[self.num_copies] = (
+                self._seconds_per_call([self._sample() for _ in range(3)]) / self.num_copies
+            )
+        self.num_copies = min(seconds, key=lambda count: seconds[count])
 
     def measure(self) -> None:
         """Runs one round."""
@@ -79,12 +84,12 @@ class Repeated:
     @property
     def seconds(self) -> float:
         """Seconds of `times` calls."""
-        return self._times * self._per_call(self.samples) / self.lanes
+        return self._times * self._seconds_per_call(self.samples) / self.num_copies
 
-    def _find_calls(self) -> None:
+    def _choose_num_calls(self) -> None:
         while True:
             # Two samples, since one disturbed sample would lead to rounds with too few calls.
-            seconds = self._per_call([self._sample() for _ in range(2)]) * self._calls
+            seconds = self._seconds_per_call([self._sample() for _ in range(2)]) * self._calls
             if self._spans_processes:  # all processes must run the same number of calls
                 seconds = distributed.exchange(seconds)[0]
             if seconds >= ROUND_S / 2 or self._calls >= _MAX_CALLS:
@@ -93,16 +98,16 @@ class Repeated:
             self._calls = min(_MAX_CALLS, num_calls)
 
     def _sample(self) -> Sample:
-        return Sample(self._seconds(self._calls), self._seconds(0))
+        return Sample(self._time_run(self._calls), self._time_run(0))
 
-    def _per_call(self, samples: Sequence[Sample]) -> float:
+    def _seconds_per_call(self, samples: Sequence[Sample]) -> float:
         """Seconds per call, from the shortest run with calls and the shortest without."""
-        calls, none = (min(times) for times in zip(*samples, strict=True))
-        return (calls - none if calls > none else calls) / self._calls
+        calls, without_calls = (min(times) for times in zip(*samples, strict=True))
+        return (calls - without_calls if calls > without_calls else calls) / self._calls
 
-    def _seconds(self, calls: int) -> float:
+    def _time_run(self, calls: int) -> float:
         start_time = time.perf_counter()
-        running = [self._run(np.int32(calls), self._arguments) for _ in range(self.lanes)]
+        running = [self._run(np.int32(calls), self._arguments) for _ in range(self.num_copies)]
         jax.block_until_ready(running)
         seconds = time.perf_counter() - start_time
         if self._goes_on:
@@ -118,24 +123,24 @@ def compile_all(repeated: Iterable[Repeated]) -> None:
     with ThreadPoolExecutor() as pool:
         runs = list(pool.map(lambda program: program.compile(), lowered))
     for program, run in zip(programs, runs, strict=True):
-        program.compiled(run)
+        program.set_compiled(run)
 
 
-def rounds(programs: Mapping[Any, Repeated], count: int, lanes: int = 1) -> dict[Any, list[float]]:
-    """Seconds per call by program, one for each of `count` rounds, with `lanes` concurrent copies."""
+def rounds(programs: Mapping[Any, Repeated], count: int, num_copies: int = 1) -> dict[Any, list[float]]:
+    """For each program, seconds per call in each of `count` rounds, with `num_copies` concurrent copies."""
     seconds: dict[Any, list[float]] = {name: [] for name in programs}
     for _ in range(count):
         for name, program in programs.items():
-            program.lanes = lanes
+            program.num_copies = num_copies
             program.samples.clear()
             program.measure()
-            seconds[name].append(max(program.seconds * lanes, 1e-10))
+            seconds[name].append(max(program.seconds * num_copies, 1e-10))
     return seconds
 
 
-def _repeat_function(function: Callable, handed_on: dict[int, int]) -> Callable:
+def _repeat_function(function: Callable, feedback: dict[int, int]) -> Callable:
     def run(calls: jax.Array, arguments: list[Any]) -> Any:
-        carried = {j: arguments[j] for j in handed_on.values()}
+        carried = {j: arguments[j] for j in feedback.values()}
         fixed = {j: x for j, x in enumerate(arguments) if j not in carried}
 
         def call_once(carry: Any) -> Any:
@@ -143,11 +148,11 @@ def _repeat_function(function: Callable, handed_on: dict[int, int]) -> Callable:
             i, carried, constants = jax.lax.optimization_barrier((i, carried, fixed))
             inputs = {**carried, **constants}
             results = [_without_weak_type(x) for x in function(*(inputs[j] for j in range(len(arguments))))]
-            carried = {j: results[k] for k, j in handed_on.items()}
-            return i + 1, carried, [x for k, x in enumerate(results) if k not in handed_on]
+            carried = {j: results[k] for k, j in feedback.items()}
+            return i + 1, carried, [x for k, x in enumerate(results) if k not in feedback]
 
         shapes = jax.eval_shape(function, *arguments)
-        empty = [jnp.zeros(x.shape, x.dtype) for k, x in enumerate(shapes) if k not in handed_on]
+        empty = [jnp.zeros(x.shape, x.dtype) for k, x in enumerate(shapes) if k not in feedback]
         start = jnp.int32(0), jax.tree.map(_without_weak_type, carried), empty
         return jax.lax.while_loop(lambda carry: carry[0] < calls, call_once, start)[1:]
 

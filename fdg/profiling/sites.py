@@ -33,8 +33,8 @@ class Site:
     outputs: tuple[core.Var, ...]  # its results, without dropped ones; `output_axes` are their batch axes
     axes: tuple[int | None, ...]
     output_axes: tuple[int | None, ...]
-    # state: output k reaches input `handed_on[k]` of a later call, in this iteration or the next
-    handed_on: Mapping[int, int]
+    # state: output k reaches input `feedback[k]` of a later call, in this iteration or the next
+    feedback: Mapping[int, int]
 
     @functools.cached_property
     def jaxpr(self) -> ClosedJaxpr:
@@ -62,13 +62,13 @@ def _site(reader: Reader, fragment: Fragment, eqn: core.JaxprEqn, scope: Scope) 
         if not isinstance(v, core.DropVar)
     ]
     numbers = {reader.number(scope, v): k for k, (v, _) in enumerate(results)}
-    handed_on: dict[int, int] = {}
+    feedback: dict[int, int] = {}
     for j, v in enumerate(axes):
         sources = {
             numbers[value] for _, value, _ in reader.sources(scope, [v], nested=True) if value in numbers
         }
         if len(sources) == 1 and results[k := sources.pop()][0].aval == v.aval:
-            handed_on.setdefault(k, j)
+            feedback.setdefault(k, j)
     return Site(
         fragment,
         eqn,
@@ -76,7 +76,7 @@ def _site(reader: Reader, fragment: Fragment, eqn: core.JaxprEqn, scope: Scope) 
         tuple(v for v, _ in results),
         tuple(axes.values()),
         tuple(axis for _, axis in results),
-        handed_on,
+        feedback,
     )
 
 

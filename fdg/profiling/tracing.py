@@ -1,7 +1,7 @@
-"""Traces an iteration: records the operations on each thread or stream, and their fragments.
+"""Records a profiler trace of one iteration, and writes it for TensorBoard and Perfetto.
 
-JAX's profiler writes files for TensorBoard. In addition, a file for https://ui.perfetto.dev has the
-operations with a second track of their fragments, taken from the compiled programs.
+The file for https://ui.perfetto.dev has two tracks per thread or stream: operations, and the fragments that
+they belong to (read from the compiled programs).
 """
 
 import gzip
@@ -24,8 +24,8 @@ PERFETTO = "trace.json.gz"
 _ENCLOSING = re.compile(r"(while|call|conditional)([.\d]|$)")  # their duration includes their bodies
 
 
-class TracedOperation(NamedTuple):
-    """A traced operation; times in nanoseconds."""
+class TraceSpan(NamedTuple):
+    """A traced operation, or consecutive operations of one fragment; times in nanoseconds."""
 
     name: str
     fragment: str
@@ -33,7 +33,7 @@ class TracedOperation(NamedTuple):
     duration: float
 
 
-def profile_iteration(engine: Engine, state: Any, directory: Path | None) -> Path | None:
+def trace_iteration(engine: Engine, state: Any, directory: Path | None) -> Path | None:
     """Traces one iteration from a copy of a state. All processes must call it.
 
     Args:
@@ -52,17 +52,17 @@ def profile_iteration(engine: Engine, state: Any, directory: Path | None) -> Pat
     if os.path.lexists(directory / "plugins"):
         files.remove(directory / "plugins")
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # interpreter calls would slow the traced program down
+    options.python_tracer_level = 0  # recording Python calls would slow the program down
     with jax.profiler.trace(str(directory), profiler_options=options):
         jax.block_until_ready(engine.run(state, 1))
-    fragment_by_operation = fragments_of(program.hlo() for program in engine.programs if program.is_here)
+    fragment_by_operation = read_fragments(program.hlo() for program in engine.programs if program.is_here)
     target = directory / PERFETTO
     with files.replacing(target) as compressed, gzip.open(compressed, "wt", compresslevel=5) as file:
         json.dump({"traceEvents": list(_events(_threads(directory, fragment_by_operation)))}, file)
     return target
 
 
-def fragments_of(hlo: Iterable[str]) -> Mapping[tuple[str, str], str]:
+def read_fragments(hlo: Iterable[str]) -> Mapping[tuple[str, str], str]:
     """The innermost fragment of each operation, by the names of module and operation."""
     fragment_by_operation = {}
     for text in hlo:
@@ -80,7 +80,7 @@ def fragments_of(hlo: Iterable[str]) -> Mapping[tuple[str, str], str]:
 
 def _threads(
     directory: Path, fragment_by_operation: Mapping[tuple[str, str], str]
-) -> Iterator[tuple[str, list[TracedOperation]]]:
+) -> Iterator[tuple[str, list[TraceSpan]]]:
     """The operations of each thread or stream, in order."""
     for path in sorted(directory.glob("plugins/profile/*/*.xplane.pb")):
         data = jax.profiler.ProfileData.from_file(str(path))
@@ -93,7 +93,7 @@ def _threads(
                         continue
                     name = str(stats["hlo_op"])
                     fragment = fragment_by_operation.get((str(stats.get("hlo_module", "")), name), BETWEEN)
-                    operations.append(TracedOperation(name, fragment, event.start_ns, event.duration_ns))
+                    operations.append(TraceSpan(name, fragment, event.start_ns, event.duration_ns))
                 if operations:
                     yield (
                         f"{plane.name} {line.name}",
@@ -101,7 +101,7 @@ def _threads(
                     )
 
 
-def merged(operations: Iterable[TracedOperation]) -> list[TracedOperation]:
+def merge_by_fragment(operations: Iterable[TraceSpan]) -> list[TraceSpan]:
     """Merges consecutive operations of a fragment; drops operations that enclose others.
 
     >>> parts = [("while.1", "learn", 0, 9), ("dot.1", "act", 1, 2), ("add.1", "act", 4, 1)]
@@ -109,7 +109,7 @@ def merged(operations: Iterable[TracedOperation]) -> list[TracedOperation]:
     >>> [(each.fragment, each.start, each.duration) for each in merged_parts]
     [('act', 1, 4), ('step', 6, 1)]
     """
-    spans: list[TracedOperation] = []
+    spans: list[TraceSpan] = []
     for operation in operations:
         if _ENCLOSING.match(operation.name):
             continue
@@ -122,7 +122,7 @@ def merged(operations: Iterable[TracedOperation]) -> list[TracedOperation]:
     return spans
 
 
-def _events(threads: Iterable[tuple[str, list[TracedOperation]]]) -> Iterator[dict[str, Any]]:
+def _events(threads: Iterable[tuple[str, list[TraceSpan]]]) -> Iterator[dict[str, Any]]:
     """Events of the trace format that Perfetto reads; times in microseconds from the first.
 
     >>> dot, add = TracedOperation("dot.1", "act", 7_000, 2_000), TracedOperation("add.1", "act", 9_500, 500)
@@ -131,14 +131,16 @@ def _events(threads: Iterable[tuple[str, list[TracedOperation]]]) -> Iterator[di
     [(0, 'act', 0.0, 3.0), (1, 'dot.1', 0.0, 2.0), (1, 'add.1', 2.5, 0.5)]
     """
     all_threads = list(threads)
-    begin = min((operations[0].start for _, operations in all_threads), default=0.0)
+    first_start = min((operations[0].start for _, operations in all_threads), default=0.0)
     for number, (thread, operations) in enumerate(all_threads):
         yield {"ph": "M", "pid": number, "name": "process_name", "args": {"name": thread}}
-        for i, (title, row) in enumerate([("fragments", merged(operations)), ("operations", operations)]):
+        for i, (title, row) in enumerate(
+            [("fragments", merge_by_fragment(operations)), ("operations", operations)]
+        ):
             spans = (
                 (
                     operation.name,
-                    (operation.start - begin) / 1e3,
+                    (operation.start - first_start) / 1e3,
                     operation.duration / 1e3,
                     {"fragment": operation.fragment},
                 )

@@ -12,7 +12,7 @@ from fdg.errors import FdgWarning
 from fdg.processes import distributed
 from fdg.profiling.measuring import profile as measure
 from fdg.profiling.report import Profile
-from fdg.profiling.tracing import profile_iteration
+from fdg.profiling.tracing import trace_iteration
 from fdg.profiling.work import Work
 from fdg.showing.bars import timeline_svg, timeline_trace
 
@@ -43,11 +43,11 @@ def as_json(profile: Profile) -> dict[str, Any]:
 
 
 def _without_end_warning() -> warnings.catch_warnings:
-    """A context that ignores fdg's warnings, such as that iterations are past the end of the run."""
+    """A context that ignores every `FdgWarning`, such as the one about iterations past the end of the run."""
     return warnings.catch_warnings(action="ignore", category=FdgWarning)
 
 
-def profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
+def write_profile(engine: Engine, state: Any, run: Path) -> list[str]:
     """Profiles an engine, traces an iteration, and writes both; returns lines to print.
 
     All processes must call it, and process 0 writes. Copies the state, and replaces earlier profiles in the
@@ -56,31 +56,31 @@ def profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
     with _without_end_warning():
         profile = measure(engine, state)
         directory = files.make_folder(run / DIRECTORY) if distributed.is_first() else None
-        perfetto = profile_iteration(engine, state, directory)
+        perfetto = trace_iteration(engine, state, directory)
     if directory is None:
         return []
     files.write(directory / "profile.txt", f"{profile}\n".encode())
     files.write(directory / "profile.json", (json.dumps(as_json(profile), indent=1) + "\n").encode())
     return [
         f"\n{profile}\n",
-        f"profile {directory / 'profile.txt'}, and as numbers profile.json in the same folder",
-        f"trace of one iteration {perfetto}: open it in https://ui.perfetto.dev, or give TensorBoard"
-        f" --logdir {directory}",
+        f"profile: {directory / 'profile.txt'} (as JSON: profile.json in the same folder)",
+        f"trace of one iteration: {perfetto} (open it in https://ui.perfetto.dev, or run tensorboard --logdir"
+        f" {directory})",
     ]
 
 
-def timeline_run(engine: Engine, state: Any, run: Path) -> list[str]:
-    """Trains for some further iterations, and writes when each program ran; returns lines to print."""
+def write_timeline(engine: Engine, state: Any, run: Path) -> list[str]:
+    """Trains for some further iterations, and writes a timeline of the programs; returns lines to print."""
     with _without_end_warning():
         bars = engine.timeline(state, _ITERATIONS)
     if not distributed.is_first():
         return []
     if not bars:
         return ["no timeline: all fragments are one program on the same devices; --profile shows its parts"]
-    picture, traced = run / TIMELINE, run / TRACE
-    files.write(picture, timeline_svg(bars).encode())
-    files.write(traced, (json.dumps(timeline_trace(bars)) + "\n").encode())
+    svg_path, trace_path = run / TIMELINE, run / TRACE
+    files.write(svg_path, timeline_svg(bars).encode())
+    files.write(trace_path, (json.dumps(timeline_trace(bars)) + "\n").encode())
     return [
-        f"timeline of {_ITERATIONS} iterations {picture}, and {traced} for https://ui.perfetto.dev: a row for"
-        f" each of {', '.join(dict.fromkeys(bar.group for bar in bars))}"
+        f"timeline of {_ITERATIONS} iterations: {svg_path} (for https://ui.perfetto.dev: {trace_path}), with"
+        f" one row per group: {', '.join(dict.fromkeys(bar.group for bar in bars))}"
     ]

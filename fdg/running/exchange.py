@@ -23,7 +23,7 @@ _DEVICE_AXIS = "devices"  # the axis of the mesh of both groups
 _Pairs = tuple[tuple[int, int], ...]  # (from, to) devices
 
 
-class Crossings:
+class ProcessCollectives:
     """Serialises collectives between processes: one at a time, in the same order in every process."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Crossings:
 class Exchange:
     """Transfers arrays between two meshes that span processes: a `transfers.Transfer`.
 
-    Every process with a device in either mesh must call it, in the same order (see `Crossings`).
+    Every process with a device in either mesh must call it, in the same order (see `ProcessCollectives`).
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class Exchange:
         source: Mesh,
         target: Mesh,
         layouts: Sequence[tuple[Layout, Layout]],
-        crossings: Crossings | None = None,
+        collectives: ProcessCollectives | None = None,
     ):
         self.source, self.target, self.layouts = source, target, list(layouts)
         devices = list(dict.fromkeys((*source.devices.flat, *target.devices.flat)))
         self.union = make_mesh(devices, _DEVICE_AXIS)
         self._position = {device: i for i, device in enumerate(devices)}
         self._routes = [find_route(a, b) for a, b in self.layouts]
-        self._crossings = crossings or Crossings()
+        self._collectives = collectives or ProcessCollectives()
         self.programs: dict[str, Any] = {}
         self.bytes = 0
         process = jax.process_index()
@@ -97,14 +97,14 @@ class Exchange:
 
     def exchange(self, sent: Any) -> list[Any]:
         """Runs the collective on the result of `cut`; returns the arrays on the target."""
-        self._crossings.wait()
+        self._collectives.wait()
         outgoing = []
         for k, block in enumerate(self._sent_blocks):
             blocks = {} if sent is None else {x.device: x.data for x in sent[k].addressable_shards}
             local = [blocks[d] if d in blocks else self._zero_block(block, d) for d in self._local]
             outgoing.append(self._assemble(self.union, block, local))
         incoming = self.programs["exchange"].compiled(outgoing)
-        self._crossings.started(incoming)
+        self._collectives.started(incoming)
         if not self._targets:
             return [None] * len(self.layouts)
         received = []

@@ -39,7 +39,7 @@ from fdg.running.program import is_here, spans_processes
 Action: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]  # maps input arrays to output arrays
 _QueuedCall: TypeAlias = tuple[Action, Sequence[Any], "list[Promised]"]
 
-CROSSING = "between processes"  # the lane of transfers between processes
+COLLECTIVE_LANE = "between processes"  # the lane of transfers between processes
 
 LIMIT = "FDG_HOST_TIMEOUT"  # environment variable: the limit in seconds for one call of a host function
 _DEFAULT_LIMIT_S = 1800.0  # its default
@@ -91,14 +91,14 @@ class Lanes:
     """The lanes of some groups: a context in which their threads run."""
 
     def __init__(self, groups: Iterable[str]):
-        # The groups that have a lane; with several processes, calls of other groups are on `CROSSING`.
+        # The groups that have a lane; with several processes, calls of other groups are on `COLLECTIVE_LANE`.
         self.groups = tuple(groups)
         self._run: _Run | None = None
         self._abandoned: list[threading.Thread] = []
 
     def deferred(self, group: str, call: Action, count: int) -> Action:
         """Wraps a call so that it is queued on the group's lane and returns `count` promised arrays."""
-        lane = group if group in self.groups else CROSSING
+        lane = group if group in self.groups else COLLECTIVE_LANE
 
         def put(arrays: Sequence[Any]) -> Sequence[Any]:
             assert self._run is not None
@@ -120,7 +120,7 @@ class Lanes:
                 f"{function_name} of the previous run has not returned after {seconds:.0f} s: wait for it,"
                 " or start a new process"
             )
-        self._run = _Run([*self.groups, *([CROSSING] if jax.process_count() > 1 else [])])
+        self._run = _Run([*self.groups, *([COLLECTIVE_LANE] if jax.process_count() > 1 else [])])
         try:
             self._run.begin()
         except BaseException as error:

@@ -12,7 +12,7 @@ from fdg.arguments import quoted
 from fdg.jax_internals import internal
 from fdg.keys import words
 from fdg.placing.scheduling.schedule import Value
-from fdg.running.steps import Interpreter, Memory
+from fdg.running.steps import Memory, StepBuilder
 from fdg.running.transfers import Transfer
 
 
@@ -110,17 +110,17 @@ class LeafCopies:
     returned.
     """
 
-    def __init__(self, leaves: Sequence[Sequence[Value]], interpreter: Interpreter):
-        self._slots = [[interpreter.slot(value) for value in values] for values in leaves]
+    def __init__(self, leaves: Sequence[Sequence[Value]], builder: StepBuilder):
+        self._slots = [[builder.slot(value) for value in values] for values in leaves]
         by_groups: dict[tuple[str, str], list[tuple[int, Value, Value]]] = collections.defaultdict(list)
         for i, (primary, *copies) in enumerate(leaves):
             for value in copies:
                 by_groups[primary.group, value.group].append((i, primary, value))
         self._copiers: list[tuple[list[int], list[int], Transfer]] = []
         for triples in by_groups.values():
-            transfer = interpreter.transfer([(a, b) for _, a, b in triples], 0)
+            transfer = builder.transfer([(a, b) for _, a, b in triples], 0)
             if transfer is not None:
-                slots = [interpreter.slot(b) for *_, b in triples]
+                slots = [builder.slot(b) for *_, b in triples]
                 self._copiers.append(([i for i, *_ in triples], slots, transfer))
         self._returned = ReturnedArrays()
         self._kept_copies: list[tuple[int, Any]] = []

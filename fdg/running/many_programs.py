@@ -19,7 +19,7 @@ from fdg.running.lanes import Action, lanes_of, wait_for
 from fdg.running.leaves import LeafCopies
 from fdg.running.metrics import Chunk, PendingMetrics
 from fdg.running.program import Program, compile_programs
-from fdg.running.steps import Interpreter, Memory, rebind
+from fdg.running.steps import Memory, StepBuilder, move_slots
 from fdg.running.timeline import Timeline
 
 ROWS = 64
@@ -28,8 +28,8 @@ ROWS = 64
 class RowStacks:
     """Stacks the metrics of up to `ROWS` iterations, with one program for each group."""
 
-    def __init__(self, metrics: Sequence[Value], interpreter: Interpreter):
-        meshes = interpreter.meshes
+    def __init__(self, metrics: Sequence[Value], builder: StepBuilder):
+        meshes = builder.meshes
         by_group: dict[str, list[int]] = collections.defaultdict(list)
         for i, value in enumerate(metrics):
             by_group[value.group].append(i)
@@ -39,7 +39,7 @@ class RowStacks:
             rows = [value_shape(mesh, metrics[i]) for i in positions for _ in range(ROWS)]
             stack = jax.jit(_stack_rows, out_shardings=batch_sharding(mesh, None))
             program = Program(f"stack {group}", (), tuple(mesh.devices.flat), 0, stack, (rows,))
-            start = interpreter.on_lane(group, program, len(positions))
+            start = builder.on_lane(group, program, len(positions))
             self._group_stacks.append((positions, program, start))
         self.programs = tuple(program for _, program, _ in self._group_stacks)
         words = [keys.words_shape(value.shape, value.dtype) for value in metrics]
@@ -91,28 +91,27 @@ class ManyPrograms:
         self.timeline = self._timeline = Timeline(list(meshes))
         weakref.finalize(self, self._timeline.close)
         self._lanes = lanes_of(schedule, meshes)
-        self._interpreter = interpreter = Interpreter(plan.groups, meshes, self._timeline, self._lanes)
-        self._steps = interpreter.build(schedule.steps)
+        self._builder = builder = StepBuilder(plan.groups, meshes, self._timeline, self._lanes)
+        self._steps = builder.build(schedule.steps)
         self._calls = sum(times for _, times in schedule.calls())
-        self._carried_slots = interpreter.slots(schedule.carry)
-        self._metric_slots = [interpreter.slot(value) for value in schedule.metrics]
-        self._metrics, self._stack = plan.graph.metrics, RowStacks(schedule.metrics, interpreter)
-        self._copies = LeafCopies(schedule.leaves, interpreter)
-        self.shapes = [interpreter.shape(values[0]) for values in schedule.leaves]
+        self._carried_slots = builder.slots(schedule.carry)
+        self._metric_slots = [builder.slot(value) for value in schedule.metrics]
+        self._metrics, self._stack = plan.graph.metrics, RowStacks(schedule.metrics, builder)
+        self._copies = LeafCopies(schedule.leaves, builder)
+        self.shapes = [builder.shape(values[0]) for values in schedule.leaves]
         self._host_constants = [
-            (interpreter.slot(value), plan.constants[i], interpreter.shape(value))
-            for i, value in schedule.constants
+            (builder.slot(value), plan.constants[i], builder.shape(value)) for i, value in schedule.constants
         ]
         self._constants: list[tuple[int, jax.Array]] | None = None
         carried_values = {start for _, start in schedule.carry}
-        self._tokens = [interpreter.slot(value) for _, value in schedule.constants if value in carried_values]
+        self._tokens = [builder.slot(value) for _, value in schedule.constants if value in carried_values]
         self._last_tokens: list[tuple[int, jax.Array]] = []
-        self.programs = tuple(interpreter.programs)
+        self.programs = tuple(builder.programs)
 
     @property
     def moved_bytes(self) -> int:
         """Bytes transferred between groups so far."""
-        return self._interpreter.moved_bytes
+        return self._builder.moved_bytes
 
     def compile(self) -> None:
         """Compiles all programs and copies constants to the devices."""
@@ -129,7 +128,7 @@ class ManyPrograms:
         `stop` returns True.
         """
         is_single_process = jax.process_count() == 1
-        memory = self._interpreter.memory()
+        memory = self._builder.memory()
         for slot, value in self._constants or ():
             memory.arrays[slot] = value
         for slot, token in self._last_tokens:  # effects run after the effects of the previous call
@@ -143,7 +142,7 @@ class ManyPrograms:
         self._last_tokens = [
             (slot, memory.arrays[slot]) for slot in self._tokens if memory.arrays[slot] is not None
         ]
-        self._interpreter.crossings.wait()
+        self._builder.collectives.wait()
         chunks = [([wait_for(buffer) for buffer in buffers], count) for buffers, count in chunks]
         share = self._stack.share if jax.process_count() > 1 else None
         return self._leaves(memory), PendingMetrics(self._metrics, chunks, share)
@@ -154,7 +153,7 @@ class ManyPrograms:
         rows: list[list[Any]] = []
         in_flight: collections.deque[Any] = collections.deque()
         for i in range(iterations):
-            memory.watch(self._timeline.watches(self._calls))
+            memory.set_timed(self._timeline.watches(self._calls))
             for step in self._steps:
                 step(memory)
             rows.append([memory.arrays[slot] for slot in self._metric_slots])
@@ -162,7 +161,7 @@ class ManyPrograms:
             if len(rows) == ROWS or is_last:
                 chunks.append((self._stack(rows), len(rows)))
                 rows = []
-            rebind(memory, self._carried_slots)
+            move_slots(memory, self._carried_slots)
             in_flight.append(self._timeline.latest())
             if len(in_flight) > _MAX_IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())

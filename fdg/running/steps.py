@@ -24,8 +24,8 @@ from fdg.placing.layout import Layout
 from fdg.placing.policy import Group
 from fdg.placing.resharding import Change
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, Step, Value
-from fdg.running.exchange import Crossings, Exchange
-from fdg.running.lanes import CROSSING, Action, Lanes, holds_host
+from fdg.running.exchange import Exchange, ProcessCollectives
+from fdg.running.lanes import COLLECTIVE_LANE, Action, Lanes, holds_host
 from fdg.running.program import Program, is_here, spans_processes
 from fdg.running.timeline import ProgramRun, Timeline
 from fdg.running.transfers import Mover, Transfer
@@ -102,7 +102,10 @@ def shardings(change: Change, mesh: Mesh) -> tuple[NamedSharding, NamedSharding]
 
 
 def resharding(change: Change, mesh: Mesh) -> Any:
-    """The program that reshards one array. It donates nothing: the result has another size per device."""
+    """The program that reshards one array.
+
+    Nothing is donated, since input and result have different sizes per device.
+    """
     _, after = shardings(change, mesh)
     return jax.jit(lambda x: x, out_shardings=after)
 
@@ -110,23 +113,23 @@ def resharding(change: Change, mesh: Mesh) -> Any:
 class Memory:
     """Slots for the values of a schedule."""
 
-    __slots__ = ("arrays", "makers")
+    __slots__ = ("arrays", "producers")
 
     def __init__(self, size: int):
         self.arrays: list[Any] = [None] * size  # the array of each slot; None if empty
-        # the program run that computes each array (None for older arrays); None if the iteration is not timed
-        self.makers: list[ProgramRun | None] | None = None
+        # the run of the program that computes each array (None for older arrays); None in untimed iterations
+        self.producers: list[ProgramRun | None] | None = None
 
-    def watch(self, watched: bool) -> None:
+    def set_timed(self, is_timed: bool) -> None:
         """Sets whether the following steps are timed."""
-        if watched != (self.makers is not None):
-            self.makers = [None] * len(self.arrays) if watched else None
+        if is_timed != (self.producers is not None):
+            self.producers = [None] * len(self.arrays) if is_timed else None
 
 
 RunStep: TypeAlias = Callable[[Memory], None]
 
 
-class Interpreter:
+class StepBuilder:
     """Builds the functions of a schedule's steps. Holds no arrays."""
 
     def __init__(
@@ -138,9 +141,11 @@ class Interpreter:
     ):
         self.meshes = dict(meshes)
         self.programs: list[Program] = []  # the programs of the steps built so far, in order
-        self.crossings = Crossings()  # the order of collectives between processes
+        self.collectives = ProcessCollectives()  # the order of collectives between processes
         self.lanes = lanes  # the threads that dispatch programs; None if the calling thread dispatches them
-        self.moves: collections.Counter[Transfer] = collections.Counter()  # the number of runs per transfer
+        self.num_runs: collections.Counter[Transfer] = (
+            collections.Counter()
+        )  # the number of runs per transfer
         self._groups = {group.name: group for group in groups}
         self._timeline = timeline
         self._slots: dict[Value, int] = {}
@@ -160,7 +165,7 @@ class Interpreter:
     @property
     def moved_bytes(self) -> int:
         """Bytes transferred so far."""
-        return sum(transfer.bytes * count for transfer, count in self.moves.items())
+        return sum(transfer.bytes * count for transfer, count in self.num_runs.items())
 
     def memory(self) -> Memory:
         """An empty memory with slots for all values that have a slot so far."""
@@ -195,7 +200,7 @@ class Interpreter:
         crosses = spans_processes(*meshes)
         transfer: Transfer
         if crosses:
-            transfer = Exchange(source, target, layouts, self.crossings)
+            transfer = Exchange(source, target, layouts, self.collectives)
         elif changes:
             transfer = Resharder(source, target, layouts, changes, donates)
         else:
@@ -203,8 +208,8 @@ class Interpreter:
         direction = f"{pairs[0][0].group} -> {pairs[0][1].group}"
         for name, mesh, function, argument in transfer.functions([self.shape(a) for a, _ in pairs]):
             program = self._program(f"{name} {direction}", mesh, times, function, (argument,))
-            program.exchanges = name == "exchange" or name.startswith("reshard")
-            program.roams = name == "fetch"
+            program.is_exchange = name == "exchange" or name.startswith("reshard")
+            program.has_uncommitted_inputs = name == "fetch"
             transfer.programs[name] = program
         return transfer if any(is_here(mesh.devices.flat) for mesh in meshes) else None
 
@@ -212,7 +217,9 @@ class Interpreter:
         self, name: str, mesh: Mesh, times: int, function: Any, arguments: Sequence[Any], fragments: Any = ()
     ) -> Program:
         devices = tuple(mesh.devices.flat)
-        program = Program(name, fragments, devices, times, function, arguments, roams=mesh.size == 1)
+        program = Program(
+            name, fragments, devices, times, function, arguments, has_uncommitted_inputs=mesh.size == 1
+        )
         self.programs.append(program)
         return program
 
@@ -229,31 +236,36 @@ class Interpreter:
         start = self.on_lane(group, self._dispatcher(program, call, mesh), len(outputs) + 1)
 
         def run(memory: Memory) -> None:
-            arrays, makers = memory.arrays, memory.makers
-            program_run = None if makers is None else timeline.start(group, [makers[i] for i in inputs], name)
+            arrays, producers = memory.arrays, memory.producers
+            program_run = (
+                None if producers is None else timeline.start(group, [producers[i] for i in inputs], name)
+            )
             results = start(read_inputs(arrays))
             for i in freed_slots:
                 arrays[i] = None
             for i, result in zip(outputs, results, strict=False):  # the last result is a token
                 arrays[i] = result
             timeline.started(group, program_run, results[-1])
-            if makers is not None:
+            if producers is not None:
                 for i in outputs:
-                    makers[i] = program_run
+                    producers[i] = program_run
 
         return run
 
     def _dispatcher(self, program: Program, call: Call, mesh: Mesh) -> Action:
-        """The function that dispatches a program; on a lane it waits for the end of one that calls Python."""
-        crossings, crosses = self.crossings, spans_processes(mesh)
+        """The function that dispatches a program.
+
+        On a lane it also waits for the program to finish, if the program calls Python.
+        """
+        collectives, crosses = self.collectives, spans_processes(mesh)
         waits = not crosses and self.lanes is not None and holds_host(call, mesh)
 
         def start(arrays: Sequence[Any]) -> Sequence[Any]:
             if crosses:
-                crossings.wait()
+                collectives.wait()
             results = program.compiled(*arrays)
             if crosses:
-                crossings.started([results[-1]])
+                collectives.started([results[-1]])
             if waits:
                 jax.block_until_ready(results[-1])
             return results
@@ -261,44 +273,44 @@ class Interpreter:
         return start
 
     def on_lane(self, group: str, call: Action, count: int) -> Action:
-        """The call, queued on the group's lane if there are lanes; it returns `count` arrays."""
+        """Wraps `call`, which returns `count` arrays, so that it is queued on the group's lane, if any."""
         return call if self.lanes is None else self.lanes.deferred(group, call, count)
 
     def _move_step(self, move: Move, times: int) -> RunStep:
         transfer = self.transfer(move.pairs, times, move.changes, move.donates)
         if transfer is None:
             return _no_step
-        count, moves = len(move.pairs), self.moves
+        count, num_runs = len(move.pairs), self.num_runs
         if isinstance(transfer, Exchange):  # all exchanges share one lane, in the schedule's order
-            cut = self.on_lane(move.source, lambda arrays: [transfer.cut(arrays)], 1)
-            exchange = self.on_lane(CROSSING, lambda parts: transfer.exchange(parts[0]), count)
-            transferred: Action = lambda arrays: exchange(cut(arrays))  # noqa: E731
+            split = self.on_lane(move.source, lambda arrays: [transfer.cut(arrays)], 1)
+            exchange = self.on_lane(COLLECTIVE_LANE, lambda parts: transfer.exchange(parts[0]), count)
+            transfer_arrays: Action = lambda arrays: exchange(split(arrays))  # noqa: E731
         else:
-            transferred = self.on_lane(move.source, transfer, count)
+            transfer_arrays = self.on_lane(move.source, transfer, count)
 
-        def counting(arrays: Sequence[Any]) -> Sequence[Any]:
-            moves[transfer] += 1
-            return transferred(arrays)
+        def count_and_transfer(arrays: Sequence[Any]) -> Sequence[Any]:
+            num_runs[transfer] += 1
+            return transfer_arrays(arrays)
 
-        return self._action_step(counting, move.pairs, move.freed)
+        return self._action_step(count_and_transfer, move.pairs, move.freed)
 
     def _action_step(
         self, action: Action, pairs: Sequence[tuple[Value, Value]], freed: Iterable[int] = ()
     ) -> RunStep:
-        """A step that applies an action to the first slots of the pairs and fills the second ones."""
+        """A step that applies `action` to the arrays in the pairs' first slots, and fills the second."""
         inputs, outputs = zip(*self.slots(pairs), strict=True)
         read_inputs, freed_slots = _slot_reader(inputs), [inputs[i] for i in freed]
 
         def run(memory: Memory) -> None:
-            arrays, makers = memory.arrays, memory.makers
+            arrays, producers = memory.arrays, memory.producers
             moved = action(read_inputs(arrays))
             for i in freed_slots:
                 arrays[i] = None
             for i, array in zip(outputs, moved, strict=True):
                 arrays[i] = array
-            if makers is not None:
+            if producers is not None:
                 for a, b in zip(inputs, outputs, strict=True):
-                    makers[b] = makers[a]
+                    producers[b] = producers[a]
 
         return run
 
@@ -322,33 +334,33 @@ class Interpreter:
         copies = [self._copy_step(pairs, times) for pairs in by_group if pairs]
         steps = self.build(repeat.steps, times * repeat.trips)
         carried, leave = self.slots(repeat.carry), self.slots(repeat.leave)
-        ended = {a for a, _ in leave} | {b for _, b in carried}
+        dead_slots = {a for a, _ in leave} | {b for _, b in carried}
         trips = repeat.trips
 
         def run(memory: Memory) -> None:
-            rebind(memory, enter)
+            move_slots(memory, enter)
             for copy in copies:
                 copy(memory)
             for trip in range(trips):
                 for step in steps:
                     step(memory)
                 if trip < trips - 1:
-                    rebind(memory, carried)
-            rebind(memory, leave, ended)
+                    move_slots(memory, carried)
+            move_slots(memory, leave, dead_slots)
 
         return run
 
 
-def rebind(memory: Memory, slots: Sequence[tuple[int, int]], ended: Iterable[int] = ()) -> None:
+def move_slots(memory: Memory, slots: Sequence[tuple[int, int]], dead_slots: Iterable[int] = ()) -> None:
     """Moves the content of the first slot of each pair to the second, as one simultaneous assignment.
 
-    Empties the slots `ended`, except those that are the second of a pair.
+    Empties the slots `dead_slots`, except those that are the second of a pair.
     """
-    for contents in (memory.arrays, memory.makers):
+    for contents in (memory.arrays, memory.producers):
         if contents is None:
             continue
         entries = [contents[a] for a, _ in slots]
-        for i in ended:
+        for i in dead_slots:
             contents[i] = None
         for (_, b), entry in zip(slots, entries, strict=True):
             contents[b] = entry

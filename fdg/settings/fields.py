@@ -22,11 +22,11 @@ def setting(default: Any, description: str, **rules: Any) -> Any:
     Args:
       default: its default value.
       description: a phrase; it explains a default of None by "(None: ...)".
-      rules: `least` and `most` bound a number. `free=True`: a resumed run may change the field, since it
-        affects how or how long the run executes, but not the numbers that it computes. `kept=False`: the
-        field is not stored in `config.json`. `words=True`: its value may be several words. `several`: the fix
-        in the error for `{n}` values instead of one. `flag`: the type of its flag if that is not its
-        annotation; False for no flag. `hyperparameter` has further rules.
+      rules: `least` and `most` bound a number. `free=True`: a resumed run may change the field.
+        `kept=False`: the field is not stored in `config.json`. `words=True`: its value may be several words.
+        `several`: the error message's fix if n values are given for one; `{n}` is replaced by their number.
+        `flag`: the type of its flag if that is not its annotation; False for no flag. See also the rules that
+        `hyperparameter` adds.
     """
     return dataclasses.field(default=default, metadata={"help": description, **rules})
 
@@ -43,8 +43,8 @@ def hyperparameter(
     Args:
       default: its default value.
       description: a phrase.
-      structural: a phrase that says what this float decides about the compiled program. Such a float cannot
-        be traced, so it cannot be swept. None for all other fields.
+      structural: why the compiled program depends on this float, as a phrase. Such a float cannot be traced,
+        so it cannot be swept. None for all other fields.
       holds: "folder" if the value is a path. It is stored as an absolute path, so a run can be used from any
         folder. "folder or WORD" if WORD is allowed as well.
       only_with: the field without which this one has no effect, such as "rnd", or the field with a value,
@@ -57,7 +57,7 @@ def hyperparameter(
 
 
 def own_value(description: str, holds: str) -> Any:
-    """A field for a value of the user, None by default; its flag takes `module:name`, where the value is."""
+    """A field for a user-defined object, None by default. Its flag takes `module:name`, which is imported."""
     return dataclasses.field(default=None, metadata={"help": description, "flag": str | None, "holds": holds})
 
 
@@ -70,13 +70,13 @@ def absolute_folder(field: dataclasses.Field, value: Any) -> Any:
     return value if is_word else os.path.abspath(value)
 
 
-def keep_absolute(algorithm: Any) -> None:
+def make_paths_absolute(algorithm: Any) -> None:
     """Makes the folder paths of a frozen dataclass absolute."""
     for field in dataclasses.fields(algorithm):
         object.__setattr__(algorithm, field.name, absolute_folder(field, getattr(algorithm, field.name)))
 
 
-OF_NETWORK = frozenset(
+NETWORK_FIELDS = frozenset(
     "network actor_network critic_network hidden critic_hidden convolve activation layer_norm"
     " num_critics critic_layer_norm torso"
     " normalize_observation dueling atoms quantiles mixer_size hypernetwork"
@@ -86,8 +86,8 @@ OF_NETWORK = frozenset(
 )
 """Fields that define the network. A run that starts from the weights of another run inherits them."""
 
-MOST = 2**31 - 1  # largest size or count: the largest int32
-MOST_STEPS = 10**12  # largest `total_steps`
+MAX_INT = 2**31 - 1  # largest size or count: the largest int32
+MAX_STEPS = 10**12  # largest `total_steps`
 
 
 def require(algorithm: Any, condition: bool | jax.Array, message: str) -> None:
@@ -122,14 +122,14 @@ def structural(algorithm_class: Any) -> dict[str, str]:
 def require_types(algorithm: Any, but: Collection[str] = ()) -> None:
     """Checks the fields, except the fields `but`, against their annotations.
 
-    A number may be a NumPy scalar, and a float may be traced. Integers are at most `MOST`, and `total_steps`
-    is at most `MOST_STEPS`.
+    A number may be a NumPy scalar, and a float may be traced. Integers are at most `MAX_INT`, and
+    `total_steps` is at most `MAX_STEPS`.
     """
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
         if field.name not in but:
             require_type(algorithm, field.name, value)
-        limit = MOST_STEPS if field.name == "total_steps" else MOST
+        limit = MAX_STEPS if field.name == "total_steps" else MAX_INT
         items: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
         for item in items:
             require(
@@ -143,11 +143,11 @@ def require_type(algorithm: Any, name: str, value: Any) -> None:
     """Checks a value of one field like `require_types`."""
     cls: Any = type(algorithm)
     kind = _annotations(cls)[name]
-    fix = "" if _matches(value, kind) else _suggestion(name, value, kind) or _schedule(cls, name, value)
+    fix = "" if _matches(value, kind) else _conversion_fix(name, value, kind) or _anneal_fix(cls, name, value)
     require(algorithm, _matches(value, kind), f"{name}={value!r:.60}: it must be {_expected(kind)}{fix}")
 
 
-def _schedule(cls: Any, name: str, value: Any) -> str:
+def _anneal_fix(cls: Any, name: str, value: Any) -> str:
     """A fix for a schedule in place of a number: the switch that anneals the field; "" without a switch."""
     switch = f"anneal_{name}"
     return (
@@ -168,7 +168,7 @@ def _matches(value: Any, kind: Any) -> bool:
 
 
 def _matches_plain(value: Any, kind: Any) -> bool | None:
-    """Whether a value matches an annotation without type arguments; None if this function does not decide.
+    """Whether a value matches an annotation without type arguments; None to let `kinds.matches` decide.
 
     Arrays do not match integers, since they are not hashable. A named tuple of functions that has the method
     `described` matches any value with these functions.
@@ -197,7 +197,7 @@ def _expected(kind: Any) -> str:
     return ", or ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
 
 
-def _suggestion(name: str, value: Any, kind: Any) -> str:
+def _conversion_fix(name: str, value: Any, kind: Any) -> str:
     """A fix if the intended value is clear, such as ": write hidden=(64, 64)"; else ""."""
     intended: Any = None
     if fix := kinds.as_number(value, kind, name) if hasattr(value, "item") else "":

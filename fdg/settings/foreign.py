@@ -1,7 +1,8 @@
 """Modules of Linen, NNX and Equinox as pairs of pure functions, `init` and `apply`.
 
 The libraries are recognised by their classes and imported only for their own modules. Linen and NNX modules
-get batches `[N, ...]`; Equinox modules get one sample and are vmapped. Parameters are dictionaries.
+get batches `[N, ...]`; Equinox modules get one sample and are vmapped. `init` returns the parameters as
+nested dictionaries.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ _BASES: dict[tuple[str, str], Library] = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class HeldModule:
+class IdentityHashed:
     """A module with its parameters. It hashes and compares by identity."""
 
     module: Any
@@ -38,7 +39,7 @@ def library_of(value: Any) -> Library | None:
     >>> library_of(nn.Dense(3)), library_of(functools.partial(nn.Dense, 3)), library_of(len)
     ('linen', 'linen', None)
     """
-    value = value.module if isinstance(value, HeldModule) else value
+    value = value.module if isinstance(value, IdentityHashed) else value
     value = value.func if isinstance(value, functools.partial) else value
     cls = value if isinstance(value, type) else type(value)
     for base in cls.__mro__:
@@ -48,15 +49,15 @@ def library_of(value: Any) -> Library | None:
     return None
 
 
-def is_instance(value: Any) -> bool:
+def is_module_instance(value: Any) -> bool:
     """Whether a value is a module instance, rather than a class or a `functools.partial`."""
     return not isinstance(value, type | functools.partial)
 
 
 def hashable(value: Any) -> Any:
-    """Makes a field's value hashable: wraps module instances that hold arrays in `HeldModule`."""
-    holds_arrays = library_of(value) in ("nnx", "equinox") and is_instance(value)
-    return HeldModule(value) if holds_arrays and not isinstance(value, HeldModule) else value
+    """Makes a field's value hashable: wraps module instances that hold arrays in `IdentityHashed`."""
+    holds_arrays = library_of(value) in ("nnx", "equinox") and is_module_instance(value)
+    return IdentityHashed(value) if holds_arrays and not isinstance(value, IdentityHashed) else value
 
 
 def is_network(value: Any) -> bool:
@@ -67,11 +68,11 @@ def is_network(value: Any) -> bool:
 def functions(network: Any, field: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """`init` and `apply` of a module, a module class or a `functools.partial` of a class.
 
-    An NNX or Equinox module has its initial parameters; a class is called with random keys of the run.
+    An NNX or Equinox instance brings its initial parameters; a class is instantiated with a key of the run.
     Equal modules give equal functions.
     """
     init, apply = _FUNCTIONS[library_of(network) or "equinox"]
-    if init is _linen_init and not is_instance(network):
+    if init is _linen_init and not is_module_instance(network):
         network = _make_module(network)
     return _BoundFunction(init, network, field), _BoundFunction(apply, network)
 
@@ -88,19 +89,19 @@ class _BoundFunction:
         return self.function(self.network, self.field, *arguments)
 
 
-def _make_module(network: Any, **random: Any) -> Any:
+def _make_module(network: Any, **rng_arguments: Any) -> Any:
     """The module that a class, or a `functools.partial` of a class, makes."""
     try:
-        inspect.signature(network).bind(**random)
+        inspect.signature(network).bind(**rng_arguments)
     except TypeError as error:
         name = getattr(network, "func", network).__name__
-        fix = f"functools.partial({name}, ...)" if random else f"{name}(...)"
+        fix = f"functools.partial({name}, ...)" if rng_arguments else f"{name}(...)"
         raise FdgError(
             f"network {name} is a class that needs further arguments ({error}): write {fix}"
         ) from None
     except ValueError:  # no signature
         pass
-    return network(**random)
+    return network(**rng_arguments)
 
 
 def _linen_init(module: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
@@ -117,7 +118,9 @@ def _linen_apply(module: Any, field: str, parameters: Any, *inputs: Any) -> Any:
 def _make_nnx(network: Any, key: jax.Array) -> Any:
     from flax import nnx
 
-    return network.module if isinstance(network, HeldModule) else _make_module(network, rngs=nnx.Rngs(key))
+    return (
+        network.module if isinstance(network, IdentityHashed) else _make_module(network, rngs=nnx.Rngs(key))
+    )
 
 
 def _nnx_init(network: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
@@ -139,7 +142,7 @@ def _nnx_apply(network: Any, field: str, parameters: Any, *inputs: Any) -> Any:
 
 
 def _make_equinox(network: Any, key: jax.Array) -> Any:
-    return network.module if isinstance(network, HeldModule) else _make_module(network, key=key)
+    return network.module if isinstance(network, IdentityHashed) else _make_module(network, key=key)
 
 
 def _equinox_init(network: Any, field: str, key: jax.Array, *inputs: Any) -> Any:

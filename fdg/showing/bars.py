@@ -7,8 +7,10 @@ from typing import Any
 from fdg.running.timeline import Bar
 from fdg.showing.words import clip, quantity
 
-_LEFT, _WIDTH, _ROW, _BAR, _HEAD, _MOST = 150, 1100, 46, 30, 40, 20_000
-_HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito
+_LABEL_WIDTH, _PLOT_WIDTH = 150, 1100  # pixels
+_ROW_HEIGHT, _BAR_HEIGHT, _HEADER_HEIGHT = 46, 30, 40  # pixels
+_MAX_BARS = 20_000  # the latest ones are drawn
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito
 _TICKS = 8
 
 
@@ -17,41 +19,45 @@ def timeline_svg(bars: Sequence[Bar]) -> str:
 
     Hovering over a bar shows its program and seconds.
     """
-    bars = bars[-_MOST:]
+    bars = bars[-_MAX_BARS:]
     begin, end = _span(bars)
-    scale = _WIDTH / max(end - begin, 1e-9)
+    scale = _PLOT_WIDTH / max(end - begin, 1e-9)
     groups = list(dict.fromkeys(bar.group for bar in sorted(bars)))
-    hues = {name: _HUES[i % len(_HUES)] for i, name in enumerate(dict.fromkeys(bar.name for bar in bars))}
-    height = _HEAD + _ROW * len(groups) + 24 * len(hues)
+    colors = {
+        name: _COLORS[i % len(_COLORS)] for i, name in enumerate(dict.fromkeys(bar.name for bar in bars))
+    }
+    rows_end = _HEADER_HEIGHT + _ROW_HEIGHT * len(groups)
+    size = f"{_LABEL_WIDTH + _PLOT_WIDTH + 30} {rows_end + 24 * len(colors) + 20}"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_LEFT + _WIDTH + 30} {height + 20}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}"'
         ' font-family="sans-serif" font-size="12" fill="#1a1a1a">'
     ]
     for tick in range(_TICKS + 1):
-        x, seconds = _LEFT + _WIDTH * tick / _TICKS, (end - begin) * tick / _TICKS
+        x, seconds = _LABEL_WIDTH + _PLOT_WIDTH * tick / _TICKS, (end - begin) * tick / _TICKS
         parts.append(
-            f'<line x1="{x:g}" x2="{x:g}" y1="{_HEAD - 8}" y2="{_HEAD + _ROW * len(groups)}" stroke="#ddd"/>'
-            f'<text x="{x:g}" y="{_HEAD - 14}" text-anchor="middle">{quantity(seconds, "s")}</text>'
+            f'<line x1="{x:g}" x2="{x:g}" y1="{_HEADER_HEIGHT - 8}" y2="{rows_end}" stroke="#ddd"/>'
+            f'<text x="{x:g}" y="{_HEADER_HEIGHT - 14}" text-anchor="middle">{quantity(seconds, "s")}</text>'
         )
     for row, group in enumerate(groups):
-        y = _HEAD + _ROW * row
-        share = busy(bars, group) / max(end - begin, 1e-9)
+        y = _HEADER_HEIGHT + _ROW_HEIGHT * row
+        share = busy_seconds(bars, group) / max(end - begin, 1e-9)
         label = f"{html.escape(clip(group, 14))} {100 * share:.0f}%"
-        parts.append(f'<text x="8" y="{y + _BAR / 2 + 4:g}">{label}</text>')
+        parts.append(f'<text x="8" y="{y + _BAR_HEIGHT / 2 + 4:g}">{label}</text>')
         for bar in (other for other in bars if other.group == group):
-            x, width = _LEFT + (bar.begin - begin) * scale, max((bar.end - bar.begin) * scale, 0.4)
+            x, width = _LABEL_WIDTH + (bar.begin - begin) * scale, max((bar.end - bar.begin) * scale, 0.4)
             duration = quantity(bar.end - bar.begin, "s")
             tooltip = f"{bar.name}, iteration {bar.iteration}, part {bar.part}: {duration}"
             parts.append(
-                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_BAR}" fill="{hues[bar.name]}"'
+                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_BAR_HEIGHT}"'
+                f' fill="{colors[bar.name]}"'
                 f' fill-opacity="{0.9 if bar.iteration % 2 else 0.55}" stroke="white" stroke-width="0.3">'
                 f"<title>{html.escape(tooltip)}</title></rect>"
             )
-    for i, (name, hue) in enumerate(hues.items()):
-        y = _HEAD + _ROW * len(groups) + 24 * i
+    for i, (name, color) in enumerate(colors.items()):
+        y = rows_end + 24 * i
         parts.append(
-            f'<rect x="{_LEFT}" y="{y}" width="14" height="14" fill="{hue}"/>'
-            f'<text x="{_LEFT + 22}" y="{y + 12}">{html.escape(clip(name, 120))}</text>'
+            f'<rect x="{_LABEL_WIDTH}" y="{y}" width="14" height="14" fill="{color}"/>'
+            f'<text x="{_LABEL_WIDTH + 22}" y="{y + 12}">{html.escape(clip(name, 120))}</text>'
         )
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -87,7 +93,7 @@ def track(
         yield {"ph": "X", **ids, "name": name, "ts": start, "dur": duration, "args": arguments}
 
 
-def busy(bars: Sequence[Bar], group: str) -> float:
+def busy_seconds(bars: Sequence[Bar], group: str) -> float:
     """The busy seconds of a group."""
     return sum(bar.end - bar.begin for bar in bars if bar.group == group)
 

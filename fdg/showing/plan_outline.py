@@ -56,7 +56,7 @@ def outline(plan: Plan) -> tuple[Line, ...]:
     runs = iter([RunLine(p, tuple(collectives[p.name])) for p in plan.programs])
     if not isinstance(plan, SteppedPlan):
         return tuple(runs)
-    crossings = iter([m for m in plan.movements if m.how == "transfer"])
+    transfers = iter([m for m in plan.movements if m.how == "transfer"])
     opened = split_fragments(plan)
 
     def lines(steps: Iterable[Step]) -> Iterator[Line]:
@@ -64,7 +64,7 @@ def outline(plan: Plan) -> tuple[Line, ...]:
             if isinstance(step, Call):
                 yield next(runs)
             elif isinstance(step, Move):
-                yield Crossing(step.source, step.target, next(crossings))
+                yield Crossing(step.source, step.target, next(transfers))
             else:
                 inner = tuple(lines(step.steps))
                 enclosing = [ancestors(plan.graph, name) for name in _fragments(inner)]
@@ -88,13 +88,13 @@ def split_fragments(plan: Plan) -> tuple[str, ...]:
     return tuple(f.name for f in plan.graph.fragments if f.name not in whole)
 
 
-def crossings(lines: Iterable[Line]) -> Iterator[Crossing]:
+def transfers(lines: Iterable[Line]) -> Iterator[Crossing]:
     """Yields all transfers, including those inside loops."""
     for line in lines:
         if isinstance(line, Crossing):
             yield line
         elif isinstance(line, Trips):
-            yield from crossings(line.lines)
+            yield from transfers(line.lines)
 
 
 # --- in words ---

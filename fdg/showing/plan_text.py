@@ -9,11 +9,11 @@ from fdg.showing.plan_outline import (
     Line,
     Trips,
     batch_per_device,
-    crossings,
     from_to,
     notes,
     outline,
     title,
+    transfers,
 )
 from fdg.showing.words import ancestors, calls, clip, listed_within, quantity, span, table
 
@@ -36,7 +36,7 @@ def plan_text(plan: Plan) -> str:
     lines.append("")
     if len(plan.groups) > 1:
         iteration = outline(plan)
-        groups_texts = [*map(_groups_text, crossings(iteration)), *(clip(g.name, 24) for g in plan.groups)]
+        groups_texts = [*map(_groups_text, transfers(iteration)), *(clip(g.name, 24) for g in plan.groups)]
         width = (
             COLUMNS
             - len("  " * 5 + "bytes/crossing" + "crossings" + "bytes/iteration")

@@ -27,7 +27,7 @@ from fdg.training.recorder import Callback, Report
 from fdg.training.run import Run
 from fdg.training.run_directory import check_free, read_config
 from fdg.training.settings import Settings, changes, contradiction, flatten_config, kept_settings
-from fdg.training.starting import take_over_fields
+from fdg.training.starting import inherit_fields
 from fdg.training.sweep import Sweep, unwrap_sweep, wrapper_entries
 
 _SECONDS = 2.0  # minimum seconds between plots; drawing one takes 0.1 s
@@ -187,7 +187,7 @@ def make_job(
         algorithm = dataclasses.replace(algorithm, algorithm=longer) if base is not algorithm else longer
         total_steps = None
     if start_from is not None:
-        algorithm = take_over_fields(algorithm, start_from, flatten_config(describe(algorithm, policy)))
+        algorithm = inherit_fields(algorithm, start_from, flatten_config(describe(algorithm, policy)))
     if total_steps is None and not hasattr(algorithm, "total_steps"):
         raise FdgError(f"total_steps: {name} does not say how long to train: give a number")
     num_seeds = settings.get("num_seeds")

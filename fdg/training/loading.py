@@ -10,7 +10,7 @@ import fdg
 from fdg.agents import checked_name
 from fdg.arguments import checked
 from fdg.errors import FdgError, listed
-from fdg.settings.fields import OF_NETWORK
+from fdg.settings.fields import NETWORK_FIELDS
 from fdg.tracing.trace import side_by_side
 from fdg.training import hub
 from fdg.training.checkpoint import Checkpoints, OtherStateError
@@ -118,7 +118,7 @@ def _check_equal_algorithm(algorithm: Any, config: Mapping[str, Any], path: Path
     """Refuses an algorithm with other hyperparameters than the run; names those of networks first."""
     description = describe(algorithm, None)
     entries = {name: description[name] for name in ("algo", "env", "hyperparameters")}
-    differences = sorted(changes(config, entries).items(), key=lambda item: item[0] not in OF_NETWORK)
+    differences = sorted(changes(config, entries).items(), key=lambda item: item[0] not in NETWORK_FIELDS)
     if differences:
         name, (old, new) = differences[0]
         raise FdgError(

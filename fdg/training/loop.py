@@ -15,7 +15,7 @@ import fdg
 from fdg import ctrl_c
 from fdg.errors import FdgError, host_errors
 from fdg.processes import distributed
-from fdg.profiling.writing import profile_run, timeline_run
+from fdg.profiling.writing import write_profile, write_timeline
 from fdg.training import loggers
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.curves import draw_learning_curve
@@ -244,8 +244,8 @@ class _Session:
         groups = groups_summary(engine, wall_s - wall_before)
         episodes = episode_count(job.algorithm, job.eval_episodes)
         evaluations = evaluate(job, engine, state, episodes, failed=failed)
-        profile_lines = profile_run(engine, state, run.path) if job.profile else []
-        profile_lines += timeline_run(engine, state, run.path) if job.timeline else []
+        profile_lines = write_profile(engine, state, run.path) if job.profile else []
+        profile_lines += write_timeline(engine, state, run.path) if job.timeline else []
         self.checkpoints.close()
         evaluation = evaluations[0] if evaluations else None
         outcome = Outcome(run, engine, state, iteration, stopped=stopped, evaluation=evaluation)

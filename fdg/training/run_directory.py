@@ -194,7 +194,7 @@ class RunDirectory:
             raise unwritable_error(self.path, problem, reason, self._is_gone()) from error
 
 
-class Unwritten(RunDirectory):
+class NullRunDirectory(RunDirectory):
     """The run directory in processes other than 0: its methods do nothing."""
 
     def truncate_metrics(self, iteration: int) -> dict[str, Any] | None:

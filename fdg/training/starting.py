@@ -20,14 +20,14 @@ from fdg.errors import FdgError
 from fdg.kinds import shown
 from fdg.processes import distributed
 from fdg.processes.arrays import put
-from fdg.settings.fields import OF_NETWORK
+from fdg.settings.fields import NETWORK_FIELDS
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.description import rebuild
 from fdg.training.job import Job
 from fdg.training.loading import load_with_names
 from fdg.training.name_resolver import NameResolver
 from fdg.training.run import Run
-from fdg.training.run_directory import RunDirectory, Unwritten, read_config
+from fdg.training.run_directory import NullRunDirectory, RunDirectory, read_config
 from fdg.training.settings import changes, flatten_config
 from fdg.training.summary import versions
 from fdg.training.sweep import Sweep, SweptState, replace_fields, unwrap_sweep
@@ -38,9 +38,9 @@ _SESSION_ENTRIES = ("command", "versions", "git_commit")  # entries of `config.j
 def open_run(job: Job) -> RunDirectory:
     """Creates or reopens the run directory; in processes other than 0, returns one that writes nothing."""
     if not distributed.is_first():
-        return Unwritten(job.out or Path())
+        return NullRunDirectory(job.out or Path())
     session = {**job.record, "versions": versions(), "git_commit": git_commit()}
-    path = job.out or free_directory(job.described["env"], job.described["algo"], job.seed)
+    path = job.out or new_run_path(job.described["env"], job.described["algo"], job.seed)
     if not job.resumes:
         run = RunDirectory.create(path, {"id": secrets.token_hex(8), **job.config, **session})
     else:
@@ -84,14 +84,14 @@ def git_commit() -> str | None:
     return result.stdout.strip() or None if result.returncode == 0 else None
 
 
-def free_directory(env: str | None, algo: str, seed: Any) -> Path:
+def new_run_path(env: str | None, algo: str, seed: Any) -> Path:
     """A new path `runs/ENV-ALGO-SEED-TIME`, without parts that are None or empty."""
     env = None if env is None else re.sub(r"[^?&=]*/", "", env)  # keeps only the name of a file path
     parts = [str(part) for part in (env, algo.rpartition(":")[2], seed) if part not in (None, "")]
     name = "-".join(re.sub(r"[^\w.-]+", "_", part) for part in parts)
     path = Path("runs", f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
-    copies = (path.with_name(f"{path.name}-{i}") for i in range(2, 1000))
-    return path if not path.exists() else next(copy for copy in copies if not copy.exists())
+    numbered_paths = (path.with_name(f"{path.name}-{i}") for i in range(2, 1000))
+    return path if not path.exists() else next(other for other in numbered_paths if not other.exists())
 
 
 def run_title(job: Job) -> str:
@@ -130,9 +130,10 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     """Reads the weights of the run `job.start_from`; returns None if `start_from` is None.
 
     It copies floating-point leaves that have no batch axis and are not in an optax state: parameters, target
-    networks, normaliser statistics. Random keys, counters, environments and replay buffers start fresh. A
-    sweep gives the agents of its best point. If both runs have equally many agents, agent i starts from agent
-    i, else all start from agent 0.
+    networks, normaliser statistics. Random keys, counters, environments and replay buffers start fresh.
+
+    Agent i starts from agent i if both runs have the same number of agents; otherwise all agents start from
+    agent 0. From a sweep with another number of agents, the agents of its best point are used.
     """
     if job.start_from is None:
         return None
@@ -141,16 +142,16 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     if isinstance(earlier.algorithm, Sweep) and earlier.agents != job.agents:
         earlier = earlier.best
     new, earlier_algorithm = unwrap_sweep(job.algorithm), unwrap_sweep(earlier.algorithm)
-    if reason := getattr(new, "why_not_from", lambda earlier_algorithm: None)(earlier_algorithm):
+    if reason := getattr(new, "reason_incompatible_with", lambda earlier_algorithm: None)(earlier_algorithm):
         raise FdgError(f"--from {job.start_from}: {reason}")
     old = {n: x for n, x in _leaves_by_name(earlier.state).items() if not n.startswith(_SWEEP_PREFIX)}
     named_leaves = _leaves_by_name(graph.state).items()
-    leaves = zip(named_leaves, graph.state_axes, _is_learned(graph.state), strict=True)
+    leaves = zip(named_leaves, graph.state_axes, _is_outside_optimizer(graph.state), strict=True)
     source = _make_source_lookup(job.algorithm, old)
     arrays = {
         i: _match_agents(job, earlier, name, old[source(name)], leaf)
-        for i, ((name, leaf), axis, is_learned) in enumerate(leaves)
-        if axis is None and is_learned and jnp.issubdtype(leaf.dtype, jnp.inexact) and source(name) in old
+        for i, ((name, leaf), axis, is_weight) in enumerate(leaves)
+        if axis is None and is_weight and jnp.issubdtype(leaf.dtype, jnp.inexact) and source(name) in old
     }
     if not arrays:
         raise FdgError(
@@ -161,19 +162,19 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     return Weights(jax.device_get(arrays), f"{text}, iteration {earlier.iteration:,}")
 
 
-def take_over_fields(
+def inherit_fields(
     algorithm: Any, path: str | Path, caller_values: Mapping[str, Any], trust: bool = False
 ) -> Any:
-    """An algorithm after its method `taken_from` has copied fields from the run in `path`.
+    """Returns the algorithm with the fields that its method `fields_from_run`, if any, takes from a run.
 
-    For example, a language model's task gets the characters for which the earlier run has tokens.
+    `path` is the run. For example, a language model's task gets the characters for which it has tokens.
     `caller_values` and `trust`: see `load_with_names`.
     """
-    taken_from = getattr(unwrap_sweep(algorithm), "taken_from", None)
-    if taken_from is None:
+    fields_from_run = getattr(unwrap_sweep(algorithm), "fields_from_run", None)
+    if fields_from_run is None:
         return algorithm
     resolver = NameResolver(Path(path) / "config.json", caller_values, trust)
-    fields = taken_from(rebuild(read_config(Path(path), prefix=""), resolver, str(path))[0])
+    fields = fields_from_run(rebuild(read_config(Path(path), prefix=""), resolver, str(path))[0])
     return replace_fields(algorithm, fields) if fields else algorithm
 
 
@@ -205,13 +206,13 @@ def _leaves_by_name(state: Any) -> dict[str, Any]:
 def _make_source_lookup(algorithm: Any, old_leaves: Mapping[str, Any]) -> Callable[[str], str]:
     """Returns a map from a leaf's name to the name of the earlier run's leaf that initialises it, or "".
 
-    Both names are equal, unless the algorithm's `begins_as` has a prefix of the name: then the first of its
-    listed replacement prefixes with which the earlier run has a leaf.
+    If the algorithm's `weight_sources` has a prefix of the name, the prefix is replaced by its first
+    replacement that names a leaf of the earlier run; otherwise the name stays the same.
     """
-    begins_as: Mapping[str, Sequence[str]] = getattr(algorithm, "begins_as", {})
+    weight_sources: Mapping[str, Sequence[str]] = getattr(algorithm, "weight_sources", {})
 
     def source(name: str) -> str:
-        for prefix, replacements in begins_as.items():
+        for prefix, replacements in weight_sources.items():
             if name.startswith(prefix):
                 candidates = [replacement + name.removeprefix(prefix) for replacement in replacements]
                 return next((candidate for candidate in candidates if candidate in old_leaves), "")
@@ -221,11 +222,11 @@ def _make_source_lookup(algorithm: Any, old_leaves: Mapping[str, Any]) -> Callab
 
 
 def _match_agents(job: Job, earlier: Run, name: str, old: jax.Array, new: jax.ShapeDtypeStruct) -> jax.Array:
-    """An array of the earlier run, after a check of its shape, with the new run's axis of agents."""
+    """Checks an earlier array's shape and dtype; returns it with the new run's axis of agents."""
     of_agent = old if earlier.agents is None else old[0]
     if of_agent.shape != new.shape or of_agent.dtype != new.dtype:
         if reason := _describe_unequal_spaces(job.algorithm, earlier.algorithm):
-            raise FdgError(f"--from {job.start_from}: it is of {reason}")
+            raise FdgError(f"--from {job.start_from}: that run's environment is {reason}")
         raise FdgError(
             f"--from {job.start_from}: state{name} is {of_agent.dtype}{list(of_agent.shape)} in that run and"
             f" {new.dtype}{list(new.shape)} here: {_network_fix(job.algorithm, earlier.algorithm)}"
@@ -253,15 +254,15 @@ def _describe_unequal_spaces(new: Any, old: Any) -> str:
     if new_env is None or old_env is None or spaces(new_env) == spaces(old_env):
         return ""
     return (
-        f"{old_env.name}, {spaces(old_env):.200}; {new_env.name} has {spaces(new_env):.200}: take an"
-        " environment with the same spaces, or leave --from out"
+        f"{old_env.name}, {spaces(old_env):.200}; {new_env.name} has {spaces(new_env):.200}: choose an"
+        " environment with the same spaces, or leave out --from"
     )
 
 
 def _network_fix(new: Any, old: Any) -> str:
-    """The fix if the network has other shapes than in the earlier run: the flags that differ."""
+    """The fix for a network whose shapes differ from the earlier run's: the flags to change."""
     current, earlier = unwrap_sweep(new), unwrap_sweep(old)
-    shared = [name for name in sorted(OF_NETWORK) if hasattr(current, name) and hasattr(earlier, name)]
+    shared = [name for name in sorted(NETWORK_FIELDS) if hasattr(current, name) and hasattr(earlier, name)]
     values = ((name, getattr(current, name), getattr(earlier, name)) for name in shared)
     flags = [
         f"--{name.replace('_', '-')} {shown(old_value):.200} (here {shown(new_value):.200})"
@@ -276,8 +277,8 @@ def _network_fix(new: Any, old: Any) -> str:
     return "keep the network as it was"
 
 
-def _is_learned(state: Any) -> list[bool]:
-    """Whether each leaf is outside of optax's states."""
+def _is_outside_optimizer(state: Any) -> list[bool]:
+    """For each leaf, True unless it is in an optax state."""
 
     def is_optimizer(node: Any) -> bool:
         return type(node).__module__.partition(".")[0] == "optax"

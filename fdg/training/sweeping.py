@@ -38,7 +38,8 @@ def sweep(
 
     Args:
       algorithm: the algorithm; all agents share the hyperparameters that are not swept.
-      values: float hyperparameters by name: numbers, or a range such as `"log:1e-4..1e-2x8"`.
+      values: float hyperparameters by name: numbers, or a range such as `"log:1e-4..1e-2x8"` (8 values,
+        spaced logarithmically).
       policy: the distribution policy; None: `policies.GPUOnly()`.
       num_seeds: agents per combination, with seeds `seed`, `seed + 1`, ...
       exploit_every: None for a grid. Otherwise population-based training: agents start from these values, and
@@ -70,7 +71,8 @@ class Search:
     Attributes:
       path: the search's directory.
       trials: the trials, in order.
-      interrupted: whether a signal (Ctrl-C, SIGTERM) ended it; the same call with `resume=True` continues.
+      interrupted: whether a signal (SIGINT, as from Ctrl-C, or SIGTERM) ended it; the same call with
+        `resume=True` continues.
     """
 
     path: Path
@@ -87,7 +89,7 @@ class Search:
         """
         best = best_trial(self.trials)
         if best is None:
-            raise FdgError(f"no trial of {self.path} is done: give more trials, or a longer training")
+            raise FdgError(f"no trial of {self.path} completed: give more trials, or a larger total_steps")
         return load_with_names(self.path / "trials" / best.run, self._caller_values)
 
 
@@ -106,7 +108,7 @@ def search(
     """Searches hyperparameters with Optuna; each trial is compiled and trained as a separate run.
 
     Use it for hyperparameters that change the program, such as sizes. For floats a sweep is faster.
-    `algorithm` may be a sweep (`fdg.Sweep`); a trial then has the return of its best combination.
+    `algorithm` may be a sweep (`fdg.Sweep`); the return of a trial is then that of its best combination.
 
     Args:
       algorithm: the algorithm, or a sweep.

@@ -37,13 +37,13 @@ def test_numbers_and_exchanges(name, devices):
 
 
 # Of which JAX 0.12 makes one operation each.
-HIGH_LEVEL = "searchsorted", "searchsorted own", "interp", "unique", "nonzero"
+HIGH_LEVEL_PRIMITIVES = "searchsorted", "searchsorted own", "interp", "unique", "nonzero"
 
 
 @pytest.mark.parametrize(
     "operation",
     ["conv both per row", "reduce pair", "fft2", "tridiagonal_solve", "solve shared", "custom_root"]
-    + ["polynomial", "polynomial of many", "unstack", "qr with pivots", *HIGH_LEVEL],
+    + ["polynomial", "polynomial of many", "unstack", "qr with pivots", *HIGH_LEVEL_PRIMITIVES],
 )
 def test_rows_that_each_device_computes_alone(operation, devices):
     """The partitioner would gather, or does not know the operation."""
@@ -237,4 +237,4 @@ def test_an_effect_is_never_split_nor_dropped():
     assert batch_flow.equation_axes(sine, [0]) == [0]
     assert batch_flow.equation_axes(marked, [0]) == [None]
     (step,) = batch_flow.follow(jax.make_jaxpr(loop)(x), [0]).equations
-    assert not step.local and step.agreed
+    assert not step.local and step.agrees_on_predicate

@@ -15,7 +15,7 @@ from fdg.agents import mapped
 from fdg.batch.gradients import gradient_bytes
 from fdg.lowering.programs import in_chunks
 from fdg.placing import agents_per_device
-from fdg.placing.agents_per_device import agents_together
+from fdg.placing.agents_per_device import agents_per_vmap
 from fdg.running import metrics
 from tests.conformance.comparison import assert_same, plain, ppo
 from tests.oracle.compare import at_most_together
@@ -142,8 +142,8 @@ def test_as_many_as_fill_the_cache(cache, chosen, monkeypatch):
     """Of the divisors of twelve the one that is nearest by ratio: 5 by 4 is more than 6 by 5."""
     monkeypatch.setattr(agents_per_device, "CACHE_BYTES", cache)
     monkeypatch.setattr(agents_per_device, "OPERATION_BYTES", 0)
-    assert agents_together(gradient_of(1), 12, on_cpu=True) == chosen
-    assert agents_together(gradient_of(1), 12, on_cpu=False) == 12
+    assert agents_per_vmap(gradient_of(1), 12, on_cpu=True) == chosen
+    assert agents_per_vmap(gradient_of(1), 12, on_cpu=False) == 12
     said = str(fdg.place(gradient_of(1), policies.GPUOnly(), 64, num_seeds=64 * 12))  # each has a core
     sentence = "one after another" if chosen == 1 else f"{chosen} at a time"
     assert (f"each device trains its 12 agents {sentence}" in said) == (chosen < 12)
@@ -160,7 +160,7 @@ def test_small_operations_are_shared_by_all(monkeypatch):
             graph = gradient_of(1)
             operations = cores * jaxprs.equation_count(jaxprs.open_jaxpr(graph.jaxpr))
             monkeypatch.setattr(agents_per_device, "OPERATION_BYTES", 2 * BYTES // operations + more)
-            assert agents_together(graph, 12, on_cpu=True, cores=cores) == chosen
+            assert agents_per_vmap(graph, 12, on_cpu=True, cores=cores) == chosen
 
 
 def test_operations_of_loops_count_as_often_as_they_run():
@@ -184,4 +184,4 @@ def test_defaults_of_presets(name, env, fields, count, best):
     """What was best of one core, and of both, or within a tenth of it (decision 073)."""
     graph = fdg.trace(getattr(algos, name)(env=envs.make(env), **fields))
     for cores in (1, 2):
-        assert agents_together(graph, count, True, cores) in best[cores - 1]
+        assert agents_per_vmap(graph, count, True, cores) in best[cores - 1]

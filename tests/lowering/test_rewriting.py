@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fdg import jaxprs
-from fdg.cores import common_cores, share_among, sharing, usable_cores
+from fdg.cores import min_cores_per_process, processes_sharing_cores, set_core_sharing, usable_cores
 from fdg.costs.loads import TargetDevices
 from fdg.lowering.rewriting import Setting, rewrite_all
 from fdg.lowering.tiles import tiles_of, uses_all_cores
@@ -64,14 +64,14 @@ def test_processes_that_share_cores_have_their_devices_counted_together(devices)
     """Two processes of one device each, on two cores: a mesh of both has a core each, one of one has not."""
     mesh = jax.sharding.Mesh(np.array(devices[:2]), ("batch",))
     one = jax.sharding.Mesh(np.array(devices[:1]), ("batch",))
-    assert sharing() == 1 and common_cores() == usable_cores()
+    assert processes_sharing_cores() == 1 and min_cores_per_process() == usable_cores()
     try:
-        share_among(2, cores=4)
+        set_core_sharing(2, cores=4)
         assert not uses_all_cores(mesh)  # four places, and two devices in all
-        share_among(2, cores=2)  # another process has less than this one, and all make programs for that
+        set_core_sharing(2, cores=2)  # another process has less than this one, and all make programs for that
         assert uses_all_cores(mesh) and not uses_all_cores(one)
     finally:
-        share_among(1)
+        set_core_sharing(1)
 
 
 def test_on_a_gpu_nothing_is_tiled():

@@ -18,7 +18,7 @@ import fdg
 from fdg import FdgWarning
 from fdg.batch.lengths import divisors
 from fdg.placing import place
-from fdg.placing.agents_per_device import agents_together
+from fdg.placing.agents_per_device import agents_per_vmap
 from fdg.placing.plans import SteppedPlan
 from tests.oracle.interpret import Algorithm
 from tests.oracle.placements import Placement, groups_of
@@ -111,10 +111,10 @@ def at_most_together(count: int | None) -> Iterator[None]:
     """Engines that are compiled meanwhile map no more agents together on a device; None: as they choose."""
 
     def fewer(graph: fdg.FDG, here: int, *on: Any) -> int:
-        most = min(count or here, agents_together(graph, here, *on))
+        most = min(count or here, agents_per_vmap(graph, here, *on))
         return max(n for n in divisors(here) if n <= most)
 
-    with mock.patch.object(place, "agents_together", fewer):
+    with mock.patch.object(place, "agents_per_vmap", fewer):
         yield
 
 

@@ -10,7 +10,7 @@ import fdg
 import policies
 from fdg.profiling import measuring
 from fdg.profiling.fragments import place_fragments
-from fdg.profiling.measuring import Iterations, profile_of_parts
+from fdg.profiling.measuring import Iterations, make_profile
 from tests.tiny import Pupil
 
 
@@ -37,13 +37,17 @@ class Busy:
 def test_times_are_those_of_one_iteration(least, count, monkeypatch):
     engine, state = Busy(), np.zeros(())
     monkeypatch.setattr(measuring, "time", engine)
-    monkeypatch.setattr(measuring, "_ITERATIONS_S", least)
+    monkeypatch.setattr(measuring, "_ROUND_SECONDS", least)
     found = Iterations(engine, state)
     for _ in range(2):
         found.measure()
     assert engine.counts == [1, 1, count, count] and state == 0
-    assert found.samples == [4.0, 4.0] and found.busy == [{"actors": 3.0, "learners": 1.0}] * 2
-    assert found.busy_s("actors") == 3.0 and found.busy_s("learners") == 1.0 and found.busy_s("all") is None
+    assert found.samples == [4.0, 4.0] and found.busy_samples == [{"actors": 3.0, "learners": 1.0}] * 2
+    assert (
+        found.busy_seconds("actors") == 3.0
+        and found.busy_seconds("learners") == 1.0
+        and found.busy_seconds("all") is None
+    )
 
 
 def test_a_profile_by_hand():
@@ -52,13 +56,13 @@ def test_a_profile_by_hand():
     fragments = place_fragments(plan)
     calls = {one.site.fragment.name: one.site.fragment.calls_per_iteration for one in fragments}
     acting, learning = plan.groups
-    whole = SimpleNamespace(samples=[5.0, 3.0, 4.0], busy_s={acting.name: 2.0, learning.name: 1.0}.get)
+    whole = SimpleNamespace(samples=[5.0, 3.0, 4.0], busy_seconds={acting.name: 2.0, learning.name: 1.0}.get)
     alone = {name: SimpleNamespace(seconds=0.25) for name in ("act", "step")}
     products = {product: (0.5, "x @ w") for one in fragments for product in one.work.products}
     known = SimpleNamespace(
         products=products, memory_rate=7.0, seconds=lambda products: 0.125, memory_seconds=lambda size: 0.0625
     )
-    found = profile_of_parts(plan, fragments, whole, alone, {acting.name: known, learning.name: None}, 3)
+    found = make_profile(plan, fragments, whole, alone, {acting.name: known, learning.name: None}, 3)
     assert (found.iteration_s, found.usual_s, found.rounds, found.num_devices) == (3.0, 4.0, 3, 2)
     assert found.memory_rate == 7.0
     assert [(g.name, g.busy_s) for g in found.groups] == [(acting.name, 2.0), (learning.name, 1.0)]
@@ -72,9 +76,7 @@ def test_a_profile_by_hand():
 
 def test_a_process_without_devices_knows_no_rates():
     plan = fdg.place(fdg.trace(Pupil()), policies.GPUOnly(), 1)
-    whole = SimpleNamespace(samples=[1.0], busy_s=lambda group: None)
-    found = profile_of_parts(
-        plan, place_fragments(plan), whole, {}, {"all": None, plan.groups[0].name: None}, 1
-    )
+    whole = SimpleNamespace(samples=[1.0], busy_seconds=lambda group: None)
+    found = make_profile(plan, place_fragments(plan), whole, {}, {"all": None, plan.groups[0].name: None}, 1)
     assert found.memory_rate == 0.0 and {p.seconds for p in found.products} == {None}
     assert "memory: 0 B/s" in str(found)

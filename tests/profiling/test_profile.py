@@ -13,9 +13,9 @@ import policies
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.profiling import measuring, repeating
-from fdg.profiling.fragments import place_fragments, programs
+from fdg.profiling.fragments import fragment_benchmarks, place_fragments
 from fdg.profiling.repeating import Sample
-from fdg.profiling.tracing import fragments_of, profile_iteration
+from fdg.profiling.tracing import read_fragments, trace_iteration
 from fdg.profiling.writing import as_json
 from tests.oracle.compare import at_most_together
 from tests.tiny import Pupil
@@ -39,7 +39,7 @@ CLOCK = Clock()
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
     monkeypatch.setattr(repeating, "ROUND_S", 5e-4)
-    monkeypatch.setattr(measuring, "_ITERATIONS_S", 5e-3)
+    monkeypatch.setattr(measuring, "_ROUND_SECONDS", 5e-3)
 
 
 def sleep(x, ticks):
@@ -126,7 +126,7 @@ def test_every_fragment_of_every_policy(policy, count, apart, devices):
 def test_a_fragment_is_timed_as_it_runs_in_training(devices):
     engine = fdg.compile(Pupil(), policies.GPUOnly(), devices[:2])
     leaves = jax.device_get(jax.tree.leaves(engine.init(0)))
-    gradient = programs(engine.plan, engine.devices, leaves)["slope"]
+    gradient = fragment_benchmarks(engine.plan, engine.devices, leaves)["slope"]
     # Sums of CPU devices travel as one array, which is written down before XLA's partitioner sees it.
     assert gradient.lower().as_text().count("stablehlo.all_reduce") == 1
 
@@ -137,7 +137,7 @@ def test_agents_that_run_a_few_at_a_time_are_timed_so(together, devices):
     with at_most_together(together):
         engine = fdg.compile(Pupil(), policies.GPUOnly(), devices[:2], num_seeds=8)
     leaves = jax.tree.leaves(engine.init(0))
-    timed = programs(engine.plan, engine.devices, leaves)["slope"]
+    timed = fragment_benchmarks(engine.plan, engine.devices, leaves)["slope"]
     (_, (weight, positions, _)) = timed.lower().args_info[0]
     assert weight.shape == (2 * together, 3) and positions.shape[0] == 2 * together
     timed.samples.append(Sample(4.0, 1.0))
@@ -157,14 +157,14 @@ def test_a_trace_says_whose_operations_are(tmp_path, devices):
     # XLA of JAX 0.12 makes one operation of a loop over small arrays.
     engine = fdg.compile(Pupil(num_envs=8192), policies.GPUOnly(), devices[:1])
     state, _ = engine.run(engine.init(0), 1)
-    path = profile_iteration(engine, state, tmp_path)
-    assert {"act", "step", "slope", "update"} <= set(fragments_of([engine.programs[0].hlo()]).values())
+    path = trace_iteration(engine, state, tmp_path)
+    assert {"act", "step", "slope", "update"} <= set(read_fragments([engine.programs[0].hlo()]).values())
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     assert {"act", "step"} <= {event["name"] for event in spans if event["tid"] == 0}
     assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans)
     assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
-    assert profile_iteration(engine, state, None) is None
+    assert trace_iteration(engine, state, None) is None
 
 
 def test_training_with_a_profile(tmp_path, capsys):

@@ -44,7 +44,7 @@ def test_what_is_on_the_host_goes_on():
     def function(x):
         return [jax.pure_callback(step, jax.ShapeDtypeStruct((), jnp.float32), x)]
 
-    one = Repeated(function, [jnp.float32(0)], {0: 0}, goes_on=True)
+    one = Repeated(function, [jnp.float32(0)], {0: 0}, continues=True)
     compile_all([one])
     one.measure()
     assert begun == [float(i) for i in range(len(begun))] and len(begun) > 2
@@ -83,17 +83,17 @@ def test_the_time_is_that_of_a_call(monkeypatch):
     for _ in range(3):
         one.measure()
     assert one.seconds == pytest.approx(1000, rel=0.1)
-    one.also_in(1)
-    assert one.lanes == 1
+    one.choose_copies(1)
+    assert one.num_copies == 1
 
 
 @pytest.mark.parametrize(("together", "lanes"), [(1.6, 2), (2.2, 1)])
 def test_more_lanes_only_where_they_do_more(together, lanes, monkeypatch):
     """Two copies at once take 0.8 or 1.1 of the time that they take one after another."""
     one = Repeated(lambda x: [x + 1], [jnp.float32(1)], {0: 0})
-    monkeypatch.setattr(one, "_seconds", lambda calls: 0.5 + calls * {1: 1.0, 2: together}[one.lanes])
-    one.also_in(2)
-    assert one.lanes == lanes
+    monkeypatch.setattr(one, "_time_run", lambda calls: 0.5 + calls * {1: 1.0, 2: together}[one.num_copies])
+    one.choose_copies(2)
+    assert one.num_copies == lanes
     one.measure()
     assert one.seconds == pytest.approx(min(1.0, together / 2))
 
@@ -118,8 +118,8 @@ def test_what_spans_processes_is_called_as_often_by_each(here, calls, monkeypatc
 
     monkeypatch.setattr(repeating.distributed, "exchange", lambda found: [4 * found, found])
     one = Repeated(lambda *xs: [], [Spread(each) for each in here])
-    monkeypatch.setattr(one, "_seconds", seconds)
-    one.compiled(None)
+    monkeypatch.setattr(one, "_time_run", seconds)
+    one.set_compiled(None)
     made.clear()
     one.measure()
     assert made == [calls, 0]

@@ -15,8 +15,8 @@ from tests.tiny import Pupil
 def test_what_is_handed_on():
     """Keys from act to act, positions from step to step, the weight from learn to learn, update to update."""
     found = {site.fragment.name: site for site in sites(fdg.trace(Pupil()))}
-    handed_on = {name: dict(site.handed_on) for name, site in found.items()}
-    assert handed_on == {"act": {1: 2}, "step": {0: 0}, "learn": {0: 0}, "slope": {}, "update": {0: 0}}
+    feedback = {name: dict(site.feedback) for name, site in found.items()}
+    assert feedback == {"act": {1: 2}, "step": {0: 0}, "learn": {0: 0}, "slope": {}, "update": {0: 0}}
     assert found["act"].axes == (None, 0, 0) and found["act"].output_axes == (0, 0)
 
 

@@ -298,16 +298,19 @@ def test_weights_of_other_characters_are_no_beginning(tmp_path, task):
         return algos.SFT(env=envs.make("text:file", path=file_of(tmp_path, rows, f"{letter}.jsonl")), **SMALL)
 
     one, two, three, more = algos.SFT(env=task, **SMALL), learner("é"), learner("ü"), learner("=é")
-    assert one.why_not_from(one) is None and algos.GRPO(env=task, **SMALL).why_not_from(one) is None
-    assert two.network == three.network and "no token for 'ü'" in three.why_not_from(two)
-    assert "no token for 'é'" in more.why_not_from(one)
-    assert "in other orders" in one.why_not_from(more)
-    [(name, value)] = one.taken_from(more).items()  # all of its characters are among the run's
+    assert (
+        one.reason_incompatible_with(one) is None
+        and algos.GRPO(env=task, **SMALL).reason_incompatible_with(one) is None
+    )
+    assert two.network == three.network and "no token for 'ü'" in three.reason_incompatible_with(two)
+    assert "no token for 'é'" in more.reason_incompatible_with(one)
+    assert "in other orders" in one.reason_incompatible_with(more)
+    [(name, value)] = one.fields_from_run(more).items()  # all of its characters are among the run's
     assert (name, value) == ("tokenizer", f"characters={more.env.tokenizer.alphabet}")
     wider = one.changed(tokenizer=value)
-    assert wider.why_not_from(more) is None and wider.env.tokenizer.vocab_size == 57
-    assert wider.env.tokenizer == more.env.tokenizer and not wider.taken_from(two)
-    assert not two.taken_from(one) and not one.taken_from(one)
+    assert wider.reason_incompatible_with(more) is None and wider.env.tokenizer.vocab_size == 57
+    assert wider.env.tokenizer == more.env.tokenizer and not wider.fields_from_run(two)
+    assert not two.fields_from_run(one) and not one.fields_from_run(one)
     with pytest.raises(fdg.FdgError, match=r"is the single character '\+'"):
         two.changed(tokenizer="characters=123")
 

@@ -174,12 +174,14 @@ def test_a_reward_model_judges_in_place_of_the_task(name, trained, folder):
 
 
 def test_runs_go_on_from_where_their_parts_are(trained, folder):
-    """The first of the places in `begins_as` that an earlier run has."""
-    judge = trained[0].begins_as
+    """The first of the places in `weight_sources` that an earlier run has."""
+    judge = trained[0].weight_sources
     assert judge[".respondent"] == (".respondent", ".parameters['adapters']", ".parameters")
     assert judge[".parameters['network']"] == (".parameters['network']", ".parameters")
-    assert algos.GRPO.begins_as[".reward_model"] == ()  # it is the one that is named
-    assert algos.GRPO.begins_as[".reference"] == algos.DPO.begins_as[".reference"] == (".parameters",)
+    assert algos.GRPO.weight_sources[".reward_model"] == ()  # it is the one that is named
+    assert (
+        algos.GRPO.weight_sources[".reference"] == algos.DPO.weight_sources[".reference"] == (".parameters",)
+    )
 
 
 def test_held_out_pairs_are_ranked(trained):

@@ -20,7 +20,7 @@ from fdg.commands.cli import train_main
 from fdg.commands.parse import parse as parse_words
 from fdg.commands.preset_flags import line as presets_line
 from fdg.errors import FdgError
-from fdg.settings.fields import OF_NETWORK
+from fdg.settings.fields import NETWORK_FIELDS
 from fdg.training.fit import make_job
 from fdg.training.sweep import Sweep, replace_fields
 
@@ -247,7 +247,7 @@ def test_fields_of_other_shapes_are_fields_of_the_network(name):
     usual, changes = shapes(made), {str: "x", int: 3, float: 0.3, bool: True}
     for field in dataclasses.fields(cls):
         kind = field.type if isinstance(field.type, type) else type(field.default)
-        if field.name in OF_NETWORK or kind not in changes:
+        if field.name in NETWORK_FIELDS or kind not in changes:
             continue
         value = not field.default if kind is bool else changes[kind]
         try:

@@ -9,7 +9,7 @@ import pytest
 import fdg
 import policies
 from fdg.running.timeline import Bar
-from fdg.showing.bars import busy, timeline_svg, timeline_trace
+from fdg.showing.bars import busy_seconds, timeline_svg, timeline_trace
 from tests.running.test_lanes import Calls
 
 BARS = [
@@ -29,7 +29,7 @@ def test_a_bar_is_as_long_as_its_program_ran():
     assert said[1:] == ["act, iteration 0, part 1: 0.4 s", "learn <&>, iteration 0, part 0: 0.6 s"]
     rows = [text.text for text in root.iter() if text.tag.endswith("text")]
     assert "actors 80%" in rows and "learners 60%" in rows
-    assert busy(BARS, "actors") == pytest.approx(0.8)
+    assert busy_seconds(BARS, "actors") == pytest.approx(0.8)
 
 
 def test_the_trace_of_nothing_is_empty():

@@ -71,7 +71,7 @@ def test_rules_see_what_it_stands_for(devices):
     """Rows stay on their devices, and the numbers are those of plain calls of `iterate`."""
     graph = fdg.trace(Learner())
     assert {"tanh", "dot_general"} <= names(graph.jaxpr)
-    assert not names(graph.jaxpr) & set(jax_internals.HIGH_LEVEL)
+    assert not names(graph.jaxpr) & set(jax_internals.HIGH_LEVEL_PRIMITIVES)
     (learn,) = graph.fragments
     assert learn.flops_per_call >= 2 * 2 * (2 * 8 * 3 * 3)
     engine = fdg.compile(Learner(), policies.GPUOnly(), devices[:4])

@@ -158,7 +158,7 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path):
         fitted(tmp_path / "third", small(**given | {"hidden": (16,)}), start_from=first.path)
     other = dataclasses.replace(changed, env=envs.make("Pendulum-v1"))
     with pytest.raises(
-        FdgError, match=r"is of CartPole-v1, .* 2 actions; Pendulum-v1 .* actions \[1\]: take"
+        FdgError, match=r"environment is CartPole-v1, .* 2 actions; Pendulum-v1 .* actions \[1\]: choose"
     ):
         fitted(tmp_path / "third", other, start_from=first.path)
     assert not (tmp_path / "third").exists()

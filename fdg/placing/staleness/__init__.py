@@ -1,16 +1,17 @@
-"""Staleness: rewrites a graph so that a group of fragments uses parameters from some iterations ago.
+"""Staleness: rewrites a graph so that a group's fragments use parameters from earlier iterations.
 
     w -> act(w, x) -> y -> learn(w, y) -> w'            act on actors, learn on learners, staleness 1
 
     w, old w -> act(old w, x) -> y -> learn(w, y) -> w', w
 
 The delay is written into the iteration itself, before placement. The state gets a history of the delayed
-leaves, and the delayed group's fragments read its entry of their age. The result is an ordinary graph, so
+leaves; a fragment that reads parameters of age k reads entry k of it. The result is an ordinary graph, so
 training gives the same numbers on one device and on any number of devices.
 
-`lag` determines the age of each fragment's inputs in micro-batches, and cuts the scan where it changes.
-`values` tracks which state leaves and fragments each value comes from. `readers` decides which version of it
-each fragment reads. `versions` rewrites the iteration, with one variable per version that is read.
+`lag` determines the age of each fragment's inputs in micro-batches, and splits the scan over micro-batches
+where an age changes. `values` tracks which state leaves and fragments each value comes from. `readers`
+decides which version of each value a fragment reads. `versions` rewrites the iteration, with one variable per
+version that is read.
 """
 
 from collections.abc import Mapping
@@ -46,7 +47,7 @@ def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) ->
 
     - a fragment of the group, of any role, reads the leaf's value from the start of the iteration (directly,
       or through code between fragments), and
-    - a fragment of another group, which is not an environment, computes the leaf's next value.
+    - a fragment of another group, other than an environment, computes the leaf's next value.
 
     In iteration t a fragment of the group reads the leaf from the start of iteration t - age; in the first
     iterations, its initial value. All other reads get the newest value: reads by other groups, of other
