@@ -252,7 +252,7 @@ class Engine:
         return tuple(
             (program.name, collective)
             for program in self.programs
-            if program.is_here and not program.is_exchange
+            if program.is_here and not program.exchanges
             for collective in unexplained(program.collectives(), predicted.get(program.name, ()))
         )
 

@@ -189,7 +189,7 @@ def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.Shap
 
     The program returns an additional uint8, the last result. Block on it to wait for the program: its other
     results may have been donated to the next program by then. Programs of one device are lowered without
-    shardings (`Program.has_uncommitted_inputs`).
+    shardings (`Program.roams`).
     """
     inputs = [value.variable for value in call.inputs]
     outputs = [value.variable for value in call.outputs]

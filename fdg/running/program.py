@@ -40,8 +40,8 @@ class Program:
     calls_per_iteration: int
     function: Any = dataclasses.field(repr=False)
     arguments: Sequence[Any] = dataclasses.field(repr=False)
-    is_exchange: bool = False
-    has_uncommitted_inputs: bool = False
+    exchanges: bool = False
+    roams: bool = False
     compiled: Any = dataclasses.field(default=None, repr=False)
 
     @property
@@ -60,7 +60,7 @@ class Program:
           PlanError: the program takes an array whose elements have less than 8 bits.
         """
         _check_widths(self.arguments)
-        if not self.has_uncommitted_inputs:
+        if not self.roams:
             return self.function.lower(*self.arguments)
         unsharded = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype), self.arguments)
         with jax.default_device(self.devices[0]):

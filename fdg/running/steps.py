@@ -208,8 +208,8 @@ class StepBuilder:
         direction = f"{pairs[0][0].group} -> {pairs[0][1].group}"
         for name, mesh, function, argument in transfer.functions([self.shape(a) for a, _ in pairs]):
             program = self._program(f"{name} {direction}", mesh, times, function, (argument,))
-            program.is_exchange = name == "exchange" or name.startswith("reshard")
-            program.has_uncommitted_inputs = name == "fetch"
+            program.exchanges = name == "exchange" or name.startswith("reshard")
+            program.roams = name == "fetch"
             transfer.programs[name] = program
         return transfer if any(is_here(mesh.devices.flat) for mesh in meshes) else None
 
@@ -217,9 +217,7 @@ class StepBuilder:
         self, name: str, mesh: Mesh, times: int, function: Any, arguments: Sequence[Any], fragments: Any = ()
     ) -> Program:
         devices = tuple(mesh.devices.flat)
-        program = Program(
-            name, fragments, devices, times, function, arguments, has_uncommitted_inputs=mesh.size == 1
-        )
+        program = Program(name, fragments, devices, times, function, arguments, roams=mesh.size == 1)
         self.programs.append(program)
         return program
 

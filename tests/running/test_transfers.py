@@ -99,7 +99,7 @@ def test_one_device_fetches_what_is_committed_to_no_other(dtype, devices):
     mover = Mover(*meshes, [(layout, layout) for layout in layouts])
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     ((name, _, function, argument),) = mover.functions(shapes)
-    program = Program(name, (), tuple(devices[3:4]), 1, function, (argument,), has_uncommitted_inputs=True)
+    program = Program(name, (), tuple(devices[3:4]), 1, function, (argument,), roams=True)
     program.compile()
     mover.programs[name] = program
     with jax.default_device(devices[0]):
