@@ -37,6 +37,7 @@ from envs import (
 from envs.codesign import environment as codesign
 from envs.environment import Environment, Vectorized, named_info
 from envs.host import HostEnvironment
+from envs.text import verifiers
 from envs.wrappers import PARAMETERS, wrapped
 from fdg.arguments import checked, checked_names
 from fdg.errors import FdgError, listed, one_line, unknown_name, whose_file
@@ -72,8 +73,12 @@ _PREFIXES: dict[str, _Source] = {
     from_envpool.PREFIX: _Source(
         from_envpool.make, lambda name, parameters: _text_beyond(parameters) or from_envpool.beyond(name)
     ),
-    # Tasks for language models, not environments. Files of problems are read as data, so they need no trust.
-    text.PREFIX: _Source(text.make, lambda *_: None, lambda name: _absolute_files(name), text.files_of),
+    # Tasks for language models, not environments.
+    text.PREFIX: _Source(text.make, text.beyond, lambda name: _absolute_files(name), text.files_of),
+    verifiers.PREFIX: _Source(
+        lambda name, **overrides: text.make("verifiers", environment=name, **overrides),
+        lambda name, _: f"imports the module {name.removeprefix(verifiers.PREFIX)}",
+    ),
     codesign.PREFIX: _Source(codesign.make, codesign.beyond, codesign.absolute, codesign.files_of),
     games.from_pgx.PREFIX: _Source(
         games.make_of_pgx, lambda name, parameters: _text_beyond(parameters, _WORD)
@@ -174,7 +179,7 @@ def _made(name: str, overrides: dict[str, Any], wanted: Mapping[str, Any]) -> An
     info = {key: wanted[key] for key in ("info",) if key in wanted}
     for prefix, source in _PREFIXES.items():
         if name.startswith(prefix) and name not in _registered:
-            if prefix == text.PREFIX and wanted:
+            if prefix in (text.PREFIX, verifiers.PREFIX) and wanted:
                 raise FdgError(f"'{name}' is a text task, which takes no {listed(wanted, 'and')}")
             return source.make(name.removeprefix(prefix), **overrides, **info)
     made = _of_a_factory(name, overrides)

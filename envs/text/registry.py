@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from envs.text import countdown, problems, tables, words
+from envs.text import countdown, problems, tables, verifiers, words
 from envs.text.task import OPTIONS, TextTask
 from envs.text.tokenizers import COMMON, CharacterTokenizer
 from fdg.arguments import check_options
@@ -18,6 +18,13 @@ def files_of(_: str, parameters: Mapping[str, Any]) -> dict[str, str]:
     """The files of a task, by parameter."""
     given = ((field, parameters.get(field)) for field in FILES)
     return {field: path for field, path in given if isinstance(path, str) and path}
+
+
+def beyond(name: str, parameters: Mapping[str, Any]) -> str | None:
+    """As `envs.beyond_registries`. Files of problems are read as data, so they need no trust."""
+    if name.removeprefix(PREFIX) != verifiers.Verifiers.name:
+        return None
+    return f"imports the module {parameters.get('environment')}"
 
 
 _PROBLEMS: dict[str, type] = {
@@ -45,13 +52,14 @@ _PROBLEMS: dict[str, type] = {
 
 # These need a file or a package, so `names()` excludes them.
 _OTHERS: dict[str, type] = {
-    problem.name: problem for problem in (tables.File, tables.Preferences, tables.ReasoningGym)
+    problem.name: problem
+    for problem in (tables.File, tables.Preferences, tables.ReasoningGym, verifiers.Verifiers)
 }
 
 
 def names() -> tuple[str, ...]:
-    """The names of all tasks, without `text:`; there are also `file`, `preferences` and
-    `reasoning_gym`.
+    """The names of all tasks, without `text:`; there are also `file`, `preferences`,
+    `reasoning_gym` and `verifiers`.
 
     >>> "countdown" in names()
     True

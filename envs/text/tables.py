@@ -25,7 +25,7 @@ FILES = ("path", "test_path")  # file fields of tasks
 
 
 @dataclasses.dataclass(frozen=True)
-class _Table:
+class Table:
     """Samples rows; an eighth of the problems is held out, by a hash of their text."""
 
     instruction: str = ""
@@ -116,7 +116,7 @@ def _eighth(rows: tuple[Row, ...]) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfFile(_Table):
+class _OfFile(Table):
     """Rows of a file, followed by those of a held-out file.
 
     A relative path is relative to the current folder, and stored as absolute.
@@ -287,7 +287,7 @@ def _place(where: str, row: Row) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReasoningGym(_Table):
+class ReasoningGym(Table):
     """Problems of the package `reasoning-gym` (Stojanovski et al., arXiv 2505.24760), which also scores
     answers.
 

@@ -152,7 +152,13 @@ class TextTask:
     table_size: int = 8192
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "template_arguments", _as_json(self.template_arguments, self.name))
+        object.__setattr__(
+            self,
+            "template_arguments",
+            as_json(
+                self.template_arguments, f"task '{self.name}': template_arguments", {"enable_thinking": False}
+            ),
+        )
         for method, takes in _TAKES.items():
             if callable(own := getattr(self.problem, method, None)):
                 check_takes(own, takes, f"{method} of problem '{self.problem.name}'")
@@ -464,8 +470,11 @@ class TextTask:
         return Reward(*judge.call(self, prompts, (tokens, mask), self.own(answer["content"])))
 
 
-def _as_json(arguments: Any, name: str) -> str:
-    """Arguments of a chat template as JSON, empty for none; a text is JSON, or a Python literal."""
+def as_json(arguments: Any, what: str, example: Mapping[str, Any]) -> str:
+    """A mapping by name as JSON, empty for none; a text is JSON, or a Python literal.
+
+    `what` begins messages, which show `example`.
+    """
     found = arguments
     for read in (json.loads, ast.literal_eval) if isinstance(arguments, str) and arguments else ():
         try:
@@ -478,10 +487,7 @@ def _as_json(arguments: Any, name: str) -> str:
             return json.dumps(dict(found)) if found else ""
     except (TypeError, ValueError):
         pass
-    raise FdgError(
-        f"task '{name}': template_arguments={arguments!r:.60} must be a mapping by name, or its JSON:"
-        f' {{"enable_thinking": false}}'
-    )
+    raise FdgError(f"{what}={arguments!r:.60} must be a mapping by name, or its JSON: {json.dumps(example)}")
 
 
 def _is_problem(one: Any) -> bool:

@@ -1,0 +1,248 @@
+"""Environments of `verifiers` (github.com/PrimeIntellect-ai/verifiers, 0.4 or newer) as text tasks.
+
+There, an environment is an installed package with a `Taskset`: a task has a prompt, and methods (`@reward`)
+that score a trace of what the model did with it. Here, the prompts are the rows of a task, and a response is
+scored as a trace with that one answer. Reward methods are coroutines; those of a batch run concurrently, in
+an event loop of its own thread.
+
+Served are environments in which the model answers once and is scored by its answer. Refused are those that
+run a program around the model: several turns or agents (their own `Env`), tools, containers.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import importlib
+import inspect
+import itertools
+import json
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, ClassVar
+
+from envs.text.drawing import whole_number
+from envs.text.host_reward import HostReward
+from envs.text.rows import Row
+from envs.text.tables import Table
+from envs.text.task import as_json
+from fdg.errors import FdgError, HostError, listed, one_line, raised
+
+PREFIX = "verifiers:"  # `verifiers:NAME` is `text:verifiers?environment=NAME`
+
+_OF_ENDLESS = 1000  # tasks of a set that never ends
+_INSTALL = "pip install 'verifiers>=0.4'"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verifiers(Table):
+    """Tasks of an environment of the package `verifiers`, which also scores responses.
+
+    Attributes:
+      environment: the name of an installed environment, which is imported.
+      arguments: its settings, fields of its `TasksetConfig`: a mapping, or its JSON; stored as JSON.
+      size: number of tasks, the first of the environment; None: all, or 1,000 of an endless one.
+      instruction: text before each prompt, for a language model.
+    """
+
+    environment: str = ""
+    arguments: Any = ""
+    size: int | None = None
+    name: ClassVar[str] = "verifiers"
+
+    def __post_init__(self) -> None:
+        what = f"task 'text:{self.name}'"
+        if not isinstance(self.environment, str) or not self.environment:
+            raise FdgError(f"{what}: environment={self.environment!r:.60}: name one, {PREFIX}NAME")
+        example = {"split": "train"}
+        object.__setattr__(self, "arguments", as_json(self.arguments, f"{what}: arguments", example))
+        if self.size is not None:
+            whole_number(self, "size", 1, 10_000_000)
+        super().__post_init__()
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All prompts; their columns are the task's own data, and `idx`, its place in the environment."""
+        return _rows(*self._key)
+
+    @property
+    def unanswered(self) -> str | None:
+        """The first task without a text `answer` in its data."""
+        return next((row.where for row in self.rows if row.answer is None), None)
+
+    @property
+    def host_reward(self) -> HostReward:
+        """The environment's own score."""
+        return HostReward(_Scored(*self._key))
+
+    @property
+    def _key(self) -> tuple[str, str, int | None]:
+        return self.environment, self.arguments, self.size
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scored:
+    """An environment's scoring; a value, so that equal tasks share programs."""
+
+    environment: str
+    arguments: str
+    size: int | None
+
+    @property
+    def __name__(self) -> str:
+        return self.environment
+
+    def __call__(self, responses: list[str], idx: list[int]) -> list[float]:
+        tasks = _tasks(self.environment, self.arguments, self.size)
+        scores = [self._score(tasks[i], said) for i, said in zip(idx, responses, strict=True)]
+        return _completed(_together(scores))
+
+    async def _score(self, task: Any, said: str) -> float:
+        trace = _trace(task, said)
+        try:
+            await task.score(trace)
+        except (Exception, SystemExit) as error:
+            cause = error.__cause__ or error  # `verifiers` wraps what a reward raises
+            raise HostError(
+                f"reward of environment '{self.environment}' raised {raised(cause)} for {said!r:.60}, asked"
+                f" {task.data.prompt_text!r:.60}"
+            ) from error
+        return trace.reward
+
+
+async def _together(coroutines: Sequence[Coroutine[Any, Any, float]]) -> list[float]:
+    results = await asyncio.gather(*coroutines, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):  # of the first such response, however long others took
+            raise result
+    return results
+
+
+def _completed(coroutine: Coroutine[Any, Any, list[float]]) -> list[float]:
+    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """One event loop for all calls, as clients of judges may stay connected; a notebook has its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
+    return loop
+
+
+def _trace(task: Any, said: str) -> Any:
+    """A completed trace of the task's prompt and one answer."""
+    vf = _package()
+    data = task.data
+    asked = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt)
+    if data.system_prompt:
+        asked = [vf.SystemMessage(content=data.system_prompt), *asked]
+    messages = [*asked, vf.AssistantMessage(content=said)]
+    nodes = [
+        vf.MessageNode(message=one, parent=i - 1 if i else None, sampled=i == len(asked))
+        for i, one in enumerate(messages)
+    ]
+    return vf.Trace(
+        task=vf.TraceTask(type=type(task).__name__, data=data, key=task.key, hash=task.hash),
+        agent=vf.AgentInfo(config=vf.AgentConfig()),
+        state=importlib.import_module("verifiers.v1.state").state_cls(type(task))(),
+        nodes=nodes,
+        is_completed=True,
+        ok=True,
+        stop_condition="agent_completed",
+    )
+
+
+def _package() -> Any:
+    try:
+        return importlib.import_module("verifiers.v1")
+    except ImportError as error:
+        raise FdgError(f"task 'text:verifiers': {_INSTALL} ({one_line(error)})") from error
+
+
+@functools.lru_cache(maxsize=4)
+def _tasks(environment: str, arguments: str, size: int | None) -> tuple[Any, ...]:
+    """An environment's tasks, all of which can be served.
+
+    Raises:
+      FdgError: it cannot be loaded, takes no such arguments, or cannot be served.
+    """
+    vf = _package()
+    what = f"verifiers' environment '{environment}'"
+    try:
+        settings = {**json.loads(arguments or "{}"), "id": environment}
+        taskset = vf.load_taskset(vf.taskset_config_type(environment).model_validate(settings))
+        count = size or (None if taskset.bounded else _OF_ENDLESS)
+        tasks = tuple(itertools.islice(taskset, count))
+        reason = _unserved(vf, environment, taskset, tasks)
+    except (Exception, SystemExit) as error:  # the environment's code may raise anything
+        raise FdgError(f"{what} cannot be loaded: {raised(error)}{_of_old(error)}") from error
+    if reason is not None:
+        raise FdgError(f"{what} {reason}")
+    return tasks
+
+
+def _of_old(error: BaseException) -> str:
+    """What to do if the module is one for `verifiers` before 0.4."""
+    is_old = isinstance(error, AttributeError) and ("__all__" in str(error) or "'verifiers'" in str(error))
+    return (
+        ": those of verifiers before 0.4 (load_environment) are not served: export a Taskset"
+        if is_old
+        else ""
+    )
+
+
+def _unserved(vf: Any, environment: str, taskset: Any, tasks: Sequence[Any]) -> str | None:
+    """Why an environment cannot be served; None if it can."""
+    if not tasks:
+        return "has no tasks"
+    first, kind, played = tasks[0], type(tasks[0]), vf.environment_class(environment)
+    if played is not vf.SingleAgentEnv:
+        return (
+            f"plays several turns or agents ({played.__name__}.run), which call a model over HTTP: only those"
+            " are served in which the model answers once"
+        )
+    if kind.toolsets(first.config) or type(taskset).toolsets(taskset.config):
+        return "gives the model tools: only those are served in which the model answers once, by text"
+    if kind.NEEDS_CONTAINER or first.data.image:
+        return "needs a container, and responses are scored in this process"
+    own = [name for name in ("setup", "finalize") if getattr(kind, name) is not getattr(vf.Task, name)]
+    judged = [*first.hooks("reward"), *(one.score for one in first.plugged_judges())]
+    for function in judged:
+        given = inspect.signature(function).parameters.get("runtime")
+        if given is not None and given.default is given.empty:
+            own.append(function.__name__)
+    if own:
+        return (
+            f"runs programs ({listed(own, 'and')} take a runtime), and responses are scored in this process"
+        )
+    return None if judged else "has no reward (a method marked @verifiers.v1.reward)"
+
+
+@functools.lru_cache(maxsize=4)
+def _rows(environment: str, arguments: str, size: int | None) -> tuple[Row, ...]:
+    common = set(_package().TaskData.model_fields)
+    rows = []
+    for i, task in enumerate(_tasks(environment, arguments, size)):
+        where = f"verifiers' environment '{environment}', task {i}"
+        columns = {**task.data.model_dump(exclude=common), "idx": i}
+        answer = columns.get("answer")
+        given = answer if isinstance(answer, str) else None
+        rows.append(Row(_prompt(task.data, where), given, columns, where))
+    return tuple(rows)
+
+
+def _prompt(data: Any, where: str) -> str | tuple[Mapping[str, Any], ...]:
+    if not data.prompt:
+        raise FdgError(f"{where}: has no prompt: its user opens the conversation, which is not served")
+    if isinstance(data.prompt, str) and not data.system_prompt:
+        return data.prompt
+    text = data.prompt
+    asked = [{"role": "user", "content": text}] if isinstance(text, str) else [_message(m) for m in text]
+    if any(part["type"] != "text" for m in asked for part in m["content"] if isinstance(part, dict)):
+        raise FdgError(f"{where}: its prompt has pictures, and only text is served")
+    return (*([{"role": "system", "content": data.system_prompt}] if data.system_prompt else []), *asked)
+
+
+def _message(message: Any) -> dict[str, Any]:
+    found = message.model_dump(exclude_none=True)
+    return {**found, "content": found.get("content", "")}

@@ -1,0 +1,165 @@
+"""Environments of `verifiers` on its real package, where it is installed, and on a stand-in."""
+
+import re
+import sys
+from importlib.util import find_spec
+
+import jax
+import pytest
+
+import envs
+import fdg
+from envs.text import verifiers
+from tests.envs import stand_in_verifiers
+
+SUMS = """
+import asyncio
+import verifiers.v1 as vf
+
+
+class Config(vf.TasksetConfig):
+    largest: int = 3
+    polite: bool = False
+
+
+class Data(vf.TaskData):
+    answer: str
+
+
+class Sum(vf.Task[Data]):
+    @vf.reward
+    async def right(self, trace):
+        await asyncio.sleep(0)
+        said = trace.last_reply
+        if said == "raise":
+            raise ValueError("no such sum")
+        return {"nan": float("nan"), "text": "much"}.get(said, float(said == self.data.answer))
+
+    @vf.reward(weight=0.5)
+    async def asked(self, trace):
+        return float("+" in trace.messages[-2].content)
+
+
+class Sums(vf.Taskset[Sum, Config]):
+    def load(self):
+        for a in range(self.config.largest + 1):
+            for b in range(self.config.largest + 1):
+                system = "Be brief." if self.config.polite else None
+                yield Sum(Data(prompt=f"{a}+{b}=", answer=str(a + b), system_prompt=system), self.config.task)
+
+
+__all__ = ["Sums"]
+"""
+
+REFUSED = {
+    "of_turns": ("class Own(vf.Env[vf.EnvConfig]):\n    async def run(self, task, agents): ...\n", "Own.run"),
+    "of_tools": ("Sum.toolsets = classmethod(lambda cls, config: [1])\n", "gives the model tools"),
+    "in_a_box": ("Sum.NEEDS_CONTAINER = True\n", "needs a container"),
+    "prepared": ("async def f(self, trace, runtime): ...\nSum.setup = f\n", r"runs programs \(setup"),
+    "unscored": ("del Sum.right, Sum.asked\n", "has no reward"),
+    "unasked": ("Sums.load = lambda self: [Sum(Data(answer='1'), self.config.task)]\n", "has no prompt"),
+    "empty": ("Sums.load = lambda self: []\n", "has no tasks"),
+    "broken": ("1 / 0\n", r"cannot be loaded: ZeroDivisionError: division by zero \(broken.py"),
+    "old": ("del __all__\ndef load_environment(): ...\n", "cannot be loaded: "),
+}
+
+
+@pytest.fixture(params=["stand-in", "real"])
+def folder(request, tmp_path, monkeypatch):
+    """A folder of environments, from which modules are imported."""
+    if request.param == "real" and find_spec("verifiers") is None:
+        pytest.skip("verifiers is not installed")
+    if request.param == "stand-in":
+        for name in [name for name in sys.modules if name.partition(".")[0] == "verifiers"]:
+            monkeypatch.delitem(sys.modules, name)
+        stand_in_verifiers.write(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "sums.py").write_text(SUMS)
+    yield tmp_path
+    for name in [name for name in sys.modules if name in ("sums", *REFUSED)]:
+        del sys.modules[name]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "verifiers"]:
+        if request.param == "stand-in":
+            del sys.modules[name]
+    for cached in (verifiers._tasks, verifiers._rows):
+        cached.cache_clear()
+
+
+def said(task, *responses):
+    """The rewards of responses to task 5, 1+1=."""
+    return task.host_reward.function(list(responses), [5] * len(responses))
+
+
+def test_prompts_are_rows_and_rewards_are_weighed(folder):
+    task = envs.make("verifiers:sums")
+    assert task == envs.make("text:verifiers", environment="sums") and task.num_rows + task.num_held_out == 16
+    assert [row.prompt for row in task.problem.rows[:2]] == ["0+0=", "0+1="]
+    assert task.problem.rows[5].columns == {"answer": "2", "idx": 5}
+    assert said(task, "2", "3", " 2") == [1.5, 0.5, 1.5]
+    assert envs.spelled(envs.make("verifiers:sums", size=4)) == "verifiers:sums?size=4"
+
+    @jax.jit
+    def rewards(keys):
+        problem, right = task.sample(keys), task.demonstration(keys)
+        return task.reward(problem.answer, right.responses, right.mask & (jax.numpy.arange(3) != 1)[:, None])
+
+    found = rewards(jax.random.split(jax.random.key(0), 3))
+    assert found.total.tolist() == [1.5, 0.5, 1.5] and list(found.parts) == ["sums"]
+
+
+def test_arguments_are_those_of_the_taskset(folder):
+    task = envs.make("verifiers:sums", arguments={"largest": 1, "polite": True}, size=3)
+    system = {"role": "system", "content": "Be brief."}
+    assert [row.prompt for row in task.problem.rows] == [
+        (system, {"role": "user", "content": asked}) for asked in ("0+0=", "0+1=", "1+0=")
+    ]
+    with pytest.raises(fdg.FdgError, match=r"environment 'sums' cannot be loaded: .*lrgest"):
+        envs.make("verifiers:sums", arguments='{"lrgest": 1}')
+    with pytest.raises(fdg.FdgError, match=r"arguments='largest' must be a mapping by name"):
+        envs.make("verifiers:sums", arguments="largest")
+    with pytest.raises(fdg.FdgError, match=r"no parameter 'largest': it has .*environment, arguments, size"):
+        envs.make("verifiers:sums", largest=1)
+
+
+@pytest.mark.parametrize(
+    ("response", "words"),
+    [
+        (
+            "raise",
+            r"reward of environment 'sums' raised ValueError: no such sum \(sums.py, line 21\) for 'ra",
+        ),
+        ("text", "raised ValueError: could not convert string to float: 'much'.* for 'text', asked '1.1='"),
+        ("nan", "reward 'sums' of task 'text:verifiers' gave nan for 'nan'"),
+    ],
+)
+def test_a_reward_that_fails_is_named(folder, response, words):
+    alphabet = envs.text.CharacterTokenizer("0123456789+=raisetnx")
+    task = envs.make("verifiers:sums").with_tokenizer(alphabet, max_response=8)
+    tokens, mask = task.responses_of(["2", response])
+    answer = task.sample(jax.random.split(jax.random.key(0), 2)).answer
+    answer = {**answer, "content": jax.numpy.array([5, 5])}
+    with pytest.raises(Exception) as error:
+        jax.block_until_ready(task.reward(answer, tokens, mask).total)
+    assert re.search(words, str(fdg.errors.host_error(error.value)))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_served_says_why(folder, name):
+    change, words = REFUSED[name]
+    names = "\n__all__ = ['Sums', 'Own']\n" if name == "of_turns" else ""
+    (folder / f"{name}.py").write_text(SUMS + change + names)
+    with pytest.raises(fdg.FdgError, match=words) as error:
+        envs.make(f"verifiers:{name}")
+    assert f"environment '{name}'" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_only_a_user_may_name_one():
+    assert envs.beyond_registries("verifiers:sums", {}) == "imports the module sums"
+    assert envs.beyond_registries("text:verifiers", {"environment": "sums"}) == "imports the module sums"
+    assert envs.beyond_registries("text:sorting", {}) is None
+
+
+@pytest.mark.skipif(find_spec("verifiers") is not None, reason="verifiers is installed")
+def test_without_the_package_the_error_says_what_to_install():
+    with pytest.raises(fdg.FdgError, match=r"pip install 'verifiers>=0\.4'"):
+        envs.make("verifiers:sums")
