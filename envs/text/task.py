@@ -35,6 +35,7 @@ Split: TypeAlias = Literal["train", "test"]
 
 OPTIONS = ("max_response", "system", "template_arguments", "table_size")  # a task's own fields
 
+_UNANSWERED = 64  # tokens of a response if no row has an answer
 _DRAWS = 1024  # maximum number of draws until one is in the wanted split
 
 
@@ -200,13 +201,13 @@ class TextTask:
 
     @property
     def response_length(self) -> int:
-        """`R`: tokens of the longest response, including the stop token."""
+        """`R`: tokens of the longest response, including the stop token; 64 if no row has an answer."""
         if self.max_response is not None:
             return self.max_response
         if self._encoded is None:
             return self.problem.response_length + 1
         sides = getattr(self.problem, "sides", (self.problem,))  # both answers of a preference must fit
-        return max(self._table(side).answers.longest for side in sides)
+        return max(self._table(side).answers.longest for side in sides) or _UNANSWERED
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:

@@ -110,11 +110,12 @@ class _Scored:
 
 
 async def _together(coroutines: Sequence[Coroutine[Any, Any, float]]) -> list[float]:
-    results = await asyncio.gather(*coroutines, return_exceptions=True)
-    for result in results:
+    rewards = []
+    for result in await asyncio.gather(*coroutines, return_exceptions=True):
         if isinstance(result, BaseException):  # of the first such response, however long others took
             raise result
-    return results
+        rewards.append(result)
+    return rewards
 
 
 def _completed(coroutine: Coroutine[Any, Any, list[float]]) -> list[float]:

@@ -59,7 +59,14 @@ _ENVIRONMENTS = (
     *("probe:memory", "text:file", "text:file?path=/etc/hostname", "text:file?path=/dev/zero"),
     *("text:file?path=MARK", "text:sorting?length=9", "text:file?path=http://127.0.0.1:9/x"),
     *("text:file?path=/dev/stdin", "text:file?path=evilmod.py", "text:reasoning_gym"),
-    *("text:reasoning_gym?dataset=evilmod", "Pendulum-v1", "Breakout-MinAtar", "MPE_simple_v3"),
+    *(
+        "text:reasoning_gym?dataset=evilmod",
+        "verifiers:evilmod",
+        "text:verifiers?environment=evilmod",
+        "Pendulum-v1",
+        "Breakout-MinAtar",
+        "MPE_simple_v3",
+    ),
     *("octax:brix", "CartPole-v1", "text:countdown?instruction=evilmod:thing"),
     *("probe:memory?delay=1000000", "DeepSea-bsuite?size=100000", "Craftax-Symbolic-v1"),
 )

@@ -436,3 +436,9 @@ def test_an_evaluation_asks_each_held_out_row_once(tmp_path):
 def test_prompts_are_a_list_of_texts_or_messages(prompts):
     with pytest.raises(fdg.FdgError, match=r"prompts=.*: give a list of them, texts or lists of messages"):
         envs.make("text:addition").prompts_of(prompts)
+
+
+def test_without_answers_there_is_room_for_64_tokens(tmp_path):
+    rows = [{"prompt": f"{i}="} for i in range(9)]
+    task = envs.make("text:file", path=file_of(tmp_path, rows)).with_reward(lambda responses: [0.0])
+    assert task.response_length == 64 and dataclasses.replace(task, max_response=3).response_length == 3
