@@ -321,3 +321,11 @@ for _algorithm, _values in {
 
 for _algorithm in ("PPO", "SAC"):  # the same task, from either source
     PRESETS[_algorithm]["pendulum"] = PRESETS[_algorithm]["Pendulum-v1"]
+
+# Rollouts of several sequences for each environment, so that minibatches are shuffled as PPO's are.
+PRESETS["RecurrentPPO"] = {
+    name: PRESETS["PPO"][name].with_changes(
+        "with sequences of 16 steps, here for recurrent PPO", sequence_length=16
+    )
+    for name in ("pendulum", "Acrobot-v1", "*:Acrobot-v1")
+}

@@ -1,5 +1,6 @@
 """`Row`: a ready-made problem; `TextProblem.rows` is a tuple of them."""
 
+import ast
 import contextlib
 import dataclasses
 import json
@@ -88,3 +89,23 @@ def messages_of(prompt: str | Sequence[Message], instruction: str, system: str) 
         content = f"{instruction}\n{content}" if isinstance(content, str) else [*parts, *content]
         found[last] = {**found[last], "content": content}
     return found
+
+
+def as_json(arguments: Any, what: str, example: Mapping[str, Any]) -> str:
+    """A mapping by name as JSON, empty for none; a text is JSON, or a Python literal.
+
+    `what` begins messages, which show `example`.
+    """
+    found = arguments
+    for read in (json.loads, ast.literal_eval) if isinstance(arguments, str) and arguments else ():
+        try:
+            found = read(arguments)
+            break
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    try:
+        if not found or (isinstance(found, Mapping) and all(isinstance(key, str) for key in found)):
+            return json.dumps(dict(found)) if found else ""
+    except (TypeError, ValueError):
+        pass
+    raise FdgError(f"{what}={arguments!r:.60} must be a mapping by name, or its JSON: {json.dumps(example)}")

@@ -7,7 +7,6 @@ reward.
 Shapes: `N` problems, `P` tokens of a prompt, `R` tokens of a response.
 """
 
-import ast
 import dataclasses
 import functools
 import json
@@ -26,7 +25,7 @@ from envs.text.drawing import is_held_out, uniform, whole_number
 from envs.text.encoding import Encoded, encoded, said_before
 from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
-from envs.text.rows import Message, Row
+from envs.text.rows import Message, Row, as_json
 from envs.text.tokenizers import COMMON, CharacterTokenizer, Tokenizer
 from fdg.arguments import check_members, check_takes, checked_names, quoted
 from fdg.errors import FdgError, FdgWarning
@@ -469,26 +468,6 @@ class TextTask:
     def _judged(self, answer: Any, tokens: jax.Array, mask: jax.Array, judge: HostReward) -> Reward:
         prompts = answer["prompt"], answer["prompt_mask"]
         return Reward(*judge.call(self, prompts, (tokens, mask), self.own(answer["content"])))
-
-
-def as_json(arguments: Any, what: str, example: Mapping[str, Any]) -> str:
-    """A mapping by name as JSON, empty for none; a text is JSON, or a Python literal.
-
-    `what` begins messages, which show `example`.
-    """
-    found = arguments
-    for read in (json.loads, ast.literal_eval) if isinstance(arguments, str) and arguments else ():
-        try:
-            found = read(arguments)
-            break
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-    try:
-        if not found or (isinstance(found, Mapping) and all(isinstance(key, str) for key in found)):
-            return json.dumps(dict(found)) if found else ""
-    except (TypeError, ValueError):
-        pass
-    raise FdgError(f"{what}={arguments!r:.60} must be a mapping by name, or its JSON: {json.dumps(example)}")
 
 
 def _is_problem(one: Any) -> bool:

@@ -22,9 +22,8 @@ from typing import Any, ClassVar
 
 from envs.text.drawing import whole_number
 from envs.text.host_reward import HostReward
-from envs.text.rows import Row
+from envs.text.rows import Row, as_json
 from envs.text.tables import Table
-from envs.text.task import as_json
 from fdg.errors import FdgError, HostError, listed, one_line, raised
 
 PREFIX = "verifiers:"  # `verifiers:NAME` is `text:verifiers?environment=NAME`
