@@ -248,4 +248,4 @@ def test_a_subclass_keeps_the_presets_of_what_it_is_based_on():
 
     assert Mine.preset("Pendulum-v1") == algos.PPO.preset("Pendulum-v1") != {}
     assert algos.MAPPO.preset("MPE_simple_spread_v3") != algos.IPPO.preset("MPE_simple_spread_v3")
-    assert algos.RecurrentPPO.preset("Pendulum-v1") == {}
+    assert algos.RecurrentPPO.preset("MountainCar-v0") == {} != algos.PPO.preset("MountainCar-v0")
