@@ -65,7 +65,8 @@ def _needs_more_than_the_words(words: list[str]) -> bool:
     modules = any(
         ":" in word and word.partition(":")[0] in ("my.module", "mine", "thermostat") for word in words
     )
-    host = any(word.startswith(("envpool:", "gymnasium:", "ray:", "brax:", "MPE_")) for word in words)
+    packages = ("envpool:", "gymnasium:", "ray:", "brax:", "MPE_", "verifiers:")
+    host = any(word.startswith(packages) for word in words)
     return (
         bool(elsewhere & set(words)) or modules or host or "auto" in words or "--coordinator-address" in words
     )
