@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from algos.dqn import DQN
     from algos.impala import IMPALA
     from algos.mappo import IPPO, MAPPO
+    from algos.muzero import MuZero
     from algos.networks import RecurrentNetwork
     from algos.offline.bc import BC
     from algos.offline.cql import CQL
@@ -75,6 +76,7 @@ __all__ = [
     "DroQ",
     "Explorer",
     "FastTD3",
+    "MuZero",
     "Network",
     "Normalizer",
     "ReBRAC",
@@ -115,7 +117,7 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
     >>> names("environments")
     ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac', 'td3', 'fast_td3',
     'qr_dqn', 'c51', 'crossq', 'redq', 'droq', 'tqc', 'vdn', 'qmix', 'bc', 'iql', 'td3_bc', 'rebrac', 'cql',
-    'alphazero')
+    'alphazero', 'muzero')
     >>> names("text")
     ('sft', 'dpo', 'ppo_rlhf', 'grpo', 'reward_model')
     """

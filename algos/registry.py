@@ -23,6 +23,7 @@ MODULES = {
     "IMPALA": "algos.impala",
     "IPPO": "algos.mappo",
     "MAPPO": "algos.mappo",
+    "MuZero": "algos.muzero",
     "Network": "algos.values",
     "Normalizer": "algos.values",
     "Transform": "algos.values",
@@ -79,6 +80,7 @@ IN_ENVIRONMENTS = {
     "rebrac": "ReBRAC",
     "cql": "CQL",
     "alphazero": "AlphaZero",
+    "muzero": "MuZero",
 }
 
 # Algorithms that train language models on text tasks.

@@ -23,6 +23,8 @@ __all__ = [
     "discounted_returns",
     "generalized_advantage_estimation",
     "lambda_returns",
+    "rescaled",
+    "unrescaled",
     "v_trace",
 ]
 
@@ -118,3 +120,24 @@ def v_trace(
     next_correction = jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])])
     advantage = rho * (delta + discount * lambda_ * continues * next_correction)
     return advantage, value + correction
+
+
+# --- value rescaling (Pohlen et al. 2018, arXiv 1805.11593, section 3.2 and proposition A.2) ---
+
+_SLOPE = 1e-3  # epsilon, as in MuZero (arXiv 1911.08265, appendix F)
+
+
+def rescaled(x: jax.Array) -> jax.Array:
+    """`h(x) = sign(x) * (sqrt(|x| + 1) - 1) + 0.001 * x`, of values or rewards of unknown size: `[...]`.
+
+    >>> float(rescaled(jnp.float32(3.0)).round(6))
+    1.003000020980835
+    """
+    return jnp.sign(x) * (jnp.sqrt(jnp.abs(x) + 1.0) - 1.0) + _SLOPE * x
+
+
+def unrescaled(x: jax.Array) -> jax.Array:
+    """The inverse of `rescaled`, in a form without cancellation near zero."""
+    size = jnp.abs(x) + 1.0 + _SLOPE
+    root = 2.0 * size / (1.0 + jnp.sqrt(1.0 + 4.0 * _SLOPE * size))
+    return jnp.sign(x) * (jnp.square(root) - 1.0)

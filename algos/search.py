@@ -1,10 +1,11 @@
-"""Tree search from one position of a two-player game, with mctx (github.com/google-deepmind/mctx).
+"""Tree search from a position of a game, or a latent state, with mctx (github.com/google-deepmind/mctx).
 
 mctx searches a batch of positions with one random key. Here each position has its own key and search (mctx's
 batch size is one, under `jax.vmap`), so results do not depend on how the batch is split over devices.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +17,10 @@ from fdg.errors import FdgError
 
 Evaluate = Callable[[Any, jax.Array, Position], tuple[jax.Array, jax.Array]]
 """`(parameters, key, position) -> (logits [n], value [])`: of moves, and for the player to move."""
+EvaluateLatent = Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]
+"""`(parameters, latent [N, D]) -> (logits [N, n], value [N])`."""
+Imagine = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+"""`(parameters, latent [N, D], action [N]) -> (next latent [N, D], reward [N])`."""
 
 
 class Search(NamedTuple):
@@ -50,17 +55,67 @@ def gumbel_search(
     Gumbel noise, 0 for none; `discount` is per move.
     """
     model_key, search_key = jax.random.split(key)
+    return _improved(
+        parameters, search_key, _root(game, evaluate, parameters, model_key, position),
+        _model(game, evaluate, discount), game.legal(position), simulations, considered, scale, _completed,
+    )  # fmt: skip
+
+
+def latent_search(
+    evaluate: EvaluateLatent,
+    imagine: Imagine,
+    parameters: Any,
+    key: jax.Array,
+    latent: jax.Array,
+    allowed: jax.Array,
+    simulations: int,
+    considered: int = 16,
+    scale: float | jax.Array = 1.0,
+    discount: float | jax.Array = 1.0,
+    least_range: float | jax.Array = 1e-8,
+) -> Search:
+    """As `gumbel_search`, with a learned model, from one latent state `[D]` (Schrittwieser et al. 2020).
+
+    `allowed [n]` is the mask of actions at the root; below it, all are allowed. Values are divided by
+    the range of those of a node's actions, since returns have no known bounds, but at least by `least_range`.
+    """
+
+    def model(parameters: Any, key: jax.Array, action: jax.Array, latent: jax.Array) -> tuple[Any, jax.Array]:
+        latent, reward = imagine(parameters, latent, action)
+        logits, value = evaluate(parameters, latent)
+        discounts = jnp.broadcast_to(jnp.asarray(discount, jnp.float32), reward.shape)
+        return _mctx().RecurrentFnOutput(
+            reward=reward, discount=discounts, prior_logits=logits, value=value
+        ), latent
+
+    logits, value = evaluate(parameters, latent[None])
+    root = _mctx().RootFnOutput(prior_logits=logits, value=value, embedding=latent[None])
+    transform = functools.partial(_mctx().qtransform_completed_by_mix_value, epsilon=least_range)
+    return _improved(parameters, key, root, model, allowed, simulations, considered, scale, transform)
+
+
+def _improved(
+    parameters: Any,
+    key: jax.Array,
+    root: Any,
+    model: Callable[..., Any],
+    legal: jax.Array,
+    simulations: int,
+    considered: int,
+    scale: float | jax.Array,
+    transform: Callable[..., jax.Array],
+) -> Search:
     with jax.numpy_rank_promotion("allow"):  # mctx needs it
         found = _mctx().gumbel_muzero_policy(
             parameters,
-            search_key,
-            _root(game, evaluate, parameters, model_key, position),
-            _model(game, evaluate, discount),
+            key,
+            root,
+            model,
             simulations,
-            ~_batch(game.legal(position)),
-            max_num_considered_actions=min(considered, game.num_actions),
+            ~_batch(legal),
+            max_num_considered_actions=min(considered, legal.size),
             gumbel_scale=scale,
-            qtransform=_completed,
+            qtransform=transform,
         )
     summary = found.search_tree.summary()
     tried = jnp.where(summary.visit_counts > 0, found.action_weights, 0.0)

@@ -173,7 +173,9 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **_same_fix(("bc", {}), "behaviour-cloning behavior-cloning behavioral-cloning imitation"),
     **_same_fix(_nearest_fix("bc"), "gail airl dt decision-transformer"),
     **_same_fix(("alphazero", {}), "alpha-zero az gumbel-alphazero"),
-    **_same_fix(_nearest_fix("alphazero"), "muzero mcts"),
+    **_same_fix(("muzero", {}), "mu-zero gumbel-muzero"),
+    **_same_fix(_nearest_fix("muzero"), "efficientzero stochastic-muzero sampled-muzero"),
+    **_same_fix(_nearest_fix("alphazero"), "mcts"),
     **{
         spelling: ("grpo", {"variant": name})
         for name in ("rloo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "sapo", "reinforce_plus_plus")

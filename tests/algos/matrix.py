@@ -77,6 +77,7 @@ SMALL: Mapping[str, tuple[str, str]] = {
         "game",
         "--num-envs 4 --num-steps 2 --num-minibatches 2 --num-simulations 2 --total-steps 16 --hidden 8",
     ),
+    "muzero": ("discrete", f"{EPOCHS} --num-simulations 2 --unroll-steps 2 --latent-size 8"),
     "sft": ("text", f"{MODEL} {BATCH}"),
     "dpo": ("text", f"{MODEL} {BATCH}"),
     "ppo_rlhf": ("text", f"{MODEL} {BATCH}"),

@@ -50,6 +50,7 @@ CASES = {
     "vdn": ("probe:unlike", {}),
     "qmix": ("probe:agents", {"memory": "gru", "memory_size": 8}),
     "alphazero": ("game:tic_tac_toe", {"num_minibatches": 2, "num_simulations": 2}),
+    "muzero": ("probe:masked", {"num_simulations": 2, "latent_size": 8}),
 }
 
 

@@ -127,6 +127,10 @@ SMALL = {
         algos.AlphaZero, "game:tic_tac_toe", HIDDEN, num_envs=8, num_steps=2, num_minibatches=2,
         num_simulations=4,
     ),
+    "muzero": small(
+        algos.MuZero, "CartPole-v1", EPOCHS, HIDDEN, NORMALIZING, num_simulations=4, unroll_steps=2,
+        latent_size=8,
+    ),
     # Opponents that remember, and replace each other twice within the iterations.
     "recurrent_ppo self play": lambda: algos.SelfPlay(
         small(algos.RecurrentPPO, "game:tic_tac_toe", EPOCHS, memory_size=4, sequence_length=2)(),

@@ -57,6 +57,7 @@ TRAINED: dict[str, tuple[str, str, str]] = {
         "game:connect_four?rows=4&columns=4",
         "--total-steps 2048 --num-simulations 4",
     ),
+    "muzero": ("CartPole-v1", "Breakout-MinAtar", "--total-steps 4096 --num-simulations 4"),
     "sft": ("text:addition", "text:sorting", "--total-steps 384"),
     "dpo": ("text:addition", "text:sorting", "--total-steps 384"),
     "ppo_rlhf": ("text:addition", "text:sorting", "--total-steps 192"),

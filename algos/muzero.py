@@ -1,0 +1,331 @@
+"""Gumbel MuZero: tree search with a learned model (Schrittwieser et al. 2020, "Mastering Atari, Go, chess and
+shogi by planning with a learned model", arXiv 1911.08265), improved as in Danihelka et al. 2022, "Policy
+improvement by planning with Gumbel" (ICLR, openreview.net/forum?id=bERaNdoegnO).
+
+The model has a latent state: a representation of the observation, which the dynamics change by an action. A
+search in it chooses each action. The model learns to predict the search's policy, the return and the reward
+of each of `unroll_steps` actions ahead. It is on-policy: rollouts by search are learned from in several
+epochs and dropped; there is no replay memory and no reanalysis.
+
+Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch, `n` actions, `K` unrolled
+steps, `D` numbers of a latent state.
+"""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+import fdg
+from algos import networks, on_policy, one_update
+from algos.agent import Agent, Rollouts
+from algos.buffers import n_step_returns
+from algos.checks import check_divides
+from algos.layers import Trunk, sized
+from algos.losses import values_after
+from algos.normalize import normalize_rollout
+from algos.on_policy import Epochs, State
+from algos.returns import rescaled, unrescaled
+from algos.rollout import Actor, empty_memory, environment_major, episode_metrics
+from algos.search import Search, latent_search
+from algos.values import ClippedOptimizer, Layers, Normalizers, Transforming
+from envs import Discrete, Environment, Observation, TimeStep, features_and_mask
+from envs.composite import ObservationSpace
+from fdg.settings.fields import hyperparameter, require_positive
+
+
+class Sample(NamedTuple):
+    """A training sample: an observation, and what followed it."""
+
+    observation: Observation  # [N, *obs]
+    action: jax.Array  # [N, K] int32
+    reward: jax.Array  # [N, K] float32
+    policy: jax.Array  # [N, K + 1, n] float32, the search's policy
+    value: jax.Array  # [N, K + 1] float32, the value's target
+    playing: jax.Array  # [N, K + 1] bool, whether the episode continues in the rollout
+    known: jax.Array  # [N, K + 1] bool, `playing`, or after a termination
+
+
+@dataclasses.dataclass(frozen=True)
+class MuZero(Agent, presets="MuZero"):
+    """Gumbel MuZero for discrete actions.
+
+    Raises:
+      FdgError: (construction) a field out of range, or sizes that do not divide.
+
+    >>> import envs
+    >>> MuZero(env=envs.make("CartPole-v1")).steps_per_iteration
+    1024
+    """
+
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
+
+    env: Environment
+    rollouts = Rollouts(num_envs=32, num_steps=32, total_steps=500_000)
+    epochs = Epochs(num_epochs=4, num_minibatches=4)
+    optimizer_settings = ClippedOptimizer(learning_rate=1e-3, anneal_learning_rate=True, max_grad_norm=1.0)
+    discount: float = hyperparameter(0.99, "gamma")
+    n_step: int = hyperparameter(5, "n of n-step returns, which end with the search's value")
+    unroll_steps: int = hyperparameter(5, "K: steps for which the model is unrolled in the loss")
+    num_simulations: int = hyperparameter(8, "simulations of a search: latent states added to its tree")
+    max_considered: int = hyperparameter(16, "actions considered at the root of a search, at most")
+    gumbel_scale: float = hyperparameter(1.0, "scale of the Gumbel noise of a search, in training")
+    least_range: float = hyperparameter(
+        1.0, "a search divides values by the range of those of its actions, but at least by this"
+    )
+    rescale: bool = hyperparameter(
+        True, "learn values and rewards by their signed square roots: for rewards of unknown size"
+    )
+    value_coefficient: float = hyperparameter(0.25, "weight of the value loss")
+    reward_coefficient: float = hyperparameter(1.0, "weight of the reward loss")
+    latent_size: int = hyperparameter(64, "width of the latent state")
+    normalizers = Normalizers()
+    layers = Layers(activation="relu")
+    transforming = Transforming()
+
+    def __post_init__(self):
+        self._check()
+        check_divides(self, self.num_steps)
+        counts = "n_step", "unroll_steps", "num_simulations", "max_considered", "latent_size"
+        require_positive(self, *counts, "least_range")
+
+    updates_per_iteration = property(lambda self: self.epochs.updates)
+
+    init = one_update.init
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """One rollout of all environments by search, and all updates on it."""
+        return on_policy.iteration(self, state)
+
+    def actor(self, state: State) -> Actor:
+        """Acts by search; greedy: without Gumbel noise."""
+
+        def act(memory, observation, start, keys, greedy):
+            seen = self.normalizers.seen(state.observation_statistics, observation)
+            scale = 0.0 if greedy else self.gumbel_scale
+            return self._for_environment(self._searched(state.parameters, seen, keys, scale).action), memory
+
+        return Actor(empty_memory, act)
+
+    # --- fragments; `step` and `update` are inherited from `Agent` ---
+
+    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
+    def act(self, parameters, statistics, observation, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B]`, and the `Search [B]` that chose it."""
+        seen = self.normalizers.seen(statistics, observation)
+        found = self._searched(parameters, seen, keys, self.gumbel_scale)
+        return found.action, found
+
+    @fdg.fragment("learner", in_axes=(None, 0, 1, None), out_axes=(None, 0, None))
+    def learn(self, learned, running, trajectory, key):
+        """Several epochs of minibatch updates on a rollout `[T, B]`; statistics change afterwards."""
+        parameters, optimizer_state, *statistics = learned
+        seen, running, statistics = normalize_rollout(
+            self.normalizers, statistics, running, trajectory, self.discount
+        )
+        samples = jax.tree.map(environment_major, self.samples(parameters, seen))
+        parameters, optimizer_state, losses = self.epochs.learn(
+            key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
+        )
+        learned = (parameters, optimizer_state, *statistics)
+        return learned, running, {**episode_metrics(trajectory.time_step), **losses}
+
+    @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
+    def gradient(self, parameters, sample):
+        """Gradient of the loss over a minibatch `[N]`, and the terms of the loss."""
+        return jax.grad(self.loss, has_aux=True)(parameters, sample)
+
+    def targets(self, parameters: Any, value: jax.Array, time_step: TimeStep) -> jax.Array:
+        """The value targets `[T, B]` float32: n-step returns (arXiv 1911.08265, section 3).
+
+        `value [T, B]` is the search's value of each observation. After a truncation and after the rollout,
+        the value is the model's.
+        """
+
+        def of_final(final: Any) -> jax.Array:
+            latent = self._apply("represent", parameters, features_and_mask(final)[0])
+            return self._evaluate(parameters, latent)[1]
+
+        next_value = values_after(value, time_step, of_final)
+        reward, ends = time_step.reward, (time_step.terminated, time_step.truncated)
+        return n_step_returns(reward, next_value, *ends, self.discount, self.n_step)
+
+    def samples(self, parameters: Any, trajectory: Any) -> Sample:
+        """The samples `[T, B]` of a rollout `[T, B]`, whose `decision` is a `Search`."""
+        time_step, found = trajectory.time_step, trajectory.decision
+        steps = self.unroll_steps
+        return Sample(
+            observation=features_and_mask(trajectory.observation)[0],
+            action=windows(trajectory.action, steps),
+            reward=windows(time_step.reward, steps),
+            policy=windows(found.policy, steps + 1),
+            value=windows(self.targets(parameters, found.value, time_step), steps + 1),
+            **presence(time_step.terminated, time_step.truncated, steps),
+        )
+
+    def loss(self, parameters: Any, sample: Sample) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss over a minibatch, and its terms (arXiv 1911.08265, equation 1 and appendix G).
+
+        Each term is that of the observation, plus the mean over unrolled steps. The gradient is halved at
+        each of the dynamics. A step after a termination has reward and value zero, and no policy; steps that
+        are not known, after a truncation or the rollout, do not count.
+        """
+        scaled = rescaled if self.rescale else lambda x: x
+        count = sample.playing.shape[0]
+
+        def predicted(latent, policy, value, playing, known):
+            logits, estimate = self._apply("predict", parameters, latent)
+            cross_entropy = -jnp.sum(policy * jax.nn.log_softmax(logits), axis=-1)
+            target = scaled(jnp.where(playing, value, 0.0))
+            return (
+                jnp.sum(jnp.where(playing, cross_entropy, 0.0)) / count,
+                jnp.sum(jnp.where(known, 0.5 * jnp.square(estimate - target), 0.0)) / count,
+            )
+
+        def unrolled(latent, row):
+            (action, reward, playing, known), after = row
+            halved = 0.5 * (latent + jax.lax.stop_gradient(latent))
+            latent, estimate = self._apply("imagine", parameters, halved, action)
+            target = scaled(jnp.where(playing, reward, 0.0))
+            reward_loss = jnp.sum(jnp.where(known, 0.5 * jnp.square(estimate - target), 0.0)) / count
+            return latent, (*predicted(latent, *after), reward_loss)
+
+        of_states = sample.policy, sample.value, sample.playing, sample.known
+        of_steps = sample.action, sample.reward, sample.playing[:, :-1], sample.known[:, :-1]
+        rows = of_steps, tuple(x[:, 1:] for x in of_states)
+        latent = self._apply("represent", parameters, sample.observation)
+        first = predicted(latent, *(x[:, 0] for x in of_states))
+        _, later = jax.lax.scan(unrolled, latent, jax.tree.map(lambda x: x.swapaxes(0, 1), rows))
+        policy_loss, value_loss, reward_loss = (
+            now + jnp.mean(then) for now, then in zip((*first, 0.0), later, strict=True)
+        )
+        loss = policy_loss + self.value_coefficient * value_loss + self.reward_coefficient * reward_loss
+        policy = sample.policy[:, 0]
+        entropy = -jnp.mean(jnp.sum(jax.scipy.special.xlogy(policy, policy), axis=-1))
+        parts = {"policy_loss": policy_loss, "value_loss": value_loss, "reward_loss": reward_loss}
+        return loss, {"loss": loss, **parts, "entropy": entropy}
+
+    @property
+    def model(self) -> nn.Module:
+        """The learned model, with the methods of `Model`; a subclass may return another."""
+        space, actions = self.env.observation_space, self.env.action_space.n
+        return Model(space, actions, self.latent_size, sized(self.layers, space))
+
+    _network = property(lambda self: networks.of_module(self.model))
+
+    def _apply(self, method: str, parameters: Any, *inputs: Any) -> Any:
+        """A method of the model, of these parameters."""
+        apply = functools.partial(self.model.apply, method=method)
+        apply = fdg.in_bfloat16(apply) if self.precision == "bfloat16" else apply
+        return apply({"params": parameters}, *inputs)
+
+    def _searched(self, parameters: Any, seen: Observation, keys: jax.Array, scale: Any) -> Search:
+        """Searches from observations `[B, *obs]` with `keys [B]`; rows are independent."""
+        observation, mask = features_and_mask(seen)
+        if mask is None:
+            mask = jnp.ones((keys.shape[0], self.env.action_space.n), bool)
+        latent = self._apply("represent", parameters, observation)
+        numbers = scale, self.discount, self.least_range  # traced in a sweep
+        return fdg.rowwise(self._search, in_axes=(None, None, 0, 0, 0))(
+            numbers, parameters, latent, mask, keys
+        )
+
+    def _search(self, numbers: Any, parameters: Any, latent: Any, mask: Any, keys: jax.Array) -> Search:
+        def one(key, latent, allowed):
+            return latent_search(
+                self._evaluate, self._imagine, parameters, key, latent, allowed, self.num_simulations,
+                self.max_considered, *numbers,
+            )  # fmt: skip
+
+        return jax.vmap(one)(keys, latent, mask)
+
+    def _evaluate(self, parameters: Any, latent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits, value = self._apply("predict", parameters, latent)
+        return logits, self._unscaled(value)
+
+    def _imagine(self, parameters: Any, latent: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+        latent, reward = self._apply("imagine", parameters, latent, action)
+        return latent, self._unscaled(reward)
+
+    def _unscaled(self, x: jax.Array) -> jax.Array:
+        return unrescaled(x) if self.rescale else x
+
+
+# --- the rows after each row ---
+
+
+def windows(x: jax.Array, count: int) -> jax.Array:
+    """Rows `t` to `t + count - 1` of `x [T, B, ...]`, for each `t`: `[T, B, count, ...]`; they wrap around.
+
+    >>> windows(jnp.array([[1], [2], [3]]), 2)[:, 0].tolist()
+    [[1, 2], [2, 3], [3, 1]]
+    """
+    return jnp.stack([jnp.roll(x, -step, axis=0) for step in range(count)], axis=2)
+
+
+def presence(terminated: jax.Array, truncated: jax.Array, steps: int) -> dict[str, jax.Array]:
+    """`playing` and `known` of a `Sample`, `[T, B, steps + 1]` bool; arguments are `[T, B]` bool.
+
+    >>> ends = jnp.array([[False], [True], [False]]), jnp.zeros((3, 1), bool)
+    >>> found = presence(*ends, 2)  # the third row is the last of the rollout
+    >>> found["playing"][:, 0].astype(int).tolist(), found["known"][:, 0].astype(int).tolist()
+    ([[1, 1, 0], [1, 0, 0], [1, 0, 0]], [[1, 1, 1], [1, 1, 1], [1, 0, 0]])
+    """
+    row = jax.lax.broadcasted_iota(jnp.int32, terminated.shape, 0)
+    last = row == terminated.shape[0] - 1
+    playing, over = [jnp.ones_like(terminated)], [jnp.zeros_like(terminated)]
+    for step in range(steps):
+        ends, cut, beyond = (jnp.roll(x, -step, axis=0) for x in (terminated, truncated, last))
+        over.append(over[-1] | (playing[-1] & ends))
+        playing.append(playing[-1] & ~(ends | cut | beyond))
+    playing_, over_ = jnp.stack(playing, axis=2), jnp.stack(over, axis=2)
+    return {"playing": playing_, "known": playing_ | over_}
+
+
+# --- the model ---
+
+
+class Model(nn.Module):
+    """Dense representation, dynamics and predictions; images are convolved first.
+
+    A latent state is scaled to [0, 1] by its least and its largest number (arXiv 1911.08265, appendix G);
+    the dynamics add to it, as a residual block. Values and rewards are rescaled, if the algorithm's are.
+    """
+
+    observation_space: ObservationSpace
+    actions: int
+    size: int
+    layers: Layers
+
+    def setup(self) -> None:  # noqa: D102
+        for name in ("representation", "dynamics"):
+            setattr(self, name, Trunk(self.layers, self.size, 1.0))
+        for name, outputs in {"policy": self.actions, "value": 1, "reward": 1}.items():
+            setattr(self, name, Trunk(self.layers, outputs, 0.01))
+
+    def __call__(self, observation: Any) -> Any:
+        """All outputs, for `init`."""
+        latent = self.represent(observation)
+        return self.predict(self.imagine(latent, jnp.zeros(latent.shape[0], jnp.int32))[0])
+
+    def represent(self, observation: Any) -> jax.Array:
+        """`observation [N, *obs]` -> latent states `[N, D]`."""
+        space, convolve = self.observation_space, self.layers.convolve
+        return _scaled(self.representation(networks.actor_features(observation, space, convolve)))
+
+    def imagine(self, latent: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """`latent [N, D]`, `action [N]` -> the next latent states `[N, D]`, and the rewards `[N]`."""
+        inputs = jnp.concatenate([latent, jax.nn.one_hot(action, self.actions)], axis=-1)
+        return _scaled(latent + self.dynamics(inputs)), self.reward(inputs)[:, 0]
+
+    def predict(self, latent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """`latent [N, D]` -> the policy's logits `[N, n]`, and the values `[N]`."""
+        return self.policy(latent), self.value(latent)[:, 0]
+
+
+def _scaled(x: jax.Array) -> jax.Array:
+    low, high = jnp.min(x, axis=-1, keepdims=True), jnp.max(x, axis=-1, keepdims=True)
+    return (x - low) / jnp.maximum(high - low, 1e-5)
