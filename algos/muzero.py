@@ -64,17 +64,17 @@ class MuZero(Agent, presets="MuZero"):
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
 
     env: Environment
-    rollouts = Rollouts(num_envs=32, num_steps=32, total_steps=500_000)
+    rollouts = Rollouts(num_envs=32, num_steps=32, total_steps=200_000)
     epochs = Epochs(num_epochs=4, num_minibatches=4)
     optimizer_settings = ClippedOptimizer(learning_rate=1e-3, anneal_learning_rate=True, max_grad_norm=1.0)
     discount: float = hyperparameter(0.99, "gamma")
-    n_step: int = hyperparameter(5, "n of n-step returns, which end with the search's value")
+    n_step: int = hyperparameter(10, "n of n-step returns, which end with the search's value")
     unroll_steps: int = hyperparameter(5, "K: steps for which the model is unrolled in the loss")
     num_simulations: int = hyperparameter(8, "simulations of a search: latent states added to its tree")
     max_considered: int = hyperparameter(16, "actions considered at the root of a search, at most")
     gumbel_scale: float = hyperparameter(1.0, "scale of the Gumbel noise of a search, in training")
     least_range: float = hyperparameter(
-        1.0, "a search divides values by the range of those of its actions, but at least by this"
+        10.0, "a search divides values by the range of those of its actions, but at least by this"
     )
     rescale: bool = hyperparameter(
         True, "learn values and rewards by their signed square roots: for rewards of unknown size"
