@@ -197,6 +197,13 @@ PRESETS: dict[str, dict[str, Entry]] = {
     },
 }
 
+PRESETS["MuZero"] = {
+    "CartPole-v1": Entry(
+        "observations by their statistics; chosen on seeds 100 and 101, docs/settings.md",
+        {"normalize_observation": True},
+    ),
+}
+
 for _algorithm, _entry in ACTOR_CRITICS.items():
     PRESETS[_algorithm] = {
         "pendulum": _entry.with_changes(
