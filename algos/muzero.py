@@ -24,6 +24,7 @@ from algos import networks, on_policy, one_update
 from algos.agent import Agent, Rollouts
 from algos.buffers import n_step_returns
 from algos.checks import check_divides
+from algos.distributions import for_space
 from algos.layers import Trunk, sized
 from algos.losses import values_after
 from algos.normalize import normalize_rollout
@@ -211,14 +212,14 @@ class MuZero(Agent, presets="MuZero"):
     @property
     def model(self) -> nn.Module:
         """The learned model, with the methods of `Model`; a subclass may return another."""
-        space, actions = self.env.observation_space, self.env.action_space.n
+        space, actions = self.env.observation_space, for_space(self.env.action_space).size
         return Model(space, actions, self.latent_size, sized(self.layers, space))
 
     _network = property(lambda self: networks.of_module(self.model))
 
     def _apply(self, method: str, parameters: Any, *inputs: Any) -> Any:
         """A method of the model, of these parameters."""
-        apply = functools.partial(self.model.apply, method=method)
+        apply: Any = functools.partial(self.model.apply, method=method)
         apply = fdg.in_bfloat16(apply) if self.precision == "bfloat16" else apply
         return apply({"params": parameters}, *inputs)
 
@@ -226,7 +227,7 @@ class MuZero(Agent, presets="MuZero"):
         """Searches from observations `[B, *obs]` with `keys [B]`; rows are independent."""
         observation, mask = features_and_mask(seen)
         if mask is None:
-            mask = jnp.ones((keys.shape[0], self.env.action_space.n), bool)
+            mask = jnp.ones((keys.shape[0], for_space(self.env.action_space).size), bool)
         latent = self._apply("represent", parameters, observation)
         numbers = scale, self.discount, self.least_range  # traced in a sweep
         return fdg.rowwise(self._search, in_axes=(None, None, 0, 0, 0))(
