@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from algos.dqn import DQN
     from algos.impala import IMPALA
     from algos.mappo import IPPO, MAPPO
-    from algos.muzero import MuZero
-    from algos.networks import RecurrentNetwork
     from algos.offline.bc import BC
     from algos.offline.cql import CQL
     from algos.offline.iql import IQL
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
     from algos.self_play import SelfPlay
     from algos.td3 import TD3, FastTD3
     from algos.value_decomposition import VDN
-    from algos.values import Bonus, Network, Normalizer, Transform
+    from algos.values import Bonus, Network, Normalizer, RecurrentNetwork, Transform
 
 __all__ = [
     "A2C",

@@ -20,10 +20,10 @@ from algos import on_policy, one_update, optimizers
 from algos.agent import Agent, Rollouts
 from algos.losses import Advantages, values_after
 from algos.normalize import normalize_rollout
-from algos.on_policy import LEARNED, Trajectory
+from algos.on_policy import LEARNED, Normalizers, PolicyLayers, Trajectory
 from algos.one_update import WeightedLoss
 from algos.rollout import episode_metrics
-from algos.values import NETWORK, ClippedOptimizer, Network, Normalizers, PolicyLayers, Transforming
+from algos.values import NETWORK, ClippedOptimizer, Network, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation
 from fdg.settings.fields import hyperparameter, require, require_positive
 
@@ -33,9 +33,6 @@ class A2C(Agent, driver=one_update, presets="A2C"):
     """A2C for discrete, multi-discrete and continuous actions.
 
     Defaults are those of OpenAI's baselines (`baselines/a2c`, Dhariwal et al. 2017) and of Stable-Baselines3.
-
-    Raises:
-      FdgError: (construction) a field out of range.
 
     >>> import envs
     >>> A2C(env=envs.make("CartPole-v1")).steps_per_iteration
@@ -109,9 +106,6 @@ class A3C(A2C, presets="A3C"):
 
     RMSProp's statistics are shared by the workers ("Shared RMSProp" in the paper). By default a worker has
     four environments, where the paper has one: fewer, larger gradients.
-
-    Raises:
-      FdgError: (construction) a field out of range, or workers that do not divide the environments.
 
     >>> import envs
     >>> A3C(env=envs.make("CartPole-v1"), num_workers=8).envs_per_worker

@@ -7,7 +7,7 @@ import jax
 
 import fdg
 from algos import presets, registry
-from algos.rollout import Actor, choose_actions
+from algos.rollout import choose_actions
 from algos.values import BONUS, Bonus, Policy
 from envs import Environment, Observation, TimeStep, num_agents
 from envs.checking import check_batch_reset, check_batch_step
@@ -38,11 +38,6 @@ class Rollouts(Part):
         )
 
 
-PRECISION: dict[str, Any] = {
-    "help": "dtype of the operands of matrix products; bfloat16 is faster on devices that support it"
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class Agent(HasPresets):
     """Base of the algorithms in this package; other algorithms need no base class.
@@ -57,6 +52,10 @@ class Agent(HasPresets):
       precision: the dtype of the operands of matrix products in networks. Parameters, optimisers, losses,
         normalisers, and networks' outputs are always float32 ([decision
         061](docs/decisions/061-precision.md)).
+
+    Raises:
+      FdgError: (construction) a field out of range, sizes that do not divide, an environment or data set that
+        does not fit. So do all subclasses.
     """
 
     action_spaces: ClassVar[tuple[type, ...]]
@@ -64,22 +63,14 @@ class Agent(HasPresets):
     preset_table: ClassVar[Any] = presets
 
     precision: Literal["float32", "bfloat16"] = dataclasses.field(
-        default="float32", metadata=PRECISION, kw_only=True
-    )
+        default="float32", kw_only=True, metadata={
+            "help": "dtype of the operands of matrix products; bfloat16 is faster on devices that support it"
+        },
+    )  # fmt: skip
     bonus: Bonus | None = dataclasses.field(default=None, metadata=BONUS, kw_only=True)
 
     def __post_init__(self) -> None:
         self._check()
-
-    def __init_subclass__(cls, driver: Any = None, **options: Any) -> None:
-        """Adds the `MEMBERS` of a driver (`algos.off_policy`) that the class does not define itself.
-
-        The driver's settings come after the class's own.
-        """
-        for name, value in getattr(driver, "MEMBERS", {}).items():
-            if name not in vars(cls):
-                setattr(cls, name, value)
-        super().__init_subclass__(**options)
 
     @property
     def steps_per_iteration(self) -> int:
@@ -87,18 +78,9 @@ class Agent(HasPresets):
         return self.num_envs * self.num_steps
 
     @property
-    def updates_per_iteration(self) -> int:
-        """Gradient steps in one iteration."""
-        raise NotImplementedError
-
-    @property
     def learns_until(self) -> int | None:
         """The iteration after which the step size is zero; None if it never is."""
         return self.num_iterations if self.anneal_learning_rate else None
-
-    def actor(self, state: Any) -> Actor:
-        """The actor of a state."""
-        raise NotImplementedError
 
     @checked_names
     def evaluate(self, state: Any, key: jax.Array, episodes: int, greedy: bool = True) -> dict[str, Any]:
@@ -130,11 +112,9 @@ class Agent(HasPresets):
 
     def _paid(self, state: Any, time_step: TimeStep) -> tuple[Any, TimeStep, dict[str, jax.Array]]:
         """The bonus's state after a rollout `[T, B]`, the rollout with the bonus added, and metrics."""
-        return (
-            (state, time_step, {})
-            if self.bonus is None
-            else registry.option("checks").paid(self, state, time_step)
-        )
+        if self.bonus is None:
+            return state, time_step, {}
+        return registry.option("checks").paid(self, state, time_step)
 
     def _reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """Initial state and observation of all environments, from one key."""

@@ -18,12 +18,12 @@ import fdg
 from algos import networks
 from algos.agent import Agent, Rollouts
 from algos.checks import check_actor_critic, check_divides
-from algos.losses import value_error, values_after
-from algos.on_policy import Epochs
+from algos.losses import Distribution, value_error, values_after
+from algos.on_policy import Epochs, environment_major, without_memory
 from algos.returns import lambda_returns
-from algos.rollout import Actor, environment_major, episode_metrics, rollout, without_memory
+from algos.rollout import Actor, episode_metrics, rollout
 from algos.search import Search, Searching, gumbel_search
-from algos.values import NETWORK, ClippedOptimizer, Distribution, Layers, Network
+from algos.values import NETWORK, ClippedOptimizer, Layers, Network
 from envs import (
     Discrete,
     Environment,
@@ -63,9 +63,6 @@ class AlphaZero(Agent, presets="AlphaZero"):
 
     `env` is an agent against an opponent (`envs.games.Against`). The agent learns its game by self-play; only
     evaluations play against the opponent, by the network without search. `player(state)` searches.
-
-    Raises:
-      FdgError: (construction) a field out of range, sizes that do not divide, or an environment without game.
 
     >>> import envs
     >>> AlphaZero(env=envs.make("game:tic_tac_toe")).steps_per_iteration

@@ -11,18 +11,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import fdg
 from algos import registry
-from algos.distributions import for_space
+from algos.distributions import for_space, sizes
 from algos.layers import Architecture
 from algos.values import Network, by_name
 from envs import Observation, TimeStep, check_spec, composite, features_and_mask, num_agents
-from envs.spaces import Space
+from envs.spaces import Box, Space
 from fdg.arguments import check_takes
 from fdg.errors import FdgError, kind_of, listed
 from fdg.settings import foreign
-from fdg.settings.fields import require, require_type, require_types, require_within
+from fdg.settings.fields import (
+    require,
+    require_not_negative,
+    require_positive,
+    require_type,
+    require_types,
+    require_within,
+)
 from fdg.settings.given import check_same
 from fdg.settings.parts import check_parts
 
@@ -110,6 +118,63 @@ def check_divides(
     )
 
 
+def check_replay(choice: Any, algorithm: Any) -> None:
+    """Refuses settings of `algos.replaying.ReplayChoice` that are out of range, and two buffers at once."""
+    require_within(algorithm, 0, 1, "importance_exponent")
+    exponent, replay = choice.priority_exponent, choice.replay
+    require(
+        algorithm,
+        replay is None or not exponent,
+        f"priority_exponent={exponent} and replay={replay!r:.60}: give one of them;"
+        " functools.partial(algos.buffers.prioritized, exponent=0.6) is a replay with priorities",
+    )
+
+
+def check_memory(choice: Any, algorithm: Any) -> None:
+    """Refuses sizes of `algos.replaying.MemoryChoice` that do not fit."""
+    require_positive(algorithm, "memory_size")
+    if choice.memory is not None:
+        registry.option("kinds of memory").MemoryKind.of(choice, choice.memory)
+    check_sequences(algorithm)
+    require_not_negative(algorithm, "burn_in")
+
+
+def check_sequences(algorithm: Any) -> None:
+    """Refuses a length of sequences that does not divide a rollout; None is a whole one."""
+    length, steps = algorithm.sequence_length, algorithm.num_steps
+    require(
+        algorithm,
+        length is None or (length > 0 and steps % length == 0),
+        f"sequence_length={length} does not divide num_steps={steps}: choose a divisor",
+    )
+
+
+def check_off_policy(self: Any) -> None:
+    """As `check_settings`; also refuses unbounded actions, and sizes that do not divide."""
+    check_settings(self)
+    require_within(self, 0, 1, *(name for name in ("target_rate",) if hasattr(self, name)))
+    require_positive(self, *(name for name in ("policy_delay",) if hasattr(self, name)))
+    space, num_envs, batch_size = self.env.action_space, self.num_envs, self.batch_size
+    require(
+        self,
+        isinstance(space, Box) and space.is_bounded and np.issubdtype(np.dtype(space.dtype), np.floating),
+        f"cannot act in the action space {space}: give it finite bounds and a floating dtype",
+    )
+    require(
+        self,
+        batch_size % num_envs == 0,
+        f"num_envs={num_envs} does not divide batch_size={batch_size}: choose a divisor",
+    )
+    rows = self.buffer.least_rows
+    begins_full = getattr(self, "dataset", None) is not None
+    require(
+        self,
+        rows == 1 or begins_full or self.learning_starts >= rows * num_envs,
+        f"learning_starts={self.learning_starts} is before there is a window of {rows} steps of each"
+        f" environment: make it at least {rows * num_envs}",
+    )
+
+
 def check_state(self: Any, state: Any) -> None:
     """Raises an `FdgError` if a state is not that of one agent."""
     if not hasattr(state, "iteration") and hasattr(state, "state"):
@@ -187,6 +252,41 @@ def check_gaussian(output: Any, action_space: Space, count: int, each: int = 2) 
     why = "means and logs of deviations for" if each == 2 else "a number for each component of"
     size = each * math.prod(action_space.shape)
     check_shape("actor_network gives", output, (count, size), f"{why} {action_space}")
+
+
+def check_q_network(self: Any, state: Any) -> None:
+    """Refuses a network of DQN without a number for each output."""
+    parameters, numbers = state.learned.parameters, sum(sizes(self._outputs))
+    if self._memory is not None:
+        self._memory.check(parameters, state, numbers)
+    found = jax.eval_shape(self._network.apply, parameters, _seen_types(self, state))
+    check_action_values(found, numbers, (self.num_envs,))
+
+
+def check_actor_and_critics(self: Any, state: Any) -> None:
+    """Refuses networks of off-policy actor-critics whose outputs do not fit the action space."""
+    count, space, seen = self.num_envs, self.env.action_space, _seen_types(self, state)
+    actor = jax.eval_shape(self._acts, self._acting(state.learned), seen)
+    check_gaussian(actor, space, count, self._each)
+    action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
+    found = jax.eval_shape(self._valued, state.learned, seen, action)
+    if hasattr(self, "_check_critics"):
+        return self._check_critics(found)
+    numbers = registry.option("networks").critic_outputs(self)
+    for value in check_two("critic_network", found, f"it gives two values, each [{count}]"):
+        if numbers > 1:
+            why = f"{numbers} numbers (atoms) for each sample"
+            check_shape("critic_network gives a distribution as", value, (count, numbers), why)
+        else:
+            check_value("critic_network gives a value as", value, (count,), "one for each sample")
+
+
+def _seen_types(self: Any, state: Any) -> Any:
+    """Shapes and dtypes of the inputs of networks that learn from replay."""
+    observation = composite.types(self.env.observation_space, (self.num_envs,))
+    if self._memory is None:
+        return observation
+    return jax.eval_shape(self._memory.seen, observation, state.recollection)
 
 
 def check_two(who: str, output: Any, expected: str) -> tuple[Any, Any]:

@@ -23,8 +23,10 @@ from algos.agent import Agent, Rollouts
 from algos.distributions import TanhNormal
 from algos.layers import features, head, hidden_layers, sized
 from algos.networks import actor_features
-from algos.replay import ReplayUpdates, Transition
-from algos.sac import Entropy, Parameters, ReturnGrid, SplitState
+from algos.off_policy import ReturnGrid
+from algos.redq import SplitState, split_update
+from algos.replaying import ReplayUpdates, Transition
+from algos.sac import Entropy, Parameters
 from algos.values import Layers, Network, OptimizerSettings
 from envs import Environment, Observation
 from envs.composite import ObservationSpace
@@ -189,9 +191,6 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
     Defaults are those of the paper's table of hyperparameters, except that critics have half the width, as in
     Stable-Baselines3's sbx, and that there are four environments.
 
-    Raises:
-      FdgError: (construction) a field out of range, or actions without bounds.
-
     >>> import envs
     >>> CrossQ(env=envs.make("Pendulum-v1"), num_envs=4, num_steps=2).updates_per_iteration
     8
@@ -222,7 +221,7 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
     )
 
     def __post_init__(self):
-        off_policy.check(self)
+        self._check()
         require_within(self, 0, 1, "first_moment_decay", "norm_decay")
         require(self, self.first_moment_decay < 1, "first_moment_decay=1: it must be below one")
         require_not_negative(self, "renorm_after")
@@ -259,8 +258,8 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, statistics, learned, is_due):
         """One step of Adam; actor and temperature move only if `is_due`."""
-        critics, acting, state = sac.split_update(self, gradient, learned, is_due)
-        return Learned(sac.join_parameters(critics, acting), statistics, state, learned.updates + 1)
+        parameters, state = split_update(self, gradient, learned, is_due)
+        return Learned(parameters, statistics, state, learned.updates + 1)
 
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
         actor, actor_statistics = self._normed_actor.init(actor_key, observation)
@@ -277,17 +276,11 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
     def _acting(self, learned: Learned) -> tuple[Any, Any]:
         return learned.parameters.actor, learned.statistics.actor
 
-    def _learn_from(
-        self, learned: Learned, transition: Transition, keys: jax.Array
-    ) -> tuple[Learned, Any, Any]:
+    def _learn_from(self, learned: Learned, transition: Transition, keys) -> tuple[Learned, Any, Any]:
         is_due = (learned.updates + 1) % self.policy_delay == 0
+        renormalize = learned.updates >= self.renorm_after
         gradient, statistics, error, losses = self.gradient(
-            learned.parameters,
-            learned.statistics,
-            is_due,
-            learned.updates >= self.renorm_after,
-            transition,
-            keys,
+            learned.parameters, learned.statistics, is_due, renormalize, transition, keys
         )
         return self.update(gradient, statistics, learned, is_due), error, losses
 
@@ -306,13 +299,16 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
             renormalize=renormalize,
         )
         (first, next_first), (second, next_second) = map(_deinterleave, values)
-        following = next_first, next_second
-        target = sac.soft_target(self.grid.reading, transition, temperature, following, next_log_prob)
-        loss, error = self.grid.errors((first, second), target, transition.weight)
+        target = self.grid.reading.target(
+            transition.reward, transition.discount, next_first, next_second, temperature * next_log_prob
+        )
+        loss, error = self.grid.reading.errors(
+            (first, second), jax.lax.stop_gradient(target), transition.weight
+        )
         return loss, (after, {
             **error,
             "critic_loss": loss,
-            "value": jnp.mean(self.grid.lower((first, second))),
+            "value": jnp.mean(self.grid.reading.lower((first, second))),
             "entropy": -jnp.mean(next_log_prob),
             "temperature": temperature,
         })  # fmt: skip
@@ -325,7 +321,7 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
             actor, statistics.actor, observation, in_training=True, renormalize=renormalize
         )
         action, log_prob = sac.squashed(output, self.env.action_space.shape).sample_with_log_prob(keys)
-        value = self.grid.lower(self._values(critics, statistics.critics, observation, action))
+        value = self.grid.reading.lower(self._values(critics, statistics.critics, observation, action))
         actor_loss, temperature_loss, _ = self.entropy.losses(
             log_temperature, log_prob, value, self.env.action_space.shape
         )

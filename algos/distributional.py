@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from algos import networks
 from algos.distributions import allowed_only, sizes
 from algos.dqn import DQN, choices
-from algos.replay import Transition
+from algos.replaying import Transition
 from envs import Discrete, Observation, features_and_mask
 from fdg.settings.fields import hyperparameter, require, require_positive
 
@@ -39,11 +39,67 @@ def quantile_error(quantiles: jax.Array, target: jax.Array, threshold: float) ->
     return jnp.sum(jnp.mean(tilted, axis=2), axis=1)
 
 
+# --- critics' outputs ---
+
+
+class Reading:
+    """How losses read two critics' outputs; a subclass has `value`, `target`, `error` and `distance`."""
+
+    def lower(self: Any, given: tuple[jax.Array, jax.Array]) -> jax.Array:
+        """The lower value of two critics' outputs, `[N]`."""
+        return jnp.minimum(*map(self.value, given))
+
+    def errors(
+        self: Any, given: tuple[jax.Array, jax.Array], target: jax.Array, weight: jax.Array | None = None
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss of both critics; with weights `[N]` also the samples' errors, `{"error": [N]}`.
+
+        An error is the mean over both critics: the sample's next priority.
+        """
+        first, second = given
+        loss = self.error(first, target, weight) + self.error(second, target, weight)
+        if weight is None:
+            return loss, {}
+        return loss, {"error": 0.5 * (self.distance(first, target) + self.distance(second, target))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Values(Reading):
+    """Reads critic outputs `[N]` as values."""
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a critic per sample."""
+        return 1
+
+    def value(self, numbers: jax.Array) -> jax.Array:
+        """The value: the output itself."""
+        return numbers
+
+    def target(self, reward, discount, first, second, cost) -> jax.Array:
+        """The critics' target: `reward + discount * (the lower of both - cost)`, all `[N]`.
+
+        >>> one = jnp.ones(1)
+        >>> Values().target(one, 0.5 * one, 4 * one, 6 * one, 2 * one).tolist()
+        [2.0]
+        """
+        return reward + discount * (jnp.minimum(first, second) - cost)
+
+    def error(self, numbers: jax.Array, target: jax.Array, weight: jax.Array | None = None) -> jax.Array:
+        """Half the mean squared error, with sample weights `[N]`."""
+        each = jnp.square(numbers - target)
+        return 0.5 * jnp.mean(each if weight is None else weight * each)
+
+    def distance(self, numbers: jax.Array, target: jax.Array) -> jax.Array:
+        """Absolute errors: `[N]`."""
+        return jnp.abs(numbers - target)
+
+
 # --- distributions on a grid: C51, and critics with `atoms` (Seo et al. 2025, arXiv 2505.22642) ---
 
 
 @dataclasses.dataclass(frozen=True)
-class Distributions:
+class Distributions(Reading):
     """Reads critic outputs `[N, K]` as logits of returns on a grid.
 
     `atoms` is K; targets are clipped to `low` and `high`, the smallest and the largest return of the grid.
@@ -105,6 +161,13 @@ class Distributions:
     @property
     def _spacing(self) -> float | jax.Array:
         return (self.high - self.low) / (self.atoms - 1)
+
+
+def check_grid(algorithm: Any) -> None:
+    """Refuses fields `atoms`, `value_min` and `value_max` that make no grid."""
+    low, high = algorithm.value_min, algorithm.value_max
+    require(algorithm, algorithm.atoms >= 2, f"atoms={algorithm.atoms}: a grid has two at least")
+    require(algorithm, low < high, f"value_min={low}, value_max={high}: the first must be below the second")
 
 
 # --- DQN ---
@@ -177,9 +240,6 @@ def of_action(numbers: jax.Array, action: jax.Array) -> jax.Array:
 class QRDQN(DistributionalDQN, presets="QRDQN"):
     """QR-DQN for discrete actions, with the fields of `DQN` and two more.
 
-    Raises:
-      FdgError: (construction) a field out of range, or sizes that do not divide.
-
     >>> import envs
     >>> QRDQN(env=envs.make("CartPole-v1")).quantiles
     51
@@ -220,9 +280,6 @@ class C51(DistributionalDQN, presets="C51"):
     outside. Defaults of the grid are those of CleanRL's `c51.py` (Huang et al. 2022, JMLR 23(274)), for
     CartPole; the paper's 51 atoms from -10 to 10 are for Atari's clipped rewards.
 
-    Raises:
-      FdgError: (construction) a field out of range, or sizes that do not divide.
-
     >>> import envs
     >>> C51(env=envs.make("CartPole-v1"), atoms=5)._grid.returns.tolist()
     [-100.0, -50.0, 0.0, 50.0, 100.0]
@@ -234,12 +291,7 @@ class C51(DistributionalDQN, presets="C51"):
 
     def __post_init__(self):
         super().__post_init__()
-        require(self, self.atoms >= 2, f"atoms={self.atoms}: a grid has two at least")
-        require(
-            self,
-            self.value_min < self.value_max,
-            f"value_min={self.value_min}, value_max={self.value_max}: the first must be below the second",
-        )
+        check_grid(self)
 
     _numbers_are = "atoms"
 

@@ -20,25 +20,11 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks, off_policy
+from algos import registry, replaying
 from algos.agent import Agent, Rollouts
-from algos.checks import check_action_values
-from algos.distributions import Categorical, allowed_values, sizes
-from algos.networks import RecurrentNetwork, of_action
-from algos.off_policy import State, collect
-from algos.replay import (
-    Replay,
-    ReplayChoice,
-    ReplayState,
-    ReplayUpdates,
-    StepReplay,
-    Transition,
-    linear,
-    whole_updates,
-)
-from algos.replaying import ExplorerChoice, Head, MemoryChoice
+from algos.replaying import ExplorerChoice, MemoryChoice, ReplayUpdates, State, StepReplay, Transition
 from algos.rollout import Actor
-from algos.values import NETWORK, ClippedOptimizer, Layers, Network, ObservationNormalizer, Transforming
+from algos.values import NETWORK, AnyNetwork, ClippedOptimizer, Layers, ObservationNormalizer, Transforming
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 from fdg.settings.parts import Part
@@ -57,14 +43,14 @@ class Exploration(Part):
     def epsilon(self, iteration: jax.Array, num_iterations: int) -> jax.Array:
         """Probability of a random action in an iteration: `[]` float32."""
         duration = self.exploration_fraction * num_iterations
-        return linear(self.epsilon_start, self.epsilon_end, duration, iteration)
+        return replaying.linear(self.epsilon_start, self.epsilon_end, duration, iteration)
 
     def check(self, algorithm: Any) -> None:
         """Refuses a probability or a fraction outside of [0, 1]."""
         require_within(algorithm, 0, 1, "epsilon_start", "epsilon_end", "exploration_fraction")
 
 
-def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Categorical:
+def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Any:
     """The best action, but with probability `epsilon` a uniform allowed one (Watkins 1989, section 8.1).
 
     `values [..., n]` float32 are `-inf` where an action is not allowed. `mode()` of the result is the best
@@ -77,7 +63,8 @@ def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Categorical
     allowed = values > -jnp.inf
     any_allowed = allowed / jnp.sum(allowed, axis=-1, keepdims=True)
     best = jax.nn.one_hot(jnp.argmax(values, axis=-1), values.shape[-1], dtype=values.dtype)
-    return Categorical(jnp.log((1.0 - epsilon) * best + epsilon * any_allowed))
+    probability = (1.0 - epsilon) * best + epsilon * any_allowed
+    return registry.option("distributions").Categorical(jnp.log(probability))
 
 
 # --- values of actions ---
@@ -91,14 +78,15 @@ def choices(env: Environment) -> Discrete | MultiDiscrete:
 
 
 def values(
-    network: Network, parameters: Any, observation: Observation, space: Discrete | MultiDiscrete
+    network: Any, parameters: Any, observation: Observation, space: Discrete | MultiDiscrete
 ) -> jax.Array:
     """Q of every action `[N, n]`, for observations `[N, *obs]` after normalisation.
 
     For several choices `[N, M, n]`, n being the largest choice. `-inf`: not allowed, or padding.
     """
     features, action_mask = features_and_mask(observation)
-    return allowed_values(space, network.apply(parameters, features), action_mask)
+    found = network.apply(parameters, features)
+    return registry.option("distributions").allowed_values(space, found, action_mask)
 
 
 def over_choices(each: jax.Array, reduced: Callable[[jax.Array, int], jax.Array] = jnp.mean) -> jax.Array:
@@ -129,12 +117,7 @@ class Learned(NamedTuple):
 
 def begin(parameters: Any, optimizer: optax.GradientTransformation) -> Learned:
     """The state of learning, from initial parameters."""
-    return Learned(
-        parameters=parameters,
-        target_parameters=jax.tree.map(jnp.copy, parameters),
-        optimizer_state=optimizer.init(parameters),
-        updates=jnp.int32(0),
-    )
+    return Learned(parameters, jax.tree.map(jnp.copy, parameters), optimizer.init(parameters), jnp.int32(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,51 +142,34 @@ class TargetUpdates(Part):
         require_within(algorithm, 0, 1, "target_rate")
 
 
-@dataclasses.dataclass(frozen=True)
-class Priorities(ReplayChoice):
-    """Prioritised replay, with one gradient step after another."""
+def gradient_steps(
+    self: Any, state: Any, replay: Any, key: jax.Array
+) -> tuple[Learned, Any, dict[str, jax.Array]]:
+    """All gradient steps of an iteration, one after another: what they change, the buffer's state, losses."""
+    buffer, keys = self.buffer, jax.random.split(key, self.updates_per_iteration)
+    ready, beta = buffer.is_ready(replay), self.priorities.beta(state.iteration, self.num_iterations)
 
-    def improve(
-        self,
-        learn: Callable[..., tuple[Learned, jax.Array, dict[str, jax.Array]]],
-        learned: Learned,
-        buffer: Replay,
-        replay: ReplayState,
-        keys: jax.Array,
-        iteration: jax.Array,
-        num_iterations: int,
-        transform: Callable[[Any, Learned, jax.Array], Any] | None = None,
-    ) -> tuple[Learned, ReplayState, dict[str, jax.Array]]:
-        """All gradient steps of an iteration, and the mean losses.
+    def one_step(carry, drawn):
+        learned, replay = carry
+        sample = buffer.sample(replay, drawn) if buffer.has_priorities else drawn
+        if buffer.has_priorities and self.transform is not None:
+            minibatches = jax.tree.map(lambda x: x[None], sample.transition)
+            minibatches = self.transforming.rows(minibatches, learned, drawn)
+            sample = sample._replace(transition=jax.tree.map(lambda x: x[0], minibatches))
+        weight = buffer.weight(sample, beta)
+        learned, error, losses = self.learn(
+            learned, state.observation_statistics, sample.transition, weight, ready
+        )
+        # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
+        return (learned, buffer.prioritize(replay, sample.indices, jnp.abs(error) + 1e-6)), losses
 
-        `learn`: `(learned, minibatch [N], weight [N], ready) -> (learned, error [N], losses)`. `keys`: one
-        for each step. `transform`, if any: `(minibatches [U, N], learned, key) -> minibatches`.
-        """
-        ready = buffer.is_ready(replay)
-        beta = self.beta(iteration, num_iterations)
-
-        def one_step(carry, drawn):
-            learned, replay = carry
-            sample = buffer.sample(replay, drawn) if buffer.has_priorities else drawn
-            if buffer.has_priorities and transform is not None:
-                one = transform(jax.tree.map(lambda x: x[None], sample.transition), learned, drawn)
-                sample = sample._replace(transition=jax.tree.map(lambda x: x[0], one))
-            weight = buffer.weight(sample, beta)
-            learned, error, losses = learn(learned, sample.transition, weight, ready)
-            # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
-            return (learned, buffer.prioritize(replay, sample.indices, jnp.abs(error) + 1e-6)), losses
-
-        # If errors do not change priorities, all minibatches are drawn at once.
-        draws: Any = keys if buffer.has_priorities else buffer.samples(replay, keys)
-        if not buffer.has_priorities and transform is not None:
-            draws = draws._replace(transition=transform(draws.transition, learned, keys[0]))
-        (learned, replay), losses = jax.lax.scan(one_step, (learned, replay), draws)
-        return learned, replay, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)
-
-
-@dataclasses.dataclass(frozen=True)
-class StepPriorities(Priorities, StepReplay):
-    """`Priorities`, with n-step returns."""
+    # If errors do not change priorities, all minibatches are drawn at once.
+    draws: Any = keys if buffer.has_priorities else buffer.samples(replay, keys)
+    if not buffer.has_priorities and self.transform is not None:
+        transitions = self.transforming.rows(draws.transition, state.learned, keys[0])
+        draws = draws._replace(transition=transitions)
+    (learned, replay), losses = jax.lax.scan(one_step, (state.learned, replay), draws)
+    return learned, replay, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)
 
 
 def iteration(self: Any, state: Any, acting: Any) -> tuple[Any, dict[str, jax.Array]]:
@@ -213,38 +179,22 @@ def iteration(self: Any, state: Any, acting: Any) -> tuple[Any, dict[str, jax.Ar
     with a user's explorer the fraction of the run that is done.
     """
     key, rollout_key, replay_key = jax.random.split(state.key, 3)
-    epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
-    own = getattr(self, "explore", None) is not None
-    statistics, amount = (
+    epsilon, statistics = (
+        self.exploration.epsilon(state.iteration, self.num_iterations),
         state.observation_statistics,
-        state.iteration / self.num_iterations if own else epsilon,
     )
-    acted = collect(self, state, lambda *seen: self.act(acting, statistics, amount, *seen), rollout_key)
-    learned, replay, losses = self.priorities.improve(
-        lambda learned, *minibatch: self.learn(learned, statistics, *minibatch),
-        state.learned,
-        self.buffer,
-        self.buffer.add(state.replay, acted.rows),
-        jax.random.split(replay_key, self.updates_per_iteration),
-        state.iteration,
-        self.num_iterations,
-        None if self.transform is None else self.transforming.rows,
+    own = getattr(self, "explore", None) is not None
+    amount = state.iteration / self.num_iterations if own else epsilon
+    rows, observations, after, metrics = replaying.collect(
+        self, state, lambda *seen: self.act(acting, statistics, amount, *seen), rollout_key
     )
+    learned, replay, losses = gradient_steps(self, state, self.buffer.add(state.replay, rows), replay_key)
     # Here, so that an iteration normalises all observations with the same statistics.
     if self.normalizers.used:
-        statistics = self.observe(statistics, acted.observations)
-    state = state._replace(
-        learned=learned,
-        observation_statistics=statistics,
-        replay=replay,
-        env_state=acted.env_state,
-        observation=acted.observation,
-        recollection=acted.recollection,
-        key=key,
-        iteration=state.iteration + 1,
-        bonus=acted.bonus,
-    )
-    return state, {**acted.metrics, **losses, "epsilon": epsilon, "updates": learned.updates}
+        statistics = self.observe(statistics, observations)
+    after |= {"learned": learned, "replay": replay, "observation_statistics": statistics}
+    state = state._replace(key=key, iteration=state.iteration + 1, **after)
+    return state, {**metrics, **losses, "epsilon": epsilon, "updates": learned.updates}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,9 +204,6 @@ class DQN(Agent, presets="DQN"):
     Defaults are close to those of CleanRL's `dqn.py` (Huang et al. 2022, JMLR 23(274)), with eight
     environments. Errors are not clipped: the few large errors of an episode's last steps keep CartPole's
     values from growing without bound.
-
-    Raises:
-      FdgError: (construction) a field out of range, or sizes that do not divide.
 
     >>> import envs
     >>> DQN(env=envs.make("CartPole-v1")).updates_per_iteration
@@ -283,10 +230,10 @@ class DQN(Agent, presets="DQN"):
         False, "double Q-learning: one network selects the action, the other evaluates it"
     )
     dueling: bool = hyperparameter(False, "dueling network: a state value, and advantages of actions")
-    priorities = StepPriorities()
+    priorities = StepReplay()
     normalizers = ObservationNormalizer()
     layers = Layers(activation="relu")
-    network: RecurrentNetwork | Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    network: AnyNetwork | None = dataclasses.field(default=None, metadata=NETWORK)
     explorer = ExplorerChoice()
     memory_settings = MemoryChoice(memory_size=64)
     transforming = Transforming()
@@ -300,7 +247,7 @@ class DQN(Agent, presets="DQN"):
         )
         _ = self.buffer  # refuses sizes that do not fit
 
-    updates_per_iteration = property(whole_updates)
+    updates_per_iteration = property(lambda self: replaying.whole_updates(self))
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
@@ -308,7 +255,7 @@ class DQN(Agent, presets="DQN"):
         env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         learned = begin(parameters, self._optimizer)
-        return off_policy.first_state(self, learned, env_state, observation, key)
+        return replaying.first_state(self, learned, env_state, observation, key)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Steps all environments into the buffer, then takes gradient steps on minibatches."""
@@ -319,17 +266,14 @@ class DQN(Agent, presets="DQN"):
         epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
         progress = state.iteration / self.num_iterations
         amount = epsilon if self.explore is None else progress
-        return off_policy.actor_of(self, state, state.learned.parameters, amount)
+        return replaying.actor_of(self, state, state.learned.parameters, amount)
 
     # --- fragments; `step` and `observe` are inherited from `Agent` ---
 
     @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0))
     def act(self, parameters, statistics, amount, observation, recollection, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and the next memory, `[B]`."""
-        seen = self.normalizers.seen(statistics, observation)
-        policy, network = off_policy.decide(self, parameters, seen, recollection)
-        sample = functools.partial(self._sampled, policy, amount)
-        return self.explorer.drawn(policy, sample, recollection, network, keys, amount)
+        return replaying.choose(self, parameters, statistics, observation, recollection, keys, amount)
 
     @fdg.fragment("learner", in_axes=(None, None, 0, 0, None), out_axes=(None, 0, None))
     def learn(self, learned, statistics, minibatch, weight, ready):
@@ -357,10 +301,10 @@ class DQN(Agent, presets="DQN"):
         new = self._one_update(gradient, optimizer_state, parameters)
         return jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, (parameters, optimizer_state))
 
-    def _policy(self, parameters: Any, observation: Observation) -> Categorical:
-        return Categorical(self._values(parameters, observation))
+    def _policy(self, parameters: Any, observation: Observation) -> Any:
+        return registry.option("distributions").Categorical(self._values(parameters, observation))
 
-    def _sampled(self, policy: Categorical, amount: jax.Array, keys: jax.Array) -> jax.Array:
+    def _sampled(self, policy: Any, amount: jax.Array, keys: jax.Array) -> jax.Array:
         """Actions as in training."""
         return epsilon_greedy(policy.logits, amount).sample(keys)
 
@@ -375,7 +319,8 @@ class DQN(Agent, presets="DQN"):
         self, parameters: Any, target_parameters: Any, transition: Transition, weight: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
         """The loss over a minibatch `[N]` with weights `[N]`; each sample's error `[N]`, and metrics."""
-        value = of_action(self._values(parameters, transition.observation), transition.action)
+        value_of = registry.option("networks").of_action
+        value = value_of(self._values(parameters, transition.observation), transition.action)
         target = jax.lax.stop_gradient(self._target(parameters, target_parameters, transition))
         error = for_each_choice(target, value) - value
         # The loss L_i of Mnih et al. ("Training algorithm for deep Q-networks"), halved, with the weights of
@@ -393,7 +338,7 @@ class DQN(Agent, presets="DQN"):
         next_values = self._values(target_parameters, transition.next_observation)
         if self.double:  # van Hasselt, Guez and Silver 2016, arXiv 1509.06461, equation 4
             best = jnp.argmax(self._values(parameters, transition.next_observation), axis=-1)
-            next_value = of_action(next_values, best)
+            next_value = registry.option("networks").of_action(next_values, best)
         else:  # the same paper, equation 2, with a target network
             next_value = jnp.max(next_values, axis=-1)
         return transition.reward + transition.discount * over_choices(next_value)
@@ -403,34 +348,22 @@ class DQN(Agent, presets="DQN"):
 
     def check_when_traced(self, state: Any) -> None:
         """Refuses a network without a number for each output."""
-        parameters, numbers = state.learned.parameters, sum(sizes(self._outputs))
-        self._memory.check(parameters, state, numbers)
-        found = jax.eval_shape(self._network.apply, parameters, off_policy.seen_types(self, state))
-        check_action_values(found, numbers, (self.num_envs,))
+        registry.option("checks").check_q_network(self, state)
 
     @property
     def _outputs(self) -> Discrete | MultiDiscrete:
         return choices(self.env)
 
-    _memory = property(off_policy.memory)
+    @property
+    def _heads(self) -> tuple[Any, ...]:
+        each = registry.option("distributions").sizes(self._outputs)
+        return (registry.option("memory").Head(sum(each), dueling=each if self.dueling else None),)
+
+    _memory = property(lambda self: replaying.memory_of(self))
+    _network = property(lambda self: registry.option("networks").q_network_of(self))
 
     @property
-    def _heads(self) -> tuple[Head, ...]:
-        each = sizes(self._outputs)
-        return (Head(sum(each), dueling=each if self.dueling else None),)
-
-    @property
-    def _network(self) -> Network:
-        return self._memory.network(0) or networks.computing(
-            self,
-            networks.own(self, "network", "actor")
-            or networks.q_network(
-                self.env.observation_space, self._outputs, dueling=self.dueling, **vars(self.layers)
-            ),
-        )
-
-    @property
-    def buffer(self) -> Replay:
+    def buffer(self) -> Any:
         """The replay buffer of steps or sequences."""
         return self.priorities.of(
             self,
@@ -438,5 +371,4 @@ class DQN(Agent, presets="DQN"):
             batch_size=self.batch_size,
             learning_starts=self.learning_starts,
             n_step=self.n_step,
-            **self._memory.replay,
         )

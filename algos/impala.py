@@ -17,10 +17,10 @@ import fdg
 from algos import one_update, optimizers
 from algos.agent import Agent, Rollouts
 from algos.losses import approximate_kl, value_error, values_after
-from algos.on_policy import Trajectory
+from algos.on_policy import Normalizers, PolicyLayers, Trajectory
 from algos.one_update import WeightedLoss
 from algos.returns import v_trace
-from algos.values import NETWORK, ClippedOptimizer, Network, Normalizers, PolicyLayers, Transforming
+from algos.values import NETWORK, ClippedOptimizer, Network, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
@@ -31,9 +31,6 @@ class IMPALA(Agent, driver=one_update, presets="IMPALA"):
 
     Unroll length, discount, clips, loss weights and RMSProp are those of the paper's Atari experiments. The
     number of environments and the step size were tuned on CartPole-v1.
-
-    Raises:
-      FdgError: (construction) a field out of range.
 
     >>> import envs
     >>> IMPALA(env=envs.make("CartPole-v1")).steps_per_iteration
@@ -87,17 +84,11 @@ class IMPALA(Agent, driver=one_update, presets="IMPALA"):
         constant, known = jax.lax.stop_gradient((parameters, value))
         # Equation 1 of the paper, and the advantage of section 4.2.
         advantage, target = v_trace(
-            jnp.exp(log_ratio),
-            time_step.reward,
-            known,
+            jnp.exp(log_ratio), time_step.reward, known,
             values_after(known, time_step, lambda final: self._policy(constant, final)[1]),
-            time_step.terminated,
-            time_step.truncated,
-            self.discount,
-            self.trace_lambda,
-            self.rho_clip,
-            self.c_clip,
-        )
+            time_step.terminated, time_step.truncated,
+            self.discount, self.trace_lambda, self.rho_clip, self.c_clip,
+        )  # fmt: skip
         # The three gradients of section 4.2. Means over the rollout, where the paper's code has sums.
         policy_loss = -jnp.mean(log_prob * advantage)
         loss, parts = self.objective.of(policy_loss, value_error(value, target), jnp.mean(policy.entropy()))

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from algos.on_policy import PolicyLayers as PolicyLayers
 from algos.values import Activation, Layers, Torso
-from algos.values import PolicyLayers as PolicyLayers
 from envs import composite
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
@@ -321,11 +321,7 @@ def lstm(size: int = 128, *hidden: int, activation: Activation | None = None) ->
 def transformer(size: int = 128, window: int = 32, layers: int = 1, heads: int = 4) -> Architecture:
     """a causal transformer that attends to this many earlier steps."""
     return _architecture(
-        memory="transformer",
-        memory_size=size,
-        memory_window=window,
-        memory_layers=layers,
-        memory_heads=heads,
+        memory="transformer", memory_size=size, memory_window=window, memory_layers=layers, memory_heads=heads
     )
 
 

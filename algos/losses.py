@@ -6,19 +6,28 @@ time-major, `[T, B]`; see `algos.returns` for returns and the ends of episodes.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from algos.values import Distribution
+from algos.values import Policy
 from envs import TimeStep
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 from fdg.settings.moved import moved
 from fdg.settings.parts import Part
 
-_MOVED = "WeightedLoss weighted_sum proximal_loss algos.distributional:quantile_error"
-__getattr__ = moved(__name__, "algos.one_update", _MOVED)
+__getattr__ = moved(__name__, "algos.one_update", "weighted_sum proximal_loss")
+
+
+class Distribution(Policy, Protocol):
+    """A distribution over actions; `algos.distributions` has one for each kind of action space."""
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log of the probability (or density) of `action [..., *action]`: `[...]` float32."""
+
+    def entropy(self) -> jax.Array:
+        """Entropy in nats: `[...]` float32."""
 
 
 class Decision(NamedTuple):

@@ -26,9 +26,6 @@ class MultiAgentPPO(RecurrentPPO):
 
     `central_value` chooses the critic's input: the agent's own observation, or those of all agents.
     `total_steps` counts steps of the environment, in each of which all agents act.
-
-    Raises:
-      FdgError: (construction) a field out of range, indivisible sizes, or an environment of one agent.
     """
 
     several_agents: ClassVar[bool] = True
@@ -76,9 +73,6 @@ class IPPO(MultiAgentPPO, presets="IPPO"):
 
     Defaults are those of JaxMARL's `ippo_ff_mpe.py` (Rutherford et al. 2024, arXiv 2311.10090).
 
-    Raises:
-      FdgError: (construction) a field out of range, indivisible sizes, or an environment of one agent.
-
     >>> import envs
     >>> IPPO(env=envs.make("probe:agents")).steps_per_iteration
     2048
@@ -91,9 +85,6 @@ class MAPPO(MultiAgentPPO, presets="MAPPO"):
 
     The central critic takes the concatenated observations of all agents (section 4 of the paper, as in
     JaxMARL's `mappo_rnn_mpe.py`) and returns a value for each agent.
-
-    Raises:
-      FdgError: (construction) a field out of range, indivisible sizes, or an environment of one agent.
 
     >>> import envs
     >>> MAPPO(env=envs.make("probe:agents"), total_steps=10_000).num_iterations

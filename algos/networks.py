@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -27,14 +27,17 @@ from algos.layers import lstm as lstm
 from algos.layers import mlp as mlp
 from algos.layers import simba as simba
 from algos.layers import transformer as transformer
+from algos.losses import Distribution
+from algos.on_policy import PolicyLayers
 from algos.values import NETWORK as NETWORK
-from algos.values import Activation, Distribution, Layers, Network, PolicyLayers, Torso
+from algos.values import Activation, Layers, Network, Torso
+from algos.values import RecurrentNetwork as RecurrentNetwork
 from algos.values import by_name as by_name
 from envs import composite, user_code
 from envs.composite import ObservationSpace
 from envs.environment import Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
-from fdg.arguments import check_takes, checked_names
+from fdg.arguments import check_takes
 from fdg.errors import FdgError, raised
 from fdg.settings.fields import float_or_array
 from fdg.settings.foreign import functions, library_of
@@ -42,28 +45,6 @@ from fdg.settings.foreign import functions, library_of
 # --- the user's networks ---
 
 Sees = Literal["both", "actor", "critic"]
-
-
-@checked_names
-class RecurrentNetwork(NamedTuple):
-    """A network with a memory, as three pure functions.
-
-    - `init(key, observation [T, B, *obs]) -> parameters`; only shape and dtype of the observation are used.
-    - `memory(B) -> memory`: the initial memory; a pytree with leading axis `B`.
-    - `unroll(parameters, memory, observation [T, B, *obs], start [T, B]) -> Output`: runs `T` steps. Where
-    `start` is true an episode begins, and the memory is reset.
-
-    Networks made by `recurrent_actor_critic` with equal arguments are equal, and hash alike.
-    """
-
-    init: Callable[[jax.Array, Any], Any]
-    memory: Callable[[int], Any]
-    unroll: Callable[[Any, Any, Any, jax.Array], Any]
-
-    @staticmethod
-    def described() -> str:
-        """Its name in messages."""
-        return "an algos.RecurrentNetwork(init, memory, unroll)"
 
 
 def resolved(
@@ -321,6 +302,41 @@ def actor_critic_of(algorithm: Any) -> Network:
     """An algorithm's field `network`, or the default actor-critic with its `layers`."""
     spaces = algorithm.env.observation_space, algorithm.env.action_space
     return computing(algorithm, own(algorithm, "network") or actor_critic(*spaces, **vars(algorithm.layers)))
+
+
+def q_network_of(algorithm: Any) -> Network:
+    """The network of DQN: with a memory, the user's, or `q_network` with its `layers`."""
+    memory, space = algorithm._memory, algorithm.env.observation_space
+    if memory is not None:
+        return memory.network(0)
+    found = own(algorithm, "network", "actor") or q_network(
+        space, algorithm._outputs, dueling=algorithm.dueling, **vars(algorithm.layers)
+    )
+    return computing(algorithm, found)
+
+
+def actor_of(algorithm: Any) -> Network:
+    """An off-policy actor: with a memory, the user's, or one with `_each` outputs per action component."""
+    make, memory = gaussian_actor if algorithm._each == 2 else deterministic_actor, algorithm._memory
+    if memory is not None:
+        return memory.network(0)
+    spaces = algorithm.env.observation_space, algorithm.env.action_space
+    found = own(algorithm, "actor_network", "actor") or make(*spaces, **vars(algorithm.layers))
+    return computing(algorithm, found)
+
+
+def critics_of(algorithm: Any, layers: Layers) -> Network:
+    """Two critics: with a memory, the user's, or the defaults with these layers."""
+    memory, space, outputs = algorithm._memory, algorithm.env.observation_space, critic_outputs(algorithm)
+    if memory is not None:
+        return memory.network(1)
+    found = own(algorithm, "critic_network", "critic") or twin_critics(space, outputs=outputs, **vars(layers))
+    return computing(algorithm, found)
+
+
+def critic_outputs(algorithm: Any) -> int:
+    """Outputs of a critic for each sample; more than one for a grid of returns."""
+    return algorithm.grid.reading.outputs if hasattr(algorithm, "grid") else 1
 
 
 def own(algorithm: Any, field: str, sees: Sees = "both") -> Any:

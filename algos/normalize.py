@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from algos.values import Normalizer, Normalizers, ObservationNormalizer, by_name
+from algos.on_policy import Normalizers
+from algos.values import Normalizer, ObservationNormalizer, by_name
 from envs import composite, features_and_mask, map_features
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
@@ -96,7 +97,7 @@ def _each(function: Any, stats: Any, observation: Any, otherwise: Any = lambda _
 RUNNING = Normalizer(init_observations, normalize_observations, update_observations)
 
 
-# --- the functions of `algos.values.Normalizers`; `own` is the user's normaliser, or None ---
+# --- the functions of `algos.on_policy.Normalizers`; `own` is the user's normaliser, or None ---
 
 
 def begin(own: Normalizer | None, space: ObservationSpace) -> Any:

@@ -14,13 +14,50 @@ import jax
 import jax.numpy as jnp
 
 from algos import registry
-from algos.rollout import Actor, rollout, without_memory
+from algos.rollout import Actor, choose_actions, empty_memory, rollout
+from algos.values import Layers, ObservationNormalizer, Policy
 from envs import Observation, TimeStep, features_and_mask
 from fdg.settings.fields import hyperparameter, require, require_positive
 from fdg.settings.moved import moved
 from fdg.settings.parts import Part
 
-__getattr__ = moved(__name__, "algos.one_update", "MEMBERS init over_time")
+__getattr__ = moved(__name__, "algos.one_update", "over_time")
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalizers(ObservationNormalizer):
+    """Settings of the normalisation of observations and rewards."""
+
+    normalize_reward: bool = hyperparameter(
+        False, "divide rewards by the running standard deviation of the discounted return"
+    )
+
+    def begin_returns(self, shape: tuple[int, ...], kept: bool = False) -> tuple[Any, Any]:
+        """Initial statistics of returns, and running returns of environments `shape`.
+
+        Both are None if rewards are not normalised, unless they are kept.
+        """
+        if not (self.normalize_reward or kept):
+            return None, None
+        return registry.option("running").begin_returns(shape)
+
+    def reward(
+        self, time_step: TimeStep, running_return: Any, statistics: Any, discount: float | jax.Array
+    ) -> tuple[jax.Array, Any, Any]:
+        """Normalised rewards `[T, B]`, the running returns `[B]`, and the statistics of returns."""
+        if not self.normalize_reward:
+            return time_step.reward, running_return, statistics
+        reward, done = time_step.reward, time_step.done
+        return registry.option("running").scaled(reward, done, running_return, statistics, discount)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyLayers(Layers):
+    """Layers of an actor-critic, and the initial deviation of a Gaussian policy."""
+
+    initial_log_std: float = hyperparameter(
+        0.0, "initial log standard deviation of the policy (continuous actions)"
+    )
 
 
 class State(NamedTuple):
@@ -137,7 +174,32 @@ def actor(self: Any, state: State) -> Actor:
     return without_memory(policy, self._for_environment)
 
 
+def without_memory(
+    policy: Callable[[Observation], Policy], deliver: Callable[[jax.Array], jax.Array]
+) -> Actor:
+    """The actor of a feed-forward policy, a function of observations `[N, *obs]` to a distribution `[N]`.
+
+    `deliver` converts its actions for the environment, such as by clipping.
+    """
+
+    def act(memory, observation, start, keys, greedy):
+        return deliver(choose_actions(policy(observation), keys, greedy)), memory
+
+    return Actor(empty_memory, act)
+
+
 # --- learning: epochs of minibatches ---
+
+
+def environment_major(x: jax.Array) -> jax.Array:
+    """Steps `[T, B, ...]` as rows `[B * T, ...]`: a sharding over environments stays a sharding over rows.
+
+    Rows are flat because XLA is fast at products of two-dimensional matrices.
+
+    >>> environment_major(jnp.array([[1, 10], [2, 20], [3, 30]])).tolist()
+    [1, 2, 3, 10, 20, 30]
+    """
+    return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,12 +13,11 @@ import jax
 import fdg
 from algos import networks, on_policy
 from algos.checks import check_actor_critic
-from algos.losses import Decision, ProximalLoss
+from algos.losses import Decision, Distribution, ProximalLoss
 from algos.normalize import normalize_rollout
-from algos.on_policy import State
+from algos.on_policy import environment_major
 from algos.rings import time_major
-from algos.rollout import environment_major, episode_metrics
-from algos.values import Distribution
+from algos.rollout import episode_metrics
 from envs import Observation
 from fdg.settings.fields import hyperparameter
 from fdg.settings.parts import Part
@@ -78,24 +77,9 @@ def over_time(function: Callable[[Observation], Any], observation: Observation) 
     return jax.tree.map(lambda x: time_major(x, num_steps), of_rows)
 
 
-def init(self: Any, key: jax.Array) -> Any:
-    """The initial state."""
-    return on_policy.begin(self, key)
-
-
 def iterate_once(self: Any, state: Any) -> tuple[Any, dict[str, jax.Array]]:
     """One rollout of all environments, and one update on it."""
     return on_policy.iteration(self, state, learn=lambda *arguments: self.learn(*arguments[:3]))
-
-
-def policy_and_value(self: Any, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
-    """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
-    return networks.policy_and_value(self._network, parameters, observation, self.env.action_space)
-
-
-def check_when_traced(self: Any, state: State) -> None:
-    """Refuses a network whose outputs do not fit the action space."""
-    check_actor_critic(self, self._network, state.parameters)
 
 
 @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0, None), name="learn")
@@ -117,13 +101,15 @@ def gradient_of_rollout(self, parameters, trajectory):
 
 
 MEMBERS = {
-    "init": init,
+    "init": on_policy.begin,
     "iterate": iterate_once,
     "actor": on_policy.actor,
     "learn": learn_once,
     "gradient": gradient_of_rollout,
     "updates_per_iteration": property(lambda self: 1),
-    "check_when_traced": check_when_traced,
-    "_policy": policy_and_value,
+    "check_when_traced": lambda self, state: check_actor_critic(self, self._network, state.parameters),
+    "_policy": lambda self, parameters, observation: networks.policy_and_value(
+        self._network, parameters, observation, self.env.action_space
+    ),
     "_network": property(networks.actor_critic_of),
 }

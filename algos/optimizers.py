@@ -154,6 +154,11 @@ def optimizer_of(algorithm: Any) -> optax.GradientTransformation:
     return clipped_adam(step_size, algorithm.max_grad_norm) if own is None else own
 
 
+def adam_of(algorithm: Any) -> optax.GradientTransformation:
+    """Adam with an algorithm's step size."""
+    return optax.adam(step_size_of(algorithm))
+
+
 def step_size_of(algorithm: Any) -> StepSize:
     """An algorithm's step size, or its schedule."""
     if not algorithm.anneal_learning_rate:

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 
 import fdg
-from algos import on_policy, registry, values
+from algos import on_policy, registry
 from algos.agent import Agent, Rollouts
-from algos.losses import Advantages, Decision, ProximalLoss, explained_variance, values_after
-from algos.on_policy import Epochs, State, Trajectory
-from algos.rollout import environment_major, episode_metrics
-from algos.values import NETWORK, ClippedOptimizer, Network, Normalizers, PolicyLayers, Transforming
+from algos.losses import Advantages, Decision, Distribution, ProximalLoss, explained_variance, values_after
+from algos.on_policy import Epochs, Normalizers, PolicyLayers, State, Trajectory, environment_major
+from algos.rollout import episode_metrics
+from algos.values import NETWORK, ClippedOptimizer, Network, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 from fdg.settings.parts import Part
@@ -72,9 +72,6 @@ class PPO(Agent, presets="PPO"):
 
     Defaults are those of CleanRL's `ppo.py` (Huang et al. 2022, JMLR 23(274)); `PPO.preset(env_name)` has
     tuned settings for an environment. Frozen and hashable.
-
-    Raises:
-      FdgError: (construction) a field is out of range, or sizes do not divide.
 
     >>> import envs
     >>> PPO(env=envs.make("CartPole-v1")).num_iterations
@@ -180,7 +177,7 @@ class PPO(Agent, presets="PPO"):
         """Advantage and value target, both `[T, B]`; bootstraps from the observation after a truncation."""
         return self.advantages.of(reward, value, next_value, time_step)
 
-    def _policy(self, parameters: Any, observation: Observation) -> tuple[values.Distribution, jax.Array]:
+    def _policy(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
         return registry.option("networks").policy_and_value(
             self._network, self._novelty.agent(parameters), observation, self.env.action_space

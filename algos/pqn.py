@@ -15,24 +15,18 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import dqn, networks, on_policy, one_update, optimizers
+from algos import dqn, networks, on_policy, optimizers
 from algos.agent import Agent, Rollouts
 from algos.checks import check_action_values, check_divides
 from algos.distributions import Categorical, sizes
-from algos.dqn import (
-    Exploration,
-    choices,
-    epsilon_greedy,
-    for_each_choice,
-    over_choices,
-)
+from algos.dqn import Exploration, choices, epsilon_greedy, for_each_choice, over_choices
 from algos.losses import values_after
 from algos.networks import of_action
 from algos.normalize import normalize_rollout
-from algos.on_policy import Epochs, State
+from algos.on_policy import Epochs, Normalizers, State, environment_major
 from algos.returns import lambda_returns
-from algos.rollout import Actor, empty_memory, environment_major, episode_metrics
-from algos.values import NETWORK, ClippedOptimizer, Layers, Network, Normalizers, Transforming
+from algos.rollout import Actor, empty_memory, episode_metrics
+from algos.values import NETWORK, ClippedOptimizer, Layers, Network, Transforming
 from envs import Discrete, Environment, MultiDiscrete, Observation, TimeStep, composite
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 
@@ -50,9 +44,6 @@ class PQN(Agent, presets="PQN"):
     """PQN for discrete and multi-discrete actions (one branch for each choice, see `algos/dqn.py`).
 
     Defaults are those of the authors' PureJaxQL for CartPole, with narrower layers.
-
-    Raises:
-      FdgError: (construction) a field out of range, or sizes that do not divide.
 
     >>> import envs
     >>> PQN(env=envs.make("CartPole-v1")).num_iterations
@@ -83,7 +74,7 @@ class PQN(Agent, presets="PQN"):
 
     updates_per_iteration = property(lambda self: self.epochs.updates)
 
-    init = one_update.init
+    init = on_policy.begin
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all environments, and all updates on it."""
@@ -161,12 +152,9 @@ class PQN(Agent, presets="PQN"):
         found = jax.eval_shape(self._network.apply, state.parameters, features)
         check_action_values(found, sum(sizes(choices(self.env))), (self.num_envs,))
 
-    @property
-    def _network(self) -> Network:
-        default = networks.q_network(
-            self.env.observation_space, self.env.action_space, dueling=self.dueling, **vars(self.layers)
-        )
-        return networks.computing(self, networks.own(self, "network", "actor") or default)
+    _memory = None
+    _outputs = property(lambda self: choices(self.env))
+    _network = property(networks.q_network_of)
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:

@@ -28,9 +28,6 @@ class QMIX(ValueDecomposition, presets="QMIX"):
     The mixing network's state is the concatenated observations of all agents, `privileged` parts included, as
     for MAPPO's central critic.
 
-    Raises:
-      FdgError: (construction) a field out of range, sizes that do not divide, an environment of one agent.
-
     >>> import envs
     >>> QMIX(env=envs.make("probe:agents")).mixer_size
     32

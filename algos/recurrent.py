@@ -19,7 +19,8 @@ from algos.checks import pair
 from algos.layers import checked_widths
 from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module
 from algos.networks import actor_and_critic_features
-from algos.values import Activation, Network, PolicyLayers, Torso
+from algos.on_policy import PolicyLayers
+from algos.values import Activation, Network, Torso
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 from fdg.settings.fields import float_or_array
@@ -110,16 +111,6 @@ def as_recurrent(
         leading_axes: number of axes before `*obs`: 2 for `[T, B, *obs]`, 3 for agents, `[T, B, A, *obs]`.
         actor_critic: `apply` returns `(policy, value)`. If False, it returns values of actions, `[N, n]`, and
           `unroll` returns `AgentValues`.
-
-    >>> import algos.networks, envs
-    >>> feed_forward = algos.networks.actor_critic(Box(-1.0, 1.0, (4,)), envs.Discrete(2))
-    >>> network = as_recurrent(feed_forward)
-    >>> observation = jnp.zeros((5, 8, 4))
-    >>> parameters = jax.eval_shape(network.init, jax.random.key(0), observation)
-    >>> start = jnp.zeros((5, 8), bool)
-    >>> output = jax.eval_shape(network.unroll, parameters, network.memory(8), observation, start)
-    >>> output.policy.shape, output.value.shape, output.memory
-    ((5, 8, 2), (5, 8), ())
     """
     if not isinstance(network, Network):
         return network

@@ -18,23 +18,15 @@ import jax.numpy as jnp
 import fdg
 from algos import distributions, networks
 from algos.agent import Agent, Rollouts
-from algos.checks import check_actor_and_critic, check_divides, check_types
-from algos.losses import Advantages, Decision, ProximalLoss, explained_variance, values_after
+from algos.checks import check_actor_and_critic, check_divides, check_sequences, check_types
+from algos.losses import Advantages, Decision, Distribution, ProximalLoss, explained_variance, values_after
 from algos.memories import MemoryKind, RecurrentNetwork, step_types
-from algos.on_policy import LEARNED, Epochs, Trajectory
+from algos.on_policy import LEARNED, Epochs, Normalizers, PolicyLayers, Trajectory, environment_major
 from algos.recurrent import Output, as_recurrent, recurrent_actor_critic
 from algos.replaying import MemorySizes
 from algos.rings import Recollection, rollout_with_memory, time_first
-from algos.rollout import Actor, environment_major, episode_metrics
-from algos.values import (
-    NETWORK,
-    ClippedOptimizer,
-    Distribution,
-    Network,
-    Normalizers,
-    PolicyLayers,
-    Transforming,
-)
+from algos.rollout import Actor, episode_metrics
+from algos.values import NETWORK, ClippedOptimizer, Network, Transforming
 from envs import (
     Box,
     Discrete,
@@ -94,9 +86,6 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
     Minibatches consist of whole sequences. Defaults are those of `PPO`, with the 8 environments of CleanRL's
     `ppo_atari_lstm.py`, and the network of PureJaxRL's `ppo_rnn.py`.
 
-    Raises:
-      FdgError: (construction) a field out of range, or sizes that do not divide.
-
     >>> import envs
     >>> RecurrentPPO(env=envs.make("probe:memory"), sequence_length=32).num_iterations
     488
@@ -128,12 +117,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         check_types(self)
         require_positive(self, "memory_size")
         _ = self._remembers  # refuses sizes that do not fit
-        require(
-            self,
-            self._length > 0 and self.num_steps % self._length == 0,
-            f"sequence_length={self.sequence_length} does not divide num_steps={self.num_steps}:"
-            " choose a divisor",
-        )
+        check_sequences(self)
         require(
             self,
             0 <= self.burn_in <= self._length,

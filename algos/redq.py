@@ -27,8 +27,8 @@ from algos.checks import check_shape
 from algos.distributional import quantile_error
 from algos.distributions import TanhNormal
 from algos.layers import Trunk, features, sized
-from algos.replay import ReplayUpdates, Transition
-from algos.sac import Entropy, Parameters, SplitState
+from algos.replaying import ReplayUpdates, Transition
+from algos.sac import Entropy, Parameters
 from algos.values import Layers, Network, OptimizerSettings
 from envs import Environment, Observation
 from envs.composite import ObservationSpace
@@ -50,9 +50,7 @@ class Ensemble(Part):
         False, "normalise each layer of the critics before its activation; layer_norm: of the actor, too"
     )
     dropout: float = hyperparameter(
-        0.0,
-        "dropout rate of the critics' features in training",
-        structural="whether there is dropout",
+        0.0, "dropout rate of the critics' features in training", structural="whether there is dropout"
     )
 
     def check(self, algorithm: Any) -> None:
@@ -111,6 +109,25 @@ class Critics(nn.Module):
 
 
 # --- soft actor-critics with an ensemble of critics ---
+
+
+class SplitState(NamedTuple):
+    """Optimiser states of the critics and of the actor, which are updated at different times."""
+
+    critics: Any
+    actor: Any  # of actor and temperature
+
+
+def split_update(
+    self: Any, gradient: Parameters, learned: Any, is_due: jax.Array
+) -> tuple[Parameters, SplitState]:
+    """Updates critics, and if `is_due` the actor with temperature; also returns the optimiser states."""
+    parameters, state = learned.parameters, learned.optimizer_state
+    critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
+    before = (parameters.actor, parameters.log_temperature), state.actor
+    after = self._one_update((gradient.actor, gradient.log_temperature), state.actor, before[0])
+    acting, actor_state = jax.tree.map(lambda new, old: jnp.where(is_due, new, old), after, before)
+    return Parameters(acting[0], critics, acting[1]), SplitState(critics_state, actor_state)
 
 
 class Learned(NamedTuple):
@@ -176,9 +193,9 @@ class SoftEnsemble(Agent, driver=off_policy):
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned, is_due):
         """One step of Adam and of the targets; actor and temperature move only if `is_due`."""
-        critics, acting, state = sac.split_update(self, gradient, learned, is_due)
-        target_critics = optax.incremental_update(critics, learned.target_critics, self.target_rate)
-        return Learned(sac.join_parameters(critics, acting), target_critics, state, learned.updates + 1)
+        parameters, state = split_update(self, gradient, learned, is_due)
+        moving = optax.incremental_update(parameters.critics, learned.target_critics, self.target_rate)
+        return Learned(parameters, moving, state, learned.updates + 1)
 
     def _target(self, transition: Transition, following: jax.Array, cost: jax.Array, keys: jax.Array) -> Any:
         """The regression target of the critics, leading axis `N`.
@@ -204,9 +221,7 @@ class SoftEnsemble(Agent, driver=off_policy):
         parameters = Parameters(actor, critics, log_temperature)
         return Learned(parameters, jax.tree.map(jnp.copy, critics), states, jnp.int32(0))
 
-    def _learn_from(
-        self, learned: Learned, transition: Transition, keys: jax.Array
-    ) -> tuple[Learned, Any, Any]:
+    def _learn_from(self, learned: Learned, transition: Transition, keys) -> tuple[Learned, Any, Any]:
         is_due = (learned.updates + 1) % self.policy_delay == 0
         gradient, error, losses = self.gradient(
             learned.parameters, learned.target_critics, is_due, transition, keys
@@ -268,9 +283,6 @@ class REDQ(SoftEnsemble, presets="REDQ"):
     Defaults are those of the paper: 10 critics, 2 of them in a target, 20 gradient steps of the critics per
     environment step and per gradient step of the actor; except four environments.
 
-    Raises:
-      FdgError: (construction) a field out of range, or actions without bounds.
-
     >>> import envs
     >>> REDQ(env=envs.make("Pendulum-v1"), num_envs=1).updates_per_iteration
     20
@@ -314,9 +326,6 @@ class DroQ(REDQ, presets="DroQ"):
     Defaults are those of the paper, except four environments. A hidden layer of a critic is dense, then
     dropout at a rate of 0.01, layer normalisation and ReLU, also in the target critics; there are 20 gradient
     steps per environment step.
-
-    Raises:
-      FdgError: (construction) a field out of range, or actions without bounds.
     """
 
     ensemble = Ensemble(num_critics=2, critic_layer_norm=True, dropout=0.01)
@@ -328,9 +337,6 @@ class TQC(SoftEnsemble, presets="TQC"):
 
     Defaults are those of the paper: five critics of three layers of 512, 25 quantiles of each, of which two
     are dropped; except four environments.
-
-    Raises:
-      FdgError: (construction) a field out of range, or actions without bounds.
     """
 
     ensemble = Ensemble(num_critics=5, critic_hidden=(512, 512, 512))

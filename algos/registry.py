@@ -35,7 +35,7 @@ MODULES = {
     "PPO": "algos.ppo",
     "PQN": "algos.pqn",
     "QMIX": "algos.qmix",
-    "RecurrentNetwork": "algos.networks",
+    "RecurrentNetwork": "algos.values",
     "RecurrentPPO": "algos.recurrent_ppo",
     "REDQ": "algos.redq",
     "DroQ": "algos.redq",
@@ -84,13 +84,7 @@ IN_ENVIRONMENTS = {
 }
 
 # Algorithms that train language models on text tasks.
-OF_TEXT = {
-    "sft": "SFT",
-    "dpo": "DPO",
-    "ppo_rlhf": "PPORLHF",
-    "grpo": "GRPO",
-    "reward_model": "RewardModel",
-}
+OF_TEXT = {"sft": "SFT", "dpo": "DPO", "ppo_rlhf": "PPORLHF", "grpo": "GRPO", "reward_model": "RewardModel"}
 
 # Modules of values that settings name; each is imported on first use.
 OPTIONS = {
@@ -100,6 +94,7 @@ OPTIONS = {
     "optimizers": "algos.optimizers",
     "checks": "algos.checks",
     "rings": "algos.rings",
+    "replay": "algos.replay",
     "evaluation": "algos.evaluation",
     "memory": "algos.sequences",
     "kinds of memory": "algos.memories",
@@ -112,7 +107,6 @@ OPTIONS = {
     "language network": "algos.rlhf.network",
     "language optimizer": "algos.rlhf.optimizer",
     "losses": "algos.rlhf.losses",
-    "minibatches": "algos.optimizers",
     "requirements": "algos.rlhf.requirements",
     "reward model": "algos.rlhf.reward_models",
     "speaker": "algos.rlhf.speaker",

@@ -26,110 +26,13 @@ import numpy as np
 import fdg
 from algos import buffers
 from algos.buffers import BufferSpec, ReplayBuffer, n_step_sums
+from algos.replaying import Transition
 from envs import Observation, TimeStep
-from fdg.settings.fields import (
-    hyperparameter,
-    is_traced,
-    own_value,
-    require,
-    require_not_negative,
-    require_positive,
-    require_within,
-)
-from fdg.settings.parts import Part
+from fdg.settings.fields import require, require_positive, require_within
+from fdg.settings.moved import moved
 
-
-@dataclasses.dataclass(frozen=True)
-class ReplayUpdates(Part):
-    """The size of the replay buffer, and gradient steps per environment step."""
-
-    buffer_size: int = hyperparameter(10_000, "capacity of the replay buffer in steps, over all environments")
-    batch_size: int = hyperparameter(128, "samples of a gradient step, equally many from each environment")
-    learning_starts: int = hyperparameter(10_000, "environment steps before the first gradient step")
-    updates_per_step: float = hyperparameter(
-        1.0, "gradient steps per environment step", structural="how often a loop runs"
-    )
-
-    def check(self, algorithm: Any) -> None:
-        """Refuses sizes that are not positive, and a fractional number of gradient steps."""
-        require_positive(algorithm, "batch_size")
-        require_not_negative(algorithm, "learning_starts")
-        whole_updates(algorithm)
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplayChoice(Part):
-    """How minibatches are sampled: uniformly, by priority, or by a user's buffer."""
-
-    priority_exponent: float = hyperparameter(
-        0.0, "alpha of prioritised replay; 0: uniform", structural="whether there are priorities"
-    )
-    importance_exponent: float = hyperparameter(
-        0.4, "initial beta of prioritised replay; 1 at the end", only_with="priority_exponent"
-    )
-    replay: Any = own_value(
-        "replay buffer: uniform, prioritized, hindsight, or module:name of a function of an"
-        " algos.buffers.BufferSpec (None: by --priority-exponent)",
-        "replay",
-    )
-
-    def check(self, algorithm: Any) -> None:
-        """Refuses an importance exponent outside [0, 1], and two buffers at once."""
-        require_within(algorithm, 0, 1, "importance_exponent")
-        require(
-            algorithm,
-            self.replay is None or not self.priority_exponent,
-            f"priority_exponent={self.priority_exponent} and replay={self.replay!r:.60}: give one of them;"
-            " functools.partial(algos.buffers.prioritized, exponent=0.6) is a replay with priorities",
-        )
-
-    def beta(self, iteration: jax.Array, num_iterations: int) -> jax.Array:
-        """The exponent of importance weights in an iteration: `[]` float32."""
-        return linear(self.importance_exponent, 1.0, num_iterations, iteration)
-
-    def of(self, algorithm: Any, kind: Any = None, **sizes: Any) -> Any:
-        """The algorithm's buffer, with fields of `Replay`, or of another `kind`, such as `batch_size`."""
-        return (kind or Replay)(
-            num_envs=algorithm.num_envs,
-            discount=algorithm.discount,
-            priority_exponent=self.priority_exponent,
-            make=self.replay,
-            env=None if self.replay is None else algorithm.env,
-            **sizes,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class StepReplay(ReplayChoice):
-    """`ReplayChoice`, with n-step returns."""
-
-    n_step: int = hyperparameter(1, "n of n-step returns")
-
-    def check(self, algorithm: Any) -> None:
-        """As in `ReplayChoice`; also refuses `n_step` below 1."""
-        super().check(algorithm)
-        require_positive(algorithm, "n_step")
-
-
-def whole_updates(algorithm: Any) -> int:
-    """Gradient steps in one iteration: `updates_per_step` times the environment steps of all environments.
-
-    Raises:
-      FdgError: the product is not a whole number above zero.
-    """
-    require(
-        algorithm, not is_traced(algorithm.updates_per_step), "updates_per_step cannot be a traced number"
-    )
-    require_positive(algorithm, "updates_per_step")
-    rate, steps = algorithm.updates_per_step, algorithm.steps_per_iteration
-    exact = rate * steps
-    require(
-        algorithm,
-        0.5 < exact < 2**31 and math.isclose(round(exact), exact),
-        f"updates_per_step={rate} times num_envs * num_steps={steps} makes {exact:g} updates an iteration:"
-        " it must be a whole number above zero",
-    )
-    return round(exact)
+_MOVED = "ReplayChoice ReplayUpdates StepReplay linear whole_updates"
+__getattr__ = moved(__name__, "algos.replaying", _MOVED)
 
 
 class Step(NamedTuple):
@@ -145,25 +48,8 @@ class Step(NamedTuple):
     @staticmethod
     def of(observation: Observation, action: jax.Array, time_step: TimeStep) -> "Step":
         """The steps of a rollout `[T, B]`, as `algos.rollout.rollout` recorded them."""
-        return Step(
-            observation,
-            action,
-            time_step.reward,
-            time_step.terminated,
-            time_step.truncated,
-            time_step.final_observation,
-        )
-
-
-class Transition(NamedTuple):
-    """A window of steps, summarised: `target = reward + discount * V(next_observation)`."""
-
-    observation: Observation  # [N, *obs]
-    action: jax.Array  # [N, *action]
-    reward: jax.Array  # [N] float32, discounted sum over the window
-    discount: jax.Array  # [N] float32, of the next value; zero where the episode terminated
-    next_observation: Observation  # [N, *obs], after the window, before any automatic reset
-    weight: Any = None  # [N] float32, of each sample in the losses of SAC, TD3 and CrossQ; None: ones
+        ended = time_step.terminated, time_step.truncated
+        return Step(observation, action, time_step.reward, *ended, time_step.final_observation)
 
 
 class Sample(NamedTuple):
@@ -462,17 +348,26 @@ def importance_weight(probability: jax.Array, beta: float | jax.Array) -> jax.Ar
     return jnp.where(possible, (least / jnp.where(possible, probability, 1.0)) ** beta, 0.0)
 
 
-def linear(
-    start: float | jax.Array, end: float | jax.Array, duration: float | jax.Array, time: jax.Array
-) -> jax.Array:
-    """Interpolates linearly from `start` to `end` over `duration`, then stays there: `[]` float32.
+def prioritized_steps(
+    self: Any, state: Any, sample_key: jax.Array, learn_key: jax.Array, learning: jax.Array
+) -> tuple[Any, ReplayState, Any]:
+    """`algos.off_policy.gradient_steps` where errors change priorities: minibatches are drawn one by one."""
+    replay, beta = self.buffer, self.replays.beta(state.iteration, self.num_iterations)
 
-    >>> [float(linear(1.0, 0.5, 10.0, jnp.int32(time))) for time in (0, 5, 10, 99)]
-    [1.0, 0.75, 0.5, 0.5]
-    """
-    if isinstance(duration, jax.Array):  # possibly traced
-        lasts = duration > 0
-        progress = jnp.where(lasts, jnp.clip(time / jnp.where(lasts, duration, 1.0), 0.0, 1.0), 1.0)
-    else:
-        progress = jnp.clip(time / duration, 0.0, 1.0) if duration > 0 else jnp.float32(1.0)
-    return start + (end - start) * progress
+    def one_step(carry, keys):
+        learned, kept = carry
+        sample = replay.sample(kept, keys[0])
+        weighted = sample.transition._replace(weight=replay.weight(sample, beta))
+        minibatch = jax.tree.map(lambda x: x[None], weighted)
+        minibatch = self.transforming.rows(minibatch, learned, keys[1])
+        learned, error, losses = self.learn(
+            learned, state.observation_statistics, minibatch, keys[1], learning
+        )
+        # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
+        kept = replay.prioritize(kept, sample.indices, jnp.abs(error[0]) + 1e-6, learning)
+        return (learned, kept), losses
+
+    updates = self.updates_per_iteration
+    keys = jnp.stack([jax.random.split(key, updates) for key in (sample_key, learn_key)], axis=1)
+    (learned, kept), losses = jax.lax.scan(one_step, (state.learned, state.replay), keys)
+    return learned, kept, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)

@@ -1,22 +1,149 @@
-"""What algorithms with replay are given as values: explorations and memories, and the settings of both.
+"""Learning from replay: acting into a buffer, and the settings of replay, memories and exploration.
 
-Shapes: `B` environments.
+The steps of a rollout go into a buffer (`algos.replay.Replay`), which gives minibatches of `Transition`, by
+default uniformly. The networks may have a memory (`algos.sequences`), and an `Explorer` may choose the
+actions; then the state has a recollection, and rows of the buffer may be sequences.
+
+Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from algos import registry
-from algos.checks import check_two
-from algos.rings import Recollection
-from algos.values import Network, Policy, by_name
-from fdg.arguments import check_takes, checked_names
-from fdg.settings.fields import hyperparameter, own_value, require, require_not_negative, require_positive
-from fdg.settings.given import check_same
+from algos.rollout import Actor, episode_metrics, rollout
+from envs import Box, Observation
+from fdg.arguments import checked_names
+from fdg.settings.fields import (
+    hyperparameter,
+    is_traced,
+    own_value,
+    require,
+    require_not_negative,
+    require_positive,
+)
 from fdg.settings.parts import Part
+
+# --- replay ---
+
+
+class Transition(NamedTuple):
+    """A window of steps, summarised: `target = reward + discount * V(next_observation)`."""
+
+    observation: Observation  # [N, *obs]
+    action: jax.Array  # [N, *action]
+    reward: jax.Array  # [N] float32, discounted sum over the window
+    discount: jax.Array  # [N] float32, of the next value; zero where the episode terminated
+    next_observation: Observation  # [N, *obs], after the window, before any automatic reset
+    weight: Any = None  # [N] float32, of each sample in the losses of SAC, TD3 and CrossQ; None: ones
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayUpdates(Part):
+    """The size of the replay buffer, and gradient steps per environment step."""
+
+    buffer_size: int = hyperparameter(10_000, "capacity of the replay buffer in steps, over all environments")
+    batch_size: int = hyperparameter(128, "samples of a gradient step, equally many from each environment")
+    learning_starts: int = hyperparameter(10_000, "environment steps before the first gradient step")
+    updates_per_step: float = hyperparameter(
+        1.0, "gradient steps per environment step", structural="how often a loop runs"
+    )
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses sizes that are not positive, and a fractional number of gradient steps."""
+        require_positive(algorithm, "batch_size")
+        require_not_negative(algorithm, "learning_starts")
+        whole_updates(algorithm)
+
+
+def whole_updates(algorithm: Any) -> int:
+    """Gradient steps in one iteration: `updates_per_step` times the environment steps of all environments.
+
+    Raises:
+      FdgError: the product is not a whole number above zero.
+    """
+    rate, steps = algorithm.updates_per_step, algorithm.steps_per_iteration
+    require(algorithm, not is_traced(rate), "updates_per_step cannot be a traced number")
+    require_positive(algorithm, "updates_per_step")
+    exact = rate * steps
+    require(
+        algorithm,
+        0.5 < exact < 2**31 and math.isclose(round(exact), exact),
+        f"updates_per_step={rate} times num_envs * num_steps={steps} makes {exact:g} updates an iteration:"
+        " it must be a whole number above zero",
+    )
+    return round(exact)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayChoice(Part):
+    """How minibatches are sampled: uniformly, by priority, or by a user's buffer."""
+
+    priority_exponent: float = hyperparameter(
+        0.0, "alpha of prioritised replay; 0: uniform", structural="whether there are priorities"
+    )
+    importance_exponent: float = hyperparameter(
+        0.4, "initial beta of prioritised replay; 1 at the end", only_with="priority_exponent"
+    )
+    replay: Any = own_value(
+        "replay buffer: uniform, prioritized, hindsight, or module:name of a function of an"
+        " algos.buffers.BufferSpec (None: by --priority-exponent)",
+        "replay",
+    )
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses an importance exponent outside [0, 1], and two buffers at once."""
+        registry.option("checks").check_replay(self, algorithm)
+
+    def beta(self, iteration: jax.Array, num_iterations: int) -> jax.Array:
+        """The exponent of importance weights in an iteration: `[]` float32."""
+        return linear(self.importance_exponent, 1.0, num_iterations, iteration)
+
+    def of(self, algorithm: Any, **sizes: Any) -> Any:
+        """The algorithm's `algos.replay.Replay`, with `sizes` such as `batch_size`; or another `kind`."""
+        sizes = {**getattr(getattr(algorithm, "_memory", None), "replay", {}), **sizes}
+        return sizes.pop("kind", registry.option("replay").Replay)(
+            num_envs=algorithm.num_envs,
+            discount=algorithm.discount,
+            priority_exponent=self.priority_exponent,
+            make=self.replay,
+            env=None if self.replay is None else algorithm.env,
+            **sizes,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReplay(ReplayChoice):
+    """`ReplayChoice`, with n-step returns."""
+
+    n_step: int = hyperparameter(1, "n of n-step returns")
+
+    def check(self, algorithm: Any) -> None:
+        """As in `ReplayChoice`; also refuses `n_step` below 1."""
+        super().check(algorithm)
+        require_positive(algorithm, "n_step")
+
+
+def linear(
+    start: float | jax.Array, end: float | jax.Array, duration: float | jax.Array, time: jax.Array
+) -> jax.Array:
+    """Interpolates linearly from `start` to `end` over `duration`, then stays there: `[]` float32.
+
+    >>> [float(linear(1.0, 0.5, 10.0, jnp.int32(time))) for time in (0, 5, 10, 99)]
+    [1.0, 0.75, 0.5, 0.5]
+    """
+    if isinstance(duration, jax.Array):  # possibly traced
+        lasts = duration > 0
+        progress = jnp.where(lasts, jnp.clip(time / jnp.where(lasts, duration, 1.0), 0.0, 1.0), 1.0)
+    else:
+        progress = jnp.clip(time / duration, 0.0, 1.0) if duration > 0 else jnp.float32(1.0)
+    return start + (end - start) * progress
+
 
 # --- exploration ---
 
@@ -49,95 +176,8 @@ class ExplorerChoice(Part):
         "module:name of an exploration, an algos.Explorer (None: the algorithm's own)", "explorer"
     )
 
-    def begin(self, action: jax.Array) -> Any:
-        """Its initial state for actions `[B, *action]`; None without one."""
-        return None if self.explore is None else self._explorer.init(action)
-
-    def drawn(
-        self,
-        policy: Policy,
-        sample: Callable[[jax.Array], jax.Array],
-        recollection: Recollection | None,
-        network: Any,
-        keys: jax.Array,
-        progress: jax.Array,
-        greedy: bool = False,
-    ) -> tuple[jax.Array, Any]:
-        """Actions `[B, *action]`, and the next memories: the `network`'s, and the explorer's.
-
-        Without an explorer, `sample(keys)` samples actions.
-        """
-        if recollection is None:
-            return (policy.mode() if greedy else sample(keys)), None
-        before = recollection.memory.explorer
-        if greedy or self.explore is None:
-            return (policy.mode() if greedy else sample(keys)), ActorMemory(network, before)
-        apply = self._explorer.apply
-        check_takes(apply, ("state", "policy", "start", "keys", "progress"), "apply of explore")
-        result = apply(before, policy, recollection.start, keys, progress)
-        state, action = check_two("apply of explore", result, "give a pair, (state, action)")
-        check_same("apply of explore gives state", before, state)
-        check_same("apply of explore gives action", jax.eval_shape(policy.mode), action)
-        return action, ActorMemory(network, state)
-
-    @property
-    def _explorer(self) -> Explorer:
-        return by_name("--explore", self.explore)
-
-
-class ActorMemory(NamedTuple):
-    """The memories of an actor."""
-
-    network: Any  # [B, ...]; None for a feed-forward network
-    explorer: Any  # [B, ...]; None without an explorer
-
 
 # --- memories ---
-
-
-class Head(NamedTuple):
-    """The outputs of a default recurrent network."""
-
-    outputs: int
-    scale: float = 1.0  # of initial weights
-    dueling: tuple[int, ...] | None = None  # numbers of actions of each choice
-    of_actions: bool = False  # a pair of critics, which also take actions
-
-
-class NoMemory:
-    """The functions of `algos.sequences.WithMemory` for networks without a memory."""
-
-    replay: ClassVar[dict[str, Any]] = {}  # arguments of `ReplayChoice.of`
-
-    def begin(self, num_envs: int) -> Any:
-        """The initial memory, `[B, ...]`; None without one."""
-        return None
-
-    def network(self, part: int) -> Network | None:
-        """The network of a `part`, over rows of sequences; None without a memory."""
-        return None
-
-    def parameters(self, actor: Any, critics: Any) -> Any:
-        """The parameters for acting: the actor's, and with a memory also the critics'."""
-        return actor
-
-    def of_actor(self, acting: Any) -> Any:
-        """Selects the actor's parameters from those for acting."""
-        return acting
-
-    def seen(self, observation: Any, recollection: Recollection | None) -> Any:
-        """Observations `[B, *obs]` as inputs of the networks."""
-        return observation
-
-    def after(self, acting: Any, seen: Any) -> Any:
-        """The memory after the observations `seen`."""
-        return None
-
-    def check(self, parameters: Any, state: Any, outputs: int) -> None:
-        """Refuses a network whose number of outputs is not `outputs`."""
-
-
-NO_MEMORY = NoMemory()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,26 +213,122 @@ class MemoryChoice(MemorySizes):
         only_with="memory",
     )
 
-    def of(self, algorithm: Any) -> "NoMemory":
-        """The memories of an algorithm's networks: the user's network, or the defaults for `memory`."""
-        own = (
-            registry.option("networks").own(algorithm, "network", "actor")
-            if hasattr(algorithm, "network")
-            else None
-        )
-        if self.memory is None if own is None else not hasattr(own, "unroll"):
-            return NO_MEMORY
-        return registry.option("memory").with_memory(algorithm, own)
-
     def check(self, algorithm: Any) -> None:
         """Refuses sizes that do not fit."""
-        require_positive(algorithm, "memory_size")
-        if self.memory is not None:
-            registry.option("kinds of memory").MemoryKind.of(self, self.memory)
-        length, steps = self.sequence_length, algorithm.num_steps
-        require(
-            algorithm,
-            length is None or (length > 0 and steps % length == 0),
-            f"sequence_length={length} does not divide num_steps={steps}: choose a divisor",
-        )
-        require_not_negative(algorithm, "burn_in")
+        registry.option("checks").check_memory(self, algorithm)
+
+
+def memory_of(self: Any) -> Any:
+    """The memory of an algorithm's networks, `algos.sequences.WithMemory`; None without one.
+
+    It is that of the user's network, or of the default ones for the setting `memory`.
+    """
+    if not hasattr(self, "memory_settings"):
+        return None
+    field = getattr(self, "network", None)
+    own = None if field is None else registry.option("networks").own(self, "network", "actor")
+    if self.memory is None if own is None else not hasattr(own, "unroll"):
+        return None
+    return registry.option("memory").with_memory(self, own)
+
+
+# --- acting ---
+
+
+class State(NamedTuple):
+    """The state of an algorithm with replay."""
+
+    learned: Any  # everything that an update changes
+    observation_statistics: Any  # as in `PPO`; None if observations are not normalised
+    replay: Any  # `algos.replay.ReplayState`, rows of B
+    env_state: Any  # leading axis B
+    observation: Observation  # [B, *obs]
+    key: jax.Array
+    iteration: jax.Array  # int32
+    bonus: Any = None  # the state of `Agent.bonus`
+    recollection: Any = None  # `algos.rings.Recollection [B]`, if the networks or the explorer have a memory
+
+
+def first_state(self: Any, learned: Any, env_state: Any, observation: Any, key: jax.Array) -> State:
+    """The initial state, with a replay buffer for `observation [B, *obs]`."""
+    recollection = first_recollection(self, self.num_envs)
+    stored = () if self._memory is None else (recollection.memory.network,)
+    return State(
+        learned=learned,
+        observation_statistics=self.normalizers.begin(self.env.observation_space),
+        replay=self.buffer.init(observation, no_action(self, self.num_envs), *stored),
+        env_state=env_state,
+        observation=observation,
+        key=key,
+        iteration=jnp.int32(0),
+        bonus=self._first_bonus(observation),
+        recollection=recollection,
+    )
+
+
+def first_recollection(self: Any, num_envs: int) -> Any:
+    """The initial memories of network and explorer, `[B]`; None without both."""
+    if self._memory is None and self.explorer.explore is None:
+        return None
+    return registry.option("rings").first_recollection(self, no_action(self, num_envs))
+
+
+def no_action(self: Any, num_envs: int) -> jax.Array:
+    """Zeros `[B, *action]` of the shape and dtype of actions between fragments."""
+    space = self.env.action_space
+    return jnp.zeros((num_envs, *space.shape), jnp.float32 if isinstance(space, Box) else jnp.int32)
+
+
+def choose(
+    self: Any, acting, statistics, observation, recollection, keys, amount, greedy: bool = False
+) -> tuple[jax.Array, Any]:
+    """Actions `[B, *action]` for `observation [B, *obs]` and `keys [B]`, and the memory after it.
+
+    `acting` are the parameters that act; `amount` scales exploration, or is the progress for an `Explorer`.
+    """
+    if recollection is not None:
+        remembered = recollection, keys, amount, greedy
+        return registry.option("rings").choose(self, acting, statistics, observation, *remembered)
+    policy = self._policy(acting, self.normalizers.seen(statistics, observation))
+    return policy.mode() if greedy else self._sampled(policy, amount, keys), None
+
+
+def collect(
+    self: Any, state: Any, act: Callable[..., tuple[jax.Array, Any]], key: jax.Array
+) -> tuple[Any, Any, dict[str, Any], dict[str, jax.Array]]:
+    """Steps all environments `num_steps` times.
+
+    `act`: `(observation [B], recollection [B], keys [B]) -> (action [B], memory [B])`.
+
+    Returns rows `[T, B]`, or sequences `[C, B]`, for `Replay.add`; the observations `[T, B, *obs]` before
+    each action; changed fields of the state; and metrics.
+    """
+    if state.recollection is None:
+        env_state, observation, (taken, _, time_steps) = rollout(
+            act=lambda observation, keys: act(observation, None, keys),
+            key=key, env_state=state.env_state, observation=state.observation, **self._rolling,
+        )  # fmt: skip
+        recollection, remembered = None, (None, None)
+    else:
+        remembering = registry.option("rings").recollected(self, state, act, key)
+        env_state, observation, recollection, (taken, remembered, time_steps) = remembering
+    bonus, time_steps, paid = self._paid(state.bonus, time_steps)
+    steps = registry.option("replay").Step.of(*taken, time_steps)
+    after = {"env_state": env_state, "observation": observation, "recollection": recollection, "bonus": bonus}
+    return self.buffer.cut(*remembered, steps), taken[0], after, {**episode_metrics(time_steps), **paid}
+
+
+def actor_of(self: Any, state: State, acting: Any, amount: jax.Array) -> Actor:
+    """An actor with the parameters `acting`; `amount` scales exploration."""
+
+    def begun(num_envs):
+        recollection = first_recollection(self, num_envs)
+        return () if recollection is None else recollection.memory
+
+    def act(memory, observation, start, keys, greedy):
+        recollection = None if memory == () else registry.option("rings").Recollection(memory, start)
+        statistics = state.observation_statistics
+        action, after = choose(self, acting, statistics, observation, recollection, keys, amount, greedy)
+        return self._for_environment(action), memory if recollection is None else after
+
+    return Actor(begun, act)

@@ -1,4 +1,4 @@
-"""Other ways to step environments: with a memory, in rings, and by workers that act.
+"""Other ways to act and step: with a memory or an `Explorer`, in rings, and by workers that act.
 
 In rings, environment `b` is in part `b % R` of `R`. While one part steps, the others act, on `[B / R]`
 environments. Random numbers are those of the whole batch, so results are equal up to the rounding of products
@@ -15,19 +15,28 @@ import jax
 import jax.numpy as jnp
 
 import fdg
+from algos.checks import check_two
+from algos.values import by_name
 from envs import Observation, TimeStep, host
 from envs.checking import check_batch_reset, check_batch_step
 from envs.rings import begin_step, end_step
+from fdg.arguments import check_takes
 from fdg.errors import FdgError
+from fdg.settings.given import check_same
 
 
 class Recollection(NamedTuple):
     """The recurrent state of an actor, and where it must be reset."""
 
     memory: Any  # leading axis B
-    start: (
-        jax.Array
-    )  # [B] bool: an episode starts here; `memory` is left from the last one and is to be ignored
+    start: jax.Array  # [B] bool: an episode starts here, so `memory`, left from the last one, is ignored
+
+
+class ActorMemory(NamedTuple):
+    """The memories of an actor that learns from replay."""
+
+    network: Any  # [B, ...]; None for a feed-forward network
+    explorer: Any  # [B, ...]; None without an `algos.Explorer`
 
 
 def rollout(
@@ -107,6 +116,71 @@ def rollout_with_memory(
         one_step, (env_state, observation, recollection), keys
     )
     return env_state, observation, recollection, steps
+
+
+# --- learning from replay with a memory, or with an explorer, which has one ---
+
+
+def first_recollection(self: Any, action: jax.Array) -> Recollection:
+    """The initial memories of network and explorer, for actions `[B, *action]`."""
+    network = None if self._memory is None else self._memory.begin(len(action))
+    explore = self.explorer.explore
+    explorer = None if explore is None else by_name("--explore", explore).init(action)
+    return Recollection(ActorMemory(network, explorer), jnp.ones(len(action), bool))
+
+
+def choose(
+    self: Any, acting, statistics, observation, recollection, keys, amount, greedy: bool
+) -> tuple[jax.Array, ActorMemory]:
+    """`algos.replaying.choose` with a recollection `[B]`."""
+    seen, memory = self.normalizers.seen(statistics, observation), recollection.memory
+    if self._memory is None:
+        policy = self._policy(acting, seen)
+    else:
+        seen = self._memory.seen(seen, recollection)
+        policy = self._policy(self._memory.of_actor(acting), seen)
+        memory = memory._replace(network=self._memory.after(acting, seen))
+    if greedy or self.explorer.explore is None:
+        return policy.mode() if greedy else self._sampled(policy, amount, keys), memory
+    apply = by_name("--explore", self.explorer.explore).apply
+    check_takes(apply, ("state", "policy", "start", "keys", "progress"), "apply of explore")
+    result = apply(memory.explorer, policy, recollection.start, keys, amount)
+    state, action = check_two("apply of explore", result, "give a pair, (state, action)")
+    check_same("apply of explore gives state", memory.explorer, state)
+    check_same("apply of explore gives action", jax.eval_shape(policy.mode), action)
+    return action, memory._replace(explorer=state)
+
+
+def recollected(algorithm: Any, state: Any, act: Callable[..., Any], key: jax.Array) -> tuple[Any, ...]:
+    """`rollout_with_memory` of an algorithm with replay.
+
+    The extras of its steps are, for `Replay.cut`, the network's memory before each sequence, `[C, B, ...]`,
+    and where episodes start, `[T, B]`; None if no sequences are stored.
+    """
+    first, each = state.recollection, getattr(algorithm.buffer, "sequence_length", None)
+    one_sequence = each == algorithm.num_steps  # then only the first memory is stored
+
+    def acting(observation: Any, recollection: Any, keys: jax.Array) -> tuple[Any, Any, Any]:
+        action, memory = act(observation, recollection, keys)
+        stored = None if one_sequence or each is None else _stored(recollection.memory)
+        return action, (stored, None if each is None else recollection.start), memory
+
+    begun = {"env_state": state.env_state, "observation": state.observation, "recollection": first}
+    *after, (chosen, (before, start), time_steps) = rollout_with_memory(
+        acting, key=key, **begun, **algorithm._rolling
+    )
+    if one_sequence:
+        before = jax.tree.map(lambda x: x[None], _stored(first.memory))
+    elif each is not None:
+        before = jax.tree.map(lambda x: x[::each], before)
+    return *after, (chosen, (before, start), time_steps)
+
+
+def _stored(memory: Any) -> Any:
+    return memory.network if isinstance(memory, ActorMemory) else memory
+
+
+# --- rings ---
 
 
 def _joined(send: Callable, recv: Callable) -> Callable:

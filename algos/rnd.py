@@ -19,8 +19,8 @@ from algos.layers import Trunk, features, sized
 from algos.losses import generalized_advantage_estimation, value_error
 from algos.networks import of_module
 from algos.normalize import RunningStatistics
+from algos.on_policy import environment_major
 from algos.rings import time_major
-from algos.rollout import environment_major
 from algos.values import Layers, Network
 from envs import TimeStep, features_and_mask
 from envs.composite import ObservationSpace

@@ -11,14 +11,13 @@ import jax.numpy as jnp
 
 from algos import registry
 from algos.values import Policy
-from envs import Observation, TimeStep, features_and_mask
+from envs import TimeStep, features_and_mask
 from fdg.arguments import checked_names
 from fdg.settings.moved import moved
 
-_MOVED = "Recollection rollout_with_memory in_parts of_parts time_first time_major algos.evaluation:evaluate"
-__getattr__ = moved(
-    __name__, "algos.rings", f"{_MOVED} algos.losses:values_after chosen=algos.rollout:choose_actions"
-)
+_MOVED = "Recollection rollout_with_memory time_major algos.evaluation:evaluate algos.losses:values_after"
+_MOVED += " algos.on_policy:without_memory algos.on_policy:environment_major"
+__getattr__ = moved(__name__, "algos.rings", _MOVED)
 
 
 class _Actor(NamedTuple):
@@ -46,20 +45,6 @@ class Actor(_Actor):
     def __new__(cls, memory: Any, act: Any) -> "Actor":
         """Checks the arguments of both functions."""
         return super().__new__(cls, memory, registry.option("checks").checked_actor(memory, act))
-
-
-def without_memory(
-    policy: Callable[[Observation], Policy], deliver: Callable[[jax.Array], jax.Array]
-) -> Actor:
-    """The actor of a feed-forward policy, a function of observations `[N, *obs]` to a distribution `[N]`.
-
-    `deliver` converts its actions for the environment, such as by clipping.
-    """
-
-    def act(memory, observation, start, keys, greedy):
-        return deliver(choose_actions(policy(observation), keys, greedy)), memory
-
-    return Actor(empty_memory, act)
 
 
 def choose_actions(policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
@@ -153,14 +138,3 @@ def _without_actions(time_step: TimeStep) -> dict[str, jax.Array]:
 def _mean_known(done: jax.Array, values: jax.Array) -> jax.Array:
     known = done & ~jnp.isnan(values)
     return jnp.sum(jnp.where(known, values, 0.0)) / jnp.sum(known.astype(jnp.float32))
-
-
-def environment_major(x: jax.Array) -> jax.Array:
-    """Steps `[T, B, ...]` as rows `[B * T, ...]`: a sharding over environments stays a sharding over rows.
-
-    Rows are flat because XLA is fast at products of two-dimensional matrices.
-
-    >>> environment_major(jnp.array([[1, 10], [2, 20], [3, 30]])).tolist()
-    [1, 2, 3, 10, 20, 30]
-    """
-    return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])

@@ -17,94 +17,12 @@ import optax
 import fdg
 from algos import off_policy, registry
 from algos.agent import Agent, Rollouts
-from algos.distributions import TanhNormal
-from algos.replay import ReplayUpdates, Transition
-from algos.replaying import MemoryChoice
+from algos.off_policy import ReturnGrid
+from algos.replaying import MemoryChoice, ReplayUpdates, Transition
 from algos.values import Layers, OptimizerSettings
 from envs import Environment, Observation
-from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.fields import hyperparameter, require_positive
 from fdg.settings.parts import Part
-
-# --- critic outputs ---
-
-
-@dataclasses.dataclass(frozen=True)
-class ReturnGrid(Part):
-    """Settings of distributional critics: a grid of returns, or none."""
-
-    atoms: int | None = hyperparameter(
-        None, "atoms of the critics' return distributions; None: critics predict values"
-    )
-    value_min: float = hyperparameter(-250.0, "smallest atom", only_with="atoms")
-    value_max: float = hyperparameter(250.0, "largest atom", only_with="atoms")
-
-    @property
-    def reading(self) -> Any:
-        """How to read the critics' outputs: `Values`, or `algos.distributional.Distributions`."""
-        if self.atoms is None:
-            return Values()
-        return registry.option("atoms").Distributions(self.atoms, self.value_min, self.value_max)
-
-    def check(self, algorithm: Any) -> None:
-        """Refuses values that make no grid."""
-        if self.atoms is None:
-            return
-        require(algorithm, self.atoms >= 2, f"atoms={self.atoms}: a grid has two at least")
-        require(
-            algorithm,
-            self.value_min < self.value_max,
-            f"value_min={self.value_min}, value_max={self.value_max}: the first must be the lower one",
-        )
-
-    def lower(self, given: tuple[jax.Array, jax.Array]) -> jax.Array:
-        """The lower value of two critics' outputs, `[N]`."""
-        return jnp.minimum(*map(self.reading.value, given))
-
-    def errors(
-        self, given: tuple[jax.Array, jax.Array], target: jax.Array, weight: jax.Array | None = None
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss of both critics; with weights `[N]` also the samples' errors, `{"error": [N]}`.
-
-        An error is the mean over both critics: the sample's next priority.
-        """
-        read, (first, second) = self.reading, given
-        loss = read.error(first, target, weight) + read.error(second, target, weight)
-        if weight is None:
-            return loss, {}
-        return loss, {"error": 0.5 * (read.distance(first, target) + read.distance(second, target))}
-
-
-@dataclasses.dataclass(frozen=True)
-class Values:
-    """Reads critic outputs `[N]` as values."""
-
-    @property
-    def outputs(self) -> int:
-        """Outputs of a critic per sample."""
-        return 1
-
-    def value(self, numbers: jax.Array) -> jax.Array:
-        """The value: the output itself."""
-        return numbers
-
-    def target(self, reward, discount, first, second, cost) -> jax.Array:
-        """The critics' target: `reward + discount * (the lower of both - cost)`, all `[N]`.
-
-        >>> one = jnp.ones(1)
-        >>> Values().target(one, 0.5 * one, 4 * one, 6 * one, 2 * one).tolist()
-        [2.0]
-        """
-        return reward + discount * (jnp.minimum(first, second) - cost)
-
-    def error(self, numbers: jax.Array, target: jax.Array, weight: jax.Array | None = None) -> jax.Array:
-        """Half the mean squared error, with sample weights `[N]`."""
-        each = jnp.square(numbers - target)
-        return 0.5 * jnp.mean(each if weight is None else weight * each)
-
-    def distance(self, numbers: jax.Array, target: jax.Array) -> jax.Array:
-        """Absolute errors: `[N]`."""
-        return jnp.abs(numbers - target)
-
 
 # --- shared by soft actor-critics ---
 
@@ -150,60 +68,14 @@ class Entropy(Part):
         actor_loss = jnp.mean(temperature * log_prob - value)  # equations 7 and 9
         entropy = -jnp.mean(jax.lax.stop_gradient(log_prob))
         temperature_loss = jnp.exp(log_temperature) * (entropy - target)  # equation 18
-        metrics = {
-            "actor_loss": actor_loss,
-            "value": jnp.mean(value),
-            "entropy": entropy,
-            "temperature": temperature,
-        }
-        return actor_loss, temperature_loss, metrics
+        metrics = {"actor_loss": actor_loss, "value": jnp.mean(value), "entropy": entropy}
+        return actor_loss, temperature_loss, {**metrics, "temperature": temperature}
 
 
-class SplitState(NamedTuple):
-    """Optimiser states of the critics and of the actor, which are updated at different times."""
-
-    critics: Any
-    actor: Any  # of actor and temperature
-
-
-def split_update(
-    self: Any, gradient: Parameters, learned: Any, is_due: jax.Array
-) -> tuple[Any, Any, SplitState]:
-    """Updates critics, and if `is_due` the actor with temperature; also returns the optimiser states."""
-    parameters, state = learned.parameters, learned.optimizer_state
-    critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
-    before = (parameters.actor, parameters.log_temperature), state.actor
-    after = self._one_update((gradient.actor, gradient.log_temperature), state.actor, before[0])
-    acting, actor_state = jax.tree.map(lambda new, old: jnp.where(is_due, new, old), after, before)
-    return critics, acting, SplitState(critics_state, actor_state)
-
-
-def join_parameters(critics: Any, acting: tuple[Any, jax.Array]) -> Parameters:
-    """Combines critics, and an actor with its temperature."""
-    return Parameters(acting[0], critics, acting[1])
-
-
-def squashed(output: jax.Array, shape: tuple[int, ...]) -> TanhNormal:
-    """The distribution over actions in [-1, 1] for an actor's outputs `[N, 2 * D]`."""
+def squashed(output: jax.Array, shape: tuple[int, ...]) -> Any:
+    """The distribution over actions in [-1, 1] (a `TanhNormal`) for an actor's outputs `[N, 2 * D]`."""
     mean, log_std = jnp.split(output, 2, axis=-1)
-    return TanhNormal(mean, jnp.clip(log_std, *_LOG_STD_BOUNDS), shape)
-
-
-def soft_target(
-    reading: Any,
-    transition: Transition,
-    temperature: jax.Array,
-    following: tuple[jax.Array, jax.Array],
-    next_log_prob: jax.Array,
-) -> jax.Array:
-    """The critics' target: equation 2, with the next value of equation 3.
-
-    `following` are both critics' outputs for the next action; the lower is used (section 6).
-    """
-    # The discount is zero after a termination, but not after a truncation.
-    (first, second), cost = following, temperature * next_log_prob
-    found = reading.target(transition.reward, transition.discount, first, second, cost)
-    return jax.lax.stop_gradient(found)
+    return registry.option("distributions").TanhNormal(mean, jnp.clip(log_std, *_LOG_STD_BOUNDS), shape)
 
 
 class Learned(NamedTuple):
@@ -220,9 +92,6 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
 
     Defaults are those of the paper (table 1), except four environments, and a start as in CleanRL (Huang et
     al. 2022, JMLR 23(274)). An iteration takes `updates_per_step` gradient steps per environment step.
-
-    Raises:
-      FdgError: (construction) a field out of range, or actions without bounds.
 
     >>> import envs
     >>> algorithm = SAC(env=envs.make("Pendulum-v1"), num_envs=4, num_steps=2)
@@ -249,8 +118,7 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
 
     @fdg.fragment("gradient", in_axes=(None, None, 0, 1), out_axes=(None, 0, None))
     def gradient(self, parameters, target_critics, minibatch, keys):
-        """Gradient of the losses over a minibatch `[N]`, `keys [2, N]`; errors `[N]`; the terms of the
-        losses."""
+        """Gradient of the losses over a minibatch `[N]`, `keys [2, N]`; errors `[N]`; the losses."""
         transition, keys = self.buffer.keyed(minibatch, keys)
         gradient, losses = jax.grad(self.loss, has_aux=True)(parameters, target_critics, transition, keys)
         return gradient, *off_policy.without_error(self, losses)
@@ -260,19 +128,15 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
         """One step of Adam on all parameters, then of the target critics."""
         parameters, optimizer_state = self._one_update(gradient, learned.optimizer_state, learned.parameters)
         # The last line of algorithm 1.
-        target_critics = optax.incremental_update(
-            parameters.critics, learned.target_critics, self.target_rate
-        )
-        return Learned(parameters, target_critics, optimizer_state)
+        moving = optax.incremental_update(parameters.critics, learned.target_critics, self.target_rate)
+        return Learned(parameters, moving, optimizer_state)
 
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
         critics = self._critics.init(critics_key, observation, action)
         parameters = Parameters(self._actor.init(actor_key, observation), critics, self.entropy.begin())
         return Learned(parameters, jax.tree.map(jnp.copy, critics), self._optimizer.init(parameters))
 
-    def _learn_from(
-        self, learned: Learned, transition: Transition, keys: jax.Array
-    ) -> tuple[Learned, Any, Any]:
+    def _learn_from(self, learned: Learned, transition: Transition, keys) -> tuple[Learned, Any, Any]:
         gradient, error, losses = self.gradient(learned.parameters, learned.target_critics, transition, keys)
         return self.update(gradient, learned), error, losses
 
@@ -289,22 +153,22 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
         next_policy = self._policy(constant.actor, transition.next_observation)
         next_action, next_log_prob = next_policy.sample_with_log_prob(keys[0])
         following = self._critics.apply(target_critics, transition.next_observation, next_action)
-        target = soft_target(
-            self.grid.reading, transition, jnp.exp(constant.log_temperature), following, next_log_prob
-        )
+        # Equations 2 and 3, with the lower value (section 6). The discount is zero after a termination, not
+        # after a truncation.
+        cost = jnp.exp(constant.log_temperature) * next_log_prob
+        target = self.grid.reading.target(transition.reward, transition.discount, *following, cost)
         given = self._critics.apply(parameters.critics, transition.observation, transition.action)
-        critic_loss, error = self.grid.errors(given, target, transition.weight)
+        critic_loss, error = self.grid.reading.errors(given, jax.lax.stop_gradient(target), transition.weight)
 
         # Actor and temperature, with the lower of both critics (section 6).
-        action, log_prob = self._policy(parameters.actor, transition.observation).sample_with_log_prob(
-            keys[1]
-        )
-        value = self.grid.lower(self._critics.apply(constant.critics, transition.observation, action))
+        policy = self._policy(parameters.actor, transition.observation)
+        action, log_prob = policy.sample_with_log_prob(keys[1])
+        value = self.grid.reading.lower(self._critics.apply(constant.critics, transition.observation, action))
         actor_loss, temperature_loss, metrics = self.entropy.losses(
             parameters.log_temperature, log_prob, value, self.env.action_space.shape
         )
         return critic_loss + actor_loss + temperature_loss, {"critic_loss": critic_loss, **metrics, **error}
 
-    def _policy(self, actor: Any, observation: Observation) -> TanhNormal:
+    def _policy(self, actor: Any, observation: Observation) -> Any:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
         return squashed(self._actor.apply(actor, observation), self.env.action_space.shape)

@@ -13,6 +13,7 @@ Shapes: `B` environments, `N` sequences, `K` steps of burn-in, `L` steps learned
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,9 +26,8 @@ from algos.buffers import n_step_sums
 from algos.checks import check_recurrent_values
 from algos.layers import features, head, hidden_layers, sized
 from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module, step_types
-from algos.networks import actor_features, computing
+from algos.networks import actor_features, computing, critic_outputs
 from algos.replay import Replay, ReplayState, Step, Transition
-from algos.replaying import Head, NoMemory
 from algos.rings import Recollection, time_first
 from algos.values import Layers, Network
 from envs import MaskedObservation, Observation, features_and_mask
@@ -262,9 +262,18 @@ class SequenceReplay(Replay):
 # --- acting and learning with a memory ---
 
 
+class Head(NamedTuple):
+    """The outputs of a default recurrent network."""
+
+    outputs: int
+    scale: float = 1.0  # of initial weights
+    dueling: tuple[int, ...] | None = None  # numbers of actions of each choice
+    of_actions: bool = False  # a pair of critics, which also take actions
+
+
 @dataclasses.dataclass(frozen=True)
-class WithMemory(NoMemory):
-    """Networks with a memory: one, or an actor and critics; see `NoMemory`.
+class WithMemory:
+    """Networks with a memory: one, or an actor and critics.
 
     Several networks have a tuple of memories. Acting advances the critics' memories too, since replay stores
     them.
@@ -276,30 +285,25 @@ class WithMemory(NoMemory):
     burn_in: int
 
     @property
-    def replay(self) -> dict[str, Any]:  # type: ignore[override]
+    def replay(self) -> dict[str, Any]:
         """Arguments of `ReplayChoice.of`, for sequences."""
         return {"kind": SequenceReplay, "sequence_length": self.sequence_length, "burn_in": self.burn_in}
 
     def begin(self, num_envs: int) -> Any:
-        """The initial memory."""
+        """The initial memory, `[B, ...]`."""
         each = tuple(network.memory(num_envs) for network in self.networks)
         return each if self._several else each[0]
 
-    def network(self, part: int) -> Network | None:
+    def network(self, part: int) -> Network:
         """The network of a `part`, over rows of sequences."""
         return over_sequences(self.networks[part], part if self._several else None)
-
-    def parameters(self, actor: Any, critics: Any) -> Any:
-        """The parameters of actor and critics."""
-        return actor, critics
 
     def of_actor(self, acting: Any) -> Any:
         """The parameters of the actor, or of the only network."""
         return acting[0] if self._several else acting
 
-    def seen(self, observation: Any, recollection: Recollection | None) -> Observation:
+    def seen(self, observation: Any, recollection: Recollection) -> Observation:
         """Observations `[B, *obs]` as sequences of one step, each with its memory."""
-        assert recollection is not None
         first, begins = jax.tree.map(lambda x: x[:, None], (observation, recollection.start))
         nothing = jax.tree.map(lambda x: x[:, :0], (first, begins))
         return _separated(Observed(recollection.memory.network, nothing, first, begins))
@@ -334,13 +338,19 @@ def with_memory(algorithm: Any, own: RecurrentNetwork | None) -> WithMemory:
         all(getattr(algorithm, name, None) is None for name in ("actor_network", "critic_network")),
         f"memory={algorithm.memory}: networks of your own have none; leave it None",
     )
-    networks = [own] if own else [_default(algorithm, head) for head in algorithm._heads]
+    heads = algorithm._heads if hasattr(algorithm, "_heads") else _heads_of_actor_critic(algorithm)
+    networks = [own] if own else [_default(algorithm, head) for head in heads]
     return WithMemory(
         tuple(computing(algorithm, one) for one in networks),
         algorithm.env.action_space.shape,
         algorithm.sequence_length or algorithm.num_steps,
         algorithm.burn_in,
     )
+
+
+def _heads_of_actor_critic(algorithm: Any) -> tuple[Head, Head]:
+    size = math.prod(algorithm.env.action_space.shape)
+    return Head(algorithm._each * size, scale=0.01), Head(critic_outputs(algorithm), of_actions=True)
 
 
 def _default(algorithm: Any, head: Head) -> RecurrentNetwork:

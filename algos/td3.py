@@ -16,12 +16,10 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import off_policy, optimizers
+from algos import off_policy, registry
 from algos.agent import Agent, Rollouts
-from algos.distributions import Normal
-from algos.replay import ReplayUpdates, Transition
-from algos.replaying import MemoryChoice
-from algos.sac import ReturnGrid
+from algos.off_policy import ReturnGrid
+from algos.replaying import MemoryChoice, ReplayUpdates, Transition
 from algos.values import Layers, Network, ObservationNormalizer, OptimizerSettings
 from envs import Environment
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
@@ -54,7 +52,8 @@ class NoisyAction(NamedTuple):
     def sample(self, keys: jax.Array) -> jax.Array:
         """Random actions `[..., *shape]`; `keys` is one, or one per element of the leading axes."""
         log_std = jnp.broadcast_to(jnp.log(self.noise), self.action.shape)
-        return jnp.clip(Normal(self.action, log_std, self.shape).sample(keys), -1.0, 1.0)
+        normal = registry.option("distributions").Normal(self.action, log_std, self.shape)
+        return jnp.clip(normal.sample(keys), -1.0, 1.0)
 
     def mode(self) -> jax.Array:
         """The action without noise, `[..., *shape]`."""
@@ -85,9 +84,6 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
 
     Defaults are those of the paper (section 6.1 and supplement C) as in CleanRL, except four environments.
     Frozen and hashable.
-
-    Raises:
-      FdgError: (construction) a field out of range, or actions without bounds.
 
     >>> import envs
     >>> TD3(env=envs.make("Pendulum-v1"), num_envs=4, num_steps=2).updates_per_iteration
@@ -156,9 +152,7 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
         )
         return Learned(parameters, jax.tree.map(jnp.copy, parameters), optimizer_state, jnp.int32(0))
 
-    def _learn_from(
-        self, learned: Learned, transition: Transition, keys: jax.Array
-    ) -> tuple[Learned, Any, Any]:
+    def _learn_from(self, learned: Learned, transition: Transition, keys) -> tuple[Learned, Any, Any]:
         is_due = (learned.updates + 1) % self.policy_delay == 0
         gradient, error, losses = self.gradient(learned.parameters, learned.targets, is_due, transition, keys)
         return self.update(gradient, learned, is_due), error, losses
@@ -166,8 +160,8 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
     def _critic_loss(self, critics: Any, targets: Parameters, transition: Transition, keys: jax.Array):
         target = jax.lax.stop_gradient(self._target(targets, transition, keys))
         given = self._critics.apply(critics, transition.observation, transition.action)
-        loss, error = self.grid.errors(given, target, transition.weight)
-        return loss, {"critic_loss": loss, "value": jnp.mean(self.grid.lower(given)), **error}
+        loss, error = self.grid.reading.errors(given, target, transition.weight)
+        return loss, {"critic_loss": loss, "value": jnp.mean(self.grid.reading.lower(given)), **error}
 
     def _target(self, targets: Parameters, transition: Transition, keys: jax.Array) -> jax.Array:
         """Equation 14, with the clipped noise of target smoothing."""
@@ -205,9 +199,6 @@ class FastTD3(TD3, presets="FastTD3"):
     samples per step of all of them. Unlike in `TD3`, targets use the current actor, target critics are
     updated in every gradient step, the actor maximises the minimum of both critics, and weights decay
     (AdamW).
-
-    Raises:
-      FdgError: (construction) a field out of range, or actions without bounds.
 
     >>> import envs
     >>> FastTD3(env=envs.make("Pendulum-v1")).updates_per_iteration
@@ -260,7 +251,8 @@ class FastTD3(TD3, presets="FastTD3"):
         policy = self._policy(actor, self.normalizers.seen(statistics, observation))
         policy = policy._replace(noise=noise[:, None])
         # Both branches share a key, since only one result is used.
-        uniform = jax.vmap(self._uniform)(keys)
+        shape = self.env.action_space.shape
+        uniform = jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32, -1.0, 1.0))(keys)
         return jnp.where(learning, policy.sample(keys), uniform)
 
     def _followed(self, targets: Parameters, parameters: Parameters, is_due: jax.Array) -> Parameters:
@@ -273,15 +265,15 @@ class FastTD3(TD3, presets="FastTD3"):
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
         """The negative lower critic's value of the actor's actions."""
         action = self._policy(actor, transition.observation).mode()
-        return -jnp.mean(self.grid.lower(self._critics.apply(critics, transition.observation, action)))
-
-    def _uniform(self, key: jax.Array) -> jax.Array:
-        return jax.random.uniform(key, self.env.action_space.shape, jnp.float32, -1.0, 1.0)
+        return -jnp.mean(
+            self.grid.reading.lower(self._critics.apply(critics, transition.observation, action))
+        )
 
     @property
     def _critics(self) -> Network:
-        return off_policy.twin_critics(self, dataclasses.replace(self.layers, hidden=self.critic_hidden))
+        layers = dataclasses.replace(self.layers, hidden=self.critic_hidden)
+        return registry.option("networks").critics_of(self, layers)
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:
-        return optax.adamw(optimizers.step_size_of(self), weight_decay=self.weight_decay)
+        return optax.adamw(registry.option("optimizers").step_size_of(self), weight_decay=self.weight_decay)

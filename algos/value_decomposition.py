@@ -23,33 +23,24 @@ import jax.numpy as jnp
 import fdg
 from algos import distributions, layers, networks
 from algos.agent import Agent, Rollouts
-from algos.checks import check_recurrent_values, check_types
+from algos.checks import check_recurrent_values, check_sequences, check_types
 from algos.distributions import Categorical, allowed_values, sizes
-from algos.dqn import (
-    DQN,
-    Exploration,
-    Learned,
-    Priorities,
-    TargetUpdates,
-    begin,
-    choices,
-    epsilon_greedy,
-    iteration,
-)
+from algos.dqn import DQN, Exploration, Learned, TargetUpdates, begin, choices, epsilon_greedy, iteration
 from algos.layers import sized
 from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module, step_types
 from algos.networks import actor_features, of_action
+from algos.on_policy import environment_major
 from algos.recurrent import AgentValues, as_recurrent
 from algos.replay import ReplayState
-from algos.replaying import MemorySizes
+from algos.replaying import MemorySizes, ReplayChoice
 from algos.returns import lambda_returns
 from algos.rings import Recollection, time_first, time_major
-from algos.rollout import Actor, environment_major
+from algos.rollout import Actor
 from algos.sequences import SequenceReplay, Sequences
-from algos.values import NETWORK, ClippedOptimizer, Layers, Network, ObservationNormalizer, Transforming
+from algos.values import NETWORK, AnyNetwork, ClippedOptimizer, Layers, ObservationNormalizer, Transforming
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask, num_agents
 from envs.composite import ObservationSpace
-from fdg.settings.fields import hyperparameter, require, require_positive, require_within
+from fdg.settings.fields import hyperparameter, require_positive, require_within
 
 
 class Parameters(NamedTuple):
@@ -110,7 +101,7 @@ class ValueDecomposition(Agent):
         True, "double Q-learning: one network selects the action, the other evaluates it"
     )
     dueling: bool = hyperparameter(False, "dueling network: a state value, and advantages of actions")
-    priorities = Priorities()
+    priorities = ReplayChoice()
     agent_identity: bool = hyperparameter(True, "append each agent's one-hot index to its observation")
     memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
         None, "kind of memory: a GRU, an LSTM, ... (None: no memory)"
@@ -118,7 +109,7 @@ class ValueDecomposition(Agent):
     memory_settings = MemorySizes(memory_size=64)
     normalizers = ObservationNormalizer()
     layers = Layers(activation="relu")
-    network: RecurrentNetwork | Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    network: AnyNetwork | None = dataclasses.field(default=None, metadata=NETWORK)
     transforming = Transforming()
 
     def __post_init__(self):
@@ -126,12 +117,7 @@ class ValueDecomposition(Agent):
         require_positive(self, "memory_size", "reward_scale", "num_updates")
         require_within(self, 0, 1, "q_lambda")
         _ = self._remembers  # refuses sizes that do not fit
-        require(
-            self,
-            self._length > 0 and self.num_steps % self._length == 0,
-            f"sequence_length={self.sequence_length} does not divide num_steps={self.num_steps}:"
-            " choose a divisor",
-        )
+        check_sequences(self)
         self._check()
         _ = self.buffer  # refuses sizes that do not fit
 
@@ -258,13 +244,9 @@ class ValueDecomposition(Agent):
         final = jax.tree.map(environment_major, steps.final_observation)
         next_value = self._mixed(target_parameters.mixer, best.reshape(best.shape[0], -1), final)
         return lambda_returns(
-            self.reward_scale * jnp.mean(steps.reward, axis=-1),
-            time_major(next_value, self._length),
-            steps.terminated,
-            steps.truncated,
-            self.discount,
-            self.q_lambda,
-        )
+            self.reward_scale * jnp.mean(steps.reward, axis=-1), time_major(next_value, self._length),
+            steps.terminated, steps.truncated, self.discount, self.q_lambda,
+        )  # fmt: skip
 
     def _joint_values(self, mixer: Any, values: jax.Array, observation: Observation) -> jax.Array:
         """`_mixed` for sequences: `values [L, N, A, ...]`, `observation [L, N, A, *obs]` to `[L, N]`."""
@@ -310,7 +292,7 @@ class ValueDecomposition(Agent):
         """The replay buffer of sequences."""
         return self.priorities.of(
             self,
-            SequenceReplay,
+            kind=SequenceReplay,
             buffer_size=self.buffer_size,
             batch_size=self.batch_size,
             learning_starts=self.learning_starts,
@@ -339,9 +321,6 @@ class ValueDecomposition(Agent):
 @dataclasses.dataclass(frozen=True)
 class VDN(ValueDecomposition, presets="VDN"):
     """VDN for discrete actions of several agents, feed-forward or recurrent (`memory`).
-
-    Raises:
-      FdgError: (construction) a field out of range, sizes that do not divide, an environment of one agent.
 
     >>> import envs
     >>> VDN(env=envs.make("probe:agents")).steps_per_iteration

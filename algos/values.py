@@ -10,7 +10,7 @@ Shapes: `T` steps of a rollout, `B` environments, `N` rows, `U` gradient steps o
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import jax
 
@@ -38,16 +38,6 @@ class Policy(Protocol):
 
     def mode(self) -> jax.Array:
         """The most probable action: `[..., *action]`."""
-
-
-class Distribution(Policy, Protocol):
-    """A distribution over actions; `algos.distributions` has one for each kind of action space."""
-
-    def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log of the probability (or density) of `action [..., *action]`: `[...]` float32."""
-
-    def entropy(self) -> jax.Array:
-        """Entropy in nats: `[...]` float32."""
 
 
 # --- networks ---
@@ -82,6 +72,30 @@ class Network(NamedTuple):
         return "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one"
 
 
+@checked_names
+class RecurrentNetwork(NamedTuple):
+    """A network with a memory, as three pure functions.
+
+    - `init(key, observation [T, B, *obs]) -> parameters`; only shape and dtype of the observation are used.
+    - `memory(B) -> memory`: the initial memory; a pytree with leading axis `B`.
+    - `unroll(parameters, memory, observation [T, B, *obs], start [T, B]) -> Output`: runs `T` steps. Where
+    `start` is true an episode begins, and the memory is reset.
+
+    Networks made by `recurrent_actor_critic` with equal arguments are equal, and hash alike.
+    """
+
+    init: Callable[[jax.Array, Any], Any]
+    memory: Callable[[int], Any]
+    unroll: Callable[[Any, Any, Any, jax.Array], Any]
+
+    @staticmethod
+    def described() -> str:
+        """What a value of this type is, for messages."""
+        return "an algos.RecurrentNetwork(init, memory, unroll)"
+
+
+AnyNetwork: TypeAlias = RecurrentNetwork | Network
+
 Activation = Literal["tanh", "relu", "silu", "gelu", "elu"]
 Torso = Literal["dense", "simba"]
 
@@ -98,15 +112,6 @@ class Layers(Part):
         "dense",
         "hidden layers: dense, or simba (SimbaV2's residual blocks, one per entry of hidden, all of"
         " one width)",
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class PolicyLayers(Layers):
-    """Layers of an actor-critic, and the initial deviation of a Gaussian policy."""
-
-    initial_log_std: float = hyperparameter(
-        0.0, "initial log standard deviation of the policy (continuous actions)"
     )
 
 
@@ -227,33 +232,6 @@ class ObservationNormalizer(Part):
     def check(self, algorithm: Any) -> None:
         """Refuses two normalisers, and observations without a mean or variance."""
         registry.option("running").check(self, algorithm)
-
-
-@dataclasses.dataclass(frozen=True)
-class Normalizers(ObservationNormalizer):
-    """Settings of the normalisation of observations and rewards."""
-
-    normalize_reward: bool = hyperparameter(
-        False, "divide rewards by the running standard deviation of the discounted return"
-    )
-
-    def begin_returns(self, shape: tuple[int, ...], kept: bool = False) -> tuple[Any, Any]:
-        """Initial statistics of returns, and running returns of environments `shape`.
-
-        Both are None if rewards are not normalised, unless they are kept.
-        """
-        if not (self.normalize_reward or kept):
-            return None, None
-        return registry.option("running").begin_returns(shape)
-
-    def reward(
-        self, time_step: TimeStep, running_return: Any, statistics: Any, discount: float | jax.Array
-    ) -> tuple[jax.Array, Any, Any]:
-        """Normalised rewards `[T, B]`, the running returns `[B]`, and the statistics of returns."""
-        if not self.normalize_reward:
-            return time_step.reward, running_return, statistics
-        reward, done = time_step.reward, time_step.done
-        return registry.option("running").scaled(reward, done, running_return, statistics, discount)
 
 
 # --- transforms of rows between collecting and learning ---

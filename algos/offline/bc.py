@@ -13,15 +13,13 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import distributions, networks, off_policy
+from algos import distributions, networks, off_policy, optimizers
 from algos.agent import Agent, Rollouts
 from algos.checks import check_action_values, check_gaussian
 from algos.distributions import stretched
-from algos.off_policy import State
 from algos.offline import learning
 from algos.offline.learning import BoundedNormal, OfflineData
-from algos.replay import Transition
-from algos.replaying import NO_MEMORY, ExplorerChoice
+from algos.replaying import ExplorerChoice, State, Transition
 from algos.values import NETWORK, Layers, Network, ObservationNormalizer, OptimizerSettings, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, composite, features_and_mask
 from fdg.settings.fields import require
@@ -43,9 +41,6 @@ class Learned(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class BC(Agent, presets="BC"):
     """Maximum likelihood of a data set's actions, for discrete and bounded continuous actions.
-
-    Raises:
-      FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
 
     >>> import envs
     >>> BC(env=envs.make("CartPole-v1")).updates_per_iteration
@@ -81,13 +76,13 @@ class BC(Agent, presets="BC"):
 
     # --- the interface of `algos/offline/learning.py` ---
 
-    updates_per_iteration = property(learning.updates)
+    updates_per_iteration = learning.MEMBERS["updates_per_iteration"]
     buffer = property(learning.buffer)
     iterate, actor, learn = learning.iterate, off_policy.actor, off_policy.learn
     explorer = property(lambda self: ExplorerChoice())  # no exploration
     transforming = property(lambda self: Transforming())  # no transformation of rows: rewards do not matter
     _keys = 1  # keys per sample of a gradient step; not used
-    _memory, _sampled, _default_optimizer = NO_MEMORY, off_policy.sampled, property(off_policy.adam)
+    _memory, _sampled, _default_optimizer = None, learning.MEMBERS["_sampled"], property(optimizers.adam_of)
 
     def init(self, key: jax.Array) -> State:
         """The initial state, with the data set in its replay buffer."""
@@ -108,9 +103,7 @@ class BC(Agent, presets="BC"):
     def _acting(self, learned: Learned) -> Any:
         return learned.parameters.actor
 
-    def _learn_from(
-        self, learned: Learned, transition: Transition, keys: jax.Array
-    ) -> tuple[Learned, None, Any]:
+    def _learn_from(self, learned: Learned, transition: Transition, keys) -> tuple[Learned, None, Any]:
         gradient, losses = self.gradient(learned.parameters, transition)
         parameters, optimizer_state = self.update(gradient, learned.optimizer_state, learned.parameters)
         return Learned(parameters, optimizer_state), None, losses

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from algos import off_policy
 from algos.agent import Agent, Rollouts
+from algos.off_policy import ReturnGrid
 from algos.offline import learning
 from algos.offline.learning import Data
-from algos.replay import Transition
-from algos.sac import SAC, Entropy, Parameters, ReturnGrid
+from algos.replaying import Transition
+from algos.sac import SAC, Entropy, Parameters
 from algos.values import Layers, OptimizerSettings
 from envs import Box, Environment
 from fdg.settings.fields import hyperparameter, require_not_negative, require_positive
@@ -31,9 +31,6 @@ class CQL(Agent, driver=learning, presets="CQL"):
 
     Defaults are those of the paper for locomotion (appendix F), except one learning rate for actor and
     critics, and a constant alpha.
-
-    Raises:
-      FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
     """
 
     env: Environment
@@ -49,7 +46,7 @@ class CQL(Agent, driver=learning, presets="CQL"):
     target_rate: float = hyperparameter(0.005, "tau: Polyak step of the target networks, per update")
 
     def __post_init__(self):
-        off_policy.check(self)
+        self._check()
         require_positive(self, "num_actions")
         require_not_negative(self, "conservatism")
 

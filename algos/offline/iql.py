@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import networks, off_policy
+from algos import networks
 from algos.agent import Agent, Rollouts
 from algos.losses import value_error
 from algos.offline import learning
 from algos.offline.learning import BoundedNormal, Data
-from algos.replay import Transition
+from algos.replaying import Transition
 from algos.sac import SAC, Learned
 from algos.values import Layers, Network, OptimizerSettings
 from envs import Environment, Observation
@@ -41,9 +41,6 @@ class IQL(Agent, driver=learning, presets="IQL"):
     Defaults are those of the paper for locomotion, except standard deviations that depend on the observation,
     and a constant step size of the actor.
 
-    Raises:
-      FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
-
     >>> import envs
     >>> IQL(env=envs.make("Pendulum-v1")).updates_per_iteration
     32
@@ -63,7 +60,7 @@ class IQL(Agent, driver=learning, presets="IQL"):
     layers = Layers(hidden=(256, 256), activation="relu")
 
     def __post_init__(self):
-        off_policy.check(self)
+        self._check()
         require_positive(self, "largest_weight")
         inside = (self.expectile > 0) & (self.expectile < 1)
         require(self, inside, f"expectile={self.expectile}: it must be between 0 and 1")
@@ -86,9 +83,7 @@ class IQL(Agent, driver=learning, presets="IQL"):
         parameters = Parameters(self._actor.init(actor_key, observation), critics, value)
         return Learned(parameters, jax.tree.map(jnp.copy, critics), self._optimizer.init(parameters))
 
-    def _learn_from(
-        self, learned: Learned, transition: Transition, keys: jax.Array
-    ) -> tuple[Learned, None, Any]:
+    def _learn_from(self, learned: Learned, transition: Transition, keys) -> tuple[Learned, None, Any]:
         gradient, losses = self.gradient(learned.parameters, learned.target_critics, transition)
         return self.update(gradient, learned), None, losses
 

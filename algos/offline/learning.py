@@ -19,9 +19,9 @@ import numpy as np
 
 from algos import off_policy
 from algos.distributions import Normal
-from algos.off_policy import State
 from algos.offline.minari import FILES, DataSet
 from algos.replay import Replay, Step
+from algos.replaying import State
 from envs import Box, composite
 from fdg.errors import FdgError, HostError
 from fdg.settings.fields import hyperparameter, require, require_positive
@@ -128,11 +128,6 @@ class Data(OfflineData):
 # --- methods of classes with `driver=learning` ---
 
 
-def updates(algorithm: Any) -> int:
-    """Gradient steps in one iteration: one for each step."""
-    return algorithm.steps_per_iteration
-
-
 def learning_starts(algorithm: Any) -> int:
     """Steps before the first gradient step: 0 with a data set."""
     if algorithm.dataset is not None:
@@ -184,10 +179,7 @@ def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
     if self.data.acts:
         return off_policy.iterate(self, state)
     key, sample_key, learn_key = jax.random.split(state.key, 3)
-    seen = state.observation_statistics, state.replay
-    learned, _, losses = off_policy.gradient_steps(
-        self, state.learned, *seen, sample_key, learn_key, jnp.bool_(True), state.iteration
-    )
+    learned, _, losses = off_policy.gradient_steps(self, state, sample_key, learn_key, jnp.bool_(True))
     return state._replace(learned=learned, key=key, iteration=state.iteration + 1), losses
 
 
@@ -235,7 +227,7 @@ def _read(path: str, observation_space: Any, action_space: Any, rows: int, count
 MEMBERS = {
     **{name: value for name, value in off_policy.MEMBERS.items() if name != "replays"},
     "steps_are": "steps",
-    "updates_per_iteration": property(updates),
+    "updates_per_iteration": property(lambda self: self.steps_per_iteration),  # one for each step
     "learning_starts": property(learning_starts),
     "buffer": property(buffer),
     "init": init,

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from algos import off_policy
+from algos import networks
 from algos.agent import Agent, Rollouts
+from algos.off_policy import ReturnGrid
 from algos.offline import learning
 from algos.offline.learning import Data
-from algos.replay import Replay, Step, Transition, summarize
-from algos.sac import ReturnGrid
+from algos.replay import Replay, Step, summarize
+from algos.replaying import Transition
 from algos.td3 import TD3, DelayedTargets, Parameters
 from algos.values import Layers, Network, ObservationNormalizer, OptimizerSettings
 from envs import Environment, Observation
@@ -31,9 +32,6 @@ class TD3BC(Agent, driver=learning, presets="TD3BC"):
     """TD3+BC for continuous actions within bounds, from a data set, then online.
 
     Defaults are those of the paper (table 5): observations are normalised by the data's statistics.
-
-    Raises:
-      FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
 
     >>> import envs
     >>> TD3BC(env=envs.make("Pendulum-v1"), num_steps=2).updates_per_iteration
@@ -54,7 +52,7 @@ class TD3BC(Agent, driver=learning, presets="TD3BC"):
     layers = Layers(hidden=(256, 256), activation="relu")
 
     def __post_init__(self):
-        off_policy.check(self)
+        self._check()
         require_not_negative(self, "value_weight")
 
     _keys = 1  # keys per sample of a gradient step
@@ -100,9 +98,6 @@ class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
     """ReBRAC for continuous actions within bounds, from a data set, then online.
 
     Defaults are those of the paper for locomotion (appendix B), which tunes both penalties per data set.
-
-    Raises:
-      FdgError: (construction) a field out of range, actions without bounds, or a data set of other spaces.
     """
 
     env: Environment
@@ -124,7 +119,7 @@ class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
     )
 
     def __post_init__(self):
-        off_policy.check(self)
+        self._check()
         require_not_negative(self, "actor_penalty", "critic_penalty")
 
     buffer = property(lambda self: learning.buffer(self, Pairs, n_step=2))
@@ -146,7 +141,7 @@ class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition | NextTransition) -> jax.Array:
         """The penalty, minus the lower critic's value divided by its mean magnitude in the minibatch."""
         action = self._policy(actor, transition.observation).mode()
-        value = self.grid.lower(self._critics.apply(critics, transition.observation, action))
+        value = self.grid.reading.lower(self._critics.apply(critics, transition.observation, action))
         scale = 1.0 / jnp.mean(jnp.abs(jax.lax.stop_gradient(value)))
         penalty = squared_distance(action, transition.action)
         return jnp.mean(self.actor_penalty * penalty - scale * value)
@@ -154,7 +149,7 @@ class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
     @property
     def _critics(self) -> Network:
         layers = dataclasses.replace(self.layers, layer_norm=self.critic_layer_norm)
-        return off_policy.twin_critics(self, layers)
+        return networks.critics_of(self, layers)
 
 
 def squared_distance(one: jax.Array, other: jax.Array) -> jax.Array:

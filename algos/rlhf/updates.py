@@ -102,7 +102,7 @@ def epochs(
 
         carry, measures = jax.lax.scan(one_epoch, carry, jnp.arange(num_epochs))
     else:
-        of = registry.option("minibatches")
+        of = registry.option("optimizers")
         blocks = of.own_blocks(groups, count // groups, num_minibatches)
         rows = of.shuffled_rows(key, count // blocks, num_epochs, num_minibatches, blocks)
 

@@ -13,9 +13,8 @@ import pytest
 import algos
 import envs
 import fdg
-from algos.distributional import Distributions
+from algos.distributional import Distributions, Values
 from algos.replay import Transition
-from algos.sac import Values
 
 GRID = Distributions(5, -2.0, 2.0)  # -2, -1, 0, 1, 2
 
@@ -74,7 +73,7 @@ def test_an_update_moves_the_value_of_what_pays_towards_what_it_pays(kind):
     for time in range(3):
         given = algorithm._valued(learned, seen, action)
         assert [one.shape for one in given] == [(4, 5), (4, 5)]
-        values.append(float(jnp.mean(algorithm.grid.lower(given))))
+        values.append(float(jnp.mean(algorithm.grid.reading.lower(given))))
         keys = jax.random.split(jax.random.key(time), (2, 4))
         learned, _, losses = update(learned, transition, keys)
         assert losses["critic_loss"] > 0
@@ -85,10 +84,10 @@ def test_weights_and_errors_of_samples():
     """Values 3 and 1 of targets 1 and 2, weights 1/2 and 1: 0.5 * mean(0.5 * 4, 1 * 1) = 0.75 a critic."""
     given, target = (jnp.array([3.0, 1.0]), jnp.array([1.0, 5.0])), jnp.array([1.0, 2.0])
     weight = jnp.array([0.5, 1.0])
-    loss, found = algos.SAC.grid.errors(given, target, weight)
+    loss, found = algos.SAC.grid.reading.errors(given, target, weight)
     assert float(loss) == pytest.approx(0.75 + 0.5 * 4.5)  # of the other critic errors 0 and 3
     assert found["error"].tolist() == [1.0, 2.0]
-    assert algos.SAC.grid.errors(given, target)[1] == {}
+    assert algos.SAC.grid.reading.errors(given, target)[1] == {}
     probability = jnp.array([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]])
     even = jnp.zeros((2, 3))  # of three atoms log 3, less the entropy of the target
     expected = [math.log(3.0) - 1.5 * math.log(2.0), math.log(3.0)]

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algos.dqn import epsilon_greedy, linear
+from algos.dqn import epsilon_greedy
+from algos.replaying import linear
 
 VALUES = jnp.array([[1.0, 5.0, 2.0, 0.0], [3.0, -jnp.inf, 2.0, -jnp.inf]])
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import scipy  # imports `stats` when it is asked for
 
+from algos.on_policy import environment_major
 from algos.optimizers import permutations, shuffled_rows, take, take_of_every_env
 from algos.rings import time_major
-from algos.rollout import environment_major
 from fdg.batch.follow import follow
 
 

@@ -9,8 +9,7 @@ import algos
 import envs
 from algos.memories import RecurrentNetwork
 from algos.replay import Step
-from algos.replaying import ActorMemory
-from algos.rings import Recollection
+from algos.rings import ActorMemory, Recollection
 from algos.sequences import SequenceReplay, Sequences, WithMemory, over_sequences
 
 

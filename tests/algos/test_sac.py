@@ -20,7 +20,7 @@ import fdg
 import policies
 from algos import off_policy, sac
 from algos.replay import Replay
-from algos.sac import Learned, Parameters, Values
+from algos.sac import Learned, Parameters
 from envs.probe import ContinuousTarget
 from tests.algos.by_hand import CRITICS, NARROW, keys, transitions
 
@@ -40,13 +40,9 @@ def one_number(**fields):
 def test_targets_by_hand():
     """Discount 1/2. The first episode goes on, the second terminated, the third was cut off by its limit."""
     transition = transitions(action=[0.0] * 3, reward=[1.0, 1.0, 1.0], discount=[0.5, 0.0, 0.5])
-    target = sac.soft_target(
-        Values(),
-        transition,
-        temperature=0.5,
-        following=(jnp.array([4.0, 4.0, -4.0]), jnp.array([10.0, 10.0, -10.0])),
-        next_log_prob=jnp.array([-2.0, -2.0, 4.0]),
-    )
+    following = jnp.array([4.0, 4.0, -4.0]), jnp.array([10.0, 10.0, -10.0])
+    cost = 0.5 * jnp.array([-2.0, -2.0, 4.0])  # the temperature times the log-probability
+    target = algos.SAC.grid.reading.target(transition.reward, transition.discount, *following, cost)
     # Lower values 4, 4 and -10 (of the second critic); with the entropy 4 + 1, 4 + 1 and -10 - 2.
     assert target.tolist() == [1.0 + 0.5 * 5.0, 1.0, 1.0 + 0.5 * -12.0]
 
