@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from algos.crossq import CrossQ
     from algos.distributional import C51, QRDQN
     from algos.dqn import DQN
+    from algos.fast_td3 import FastTD3
     from algos.impala import IMPALA
     from algos.mappo import IPPO, MAPPO
     from algos.offline.bc import BC
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from algos.rollout import Actor
     from algos.sac import SAC
     from algos.self_play import SelfPlay
-    from algos.td3 import TD3, FastTD3
+    from algos.td3 import TD3
     from algos.value_decomposition import VDN
     from algos.values import Bonus, Network, Normalizer, RecurrentNetwork, Transform
 
@@ -95,7 +96,6 @@ moved.keep_names(
         "algos.a3c": "algos.a2c",
         "algos.critic_readings": "algos.distributional",
         "algos.exploration": "algos.dqn",
-        "algos.fast_td3": "algos.td3",
         "algos.hyperparameters": "fdg.settings.fields",
         "algos.language.sampling": "algos.language.generation",
         "algos.minibatches": "algos.optimizers",

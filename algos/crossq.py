@@ -314,8 +314,7 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         })  # fmt: skip
 
     def _actor_loss(self, acting, critics, statistics: Statistics, renormalize, observation, keys):
-        """The losses of actor and temperature, and the actor's next statistics. Critics are in evaluation
-        mode."""
+        """The losses of actor and temperature, and the actor's next statistics; critics do not train."""
         actor, log_temperature = acting
         output, after = self._normed_actor.apply(
             actor, statistics.actor, observation, in_training=True, renormalize=renormalize

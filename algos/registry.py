@@ -19,7 +19,7 @@ MODULES = {
     "QRDQN": "algos.distributional",
     "DQN": "algos.dqn",
     "Explorer": "algos.replaying",
-    "FastTD3": "algos.td3",
+    "FastTD3": "algos.fast_td3",
     "IMPALA": "algos.impala",
     "IPPO": "algos.mappo",
     "MAPPO": "algos.mappo",

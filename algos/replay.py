@@ -31,8 +31,7 @@ from envs import Observation, TimeStep
 from fdg.settings.fields import require, require_positive, require_within
 from fdg.settings.moved import moved
 
-_MOVED = "ReplayChoice ReplayUpdates StepReplay linear whole_updates"
-__getattr__ = moved(__name__, "algos.replaying", _MOVED)
+__getattr__ = moved(__name__, "algos.replaying", "ReplayChoice ReplayUpdates StepReplay linear whole_updates")
 
 
 class Step(NamedTuple):

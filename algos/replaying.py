@@ -253,17 +253,10 @@ def first_state(self: Any, learned: Any, env_state: Any, observation: Any, key: 
     """The initial state, with a replay buffer for `observation [B, *obs]`."""
     recollection = first_recollection(self, self.num_envs)
     stored = () if self._memory is None else (recollection.memory.network,)
-    return State(
-        learned=learned,
-        observation_statistics=self.normalizers.begin(self.env.observation_space),
-        replay=self.buffer.init(observation, no_action(self, self.num_envs), *stored),
-        env_state=env_state,
-        observation=observation,
-        key=key,
-        iteration=jnp.int32(0),
-        bonus=self._first_bonus(observation),
-        recollection=recollection,
-    )
+    statistics = self.normalizers.begin(self.env.observation_space)
+    replay = self.buffer.init(observation, no_action(self, self.num_envs), *stored)
+    begun = State(learned, statistics, replay, env_state, observation, key, iteration=jnp.int32(0))
+    return begun._replace(bonus=self._first_bonus(observation), recollection=recollection)
 
 
 def first_recollection(self: Any, num_envs: int) -> Any:

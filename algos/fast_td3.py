@@ -1,0 +1,111 @@
+"""FastTD3 (Seo, Sferrazza, Geng, Nauman, Yin and Abbeel 2025, arXiv 2505.22642).
+
+TD3 with many environments, each with its own noise deviation, large minibatches, few gradient steps, and
+distributional critics.
+
+Shapes: `B` environments, `N` samples of a minibatch.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fdg
+from algos import networks, optimizers
+from algos.agent import Rollouts
+from algos.off_policy import ReturnGrid
+from algos.replaying import ReplayUpdates, Transition
+from algos.td3 import TD3, Parameters
+from algos.values import Layers, Network, ObservationNormalizer
+from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
+
+
+@dataclasses.dataclass(frozen=True)
+class FastTD3(TD3, presets="FastTD3"):
+    """FastTD3 for continuous actions within bounds.
+
+    Defaults are those of the authors' code for HumanoidBench (`fast_td3/hyperparams.py` of
+    github.com/younggyoseo/FastTD3), for an accelerator: 128 environments, two gradient steps on 32,768
+    samples per step of all of them. Unlike in `TD3`, targets use the current actor, target critics are
+    updated in every gradient step, the actor maximises the minimum of both critics, and weights decay
+    (AdamW).
+
+    >>> import envs
+    >>> FastTD3(env=envs.make("Pendulum-v1")).updates_per_iteration
+    2
+    """
+
+    rollouts = Rollouts(num_envs=128, num_steps=1, total_steps=12_800_000)
+    replaying = ReplayUpdates(
+        buffer_size=6_553_600, batch_size=32_768, learning_starts=1_280, updates_per_step=1 / 64
+    )
+    target_rate: float = hyperparameter(0.1, "tau: Polyak step of the target networks, per update")
+    exploration_noise: float = hyperparameter(
+        0.4, "largest standard deviation of exploration noise, for actions in [-1, 1]: the last environment's"
+    )
+    smallest_noise: float = hyperparameter(0.001, "smallest of these deviations: the first environment's")
+    target_noise: float = hyperparameter(0.001, "standard deviation of the noise of target actions")
+    grid = ReturnGrid(atoms=101)
+    normalizers = ObservationNormalizer(normalize_observation=True)
+    layers = Layers(hidden=(512, 256, 128), activation="relu")
+    critic_hidden: tuple[int, ...] | None = hyperparameter(
+        (1024, 512, 256), "widths of the critics' layers; None: chosen by observation"
+    )
+    weight_decay: float = hyperparameter(0.1, "AdamW's weight decay, times the step size")
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_positive(self, "smallest_noise")
+        require(
+            self,
+            self.smallest_noise <= self.exploration_noise,
+            f"smallest_noise={self.smallest_noise} is above exploration_noise={self.exploration_noise}",
+        )
+        require(self, self.memory is None, f"memory={self.memory}: FastTD3 has none: use TD3")
+        require_not_negative(self, "weight_decay")
+
+    def act(self, actor, statistics, learning, progress, observation, recollection, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and the next memory.
+
+        Noise deviations are evenly spaced from the smallest to the largest, one for each environment. The
+        authors' code samples one for each episode, uniformly between the two.
+        """
+        if recollection is not None:  # of a user's explorer
+            return super().act(actor, statistics, learning, progress, observation, recollection, keys)
+        noise = jnp.linspace(self.smallest_noise, self.exploration_noise, len(keys), dtype=jnp.float32)
+        return self.spread(actor, statistics, learning, observation, keys, noise), None
+
+    @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0), name="act")
+    def spread(self, actor, statistics, learning, observation, keys, noise):
+        """As `act`, with the deviations `noise [B]`."""
+        policy = self._policy(actor, self.normalizers.seen(statistics, observation))
+        policy = policy._replace(noise=noise[:, None])
+        # Both branches share a key, since only one result is used.
+        shape = self.env.action_space.shape
+        uniform = jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32, -1.0, 1.0))(keys)
+        return jnp.where(learning, policy.sample(keys), uniform)
+
+    def _followed(self, targets: Parameters, parameters: Parameters, is_due: jax.Array) -> Parameters:
+        """The current actor, and moving averages of the critics."""
+        return Parameters(
+            optax.incremental_update(parameters.actor, targets.actor, 1.0),
+            optax.incremental_update(parameters.critics, targets.critics, self.target_rate),
+        )
+
+    def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
+        """The negative lower critic's value of the actor's actions."""
+        action = self._policy(actor, transition.observation).mode()
+        given = self._critics.apply(critics, transition.observation, action)
+        return -jnp.mean(self.grid.reading.lower(given))
+
+    @property
+    def _critics(self) -> Network:
+        layers = dataclasses.replace(self.layers, hidden=self.critic_hidden)
+        return networks.critics_of(self, layers)
+
+    @property
+    def _default_optimizer(self) -> optax.GradientTransformation:
+        return optax.adamw(optimizers.step_size_of(self), weight_decay=self.weight_decay)
