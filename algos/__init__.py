@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from algos.fast_td3 import FastTD3
     from algos.impala import IMPALA
     from algos.mappo import IPPO, MAPPO
+    from algos.muzero import MuZero
     from algos.offline.bc import BC
     from algos.offline.cql import CQL
     from algos.offline.iql import IQL

@@ -20,6 +20,11 @@ import jax.numpy as jnp
 from algos.losses import Distribution as Distribution
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
+from fdg.settings.moved import moved
+
+_CHECKS = "actor_and_critic action_values recurrent_values gaussian two value shape"
+_MOVED = " ".join(f"check_{name}" for name in _CHECKS.split())
+__getattr__ = moved(__name__, "algos.checks", f"{_MOVED} pair check_remembered_values=check_recurrent_values")
 
 # Up to this many categories, the cumulative sum of probabilities is unrolled (see `Categorical.sample`).
 _MAX_UNROLLED_CATEGORIES = 64

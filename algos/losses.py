@@ -17,7 +17,8 @@ from fdg.settings.fields import hyperparameter, require_positive, require_within
 from fdg.settings.moved import moved
 from fdg.settings.parts import Part
 
-__getattr__ = moved(__name__, "algos.one_update", "weighted_sum proximal_loss")
+_MOVED = "WeightedLoss weighted_sum proximal_loss algos.distributional:quantile_error"
+__getattr__ = moved(__name__, "algos.one_update", _MOVED)
 
 
 class Distribution(Policy, Protocol):

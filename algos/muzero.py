@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import networks, on_policy, one_update
+from algos import networks, on_policy
 from algos.agent import Agent, Rollouts
 from algos.buffers import n_step_returns
 from algos.checks import check_divides
@@ -28,11 +28,11 @@ from algos.distributions import for_space
 from algos.layers import Trunk, sized
 from algos.losses import values_after
 from algos.normalize import normalize_rollout
-from algos.on_policy import Epochs, State
+from algos.on_policy import Epochs, Normalizers, State, environment_major
 from algos.returns import rescaled, unrescaled
-from algos.rollout import Actor, empty_memory, environment_major, episode_metrics
+from algos.rollout import Actor, empty_memory, episode_metrics
 from algos.search import Search, latent_search
-from algos.values import ClippedOptimizer, Layers, Normalizers, Transforming
+from algos.values import ClippedOptimizer, Layers, Transforming
 from envs import Discrete, Environment, Observation, TimeStep, features_and_mask
 from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require_positive
@@ -95,7 +95,7 @@ class MuZero(Agent, presets="MuZero"):
 
     updates_per_iteration = property(lambda self: self.epochs.updates)
 
-    init = one_update.init
+    init = on_policy.begin
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all environments by search, and all updates on it."""

@@ -19,7 +19,14 @@ import jax.numpy as jnp
 from algos.losses import accumulated_backwards, generalized_advantage_estimation, not_ended
 from fdg.settings.moved import moved
 
-__all__ = ["discounted_returns", "generalized_advantage_estimation", "lambda_returns", "v_trace"]
+__all__ = [
+    "discounted_returns",
+    "generalized_advantage_estimation",
+    "lambda_returns",
+    "rescaled",
+    "unrescaled",
+    "v_trace",
+]
 
 # n_step_sums and n_step_returns have moved.
 __getattr__ = moved(__name__, "algos.buffers")

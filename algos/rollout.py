@@ -15,8 +15,9 @@ from envs import TimeStep, features_and_mask
 from fdg.arguments import checked_names
 from fdg.settings.moved import moved
 
-_MOVED = "Recollection rollout_with_memory time_major algos.evaluation:evaluate algos.losses:values_after"
-_MOVED += " algos.on_policy:without_memory algos.on_policy:environment_major"
+_MOVED = "Recollection rollout_with_memory in_parts of_parts time_first time_major algos.evaluation:evaluate"
+_MOVED += " algos.losses:values_after chosen=algos.rollout:choose_actions algos.on_policy:without_memory"
+_MOVED += " algos.on_policy:environment_major"
 __getattr__ = moved(__name__, "algos.rings", _MOVED)
 
 
