@@ -58,9 +58,6 @@ def empty_memory(num_envs: int) -> tuple[()]:
     return ()
 
 
-# --- rollouts ---
-
-
 def rollout(
     act: Callable,
     step: Callable | tuple[Callable, ...],
