@@ -94,12 +94,16 @@ _TANH = {"activation": "tanh"}
 def _asynchronous(
     peer: str, algo: str, at_least: float, ours: str, equal: str, config: dict[str, Any]
 ) -> tuple[Pair, ...]:
-    """Beside a peer whose actors and learner take no turns: CartPole, as it is and with steps that sleep."""
+    """Beside a peer whose actors and learner overlap: CartPole, as it is and with steps that sleep.
+
+    Our side takes the same two processes. Where steps are quick, one device is fastest, and it is synchronous.
+    """
     flags = (
         f"{ours} --preset none --num-steps 32 --hidden 64 64 --activation tanh --optimizer adam"
         " --learning-rate 1e-3 --anneal-learning-rate false --entropy-coefficient 0.01 --max-grad-norm 40"
-        " --rings 2 --env-workers 1 --policy single_learner_coarse --staleness 1 --devices 2"
     )
+    synchronous = " --env-workers 2 --policy gpu_only --devices 1"
+    overlapping = " --rings 2 --env-workers 1 --policy single_learner_coarse --staleness 1 --devices 2"
     equal = (
         f"2 processes of 8 environments, 32 steps, one pass over batches of 512, {equal}, 64x64 tanh, Adam"
     )
@@ -108,7 +112,7 @@ def _asynchronous(
             peer,
             f"{algo} {env.rpartition(':')[2]}",
             16,
-            f"--env gymnasium:{env}{query} {flags}",
+            f"--env gymnasium:{env}{query} {flags}{placement}",
             {"algo": algo, "env": env, "options": options, "num_envs": 16, "steps": steps, **config},
             steps,
             at_least,
@@ -116,9 +120,9 @@ def _asynchronous(
             peer.replace("-", "_"),
             continues=True,
         )
-        for env, query, options, steps in (
-            ("CartPole-v1", "", {}, 20_480),
-            ("bench.peers.sleeping:Sleeping-v0", "?milliseconds=1", {"milliseconds": 1}, 10_240),
+        for env, query, options, steps, placement in (
+            ("CartPole-v1", "", {}, 20_480, synchronous),
+            ("bench.peers.sleeping:Sleeping-v0", "?milliseconds=1", {"milliseconds": 1}, 10_240, overlapping),
         )
     )
 
