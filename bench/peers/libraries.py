@@ -96,7 +96,7 @@ def _asynchronous(
 ) -> tuple[Pair, ...]:
     """Beside a peer whose actors and learner overlap: CartPole, as it is and with steps that sleep.
 
-    Our side takes the same two processes. Where steps are quick, one device is fastest, and it is synchronous.
+    Our side has two processes too. Where steps are quick, one device is fastest; it is synchronous.
     """
     flags = (
         f"{ours} --preset none --num-steps 32 --hidden 64 64 --activation tanh --optimizer adam"
