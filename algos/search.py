@@ -28,9 +28,8 @@ class Search(NamedTuple):
 
     action: jax.Array  # [] int32
     policy: jax.Array  # [n] float32, the improved policy over moves; 0 for illegal ones
-    value: (
-        jax.Array
-    )  # [] float32, the position's value for its player: of visited moves, weighted by the policy
+    # [] float32, the position's value for its player: of visited moves, weighted by the policy
+    value: jax.Array
 
 
 def gumbel_search(

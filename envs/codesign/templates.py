@@ -124,10 +124,7 @@ def _shi_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWord
 
 # --- Row-stationary: Eyeriss (Chen et al., JSSC 2017, sections III and V) ---
 
-FILL = (
-    28,
-    25,
-)  # ratio of total to compute cycles, including loading; fitted to Table V
+FILL = (28, 25)  # ratio of total to compute cycles, including loading; fitted to Table V
 _FILTERS, _WINDOW_WORDS = 16, 12  # capacity of a PE's scratch pads: filters, words of input rows
 
 

@@ -51,9 +51,8 @@ def _calibrate(flags: dict[str, Any]) -> None:
         machine.check_machine(result, out)
         print(calibration_table(result))
         return
-    is_regular = (
-        not out.exists() or out.is_file() or out.is_dir()
-    )  # else it is a device or a pipe: write into it
+    # Else it is a device or a pipe: write into it.
+    is_regular = not out.exists() or out.is_file() or out.is_dir()
     try:
         if is_regular:
             check_writable(out)

@@ -81,8 +81,7 @@ def _contracts_rows(eqn: Any) -> bool:
 def _is_faster(first: Any, second: Any) -> bool:
     """Whether transposing the first operand saves more time than it costs."""
     first, second = first.aval, second.aval
-    if (
-        first.shape[1] == 1 or second.shape[1] == 1
-    ):  # XLA would turn it into a sum of products, which is 4 times as slow
+    # XLA would turn it into a sum of products, which is 4 times as slow.
+    if first.shape[1] == 1 or second.shape[1] == 1:
         return False
     return second.shape[1] >= _MIN_COLUMNS or jaxprs.bytes_of(first) <= _MAX_NARROW_BYTES

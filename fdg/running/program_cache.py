@@ -58,9 +58,8 @@ def keep_programs(directory: str | None = None) -> str | None:
     _remove_oldest(path)
     jax.config.update("jax_compilation_cache_dir", str(path))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax.config.update(
-            "jax_persistent_cache_min_compile_time_secs", 0.0
-        )  # programs that compile fast are cached too: there are many
+        # Programs that compile fast are cached too: there are many.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return str(path)
 
 

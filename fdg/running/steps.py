@@ -143,9 +143,7 @@ class StepBuilder:
         self.programs: list[Program] = []  # the programs of the steps built so far, in order
         self.collectives = ProcessCollectives()  # the order of collectives between processes
         self.lanes = lanes  # the threads that dispatch programs; None if the calling thread dispatches them
-        self.num_runs: collections.Counter[Transfer] = (
-            collections.Counter()
-        )  # the number of runs per transfer
+        self.num_runs: collections.Counter[Transfer] = collections.Counter()  # per transfer
         self._groups = {group.name: group for group in groups}
         self._timeline = timeline
         self._slots: dict[Value, int] = {}

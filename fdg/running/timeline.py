@@ -73,10 +73,8 @@ class Timeline:
         self._threads: list[threading.Thread] = []
         self._start_s = time.perf_counter()
         self._is_watching = False
-        self._wait_s, self._max_wait_s = (
-            0.0,
-            0.0,
-        )  # total and longest wait in seconds, before watching resumed
+        # Total and longest wait in seconds, before watching resumed.
+        self._wait_s, self._max_wait_s = 0.0, 0.0
 
     def watches(self, programs: int) -> bool:
         """Whether to watch the iteration that begins now, which has `programs` programs.

@@ -12,9 +12,8 @@ _ELEMENTWISE = """abs acos acosh add add_any and asin asinh atan atan2 atanh bes
     select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
     stop_gradient sub tan tanh tie xor zeros_like""".split()
 
-_LOOPS = (
-    "igamma igammac igamma_grad_a polygamma regularized_incomplete_beta zeta".split()
-)  # these are lowered to loops over all elements
+# These are lowered to loops over all elements.
+_LOOPS = "igamma igammac igamma_grad_a polygamma regularized_incomplete_beta zeta".split()
 
 
 def _bitcast(eqn: Any, operands: list[Axis]) -> RuleResult | None:
