@@ -29,6 +29,8 @@ from envs import Discrete, Environment, MultiDiscrete, Observation, features_and
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 from fdg.settings.parts import Part
 
+linear = replaying.linear  # `algos.exploration.linear` of the release before
+
 # --- acting: epsilon-greedy ---
 
 
