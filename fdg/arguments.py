@@ -156,7 +156,8 @@ def explain_attributes(cls: type) -> None:
         if name.startswith("_") or is_known:  # properties and `Elsewhere` raise their own errors
             return object.__getattribute__(self, name)
         error = UnknownAttributeError(type(self), name)
-        error.name = name  # without `obj`, Python adds no second "Did you mean"
+        # Not as `obj`, for which Python would add a second "Did you mean".
+        error.name, error.owner = name, self
         raise error
 
     def listed_names(self: Any) -> list[str]:
@@ -174,6 +175,8 @@ def _fields(cls: type) -> list[str]:
 
 class UnknownAttributeError(NoAttributeError):
     """An unknown attribute. It formats its message lazily, since `hasattr` raises many such errors."""
+
+    owner: Any = None  # the object without the attribute
 
     def __str__(self) -> str:
         cls, name = self.args

@@ -123,7 +123,7 @@ def test_agents_are_split_as_one_is(policy, devices):
     (leaf,) = engine.plan.sharded
     (one,) = fdg.place(Reader(), SPLIT[policy], 4).sharded
     assert (leaf.position, leaf.layout.shape) == (one.position, (3, 4, 2))
-    assert leaf.layout.spec == ((), *one.layout.spec) and "all 3 agents are mapped" in str(engine.plan)
+    assert leaf.layout.spec == ((), *one.layout.spec) and "all 3 agents are vmapped" in str(engine.plan)
     state, metrics = trained(engine, 3)
     parts = {shard.data.size for shard in state["m"].addressable_shards}
     assert parts == {3 * 4 * 2 // one.layout.number}

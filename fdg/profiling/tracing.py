@@ -105,8 +105,8 @@ def merge_by_fragment(operations: Iterable[TraceSpan]) -> list[TraceSpan]:
     """Merges consecutive operations of a fragment; drops operations that enclose others.
 
     >>> parts = [("while.1", "learn", 0, 9), ("dot.1", "act", 1, 2), ("add.1", "act", 4, 1)]
-    >>> merged_parts = merged(TracedOperation(*part) for part in [*parts, ("sub", "step", 6, 1)])
-    >>> [(each.fragment, each.start, each.duration) for each in merged_parts]
+    >>> spans = merge_by_fragment(TraceSpan(*part) for part in [*parts, ("sub", "step", 6, 1)])
+    >>> [(each.fragment, each.start, each.duration) for each in spans]
     [('act', 1, 4), ('step', 6, 1)]
     """
     spans: list[TraceSpan] = []
@@ -125,7 +125,7 @@ def merge_by_fragment(operations: Iterable[TraceSpan]) -> list[TraceSpan]:
 def _events(threads: Iterable[tuple[str, list[TraceSpan]]]) -> Iterator[dict[str, Any]]:
     """Events of the trace format that Perfetto reads; times in microseconds from the first.
 
-    >>> dot, add = TracedOperation("dot.1", "act", 7_000, 2_000), TracedOperation("add.1", "act", 9_500, 500)
+    >>> dot, add = TraceSpan("dot.1", "act", 7_000, 2_000), TraceSpan("add.1", "act", 9_500, 500)
     >>> shown = [each for each in _events([("cpu", [dot, add])]) if each["ph"] == "X"]
     >>> [(each["tid"], each["name"], each["ts"], each["dur"]) for each in shown]
     [(0, 'act', 0.0, 3.0), (1, 'dot.1', 0.0, 2.0), (1, 'add.1', 2.5, 0.5)]

@@ -103,7 +103,9 @@ def located(file: str, number: int, names: dict[str, Any] | None = None) -> str:
 
 def _space_of(error: Exception) -> str:
     """The text about a space that lacks an attribute; "" for other errors."""
-    space = getattr(error, "obj", None) if isinstance(error, AttributeError) else None
+    space = (
+        getattr(error, "owner", getattr(error, "obj", None)) if isinstance(error, AttributeError) else None
+    )
     if not type(space).__module__.startswith("envs.") or isinstance(space, type):
         return ""
     return f": it is {space!r:.200}, and the code is for another kind of space"

@@ -140,7 +140,7 @@ def test_bytes_of_gradients():
 )
 def test_as_many_as_fill_the_cache(cache, chosen, monkeypatch):
     """Of the divisors of twelve the one that is nearest by ratio: 5 by 4 is more than 6 by 5."""
-    monkeypatch.setattr(agents_per_device, "CACHE_BYTES", cache)
+    monkeypatch.setattr(agents_per_device, "TARGET_GRADIENT_BYTES", cache)
     monkeypatch.setattr(agents_per_device, "OPERATION_BYTES", 0)
     assert agents_per_vmap(gradient_of(1), 12, on_cpu=True) == chosen
     assert agents_per_vmap(gradient_of(1), 12, on_cpu=False) == 12
@@ -154,7 +154,7 @@ def test_small_operations_are_shared_by_all(monkeypatch):
 
     These count as often as a device has cores, which have to wait for each other at each of them.
     """
-    monkeypatch.setattr(agents_per_device, "CACHE_BYTES", 2 * BYTES)
+    monkeypatch.setattr(agents_per_device, "TARGET_GRADIENT_BYTES", 2 * BYTES)
     for cores in (1, 3):
         for more, chosen in ((0, 2), (1, 12)):
             graph = gradient_of(1)

@@ -116,7 +116,7 @@ if index == 0:
         assert array.astype(np.float32).tobytes() == values.tobytes()
     assert fetched[4].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
 assert distributed.exchange({"i": index}) == [{"i": 0}, {"i": 1}]
-assert cores.sharing() == 2  # of this machine, its cores
+assert cores.processes_sharing_cores() == 2  # of this machine, its cores
 print("fetched", flush=True)
 pair = [jax.devices()[0], jax.devices()[2]]  # the environments live with process 1
 engine = fdg.compile(Hosted(envs.make("envpool:CartPole-v1")), WorkersLast(), pair)
