@@ -46,7 +46,7 @@ def _ratios(peers: Mapping[str, Any], path: Path) -> Path:
     axes.minorticks_off()
     axes.set_xlim(left=min(0.5, 0.9 * min(row["ratio_middle_half"][0] for row in rows)))
     axes.set_yticks(range(len(rows)), [f"{r['peer']}: {r['task']}, {r['size']:,}" for r in rows], fontsize=8)
-    axes.set_xlabel("steps/s of fdg by those of the other (red: asked for; line: middle half of the rounds)")
+    axes.set_xlabel("steps/s of fdg by those of the other (red: target; line: middle half of the rounds)")
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
