@@ -58,13 +58,13 @@ class A2C(Agent, driver=one_update, presets="A2C"):
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def act(self, parameters, statistics, observation, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`; no log-probability is needed."""
-        policy, _ = self._policy(parameters, self.normalizers.seen(statistics, observation))
+        policy, _ = self.policy_and_value(parameters, self.normalizers.seen(statistics, observation))
         return policy.sample(keys), None
 
     def loss(self, parameters: Any, trajectory: Trajectory) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss over a rollout `[T, B]`, and its terms."""
         policy, value = one_update.over_time(
-            lambda rows: self._policy(parameters, rows), trajectory.observation
+            lambda rows: self.policy_and_value(parameters, rows), trajectory.observation
         )
         time_step = trajectory.time_step
         constant, known = jax.lax.stop_gradient((parameters, value))
@@ -73,7 +73,7 @@ class A2C(Agent, driver=one_update, presets="A2C"):
         advantage, target = self.advantages.of(
             time_step.reward,
             known,
-            values_after(known, time_step, lambda final: self._policy(constant, final)[1]),
+            values_after(known, time_step, lambda final: self.policy_and_value(constant, final)[1]),
             time_step,
         )
         # The policy gradient of section 4 of the paper ("Asynchronous advantage actor-critic") with its
@@ -178,7 +178,7 @@ class A3C(A2C, presets="A3C"):
         """`observation [W, E, *obs]`, `keys [W]` -> `action [W, E, *action]`; see `A2C.act`."""
 
         def one_worker(parameters, observation, key):
-            policy, _ = self._policy(parameters, observation)
+            policy, _ = self.policy_and_value(parameters, observation)
             return policy.sample(jax.random.split(key, self.envs_per_worker))
 
         return jax.vmap(one_worker)(

@@ -82,6 +82,18 @@ class Categorical:
         # 0 log 0 = 0; the mask is inside the product, so that the gradient there is zero, not NaN.
         return -jnp.sum(probability * jnp.where(probability > 0.0, log_probability, 0.0), axis=-1)
 
+    def kl(self, other: "Categorical") -> jax.Array:
+        """KL(self || other) in nats, `[...]` float32; infinite where `other` rules out a possible action.
+
+        >>> fair, loaded = Categorical(jnp.zeros(2)), Categorical(jnp.log(jnp.array([0.9, 0.1])))
+        >>> print(f"{fair.kl(loaded):.3f}")  # (ln(0.5 / 0.9) + ln(0.5 / 0.1)) / 2
+        0.511
+        """
+        log_probability, log_other = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
+        possible = log_probability > -jnp.inf
+        log_ratio = jnp.where(possible, log_probability, 0.0) - jnp.where(possible, log_other, 0.0)
+        return jnp.sum(jnp.exp(log_probability) * log_ratio, axis=-1)
+
     def mode(self) -> jax.Array:
         """Most probable action, `[...]` int32; the first in a tie."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
@@ -114,6 +126,10 @@ class MultiCategorical:
     def entropy(self) -> jax.Array:
         """Entropy of all choices together, in nats: `[...]` float32."""
         return jnp.sum(self._choices().entropy(), axis=-1)
+
+    def kl(self, other: "MultiCategorical") -> jax.Array:
+        """KL(self || other) of all choices together, in nats: `[...]` float32."""
+        return jnp.sum(self._choices().kl(other._choices()), axis=-1)
 
     def mode(self) -> jax.Array:
         """Most probable choices, `[..., M]` int32."""
@@ -154,6 +170,13 @@ class Normal:
     def entropy(self) -> jax.Array:
         """Differential entropy in nats, `[...]` float32."""
         return jnp.sum(self._counted(self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)), axis=-1)
+
+    def kl(self, other: "Normal | TanhNormal") -> jax.Array:
+        """KL(self || other) in nats, `[...]` float32."""
+        ratio = jnp.exp(2.0 * (self.log_std - other.log_std))
+        deviation = (self.mean - other.mean) * jnp.exp(-other.log_std)
+        terms = 0.5 * (ratio + jnp.square(deviation) - 1.0) + other.log_std - self.log_std
+        return jnp.sum(self._counted(terms), axis=-1)
 
     def _counted(self, components: jax.Array) -> jax.Array:
         return components if self.counts is None else jnp.where(self.counts, components, 0.0)
@@ -203,6 +226,10 @@ class TanhNormal:
         inside."""
         inside = 1.0 - float(jnp.finfo(jnp.float32).epsneg)
         return self._log_density(jnp.arctanh(jnp.clip(action, -inside, inside)))
+
+    def kl(self, other: "TanhNormal") -> jax.Array:
+        """KL(self || other) in nats, `[...]` float32: that of the Gaussians, which `tanh` does not change."""
+        return self._normal.kl(other)
 
     def mode(self) -> jax.Array:
         """`tanh(mean)`, `[..., *shape]` float32: the median, which evaluations use.

@@ -69,14 +69,14 @@ class IMPALA(Agent, driver=one_update, presets="IMPALA"):
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def act(self, parameters, statistics, observation, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]` and its log-probability `[B]`."""
-        policy, _ = self._policy(parameters, self.normalizers.seen(statistics, observation))
+        policy, _ = self.policy_and_value(parameters, self.normalizers.seen(statistics, observation))
         action = policy.sample(keys)
         return action, policy.log_prob(action)
 
     def loss(self, parameters: Any, trajectory: Trajectory) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss over a rollout `[T, B]`, and its terms: scalars."""
         policy, value = one_update.over_time(
-            lambda rows: self._policy(parameters, rows), trajectory.observation
+            lambda rows: self.policy_and_value(parameters, rows), trajectory.observation
         )
         log_prob = policy.log_prob(trajectory.action)
         log_ratio = jax.lax.stop_gradient(log_prob) - trajectory.decision
@@ -85,7 +85,7 @@ class IMPALA(Agent, driver=one_update, presets="IMPALA"):
         # Equation 1 of the paper, and the advantage of section 4.2.
         advantage, target = v_trace(
             jnp.exp(log_ratio), time_step.reward, known,
-            values_after(known, time_step, lambda final: self._policy(constant, final)[1]),
+            values_after(known, time_step, lambda final: self.policy_and_value(constant, final)[1]),
             time_step.terminated, time_step.truncated,
             self.discount, self.trace_lambda, self.rho_clip, self.c_clip,
         )  # fmt: skip

@@ -30,6 +30,9 @@ class Distribution(Policy, Protocol):
     def entropy(self) -> jax.Array:
         """Entropy in nats: `[...]` float32."""
 
+    def kl(self, other: Any) -> jax.Array:
+        """KL(self || other) in nats, `[...]` float32; `other` is of the same kind."""
+
 
 class Decision(NamedTuple):
     """The actor's outputs when it acted."""

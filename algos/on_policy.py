@@ -169,7 +169,7 @@ def actor(self: Any, state: State) -> Actor:
 
     def policy(observation):
         seen = self.normalizers.seen(state.observation_statistics, observation)
-        return self._policy(state.parameters, seen)[0]
+        return self.policy_and_value(state.parameters, seen)[0]
 
     return without_memory(policy, self._for_environment)
 

@@ -108,7 +108,7 @@ MEMBERS = {
     "gradient": gradient_of_rollout,
     "updates_per_iteration": property(lambda self: 1),
     "check_when_traced": lambda self, state: check_actor_critic(self, self._network, state.parameters),
-    "_policy": lambda self, parameters, observation: networks.policy_and_value(
+    "policy_and_value": lambda self, parameters, observation: networks.policy_and_value(
         self._network, parameters, observation, self.env.action_space
     ),
     "_network": property(networks.actor_critic_of),

@@ -113,7 +113,7 @@ class PPO(Agent, presets="PPO"):
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def act(self, parameters, statistics, observation, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, `Decision [B]`."""
-        policy, value = self._policy(parameters, self.normalizers.seen(statistics, observation))
+        policy, value = self.policy_and_value(parameters, self.normalizers.seen(statistics, observation))
         action = policy.sample(keys)
         return action, Decision(policy.log_prob(action), value)
 
@@ -134,7 +134,7 @@ class PPO(Agent, presets="PPO"):
         # policy with staleness, the actor's statistics are as old as its parameters.
         see = functools.partial(self.normalizers.seen, observation_statistics)
         next_value = values_after(
-            decision.value, time_step, lambda final: self._policy(parameters, see(final))[1]
+            decision.value, time_step, lambda final: self.policy_and_value(parameters, see(final))[1]
         )
         advantage, target = self.advantage(reward, decision.value, next_value, time_step)
         advantage, novelty, known, running_novelty, found = self._novelty.added(
@@ -160,7 +160,7 @@ class PPO(Agent, presets="PPO"):
 
     def loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
         """PPO's loss over a minibatch `[N]`, and its terms; with `rnd` also the novelty losses."""
-        policy, value = self._policy(parameters, minibatch.observation)
+        policy, value = self.policy_and_value(parameters, minibatch.observation)
         loss, parts = self.objective.of(policy, value, minibatch)
         return self._novelty.learned(loss, parts, parameters, minibatch)
 
@@ -177,7 +177,7 @@ class PPO(Agent, presets="PPO"):
         """Advantage and value target, both `[T, B]`; bootstraps from the observation after a truncation."""
         return self.advantages.of(reward, value, next_value, time_step)
 
-    def _policy(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
+    def policy_and_value(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
         return registry.option("networks").policy_and_value(
             self._network, self._novelty.agent(parameters), observation, self.env.action_space

@@ -1,6 +1,8 @@
 """Type annotations: checks values against them, describes them, and converts to and from text and JSON."""
 
 import dataclasses
+import functools
+import inspect
 import math
 import operator
 import os
@@ -13,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fdg.errors import listed, nearest
+from fdg.errors import FdgError, listed, nearest, place_of
 
 TOO_LARGE = 10**18  # integers must be below this, since JAX's counters have 63 bits
 
@@ -321,8 +323,69 @@ def is_writable(kind: Any) -> bool:
 
 
 def dataclass_fields(cls: Any) -> tuple[dataclasses.Field, ...]:
-    """The fields of a dataclass or of its instance; empty for other classes."""
-    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    """The fields of a dataclass or of its instance; empty for other classes.
+
+    Raises:
+      FdgError: as `check_decorated`.
+    """
+    if not dataclasses.is_dataclass(cls):
+        return ()
+    check_decorated(cls if isinstance(cls, type) else type(cls))
+    return dataclasses.fields(cls)
+
+
+@functools.cache
+def check_decorated(cls: type) -> None:
+    """Refuses a subclass of a dataclass with settings that Python would ignore.
+
+    These are new fields, or new defaults of inherited ones, in a class that is not decorated itself; and
+    defaults without annotation.
+
+    Raises:
+      FdgError: names the settings, and what to write.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Base:
+    ...     rate: float = 0.1
+    >>> class Mine(Base):
+    ...     rate = 0.5
+    >>> check_decorated(Mine)
+    Traceback (most recent call last):
+    fdg.errors.FdgError: Mine: rate has no effect: write its type, rate: float = ..., and \
+@dataclasses.dataclass(frozen=True) above the class
+    """
+    for base in cls.__mro__:
+        if not dataclasses.is_dataclass(base):
+            continue
+        decorated, annotated = "__dataclass_fields__" in vars(base), inspect.get_annotations(base)
+        fields = {field.name: field for field in dataclasses.fields(base)}
+        ignored = []
+        for name in dict.fromkeys((*annotated, *vars(base))):
+            given = vars(base).get(name, dataclasses.MISSING)
+            given = given.default if isinstance(given, dataclasses.Field) else given
+            if name not in annotated:
+                lost = name in fields and not hasattr(given, "__get__")
+            elif "ClassVar" in str(annotated[name]):
+                lost = False
+            else:
+                default = fields[name].default if name in fields else None
+                lost = not decorated and (name not in fields or (given is not default and given != default))
+            ignored += [name] * lost
+        if ignored:
+            bare = next((name for name in ignored if name not in annotated), None)
+            kind = "" if bare is None else _annotation_text(fields[bare].type)
+            typed = "" if bare is None else f"its type, {bare}: {kind} = ..., and "
+            options: Any = base
+            frozen = "(frozen=True)" if options.__dataclass_params__.frozen else ""
+            have = "has" if len(ignored) == 1 else "have"
+            raise FdgError(
+                f"{base.__name__}{place_of(base)}: {listed(ignored, 'and')} {have} no effect:"
+                f" write {typed}@dataclasses.dataclass{frozen} above the class"
+            )
+
+
+def _annotation_text(kind: Any) -> str:
+    return kind if isinstance(kind, str) else inspect.formatannotation(kind)
 
 
 def _is_integer(value: Any) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 from fdg.arguments import check_call, checked_names
 from fdg.errors import PlanError
+from fdg.kinds import dataclass_fields
 from fdg.placing.policy import DECLARED, Group, Rules, parameter_rules
 
 
@@ -52,7 +53,8 @@ class ShardsParameters:
     )
 
     def __new__(cls, *args: Any, **given: Any) -> Any:
-        """Raises an error for unknown fields, with the most similar name."""
+        """Raises an error for unknown fields, with the most similar name, and for fields without effect."""
+        dataclass_fields(cls)
         if args or given:  # copies and pickles pass none
             check_call(cls, args, given)
         return super().__new__(cls)

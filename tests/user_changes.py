@@ -1,5 +1,6 @@
 """What users change in an algorithm, by public names alone; docs/how-to/change.md shows the same."""
 
+import dataclasses
 from collections import namedtuple
 
 import jax
@@ -8,10 +9,13 @@ import optax
 from flax import nnx
 
 import algos
-from algos import buffers
+import fdg
+from algos import buffers, on_policy
 from algos.dqn import Exploration
+from algos.losses import ProximalLoss
 from algos.networks import actor_critic
 from algos.ppo import Minibatch
+from fdg.settings.fields import hyperparameter
 
 # --- an auxiliary loss: predict the next observation ---
 
@@ -148,3 +152,47 @@ class Histogram(algos.PPO):
         loss, metrics = super().loss(parameters, minibatch)
         counts, _ = jnp.histogram(minibatch.advantage, bins=4, range=(-2.0, 2.0))
         return loss, {**metrics, **{f"advantage_{i}": n.astype(float) for i, n in enumerate(counts)}}
+
+
+# --- a coefficient that adapts: PPO with a KL penalty ---
+
+State = namedtuple("State", [*on_policy.State._fields, "penalty"])
+Acted = namedtuple("Acted", ["log_prob", "value", "policy", "penalty"])
+
+
+@dataclasses.dataclass(frozen=True)
+class PenalizedLoss(ProximalLoss):
+    kl_target: float = hyperparameter(0.01, "mean KL at which the penalty stays as it is")
+
+    def of(self, policy, value, minibatch):
+        loss, metrics = super().of(policy, value, minibatch)
+        acted = minibatch.decision
+        kl = acted.policy.kl(policy)
+        loss = loss + jnp.mean(acted.penalty * kl)
+        return loss, {**metrics, "loss": loss, "kl": jnp.mean(kl)}
+
+
+@dataclasses.dataclass(frozen=True)
+class PenalizedPPO(algos.PPO):
+    objective = PenalizedLoss(clip_ratio=1e6, clip_value=False)
+
+    def init(self, key):
+        return State(*super().init(key), penalty=jnp.float32(1.0))
+
+    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
+    def act(self, parameters, statistics, observation, keys):
+        seen = self.normalizers.seen(statistics, observation)
+        policy, value = self.policy_and_value(parameters, seen)
+        action = policy.sample(keys)
+        return action, Acted(policy.log_prob(action), value, policy, jnp.zeros_like(value))
+
+    def iterate(self, state):
+        def learn(learned, running, trajectory, key):
+            penalty = jnp.full_like(trajectory.decision.penalty, state.penalty)
+            decision = trajectory.decision._replace(penalty=penalty)
+            return self.learn(learned, running, trajectory._replace(decision=decision), key)
+
+        state, metrics = on_policy.iteration(self, state, learn=learn)
+        kl, penalty = metrics["kl"] / self.kl_target, state.penalty
+        penalty = jnp.where(kl > 1.5, 2 * penalty, jnp.where(kl < 1 / 1.5, penalty / 2, penalty))
+        return state._replace(penalty=jnp.clip(penalty, 1e-4, 1e4)), {**metrics, "penalty": penalty}

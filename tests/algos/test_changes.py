@@ -14,6 +14,7 @@ import pytest
 import algos
 import envs
 import fdg
+import policies
 from algos import networks
 from tests import user_changes
 from tests.conformance.comparison import assert_same, plain
@@ -73,7 +74,21 @@ CHANGES = {
     "an exploration": lambda: user_changes.CosineDQN(**REPLAYED, epsilon_end=0.5),
     "a histogram": lambda: user_changes.Histogram(**PPO),
     "frozen parameters": lambda: algos.PPO(**PPO, optimizer=user_changes.frozen_critic),
+    "a penalty that adapts": lambda: user_changes.PenalizedPPO(**PPO, kl_target=1e-4, learning_rate=0.03),
+    "a penalty on torques": lambda: user_changes.PenalizedPPO(**{**PPO, "env": envs.make("Pendulum-v1")}),
 }
+POLICIES = {
+    "gpu_only": policies.GPUOnly(),
+    "single_learner_coarse": policies.SingleLearnerCoarse(),
+    "multi_learner": policies.MultiLearner(),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_users_write():
+    """Users broadcast over axes in front, which is refused in our own code (tests/conftest.py)."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
 
 
 @functools.cache
@@ -81,6 +96,27 @@ def in_plain_jax(change):
     """The algorithm, and what plain calls of `iterate` make of it."""
     algorithm = CHANGES[change]()
     return algorithm, plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 3)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_has_the_same_numbers_under_every_policy(change, policy):
+    algorithm, expected = in_plain_jax(change)
+    engine = fdg.compile(algorithm, POLICIES[policy], jax.devices()[:4])
+    state, metrics = engine.run(engine.init(0), 3)
+    assert_same(expected, (engine.algorithm_state(state), metrics))
+
+
+@pytest.mark.parametrize("change, target", [("a penalty that adapts", 1e-4), ("a penalty on torques", 0.01)])
+def test_a_penalty_follows_the_kl(change, target):
+    _, (state, metrics) = in_plain_jax(change)
+    penalty, expected = 1.0, []
+    for kl in np.asarray(metrics["kl"]):
+        penalty *= 2 if kl > 1.5 * target else 0.5 if kl < target / 1.5 else 1
+        expected.append(penalty)
+    assert len(set(expected)) > 1
+    np.testing.assert_array_equal(metrics["penalty"], expected)
+    assert float(state.penalty) == penalty
 
 
 def test_a_histogram_counts_every_sample_within_its_range():

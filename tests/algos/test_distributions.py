@@ -141,6 +141,36 @@ def test_normal_agrees_with_scipy():
         np.testing.assert_allclose(entropies[row], reference.entropy(), rtol=1e-5)
 
 
+@every_distribution
+def test_kl_is_the_mean_of_the_log_ratio_of_samples(distribution, shape, dtype):
+    other = jax.tree.map(lambda x: 0.7 * x + 0.2 * random(*x.shape, seed=2), distribution)
+
+    @jax.jit
+    def log_ratios(keys):
+        action = jax.vmap(lambda key: distribution.sample(key))(keys)
+        return jax.vmap(lambda a: distribution.log_prob(a) - other.log_prob(a))(action)
+
+    # A squashed action that rounds to 1 has lost its density: the Gaussians' own samples are compared.
+    if isinstance(distribution, TanhNormal):
+        kl = distribution.kl(other)
+        distribution, other = (Normal(one.mean, one.log_std, one.shape) for one in (distribution, other))
+        np.testing.assert_array_equal(kl, distribution.kl(other))
+    found = np.asarray(log_ratios(key_per_element(20_000)), np.float64)
+    error = 5 * found.std(0) / np.sqrt(len(found)) + 1e-5
+    assert np.all(np.abs(jax.jit(lambda: distribution.kl(other))() - found.mean(0)) < error)
+    np.testing.assert_allclose(distribution.kl(distribution), 0.0, atol=1e-6)
+
+
+def test_kl_of_masked_actions_by_hand():
+    logits, mask = jnp.array([0.3, 5.0, -0.2]), jnp.array([True, False, True])
+    fair = masked(Categorical(jnp.zeros(3)), mask)
+    kl, slope = jax.value_and_grad(lambda x: fair.kl(masked(Categorical(x), mask)))(logits)
+    share = 1 / (1 + np.exp(-0.5))  # of the first action
+    assert float(kl) == pytest.approx(-0.5 * np.log(2 * share) - 0.5 * np.log(2 * (1 - share)), rel=1e-5)
+    np.testing.assert_allclose(slope, [share - 0.5, 0.0, 0.5 - share], rtol=1e-5)
+    assert np.isinf(Categorical(jnp.zeros(3)).kl(fair))  # which rules out a possible action
+
+
 def test_the_order_of_a_matrix_of_actions_is_that_of_its_parameters():
     mean, log_std = random(BATCH, 6), random(BATCH, 6, seed=1)
     flat, matrix = Normal(mean, log_std), Normal(mean, log_std, (2, 3))

@@ -1,12 +1,15 @@
 """Settings that are shared: fields of parts as an algorithm's own."""
 
 import dataclasses
+import re
+from typing import ClassVar
 
 import jax.numpy as jnp
 import pytest
 
 import algos
 import envs
+import policies
 from algos import presets
 from algos.values import Layers
 from fdg.commands.flags import fields_of
@@ -81,3 +84,58 @@ def test_mistakes_in_fields_of_parts_are_answered():
     with pytest.raises(FdgError, match="scale"):
         Noisy(env=ENV, scales=1.0)
     assert set(presets.of("PPO", "Pendulum-v1")) <= {field.name for field in dataclasses.fields(Noisy)}
+
+
+class _Annotated(algos.PPO):
+    learning_rate: float = 1e-3
+
+
+class _Bare(algos.PPO):
+    learning_rate = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class _BareThoughDecorated(algos.PPO):
+    learning_rate = 1e-3
+
+
+class _NewPart(algos.PPO):
+    noise = Noise()
+
+
+class _OtherDefaults(algos.PPO):
+    layers = Layers(activation="relu")
+
+
+class _Placed(policies.Split):
+    more: int = 3
+
+
+@pytest.mark.parametrize(
+    "cls, words",
+    [
+        (
+            _Annotated,
+            "learning_rate has no effect: write @dataclasses.dataclass(frozen=True) above the class",
+        ),
+        (_Bare, "learning_rate has no effect: write its type, learning_rate: float = ..., and @dataclasses"),
+        (_BareThoughDecorated, "learning_rate has no effect: write its type"),
+        (_NewPart, "scale and steps have no effect"),
+        (_OtherDefaults, "activation has no effect"),
+        (_Placed, "more has no effect"),
+    ],
+)
+def test_settings_that_python_would_ignore_are_refused(cls, words):
+    """`dataclasses` reads fields of decorated classes alone, and no attribute without a type."""
+    for use in (lambda: cls(**({} if cls is _Placed else {"env": ENV})), lambda: fields_of(cls)):
+        with pytest.raises(FdgError, match=re.escape(words)) as error:
+            use()
+        assert str(error.value).startswith(f"{cls.__name__} (test_parts.py, line ")
+
+
+def test_a_subclass_without_settings_of_its_own_needs_no_decorator():
+    class Same(algos.PPO):
+        several: ClassVar[int] = 3
+        layers = Layers()
+
+    assert Same(env=ENV, hidden=(8,)).layers == Layers((8,))

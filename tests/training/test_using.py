@@ -62,7 +62,7 @@ def test_evaluate_is_eval_return_to_the_last_digit(run):
 
 def test_a_policy_answers_to_one_observation_and_to_many(run):
     rows = np.asarray(jax.random.normal(jax.random.key(0), (7, 4)))
-    policy, _ = run.algorithm._policy(run.state.parameters, jnp.asarray(rows))
+    policy, _ = run.algorithm.policy_and_value(run.state.parameters, jnp.asarray(rows))
     expected = np.asarray(policy.mode())
     assert run.policy(rows).tolist() == expected.tolist()
     one = run.policy(rows[0].tolist())
