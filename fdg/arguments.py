@@ -152,7 +152,9 @@ def explain_attributes(cls: type) -> None:
 
     def raise_unknown(self: Any, name: str) -> Any:
         """Raises an error with the attributes that resemble an unknown one."""
-        is_known = any(name in vars(base) for base in type(self).__mro__) or name in _fields(cls)
+        is_known = any(name in vars(base) for base in type(self).__mro__) or name in [
+            field.name for field in dataclass_fields(cls)
+        ]
         if name.startswith("_") or is_known:  # properties and `Elsewhere` raise their own errors
             return object.__getattribute__(self, name)
         error = UnknownAttributeError(type(self), name)
@@ -169,10 +171,6 @@ def explain_attributes(cls: type) -> None:
     cls.__getattr__, cls.__dir__ = raise_unknown, listed_names  # type: ignore[assignment, attr-defined, method-assign]
 
 
-def _fields(cls: type) -> list[str]:
-    return [field.name for field in dataclass_fields(cls)]
-
-
 class UnknownAttributeError(NoAttributeError):
     """An unknown attribute. It formats its message lazily, since `hasattr` raises many such errors."""
 
@@ -182,7 +180,7 @@ class UnknownAttributeError(NoAttributeError):
         cls, name = self.args
         if hasattr(cls, "iterate") and name in METHODS:
             return f"{cls.__name__} has no {name}: {METHODS[name]}"
-        fields = _fields(cls)
+        fields = [field.name for field in dataclass_fields(cls)]
         names = {*fields, *(attribute for attribute in dir(cls) if not attribute.startswith("_"))}
         known = [attribute for attribute in names if attribute in fields or hasattr(cls, attribute)]
         return str(unknown_name(f"attribute of {cls.__name__}", name, known, f"dir of a {cls.__name__}"))
