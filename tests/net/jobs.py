@@ -23,6 +23,7 @@ class Job:
 
 # Two small environments of each algorithm, a few iterations, and flags that let replayed ones learn in these.
 REPLAY = "--learning-starts 64 --buffer-size 1024"
+SMALL = f"{REPLAY} --hidden 16 --batch-size 16"  # ensembles: many networks, and many updates of each
 TRAINED: dict[str, tuple[str, str, str]] = {
     "ppo": ("CartPole-v1", "Pendulum-v1", "--total-steps 3072"),
     "recurrent_ppo": ("probe:memory", "CartPole-v1", "--total-steps 3072 --num-minibatches 2"),
@@ -38,10 +39,10 @@ TRAINED: dict[str, tuple[str, str, str]] = {
     "qr_dqn": ("CartPole-v1", "probe:masked", f"--total-steps 512 {REPLAY}"),
     "c51": ("CartPole-v1", "probe:masked", f"--total-steps 512 {REPLAY}"),
     "crossq": ("Pendulum-v1", "probe:continuous", f"--total-steps 256 {REPLAY}"),
-    "fast_td3": ("Pendulum-v1", "probe:continuous", f"--total-steps 256 {REPLAY}"),
-    "redq": ("Pendulum-v1", "probe:continuous", f"--total-steps 256 {REPLAY}"),
-    "droq": ("Pendulum-v1", "probe:continuous", f"--total-steps 256 {REPLAY}"),
-    "tqc": ("Pendulum-v1", "probe:continuous", f"--total-steps 256 {REPLAY}"),
+    "fast_td3": ("Pendulum-v1", "probe:continuous", f"--total-steps 256 {SMALL}"),
+    "redq": ("Pendulum-v1", "probe:continuous", f"--total-steps 256 {SMALL}"),
+    "droq": ("Pendulum-v1", "probe:continuous", f"--total-steps 256 {SMALL}"),
+    "tqc": ("Pendulum-v1", "probe:continuous", f"--total-steps 256 {SMALL}"),
     "vdn": (
         "MPE_simple_spread_v3",
         "probe:team",
