@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from fdg.agents import of_seeds
-from fdg.costs.choosing import Choice, Row
+from fdg.costs.choosing import Choice, Row, feasible_rows
 from fdg.engine import compile as compile_engine
 from fdg.errors import FdgError
 from fdg.placing.policy import with_host
@@ -27,14 +27,11 @@ def choose_by_timing(choice: Choice, devices: Sequence[jax.Device], num_seeds: i
     this.
     """
     start_time = time.perf_counter()
-    feasible = [row for row in choice.rows if row.prediction is not None and not row.candidate.asks]
+    feasible = feasible_rows(choice.rows)
     timed_rows: list[Row] = []
     for row in feasible[:_MAX_TIMED]:
-        algorithm = choice.algorithm
-        if row.candidate.variant:
-            algorithm = dataclasses.replace(algorithm, **dict(row.candidate.variant))
         try:
-            agents = of_seeds(algorithm, num_seeds)
+            agents = of_seeds(_changed(choice.algorithm, row), num_seeds)
             seconds = iteration_seconds(agents, row.candidate.policy, devices[: row.candidate.devices])
             timed_rows.append(dataclasses.replace(row, measured=seconds))
         except FdgError as error:
@@ -44,15 +41,20 @@ def choose_by_timing(choice: Choice, devices: Sequence[jax.Device], num_seeds: i
         raise FdgError(
             f"none of the best {len(timed_rows)} candidates could be compiled: {timed_rows[0].refused}"
         )
-    variant = dict(ranked[0].candidate.variant)
     untimed = [row for row in choice.rows if row not in feasible[:_MAX_TIMED]]
     refused = [row for row in timed_rows if row.prediction is None]
     return dataclasses.replace(
         choice,
-        algorithm=dataclasses.replace(choice.algorithm, **variant) if variant else choice.algorithm,
+        algorithm=_changed(choice.algorithm, ranked[0]),
         rows=(*ranked, *untimed, *refused),
         took=choice.took + time.perf_counter() - start_time,
     )
+
+
+def _changed(algorithm: Any, row: Row) -> Any:
+    """The algorithm with the fields that a candidate changes."""
+    variant = dict(row.candidate.variant)
+    return dataclasses.replace(algorithm, **variant) if variant else algorithm
 
 
 def iterations_of(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> Iterations:

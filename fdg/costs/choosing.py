@@ -107,21 +107,23 @@ class Choice:
     @property
     def reason(self) -> str:
         """Why this candidate was chosen, in one line."""
-        feasible = _feasible_rows(self.rows)
+        feasible = feasible_rows(self.rows)
         best, *others = feasible
         fastest = min(others, key=lambda row: row.seconds, default=best)
         slower = next((row for row in others if row.seconds > best.seconds), None)
-        than = ""
+        comparison = ""
         if fastest.seconds < best.seconds:
-            than = (
+            comparison = (
                 f", within {TIE - 1:.0%} of {fastest.candidate} on {_size(fastest)} at"
                 f" {duration(fastest.seconds)}, which has more groups, devices or lag"
             )
         elif slower is not None:
-            than = f", {slower.seconds / best.seconds:.2f} x as fast as {slower.candidate} on {_size(slower)}"
+            comparison = (
+                f", {slower.seconds / best.seconds:.2f} x as fast as {slower.candidate} on {_size(slower)}"
+            )
         basis = "measured" if best.measured is not None else "predicted"
         return (
-            f"{best.candidate} on {_size(best)}: {duration(best.seconds)} per iteration {basis}{than};"
+            f"{best.candidate} on {_size(best)}: {duration(best.seconds)} per iteration {basis}{comparison};"
             f" the largest part is {self.prediction.bound}"
         )
 
@@ -162,7 +164,7 @@ def _cells(row: Row, has_measured: bool) -> tuple[str, ...]:
     return (str(row.candidate), str(row.candidate.devices), *times, f"{idle:.0%}", bound, row.candidate.asks)
 
 
-def _feasible_rows(rows: Iterable[Row]) -> list[Any]:
+def feasible_rows(rows: Iterable[Row]) -> list[Any]:
     """The rows that are feasible and allowed."""
     return [row for row in rows if row.prediction is not None and not row.candidate.asks]
 
@@ -186,12 +188,11 @@ def choose(
     def row_of(candidate: Candidate) -> Row:
         return _row(candidate, cluster, graph_of, platforms)
 
-    rows = _search(_distinct(candidates, cluster), row_of)
-    rows.sort(key=lambda row: row.seconds)
+    rows = sorted(_search(_distinct(candidates, cluster), row_of), key=lambda row: row.seconds)
     if more is not None:
-        rows += [row_of(candidate) for candidate in more(_feasible_rows(rows))]
-    rows.sort(key=lambda row: row.seconds)
-    feasible = _feasible_rows(rows)
+        rows += [row_of(candidate) for candidate in more(feasible_rows(rows))]
+        rows.sort(key=lambda row: row.seconds)
+    feasible = feasible_rows(rows)
     if not feasible:
         reason = next((row.refused for row in rows if row.refused), "there is no candidate")
         raise PlanError(f"no policy is feasible: {reason}")
@@ -217,55 +218,55 @@ def _search(candidates: Iterable[Candidate], row_of: Callable[[Candidate], Row])
     A kind is dropped if its smallest and middle sizes take more than `_FAR_RATIO` times the best. For other
     kinds, sizes are tried until both neighbours of the best size are slower. Lags of a kind are bisected.
     """
-    kinds: dict[Any, list[Candidate]] = {}
+    kinds: dict[Any, _Rows] = collections.defaultdict(lambda: _Rows(row_of))
     for option in sorted(candidates, key=lambda option: _delays(option.policy)[1]):
         kind = type(option.policy), _delays(option.policy)[0], option.devices, option.variant
-        kinds.setdefault(kind, []).append(option)
-    all_rows: list[dict[int, Row]] = []
-    for options in kinds.values():
-        rows: dict[int, Row] = {}
-        for position in dict.fromkeys([0, len(options) // 2, len(options) - 1, *range(len(options))]):
+        kinds[kind].options.append(option)
+    for rows in kinds.values():
+        size = len(rows.options)
+        for i in dict.fromkeys([0, size // 2, size - 1, *range(size)]):
             if sum(row.prediction is not None for row in rows.values()) < _FIRST_TRIALS:
-                rows[position] = row_of(options[position])
-        all_rows.append(rows)
-    predicted = [row for rows in all_rows for row in rows.values()]
-    best = min((row.seconds for row in _feasible_rows(predicted)), default=float("inf"))
-    for options, rows in zip(kinds.values(), all_rows, strict=True):
-        if len({_delays(option.policy) for option in options}) > 1:
-            _bisect_lags(options, rows, row_of)
-        while min(row.seconds for row in rows.values()) <= _FAR_RATIO * best and _try_neighbours(
-            options, rows, row_of
-        ):
+                rows.predict(i)
+    predicted = [row for rows in kinds.values() for row in rows.values()]
+    best = min((row.seconds for row in feasible_rows(predicted)), default=float("inf"))
+    for rows in kinds.values():
+        if len({_delays(option.policy) for option in rows.options}) > 1:
+            _bisect_lags(rows)
+        while min(row.seconds for row in rows.values()) <= _FAR_RATIO * best and _try_neighbours(rows):
             pass
-        rows.update((i, Row(option, None, _SKIPPED)) for i, option in enumerate(options) if i not in rows)
-    return [row for rows in all_rows for row in rows.values()]
+        for i, option in enumerate(rows.options):
+            rows.setdefault(i, Row(option, None, _SKIPPED))
+    return [row for rows in kinds.values() for row in rows.values()]
 
 
-def _try_neighbours(
-    options: Sequence[Candidate], rows: dict[int, Row], row_of: Callable[[Candidate], Row]
-) -> bool:
+class _Rows(dict[int, Row]):
+    """The rows of the predicted ones among the candidates `options`, by their positions there."""
+
+    def __init__(self, row_of: Callable[[Candidate], Row]):
+        self.options: list[Candidate] = []
+        self._row_of = row_of
+
+    def predict(self, i: int) -> Row:
+        """The row of `options[i]`, predicted at the first call."""
+        if i not in self:
+            self[i] = self._row_of(self.options[i])
+        return self[i]
+
+
+def _try_neighbours(rows: _Rows) -> bool:
     """Predicts the next feasible size on each side of the best; returns whether any was new."""
     nearest = min(rows, key=lambda i: rows[i].seconds)
     count_before = len(rows)
-    for side in (range(nearest - 1, -1, -1), range(nearest + 1, len(options))):
-        for i in side:
-            rows[i] = rows[i] if i in rows else row_of(options[i])
-            if rows[i].prediction is not None:
-                break
+    for side in (range(nearest - 1, -1, -1), range(nearest + 1, len(rows.options))):
+        any(rows.predict(i).prediction is not None for i in side)  # up to the first feasible one
     return len(rows) > count_before
 
 
-def _bisect_lags(
-    options: Sequence[Candidate], rows: dict[int, Row], row_of: Callable[[Candidate], Row]
-) -> None:
-    """Finds the smallest lag within `TIE` of the best, given that a longer lag is never slower."""
-
-    def seconds(i: int) -> float:
-        rows[i] = rows[i] if i in rows else row_of(options[i])
-        return rows[i].seconds
-
-    limit = TIE * min(map(seconds, (0, len(options) // 2, len(options) - 1)))
-    bisect.bisect_left(range(len(options)), True, key=lambda i: seconds(i) <= limit)
+def _bisect_lags(rows: _Rows) -> None:
+    """Predicts the smallest lag within `TIE` of the best, given that a longer lag is never slower."""
+    size = len(rows.options)
+    limit = TIE * min(rows.predict(i).seconds for i in (0, size // 2, size - 1))
+    bisect.bisect_left(range(size), True, key=lambda i: rows.predict(i).seconds <= limit)
 
 
 def lags(graph: FDG, policy: Any) -> list[Any]:

@@ -7,7 +7,7 @@ figures by name, so published tables, calibrations and cluster files all have th
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fdg.costs.loads import TargetDevices
 from fdg.costs.overheads import OVERHEADS, Overheads
@@ -83,16 +83,8 @@ class DeviceKind:
         for name, figure in self.figures.items():
             if name not in RATES:
                 raise unknown_name(f"rate of device kind {self.name}", name, RATES)
-            least = 0 if name in TIMES | SHARES else 1e-30
-            if not (
-                isinstance(figure.value, int | float)
-                and math.isfinite(figure.value)
-                and figure.value >= least
-            ):
-                raise FdgError(
-                    f"device kind {self.name}: {name} = {figure.value}: give {RATES[name]}, a number"
-                    f" {'of at least' if least == 0 else 'above'} 0"
-                )
+            where = f"device kind {self.name}: {name}"
+            _check_number(where, figure.value, f"{RATES[name]}, a number", name in TIMES | SHARES)
         if not any(name.startswith("product/") for name in self.figures) or "memory" not in self.figures:
             raise FdgError(
                 f"device kind {self.name} lacks figures: give 'memory' ({RATES['memory']}) and at least one"
@@ -129,10 +121,10 @@ class DeviceKind:
 
 
 _DTYPE_BYTES = {"float8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "float64": 8}
-_RATE_NAMES = tuple(RATES)
-BY_BYTES = _RATE_NAMES[
-    _RATE_NAMES.index("elementwise") : _RATE_NAMES.index("host") + 1
-]  # classes of operations
+BY_BYTES = (  # the classes of operations whose rates are bytes per second
+    "elementwise", "transcendental", "special", "reduction", "random", "sort", "movement", "copy",
+    "linear algebra", "host",
+)  # fmt: skip
 _DEFAULT_VALUES: Mapping[str, float] = {
     "product_call": 0.0,
     "convolution": 0.5,
@@ -156,6 +148,13 @@ _PLATFORM_DEFAULTS: Mapping[str, Mapping[str, float]] = {
 }
 
 
+def _check_number(where: str, value: Any, noun: str = "a number", may_be_zero: bool = True) -> None:
+    """Raises `FdgError` for a value that is no finite number, or is negative or zero."""
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    if not is_number or value < (0 if may_be_zero else 1e-30):
+        raise FdgError(f"{where} = {value!r}: give {noun} {'of at least' if may_be_zero else 'above'} 0")
+
+
 _ZERO = Figure(0.0)
 
 
@@ -169,16 +168,9 @@ class Link:
     call: Figure = _ZERO  # seconds of overhead per collective, in addition to its messages
 
     def __post_init__(self) -> None:
-        for name, figure, least in (
-            ("latency", self.latency, 0.0),
-            ("bandwidth", self.bandwidth, 1e-30),
-            ("call", self.call, 0.0),
-        ):
-            if not (math.isfinite(figure.value) and figure.value >= least):
-                raise FdgError(
-                    f"link {self.name}: {name} = {figure.value}: give a number"
-                    f" {'above' if least else 'of at least'} 0"
-                )
+        for name in ("latency", "bandwidth", "call"):
+            value = getattr(self, name).value
+            _check_number(f"link {self.name}: {name}", value, may_be_zero=name != "bandwidth")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,14 +192,14 @@ class Cluster:
     note: str = ""  # further information on these figures
 
     def __post_init__(self) -> None:
-        for name in ("devices_per_host", "hosts", "hosts_per_machine"):
+        for name in ("devices_per_host", "hosts", "hosts_per_machine", "cores"):
             value = getattr(self, name)
+            if (name, value) == ("cores", None):
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise FdgError(f"cluster: {name} = {value!r}: give a whole number of at least 1")
         for name in ("price", "straggling", "failures", "restart"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-                raise FdgError(f"cluster: {name} = {value!r}: give a number of at least 0")
+            _check_number(f"cluster: {name}", getattr(self, name))
         if self.straggling > 1:
             raise FdgError(
                 f"cluster: straggling = {self.straggling!r}: give a fraction, from 0 to 1; for"
@@ -215,8 +207,6 @@ class Cluster:
             )
         if not (isinstance(self.storage, int | float) and self.storage > 0):
             raise FdgError(f"cluster: storage = {self.storage!r}: give bytes per second above 0")
-        if self.cores is not None and (not isinstance(self.cores, int) or self.cores < 1):
-            raise FdgError(f"cluster: cores = {self.cores!r}: give a whole number of at least 1")
 
     @property
     def devices_per_machine(self) -> int:

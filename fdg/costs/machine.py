@@ -111,7 +111,6 @@ class Calibration:
 
     def as_json(self) -> dict[str, Any]:
         """This calibration as JSON types."""
-
         return {
             "version": VERSION,
             "machine": dict(self.machine),
@@ -227,23 +226,6 @@ def usable_calibration(device_kind: str) -> Calibration | None:
     return calibration
 
 
-def _noise_warning(calibration: Calibration) -> str:
-    """A warning if the calibration was disturbed, else ""."""
-    if not calibration.is_disturbed:
-        return ""
-    return (
-        f" while other programs used it (repeats differ by {calibration.unrest:.0%}): {FIX} once it is idle"
-    )
-
-
-def _busy_warning(cores: int | None) -> str:
-    """A warning if the machine is busy now, else ""."""
-    busy = busy_cores()
-    if cores is None or busy < 0.5 * cores:
-        return ""
-    return f"; now {busy:.1f} of {cores} cores are busy: only --policy auto:measure considers this"
-
-
 def busy_cores() -> float:
     """The load average of the last minute, if the system has one; else 0."""
     try:
@@ -273,7 +255,10 @@ def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, ho
     cores, calibration = usable_cores() if platform_name == "cpu" else None, usable_calibration(device_kind)
     if calibration is not None:
         kind, links, cores = calibration.kind, (calibration.inside, calibration.between), calibration.cores
-        note = f"this machine's, measured {calibration.date}{_noise_warning(calibration)}"
+        note = f"this machine's, measured {calibration.date}"
+        if calibration.is_disturbed:
+            repeats = f"repeats differ by {calibration.unrest:.0%}"
+            note += f" while other programs used it ({repeats}): {FIX} once it is idle"
     elif platform_name == "cpu":
         kind, links = REFERENCE, (SHARED_MEMORY, SOCKETS)
         note = f"of another machine's processor, since this one has no calibration: {FIX}"
@@ -282,9 +267,8 @@ def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, ho
             kind = published.kind(device_kind)
         except UnknownNameError:
             raise FdgError(f"fdg has no rates of devices of kind '{device_kind}': {FIX}") from None
-        links, note = (
-            published.usual_links(kind.name),
-            f"published for {kind.name}, not measured here: {FIX}",
-        )
-    note = f"rates: {note}{_busy_warning(cores)}"
-    return Cluster(kind, devices_per_host, hosts, *links, cores, note=note)
+        links = published.usual_links(kind.name)
+        note = f"published for {kind.name}, not measured here: {FIX}"
+    if cores is not None and (busy := busy_cores()) >= 0.5 * cores:
+        note += f"; now {busy:.1f} of {cores} cores are busy: only --policy auto:measure considers this"
+    return Cluster(kind, devices_per_host, hosts, *links, cores, note=f"rates: {note}")

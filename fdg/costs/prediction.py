@@ -67,13 +67,10 @@ def predict(plan: Plan, cluster: Cluster) -> Prediction:
             f" use --devices {cluster.devices}, or give more hosts"
         )
     model = _Model(plan, cluster)
-    ratio = _straggler_ratio(cluster)
-    times = (
-        _stepped_times(model, plan, ratio)
-        if isinstance(plan, SteppedPlan)
-        else _single_program_times(model, ratio)
-    )
-    return model.prediction(times)
+    times = _stepped_times(model, plan) if isinstance(plan, SteppedPlan) else _single_program_times(model)
+    routes, inside, between = model.routes()
+    devices = len({device for group in plan.groups for device in group.devices})
+    return Prediction(*times, inside, between, routes, devices, model.notes(), not plan.unpredicted)
 
 
 _Times = tuple[float, Mapping[str, float], Mapping[str, float]]  # seconds, shares and busy of `Prediction`
@@ -97,6 +94,7 @@ class _Model:
 
     def __init__(self, plan: Plan, cluster: Cluster):
         self.plan, self.cluster = plan, cluster
+        self.straggler_ratio = _straggler_ratio(cluster)
         self.groups = {group.name: group for group in plan.groups}
         self.lost = cluster.kind.lost
         self.loads = program_works(plan, cluster.target)
@@ -198,18 +196,12 @@ class _Model:
             )
         return (*notes, *([self.cluster.note] if self.cluster.note else []))
 
-    def prediction(self, times: _Times) -> Prediction:
-        """The prediction with these times."""
-        routes, inside, between = self.routes()
-        devices = len({device for group in self.plan.groups for device in group.devices})
-        return Prediction(*times, inside, between, routes, devices, self.notes(), not self.plan.unpredicted)
 
-
-def _single_program_times(model: _Model, straggler_ratio: Callable[[int], float]) -> _Times:
+def _single_program_times(model: _Model) -> _Times:
     """Times of a plan with one program, which the host dispatches once for many iterations."""
     (program,), (group,) = model.loads, model.plan.groups
     contention = max(1.0, model.used_cores(program) / model.pool)
-    ratio, shares = straggler_ratio(len(group)), model.parts(program, contention)
+    ratio, shares = model.straggler_ratio(len(group)), model.parts(program, contention)
     computing = sum(value for name, value in shares.items() if " on " in name)
     if ratio > 1:
         shares[f"stragglers of {group.name}"] = (ratio - 1) * computing
@@ -217,37 +209,37 @@ def _single_program_times(model: _Model, straggler_ratio: Callable[[int], float]
     return seconds, shares, {group.name: computing if len(group) > 1 else seconds}
 
 
-def _stepped_times(model: _Model, plan: SteppedPlan, straggler_ratio: Callable[[int], float]) -> _Times:
+def _stepped_times(model: _Model, plan: SteppedPlan) -> _Times:
+    """Times of a plan with several programs; those of long loops are extrapolated from two simulations."""
     costs = model.costs()
     lengths = loop_lengths(plan.schedule.steps)
     long_lengths = [length for length in lengths if length > 2 * _FEW_TRIPS]
-    run = functools.partial(_simulated_times, model, plan, costs, straggler_ratio)
-    long_run = run(dict.fromkeys(long_lengths, 2 * _FEW_TRIPS))
+    run = functools.partial(_simulated_times, model, plan, costs)
+    many_trips = dict.fromkeys(long_lengths, 2 * _FEW_TRIPS)
+    long_run = run(many_trips)
     totals = collections.defaultdict(float, long_run)
     for length in long_lengths:
-        shorter = run({**dict.fromkeys(long_lengths, 2 * _FEW_TRIPS), length: _FEW_TRIPS})
+        shorter = run({**many_trips, length: _FEW_TRIPS})
         for name in long_run.keys() | shorter.keys():
             seconds_per_trip = (long_run.get(name, 0.0) - shorter.get(name, 0.0)) / _FEW_TRIPS
             totals[name] += seconds_per_trip * (length - 2 * _FEW_TRIPS)
-    shares = {name[1]: seconds for name, seconds in totals.items() if name[0] == "share" and seconds > 0}
-    busy = {name[1]: seconds for name, seconds in totals.items() if name[0] == "busy"}
     seconds = totals["seconds", ""]
+    shares = {name: value for (kind, name), value in totals.items() if kind == "share" and value > 0}
     share_total = sum(shares.values()) or 1.0
     shares = {name: value * seconds / share_total for name, value in shares.items()}
-    return seconds, shares, {group: busy.get(group, 0.0) for group in model.groups}
+    return seconds, shares, {group: totals["busy", group] for group in model.groups}
 
 
 def _simulated_times(
     model: _Model,
     plan: SteppedPlan,
     costs: Mapping[Step, Cost],
-    straggler_ratio: Callable[[int], float],
     loop_trips: Mapping[int, int],
 ) -> dict[tuple[str, str], float]:
     """Simulated seconds per iteration by key: ("seconds", ""), ("busy", group), ("share", part)."""
     simulation = Simulation(model.pool)
     host_cores = 0.0 if model.cluster.cores is None else 1.0
-    tasks = ScheduleTasks(simulation, plan, costs, host_cores, straggler_ratio, loop_trips)
+    tasks = ScheduleTasks(simulation, plan, costs, host_cores, model.straggler_ratio, loop_trips)
     ahead = plan.delayed.staleness if plan.delayed is not None else 0
     warm_up = _WARM_UP + ahead
     # Further iterations follow the averaged ones, since groups that are ahead already run them.

@@ -4,6 +4,7 @@ The tasks follow the schedule as the engine does (`running.steps`): the host dis
 in order without waiting for them, up to `IN_FLIGHT` iterations at once.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
@@ -28,25 +29,21 @@ class Cost:
     meets: bool = False
 
 
-StragglerRatio = Callable[[int], float]
-"""The factor by which stragglers lengthen a step, by number of devices."""
-
-
 def device_lanes(groups: Sequence[Group]) -> Mapping[str, tuple[str, ...]]:
     """The lanes of each group. The devices that belong to the same groups form a lane."""
-    groups_by_device: dict[int, list[str]] = {}
+    groups_by_device: dict[int, list[str]] = collections.defaultdict(list)
     for group in groups:
         for device in group.devices:
-            groups_by_device.setdefault(device, []).append(group.name)
-    lanes_by_group: dict[str, dict[str, None]] = {group.name: {} for group in groups}
-    for names in groups_by_device.values():
-        for name in names:
-            lanes_by_group[name]["&".join(names)] = None
-    return {name: tuple(lanes) for name, lanes in lanes_by_group.items()}
+            groups_by_device[device].append(group.name)
+    lanes = dict.fromkeys(tuple(names) for names in groups_by_device.values())
+    return {group.name: tuple("&".join(names) for names in lanes if group.name in names) for group in groups}
 
 
 class ScheduleTasks(ScheduleWalk[int]):
-    """Adds the iterations of a schedule to a simulation; `lengths` maps trip counts to simulated ones.
+    """Adds the iterations of a schedule to a simulation.
+
+    `straggler_ratio` maps a number of devices to the factor by which stragglers lengthen a step, and
+    `lengths` maps trip counts to the simulated ones.
 
     The fact of a value is the number of the task that makes it, or -1.
     """
@@ -57,16 +54,12 @@ class ScheduleTasks(ScheduleWalk[int]):
         plan: SteppedPlan,
         costs: Mapping[Step, Cost],
         host_cores: float,
-        straggler_ratio: StragglerRatio,
+        straggler_ratio: Callable[[int], float],
         lengths: Mapping[int, int],
     ):
         super().__init__(-1)
-        self._simulation, self._costs, self._host_cores, self._straggler_ratio = (
-            simulation,
-            costs,
-            host_cores,
-            straggler_ratio,
-        )
+        self._simulation, self._costs = simulation, costs
+        self._host_cores, self._straggler_ratio = host_cores, straggler_ratio
         self._schedule, self._lanes, self._lengths = plan.schedule, device_lanes(plan.groups), lengths
         self._sizes = {group.name: len(group) for group in plan.groups}
         self._host_waits: tuple[int, ...] = ()

@@ -104,10 +104,10 @@ class Simulation:
                 else:
                     heapq.heappush(unpooled, (now + tasks[task].seconds, task))
             ready = []
-            speed = min(1.0, self._cores / needed_cores) if needed_cores > self._cores else 1.0
-            pool_end = now + (pool[0][0] - pool_now) / speed if pool else float("inf")
             if not pool and not unpooled:
                 return Trace(starts, ends, latest)
+            speed = self._cores / needed_cores if needed_cores > self._cores else 1.0
+            pool_end = now + (pool[0][0] - pool_now) / speed if pool else math.inf
             if pool and (not unpooled or pool_end <= unpooled[0][0]):
                 pool_now, finished = heapq.heappop(pool)
                 now = pool_end

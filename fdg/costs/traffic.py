@@ -106,16 +106,8 @@ def handling(move: Move, source: Sequence[int], target: Sequence[int], cluster: 
     has_cuts = has_joins = False
     arrays = 0
     for source_value, target_value in move.pairs:
-        grid = [
-            math.lcm(x, y)
-            for x, y in zip(source_value.laid_out.parts, target_value.laid_out.parts, strict=True)
-        ]
-        num_pieces = math.prod(
-            chunks // parts for chunks, parts in zip(grid, source_value.laid_out.parts, strict=True)
-        )
-        num_chunks = math.prod(
-            chunks // parts for chunks, parts in zip(grid, target_value.laid_out.parts, strict=True)
-        )
-        has_cuts, has_joins = has_cuts or num_pieces > 1, has_joins or num_chunks > 1
-        arrays += num_chunks * len(target)
+        before, after = source_value.laid_out, target_value.laid_out
+        num_chunks = math.prod(map(math.lcm, before.parts, after.parts))  # as `layout.find_route` cuts
+        has_cuts, has_joins = has_cuts or num_chunks > before.number, has_joins or num_chunks > after.number
+        arrays += num_chunks // after.number * len(target)
     return Handling(has_cuts + has_joins, arrays)

@@ -60,15 +60,16 @@ def test_sizes_that_cannot_be_do_not_end_the_search():
     """Of ten sizes every other is refused, and the quickest lies beyond some of them."""
     seconds = {0: 9.0, 2: 8.5, 5: 8.0, 8: 7.0, 9: 7.5}
     some = [choosing.Candidate(policies.GPUOnly(), 1, (("size", i),)) for i in range(10)]
-    rows = {}
 
     def look(one):
         i = some.index(one)
         found = types.SimpleNamespace(seconds=seconds[i]) if i in seconds else None
         return choosing.Row(one, found, "" if found else "refused")
 
-    rows[0] = look(some[0])
-    while choosing._try_neighbours(some, rows, look):
+    rows = choosing._Rows(look)
+    rows.options += some
+    rows.predict(0)
+    while choosing._try_neighbours(rows):
         pass
     assert min(rows, key=lambda i: rows[i].seconds) == 8
     assert len(rows) == 10  # both neighbours of the best were looked at
