@@ -138,11 +138,7 @@ def _device_figures(num_copies: int, report: Say) -> dict[str, Figure]:
         size = sum(operation.bytes * count for operation, count in timing.work.operations.items())
         figures[name] = _figure(size / max(timing.crowded - figures["operation"].value, 1e-9), timing)
     if num_copies > 1:
-        speedups = [
-            timing.crowded / timing.alone
-            for name, timing in timings.items()
-            if name in ("elementwise", "transcendental")
-        ]
+        speedups = [timings[name].crowded / timings[name].alone for name in ("elementwise", "transcendental")]
         speedup = min(float(num_copies), max(1.0, statistics.median(speedups)))
         figures.setdefault("parallel", Figure((speedup - 1) / (num_copies - 1), 0.2, MEASURED))
         figures["parallel_bytes"] = Figure(1e5, 0.0, "assumed, not measured")
@@ -206,13 +202,14 @@ def _time_functions(functions: Mapping[str, tuple[Callable, list[Any]]], num_cop
     compile_all(programs.values())
     alone = rounds(programs, ROUNDS)
     crowded = rounds(programs, ROUNDS, num_copies) if num_copies > 1 else alone
-    works = {
-        name: work_of(jax.make_jaxpr(function)(*arguments))
-        for name, (function, arguments) in functions.items()
-    }
     return {
-        name: Timed(works[name], min(alone[name]), min(crowded[name]), _spread(crowded[name]))
-        for name in functions
+        name: Timed(
+            work_of(jax.make_jaxpr(function)(*arguments)),
+            min(alone[name]),
+            min(crowded[name]),
+            _spread(crowded[name]),
+        )
+        for name, (function, arguments) in functions.items()
     }
 
 
@@ -234,27 +231,25 @@ def _product_figures(num_copies: int) -> dict[str, Figure]:
     """Start-up time, FLOP rate and byte rate of matrix products, fitted to relative errors over shapes."""
     functions = {str(shape): _product(shape) for shape in _PRODUCT_SHAPES}
     timings = _time_functions(functions, num_copies)
-    coefficients, targets = [], []
-    for m, k, n in _PRODUCT_SHAPES:
-        product = Product(1, m, k, n, "float32")
-        seconds = timings[str((m, k, n))].crowded
+    coefficients = []
+    for shape in _PRODUCT_SHAPES:
+        product, seconds = Product(1, *shape, "float32"), timings[str(shape)].crowded
         coefficients.append([1.0 / seconds, product.flops / seconds, product.bytes / seconds])
-        targets.append(1.0)
     scale = np.array([1e-6, 1e-11, 1e-10])
-    start, per_flop, per_byte = nnls(np.array(coefficients) * scale, np.array(targets))[0] * scale
+    start, per_flop, per_byte = nnls(np.array(coefficients) * scale, np.ones(len(coefficients)))[0] * scale
     largest = timings[str((512, 512, 512))]
     flop_rate = 1 / per_flop if per_flop > _NEGLIGIBLE_S else 2 * 512**3 / largest.crowded
     figures = {
-        "product/float32": Figure(flop_rate, round(largest.spread, 3), MEASURED),
-        "product_call": Figure(float(start), round(largest.spread, 3), MEASURED),
+        "product/float32": _figure(flop_rate, largest),
+        "product_call": _figure(float(start), largest),
     }
     if per_byte > _NEGLIGIBLE_S:
-        figures["product_bytes"] = Figure(float(1 / per_byte), round(largest.spread, 3), MEASURED)
+        figures["product_bytes"] = _figure(float(1 / per_byte), largest)
     else:
         figures["product_bytes"] = Figure(1e15, 0.0, "bytes do not add to the time of products")
     if num_copies > 1:
         speedup = min(float(num_copies), max(1.0, largest.crowded / largest.alone))
-        figures["parallel"] = Figure((speedup - 1) / (num_copies - 1), round(largest.spread, 3), MEASURED)
+        figures["parallel"] = _figure((speedup - 1) / (num_copies - 1), largest)
     return figures
 
 

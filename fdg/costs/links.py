@@ -3,6 +3,7 @@
 The two processes are children of this one; they run `python -m fdg.costs.links ADDRESS INDEX`.
 """
 
+import itertools
 import json
 import math
 import statistics
@@ -35,12 +36,8 @@ def between_processes(report: Report) -> Link | None:
     report("two processes")
     address = f"localhost:{free_port('localhost')}"
     command = [sys.executable, "-m", "fdg.costs.links", address]
-    variables = {
-        **environment_of_a_child(),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "",
-        "JAX_NUM_CPU_DEVICES": "1",
-    }
+    one_cpu_device = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"}
+    variables = {**environment_of_a_child(), **one_cpu_device}
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     children = [subprocess.Popen([*command, index], env=variables, **options) for index in ("0", "1")]
     try:
@@ -64,12 +61,8 @@ def among(devices: Sequence[jax.Device], name: str, report: Report) -> Link | No
     if len(devices) < 2:
         return None
     counts = [2] if len(devices) < 4 else [2, len(devices)]
-    programs = {
-        (count, size): _work_then_all_reduce(devices[:count], size)
-        for count in counts
-        for size in ("", "little")
-    }
-    programs[2, "much"] = _work_then_all_reduce(devices[:2], "much")
+    cases = [*itertools.product(counts, ("", "little")), (2, "much")]
+    programs = {(count, size): _work_then_all_reduce(devices[:count], size) for count, size in cases}
     report("collectives")
     compile_all(programs.values())
     samples = rounds(programs, ROUNDS)
@@ -78,21 +71,16 @@ def among(devices: Sequence[jax.Device], name: str, report: Report) -> Link | No
         for count in counts
     }
     median_extra = {count: max(1e-7, statistics.median(seconds)) for count, seconds in extra_seconds.items()}
-    spread = round(
-        statistics.median(abs(seconds - median_extra[2]) for seconds in extra_seconds[2]) / median_extra[2], 3
-    )
+    deviation = statistics.median(abs(seconds - median_extra[2]) for seconds in extra_seconds[2])
+    spread = round(deviation / median_extra[2], 3)
     latency = 0.0
     if len(counts) > 1:
         extra_messages = 2 * (math.log2(counts[1]) - 1)
         latency = max(0.0, (median_extra[counts[1]] - median_extra[2]) / extra_messages)
     call = max(1e-7, median_extra[2] - 2 * latency)
     transfer = min(samples[2, "much"]) - min(samples[2, "little"])
-    return Link(
-        name,
-        Figure(latency, spread, MEASURED),
-        Figure(_LARGE_BYTES / max(transfer, 1e-9), spread, MEASURED),
-        Figure(call, spread, MEASURED),
-    )
+    bandwidth = _LARGE_BYTES / max(transfer, 1e-9)
+    return Link(name, *(Figure(value, spread, MEASURED) for value in (latency, bandwidth, call)))
 
 
 def _work_then_all_reduce(devices: Sequence[jax.Device], size: str) -> Repeated:
@@ -119,10 +107,8 @@ def _work_then_all_reduce(devices: Sequence[jax.Device], size: str) -> Repeated:
         jnp.eye(64, dtype=jnp.float32),
         jnp.ones((len(devices), _LARGE_BYTES // 4), jnp.float32),
     ]
-    sharded_arguments = [
-        jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arguments, specs, strict=True)
-    ]
-    return Repeated(function, sharded_arguments, {0: 0, 1: 2})
+    arguments = jax.device_put(arguments, [NamedSharding(mesh, spec) for spec in specs])
+    return Repeated(function, arguments, {0: 0, 1: 2})
 
 
 def main(address: str, index: int) -> None:

@@ -72,24 +72,23 @@ def _collectives_of(plan: Plan, program: PlannedProgram) -> tuple[Collective, ..
     """
     if program.collectives or program.group not in plan.unpredicted:
         return program.collectives
-    roles = {fragment.name: fragment.role for fragment in plan.graph.fragments}
-    size = max((e.bytes_per_crossing for e in plan.graph.edges
-                if (roles[e.source], roles[e.target]) == ("gradient", "update")), default=0)  # fmt: skip
-    parents = {fragment.parent for fragment in plan.graph.fragments}
+    graph = plan.graph
+    roles = {fragment.name: fragment.role for fragment in graph.fragments}
+    gradients = [e for e in graph.edges if (roles[e.source], roles[e.target]) == ("gradient", "update")]
+    size = max((edge.bytes_per_crossing for edge in gradients), default=0)
+    parents = {fragment.parent for fragment in graph.fragments}
     collectives = []
-    for fragment in plan.graph.fragments:
-        reads = (
-            fragment.name in program.fragments
-            and fragment.name not in parents
-            and fragment.bytes_per_call >= size > 0
-        )
-        if reads and fragment.role not in _WITHOUT_PARAMETERS:
-            calls = max(1, fragment.calls_per_iteration // program.calls_per_iteration)
-            has_gradient = fragment.role == "gradient"
-            gathers = calls * (2 if has_gradient else 1)  # forward and backward
-            collectives.append(Collective("all-gather", size, gathers, (fragment.name,)))
-            if has_gradient:
-                collectives.append(Collective("reduce-scatter", size, calls, (fragment.name,)))
+    for fragment in graph.fragments:
+        if fragment.name not in program.fragments or fragment.name in parents:
+            continue
+        if fragment.role in _WITHOUT_PARAMETERS or not fragment.bytes_per_call >= size > 0:
+            continue
+        calls = max(1, fragment.calls_per_iteration // program.calls_per_iteration)
+        if fragment.role == "gradient":  # a forward and a backward pass
+            collectives.append(Collective("all-gather", size, 2 * calls, (fragment.name,)))
+            collectives.append(Collective("reduce-scatter", size, calls, (fragment.name,)))
+        else:
+            collectives.append(Collective("all-gather", size, calls, (fragment.name,)))
     return tuple(collectives)
 
 
@@ -98,14 +97,16 @@ def _group_works(plan: Plan, target: TargetDevices) -> Iterator[tuple[Group, Wor
     if isinstance(plan, SteppedPlan):
         groups = {group.name: group for group in plan.groups}
         for call, _ in plan.calls():
-            axes, output_axes = (tuple(value.axis for value in side) for side in (call.inputs, call.outputs))
-            yield groups[call.group], _work(call.jaxpr, axes, output_axes, groups[call.group], target)
+            group = groups[call.group]
+            axes, output_axes = ([value.axis for value in side] for side in (call.inputs, call.outputs))
+            setting = _setting(axes, output_axes, group, target)
+            yield group, work_of(rewrite_all(call.jaxpr, setting), axes, group.rows)
         return
     (group,), graph = plan.groups, plan.graph
-    if plan.together is None:
-        yield group, _work(graph.jaxpr, graph.state_axes, graph.output_axes, group, target)
-        return
     setting = _setting(graph.state_axes, graph.output_axes, group, target)
+    if plan.together is None:
+        yield group, work_of(rewrite_all(graph.jaxpr, setting), graph.state_axes, group.rows)
+        return
     single_jaxpr = prepare_for_vmap(graph.jaxpr, plan.together, setting._replace(devices=1, sharded=False))
     agents = plan.agents_here
     yield group, work_of(single_jaxpr) if agents == 1 else _vmapped_work(single_jaxpr, agents, plan.together)
@@ -131,12 +132,6 @@ def _one_device_work(work: Work, group: Group) -> Work:
 def _setting(
     axes: Sequence[Axis], output_axes: Sequence[Axis], group: Group, target: TargetDevices
 ) -> Setting:
+    """What the rewrites of a group's program depend on."""
     on_cpu, uses_all_cores = target.platform == "cpu", target.uses_all_cores(group)
     return Setting(tuple(axes), group.rows, tuple(output_axes), on_cpu, uses_all_cores, sharded=group.shards)
-
-
-def _work(
-    jaxpr: ClosedJaxpr, axes: Sequence[Axis], output_axes: Sequence[Axis], group: Group, target: TargetDevices
-) -> Work:
-    setting = _setting(axes, output_axes, group, target)
-    return work_of(rewrite_all(jaxpr, setting), axes, group.rows)

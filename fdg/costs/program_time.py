@@ -73,11 +73,10 @@ def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
         for name in CLASSES
         if parallel.get(name) or sequential.get(name)
     }
-    total = sum(by_class.values())
-    parallel_total = sum(remaining.get(name, 1.0) * parallel.get(name, 0.0) for name in CLASSES)
     # An operation that is divided over cores keeps all of them busy.
-    busy = 1 + (max(1.0, cores) - 1) * (parallel_total / speedup / total if total else 0.0)
-    return Seconds(by_class, busy)
+    parallel_total = sum(remaining.get(name, 1.0) * parallel.get(name, 0.0) for name in CLASSES)
+    parallel_share = parallel_total / speedup / (sum(by_class.values()) or 1.0)
+    return Seconds(by_class, 1 + (max(1.0, cores) - 1) * parallel_share)
 
 
 def raw_seconds(work: Work, kind: DeviceKind) -> tuple[Mapping[str, float], Mapping[str, float]]:
