@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fdg import jaxprs, keys
 from fdg.lowering.mesh import layout_sharding, make_mesh, partition_spec
 from fdg.placing.layout import Layout, find_route
-from fdg.running.transfers import cut_up, join_up, part_shape, per_device
+from fdg.running.transfers import Transfer, cut_up, join_up, part_shape, per_device
 
 _DEVICE_AXIS = "devices"  # the axis of the mesh of both groups
 _Pairs = tuple[tuple[int, int], ...]  # (from, to) devices
@@ -39,8 +39,8 @@ class ProcessCollectives:
         self._pending = list(results)
 
 
-class Exchange:
-    """Transfers arrays between two meshes that span processes: a `transfers.Transfer`.
+class Exchange(Transfer):
+    """Transfers arrays between two meshes that span processes; its programs are "cut", "exchange" and "join".
 
     Every process with a device in either mesh must call it, in the same order (see `ProcessCollectives`).
     """
@@ -52,14 +52,12 @@ class Exchange:
         layouts: Sequence[tuple[Layout, Layout]],
         collectives: ProcessCollectives | None = None,
     ):
-        self.source, self.target, self.layouts = source, target, list(layouts)
+        super().__init__(source, target, layouts)
         devices = list(dict.fromkeys((*source.devices.flat, *target.devices.flat)))
         self.union = make_mesh(devices, _DEVICE_AXIS)
         self._position = {device: i for i, device in enumerate(devices)}
         self._routes = [find_route(a, b) for a, b in self.layouts]
         self._collectives = collectives or ProcessCollectives()
-        self.programs: dict[str, Any] = {}
-        self.bytes = 0
         process = jax.process_index()
         self._local, self._sources, self._targets = (
             [d for d in mesh_devices if d.process_index == process]
@@ -69,7 +67,7 @@ class Exchange:
         self._zero_blocks: dict[Any, Any] = {}
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
-        """The programs: ("cut", "exchange" or "join", mesh, function, its argument)."""
+        """All three programs."""
         self._sent_blocks: list[jax.ShapeDtypeStruct] = []  # for each array, a device's stacked chunks
         self._received_blocks: list[jax.ShapeDtypeStruct] = []
         for shape, route, (a, _) in zip(shapes, self._routes, self.layouts, strict=True):
@@ -130,6 +128,7 @@ class Exchange:
         return jax.make_array_from_single_device_arrays(shape, self._sharding[mesh], local)
 
     def _zero_block(self, block: jax.ShapeDtypeStruct, device: jax.Device) -> jax.Array:
+        """Zeros, which a device without a chunk to send sends."""
         key = block.shape, block.dtype, device
         if key not in self._zero_blocks:
             self._zero_blocks[key] = jax.device_put(np.zeros((1, *block.shape), block.dtype), device)
@@ -140,8 +139,8 @@ class Exchange:
     def _cut_function(self) -> Any:
         def cut_local(arrays):
             return [
-                jnp.stack([_to_wire(part) for part in cut_up(x, way)])[None]
-                for x, way in zip(arrays, self._routes, strict=True)
+                jnp.stack([_to_wire(part) for part in cut_up(x, route)])[None]
+                for x, route in zip(arrays, self._routes, strict=True)
             ]
 
         specs = [partition_spec(a.spec) for a, _ in self.layouts]
@@ -184,8 +183,8 @@ class Exchange:
     def _join_function(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> Any:
         def join_local(blocks):
             return [
-                join_up([_from_wire(chunk, shape) for chunk in x[0]], way)
-                for x, shape, way in zip(blocks, shapes, self._routes, strict=True)
+                join_up([_from_wire(chunk, shape) for chunk in x[0]], route)
+                for x, shape, route in zip(blocks, shapes, self._routes, strict=True)
             ]
 
         specs = [partition_spec(b.spec) for _, b in self.layouts]
@@ -239,8 +238,8 @@ def _integer_dtype(dtype: Any) -> Any:
     """The unsigned integer dtype of equal width; complex dtypes and dtypes below a byte are unchanged."""
     dtype = jnp.dtype(dtype)
     width = str(8 * dtype.itemsize)
-    is_supported = dtype.name.endswith(width) and not jnp.issubdtype(dtype, jnp.complexfloating)
-    return jnp.dtype(f"uint{width}") if is_supported else dtype
+    has_integer_dtype = dtype.name.endswith(width) and not jnp.issubdtype(dtype, jnp.complexfloating)
+    return jnp.dtype(f"uint{width}") if has_integer_dtype else dtype
 
 
 def _block_spec(mesh: Mesh) -> PartitionSpec:

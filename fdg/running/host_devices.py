@@ -85,11 +85,9 @@ def restart_cpu_backend(count: int, threads: int) -> None:
     configured by a command, with several processes, or if the user has set the number of threads.
     """
     new_threads, old_threads = str(threads), os.environ.get(_THREADS_VARIABLE)
-    if (
-        not _command_counts
-        or (count, new_threads) == (_command_counts[-1], old_threads)
-        or old_threads != _set_variables.get(_THREADS_VARIABLE)
-    ):
+    if not _command_counts or (count, new_threads) == (_command_counts[-1], old_threads):
+        return
+    if old_threads != _set_variables.get(_THREADS_VARIABLE):  # the user has set it
         return
     if jax.default_backend() != "cpu" or jax.process_count() > 1 or jax.live_arrays():
         return

@@ -122,7 +122,9 @@ class Lanes:
             )
         self._run = _Run([*self.groups, *([COLLECTIVE_LANE] if jax.process_count() > 1 else [])])
         try:
-            self._run.begin()
+            for thread in self._run.threads:
+                _all_threads.add(thread)
+                thread.start()
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
@@ -155,12 +157,6 @@ class _Run:
             threading.Thread(target=self._run_calls, args=(calls,), name=f"lane {lane}", daemon=True)
             for lane, calls in self._queues.items()
         ]
-
-    def begin(self) -> None:
-        """Starts the threads."""
-        for thread in self.threads:
-            _all_threads.add(thread)
-            thread.start()
 
     def put(self, lane: str, call: Action, arrays: Sequence[Any], count: int) -> Sequence[Any]:
         """Queues a call on a lane; raises the error that stopped the lanes."""
@@ -198,15 +194,13 @@ class _Run:
 
     def check_host_calls(self) -> None:
         """Stops all lanes if a host function exceeds the limit."""
-        slowest = host_calls.slowest()
-        if slowest is not None and slowest[1] > self._limit_s:
-            function_name, seconds = slowest
-            self.fail(
-                HostError(
-                    f"{function_name} has not returned after {seconds:.0f} s: fix it, or raise the limit with"
-                    f" the environment variable {LIMIT}={2 * self._limit_s:.0f}"
-                )
+        function_name, seconds = host_calls.slowest() or ("", 0.0)
+        if seconds > self._limit_s:
+            text = (
+                f"{function_name} has not returned after {seconds:.0f} s: fix it, or raise the limit with"
+                f" the environment variable {LIMIT}={2 * self._limit_s:.0f}"
             )
+            self.fail(HostError(text))
 
     def _last_open_call(self) -> Promised | None:
         """The first result of the open call that was queued last."""
@@ -229,13 +223,13 @@ class _Run:
         pairs = list(zip(promised, results, strict=True))
         with self._lock:
             is_open = self._open_calls.pop(promised[0], None) is not None
-        for promise, result in pairs if is_open else ():
-            promise.set_result(result)
+        if is_open:
+            for promise, result in pairs:
+                promise.set_result(result)
 
 
 def holds_host(call: Call, mesh: Mesh) -> bool:
-    """Whether dispatching a program may block the host thread until the program ends: on a CPU, if it calls
-    Python."""
+    """Whether dispatching a program may block the host thread until it ends: on a CPU, if it calls Python."""
     return mesh.devices.flat[0].platform == "cpu" and host_calls.calls_host(call.equations)
 
 

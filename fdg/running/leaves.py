@@ -55,10 +55,8 @@ def difference(state: Any, expected: Any) -> str:
     if missing:
         return f"it {', and '.join(missing)}"
     for name, leaf in state_leaves.items():
-        actual, required = (
-            f"{jnp.asarray(x).dtype if not hasattr(x, 'dtype') else x.dtype}{list(jnp.shape(x))}"
-            for x in (leaf, expected_leaves[name])
-        )
+        arrays = (x if hasattr(x, "dtype") else jnp.asarray(x) for x in (leaf, expected_leaves[name]))
+        actual, required = (f"{array.dtype}{list(array.shape)}" for array in arrays)
         if actual != required:
             return f"state{name} is {actual}, not {required}"
     return f"it is a {type(state).__name__}, not a {type(expected).__name__}"
@@ -138,17 +136,15 @@ class LeafCopies:
             for slot, array in zip(targets, copy([leaves[i] for i in positions]), strict=True):
                 memory.arrays[slot] = array
 
-    def take(self, memory: Memory) -> list[jax.Array | None]:
+    def primary(self, memory: Memory) -> list[jax.Array | None]:
         """The primary copies; None for a leaf that only other processes hold."""
         return [memory.arrays[slots[0]] for slots in self._slots]
 
     def keep(self, memory: Memory, leaves: Sequence[jax.Array]) -> None:
         """Keeps the copies, in case the next call gets these leaves."""
         self._returned = ReturnedArrays(leaves)
-        slots_of_copies = [slot for slots in self._slots for slot in slots[1:]]
-        self._kept_copies = [
-            (slot, array) for slot in slots_of_copies if (array := memory.arrays[slot]) is not None
-        ]
+        copies = [(slot, memory.arrays[slot]) for slots in self._slots for slot in slots[1:]]
+        self._kept_copies = [(slot, array) for slot, array in copies if array is not None]
 
 
 def unique_names(names: Iterable[str]) -> list[str]:

@@ -173,7 +173,7 @@ class ManyPrograms:
         """The leaves of the state at the end; their copies are kept for the next call."""
         leaves = [
             absent(shape) if leaf is None else committed(leaf, shape.sharding)
-            for leaf, shape in zip(self._copies.take(memory), self.shapes, strict=True)
+            for leaf, shape in zip(self._copies.primary(memory), self.shapes, strict=True)
         ]
         self._copies.keep(memory, leaves)
         return leaves

@@ -77,13 +77,12 @@ def _join_chunks(chunks: Sequence[Chunk]) -> list[jax.Array]:
     for column in columns:
         for buffer in column:
             buffer.copy_to_host_async()
-    joined: list[Any] = [None] * len(columns)
-    addressable = [i for i, column in enumerate(columns) if column[0].is_fully_addressable]
-    on_host = [_valid_rows(columns[i], counts) for i in addressable]
-    for i, array in zip(addressable, jax.device_put(on_host), strict=True):
-        joined[i] = array
+    is_here = [column[0].is_fully_addressable for column in columns]
+    on_host = [_valid_rows(column, counts) for column, here in zip(columns, is_here, strict=True) if here]
+    arrays = iter(jax.device_put(on_host))  # in one call
     return [
-        _join_shards(column, counts) if x is None else x for x, column in zip(joined, columns, strict=True)
+        next(arrays) if here else _join_shards(column, counts)
+        for column, here in zip(columns, is_here, strict=True)
     ]
 
 

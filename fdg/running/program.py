@@ -112,10 +112,7 @@ class Program:
 def _check_widths(arguments: Any) -> None:
     """Raises `PlanError` for elements of less than 8 bits: JAX 0.10.2 confuses the layouts of such arrays."""
     for leaf in jax.tree.leaves(arguments):
-        dtype_info = next(
-            (dtype_info for kind, dtype_info in _DTYPE_INFO.items() if jnp.issubdtype(leaf.dtype, kind)), None
-        )
-        if dtype_info is not None and dtype_info(leaf.dtype).bits < 8:
+        if any(jnp.issubdtype(leaf.dtype, kind) and info(leaf.dtype).bits < 8 for kind, info in _DTYPE_INFO):
             raise PlanError(
                 f"an array {leaf.dtype}{list(leaf.shape)} is in the state, or passes from one program to"
                 f" another, but JAX's compiled programs do not accept elements of less than 8 bits: keep it"
@@ -123,7 +120,7 @@ def _check_widths(arguments: Any) -> None:
             )
 
 
-_DTYPE_INFO: dict[Any, Any] = {jnp.integer: jnp.iinfo, jnp.floating: jnp.finfo}
+_DTYPE_INFO: tuple[Any, ...] = ((jnp.integer, jnp.iinfo), (jnp.floating, jnp.finfo))
 
 
 def compile_programs(programs: Iterable[Program]) -> None:

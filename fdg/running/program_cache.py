@@ -66,9 +66,8 @@ def keep_programs(directory: str | None = None) -> str | None:
 def cache_directory() -> Path | None:
     """The cache directory, set by this module or by JAX's own settings; None without a cache."""
     directory = getattr(jax.config, "jax_compilation_cache_dir", None)
-    return (
-        Path(directory) if directory and getattr(jax.config, "jax_enable_compilation_cache", True) else None
-    )
+    is_enabled = getattr(jax.config, "jax_enable_compilation_cache", True)
+    return Path(directory) if directory and is_enabled else None
 
 
 def remove_corrupt_entry(warning: str) -> str | None:
@@ -87,11 +86,10 @@ def remove_corrupt_entry(warning: str) -> str | None:
     operation, name, reason = match.groups()
     if operation == "writing":
         return f"compiled programs cannot be cached ({reason:.100}): the next start compiles them again"
-    directory = getattr(jax.config, "jax_compilation_cache_dir", None)
-    if directory:
-        for path in Path(directory).glob(f"{glob.escape(name)}-*-cache"):
-            with contextlib.suppress(OSError):
-                path.unlink()
+    directory = cache_directory()
+    for path in directory.glob(f"{glob.escape(name)}-*-cache") if directory else ():
+        with contextlib.suppress(OSError):
+            path.unlink()
     return f"the cached program {name} cannot be read: it is compiled again"
 
 
@@ -114,11 +112,9 @@ def _processor() -> str:
     """A digest of this machine's processor features."""
     features = f"{platform.machine()} {platform.processor()}"
     with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        feature_lines = {
-            line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))
-        }
-        features += "".join(sorted(feature_lines))
+        lines = set(Path("/proc/cpuinfo").read_text().splitlines())
+        names = "model name", "flags", "Features", "CPU part"
+        features += "".join(sorted(line for line in lines if line.startswith(names)))
     return hashlib.sha256(features.encode()).hexdigest()[:12]
 
 

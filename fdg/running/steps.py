@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from fdg import jaxprs
 from fdg.lowering.mesh import layout_sharding, mesh_of
 from fdg.lowering.programs import lower_call, value_shape
 from fdg.placing.layout import Layout
@@ -31,12 +31,12 @@ from fdg.running.timeline import ProgramRun, Timeline
 from fdg.running.transfers import Mover, Transfer
 
 
-class Resharder:
-    """Reshards arrays between two meshes of the same devices: a `Transfer`.
+class Resharder(Transfer):
+    """Reshards arrays between two meshes of the same devices.
 
     Arrays with the same shape and change share a program. If `donates`, each array is deleted as soon as its
-    program is dispatched, so at most one array exists in both layouts. `layouts` are each array's layouts (at
-    the source, at the target); `changes` are the same layouts on the common device mesh.
+    program is dispatched, so at most one array exists in both layouts. `changes` are the arrays' layouts on
+    the common device mesh.
     """
 
     def __init__(
@@ -45,20 +45,19 @@ class Resharder:
         target: Mesh,
         layouts: Sequence[tuple[Layout, Layout]],
         changes: Sequence[Change],
-        donates: bool = False,
+        donates: bool,
     ):
+        super().__init__(source, target, layouts)
         self._changes, self._donates = list(changes), donates
         self._mesh = mesh_of(list(source.devices.flat), changes[0].mesh.axes)  # in the source's order
         self._target_shardings = [layout_sharding(target, after) for _, after in layouts]
-        self._names: list[str] = []
-        self.programs: dict[str, Any] = {}  # the compiled programs of `functions`, by name
-        self.bytes = 0  # bytes that all devices receive in total
+        self._names: list[str] = []  # the name of each array's program
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
-        """The programs, one per shape, dtype and change: (name, mesh, function, its argument)."""
+        """The programs, one per shape, dtype and change."""
         names: dict[Any, str] = {}
         programs = []
-        self._names = []
+        self.bytes = 0
         for shape, change in zip(shapes, self._changes, strict=True):
             signature = shape.shape, shape.dtype, change.source, change.target
             if signature not in names:
@@ -67,10 +66,7 @@ class Resharder:
                 argument = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=source_sharding)
                 programs.append((names[signature], self._mesh, resharding(change, self._mesh), argument))
             self._names.append(names[signature])
-        self.bytes = sum(
-            change.arriving(int(np.prod(shape.shape)) * shape.dtype.itemsize)
-            for shape, change in zip(shapes, self._changes, strict=True)
-        )
+            self.bytes += change.arriving(jaxprs.bytes_of(shape))
         return programs
 
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -80,11 +76,8 @@ class Resharder:
             arrays, self._changes, self._names, self._target_shardings, strict=True
         ):
             source_sharding, _ = shardings(change, self._mesh)
-            moved.append(
-                _with_sharding(
-                    self.programs[name].compiled(_with_sharding(array, source_sharding)), target_sharding
-                )
-            )
+            resharded = self.programs[name].compiled(_with_sharding(array, source_sharding))
+            moved.append(_with_sharding(resharded, target_sharding))
             if self._donates:
                 array.delete()
         return moved
@@ -137,7 +130,7 @@ class StepBuilder:
         groups: Sequence[Group],
         meshes: Mapping[str, Mesh],
         timeline: Timeline,
-        lanes: Lanes | None = None,
+        lanes: Lanes | None,
     ):
         self.meshes = dict(meshes)
         self.programs: list[Program] = []  # the programs of the steps built so far, in order
@@ -170,8 +163,11 @@ class StepBuilder:
         return Memory(len(self._slots))
 
     def build(self, steps: Sequence[Step], times: int = 1) -> list[RunStep]:
-        """Builds the functions of steps that run `times` times in an iteration."""
-        run_steps = []
+        """Builds the functions of steps that run `times` times in an iteration.
+
+        Steps without work for this process have none.
+        """
+        run_steps: list[RunStep | None] = []
         for step in steps:
             if isinstance(step, Call):
                 run_steps.append(self._call_step(step, times))
@@ -179,7 +175,7 @@ class StepBuilder:
                 run_steps.append(self._move_step(step, times))
             else:
                 run_steps.append(self._repeat_step(step, times))
-        return run_steps
+        return [run for run in run_steps if run is not None]
 
     def transfer(
         self,
@@ -195,9 +191,8 @@ class StepBuilder:
         """
         source, target = meshes = [self.meshes[value.group] for value in pairs[0]]
         layouts = [(a.laid_out, b.laid_out) for a, b in pairs]
-        crosses = spans_processes(*meshes)
         transfer: Transfer
-        if crosses:
+        if spans_processes(source, target):
             transfer = Exchange(source, target, layouts, self.collectives)
         elif changes:
             transfer = Resharder(source, target, layouts, changes, donates)
@@ -219,15 +214,15 @@ class StepBuilder:
         self.programs.append(program)
         return program
 
-    def _call_step(self, call: Call, times: int) -> RunStep:
+    def _call_step(self, call: Call, times: int) -> RunStep | None:
         mesh = self.meshes[call.group]
         function, arguments = lower_call(call, mesh, self._groups[call.group])
         program = self._program(call.name, mesh, times, function, arguments, call.fragments)
         inputs, outputs = (list(map(self.slot, values)) for values in (call.inputs, call.outputs))
+        if not program.is_here:
+            return None
         freed_slots = [inputs[i] for i in call.freed]
         timeline, group, name = self._timeline, call.group, call.name
-        if not program.is_here:
-            return _no_step
         read_inputs = _slot_reader(inputs)
         start = self.on_lane(group, self._dispatcher(program, call, mesh), len(outputs) + 1)
 
@@ -272,10 +267,10 @@ class StepBuilder:
         """Wraps `call`, which returns `count` arrays, so that it is queued on the group's lane, if any."""
         return call if self.lanes is None else self.lanes.deferred(group, call, count)
 
-    def _move_step(self, move: Move, times: int) -> RunStep:
+    def _move_step(self, move: Move, times: int) -> RunStep | None:
         transfer = self.transfer(move.pairs, times, move.changes, move.donates)
         if transfer is None:
-            return _no_step
+            return None
         count, num_runs = len(move.pairs), self.num_runs
         if isinstance(transfer, Exchange):  # all exchanges share one lane, in the schedule's order
             split = self.on_lane(move.source, lambda arrays: [transfer.cut(arrays)], 1)
@@ -310,7 +305,7 @@ class StepBuilder:
 
         return run
 
-    def _copy_step(self, pairs: Sequence[tuple[Value, Value]], times: int) -> RunStep:
+    def _copy_step(self, pairs: Sequence[tuple[Value, Value]], times: int) -> RunStep | None:
         """Copies values within a group before a loop that donates them."""
         shapes = [self.shape(a) for a, _ in pairs]
         group = pairs[0][0].group
@@ -319,7 +314,7 @@ class StepBuilder:
         function = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays], out_shardings=shardings)
         program = self._program(f"copy {group}", mesh, times, function, (shapes,))
         if not program.is_here:
-            return _no_step
+            return None
         return self._action_step(self.on_lane(group, program, len(pairs)), pairs)
 
     def _repeat_step(self, repeat: Repeat, times: int) -> RunStep:
@@ -327,7 +322,7 @@ class StepBuilder:
         enter = self.slots((a, b) for a, b in starts if a is not b)
         copied = [repeat.enter[i] for i in sorted(repeat.copied)]
         by_group = [[pair for pair in copied if pair[0].group == group] for group in self.meshes]
-        copies = [self._copy_step(pairs, times) for pairs in by_group if pairs]
+        copies = [copy for pairs in by_group if pairs and (copy := self._copy_step(pairs, times))]
         steps = self.build(repeat.steps, times * repeat.trips)
         carried, leave = self.slots(repeat.carry), self.slots(repeat.leave)
         dead_slots = {a for a, _ in leave} | {b for _, b in carried}
@@ -367,7 +362,3 @@ def _slot_reader(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
     if len(slots) > 1:
         return operator.itemgetter(*slots)  # in C
     return lambda contents: [contents[i] for i in slots]
-
-
-def _no_step(memory: Memory) -> None:
-    """A step without work for this process."""

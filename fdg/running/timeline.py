@@ -85,18 +85,16 @@ class Timeline:
         """
         now = time.perf_counter()
         seconds = now - self._start_s
-        if self._is_watching or not self.iterations:
-            watch = self.bars is not None or affordable(self.watched, programs, seconds)
-        else:
-            wait_s = self._wait_s + self._max_wait_s
-            watch = affordable(self.watched + _MIN_WATCHED, programs, seconds)
-            watch = watch and wait_s <= _MAX_OVERHEAD * seconds
-            watch = watch or self.bars is not None
-            if watch:
-                with contextlib.suppress(Exception):  # reading the results raises it
-                    jax.block_until_ready(self.latest())
-                waited = time.perf_counter() - now
-                self._wait_s, self._max_wait_s = self._wait_s + waited, max(self._max_wait_s, waited)
+        resumes = self.iterations > 0 and not self._is_watching
+        watch = affordable(self.watched + _MIN_WATCHED * resumes, programs, seconds)
+        if resumes:
+            watch = watch and self._wait_s + self._max_wait_s <= _MAX_OVERHEAD * seconds
+        watch = watch or self.bars is not None
+        if watch and resumes:
+            with contextlib.suppress(Exception):  # reading the results raises it
+                jax.block_until_ready(self.latest())
+            waited = time.perf_counter() - now
+            self._wait_s, self._max_wait_s = self._wait_s + waited, max(self._max_wait_s, waited)
         self._is_watching = watch
         self.iterations += 1
         self.watched += watch
@@ -143,15 +141,13 @@ class Timeline:
         self.settle()
         bars, self.bars = sorted(self.bars or (), key=lambda bar: bar.begin), None
         offset = time.time() - time.perf_counter()
-        start = min((bar.iteration for bar in bars), default=0)
+        first_iteration = min((bar.iteration for bar in bars), default=0)
         parts: collections.Counter[tuple[str, str, int]] = collections.Counter()
         results = []
-        for bar in bars:
-            key = bar.group, bar.name, bar.iteration
-            results.append(
-                Bar(*key[:2], bar.iteration - start, parts[key], bar.begin + offset, bar.end + offset)
-            )
-            parts[key] += 1
+        for group, name, iteration, _, begin, end in bars:
+            part = parts[group, name, iteration]
+            results.append(Bar(group, name, iteration - first_iteration, part, begin + offset, end + offset))
+            parts[group, name, iteration] += 1
         return results
 
     def settle(self) -> dict[str, float]:
@@ -167,10 +163,7 @@ class Timeline:
 
     def _watch(self, group: str) -> None:
         previous_end = 0.0
-        while True:
-            entry = self._queues[group].get()
-            if entry is None:
-                return
+        while (entry := self._queues[group].get()) is not None:
             run, done = entry
             with contextlib.suppress(Exception):  # reading the results raises it
                 jax.block_until_ready(done)

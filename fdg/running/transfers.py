@@ -7,9 +7,10 @@ asynchronous, whereas `jax.device_put` between unequal shardings waits for the v
 `Mover` transfers within a process, `exchange.Exchange` between processes; both are a `Transfer`.
 """
 
+import abc
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,27 +21,34 @@ from fdg.lowering.mesh import layout_sharding, partition_spec
 from fdg.placing.layout import Layout, Route, find_route
 
 
-class Transfer(Protocol):
-    """Moves several arrays from one mesh to another."""
+class Transfer(abc.ABC):
+    """Moves several arrays from one mesh to another.
 
-    programs: dict[str, Any]  # the compiled `functions`, set by the caller that compiles them
-    bytes: int  # bytes that a call copies to the devices of this process; 0 before the first call
-
-    def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
-        """The functions to compile for the transfer: (name, mesh, function, argument)."""
-
-    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        """Transfers arrays asynchronously; each result is None in a process without target devices."""
-
-
-class Mover:
-    """Transfers arrays from one mesh to another by device-to-device copies.
-
-    `layouts` are the layouts of each array (at the source, at the target).
+    Attributes:
+      layouts: the layouts of each array (at the source, at the target).
+      programs: the compiled `functions` by name, set by the caller that compiles them.
+      bytes: bytes that a call copies to the devices of this process; 0 before the first call.
     """
 
     def __init__(self, source: Mesh, target: Mesh, layouts: Sequence[tuple[Layout, Layout]]):
         self.source, self.target, self.layouts = source, target, list(layouts)
+        self.programs: dict[str, Any] = {}
+        self.bytes = 0
+
+    @abc.abstractmethod
+    def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
+        """The functions to compile for the transfer: (name, mesh, function, argument)."""
+
+    @abc.abstractmethod
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        """Transfers arrays asynchronously; each result is None in a process without target devices."""
+
+
+class Mover(Transfer):
+    """Transfers arrays by device-to-device copies; its programs are "cut", "join" and "fetch"."""
+
+    def __init__(self, source: Mesh, target: Mesh, layouts: Sequence[tuple[Layout, Layout]]):
+        super().__init__(source, target, layouts)
         source_devices, self._target_devices = list(source.devices.flat), list(target.devices.flat)
         overlap = set(source_devices) & set(self._target_devices)
         # On a shared device this must be a copy, since the original may be donated. (JAX respects `may_alias`
@@ -54,18 +62,11 @@ class Mover:
         self._chunk_shapes = [
             part_shape(b, r.joins) for r, (_, b) in zip(self._routes, self.layouts, strict=True)
         ]
-        # The compiled "cut", "join" and "fetch", set by the caller that compiles `functions`.
-        self.programs: dict[str, Any] = {}
-        self.bytes = 0  # bytes that a call copies to all devices; 0 before the first call
-        source_device, target_device = source_devices[0], self._target_devices[0]
-        self.fetches = (
-            all(self._is_plain)
-            and source.size == target.size == 1
-            and source_device.platform == target_device.platform
-        )
+        is_one_platform = source_devices[0].platform == self._target_devices[0].platform
+        self.fetches = all(self._is_plain) and source.size == target.size == 1 and is_one_platform
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
-        """The programs needed around the copies: ("cut", "join" or "fetch", mesh, function, its argument)."""
+        """The programs that are needed around the copies."""
         programs: list[tuple[str, Mesh, Any, Any]] = []
         if self.fetches:
             fetch = jax.jit(lambda arrays: list(arrays), donate_argnums=0, keep_unused=True)

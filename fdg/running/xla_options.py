@@ -43,7 +43,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 PRESET, NONE = "preset", "none"
-_chosen_options: dict[str, Any] = {}
+_choice: dict[str, Any] = {}  # the options that the user named, or {PRESET: True} or {NONE: True}
 
 
 def choose_xla_options(text: str | None) -> None:
@@ -52,13 +52,9 @@ def choose_xla_options(text: str | None) -> None:
     `text` is None for the defaults; "preset" for the defaults and the platform's `PRESETS`; "none" for no
     options; or `NAME=VALUE,NAME=VALUE` for exactly these (`+` separates the items of a list value).
     """
-    _chosen_options.clear()
-    if text is None:
-        return
-    if text in (PRESET, NONE):
-        _chosen_options[text] = True
-    else:
-        _chosen_options.update(_parse_options(str(text)))
+    _choice.clear()
+    if text is not None:
+        _choice.update({text: True} if text in (PRESET, NONE) else _parse_options(text))
 
 
 def xla_options(platform: str) -> dict[str, Any]:
@@ -68,21 +64,21 @@ def xla_options(platform: str) -> dict[str, Any]:
     `XLA_FLAGS` set.
     """
     preset_name = "gpu" if platform in ("cuda", "rocm") else platform
-    if NONE in _chosen_options:
+    if NONE in _choice:
         return {}
-    if _chosen_options and PRESET not in _chosen_options:
-        for name, value in _chosen_options.items():
+    if _choice and PRESET not in _choice:
+        for name, value in _choice.items():
             if reason := _refusal_reason(name, value):
                 raise FdgError(
                     f"--xla-options {name}={value}: XLA of jaxlib {jax.lib.__version__} refuses it: {reason}"
                 )
-        return dict(_chosen_options)
+        return dict(_choice)
     user_flags = set(re.findall(r"--(xla_\w+)", os.environ.get("XLA_FLAGS", "")))
-    options = {
-        **(_LOW_OPTIMIZATION if preset_name == "cpu" else {}),
-        **(_WIDE_VECTORS if preset_name == "cpu" and has_wide_vectors() else {}),
-        **(PRESETS.get(preset_name, {}) if PRESET in _chosen_options else {}),
-    }
+    options: dict[str, Any] = {}
+    if preset_name == "cpu":
+        options |= _LOW_OPTIMIZATION | (_WIDE_VECTORS if has_wide_vectors() else {})
+    if PRESET in _choice:
+        options |= PRESETS.get(preset_name, {})
     return {n: value for n, value in options.items() if n not in user_flags and not _refusal_reason(n, value)}
 
 
