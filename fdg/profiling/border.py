@@ -7,6 +7,7 @@ Parts that are gathered or updated count by their size; any other input or outpu
 """
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,14 +36,13 @@ def border_bytes(jaxpr: Any, parts: Sequence[int] = ()) -> int:
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     touched = touches(jaxpr)
-    border = [*jaxpr.invars, *jaxpr.outvars]
+    written = [size if i in touched.origin else 0 for i, size in enumerate(touched.written)]
+    results = zip(jaxpr.outvars, touched.origin, strict=True)
     sizes = [
-        touched.read[i] + (touched.written[i] if i in touched.origin else 0) for i in range(len(jaxpr.invars))
-    ] + [
-        0 if origin is not None else _size(v) for v, origin in zip(jaxpr.outvars, touched.origin, strict=True)
+        *map(operator.add, touched.read, written),
+        *(_size(v) if origin is None else 0 for v, origin in results),
     ]
-    counts = [*parts, *[1] * (len(border) - len(parts))]
-    return sum(size // count for size, count in zip(sizes, counts, strict=True))
+    return sum(size // count for size, count in zip(sizes, parts or [1] * len(sizes), strict=True))
 
 
 def touches(jaxpr: core.Jaxpr) -> Touched:

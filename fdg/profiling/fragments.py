@@ -26,6 +26,7 @@ from fdg.profiling.repeating import Repeated
 from fdg.profiling.sites import Site, sites
 from fdg.profiling.work import Work, work_of
 from fdg.running.program import is_here
+from fdg.tracing.graph import Fragment
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,6 +34,7 @@ class Placed:
     """A fragment with its group and its work."""
 
     site: Site  # the call of the fragment in the graph
+    fragment: Fragment
     group: Group  # the group of devices that runs it
     work: Work  # the work of one call on one of the group's devices
     border: int  # bytes of inputs and outputs that a call reads and writes on one device
@@ -50,7 +52,7 @@ def place_fragments(plan: Plan) -> tuple[Placed, ...]:
         else:
             jaxpr = vmapped_program(site.jaxpr, plan.agents_here, plan.together)
             work, border = work_of(jaxpr), border_bytes(jaxpr)
-        placed.append(Placed(site, group, work, border))
+        placed.append(Placed(site, site.fragment, group, work, border))
     return tuple(placed)
 
 
@@ -61,11 +63,11 @@ def fragment_benchmarks(
 
     `leaves` are the leaves of a state, on one device of this process.
     """
-    benchmarks = {}
-    agents, num_groups = _representative_agents(plan)
     # All processes run the same fragments, but each has only its own instances of host environments.
     if distributed.count() > 1 and host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns):
         return {}
+    benchmarks = {}
+    agents, num_groups = _representative_agents(plan)
     leaves = leaves if agents is None else [leaf[agents] for leaf in leaves]
     values = inputs_of(plan.graph, leaves)
     for site in sites(plan.graph):
@@ -77,13 +79,8 @@ def fragment_benchmarks(
         value_by_variable = dict(zip(variables, values[name], strict=True))
         function, shardings = on_group(plan, site, group, devices)
         arguments = [
-            put(
-                value_by_variable[v],
-                jax.ShapeDtypeStruct(
-                    value_by_variable[v].shape, value_by_variable[v].dtype, sharding=sharding
-                ),
-            )
-            for v, sharding in zip(site.inputs, shardings, strict=True)
+            put(x, jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding))
+            for x, sharding in zip((value_by_variable[v] for v in site.inputs), shardings, strict=True)
         ]
         is_on_host = host_calls.calls_host([site.equation])
         benchmarks[name] = Repeated(function, arguments, site.feedback, is_on_host, num_groups)
@@ -130,7 +127,6 @@ def _representative_agents(plan: Plan) -> tuple[np.ndarray | None, int]:
     """
     if plan.together is None:
         return None, 1
-    num_devices, together, agents_per_device = len(plan.groups[0]), plan.together, plan.agents_here
-    return np.concatenate(
-        [i * agents_per_device + np.arange(together) for i in range(num_devices)]
-    ), agents_per_device // together
+    first_agents = np.arange(len(plan.groups[0])) * plan.agents_here  # the first agent of each device
+    agents = (first_agents[:, None] + np.arange(plan.together)).reshape(-1)
+    return agents, plan.agents_here // plan.together

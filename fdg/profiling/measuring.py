@@ -52,9 +52,9 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
     plan = engine.plan
     fragments = place_fragments(plan)
     iterations = Iterations(engine, state)
-    split_names = split_fragments(plan)
-    benchmarks = fragment_benchmarks(plan, engine.devices, _local_leaves(engine, state))
-    benchmarks = {name: program for name, program in benchmarks.items() if name not in split_names}
+    benchmarks = dict(fragment_benchmarks(plan, engine.devices, _local_leaves(engine, state)))
+    for name in split_fragments(plan):
+        benchmarks.pop(name, None)
     compile_all(benchmarks.values())
     rates = {group.name: _prepare_rates(engine, group, fragments) for group in plan.groups}
     for _ in range(rounds):
@@ -64,17 +64,16 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
         for group_rates in rates.values():
             if group_rates is not None:
                 group_rates.measure()
-    return make_profile(engine.plan, fragments, iterations, benchmarks, rates, rounds)
+    return make_profile(plan, fragments, iterations, benchmarks, rates)
 
 
 class Iterations:
     """Times an engine's iterations."""
 
-    def __init__(self, engine: Engine, state: Any, seconds: float | None = None, min_iterations: int = 1):
-        """Compiles the engine and chooses the number of iterations in a round.
+    def __init__(self, engine: Engine, state: Any, seconds: float = _ROUND_SECONDS, min_iterations: int = 1):
+        """Compiles the engine, copies the state, and chooses the number of iterations in a round.
 
-        Copies the state. A round takes about `seconds` (None: a fifth of a second), and has at least
-        `min_iterations` iterations.
+        A round takes about `seconds`, and has at least `min_iterations` iterations.
         """
         self._engine = engine
         self._state = jax.tree.map(jnp.copy, state)
@@ -84,17 +83,15 @@ class Iterations:
         self.busy_samples: list[Mapping[str, float]] = []
         self._run()
         seconds_per_iteration = self._run() / min_iterations
-        count = math.ceil((_ROUND_SECONDS if seconds is None else seconds) / max(seconds_per_iteration, 1e-6))
+        count = math.ceil(seconds / max(seconds_per_iteration, 1e-6))
         self._count = distributed.exchange(max(min_iterations, count))[0]
 
     def measure(self) -> None:
         """Runs one round."""
-        busy_before = self._engine.busy_seconds()
+        before = self._engine.busy_seconds()
         self.samples.append(self._run() / self._count)
-        busy_after = self._engine.busy_seconds()
-        self.busy_samples.append(
-            {group: (busy_after[group] - busy_before[group]) / self._count for group in busy_after}
-        )
+        after = self._engine.busy_seconds()
+        self.busy_samples.append({group: (after[group] - before[group]) / self._count for group in after})
 
     @property
     def seconds(self) -> float:
@@ -139,20 +136,18 @@ def _prepare_rates(engine: Engine, group: Group, fragments: Sequence[Placed]) ->
     local_devices = [device for device in devices if device.process_index == jax.process_index()]
     if not local_devices:
         return None
-    rates = Rates(local_devices)
     own_fragments = [placed for placed in fragments if placed.group == group]
-    products = _work_per_iteration(own_fragments).products
-    rates.prepare(_largest_products(products), [placed.border for placed in own_fragments])
-    return rates
+    products = _largest_products(_work_per_iteration(own_fragments).products)
+    return Rates(local_devices, products, [placed.border for placed in own_fragments])
 
 
 def _work_per_iteration(fragments: Sequence[Placed]) -> Work:
     """The work per iteration; a fragment whose parent is among `fragments` counts as part of it."""
-    names = {placed.site.fragment.name for placed in fragments}
+    names = {placed.fragment.name for placed in fragments}
     return sum_of_work(
-        (placed.work, placed.site.fragment.calls_per_iteration)
+        (placed.work, placed.fragment.calls_per_iteration)
         for placed in fragments
-        if placed.site.fragment.parent not in names
+        if placed.fragment.parent not in names
     )
 
 
@@ -174,12 +169,11 @@ def make_profile(
     iterations: Iterations,
     benchmarks: Mapping[str, Repeated],
     rates: Mapping[str, Rates | None],
-    rounds: int,
 ) -> Profile:
     """Combines the measurements of all rounds into a `Profile`."""
     rows = []
     for placed in fragments:
-        fragment, group_rates = placed.site.fragment, rates[placed.group.name]
+        fragment, group_rates = placed.fragment, rates[placed.group.name]
         rows.append(
             FragmentProfile(
                 name=fragment.name,
@@ -204,7 +198,7 @@ def make_profile(
         agents=plan.graph.agents,
         iteration_s=min(iterations.samples),
         usual_s=statistics.median(iterations.samples),
-        rounds=rounds,
+        rounds=len(iterations.samples),
         fragments=tuple(rows),
         products=tuple(_product_profiles(plan.groups, fragments, rates)),
         groups=tuple(_group_profile(group, fragments, iterations, benchmarks) for group in plan.groups),
@@ -231,22 +225,17 @@ def _group_profile(
     group: Group, fragments: Sequence[Placed], iterations: Iterations, benchmarks: Mapping[str, Repeated]
 ) -> GroupProfile:
     """The time of a group. A fragment whose parent is timed counts as part of the parent."""
-    own_fragments = {
-        placed.site.fragment.name: placed.site.fragment for placed in fragments if placed.group == group
-    }
-    seconds = 0.0
-    for name, fragment in own_fragments.items():
-        is_counted_by_parent = fragment.parent in own_fragments and fragment.parent in benchmarks
-        if name in benchmarks and not is_counted_by_parent:
-            seconds += benchmarks[name].seconds * fragment.calls_per_iteration
+    own_fragments = [placed.fragment for placed in fragments if placed.group == group]
+    timed = [fragment for fragment in own_fragments if fragment.name in benchmarks]
+    names = {fragment.name for fragment in timed}
+    outermost = [fragment for fragment in timed if fragment.parent not in names]
+    seconds = sum((benchmarks[f.name].seconds * f.calls_per_iteration for f in outermost), 0.0)
     return GroupProfile(group.name, len(group), iterations.busy_seconds(group.name), seconds)
 
 
 def _make_notes(fragments: Sequence[Placed], benchmarks: Mapping[str, Repeated]) -> list[str]:
-    missing = [
-        placed.site.fragment.name for placed in fragments if placed.site.fragment.name not in benchmarks
-    ]
-    inexact = [placed.site.fragment.name for placed in fragments if not placed.work.exact]
+    missing = [placed.fragment.name for placed in fragments if placed.fragment.name not in benchmarks]
+    inexact = [placed.fragment.name for placed in fragments if not placed.work.exact]
     notes = []
     if missing:
         notes.append(

@@ -4,7 +4,7 @@ All devices work at once; on a CPU with more cores than devices, one copy per co
 product is timed with its operands in each layout of `LAYOUTS`, and the fastest counts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,49 +21,33 @@ _MIN_BYTES, _MAX_BYTES = 2**14, 2**26  # of the arrays that measure memory
 _AXIS = "device"
 
 
-def lanes(devices: Sequence[jax.Device]) -> int:
-    """Concurrent copies of a program per device that the host's cores allow."""
-    if devices[0].platform != "cpu":
+def _copies_per_device(device: jax.Device) -> int:
+    """The number of copies of a program per device of this kind that the host's cores can run at once."""
+    if device.platform != "cpu":
         return 1
     return max(1, usable_cores() // len(jax.local_devices(backend="cpu")))
 
 
 class Rates:
-    """The rates of some devices of this process, prepared and then measured in rounds."""
+    """The rates of some devices of this process, which `measure` measures in rounds."""
 
-    def __init__(self, devices: Sequence[jax.Device]):
-        self._mesh = make_mesh([d for d in devices if d.process_index == jax.process_index()], _AXIS)
-        self._lanes = lanes(list(self._mesh.devices.flat))
-        self._product_benchmarks: dict[Product, dict[str, Repeated]] = {}
-        self._memory: dict[int, Repeated] = {}
-
-    def prepare(self, products: Sequence[Product], sizes: Sequence[int]) -> None:
+    def __init__(self, devices: Sequence[jax.Device], products: Sequence[Product], sizes: Sequence[int]):
         """Compiles benchmarks of these products, and of memory for these numbers of bytes."""
+        self._mesh = mesh = make_mesh(devices, _AXIS)
         self._product_benchmarks = {
-            product: {layout: _product(product, layout, self._mesh) for layout in LAYOUTS}
-            for product in products
+            product: {layout: _product(product, layout, mesh) for layout in LAYOUTS} for product in products
         }
-        self._memory = {
-            size: _memory(size, self._mesh) for size in {_MAX_BYTES, *map(_benchmark_bytes, sizes)}
-        }
-        compile_all(self._benchmarks())
-        for benchmark in self._benchmarks():
-            benchmark.choose_copies(self._lanes)
+        self._memory = {size: _memory(size, mesh) for size in {_MAX_BYTES, *map(_benchmark_bytes, sizes)}}
+        by_layout = [repeated for group in self._product_benchmarks.values() for repeated in group.values()]
+        self._benchmarks = [*by_layout, *self._memory.values()]
+        compile_all(self._benchmarks)
+        for benchmark in self._benchmarks:
+            benchmark.choose_copies(_copies_per_device(devices[0]))
 
     def measure(self) -> None:
         """Runs one round."""
-        for benchmark in self._benchmarks():
+        for benchmark in self._benchmarks:
             benchmark.measure()
-
-    def _benchmarks(self) -> list[Repeated]:
-        return [
-            *(
-                benchmark
-                for by_layout in self._product_benchmarks.values()
-                for benchmark in by_layout.values()
-            ),
-            *self._memory.values(),
-        ]
 
     @property
     def products(self) -> Mapping[Product, tuple[float, str]]:
@@ -85,13 +69,12 @@ class Rates:
     @property
     def memory_rate(self) -> float:
         """Bytes per second that all devices together read and write in the largest arrays."""
-        size = max(self._memory, default=0)
-        return self._mesh.size * size / self._memory[size].seconds if size else 0.0
+        return self._mesh.size * _MAX_BYTES / self._memory[_MAX_BYTES].seconds
 
     def memory_seconds(self, size: int) -> float:
-        """Seconds to read and write `size` bytes on each device; 0 if `prepare` did not get this size."""
+        """Seconds to read and write `size` bytes on each device, where `size` is one of `sizes`."""
         rounded = _benchmark_bytes(size)
-        return self._memory[rounded].seconds * size / rounded if rounded in self._memory else 0.0
+        return self._memory[rounded].seconds * size / rounded
 
 
 def _benchmark_bytes(size: int) -> int:
@@ -109,26 +92,26 @@ def _on_each_device(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.Array
     return jax.device_put(jnp.ones((mesh.size, *shape), dtype), sharding)
 
 
+def _per_device(function: Callable, mesh: Mesh) -> Callable:
+    """The function that each device runs on its parts of the arguments."""
+    spec = PartitionSpec(_AXIS)
+    return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+
+
 def _product(product: Product, layout: str, mesh: Mesh) -> Repeated:
     sizes = {"b": product.batch, "m": product.m, "k": product.k, "n": product.n}
     subscripts = LAYOUTS[layout] if product.batch > 1 else LAYOUTS[layout].replace("b", "")
     left, right = subscripts.partition("->")[0].split(",")
 
-    def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
-        return jnp.einsum(subscripts, x[0], w[0])[None]
+    def multiply(x: jax.Array, w: jax.Array) -> list[jax.Array]:
+        return [jnp.einsum(subscripts, x[0], w[0])[None]]
 
-    spec = PartitionSpec(_AXIS)
-    function = jax.shard_map(
-        lambda x, w: [multiply(x, w)], mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False
-    )
+    function = _per_device(multiply, mesh)
     shapes = [tuple(sizes[axis] for axis in side) for side in (left, right)]
     return Repeated(function, [_on_each_device(mesh, shape, product.dtype) for shape in shapes])
 
 
 def _memory(size: int, mesh: Mesh) -> Repeated:
     """A benchmark that reads and writes `size / 2` bytes each, in place."""
-    spec = PartitionSpec(_AXIS)
-    function = jax.shard_map(
-        lambda x: [x * 0.5 + 0.5], mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=False
-    )
+    function = _per_device(lambda x: [x * 0.5 + 0.5], mesh)
     return Repeated(function, [_on_each_device(mesh, (size // 8,), jnp.float32)], {0: 0})

@@ -44,7 +44,7 @@ class Repeated:
         Result k is argument `feedback[k]` of the next call. With `continues`, a run starts from the results
         of the previous run, which host callbacks with state need. `seconds` is the time of `times` calls.
         """
-        self._arguments, self._goes_on = list(arguments), continues
+        self._arguments, self._continues = list(arguments), continues
         self._function = jax.jit(_repeat_function(function, dict(feedback or {})))
         self._run: Any = None
         self._times = times
@@ -72,9 +72,8 @@ class Repeated:
             return
         seconds = {}
         for self.num_copies in (1, num_copies):
-            seconds[self.num_copies] = (
-                self._seconds_per_call([self._sample() for _ in range(3)]) / self.num_copies
-            )
+            samples = [self._sample() for _ in range(3)]
+            seconds[self.num_copies] = self._seconds_per_call(samples) / self.num_copies
         self.num_copies = min(seconds, key=lambda count: seconds[count])
 
     def measure(self) -> None:
@@ -110,7 +109,7 @@ class Repeated:
         running = [self._run(np.int32(calls), self._arguments) for _ in range(self.num_copies)]
         jax.block_until_ready(running)
         seconds = time.perf_counter() - start_time
-        if self._goes_on:
+        if self._continues:
             for j, value in running[-1][0].items():
                 self._arguments[j] = value
         return seconds

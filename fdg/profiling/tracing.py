@@ -95,10 +95,8 @@ def _threads(
                     fragment = fragment_by_operation.get((str(stats.get("hlo_module", "")), name), BETWEEN)
                     operations.append(TraceSpan(name, fragment, event.start_ns, event.duration_ns))
                 if operations:
-                    yield (
-                        f"{plane.name} {line.name}",
-                        sorted(operations, key=lambda operation: operation.start),
-                    )
+                    operations.sort(key=lambda operation: operation.start)
+                    yield f"{plane.name} {line.name}", operations
 
 
 def merge_by_fragment(operations: Iterable[TraceSpan]) -> list[TraceSpan]:
@@ -134,16 +132,15 @@ def _events(threads: Iterable[tuple[str, list[TraceSpan]]]) -> Iterator[dict[str
     first_start = min((operations[0].start for _, operations in all_threads), default=0.0)
     for number, (thread, operations) in enumerate(all_threads):
         yield {"ph": "M", "pid": number, "name": "process_name", "args": {"name": thread}}
-        for i, (title, row) in enumerate(
-            [("fragments", merge_by_fragment(operations)), ("operations", operations)]
-        ):
+        rows = {"fragments": merge_by_fragment(operations), "operations": operations}
+        for i, (title, row) in enumerate(rows.items()):
             spans = (
                 (
-                    operation.name,
-                    (operation.start - first_start) / 1e3,
-                    operation.duration / 1e3,
-                    {"fragment": operation.fragment},
+                    span.name,
+                    (span.start - first_start) / 1e3,
+                    span.duration / 1e3,
+                    {"fragment": span.fragment},
                 )
-                for operation in row
+                for span in row
             )
             yield from track(number, i, title, spans)

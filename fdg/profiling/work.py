@@ -77,15 +77,9 @@ def sum_of_work(parts: Iterable[tuple[Work, int]]) -> Work:
                 total[key] += number * count
         return dict(total)
 
+    counts = {name: add_counts(name) for name in ("flops", "bytes", "products", "operations")}
     exact, trips = all(work.exact for work, _ in parts), sum(work.trips * count for work, count in parts)
-    return Work(
-        add_counts("flops"),
-        add_counts("bytes"),
-        add_counts("products"),
-        exact,
-        add_counts("operations"),
-        trips,
-    )
+    return Work(**counts, exact=exact, trips=trips)
 
 
 def work_of(jaxpr: Any, axes: Sequence[int | None] = (), devices: int = 1) -> Work:
@@ -102,6 +96,8 @@ _MAX_CACHED = 10_000
 
 @functools.lru_cache(maxsize=32)
 class _Walk:
+    """Adds up the work of equations on one of `devices` devices; `flow` says how these split each value."""
+
     def __init__(self, devices: int):
         self.devices = devices
         # The cache serves helpers that are called from many places.
@@ -152,14 +148,12 @@ class _Walk:
             device_size = max((math.prod(shape_of(v)) // n for v, n in (*operands, *results)), default=0)
             flops = jaxprs.equation_flops(eqn) * device_size // max(global_size, 1)
         moved = _bytes_moved(name, operands, results)
-        bytes_with_cache_lines = max(moved, _cache_lines(name, operands))
+        operation = SizedOperation(operation_class, max(moved, _cache_lines(name, operands)))
         return Work(
             {operation_class: flops} if flops else {},
             {operation_class: moved} if moved else {},
             {} if product is None else {product: 1},
-            operations={SizedOperation(operation_class, bytes_with_cache_lines): 1}
-            if moved and product is None
-            else {},
+            operations={operation: 1} if moved and product is None else {},
         )
 
     def _rowwise_jaxpr(self, eqn: core.JaxprEqn, flow: EquationFlow) -> Any:
@@ -177,10 +171,8 @@ class _Walk:
 
     def _parts(self, atoms: Sequence[Any], axes: Sequence[int | None] | None) -> list[tuple[Any, int]]:
         """Each value with the number of devices that split it."""
-        axis_per_value = [None] * len(atoms) if axes is None else axes
-        return [
-            (v, 1 if axis is None else self.devices) for v, axis in zip(atoms, axis_per_value, strict=True)
-        ]
+        axes = [None] * len(atoms) if axes is None else axes
+        return [(v, 1 if axis is None else self.devices) for v, axis in zip(atoms, axes, strict=True)]
 
     def _product_of_device(self, product: Product, eqn: core.JaxprEqn, flow: EquationFlow | None) -> Product:
         """The part of a product that one device computes."""
@@ -201,7 +193,7 @@ class _Walk:
         return product._replace(**{side: max(1, getattr(product, side) // self.devices)})
 
 
-_CACHE_LINE_BYTES = 64  # bytes
+_CACHE_LINE_BYTES = 64
 
 
 def _cache_lines(name: str, operands: Sequence[tuple[Any, int]]) -> int:

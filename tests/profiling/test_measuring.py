@@ -37,8 +37,7 @@ class Busy:
 def test_times_are_those_of_one_iteration(least, count, monkeypatch):
     engine, state = Busy(), np.zeros(())
     monkeypatch.setattr(measuring, "time", engine)
-    monkeypatch.setattr(measuring, "_ROUND_SECONDS", least)
-    found = Iterations(engine, state)
+    found = Iterations(engine, state, least)
     for _ in range(2):
         found.measure()
     assert engine.counts == [1, 1, count, count] and state == 0
@@ -62,7 +61,7 @@ def test_a_profile_by_hand():
     known = SimpleNamespace(
         products=products, memory_rate=7.0, seconds=lambda products: 0.125, memory_seconds=lambda size: 0.0625
     )
-    found = make_profile(plan, fragments, whole, alone, {acting.name: known, learning.name: None}, 3)
+    found = make_profile(plan, fragments, whole, alone, {acting.name: known, learning.name: None})
     assert (found.iteration_s, found.usual_s, found.rounds, found.num_devices) == (3.0, 4.0, 3, 2)
     assert found.memory_rate == 7.0
     assert [(g.name, g.busy_s) for g in found.groups] == [(acting.name, 2.0), (learning.name, 1.0)]
@@ -77,6 +76,6 @@ def test_a_profile_by_hand():
 def test_a_process_without_devices_knows_no_rates():
     plan = fdg.place(fdg.trace(Pupil()), policies.GPUOnly(), 1)
     whole = SimpleNamespace(samples=[1.0], busy_seconds=lambda group: None)
-    found = make_profile(plan, place_fragments(plan), whole, {}, {"all": None, plan.groups[0].name: None}, 1)
+    found = make_profile(plan, place_fragments(plan), whole, {}, {"all": None, plan.groups[0].name: None})
     assert found.memory_rate == 0.0 and {p.seconds for p in found.products} == {None}
     assert "memory: 0 B/s" in str(found)
