@@ -1,6 +1,7 @@
 """Timelines of programs, as SVG with one row per group, and as traces for Perfetto."""
 
 import html
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,9 +24,7 @@ def timeline_svg(bars: Sequence[Bar]) -> str:
     begin, end = _span(bars)
     scale = _PLOT_WIDTH / max(end - begin, 1e-9)
     groups = list(dict.fromkeys(bar.group for bar in sorted(bars)))
-    colors = {
-        name: _COLORS[i % len(_COLORS)] for i, name in enumerate(dict.fromkeys(bar.name for bar in bars))
-    }
+    colors = dict(zip(dict.fromkeys(bar.name for bar in bars), itertools.cycle(_COLORS), strict=False))
     rows_end = _HEADER_HEIGHT + _ROW_HEIGHT * len(groups)
     size = f"{_LABEL_WIDTH + _PLOT_WIDTH + 30} {rows_end + 24 * len(colors) + 20}"
     parts = [
@@ -74,9 +73,7 @@ def timeline_trace(bars: Sequence[Bar]) -> dict[str, Any]:
 
     def spans(group: str) -> Iterator[tuple[str, float, float, dict[str, Any]]]:
         for bar in (other for other in bars if other.group == group):
-            start, duration = (
-                round(1e6 * seconds, 1) for seconds in (bar.begin - begin, bar.end - bar.begin)
-            )
+            start, duration = round(1e6 * (bar.begin - begin), 1), round(1e6 * (bar.end - bar.begin), 1)
             yield bar.name, start, duration, {"iteration": bar.iteration, "part": bar.part}
 
     groups = dict.fromkeys(bar.group for bar in sorted(bars))

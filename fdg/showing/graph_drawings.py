@@ -40,7 +40,6 @@ def graph_text(graph: FDG) -> str:
 def graph_mermaid(graph: FDG) -> str:
     """A Mermaid flowchart: nested fragments in boxes, delayed edges dotted."""
     number = {f.name: f"n{i}" for i, f in enumerate(graph.fragments)}
-
     outermost = [f for f in graph.fragments if f.parent is None]
     lines = ["flowchart LR", *mermaid_nodes(outermost, graph.fragments, number, "  ")]
     for e in graph.edges:
@@ -103,29 +102,26 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
     edges = [e for e in graph.edges if e.source in {f.name for f in members}]
     lanes_above, lanes_below = _lanes(members, edges, False), _lanes(members, edges, True)
     top = _PAD + _LANE * (1 + max(lanes_above.values(), default=-1)) + (8 if lanes_above else 0)
-    sizes = {
-        f.name: (max(_NODE_WIDTH, inner[f.name][1]), _NODE_HEIGHT + inner[f.name][2]) if f.name in inner
-        else (_NODE_WIDTH, _NODE_HEIGHT)
-        for f in members
-    }  # fmt: skip
+    sizes = {f.name: (_NODE_WIDTH, _NODE_HEIGHT) for f in members}
+    sizes |= {name: (max(_NODE_WIDTH, width), _NODE_HEIGHT + height)
+              for name, (_, width, height) in inner.items()}  # fmt: skip
     tallest = max((h for _, h in sizes.values()), default=0)
     parts, x, left = [], float(_PAD), {}
     for f in members:
         width, height = sizes[f.name]
         left[f.name] = x
+        nested = (
+            f'<g transform="translate(0,{_NODE_HEIGHT - 6})">{inner[f.name][0]}</g>'
+            if f.name in inner
+            else ""
+        )
         parts.append(
             f'<g transform="translate({x},{top})"><rect width="{width}" height="{height}" rx="9" '
             f'fill="{COLOURS.get(f.role, OTHER)}" stroke="#555"/>'
             f'<text x="{width / 2}" y="23" text-anchor="middle" font-size="15" font-weight="600" fill="#111">'
             f"{html.escape(f.name)}</text>"
             f'<text x="{width / 2}" y="42" text-anchor="middle" font-size="12" fill="#333">'
-            f"{html.escape(f.role)} · ×{calls(f)} · {quantity(f.flops_per_call, 'flop')}</text>"
-            + (
-                f'<g transform="translate(0,{_NODE_HEIGHT - 6})">{inner[f.name][0]}</g>'
-                if f.name in inner
-                else ""
-            )
-            + "</g>"
+            f"{html.escape(f.role)} · ×{calls(f)} · {quantity(f.flops_per_call, 'flop')}</text>{nested}</g>"
         )
         x += width + _GAP
     bottom = top + tallest
@@ -156,13 +152,12 @@ def _lanes(members: Sequence[Fragment], edges: Sequence, delayed: bool) -> dict:
     """The lane of each edge: the lowest lane in which it does not overlap another edge."""
     position = {f.name: i for i, f in enumerate(members)}
     lanes: dict = {}
-    edges_of_kind = [e for e in edges if bool(e.delay) == delayed and e.source != e.target]
-    for edge in sorted(edges_of_kind, key=lambda e: abs(position[e.source] - position[e.target])):
-        low, high = sorted((position[edge.source], position[edge.target]))
-        used = {
-            lane for other, lane in lanes.items()
-            if min(position[other.source], position[other.target]) < high + 0.5
-            and max(position[other.source], position[other.target]) > low - 0.5
-        }  # fmt: skip
+    ends = {
+        e: sorted((position[e.source], position[e.target]))
+        for e in edges
+        if bool(e.delay) == delayed and e.source != e.target
+    }
+    for edge, (low, high) in sorted(ends.items(), key=lambda item: item[1][1] - item[1][0]):
+        used = {lane for other, lane in lanes.items() if ends[other][0] <= high and ends[other][1] >= low}
         lanes[edge] = next(lane for lane in range(len(used) + 1) if lane not in used)
     return lanes

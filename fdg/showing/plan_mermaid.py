@@ -17,9 +17,9 @@ def plan_mermaid(plan: Plan) -> str:
     collectives = [movement for movement in plan.movements if movement.program]
     memory, styles = dict(plan.memory), []
     for group in plan.groups:
-        plural = "s" if len(group) > 1 else ""
-        memory_text = quantity(memory[group.name], "B")
-        devices = f"device{plural} {span(group.devices, 30)}, {memory_text}{' each' * bool(plural)}"
+        memory_text, positions = quantity(memory[group.name], "B"), span(group.devices, 30)
+        single = f"device {positions}, {memory_text}"
+        devices = single if len(group) == 1 else f"devices {positions}, {memory_text} each"
         lines.append(f'  subgraph {groups[group.name]}["{escaped(group.name)}<br/>{devices}"]')
         group_fragments = [f for f in plan.graph.fragments if plan.group_of(f.name) == group]
         outermost = [f for f in group_fragments if (f.parent and plan.group_of(f.parent)) != group]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 
+from fdg import jaxprs
 from fdg.placing.layout import spec_text
 from fdg.placing.plans import BETWEEN, Movement, Plan, PlannedProgram, SteppedPlan
 from fdg.placing.scheduling.schedule import Call, Move, Step
@@ -152,26 +153,26 @@ def _memory_note(plan: Plan) -> str:
 
 
 def _staleness_notes(plan: Plan) -> list[str]:
-    """The note on staleness."""
-    if plan.delayed is None:
+    """The notes on staleness: what is read late, and whether that saves time."""
+    delayed = plan.delayed
+    if delayed is None:
         return []
-    age, leaves = plan.delayed.staleness, jax.tree.leaves(plan.graph.state.state)
-    lag, micro_batches = plan.delayed.lag, plan.delayed.micro_batches
+    age, lag, micro_batches = delayed.staleness, delayed.lag, delayed.micro_batches
     setting = f"lag {lag}" if lag else f"staleness {age}"
-    if not plan.delayed.leaves:
+    if not delayed.leaves:
         return [f"{setting}: has no effect: no group with an actor reads a result of another group"]
-    readers = joined_by_and(list(plan.delayed.readers))
-    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(plan.graph.state.state)[0]]
-    names = dict.fromkeys(jax.tree_util.keystr(paths[i][:1], simple=True) for i in plan.delayed.leaves)
-    size = quantity(sum(leaves[i].size * leaves[i].dtype.itemsize for i in plan.delayed.leaves), "B")
+    readers = joined_by_and(list(delayed.readers))
+    paths_and_leaves = jax.tree_util.tree_leaves_with_path(plan.graph.state.state)
+    paths, leaves = zip(*(paths_and_leaves[i] for i in delayed.leaves), strict=True)
+    names = dict.fromkeys(jax.tree_util.keystr(path[:1], simple=True) for path in paths)
+    size = quantity(sum(map(jaxprs.bytes_of, leaves)), "B")
     leaf_names = listed_within([name or "the state" for name in names], 32)
-    verb = "reads" if len(plan.delayed.readers) == 1 else "read"
+    verb = "reads" if len(delayed.readers) == 1 else "read"
     age_text = f"as at the start of iteration t-{age}"
     if num_older := lag and lag % micro_batches:
         newer = f"t-{age - 1}" if age > 1 else "t"
-        age_text += (
-            f" in the first {num_older} of {micro_batches} micro-batches, of iteration {newer} in the others"
-        )
+        first_batches = f"the first {num_older} of {micro_batches} micro-batches"
+        age_text += f" in {first_batches}, of iteration {newer} in the others"
     lines = [f"{setting}: in iteration t, {readers} {verb} {leaf_names} ({size}) {age_text}"]
     if len(plan.groups) == 1:
         shared = "the one device" if len(plan.groups[0]) == 1 else "all devices"
@@ -195,28 +196,21 @@ def idle_notes(plan: Plan) -> list[str]:
             continue
         unexplained -= set(unfit)
         group = next(g for g in plan.groups if g.name == name)
-        sizes = sorted({f.batch_size for f in plan.graph.fragments
-                        if f.batch_size and plan.group_of(f.name) == group})  # fmt: skip
-        batches = (
-            f"a batch of {sizes[0]}"
-            if len(sizes) == 1
-            else f"batches of {joined_by_and([str(n) for n in sizes])}"
-        )
-        divides = "divides" if len(sizes) == 1 else "divide"
-        requested = len(group) + len(devices)
-        lines.append(
-            f"idle: {span(unfit, 40)} ({name}: {batches} {divides} over {len(group)} of {requested} devices)"
-        )
+        own_fragments = [f for f in plan.graph.fragments if plan.group_of(f.name) == group]
+        sizes = [str(n) for n in sorted({f.batch_size for f in own_fragments if f.batch_size})]
+        plural = len(sizes) != 1
+        divide = f"batches of {joined_by_and(sizes)} divide" if plural else f"a batch of {sizes[0]} divides"
+        ratio = f"{len(group)} of {len(group) + len(devices)} devices"
+        lines.append(f"idle: {span(unfit, 40)} ({name}: {divide} over {ratio})")
     if unexplained:
-        lines.append(
-            f"idle: {span(sorted(unexplained), 40)} ({type(plan.policy).__name__} places no fragment there)"
-        )
+        reason = f"{type(plan.policy).__name__} places no fragment there"
+        lines.append(f"idle: {span(sorted(unexplained), 40)} ({reason})")
     return lines
 
 
 def _sharding_notes(plan: Plan) -> list[str]:
     """Notes on sharded parameters, leaves that stay whole, and unknown collectives."""
-    lines = []
+    lines, state_leaves = [], jax.tree.leaves(plan.graph.state)
     for group in plan.groups:
         if not group.shards:
             continue
@@ -225,20 +219,19 @@ def _sharding_notes(plan: Plan) -> list[str]:
         assert not isinstance(group.parameters, str)  # "declared" is resolved in plans
         splitting_rules = {rule for rule, spec in group.parameters if any(spec)}
         split = [leaf for leaf in leaves if leaf.layout.number > 1]
-        size = sum(_bytes_of_leaf(plan, leaf.position) for leaf in split)
-        bytes_per_device = sum(_bytes_of_leaf(plan, leaf.position) // leaf.layout.number for leaf in split)
+        sizes = [jaxprs.bytes_of(state_leaves[leaf.position]) for leaf in split]
+        parts = (size // leaf.layout.number for size, leaf in zip(sizes, split, strict=True))
         lines.append(
-            f"sharded on {group.name} ({axes_text(group)}): {len(split)} leaves of {quantity(size, 'B')},"
-            f" {quantity(bytes_per_device, 'B')} a device"
+            f"sharded on {group.name} ({axes_text(group)}): {len(split)} leaves of"
+            f" {quantity(sum(sizes), 'B')}, {quantity(sum(parts), 'B')} a device"
         )
         rows: dict[tuple[str, str], list[str]] = {}
         for leaf in split:
             rows.setdefault((leaf.rule, spec_text(leaf.layout.spec)), []).append(leaf.path)
         for (rule, spec), paths in rows.items():
             lines.append(f"  '{rule}' as ({spec}): {listed_within(paths, 60)}")
-        if whole := [
-            leaf.path for leaf in leaves if leaf.layout.number == 1 and leaf.rule in splitting_rules
-        ]:
+        unsplit = [leaf for leaf in leaves if leaf.layout.number == 1]
+        if whole := [leaf.path for leaf in unsplit if leaf.rule in splitting_rules]:
             lines.append(f"  whole, for no dimension divides: {listed_within(whole, 60)}")
     lines += [f"rule '{rule}' of {group} takes no leaf" for group, rule in plan.unused_rules]
     lines += [f"collectives of group {group}: known after compiling" for group in plan.unpredicted]
@@ -256,11 +249,6 @@ def _held_leaves(plan: Plan, group: str) -> set[int]:
         for i, values in enumerate(plan.schedule.leaves)
         if any(value.group == group or value.variable in arriving for value in values)
     }
-
-
-def _bytes_of_leaf(plan: Plan, position: int) -> int:
-    leaf = jax.tree.leaves(plan.graph.state)[position]
-    return leaf.size * leaf.dtype.itemsize
 
 
 def notes(plan: Plan) -> list[str]:

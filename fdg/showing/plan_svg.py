@@ -7,7 +7,7 @@ Cards side by side run at the same time.
 
 import html
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fdg.placing.plans import BETWEEN, Plan
 from fdg.showing.plan_outline import (
@@ -40,19 +40,23 @@ class _Canvas:
     def text(
         self, x: float, y: float, text: str, size: float = 12, fill: str = _INK, **attributes: str
     ) -> None:
-        extra = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in attributes.items())
         self.parts.append(
-            f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{fill}"{extra}>{html.escape(text)}</text>'
+            f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{fill}"{_attributes(attributes)}>'
+            f"{html.escape(text)}</text>"
         )
 
     def box(
         self, x: float, y: float, width: float, height: float, fill: str, stroke: str, **attributes: str
     ) -> None:
-        extra = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in attributes.items())
         self.parts.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}" '
-            f'stroke="{stroke}"{extra}/>'
+            f'stroke="{stroke}"{_attributes(attributes)}/>'
         )
+
+
+def _attributes(attributes: Mapping[str, str]) -> str:
+    """SVG attributes as text, with hyphens for underscores."""
+    return "".join(f' {key.replace("_", "-")}="{value}"' for key, value in attributes.items())
 
 
 def _fit(text: str, width: float, size: float) -> str:
@@ -124,7 +128,8 @@ class _Drawing:
     def _draw_heads(self, y: float) -> float:
         """Draws each group's name, devices and memory."""
         memory = dict(self.plan.memory)
-        missing = [f for f in split_fragments(self.plan) if f not in _in_loops(self.lines)]
+        in_loops = _in_loops(self.lines)
+        missing = [f for f in split_fragments(self.plan) if f not in in_loops]
         for group in self.plan.groups:
             x = self.left[group.name] + _CARD
             inner = self.lane - 2 * _CARD
@@ -141,15 +146,14 @@ class _Drawing:
 
     def _draw_devices(self, devices: Sequence[int], x: float, y: float, width: float) -> None:
         """Draws a small square per device; if there are many, only the first devices and the last."""
-        max_chips = int(width // 22)
-        chips: list[int | None] = list(devices)
-        if len(chips) > max_chips:
-            chips = [*chips[: max_chips - 2], None, chips[-1]]
-        for i, device in enumerate(chips):
+        max_squares = int(width // 22)
+        labels = [str(device) for device in devices]
+        if len(labels) > max_squares:
+            labels = [*labels[: max_squares - 2], "…", labels[-1]]
+        for i, label in enumerate(labels):
             left = x + 22 * i
-            if device is not None:
+            if label != "…":
                 self.front.box(left, y, 19, 17, "#fff", "#444", rx="3")
-            label = "…" if device is None else str(device)
             self.front.text(left + 9.5, y + 12.5, label, 10, text_anchor="middle")
 
     # --- steps ---
@@ -203,10 +207,13 @@ class _Drawing:
             y += _ROW
         for m in run.collectives:
             source = f" of {m.source}" if m.source != BETWEEN else ""
-            name_text, amount_text = _fit(f"{m.how}{source}", width - 40, 11), amount(m, "× ")
-            self._draw_collective(body, x + 10, y + 5)
-            body.text(x + 34, y + 12, name_text, 11)
-            body.text(x + 34, y + 26, amount_text, 11, _GREY)
+            body.parts.append(  # two opposite arrows, the symbol of a collective
+                f'<path d="M{x + 10:g} {y + 5:g} h15 m-4 -3.5 l4 3.5 l-4 3.5 '
+                f'M{x + 25:g} {y + 15:g} h-15 m4 -3.5 l-4 3.5 l4 3.5" fill="none" stroke="{_INK}" '
+                f'stroke-width="1.2"/>'
+            )
+            body.text(x + 34, y + 12, _fit(f"{m.how}{source}", width - 40, 11), 11)
+            body.text(x + 34, y + 26, amount(m, "× "), 11, _GREY)
             y += 32
         y += 6
         self.front.box(x, top, width, y - top, "#fff", _LINE, rx="7")
@@ -220,18 +227,10 @@ class _Drawing:
         canvas.text(x + 12, y + 15, _fit(f.name, width - 70, 12.5), 12.5, font_weight="600")
         canvas.text(x + width - 8, y + 15, f"× {calls(f)}", 11.5, text_anchor="end")
         unit = "agents" if self.plan.graph.agents is not None else "batch"
-        share_text = f"{unit} {share}/device" if share is not None else ""
+        share_text = "" if share is None else f"{unit} {share}/device"
         canvas.text(x + 12, y + 29, _fit(f.role, width - 20 - len(share_text) * 6, 10.5), 10.5, _GREY)
         if share_text:
             canvas.text(x + width - 8, y + 29, share_text, 10.5, _GREY, text_anchor="end")
-
-    def _draw_collective(self, canvas: _Canvas, x: float, y: float) -> None:
-        """Draws two opposite arrows, the symbol of a collective."""
-        canvas.parts.append(
-            f'<path d="M{x:g} {y:g} h15 m-4 -3.5 l4 3.5 l-4 3.5 '
-            f'M{x + 15:g} {y + 10:g} h-15 m4 -3.5 l-4 3.5 l4 3.5" fill="none" stroke="{_INK}" '
-            f'stroke-width="1.2"/>'
-        )
 
     def _draw_transfer(self, line: Crossing, y: float) -> float:
         m = line.movement

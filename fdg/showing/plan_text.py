@@ -18,6 +18,7 @@ from fdg.showing.plan_outline import (
 from fdg.showing.words import ancestors, calls, clip, listed_within, quantity, span, table
 
 COLUMNS = 110  # width of a printed plan
+_AMOUNTS = ("bytes/crossing", "crossings", "bytes/iteration")  # headers of the columns of `_amounts`
 
 
 def plan_text(plan: Plan) -> str:
@@ -37,16 +38,12 @@ def plan_text(plan: Plan) -> str:
     if len(plan.groups) > 1:
         iteration = outline(plan)
         groups_texts = [*map(_groups_text, transfers(iteration)), *(clip(g.name, 24) for g in plan.groups)]
-        width = (
-            COLUMNS
-            - len("  " * 5 + "bytes/crossing" + "crossings" + "bytes/iteration")
-            - max(map(len, groups_texts))
-        )
-        header = ("each iteration", "where", "bytes/crossing", "crossings", "bytes/iteration")
-        lines += table(header, list(_nest_rows(plan, iteration, width)), (2, 3, 4))
+        width = COLUMNS - len("  " * 5 + "".join(_AMOUNTS)) - max(map(len, groups_texts))
+        rows = list(_nest_rows(plan, iteration, width))
+        lines += table(("each iteration", "where", *_AMOUNTS), rows, (2, 3, 4))
     elif moves := [m for m in plan.movements if m.how]:
-        header = ("moves between devices", "how", "bytes/crossing", "crossings", "bytes/iteration")
-        lines += table(header, [(clip(m.source, 40), m.how, *_amounts(m)) for m in moves], (2, 3, 4))
+        rows = [(clip(m.source, 40), m.how, *_amounts(m)) for m in moves]
+        lines += table(("moves between devices", "how", *_AMOUNTS), rows, (2, 3, 4))
     elif not plan.unpredicted:
         lines.append("  nothing moves between devices")
     for note in notes(plan):
@@ -55,9 +52,9 @@ def plan_text(plan: Plan) -> str:
 
 
 def _amounts(m: Movement) -> tuple[str, str, str]:
-    """The table cells of a movement: bytes per crossing, crossings, bytes per iteration."""
-    sizes = quantity(m.bytes_per_crossing, "B"), quantity(m.bytes_per_iteration, "B")
-    return sizes[0], str(m.crossings_per_iteration), sizes[1]
+    """The cells of a movement in the columns `_AMOUNTS`."""
+    crossing, iteration = quantity(m.bytes_per_crossing, "B"), quantity(m.bytes_per_iteration, "B")
+    return crossing, str(m.crossings_per_iteration), iteration
 
 
 def _nest_rows(plan: Plan, lines: Iterable[Line], width: int, level: int = 0) -> Iterator[tuple[str, ...]]:

@@ -50,16 +50,12 @@ def duration(seconds: float | None) -> str:
 
 def table(header: Sequence[str], rows: Sequence[tuple[str, ...]], numeric: Sequence[int] = ()) -> list[str]:
     """Lines of an aligned table; columns in `numeric` are right-aligned."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-
-    def line(row):
-        cells = (
-            c.rjust(w) if i in numeric else c.ljust(w)
-            for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        )
-        return ("  " + "  ".join(cells)).rstrip()
-
-    return [line(header), *map(line, rows)]
+    columns = [
+        [cell.rjust(width) if i in numeric else cell.ljust(width) for cell in column]
+        for i, column in enumerate(zip(header, *rows, strict=True))
+        for width in [max(map(len, column))]
+    ]
+    return [("  " + "  ".join(cells)).rstrip() for cells in zip(*columns, strict=True)]
 
 
 def calls(fragment: Fragment) -> str:
@@ -104,12 +100,12 @@ def joined_by_and(names: Sequence[str], width: int = 40) -> str:
 
 def span(devices: Sequence[int], width: int = 16) -> str:
     """Positions as ranges: (0, 1, 2, 5) is "0-2, 5"; a long text is shortened, with the count."""
-    runs: list[list[int]] = []
+    runs: list[list[int]] = []  # the first and last position of each range
     for d in devices:
-        if runs and d == runs[-1][-1] + 1:
-            runs[-1].append(d)
+        if runs and d == runs[-1][1] + 1:
+            runs[-1][1] = d
         else:
-            runs.append([d])
-    ranges = [str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs]
+            runs.append([d, d])
+    ranges = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
     text = ", ".join(ranges)
     return text if len(text) <= width else f"{ranges[0]}, ..., {ranges[-1]} ({len(devices)})"
