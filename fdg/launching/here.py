@@ -114,9 +114,10 @@ def _wait(processes: Sequence[subprocess.Popen]) -> list[Process]:
     stopped: dict[int, float] = {}  # seconds, without the time in which this process was suspended
     deadline, last_check = float("inf"), time.monotonic()
 
-    def mark_lost(i: int) -> None:
-        how = "a signal stopped it, and it did not continue"
-        ended_processes[i] = Process(_process_name(i, processes[i]), None, how)
+    def mark_ended(i: int, status: int | None) -> None:
+        how = "a signal stopped it, and it did not continue" if status is None else ""
+        who = f"process {i} (host {socket.gethostname()}, pid {processes[i].pid})"
+        ended_processes[i] = Process(who, status, how)
 
     while len(ended_processes) < len(processes) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -129,25 +130,18 @@ def _wait(processes: Sequence[subprocess.Popen]) -> list[Process]:
             else:
                 stopped.pop(i, None)
             if stopped.get(i, 0.0) >= lines.SILENT_SECONDS:
-                mark_lost(i)
+                mark_ended(i, None)
             elif process.returncode is not None:
-                ended_processes[i] = Process(_process_name(i, process), process.returncode)
-        lost = [
-            process_end
-            for process_end in ended_processes.values()
-            if process_end.status is None or process_end.status < 0
-        ]
-        if any(process_end.status != 0 for process_end in ended_processes.values()):
-            deadline = min(deadline, time.monotonic() + (LOST_SECONDS if lost else STOP_SECONDS))
+                mark_ended(i, process.returncode)
+        statuses = [process.status for process in ended_processes.values()]
+        if any(status != 0 for status in statuses):
+            is_lost = any(status is None or status < 0 for status in statuses)
+            deadline = min(deadline, time.monotonic() + (LOST_SECONDS if is_lost else STOP_SECONDS))
             if all(i in ended_processes or i in stopped for i in range(len(processes))):
                 break
     for i in stopped.keys() - ended_processes.keys():
-        mark_lost(i)
+        mark_ended(i, None)
     return list(ended_processes.values())
-
-
-def _process_name(index: int, process: subprocess.Popen) -> str:
-    return f"process {index} (host {socket.gethostname()}, pid {process.pid})"
 
 
 def _is_stopped(process: subprocess.Popen, was_stopped: bool) -> bool:

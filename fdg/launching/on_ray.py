@@ -55,10 +55,8 @@ class OnRay:
         self._bundle: dict[str, float] = {}
         usable = self._usable_nodes()
         if nodes is not None and nodes > len(usable):
-            resources = (
-                ", ".join(_node_text(node, self._process_resources()) for node in self._alive_nodes())
-                or "none"
-            )
+            texts = [_node_text(node, self._process_resources()) for node in self._alive_nodes()]
+            resources = ", ".join(texts) or "none"
             raise FdgError(
                 f"--nodes {nodes}: {len(usable)} nodes of the Ray cluster at {self.address} have room"
                 f" ({resources}): use --nodes {max(1, len(usable))}, or add nodes with"
@@ -105,9 +103,8 @@ class OnRay:
 
     def run(self, words: Sequence[str]) -> Ending:
         """Starts `fdg.train` on each reserved node and forwards its output until all have ended."""
-        with ctrl_c.collected_signals(
-            _exit_by_signal, 2
-        ) as signals:  # `_follow` forwards them, and processes save before they end
+        # `_follow` forwards the first two signals, and the processes save before they end.
+        with ctrl_c.collected_signals(lambda number: os._exit(128 + number), 2) as signals:
             started: list[_Started] = []
             try:
                 started, meeting_place = self._start_actors()
@@ -129,20 +126,17 @@ class OnRay:
         """Starts an actor on each reserved node; returns them, and the place where the processes meet."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        bundle = self._bundle
         actor_class = self._ray.remote(ray_host.Host)
         self._ray.cloudpickle.register_pickle_by_value(ray_host)
-        actors = [
-            actor_class.options(
-                num_cpus=bundle["CPU"],
-                num_gpus=bundle.get("GPU", 0),
-                resources={"TPU": bundle["TPU"]} if "TPU" in bundle else None,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, i),
-                max_concurrency=4,
-                max_restarts=0,
-            ).remote()
-            for i in range(self.count)
-        ]
+        options = {
+            "num_cpus": self._bundle["CPU"],
+            "num_gpus": self._bundle.get("GPU", 0),
+            "resources": {"TPU": self._bundle["TPU"]} if "TPU" in self._bundle else None,
+            "max_concurrency": 4,
+            "max_restarts": 0,
+        }
+        strategies = [PlacementGroupSchedulingStrategy(self._group, i) for i in range(self.count)]
+        actors = [actor_class.options(**options, scheduling_strategy=s).remote() for s in strategies]
         places = self._ray.get([actor.describe.remote() for actor in actors])
         started = [
             _Started(i, actor, place["node"], place["host"])
@@ -176,7 +170,7 @@ class OnRay:
     def _follow(self, started: Sequence[_Started], signals: Sequence[int]) -> list[Process]:
         """Forwards the output until all processes have ended; returns how they ended, in order of time."""
         ended_processes: list[Process] = []
-        waiting = {self._request_output(process): process for process in started}
+        waiting = {_request_output(process): process for process in started}
         deadline, num_sent, last_poll = math.inf, 0, time.monotonic()
         while waiting and time.monotonic() < deadline:
             ready, _ = self._ray.wait(list(waiting), timeout=_FOLLOW_SECONDS)
@@ -189,24 +183,21 @@ class OnRay:
                 process = waiting.pop(request)
                 process_end = self._print_output(process, request)
                 if process_end is None:
-                    waiting[self._request_output(process)] = process
+                    waiting[_request_output(process)] = process
                 else:
                     ended_processes.append(process_end)
             for request, process in list(waiting.items()):
                 # Answers do not arrive while this process is suspended.
                 process.silent += min(elapsed, 2 * _FOLLOW_SECONDS)
-                if process.silent < _SILENT_SECONDS:
-                    continue
-                del waiting[request]
-                ended_processes.append(
-                    Process(process.who, None, f"its node has not answered for {_SILENT_SECONDS:.0f} s")
-                )
+                if process.silent >= _SILENT_SECONDS:
+                    del waiting[request]
+                    how = f"its node has not answered for {_SILENT_SECONDS:.0f} s"
+                    ended_processes.append(Process(process.who, None, how))
             if deadline == math.inf and any(process_end.status != 0 for process_end in ended_processes):
                 deadline = time.monotonic() + STOP_SECONDS
         # Processes that do not end in time are killed; a silent actor's process is the likely cause.
-        for process in waiting.values():
-            if process.silent > STOP_SECONDS / 2:
-                ended_processes.append(Process(process.who, None, "its node does not answer"))
+        silent = [process for process in waiting.values() if process.silent > STOP_SECONDS / 2]
+        ended_processes += [Process(process.who, None, "its node does not answer") for process in silent]
         # Ray notices the loss of an actor shortly before it notices the loss of the node.
         alive = {node["NodeID"] for node in self._alive_nodes()}
         lost = {process.who for process in started if process.node not in alive}
@@ -221,9 +212,6 @@ class OnRay:
         self._ray.wait(stopping, num_returns=len(stopping), timeout=_STOPPED_SECONDS)
         for process in started:
             self._ray.kill(process.actor)
-
-    def _request_output(self, process: _Started) -> Any:
-        return process.actor.follow.remote(_FOLLOW_SECONDS)
 
     def _print_output(self, process: _Started, request: Any) -> Process | None:
         """Prints a process's output; returns how it ended, or None if it runs."""
@@ -251,12 +239,9 @@ class OnRay:
         return resources
 
     def _usable_nodes(self) -> list[Mapping[str, Any]]:
-        resources = self._process_resources()
-        return [
-            node
-            for node in self._alive_nodes()
-            if all(node["Resources"].get(name, 0) >= amount for name, amount in resources.items())
-        ]
+        needed = self._process_resources().items()
+        nodes = [(node, node["Resources"]) for node in self._alive_nodes()]
+        return [node for node, has in nodes if all(has.get(name, 0) >= amount for name, amount in needed)]
 
     def _release(self) -> None:
         from ray.util.placement_group import remove_placement_group
@@ -267,10 +252,10 @@ class OnRay:
                 remove_placement_group(group)
 
 
+def _request_output(process: _Started) -> Any:
+    return process.actor.follow.remote(_FOLLOW_SECONDS)
+
+
 def _node_text(node: Mapping[str, Any], resources: Mapping[str, float]) -> str:
     amounts = ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in resources)
     return f"{node.get('NodeManagerHostname') or node['NodeID'][:8]}: {amounts}"
-
-
-def _exit_by_signal(number: int) -> None:
-    os._exit(128 + number)

@@ -57,12 +57,13 @@ def ending_of(processes: Sequence[Process], asked: bool = False) -> Ending:
     failed = [process for process in processes if process.status != 0]
     if not failed:
         return Ending(0, asked=asked)
-    cause = min(failed, key=_blame_rank)
+    cause = min(failed, key=_rank_as_cause)
     status = 1 if cause.status is None else 128 - cause.status if cause.status < 0 else cause.status
     return Ending(status, cause.reason(), asked)
 
 
-def _blame_rank(process: Process) -> int:
+def _rank_as_cause(process: Process) -> int:
+    """0 for the most likely cause of a failure."""
     if process.status is None:
         return 0
     return 3 if process.status > 0 else 2 if process.status == -signal.SIGABRT else 1

@@ -9,7 +9,7 @@ import atexit
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from fdg.processes import peers, ports
 
 HEARTBEAT_SECONDS = 45  # of JAX's service, in case `peers` does not notice a lost process
 
+_FLAGS = ("coordinator_address", "num_processes", "process_id")
 _peers: peers.Peers | None = None
 
 
@@ -43,12 +44,7 @@ def initialize(
       FdgError: arguments contradict each other, JAX detects no cluster, or a process did not connect.
     """
     global _peers
-    arguments = {
-        "coordinator_address": coordinator_address,
-        "num_processes": num_processes,
-        "process_id": process_id,
-    }
-    check_flags(arguments)
+    check_flags(dict(zip(_FLAGS, (coordinator_address, num_processes, process_id), strict=True)))
     if _peers is not None:
         raise FdgError("distributed.initialize was called before")
     local_device_ids = None
@@ -56,9 +52,8 @@ def initialize(
         coordinator_address, num_processes, process_id, local_device_ids = _detect()
     assert coordinator_address is not None and num_processes is not None and process_id is not None
     host, _ = split_address(coordinator_address, f"--coordinator-address {coordinator_address}")
-    group = peers.Peers(
-        coordinator_address, num_processes, process_id, None if process_id else ports.free_port(host)
-    )
+    service_port = None if process_id else ports.free_port(host)  # process 0 sends it to the others
+    group = peers.Peers(coordinator_address, num_processes, process_id, service_port)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # which would handle SIGTERM
     # The other processes reach JAX's coordinator through a forwarding port, which outlives process 0. Without
@@ -80,25 +75,23 @@ def initialize(
         )
     except RuntimeError as error:
         raise FdgError(f"jax.distributed cannot start: {error}") from error
-    hosts = exchange([socket.gethostname(), sorted(cores.affinity()), cores.usable_cores()])
-    cores.set_core_sharing(
-        _max_core_sharing([host_info[:2] for host_info in hosts]), min(host_info[2] for host_info in hosts)
-    )
+    used_cores = [socket.gethostname(), sorted(cores.affinity())]
+    hosts, core_counts = zip(*exchange([used_cores, cores.usable_cores()]), strict=True)
+    cores.set_core_sharing(_max_core_sharing(hosts), min(core_counts))
 
 
 def check_flags(flags: Mapping[str, Any]) -> None:
     """Checks the flags of a multi-process run."""
-    names = ("coordinator_address", "num_processes", "process_id")
-    present = [name for name in names if flags.get(name) is not None]
+    present = [name for name in _FLAGS if flags.get(name) is not None]
     as_option = lambda name: "--" + name.replace("_", "-")  # noqa: E731
     if present and flags.get("distributed"):
         raise FdgError(
             f"--distributed detects {as_option(present[0])} from the cluster: leave out one of the two"
         )
-    if present and len(present) < len(names):
-        missing = next(name for name in names if name not in present)
+    if present and len(present) < len(_FLAGS):
+        missing = next(name for name in _FLAGS if name not in present)
         raise FdgError(
-            f"{as_option(missing)} is missing: {', '.join(map(as_option, names))} must be given together"
+            f"{as_option(missing)} is missing: {', '.join(map(as_option, _FLAGS))} must be given together"
             f" (or only --distributed, if JAX detects the cluster)"
         )
     if not present:
@@ -136,9 +129,8 @@ def check_alike(digests: Mapping[str, str]) -> None:
     """
     first_digests, *other_digests = exchange(dict(digests))
     for i, digests_i in enumerate(other_digests, 1):
-        names = [
-            name for name in {**first_digests, **digests_i} if first_digests.get(name) != digests_i.get(name)
-        ]
+        names = {**first_digests, **digests_i}
+        names = [name for name in names if first_digests.get(name) != digests_i.get(name)]
         # A difference within a fragment is also a difference of all enclosing code.
         names = [name for name in names if name.startswith("fragment ")] or names[:1]
         if names:
@@ -248,7 +240,7 @@ def _detect() -> tuple[str, int, int, Any]:
     return address, number, index, local_device_ids
 
 
-def _max_core_sharing(hosts: list[list[Any]]) -> int:
+def _max_core_sharing(hosts: Sequence[Sequence[Any]]) -> int:
     """The largest number of processes whose cores overlap with the cores of a process, itself included.
 
     >>> _max_core_sharing([["a", [0, 1]], ["a", [0, 1]], ["b", [0, 1]]])
@@ -256,12 +248,8 @@ def _max_core_sharing(hosts: list[list[Any]]) -> int:
     >>> _max_core_sharing([["a", [0]], ["a", [1]]])
     1
     """
-    return max(
-        sum(
-            host == other_host and not set(cores).isdisjoint(other_cores) for other_host, other_cores in hosts
-        )
-        for host, cores in hosts
-    )
+    used = [{(host, core) for core in cores} for host, cores in hosts]
+    return max(sum(not cores.isdisjoint(other) for other in used) for cores in used)
 
 
 _Index = tuple[tuple[int, int], ...]  # start and stop along each axis

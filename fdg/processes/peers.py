@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from fdg.addresses import split_address
@@ -50,11 +51,8 @@ class Peers:
             self._lines[0], notes = self._connect(host, port)
         self.notes = notes
         self.lost: LostError | None = None
-        self._loss_lock, self._death_lock, self._is_loss_known = (
-            threading.Lock(),
-            threading.Lock(),
-            threading.Event(),
-        )
+        self._loss_lock, self._death_lock = threading.Lock(), threading.Lock()
+        self._is_loss_known = threading.Event()
         self._has_left = False
         for line in self._lines.values():
             threading.Thread(target=self._watch, args=(line,), daemon=True).start()
@@ -91,9 +89,7 @@ class Peers:
     def leave(self) -> None:
         """Tells the other processes that this process leaves; they may end from then on."""
         self._has_left = True
-        for line in self._lines.values():
-            with contextlib.suppress(OSError):
-                line.send(END, wait=1)
+        _send_end(self._lines.values())
 
     def die(self, line: str, status: int, cause: str) -> NoReturn:
         """Ends this process and all others.
@@ -101,17 +97,12 @@ class Peers:
         `line` is printed on standard error, and `cause` is the error message of the others.
         """
         self._death_lock.acquire()  # never released: only one thread may print and exit
-        self._tell(cause, status)
+        _send_end(self._lines.values(), cause, status)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         with contextlib.suppress(OSError, ValueError):
             print(line, file=sys.stderr, flush=True)
         os._exit(status)  # an ordinary exit would wait for the others in JAX's shutdown
-
-    def _tell(self, cause: str, status: int) -> None:
-        for line in self._lines.values():
-            with contextlib.suppress(OSError):
-                line.send(END, json.dumps([cause, status]).encode(), wait=1)
 
     def _send(self, line: Line, data: bytes) -> None:
         try:
@@ -143,7 +134,7 @@ class Peers:
                 return
             self.lost = LostError(cause, status)
         self._is_loss_known.set()
-        self._tell(cause, status)
+        _send_end(self._lines.values(), cause, status)
         for line in self._lines.values():
             line.inbox.put(None)
         time.sleep(GRACE_SECONDS)
@@ -163,23 +154,19 @@ class Peers:
         with Rendezvous(host, port) as rendezvous:
             while len(lines) < self.count - 1:
                 joined = rendezvous.wait(deadline - time.monotonic())
-                recipients = list(lines.values())
                 if joined is None:
-                    missing = sorted(set(range(1, self.count)) - lines.keys())
+                    missing = ", ".join(str(i) for i in range(1, self.count) if i not in lines)
                     count = rendezvous.refused
                     refused = f" ({count} connections were refused)" if count else ""
-                    refusal: str | None = (
+                    refusal = (
                         f"of {self.count} processes {len(lines) + 1} connected to {host}:{port} within"
-                        f" {JOIN_SECONDS:.0f} s: process {', '.join(map(str, missing))} is missing{refused}"
+                        f" {JOIN_SECONDS:.0f} s: process {missing} is missing{refused}"
                     )
-                else:
-                    line, hello = joined
-                    recipients.append(line)
-                    refusal = self._refusal(hello, lines)
-                if refusal:
-                    for recipient in recipients:
-                        with contextlib.suppress(OSError):
-                            recipient.send(END, json.dumps([refusal, 2]).encode())
+                    _send_end(lines.values(), refusal, 2)
+                    raise FdgError(refusal)
+                line, hello = joined
+                if refusal := self._refusal(hello, lines):
+                    _send_end([*lines.values(), line], refusal, 2)
                     raise FdgError(refusal)
                 lines[hello.process] = line
         for line in lines.values():
@@ -187,13 +174,14 @@ class Peers:
                 line.send(HELLO, json.dumps({"who": self.who, "notes": notes}).encode())
         return lines
 
-    def _refusal(self, hello: Hello, lines: dict[int, Line]) -> str | None:
+    def _refusal(self, hello: Hello, lines: dict[int, Line]) -> str:
+        """Why a process cannot join those that have joined by `lines`; "" if it can."""
         if hello.processes != self.count:
             return f"--num-processes is {self.count} for process 0 and {hello.processes} for {hello.who}"
         if hello.process in lines or not 0 < hello.process < self.count:
             other = lines[hello.process].who if hello.process in lines else self.who
             return f"--process-id {hello.process} was given to both {other} and {hello.who}"
-        return None
+        return ""
 
     def _connect(self, host: str, port: int) -> tuple[Line, Any]:
         """Connects to process 0, and waits until all processes have joined; not for process 0."""
@@ -211,3 +199,11 @@ class Peers:
             raise FdgError(answer[0])
         line.who = answer["who"]
         return line, answer["notes"]
+
+
+def _send_end(lines: Iterable[Line], cause: str | None = None, status: int = 0) -> None:
+    """Tells the processes at the other ends that this process ends, and the cause if it has failed."""
+    data = b"" if cause is None else json.dumps([cause, status]).encode()
+    for line in lines:
+        with contextlib.suppress(OSError):
+            line.send(END, data, wait=1)

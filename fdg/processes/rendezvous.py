@@ -1,4 +1,4 @@
-"""Rendezvous: process 0 listens; the others connect and authenticate.
+"""Rendezvous: process 0 listens; the others connect, and both sides authenticate.
 
 Any program may connect to the port. Each connection gets a thread and a few seconds to authenticate, so a
 silent or foreign connection does not delay others.
@@ -9,7 +9,6 @@ import queue
 import socket
 import threading
 import time
-from types import TracebackType
 from typing import NamedTuple
 
 from fdg.errors import FdgError
@@ -49,9 +48,7 @@ class Rendezvous:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._thread.join()
 
