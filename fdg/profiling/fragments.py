@@ -21,9 +21,8 @@ from fdg.placing.policy import Group
 from fdg.processes import distributed
 from fdg.processes.arrays import put
 from fdg.profiling.border import border_bytes
-from fdg.profiling.inputs import inputs_of
 from fdg.profiling.repeating import Repeated
-from fdg.profiling.sites import Site, sites
+from fdg.profiling.sites import Site, inputs_of, sites
 from fdg.profiling.work import Work, work_of
 from fdg.running.program import is_here
 from fdg.tracing.graph import Fragment

@@ -1,4 +1,4 @@
-"""Extracts each fragment of a graph as a standalone function, with the state carried to its next call.
+"""Extracts each fragment of a graph as a function, with its first inputs and the state of its next call.
 
     scan((env_state, obs) -> step(keys, env_state, act(obs)))     step's result 0 is its argument 1
 
@@ -9,12 +9,15 @@ the argument of its type that it alone reaches, possibly through code between fr
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 from jax.extend import core
 
 from fdg import jaxprs
+from fdg.batch.rules.random import has_draws_from_the_batch
+from fdg.fragment import FragmentMark, fragments_in
 from fdg.jax_internals import ClosedJaxpr
 from fdg.tracing.graph import FDG, Fragment
 from fdg.tracing.reader import Reader, Scope
@@ -83,3 +86,65 @@ def _site(reader: Reader, fragment: Fragment, eqn: core.JaxprEqn, scope: Scope) 
 def _without_prints(eqn: core.JaxprEqn, inside: jaxprs.Inside) -> Any:
     """Removes debug prints, since a benchmark calls the fragment thousands of times."""
     return [] if eqn.primitive.name in _PRINTS else inside(eqn)
+
+
+def _first_inputs(jaxpr: ClosedJaxpr, leaves: Sequence[Any]) -> dict[str, list[Any]]:
+    """The inputs of each fragment's first call in an iteration, in the order of its equation's operands.
+
+        iterate(state): keys = split(state.key); scan(act, step); learn(...)
+
+    Each equation that contains fragments is entered: the first trip of its body starts from the equation's
+    operands, so the inputs of the fragments inside are known without later trips. The whole equation is
+    evaluated only if later equations may read its results.
+
+    A pure function of `leaves`, to be called under `jax.jit`. Host callbacks run if later fragments need
+    their results. `leaves` are the inputs of an iteration whose fragments have unique names. Returns inputs
+    by fragment name, without literals.
+    """
+    inputs_by_name: dict[str, list[Any]] = {}
+
+    def visit(closed: Any, values: Sequence[Any]) -> None:
+        jaxpr = jaxprs.open_jaxpr(closed)
+        last_index = max((i for i, eqn in enumerate(jaxpr.eqns) if fragments_in([eqn])), default=-1)
+        prefix = jaxpr.replace(eqns=jaxpr.eqns[: last_index + 1], outvars=[])
+        flagged_equations = [(eqn, i < last_index) for i, eqn in enumerate(prefix.eqns)]
+        jaxprs.evaluate_jaxpr(prefix, jaxprs.constants_of(closed), values, evaluate, flagged_equations)
+
+    def evaluate(flagged_equation: tuple[core.JaxprEqn, bool], values: list[Any]) -> Sequence[Any]:
+        eqn, is_read = flagged_equation
+        value_by_variable = {
+            v: x for v, x in zip(eqn.invars, values, strict=True) if not jaxprs.is_literal(v)
+        }
+        mark = FragmentMark.of(eqn)
+        if mark is not None:
+            inputs_by_name[mark.name] = [value_by_variable[v] for v in jaxprs.variables(eqn.invars)]
+        for body, closed_body in zip(jaxprs.bodies(eqn), jaxprs.closed_bodies(eqn), strict=True):
+            if fragments_in(body.jaxpr.eqns):
+                first_trip = (
+                    values[i][0] if k in body.sliced else values[i] for k, i in enumerate(body.operands)
+                )
+                visit(closed_body, list(first_trip))
+        if not is_read:
+            return [None] * len(eqn.outvars)
+        return core.jaxpr_as_fun(jaxprs.build(list(value_by_variable), eqn.outvars, [eqn], checked=False))(
+            *value_by_variable.values()
+        )
+
+    visit(jaxpr, leaves)
+    return inputs_by_name
+
+
+def inputs_of(graph: FDG, leaves: Sequence[Any]) -> Mapping[str, list[jax.Array]]:
+    """The first inputs of each fragment, computed on the device of `leaves`.
+
+    With several agents, `leaves` have a leading axis of any number of agents.
+    """
+
+    def run(leaves: Sequence[Any]) -> dict[str, list[Any]]:
+        return _first_inputs(graph.jaxpr, leaves)
+
+    if graph.agents is not None:
+        run_agent = run
+        is_sequential = has_draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr))
+        run = (lambda leaves: jax.lax.map(run_agent, leaves)) if is_sequential else jax.vmap(run_agent)
+    return jax.jit(run)(list(leaves))

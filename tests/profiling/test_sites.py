@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import fdg
-from fdg.profiling.inputs import inputs_of
-from fdg.profiling.sites import sites
+from fdg.profiling.sites import inputs_of, sites
 from fdg.tracing.trace import side_by_side
 from tests.tiny import Pupil
 
