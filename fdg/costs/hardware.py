@@ -72,7 +72,7 @@ class DeviceKind:
     # the share of a class's time that remains after fusion, if fitted; None: the platform's
     # (`program_time.JOINED`)
     joined: Mapping[str, float] | None = None
-    # overheads of programs and transfers; None: the platform's (`lost`)
+    # overheads of programs and transfers; None: the platform's (`effective_overheads`)
     overheads: Overheads | None = None
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class DeviceKind:
             )
 
     @property
-    def lost(self) -> Overheads:
+    def effective_overheads(self) -> Overheads:
         """The overheads of this kind, or else of its platform."""
         return self.overheads or OVERHEADS[self.platform]
 

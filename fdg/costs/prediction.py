@@ -96,15 +96,15 @@ class _Model:
         self.plan, self.cluster = plan, cluster
         self.straggler_ratio = _straggler_ratio(cluster)
         self.groups = {group.name: group for group in plan.groups}
-        self.lost = cluster.kind.lost
+        self.overheads = cluster.kind.effective_overheads
         self.loads = program_works(plan, cluster.target)
         self.seconds: dict[str, Seconds] = {}
         self.sent: dict[str, list[tuple[traffic.Sent, float]]] = {}  # collectives and their numbers of runs
         for program in self.loads:
-            cores, devices = self.lost.cores(self.cores(program.group)), program.group.devices
+            cores, devices = self.overheads.cores(self.cores(program.group)), program.group.devices
             self.seconds[program.name] = seconds_of(program.work, cluster.kind, cores)
             self.sent[program.name] = [
-                (traffic.collective(collective, devices, cluster), collective.calls * self.lost.meetings)
+                (traffic.collective(collective, devices, cluster), collective.calls * self.overheads.meetings)
                 for collective in program.collectives
             ]
 
@@ -125,12 +125,12 @@ class _Model:
         """Cores that groups share on all machines; infinite if each device has its own."""
         if self.cluster.cores is None:
             return math.inf
-        share = 1.0 if len(self.plan.groups) == 1 else self.lost.shared
+        share = 1.0 if len(self.plan.groups) == 1 else self.overheads.shared
         return self.cluster.cores * self.cluster.machines * share
 
     def parts(self, program: ProgramWork, stretch: float = 1.0) -> dict[str, float]:
         """Seconds of a program by part, times `stretch`, while no other group runs."""
-        stretch *= self.lost.stretch(min(self.plan.num_devices, self.cluster.devices_per_host))
+        stretch *= self.overheads.stretch(min(self.plan.num_devices, self.cluster.devices_per_host))
         parts = {
             f"{name} on {program.group.name}": seconds * stretch
             for name, seconds in self.seconds[program.name].by_class.items()
@@ -148,7 +148,7 @@ class _Model:
         for program in self.loads:
             for sent, calls in self.sent[program.name]:
                 # Bytes are those of the plan's collectives, without the factor `meetings`.
-                num_runs = calls / self.lost.meetings * calls_per_iteration[program.name]
+                num_runs = calls / self.overheads.meetings * calls_per_iteration[program.name]
                 inside, between = inside + sent.inside * num_runs, between + sent.between * num_runs
                 routes[f"collectives of {program.group.name}"] += (sent.inside + sent.between) * num_runs
         for move, num_runs in self.plan.moves():
@@ -168,15 +168,17 @@ class _Model:
         start, array = kind.rate("dispatch"), kind.rate("argument")
         costs: dict[Step, Cost] = {}
         for program, (call, _) in zip(self.loads, self.plan.calls(), strict=True):
-            seconds = sum(self.parts(program).values()) + self.lost.seconds_to_start(len(program.group))
+            seconds = sum(self.parts(program).values()) + self.overheads.seconds_to_start(len(program.group))
             costs[call] = Cost(start + array * program.num_arrays, seconds, self.used_cores(program))
         for move, _ in self.plan.moves():
             source, target = self.groups[move.source].devices, self.groups[move.target].devices
             work = traffic.handling(move, source, target, self.cluster)
-            host = kind.rate("transfer") + work.programs * start + work.arrays * (array + self.lost.array)
+            host = (
+                kind.rate("transfer") + work.programs * start + work.arrays * (array + self.overheads.array)
+            )
             sent = self.transfer(move)
-            seconds = sent.seconds + work.arrays * self.lost.arrival
-            costs[move] = Cost(host, seconds, meets=sent.between > 0)
+            seconds = sent.seconds + work.arrays * self.overheads.arrival
+            costs[move] = Cost(host, seconds, occupies_groups=sent.between > 0)
         return costs
 
     def notes(self) -> tuple[str, ...]:

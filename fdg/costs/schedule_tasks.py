@@ -26,7 +26,7 @@ class Cost:
     cores: float = 0.0  # busy cores of the pool
     # whether a transfer is a program of both groups, as it is between processes (`running.exchange`): it
     # waits for their earlier work and keeps both groups busy
-    meets: bool = False
+    occupies_groups: bool = False
 
 
 def device_lanes(groups: Sequence[Group]) -> Mapping[str, tuple[str, ...]]:
@@ -90,7 +90,7 @@ class ScheduleTasks(ScheduleWalk[int]):
         """Adds a transfer."""
         cost, name = self._costs[move], f"{move.source} -> {move.target}"
         dependencies = self._add_dispatch(move, name)
-        group_lanes = (*self._lanes[move.source], *self._lanes[move.target]) if cost.meets else ()
+        group_lanes = (*self._lanes[move.source], *self._lanes[move.target]) if cost.occupies_groups else ()
         task = self._simulation.add(
             name, tuple(dict.fromkeys((name, *group_lanes))), cost.seconds, dependencies
         )

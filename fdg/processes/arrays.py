@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fdg import keys
+from fdg.lowering.mesh import make_mesh
 
 
 def absent(shape: jax.ShapeDtypeStruct) -> jax.Array:
@@ -60,7 +61,7 @@ def share(
     for device in jax.devices():
         device_by_process.setdefault(device.process_index, device)
     devices = [device_by_process[i] for i in sorted(device_by_process)]
-    mesh = Mesh(np.array(devices, dtype=object), ("process",), axis_types=(AxisType.Auto,))
+    mesh = make_mesh(devices, "process")
     rows = NamedSharding(mesh, PartitionSpec("process"))
     process = jax.process_index()
     stacked = []

@@ -33,6 +33,7 @@ from jax.sharding import Mesh
 
 from fdg.errors import FdgError, HostError, RunError, one_line
 from fdg.lowering import host_calls
+from fdg.lowering.mesh import is_of_cpus
 from fdg.placing.scheduling.schedule import Call, Repeat, Schedule, ScheduleWalk
 from fdg.running.program import is_here, spans_processes
 
@@ -230,7 +231,7 @@ class _Run:
 
 def holds_host(call: Call, mesh: Mesh) -> bool:
     """Whether dispatching a program may block the host thread until it ends: on a CPU, if it calls Python."""
-    return mesh.devices.flat[0].platform == "cpu" and host_calls.calls_host(call.equations)
+    return is_of_cpus(mesh) and host_calls.calls_host(call.equations)
 
 
 def lanes_of(schedule: Schedule, meshes: Mapping[str, Mesh]) -> Lanes | None:
