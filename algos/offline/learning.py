@@ -83,12 +83,11 @@ class OfflineData(Part):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class BoundedNormal:
-    """A Gaussian whose mean lies within [-1, 1]; its samples are clipped to that range."""
+class BoundedNormal(Normal):
+    """A Gaussian whose mean lies within [-1, 1]; its samples are clipped to that range.
 
-    mean: jax.Array  # [..., D] float32, in [-1, 1]
-    log_std: jax.Array  # [..., D] float32
-    shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    Densities are those before clipping.
+    """
 
     @classmethod
     def of(cls, output: jax.Array, shape: tuple[int, ...]) -> Self:
@@ -98,19 +97,7 @@ class BoundedNormal:
 
     def sample(self, keys: jax.Array) -> jax.Array:
         """Random actions `[..., *shape]` in [-1, 1]; `keys`: one, or one per element of the leading axes."""
-        return jnp.clip(self._normal.sample(keys), -1.0, 1.0)
-
-    def mode(self) -> jax.Array:
-        """The mean, `[..., *shape]`."""
-        return self._normal.mode()
-
-    def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-density `[...]` of `action [..., *shape]` before clipping."""
-        return self._normal.log_prob(action)
-
-    @property
-    def _normal(self) -> Normal:
-        return Normal(self.mean, self.log_std, self.shape)
+        return jnp.clip(super().sample(keys), -1.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)

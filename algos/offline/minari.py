@@ -159,9 +159,10 @@ class DataSet:
         for what, space in (("observation", observation_space), ("action", action_space)):
             text = self._metadata.get(f"{what}_space")
             stored = json_object(text.encode(), self._file, any_number=True) if isinstance(text, str) else {}
-            if not _fits(stored, space, check_bounds=what == "action"):
+            expected = description(space)
+            if not _fits(stored, expected, check_bounds=what == "action"):
                 raise FdgError(
-                    f"{self.path}: has {what}s {_short(stored)}, and {name} has {_short(description(space))}:"
+                    f"{self.path}: has {what}s {_short(stored)}, and {name} has {_short(expected)}:"
                     " give data of this environment"
                 )
 
@@ -276,19 +277,17 @@ class Writer:
         count = len(steps.reward)
         group.attrs["id"], group.attrs["total_steps"] = self.num_episodes, count
 
-        def write(array: str, x: np.ndarray) -> None:
+        def write(array: str, x: Any, dtype: Any = None) -> None:
+            x = np.asarray(x, dtype)
             group.create_dataset(
                 array, data=x, chunks=True, maxshape=(None, *x.shape[1:]), compression="gzip"
             )
 
-        def write_part(_: Any, where: str, x: Any) -> None:
-            write(where, np.asarray(x))
-
-        _map_named(write_part, self._space, "observations", observations)
-        write("actions", np.asarray(steps.action))
-        write("rewards", np.asarray(steps.reward, np.float32))
-        write("terminations", np.asarray(steps.terminated, bool))
-        write("truncations", np.asarray(steps.truncated, bool))
+        _map_named(lambda _, where, x: write(where, x), self._space, "observations", observations)
+        write("actions", steps.action)
+        write("rewards", steps.reward, np.float32)
+        write("terminations", steps.terminated, bool)
+        write("truncations", steps.truncated, bool)
         self.num_episodes += 1
         self.num_steps += count
 
@@ -331,31 +330,27 @@ def description(space: ObservationSpace) -> dict[str, Any]:
             return {"type": "Box", "dtype": dtype, "shape": list(shape), **bounds}
 
 
-def _fits(stored: Any, space: ObservationSpace, check_bounds: bool) -> bool:
-    """Whether a stored description has a space's type, parts and shapes (dtypes are not compared)."""
-    expected, stored = description(space), stored if isinstance(stored, dict) else {}
-    if stored.get("type") != expected["type"]:
+def _fits(stored: Any, expected: dict[str, Any], check_bounds: bool) -> bool:
+    """Whether a stored description has the expected type, parts and shapes (dtypes are not compared)."""
+    if not isinstance(stored, dict) or stored.get("type") != expected["type"]:
         return False
-    inner = stored.get("subspaces")
-    match space:
-        case composite.Dict(spaces=spaces):
-            names = {name for name, _ in spaces}
-            return (
-                isinstance(inner, dict)
-                and set(inner) == names
-                and all(_fits(inner[name], part, check_bounds) for name, part in spaces)
-            )
-        case composite.Tuple(spaces=parts):
-            return (
-                isinstance(inner, list)
-                and len(inner) == len(parts)
-                and all(_fits(item, part, check_bounds) for item, part in zip(inner, parts, strict=True))
-            )
-        case Discrete():
-            return stored.get("n") == expected["n"] and stored.get("start", 0) == 0
+    if "subspaces" in expected:
+        inner, parts = _by_name(stored.get("subspaces")), _by_name(expected["subspaces"])
+        return inner.keys() == parts.keys() and all(
+            _fits(inner[name], part, check_bounds) for name, part in parts.items()
+        )
+    if "n" in expected:
+        return stored.get("n") == expected["n"] and stored.get("start", 0) == 0
     if stored.get("shape") != expected["shape"]:
         return False
     return not check_bounds or all(_is_close(stored.get(name), expected[name]) for name in ("low", "high"))
+
+
+def _by_name(parts: Any) -> dict[Any, Any]:
+    """Parts of a space by name or, in a list, by position; empty for anything else."""
+    if isinstance(parts, dict):
+        return parts
+    return dict(enumerate(parts)) if isinstance(parts, list) else {}
 
 
 def _is_close(stored: Any, expected: Any) -> bool:
