@@ -37,6 +37,8 @@ from envs import (
 from envs.games import Against, Game, Turns
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
+_MOST_RANDOM_MOVES = 32  # each is traced
+
 
 class State(NamedTuple):
     """The state between iterations."""
@@ -92,7 +94,12 @@ class AlphaZero(Agent, presets="AlphaZero"):
 
     def __post_init__(self):
         self._check()
-        require(self, isinstance(getattr(self.env, "single", None), Against), _no_game(self.env))
+        require(
+            self,
+            isinstance(getattr(self.env, "single", None), Against),
+            f"'{self.env.name}' is no game of two players, whose rules a search could use: give"
+            " envs.make('game:connect_four'), or envs.vectorize(envs.games.Against(game, opponent))",
+        )
         require(self, self.bonus is None, "bonus: a search values only how a game ends; leave it out")
         require(self, self.rings == 1, f"rings={self.rings}: all games move together; leave it out")
         require_positive(self, "num_simulations", "max_considered")
@@ -266,13 +273,3 @@ class AlphaZero(Agent, presets="AlphaZero"):
     @property
     def _turns(self) -> Vectorized:
         return vectorize(Turns(self._game, self.random_moves))
-
-
-_MOST_RANDOM_MOVES = 32  # each is traced
-
-
-def _no_game(env: Any) -> str:
-    return (
-        f"'{env.name}' is no game of two players, whose rules a search could use: give"
-        " envs.make('game:connect_four'), or envs.vectorize(envs.games.Against(game, opponent))"
-    )

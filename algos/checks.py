@@ -65,7 +65,7 @@ def check_types(self: Any) -> None:
     holds = {field.name: field.metadata.get("holds") for field in dataclasses.fields(self)}
     values = {name: kind for name, kind in holds.items() if kind in _VALUES}
     for name in ("network", "actor_network"):
-        _spread(self, name)
+        _expand_architecture(self, name)
     for name in values:
         value = getattr(self, name)
         if foreign.hashable(value) is not value:
@@ -78,7 +78,7 @@ def check_types(self: Any) -> None:
             require_type(self, name, by_name(f"--{name}", getattr(self, name)))
 
 
-def _spread(self: Any, field: str) -> None:
+def _expand_architecture(self: Any, field: str) -> None:
     """Expands the name of an architecture into its fields."""
     network = getattr(self, field, None)
     if not isinstance(network, Architecture):

@@ -187,7 +187,7 @@ def _joined(send: Callable, recv: Callable) -> Callable:
     return lambda keys, env_state, action: recv(send(keys, env_state, action))
 
 
-class _Flight(NamedTuple):
+class _RunningStep(NamedTuple):
     """A running step of one part of the environments; leading axis `B / R`."""
 
     sent: Any  # what `send` gave
@@ -210,50 +210,50 @@ def _in_rings(
     send, recv, *ready = (step, lambda sent: sent) if callable(step) else step
     num_steps = len(keys)
 
-    def depart(begun, keys):
+    def start_step(begun, keys):
         env_state, observation, recollection = begun
         action, extras, memory = act(observation, recollection, keys[0])
-        return _Flight(send(keys[1], env_state, action), observation, action, extras, memory)
+        return _RunningStep(send(keys[1], env_state, action), observation, action, extras, memory)
 
-    def arrive(flight):
-        env_state, time_step = recv(flight.sent)
-        after = None if carry[2] is None else Recollection(flight.memory, time_step.done)
-        record = (flight.observation, flight.action), flight.extras, time_step._replace(observation=None)
+    def finish_step(one):
+        env_state, time_step = recv(one.sent)
+        after = None if carry[2] is None else Recollection(one.memory, time_step.done)
+        record = (one.observation, one.action), one.extras, time_step._replace(observation=None)
         return (env_state, time_step.observation, after), record
 
-    def one_turn(flights, keys):
+    def one_turn(running, keys):
         def one_part(_, both):
-            flight, keys = both
-            begun, record = arrive(flight)
-            return None, (depart(begun, keys), record)
+            one, keys = both
+            begun, record = finish_step(one)
+            return None, (start_step(begun, keys), record)
 
-        _, (flights, record) = jax.lax.scan(one_part, None, (flights, keys))
-        return flights, record
+        _, (running, record) = jax.lax.scan(one_part, None, (running, keys))
+        return running, record
 
     def one_ready(carry, _):
-        flights, received = carry  # `received [R]`: steps of each part
-        part = ready[0](flights.sent, received < num_steps - 1)
-        begun, record = arrive(_row(flights, part))
+        running, received = carry  # `received [R]`: steps of each part
+        part = ready[0](running.sent, received < num_steps - 1)
+        begun, record = finish_step(_row(running, part))
         slot = received[part] * rings + part
-        departed = depart(begun, _row(keys[1:].reshape(-1, *keys.shape[2:]), slot))
-        flights = jax.tree.map(
-            lambda x, row: jax.lax.dynamic_update_index_in_dim(x, row, part, 0), flights, departed
+        started = start_step(begun, _row(keys[1:].reshape(-1, *keys.shape[2:]), slot))
+        running = jax.tree.map(
+            lambda x, row: jax.lax.dynamic_update_index_in_dim(x, row, part, 0), running, started
         )
-        return (flights, received.at[part].add(1)), (record, slot)
+        return (running, received.at[part].add(1)), (record, slot)
 
     # A part's rows are not neighbours, so that a batch that is split over devices stays split in each part.
     keys = jnp.moveaxis(keys.reshape(*keys.shape[:2], -1, rings), 3, 1)  # [T, R, 2, B / R]
     parts = jax.tree.map(lambda x: in_parts(x, rings), carry)
-    _, flights = jax.lax.scan(lambda _, both: (None, depart(*both)), None, (parts, keys[0]))
+    _, running = jax.lax.scan(lambda _, both: (None, start_step(*both)), None, (parts, keys[0]))
     if ready and num_steps > 1:
-        begun = flights, jnp.zeros(rings, jnp.int32)
+        begun = running, jnp.zeros(rings, jnp.int32)
         trips = (num_steps - 1) * rings
-        (flights, _), (records, slots) = jax.lax.scan(one_ready, begun, None, length=trips)
+        (running, _), (records, slots) = jax.lax.scan(one_ready, begun, None, length=trips)
         order = jnp.zeros(trips, jnp.int32).at[slots].set(jnp.arange(trips, dtype=jnp.int32))
         records = jax.tree.map(lambda x: x[order].reshape(-1, rings, *x.shape[1:]), records)
     else:
-        flights, records = jax.lax.scan(one_turn, flights, keys[1:])  # [T - 1, R, B / R, ...]
-    _, (parts, last) = jax.lax.scan(lambda _, flight: (None, arrive(flight)), None, flights)
+        running, records = jax.lax.scan(one_turn, running, keys[1:])  # [T - 1, R, B / R, ...]
+    _, (parts, last) = jax.lax.scan(lambda _, one: (None, finish_step(one)), None, running)
     records = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), records, last)
     records = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(len(x), -1, *x.shape[3:]), records)
     return *jax.tree.map(of_parts, parts), records

@@ -55,7 +55,7 @@ def gumbel_search(
     """
     model_key, search_key = jax.random.split(key)
     return _improved(
-        parameters, search_key, _root(game, evaluate, parameters, model_key, position),
+        parameters, search_key, _root(evaluate, parameters, model_key, position),
         _model(game, evaluate, discount), game.legal(position), simulations, considered, scale, _completed,
     )  # fmt: skip
 
@@ -131,7 +131,7 @@ def _completed(tree: Any, node: jax.Array) -> jax.Array:
     return _mctx().qtransform_completed_by_mix_value(tree, node, value_scale=0.1, rescale_values=False)
 
 
-def _root(game: Game, evaluate: Evaluate, parameters: Any, key: jax.Array, position: Position) -> Any:
+def _root(evaluate: Evaluate, parameters: Any, key: jax.Array, position: Position) -> Any:
     logits, value = evaluate(parameters, key, position)
     return _mctx().RootFnOutput(prior_logits=_batch(logits), value=_batch(value), embedding=_batch(position))
 
@@ -205,7 +205,7 @@ class Searching:
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
         """The best move of the search."""
         found = gumbel_search(
-            self.game, self.evaluate, self.parameters, key, _going(self.game, key, position),
+            self.game, self.evaluate, self.parameters, key, _not_over(self.game, key, position),
             self.simulations, self.considered, self.scale, self.discount,
         )  # fmt: skip
         return found.action, memory
@@ -229,13 +229,13 @@ class RandomPlayouts:
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
         """The most visited move."""
-        position = _going(self.game, key, position)
+        position = _not_over(self.game, key, position)
         model_key, search_key = jax.random.split(key)
         with jax.numpy_rank_promotion("allow"):
             found = _mctx().muzero_policy(
                 (),
                 search_key,
-                _root(self.game, self._evaluate, (), model_key, position),
+                _root(self._evaluate, (), model_key, position),
                 _model(self.game, self._evaluate, 1.0),
                 self.simulations,
                 ~_batch(self.game.legal(position)),
@@ -256,6 +256,7 @@ class RandomPlayouts:
         return jnp.zeros(game.num_actions, jnp.float32), score_of(game, end, game.player(position))
 
 
-def _going(game: Game, key: jax.Array, position: Position) -> Position:
+def _not_over(game: Game, key: jax.Array, position: Position) -> Position:
+    """The position, or an initial one if its game is over: a search needs a move."""
     over, _ = game.outcome(position)
     return where(over, game.init(key), position)
