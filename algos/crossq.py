@@ -21,15 +21,14 @@ import fdg
 from algos import networks, off_policy, optimizers, sac
 from algos.agent import Agent, Rollouts
 from algos.distributions import TanhNormal
-from algos.layers import features, head, hidden_layers, sized
-from algos.networks import actor_features
+from algos.layers import head, hidden_layers, sized
+from algos.networks import GaussianActor, TwinCritics
 from algos.off_policy import ReturnGrid
 from algos.redq import SplitState, split_update
 from algos.replaying import ReplayUpdates, Transition
 from algos.sac import Entropy, Parameters
 from algos.values import Layers, Network, OptimizerSettings
 from envs import Environment, Observation
-from envs.composite import ObservationSpace
 from fdg.errors import FdgError
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_within
 
@@ -97,15 +96,23 @@ class BatchRenorm(nn.Module):
         return normalized * scale[None] + bias[None]
 
 
+class _How(NamedTuple):
+    """How batch renormalisation is applied: see `NormedNetwork`."""
+
+    in_training: bool
+    renormalize: bool | jax.Array
+    decay: float | jax.Array
+
+
 class _NormedTrunk(nn.Module):
-    """`algos.layers.Trunk` with renormalised inputs and dense layers."""
+    """`algos.layers.Trunk` with renormalised inputs of each layer."""
 
     layers: Layers
     outputs: int
     head_scale: float
 
     @nn.compact
-    def __call__(self, how: "_How", inputs: Any, more: jax.Array | None = None) -> jax.Array:
+    def __call__(self, inputs: Any, more: jax.Array | None = None, *, how: _How) -> jax.Array:
         if self.layers.torso != "dense":
             raise FdgError(
                 f"torso='{self.layers.torso}': these layers are normalised by batch: set torso='dense'"
@@ -116,45 +123,9 @@ class _NormedTrunk(nn.Module):
         return head(x, self.outputs, self.head_scale)
 
 
-class _NormedActor(nn.Module):
-    """`algos.networks.GaussianActor` with normalised inputs of each layer: `[N, *obs]` to `[N, outputs]`."""
-
-    space: ObservationSpace
-    outputs: int
-    layers: Layers
-
-    @nn.compact
-    def __call__(self, how: "_How", observation: Any) -> jax.Array:
-        seen = actor_features(observation, self.space, self.layers.convolve)
-        return _NormedTrunk(self.layers, self.outputs, 0.01, name="actor")(how, seen)
-
-
-class _NormedCritics(nn.Module):
-    """`algos.networks.TwinCritics` with normalised inputs of each layer: two values per action, `[N]`."""
-
-    space: ObservationSpace
-    layers: Layers
-    outputs: int
-
-    @nn.compact
-    def __call__(self, how: "_How", observation: Any, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-        inputs = features(observation, self.space, self.layers.convolve)
-        action = action.reshape(action.shape[0], -1)
-        names = ("critic_1", "critic_2")
-        critics = [_NormedTrunk(self.layers, self.outputs, 1.0, name=name) for name in names]
-        first, second = (critic(how, inputs, action) for critic in critics)
-        return (first[:, 0], second[:, 0]) if self.outputs == 1 else (first, second)
-
-
-class _How(NamedTuple):
-    in_training: bool
-    renormalize: bool | jax.Array
-    decay: float | jax.Array
-
-
 def _normed_network(module: nn.Module, decay: float | jax.Array) -> NormedNetwork:
     def init(key: jax.Array, *inputs: Any) -> tuple[Any, Any]:
-        made = module.init(key, _How(False, False, decay), *inputs)
+        made = module.init(key, *inputs, how=_How(False, False, decay))
         return made["params"], made["batch_stats"]
 
     def apply(
@@ -162,7 +133,7 @@ def _normed_network(module: nn.Module, decay: float | jax.Array) -> NormedNetwor
     ) -> tuple[Any, Any]:
         variables = {"params": parameters, "batch_stats": statistics}
         how = _How(in_training, renormalize, decay)
-        output, changed = module.apply(variables, how, *inputs, mutable=["batch_stats"])
+        output, changed = module.apply(variables, *inputs, how=how, mutable=["batch_stats"])
         return output, changed["batch_stats"]
 
     return NormedNetwork(init, apply)
@@ -241,10 +212,9 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         )
 
         def of_actor(acting):
-            gradient, after = jax.grad(self._actor_loss, has_aux=True)(
+            return jax.grad(self._actor_loss, has_aux=True)(
                 acting, parameters.critics, statistics, renormalize, transition.observation, keys[1]
             )
-            return gradient, after
 
         def unchanged(acting):
             return jax.tree.map(jnp.zeros_like, acting), statistics.actor
@@ -348,17 +318,19 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
     def _normed_actor(self) -> NormedNetwork:
         own, space = networks.own(self, "actor_network", "actor"), self.env.observation_space
         size, layers = math.prod(self.env.action_space.shape), sized(self.layers, space)
-        default = _normed_network(_NormedActor(space, 2 * size, layers), self.norm_decay)
-        return networks.computing(self, without_statistics(own) if own else default)
+        module = GaussianActor(space, 2 * size, layers, _NormedTrunk)
+        return self._with_statistics(own, module)
 
     @property
     def _normed_critics(self) -> NormedNetwork:
         own, space = networks.own(self, "critic_network", "critic"), self.env.observation_space
         layers = sized(dataclasses.replace(self.layers, hidden=self.critic_hidden), space)
-        module = _NormedCritics(space, layers, self.grid.reading.outputs)
-        return networks.computing(
-            self, without_statistics(own) if own else _normed_network(module, self.norm_decay)
-        )
+        module = TwinCritics(space, layers, self.grid.reading.outputs, _NormedTrunk)
+        return self._with_statistics(own, module)
+
+    def _with_statistics(self, own: Network | None, default: nn.Module) -> NormedNetwork:
+        found = without_statistics(own) if own else _normed_network(default, self.norm_decay)
+        return networks.computing(self, found)
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:

@@ -161,23 +161,14 @@ def head(x: jax.Array, outputs: int, scale: float, torso: Torso = "dense") -> ja
 
 
 def sized(layers: _Layers, space: ObservationSpace) -> _Layers:
-    """Layers with default widths filled in, chosen by the observations."""
-    found = checked_widths(space, layers.hidden, layers.activation, layers.convolve)
-    return dataclasses.replace(layers, hidden=found)
-
-
-def checked_widths(
-    space: ObservationSpace, hidden: Sequence[int] | None, activation: str, convolve: bool = True
-) -> tuple[int, ...]:
-    """Widths of the dense layers; defaults depend on the observations."""
-    if activation not in _ACTIVATIONS:
-        raise unknown_name("activation", activation, _ACTIVATIONS)
-    if hidden is not None:
-        return tuple(hidden)
-    images = [part for _, part in composite.parts(space) if _is_image(part)] if convolve else []
-    if not images:
-        return _VECTOR_HIDDEN
-    return _LARGE_IMAGE_HIDDEN if any(_is_large(one.shape) for one in images) else _SMALL_IMAGE_HIDDEN
+    """Layers with default widths filled in, chosen by the observations; refuses unknown activations."""
+    if layers.activation not in _ACTIVATIONS:
+        raise unknown_name("activation", layers.activation, _ACTIVATIONS)
+    if layers.hidden is not None:
+        return layers
+    images = [part.shape for _, part in composite.parts(space) if layers.convolve and _is_image(part)]
+    of_images = _LARGE_IMAGE_HIDDEN if any(map(_is_large, images)) else _SMALL_IMAGE_HIDDEN
+    return dataclasses.replace(layers, hidden=of_images if images else _VECTOR_HIDDEN)
 
 
 def _is_image(space: Space) -> bool:

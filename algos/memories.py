@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from algos import networks
 from algos.layers import head, hidden_layers
-from algos.networks import RecurrentNetwork
+from algos.networks import Bound, RecurrentNetwork
 from algos.values import Layers
 from envs import features_and_mask
 from fdg.errors import FdgError, unknown_name
@@ -387,7 +388,18 @@ _recurrence.defvjp(_with_steps, _backwards)
 
 def of_module(module: Any) -> RecurrentNetwork:
     """Wraps a Linen module of `(memory, observation, start)` with a method `initial_memory(B) -> memory`."""
-    return RecurrentNetwork(_Init(module), _InitialMemory(module), _Unroll(module))
+    init, memory = Bound(_init, (module,)), Bound(_initial_memory, (module,))
+    return RecurrentNetwork(init, memory, networks.of_module(module).apply)
+
+
+def _init(module: Any, key: jax.Array, observation: Any, *more: jax.Array) -> Any:
+    steps, num_envs = jax.tree.leaves(observation)[0].shape[:2]
+    start, memory = jnp.zeros((steps, num_envs), bool), module.initial_memory(num_envs)
+    return module.init(key, memory, observation, start, *more)["params"]
+
+
+def _initial_memory(module: Any, num_envs: int) -> Any:
+    return module.initial_memory(num_envs)
 
 
 def step_types(network: RecurrentNetwork, parameters: Any, state: Any, memory: Any = None) -> Any:
@@ -415,39 +427,31 @@ class MemoryTrunk(nn.Module):
 
     @nn.compact
     def __call__(self, memory: Any, inputs: Any, start: jax.Array) -> tuple[jax.Array, Any]:  # noqa: D102
-        sequence = start.shape
-        # Only the memory is sequential; other layers take the whole sequence at once.
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
-        x = hidden_layers(rows, self.layers, self.layers.hidden or ())
-        if self.memory_kind is not None:
-            size = self.memory_kind.size
-            out, memory = self.memory_kind.module()(memory, x.reshape(*sequence, -1), start)
-            x = hidden_layers(out.reshape(-1, size), self.layers, (size,))
+        x, memory = memory_layers(memory, inputs, start, self.layers, self.memory_kind)
         x = head(x, self.outputs, self.head_scale, self.layers.torso)
-        return x.reshape(*sequence, self.outputs), memory
+        return x.reshape(*start.shape, self.outputs), memory
 
 
-@dataclasses.dataclass(frozen=True)
-class _Init:  # dataclasses, not closures, so that equal modules make equal networks
-    module: Any
+def memory_layers(
+    memory: Any,
+    inputs: Any,
+    start: jax.Array,
+    layers: Layers,
+    kind: MemoryKind | None,
+    more: jax.Array | None = None,
+) -> tuple[jax.Array, Any]:
+    """All layers of a `MemoryTrunk` but the head: rows `[T * N, F]`, and the memory after each step.
 
-    def __call__(self, key: jax.Array, observation: Any, *more: jax.Array) -> Any:
-        steps, num_envs = jax.tree.leaves(observation)[0].shape[:2]
-        start, memory = jnp.zeros((steps, num_envs), bool), self.module.initial_memory(num_envs)
-        return self.module.init(key, memory, observation, start, *more)["params"]
+    Call it inside a module's `__call__`. `more [T * N, G]` joins after the memory.
+    """
+    # Only the memory is sequential; other layers take the whole sequence at once.
+    x = hidden_layers(jax.tree.map(merge_axes, inputs), layers, layers.hidden or ())
+    if kind is None:
+        return x, memory
+    out, memory = kind.module()(memory, x.reshape(*start.shape, -1), start)
+    return hidden_layers(out.reshape(-1, kind.size), layers, (kind.size,), more), memory
 
 
-@dataclasses.dataclass(frozen=True)
-class _InitialMemory:
-    module: Any
-
-    def __call__(self, num_envs: int) -> Any:
-        return self.module.initial_memory(num_envs)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Unroll:
-    module: Any
-
-    def __call__(self, parameters: Any, memory: Any, observation: Any, start: jax.Array, *more: Any) -> Any:
-        return self.module.apply({"params": parameters}, memory, observation, start, *more)
+def merge_axes(x: jax.Array) -> jax.Array:
+    """Flattens the first two axes; a sharding of the first one becomes one of the rows."""
+    return x.reshape(-1, *x.shape[2:])

@@ -5,7 +5,6 @@ parameters; a module class or `functools.partial` of one, called with random key
 any of these, `"my.module:name"`.
 """
 
-import dataclasses
 import functools
 import inspect
 import math
@@ -85,7 +84,7 @@ def resolved(
         made = Network(*functions(network, field))
     if sees == "critic" or composite.public(observation_space) == observation_space:
         return made
-    return Network(made.init, _WithoutPrivileged(made.apply, observation_space, sees == "both"))
+    return Network(made.init, Bound(_without_privileged, (made.apply, observation_space, sees == "both")))
 
 
 @functools.lru_cache(maxsize=64)
@@ -112,22 +111,28 @@ def _named(name: str, observation_space: ObservationSpace, action_space: Space, 
     return value
 
 
-@dataclasses.dataclass(frozen=True)
-class _WithoutPrivileged:
-    """`apply` of a network whose actor does not see privileged observations."""
+@dataclass(frozen=True)
+class Bound:
+    """A function with its first arguments. Unlike closures, equal ones compare equal, so networks do."""
 
-    apply: Any
-    space: ObservationSpace
-    has_critic: bool  # whose value sees them
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
 
-    def __call__(self, parameters: Any, observation: Any, *more: Any) -> Any:
-        leading = jax.tree.leaves(observation)[0].shape[:1]
-        public = composite.public_part(self.space, observation)
-        output = self.apply(parameters, composite.with_zeros(self.space, public, leading), *more)
-        if not self.has_critic:
-            return output
-        policy, _ = pair(output, leading)
-        return policy, pair(self.apply(parameters, observation, *more), leading)[1]
+    def __call__(self, *more: Any, **options: Any) -> Any:  # noqa: D102
+        return self.function(*self.arguments, *more, **options)
+
+
+def _without_privileged(
+    apply: Any, space: ObservationSpace, has_critic: bool, parameters: Any, observation: Any, *more: Any
+) -> Any:
+    """`apply` of a network whose actor does not see privileged observations, and whose critic does."""
+    leading = jax.tree.leaves(observation)[0].shape[:1]
+    public = composite.public_part(space, observation)
+    output = apply(parameters, composite.with_zeros(space, public, leading), *more)
+    if not has_critic:
+        return output
+    policy, _ = pair(output, leading)
+    return policy, pair(apply(parameters, observation, *more), leading)[1]
 
 
 def actor_critic(
@@ -284,7 +289,15 @@ def _sized(
 
 def of_module(module: nn.Module) -> Network:
     """Wraps a Linen module with parameters only; equal modules make equal networks."""
-    return Network(_Init(module), _Apply(module))
+    return Network(Bound(_init, (module,)), Bound(_apply, (module,)))
+
+
+def _init(module: nn.Module, key: jax.Array, *inputs: Any) -> Any:
+    return module.init(key, *inputs)["params"]
+
+
+def _apply(module: nn.Module, parameters: Any, *inputs: Any) -> Any:
+    return module.apply({"params": parameters}, *inputs)
 
 
 def policy_and_value(
@@ -306,32 +319,32 @@ def actor_critic_of(algorithm: Any) -> Network:
 
 def q_network_of(algorithm: Any) -> Network:
     """The network of DQN: with a memory, the user's, or `q_network` with its `layers`."""
-    memory, space = algorithm._memory, algorithm.env.observation_space
-    if memory is not None:
-        return memory.network(0)
-    found = own(algorithm, "network", "actor") or q_network(
-        space, algorithm._outputs, dueling=algorithm.dueling, **vars(algorithm.layers)
-    )
-    return computing(algorithm, found)
+    space, outputs = algorithm.env.observation_space, algorithm._outputs
+    options = {"dueling": algorithm.dueling, **vars(algorithm.layers)}
+    return _with_replay(algorithm, 0, "network", "actor", lambda: q_network(space, outputs, **options))
 
 
 def actor_of(algorithm: Any) -> Network:
     """An off-policy actor: with a memory, the user's, or one with `_each` outputs per action component."""
-    make, memory = gaussian_actor if algorithm._each == 2 else deterministic_actor, algorithm._memory
-    if memory is not None:
-        return memory.network(0)
+    make = gaussian_actor if algorithm._each == 2 else deterministic_actor
     spaces = algorithm.env.observation_space, algorithm.env.action_space
-    found = own(algorithm, "actor_network", "actor") or make(*spaces, **vars(algorithm.layers))
-    return computing(algorithm, found)
+    options = vars(algorithm.layers)
+    return _with_replay(algorithm, 0, "actor_network", "actor", lambda: make(*spaces, **options))
 
 
 def critics_of(algorithm: Any, layers: Layers) -> Network:
     """Two critics: with a memory, the user's, or the defaults with these layers."""
-    memory, space, outputs = algorithm._memory, algorithm.env.observation_space, critic_outputs(algorithm)
-    if memory is not None:
-        return memory.network(1)
-    found = own(algorithm, "critic_network", "critic") or twin_critics(space, outputs=outputs, **vars(layers))
-    return computing(algorithm, found)
+    space, options = algorithm.env.observation_space, {"outputs": critic_outputs(algorithm), **vars(layers)}
+    return _with_replay(algorithm, 1, "critic_network", "critic", lambda: twin_critics(space, **options))
+
+
+def _with_replay(
+    algorithm: Any, part: int, field: str, sees: Sees, default: Callable[[], Network]
+) -> Network:
+    """The network with a memory at index `part`; without memory the user's in a `field`, or the default."""
+    if algorithm._memory is not None:
+        return algorithm._memory.network(part)
+    return computing(algorithm, own(algorithm, field, sees) or default())
 
 
 def critic_outputs(algorithm: Any) -> int:
@@ -349,9 +362,12 @@ def computing(algorithm: Any, network: Any) -> Any:
     """The network with matrix products in the algorithm's `precision`."""
     if algorithm.precision == "float32":
         return network
-    if hasattr(network, "unroll"):
-        return network._replace(unroll=_InBfloat16(network.unroll))
-    return network._replace(apply=_InBfloat16(network.apply))
+    field = "unroll" if hasattr(network, "unroll") else "apply"
+    return network._replace(**{field: Bound(_in_bfloat16, (getattr(network, field),))})
+
+
+def _in_bfloat16(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return fdg.in_bfloat16(function)(*arguments, **options)
 
 
 def of_action(values: jax.Array, action: jax.Array) -> jax.Array:
@@ -375,46 +391,67 @@ class ActorCritic(nn.Module):
     @nn.compact
     def __call__(self, observation: Any) -> tuple[jax.Array, jax.Array]:  # noqa: D102
         seen, all_of_it = actor_and_critic_features(observation, self.observation_space, self.layers.convolve)
-        outputs = distributions.for_space(self.action_space).size
-        if isinstance(self.action_space, Box):
-            outputs //= 2  # only means; the log standard deviations follow below
-        actor = Trunk(self.layers, outputs, 0.01, name="actor")(seen)
+        actor = Trunk(self.layers, actor_outputs(self.action_space), 0.01, name="actor")(seen)
         critic = Trunk(self.layers, 1, 1.0, name="critic")(all_of_it)
-        if isinstance(self.action_space, Box):
-            log_std = self.param(
-                "log_std", nn.initializers.constant(self.layers.initial_log_std), (outputs,), jnp.float32
-            )
-            actor = jnp.concatenate([actor, jnp.broadcast_to(log_std, actor.shape)], axis=-1)
-        return actor, critic[:, 0]
+        return with_log_std(self, actor), critic[:, 0]
+
+
+def actor_outputs(space: Space) -> int:
+    """Outputs of an actor's trunk: the policy's parameters; for a `Box` only the means."""
+    size = distributions.for_space(space).size
+    return size // 2 if isinstance(space, Box) else size
+
+
+def with_log_std(module: Any, output: jax.Array) -> jax.Array:
+    """The policy's parameters, from an actor trunk's output `[..., P]`.
+
+    For a `Box` it appends log standard deviations, a parameter of the `module`, which is an `ActorCritic` or
+    has its fields.
+    """
+    if not isinstance(module.action_space, Box):
+        return output
+    first = nn.initializers.constant(module.layers.initial_log_std)
+    log_std = module.param("log_std", first, output.shape[-1:], jnp.float32)
+    return jnp.concatenate([output, jnp.broadcast_to(log_std, output.shape)], axis=-1)
 
 
 class GaussianActor(nn.Module):
-    """One trunk: `[N, *obs]` to `[N, outputs]` float32 (see `gaussian_actor`)."""
+    """One trunk: `[N, *obs]` to `[N, outputs]` float32 (see `gaussian_actor`).
+
+    `options` are further arguments of the `trunk`.
+    """
 
     observation_space: ObservationSpace
     outputs: int
     layers: Layers
+    trunk: Any = Trunk
 
     @nn.compact
-    def __call__(self, observation: Any) -> jax.Array:  # noqa: D102
+    def __call__(self, observation: Any, **options: Any) -> jax.Array:  # noqa: D102
         seen = actor_features(observation, self.observation_space, self.layers.convolve)
-        return Trunk(self.layers, self.outputs, 0.01, name="actor")(seen)
+        return self.trunk(self.layers, self.outputs, 0.01, name="actor")(seen, **options)
 
 
 class TwinCritics(nn.Module):
-    """Two trunks on the same inputs: `[N, *obs]`, `[N, *action]` to `[N]`, `[N]` (see `twin_critics`)."""
+    """Two trunks on the same inputs: `[N, *obs]`, `[N, *action]` to `[N]`, `[N]` (see `twin_critics`).
+
+    `options` are further arguments of each `trunk`.
+    """
 
     observation_space: ObservationSpace
     layers: Layers
     outputs: int = 1
+    trunk: Any = Trunk
 
     @nn.compact
-    def __call__(self, observation: Any, action: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
+    def __call__(  # noqa: D102
+        self, observation: Any, action: jax.Array, **options: Any
+    ) -> tuple[jax.Array, jax.Array]:
         inputs = features(observation, self.observation_space, self.layers.convolve)
         action = action.reshape(action.shape[0], -1)
         names = ("critic_1", "critic_2")
-        critics = [Trunk(self.layers, self.outputs, 1.0, name=name) for name in names]
-        first, second = (critic(inputs, action) for critic in critics)
+        critics = [self.trunk(self.layers, self.outputs, 1.0, name=name) for name in names]
+        first, second = (critic(inputs, action, **options) for critic in critics)
         return (first[:, 0], second[:, 0]) if self.outputs == 1 else (first, second)
 
 
@@ -456,30 +493,3 @@ def actor_and_critic_features(observation: Any, space: ObservationSpace, convolv
     all_of_it = features(observation, space, convolve)
     hidden = composite.public(space) != space
     return actor_features(observation, space, convolve) if hidden else all_of_it, all_of_it
-
-
-# Dataclasses, not closures, so that equal modules make equal networks.
-@dataclass(frozen=True)
-class _Init:
-    module: nn.Module
-
-    def __call__(self, key: jax.Array, *inputs: jax.Array) -> Any:
-        return self.module.init(key, *inputs)["params"]
-
-
-@dataclass(frozen=True)
-class _Apply:
-    module: nn.Module
-
-    def __call__(self, parameters: Any, *inputs: jax.Array) -> Any:
-        return self.module.apply({"params": parameters}, *inputs)
-
-
-@dataclasses.dataclass(frozen=True)
-class _InBfloat16:
-    """A function with bfloat16 products (`fdg.in_bfloat16`); equal functions give equal values."""
-
-    function: Callable[..., Any]
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return fdg.in_bfloat16(self.function)(*arguments, **options)

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -16,13 +15,14 @@ import jax.numpy as jnp
 
 from algos import distributions
 from algos.checks import pair
-from algos.layers import checked_widths
+from algos.layers import sized
 from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module
-from algos.networks import actor_and_critic_features
+from algos.networks import Bound, actor_and_critic_features, actor_outputs, with_log_std
 from algos.on_policy import PolicyLayers
+from algos.rollout import empty_memory
 from algos.values import Activation, Network, Torso
 from envs.composite import ObservationSpace
-from envs.spaces import Box, Space
+from envs.spaces import Space
 from fdg.settings.fields import float_or_array
 
 
@@ -86,16 +86,12 @@ def recurrent_actor_critic(
     else:
         memory = dataclasses.replace(memory or MemoryKind(), size=memory_size)
         hidden = (memory_size,) if hidden is None else hidden
-    widths = checked_widths(observation_space, hidden, activation, convolve)
-    module = RecurrentActorCritic(
-        observation_space,
-        action_space,
-        PolicyLayers(widths, activation, convolve, layer_norm, torso, float_or_array(initial_log_std)),
-        memory,
-        num_agents,
-        central,
+    widths = None if hidden is None else tuple(hidden)
+    layers = PolicyLayers(widths, activation, convolve, layer_norm, torso, float_or_array(initial_log_std))
+    layers = sized(layers, observation_space)
+    return of_module(
+        RecurrentActorCritic(observation_space, action_space, layers, memory, num_agents, central)
     )
-    return of_module(module)
 
 
 def as_recurrent(
@@ -114,8 +110,8 @@ def as_recurrent(
     """
     if not isinstance(network, Network):
         return network
-    unroll = _UnrollSteps(network, leading_axes, actor_critic)
-    return RecurrentNetwork(_InitOfSteps(network, leading_axes), _no_memory, unroll)
+    unroll = Bound(_unroll_steps, (network, leading_axes, actor_critic))
+    return RecurrentNetwork(Bound(_init_of_steps, (network, leading_axes)), empty_memory, unroll)
 
 
 without_memory = as_recurrent  # its old name; deprecated
@@ -151,28 +147,18 @@ class RecurrentActorCritic(nn.Module):
             return jax.tree.map(lambda x: x.reshape(steps, num_envs * agents, *x.shape[1:]), inputs)
 
         start_of_agents = jnp.repeat(start, agents, axis=1)
-
-        outputs = distributions.for_space(self.action_space).size
-        if isinstance(self.action_space, Box):
-            outputs //= 2  # only means; the log standard deviations follow below
         trunk = functools.partial(MemoryTrunk, self.layers, self.memory_kind)
-        actor, actor_memory = trunk(outputs=outputs, head_scale=0.01, name="actor")(
+        actor, actor_memory = trunk(actor_outputs(self.action_space), 0.01, name="actor")(
             _merge(memory.actor, each[1:]), by_agent(seen), start_of_agents
         )
-        if isinstance(self.action_space, Box):
-            log_std = self.param(
-                "log_std", nn.initializers.constant(self.layers.initial_log_std), (outputs,), jnp.float32
-            )
-            actor = jnp.concatenate([actor, jnp.broadcast_to(log_std, actor.shape)], axis=-1)
+        actor = with_log_std(self, actor)
         if self.central:
             team = jax.tree.map(
                 lambda x: _join_agents(x.reshape(steps, num_envs, agents, *x.shape[1:])), all_of_it
             )
-            value, critic_memory = trunk(outputs=agents, head_scale=1.0, name="critic")(
-                memory.critic, team, start
-            )
+            value, critic_memory = trunk(agents, 1.0, name="critic")(memory.critic, team, start)
         else:
-            value, critic_memory = trunk(outputs=1, head_scale=1.0, name="critic")(
+            value, critic_memory = trunk(1, 1.0, name="critic")(
                 _merge(memory.critic, each[1:]), by_agent(all_of_it), start_of_agents
             )
             critic_memory = _split(critic_memory, each)
@@ -208,36 +194,27 @@ def _split(memories: Any, each: tuple[int, ...]) -> Any:
     return jax.tree.map(lambda x: x.reshape(*each, *x.shape[2:]), memories)
 
 
-@dataclass(frozen=True)
-class _InitOfSteps:
-    network: Network
-    leading_axes: int
-
-    def __call__(self, key: jax.Array, observation: Any) -> Any:
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[self.leading_axes :]), observation)
-        return self.network.init(key, rows)
+def _init_of_steps(network: Network, leading_axes: int, key: jax.Array, observation: Any) -> Any:
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[leading_axes:]), observation)
+    return network.init(key, rows)
 
 
-def _no_memory(num_envs: int) -> Any:
-    return ()
-
-
-@dataclass(frozen=True)
-class _UnrollSteps:
-    network: Network
-    leading_axes: int
-    actor_critic: bool
-
-    def __call__(self, parameters: Any, memory: Any, observation: Any, start: jax.Array) -> Any:
-        # Environment-major, as everywhere: a sharding of environments becomes one of rows.
-        by_env = jax.tree.map(lambda x: x.swapaxes(0, 1), observation)
-        leading = jax.tree.leaves(by_env)[0].shape[: self.leading_axes]
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[self.leading_axes :]), by_env)
-        of_rows = self.network.apply(parameters, rows)
-        if self.actor_critic:
-            of_rows = pair(of_rows, (math.prod(leading),))
-        found = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1), of_rows)
-        if not self.actor_critic:
-            return AgentValues(found, memory=())
-        policy, value = found
-        return Output(policy, value, memory=())
+def _unroll_steps(
+    network: Network,
+    leading_axes: int,
+    actor_critic: bool,
+    parameters: Any,
+    memory: Any,
+    observation: Any,
+    start: jax.Array,
+) -> Any:
+    # Environment-major, as everywhere: a sharding of environments becomes one of rows.
+    by_env = jax.tree.map(lambda x: x.swapaxes(0, 1), observation)
+    leading = jax.tree.leaves(by_env)[0].shape[:leading_axes]
+    of_rows = network.apply(
+        parameters, jax.tree.map(lambda x: x.reshape(-1, *x.shape[leading_axes:]), by_env)
+    )
+    if actor_critic:
+        of_rows = pair(of_rows, (math.prod(leading),))
+    found = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1), of_rows)
+    return Output(*found, memory=()) if actor_critic else AgentValues(found, memory=())

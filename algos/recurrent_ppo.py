@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import fdg
 from algos import distributions, networks
 from algos.agent import Agent, Rollouts
-from algos.checks import check_actor_and_critic, check_divides, check_sequences, check_types
+from algos.checks import check_actor_and_critic, check_divides, check_sequences
 from algos.losses import Advantages, Decision, Distribution, ProximalLoss, explained_variance, values_after
 from algos.memories import MemoryKind, RecurrentNetwork, step_types
 from algos.on_policy import LEARNED, Epochs, Normalizers, PolicyLayers, Trajectory, environment_major
@@ -114,16 +114,15 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
     transforming = Transforming()
 
     def __post_init__(self):
-        check_types(self)
+        self._check()
         require_positive(self, "memory_size")
-        _ = self._remembers  # refuses sizes that do not fit
+        _ = self._memory_kind  # refuses sizes that do not fit
         check_sequences(self)
         require(
             self,
             0 <= self.burn_in <= self._length,
             f"burn_in={self.burn_in}: it must be from 0 to the length of a sequence, {self._length}",
         )
-        self._check()
         if self._length > 1:
             of_env = "num_steps / sequence_length"
             of_all = "the number of sequences, num_envs * num_steps / sequence_length"
@@ -364,9 +363,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         last = jax.tree.map(lambda x: time_first(x[-self.burn_in :]), (observation, start))
         return Past(jax.tree.map(lambda x: x[-self.burn_in], before), *last)
 
-    @property
-    def _has_memory(self) -> bool:
-        return True
+    _has_memory = property(lambda self: True)
 
     @property
     def _length(self) -> int:
@@ -392,13 +389,13 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
                 memory_size=self.memory_size if self._has_memory else None,
                 num_agents=num_agents(self.env),
                 central=self.central_value,
-                memory=self._remembers,
+                memory=self._memory_kind,
                 **vars(self.layers),
             ),
         )
 
     @property
-    def _remembers(self) -> MemoryKind:
+    def _memory_kind(self) -> MemoryKind:
         return MemoryKind.of(self.memory_settings, self.memory or "gru")
 
 

@@ -320,16 +320,18 @@ def summarize(window: Step, discount: float) -> Transition:
     sums = n_step_sums(window.reward.T, window.terminated.T, window.truncated.T, discount, count)
     reward, weight, last = (x[0] for x in sums)  # from the window's first step on: [N]
 
-    def at_last(x: jax.Array) -> jax.Array:
-        return jax.vmap(lambda steps, position: steps[position])(x, last)
-
     return Transition(
         observation=jax.tree.map(lambda x: x[:, 0], window.observation),
         action=window.action[:, 0],
         reward=reward,
         discount=weight,
-        next_observation=jax.tree.map(at_last, window.final_observation),
+        next_observation=jax.tree.map(lambda x: at_each(x, last), window.final_observation),
     )
+
+
+def at_each(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Rows of each sequence, `x[i, index[i]]`: `x [N, L, ...]` and `index [N, ...]` int32."""
+    return jax.vmap(lambda steps, at: steps[at])(x, index)
 
 
 def importance_weight(probability: jax.Array, beta: float | jax.Array) -> jax.Array:

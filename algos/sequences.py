@@ -13,6 +13,7 @@ Shapes: `B` environments, `N` sequences, `K` steps of burn-in, `L` steps learned
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,10 +25,18 @@ import jax.numpy as jnp
 from algos import distributions
 from algos.buffers import n_step_sums
 from algos.checks import check_recurrent_values
-from algos.layers import features, head, hidden_layers, sized
-from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module, step_types
-from algos.networks import actor_features, computing, critic_outputs
-from algos.replay import Replay, ReplayState, Step, Transition
+from algos.layers import features, head, sized
+from algos.memories import (
+    MemoryKind,
+    MemoryTrunk,
+    RecurrentNetwork,
+    memory_layers,
+    merge_axes,
+    of_module,
+    step_types,
+)
+from algos.networks import Bound, actor_features, computing, critic_outputs
+from algos.replay import Replay, ReplayState, Step, Transition, at_each
 from algos.rings import Recollection, time_first
 from algos.values import Layers, Network
 from envs import MaskedObservation, Observation, features_and_mask
@@ -57,7 +66,32 @@ def over_sequences(network: RecurrentNetwork, part: int | None = None) -> Networ
 
     `part`: the index of this network's memory, where several networks have one.
     """
-    return Network(_InitRows(network), _ApplyOverSequences(network, part))
+    return Network(Bound(_init_rows, (network,)), Bound(_apply_over_sequences, (network, part)))
+
+
+def _init_rows(network: RecurrentNetwork, key: jax.Array, *inputs: Any) -> Any:
+    return network.init(key, *jax.tree.map(lambda x: x[None], inputs))
+
+
+def _apply_over_sequences(
+    network: RecurrentNetwork, part: int | None, parameters: Any, observed: Observed, *more: jax.Array
+) -> Any:
+    if part is not None:
+        observed = observed._replace(memory=observed.memory[part])
+    count, length = observed.start.shape
+    steps = [time_first(x.reshape(count, length, *x.shape[1:])) for x in more]
+    output, memories = _unrolled(network, parameters, observed, *steps)
+    if observed.final is None:
+        return jax.tree.map(lambda x: merge_axes(time_first(x)), output)
+    memories = jax.tree.map(time_first, memories)
+    if observed.last is not None:
+        memories = jax.tree.map(functools.partial(at_each, index=observed.last), memories)
+    final, memories = jax.tree.map(merge_axes, (observed.final, memories))
+    begins = jnp.zeros((1, count * length), bool)
+    final = jax.tree.map(lambda x: x[None], final)
+    *output, _ = network.unroll(parameters, memories, final, begins, *(x[None] for x in more))
+    found = jax.tree.map(lambda x: x[0], output)
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def _separated(observed: Observed) -> Observation:
@@ -68,7 +102,7 @@ def _separated(observed: Observed) -> Observation:
     if observed.final is not None:
         final, mask = features_and_mask(observed.final)
         found = found._replace(final=final)
-    return found if mask is None else MaskedObservation(found, _rows(mask))
+    return found if mask is None else MaskedObservation(found, merge_axes(mask))
 
 
 def _unrolled(network: RecurrentNetwork, parameters: Any, observed: Observed, *more: Any) -> tuple[Any, Any]:
@@ -84,45 +118,6 @@ def _unrolled(network: RecurrentNetwork, parameters: Any, observed: Observed, *m
     observation = jax.tree.map(time_first, observed.observation)
     *output, memories = network.unroll(parameters, memory, observation, time_first(observed.start), *more)
     return output[0] if len(output) == 1 else tuple(output), memories
-
-
-@dataclasses.dataclass(frozen=True)
-class _ApplyOverSequences:
-    network: RecurrentNetwork
-    part: int | None = None
-
-    def __call__(self, parameters: Any, observed: Observed, *more: jax.Array) -> Any:
-        if self.part is not None:
-            observed = observed._replace(memory=observed.memory[self.part])
-        count, length = observed.start.shape
-        steps = [time_first(x.reshape(count, length, *x.shape[1:])) for x in more]
-        output, memories = _unrolled(self.network, parameters, observed, *steps)
-        if observed.final is None:
-            return jax.tree.map(lambda x: _rows(time_first(x)), output)
-        memories = jax.tree.map(time_first, memories)
-        if observed.last is not None:
-            memories = jax.tree.map(
-                lambda x: jax.vmap(lambda steps, at: steps[at])(x, observed.last), memories
-            )
-        final, memories = jax.tree.map(_rows, (observed.final, memories))
-        begins = jnp.zeros((1, count * length), bool)
-        final = jax.tree.map(lambda x: x[None], final)
-        *output, _ = self.network.unroll(parameters, memories, final, begins, *(x[None] for x in more))
-        rows = jax.tree.map(lambda x: x[0], output)
-        return rows[0] if len(rows) == 1 else tuple(rows)
-
-
-@dataclasses.dataclass(frozen=True)
-class _InitRows:
-    network: RecurrentNetwork
-
-    def __call__(self, key: jax.Array, observation: Any, *more: jax.Array) -> Any:
-        return self.network.init(key, *jax.tree.map(lambda x: x[None], (observation, *more)))
-
-
-def _rows(x: jax.Array) -> jax.Array:
-    """Flattens `[N, L, ...]` to rows `[N * L, ...]`; a sharding of sequences becomes one of rows."""
-    return x.reshape(-1, *x.shape[2:])
 
 
 class Sequences(NamedTuple):
@@ -220,7 +215,7 @@ class SequenceReplay(Replay):
         final, last = steps.final_observation, None
         if self.n_step > 1:
             last = sums.last.T
-            final = jax.tree.map(lambda x: jax.vmap(lambda steps, at: steps[at])(x, last), final)
+            final = jax.tree.map(functools.partial(at_each, index=last), final)
         transition = Transition(
             observation=_separated(observed),
             action=steps.action.reshape(-1, *steps.action.shape[2:]),
@@ -338,7 +333,11 @@ def with_memory(algorithm: Any, own: RecurrentNetwork | None) -> WithMemory:
         all(getattr(algorithm, name, None) is None for name in ("actor_network", "critic_network")),
         f"memory={algorithm.memory}: networks of your own have none; leave it None",
     )
-    heads = algorithm._heads if hasattr(algorithm, "_heads") else _heads_of_actor_critic(algorithm)
+    if hasattr(algorithm, "_heads"):
+        heads = algorithm._heads
+    else:  # an actor and critics
+        size = algorithm._each * math.prod(algorithm.env.action_space.shape)
+        heads = Head(size, scale=0.01), Head(critic_outputs(algorithm), of_actions=True)
     networks = [own] if own else [_default(algorithm, head) for head in heads]
     return WithMemory(
         tuple(computing(algorithm, one) for one in networks),
@@ -346,11 +345,6 @@ def with_memory(algorithm: Any, own: RecurrentNetwork | None) -> WithMemory:
         algorithm.sequence_length or algorithm.num_steps,
         algorithm.burn_in,
     )
-
-
-def _heads_of_actor_critic(algorithm: Any) -> tuple[Head, Head]:
-    size = math.prod(algorithm.env.action_space.shape)
-    return Head(algorithm._each * size, scale=0.01), Head(critic_outputs(algorithm), of_actions=True)
 
 
 def _default(algorithm: Any, head: Head) -> RecurrentNetwork:
@@ -371,8 +365,8 @@ def _last(memories: Any) -> Any:
 
 
 def _inputs(observation: Any, start: jax.Array, seen: Callable[[Any], Any]) -> Any:
-    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
-    return jax.tree.map(lambda x: x.reshape(*start.shape, *x.shape[1:]), seen(flat))
+    found = seen(jax.tree.map(merge_axes, observation))
+    return jax.tree.map(lambda x: x.reshape(*start.shape, *x.shape[1:]), found)
 
 
 class _MemoryNetwork(nn.Module):
@@ -438,11 +432,7 @@ class _MemoryCritic(nn.Module):
 
     @nn.compact
     def __call__(self, memory: Any, inputs: Any, start: jax.Array, action: jax.Array) -> Any:
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
-        x = hidden_layers(rows, self.layers, self.layers.hidden or ())
-        out, memory = self.memory_kind.module()(memory, x.reshape(*start.shape, -1), start)
-        size = self.memory_kind.size
-        x = jnp.concatenate([out.reshape(-1, size), action], axis=-1)
-        value = head(hidden_layers(x, self.layers, (size,)), self.outputs, 1.0)
+        x, memory = memory_layers(memory, inputs, start, self.layers, self.memory_kind, action)
+        value = head(x, self.outputs, 1.0)
         shape = start.shape if self.outputs == 1 else (*start.shape, self.outputs)
         return value.reshape(shape), memory

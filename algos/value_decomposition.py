@@ -23,11 +23,11 @@ import jax.numpy as jnp
 import fdg
 from algos import distributions, layers, networks
 from algos.agent import Agent, Rollouts
-from algos.checks import check_recurrent_values, check_sequences, check_types
+from algos.checks import check_recurrent_values, check_sequences
 from algos.distributions import Categorical, allowed_values, sizes
 from algos.dqn import DQN, Exploration, Learned, TargetUpdates, begin, choices, epsilon_greedy, iteration
 from algos.layers import sized
-from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module, step_types
+from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, merge_axes, of_module, step_types
 from algos.networks import actor_features, of_action
 from algos.on_policy import environment_major
 from algos.recurrent import AgentValues, as_recurrent
@@ -113,12 +113,11 @@ class ValueDecomposition(Agent):
     transforming = Transforming()
 
     def __post_init__(self):
-        check_types(self)
+        self._check()
         require_positive(self, "memory_size", "reward_scale", "num_updates")
         require_within(self, 0, 1, "q_lambda")
-        _ = self._remembers  # refuses sizes that do not fit
+        _ = self._memory_kind  # refuses sizes that do not fit
         check_sequences(self)
-        self._check()
         _ = self.buffer  # refuses sizes that do not fit
 
     updates_per_iteration = property(lambda self: self.num_updates)
@@ -233,8 +232,8 @@ class ValueDecomposition(Agent):
         # truncation, it is the memory at the end of the episode.
         def following(agents: Any, memories: Any) -> jax.Array:
             rows = jax.tree.map(environment_major, (steps.final_observation, Recollection(memories, start)))
-            goes_on = rows[1]._replace(start=jnp.zeros_like(rows[1].start))
-            values, _ = self._one_step(agents, rows[0], goes_on)
+            continuing = rows[1]._replace(start=jnp.zeros_like(rows[1].start))
+            values, _ = self._one_step(agents, rows[0], continuing)
             return values  # [N * L, A, ..., n]
 
         values = following(target_parameters.agents, remembered)
@@ -257,7 +256,7 @@ class ValueDecomposition(Agent):
         """Concatenates all agents' observations, privileged parts included: `[N, A, *obs]` to `[N, S]`
         float32."""
         features, _ = features_and_mask(observation)
-        agents = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), features)
+        agents = jax.tree.map(merge_axes, features)
         flat = jax.tree.leaves(layers.features(agents, self.env.observation_space, convolve=False))
         each = flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1)
         return each.reshape(-1, self._agents * each.shape[-1])
@@ -304,7 +303,7 @@ class ValueDecomposition(Agent):
         own = networks.own(self, "network", "actor")
         if own is not None:
             return networks.computing(self, as_recurrent(own, leading_axes=3, actor_critic=False))
-        layers, memory, space = self.layers, self._remembers, self.env.observation_space
+        layers, memory, space = self.layers, self._memory_kind, self.env.observation_space
         if memory is not None and layers.hidden is None:
             layers = dataclasses.replace(layers, hidden=(memory.size,))
         module = AgentQNetwork(
@@ -314,7 +313,7 @@ class ValueDecomposition(Agent):
         return networks.computing(self, of_module(module))
 
     @property
-    def _remembers(self) -> MemoryKind | None:
+    def _memory_kind(self) -> MemoryKind | None:
         return None if self.memory is None else MemoryKind.of(self.memory_settings, self.memory)
 
 
@@ -370,7 +369,7 @@ class AgentQNetwork(nn.Module):
         outputs = actions + 1 if self.dueling else actions
         trunk = MemoryTrunk(self.layers, self.memory_kind, outputs, 1.0, name="q")
         values, memories = trunk(
-            jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), memory),
+            jax.tree.map(merge_axes, memory),
             jax.tree.map(lambda x: x.reshape(steps, rows, *x.shape[1:]), seen),
             jnp.repeat(start, agents, axis=1).reshape(steps, rows),
         )
