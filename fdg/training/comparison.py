@@ -9,8 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,29 +33,49 @@ from fdg.training.statistics import (
 from fdg.training.writable import check_results, writing
 
 _MAX_LISTED = 6  # maximum number of sides, environments or settings in a sentence
+_PACKAGES = ("fdg", "jax")  # packages whose versions are compared
 
 
 def unequal(all_curves: Sequence[Curves]) -> list[str]:
     """Sentences about unequal budgets, seeds, presets, settings, measures or versions of the sides."""
-    pairs = [(curve, _properties(curve)) for curve in all_curves]
     sentences: dict[str, list[str]] = {}
     for env in dict.fromkeys(curve.env for curve in all_curves):
-        sides = {curve.label: properties for curve, properties in pairs if curve.env == env}
+        sides = {curve.label: _properties(curve) for curve in all_curves if curve.env == env}
         all_settings = [properties["settings"].items() for properties in sides.values()]
         for properties in sides.values():  # keeps settings that another side lacks or has with another value
             properties["by hand"] = _list_settings(
-                {
-                    name: value
-                    for name, value in properties["by hand"].items()
-                    if not all((name, value) in settings for settings in all_settings)
-                }
+                item
+                for item in properties["by hand"].items()
+                if not all(item in settings for settings in all_settings)
             )
-        for name, make_sentence in _SENTENCES.items():
+        for name, beginning in _SENTENCES.items():
             values = {side: properties[name] for side, properties in sides.items()}
-            differs = len({str(value) for value in values.values()}) > 1
-            if differs or (name in _ALWAYS and any(values.values())):
-                sentences.setdefault(make_sentence(values), []).append(env)
-    return [f"{text} ({_list_some(envs, 'and')})" for text, envs in sentences.items()]
+            concerned = {side: value for side, value in values.items() if value}
+            if len(set(map(str, values.values()))) == 1 and not (name in _ALWAYS and concerned):
+                continue
+            if name == "sweep":
+                text = _list_some([*concerned])
+            elif name in ("by hand", "unfinished"):
+                text = "; ".join(f"{side} {value}" for side, value in concerned.items())
+            else:
+                text = _group_sides(values)
+            sentences.setdefault(f"{beginning}: {text}", []).append(env)
+    return [f"{text} ({_list_some(envs)})" for text, envs in sentences.items()]
+
+
+_SENTENCES = {
+    "steps": "budgets differ, in steps of each seed",
+    "seeds": "numbers of seeds differ",
+    "preset": "tuned settings on one side",
+    "by hand": "settings by hand",
+    "measure": "final returns are measured differently",
+    "staleness": "staleness differs",
+    "lag": "lag differs, in micro-batches",
+    "sweep": "points of a sweep, of which the best is chosen by its own result",
+    "versions": "versions differ",
+    "unfinished": "runs have not ended",
+}
+_ALWAYS = ("sweep", "unfinished")  # reported even if all sides are equal
 
 
 def _properties(side: Curves) -> dict[str, Any]:
@@ -66,13 +85,10 @@ def _properties(side: Curves) -> dict[str, Any]:
     summaries = [read_summary(path) for path in runs]
     steps = {c["hyperparameters"].get("total_steps") or c.get("total_steps") or 0 for c in configs}
     config = configs[0]
-    versions = {
-        f"{name} {version}"
-        for c in configs
-        for name, version in (c.get("versions") or {}).items()
-        if name in ("fdg", "jax")
-    }
-    ended = [summary is not None and not summary.get("stopped") for summary in summaries]
+    versions = [(c.get("versions") or {}).items() for c in configs]
+    unfinished = [
+        run for run, summary in zip(runs, summaries, strict=True) if summary is None or summary.get("stopped")
+    ]
     return {
         "steps": " or ".join(f"{count:,}" for count in sorted(steps)),
         "seeds": len(side.seeds),
@@ -83,10 +99,8 @@ def _properties(side: Curves) -> dict[str, Any]:
         "staleness": config.get("staleness") or 0,
         "lag": config.get("lag") or 0,
         "sweep": config.get("sweep"),
-        "versions": ", ".join(sorted(versions)),
-        "unfinished": ""
-        if all(ended)
-        else f"{ended.count(False)} of {len(ended)} runs{_loss_note(runs, ended)}",
+        "versions": ", ".join(sorted({f"{x} {y}" for pairs in versions for x, y in pairs if x in _PACKAGES})),
+        "unfinished": f"{len(unfinished)} of {len(runs)} runs{_loss_note(unfinished)}" if unfinished else "",
     }
 
 
@@ -97,14 +111,11 @@ def _measure(side: Curves, summaries: Iterable[Mapping[str, Any] | None]) -> str
     return f"greedy evaluations of {listed(sorted(map(str, episodes)))} episodes"
 
 
-def _loss_note(runs: Sequence[Any], has_ended: Sequence[bool]) -> str:
-    """A note if an unfinished run was stopped by a loss that is not finite; else ""."""
-    for run, is_complete in zip(runs, has_ended, strict=True):
-        rows = [] if is_complete else list(read_metrics(run / "metrics.jsonl"))
-        row = rows[-1] if rows else {}
-        if any(value is None and is_vital(name) for name, value in row.items()):
-            return ", ended by a loss that is not finite"
-    return ""
+def _loss_note(runs: Sequence[Path]) -> str:
+    """A note if one of the unfinished runs was stopped by a loss that is not finite; else ""."""
+    last_rows = [row for run in runs for row in list(read_metrics(run / "metrics.jsonl"))[-1:]]
+    is_lost = any(value is None and is_vital(name) for row in last_rows for name, value in row.items())
+    return ", ended by a loss that is not finite" if is_lost else ""
 
 
 def _manual_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,19 +137,19 @@ def _manual_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _list_settings(settings: Mapping[str, Any]) -> str:
-    words = [f"{name}={_format_value(value)}" for name, value in settings.items()]
+def _list_settings(settings: Iterable[tuple[str, Any]]) -> str:
+    """Text such as `has lr=0.1, hidden=64/64`; "" without settings."""
+    words = []
+    for name, value in settings:
+        text = "/".join(map(str, value)) if isinstance(value, list) else str(value)
+        words.append(f"{name}={' '.join(text.split())[:40]}")
     suffix = f" and {len(words) - _MAX_LISTED} more" if len(words) > _MAX_LISTED else ""
-    return ", ".join(words[:_MAX_LISTED]) + suffix
+    return f"has {', '.join(words[:_MAX_LISTED])}{suffix}" if words else ""
 
 
-def _format_value(value: Any) -> str:
-    return re.sub(r"\s+", " ", "/".join(map(str, value)) if isinstance(value, list) else str(value))[:40]
-
-
-def _list_some(words: Sequence[Any], conjunction: str) -> str:
+def _list_some(words: Sequence[str]) -> str:
     suffix = f" ({len(words) - _MAX_LISTED} more)" if len(words) > _MAX_LISTED else ""
-    return listed(words[:_MAX_LISTED], conjunction) + suffix
+    return listed(words[:_MAX_LISTED], "and") + suffix
 
 
 def _group_sides(values: Mapping[str, Any]) -> str:
@@ -146,29 +157,7 @@ def _group_sides(values: Mapping[str, Any]) -> str:
     sides: dict[str, list[str]] = {}
     for side, value in values.items():
         sides.setdefault(str(value), []).append(side)
-    return "; ".join(f"{_list_some(names, 'and')} {value}" for value, names in sides.items())
-
-
-_SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "steps": lambda values: f"budgets differ, in steps of each seed: {_group_sides(values)}",
-    "seeds": lambda values: f"numbers of seeds differ: {_group_sides(values)}",
-    "preset": lambda values: f"tuned settings on one side: {_group_sides(values)}",
-    "by hand": lambda values: (
-        "settings by hand: " + "; ".join(f"{side} has {text}" for side, text in values.items() if text)
-    ),
-    "measure": lambda values: f"final returns are measured differently: {_group_sides(values)}",
-    "staleness": lambda values: f"staleness differs: {_group_sides(values)}",
-    "lag": lambda values: f"lag differs, in micro-batches: {_group_sides(values)}",
-    "sweep": lambda values: (
-        "points of a sweep, of which the best is chosen by its own result: "
-        + _list_some([side for side, text in values.items() if text], "and")
-    ),
-    "versions": lambda values: f"versions differ: {_group_sides(values)}",
-    "unfinished": lambda values: (
-        "runs have not ended: " + "; ".join(f"{side} {text}" for side, text in values.items() if text)
-    ),
-}
-_ALWAYS = ("sweep", "unfinished")  # reported even if all sides are equal
+    return "; ".join(f"{_list_some(names)} {value}" for value, names in sides.items())
 
 
 FILES = ("comparison.md", "comparison.tex", "comparison.json", "curves.png", "intervals.png")
@@ -249,12 +238,15 @@ class Comparison:
         if env == TOGETHER:
             if len(self.shared) < 2:
                 return None
-            groups = [self._normalised(side, name, measure) for name in self.shared]
-        else:
-            values = self.values(side, env, measure)
-            if values is None:
-                return None
+            groups = []
+            for name in self.shared:
+                values, (low, high) = self.values(side, name, measure), self.ends(name, measure)
+                assert values is not None  # every side has runs there
+                groups.append((values - low) / (high - low if high > low else 1.0))
+        elif (values := self.values(side, env, measure)) is not None:
             groups = [values]
+        else:
+            return None
         value = float(interquartile_mean(np.concatenate(groups)))
         has_seeds = max(map(len, groups)) > 1
         return Estimate(value, stratified_interval(groups, interquartile_mean) if has_seeds else None)
@@ -273,12 +265,6 @@ class Comparison:
             return 0.0, 1.0
         low = float(np.mean(self.random[env])) if env in self.random else float(values.min())
         return low, float(values.max())
-
-    def _normalised(self, side: str, env: str, measure: str) -> np.ndarray:
-        low, high = self.ends(env, measure)
-        values = self.values(side, env, measure)
-        assert values is not None
-        return (values - low) / (high - low) if high > low else values - low
 
     def improvement(self, x: str, y: str) -> tuple[float, tuple[float, float]] | None:
         """P(`x` is better than `y`) and its 95% interval over common environments; None if there are none."""
