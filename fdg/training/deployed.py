@@ -4,7 +4,6 @@
 only a description of the environment (`envs.native`).
 """
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,12 +33,11 @@ class Deployed:
 
     def __init__(self, whose: str, observation: Description, action: Description | None):
         self._env_name, self._action = whose, action
-        self._inputs = [_Input.from_leaf(path, leaf) for path, leaf in leaves(observation)]
-        self._outputs = [_Output.from_leaf(leaf) for _, leaf in leaves(action or {})] if action else None
-        self._has_mask = any(leaf.path == _MASK for leaf in self._inputs)
+        self._inputs = [_Input(path, leaf) for path, leaf in leaves(observation)]
+        self._outputs = [_Output(leaf) for _, leaf in leaves(action)] if action else []
+        self._has_mask = any(part.path == _MASK for part in self._inputs)
         self.memory: Any = None  # memory of `N` environments; None before the first call
         self._count: int | None = None  # `N`
-        self._no_starts = np.zeros(0, bool)
         self._calls = 0  # number of calls, part of the seed of sampled actions
 
     def reset(self) -> None:
@@ -59,23 +57,16 @@ class Deployed:
         count = len(arrays[0])
         if count != self._count:
             self.memory, self._count = self._empty_memory(count), count
-            self._no_starts = np.zeros(count, bool)
             starts = np.ones(count, bool)
-        elif start is None:
-            starts = self._no_starts
         else:
-            starts = np.array(np.broadcast_to(np.asarray(start, bool), count))
+            starts = np.full(count, False if start is None else np.asarray(start, bool))
         results, self.memory = call(arrays, mask, self.memory, starts)
         self._calls += 1
         outputs = [np.asarray(result) for result in results]
-        if self._outputs is None or self._action is None:
+        if self._action is None:
             return outputs[0][0] if single else outputs[0]
-        native = [output.convert(array) for output, array in zip(self._outputs, outputs, strict=True)]
-        if single:
-            native = [
-                output.first_element(array) for output, array in zip(self._outputs, native, strict=True)
-            ]
-        return rebuilt(self._action, iter(native))
+        parts = zip(self._outputs, outputs, strict=True)
+        return rebuilt(self._action, (part.convert(array, single) for part, array in parts))
 
     def _arrays(self, observation: Any) -> tuple[list[np.ndarray], Any, bool]:
         """The arrays `[N, ...]` of an observation, its mask, and whether it has no axis `N`."""
@@ -124,24 +115,15 @@ def _result_fix(value: Any, path: tuple[Any, ...]) -> str:
     return "this is the pair (state, observation) that reset gives: give the observation, its second"
 
 
-@dataclasses.dataclass(frozen=True)
 class _Input:
-    """One array of an observation: its path in the observation, shape and dtype."""
+    """One array of an observation, at `path` in the observation."""
 
-    path: tuple[Any, ...]
-    shape: tuple[int, ...]
-    dtype: np.dtype  # the library's dtype
-    program_dtype: np.dtype  # the dtype of the program's argument
-    lowest: Any  # the lowest category; None if values are not categories
-    count: Any  # the number of categories, or None
-    text: int | None  # the number of bytes if it is a text; else None
-
-    @classmethod
-    def from_leaf(cls, path: tuple[Any, ...], leaf: Description) -> "_Input":
-        lowest, count = _categories(leaf)
-        program = _dtype(leaf.get("jax_dtype", leaf["dtype"]))
-        text = leaf["length"] if leaf.get("kind") == "Text" else None
-        return cls(path, tuple(leaf["shape"][1:]), _dtype(leaf["dtype"]), program, lowest, count, text)
+    def __init__(self, path: tuple[Any, ...], leaf: Description):
+        self.path, self.shape = path, tuple(leaf["shape"][1:])
+        self.dtype = _dtype(leaf["dtype"])  # the library's dtype
+        self.program_dtype = _dtype(leaf.get("jax_dtype", leaf["dtype"]))
+        self.lowest, self.count = _categories(leaf)
+        self.text_bytes: int | None = leaf["length"] if leaf.get("kind") == "Text" else None
 
     def array(self, observation: Any, whose: str) -> tuple[np.ndarray, bool]:
         """The array `[N, *shape]` in an observation, and whether the observation has no axis `N`."""
@@ -166,17 +148,16 @@ class _Input:
                 f"an observation of shape {list(array.shape)}: {label} has shape {list(self.shape)}, and"
                 f" batches have {['N', *self.shape]}".replace("'N'", "N")
             )
-        if array.dtype != self.program_dtype:
-            array = array.astype(self.program_dtype)
+        array = array.astype(self.program_dtype, copy=False)
         return (array[None] if single else array), single
 
     def _convert(self, value: Any, label: str) -> np.ndarray:
         """The value as an array of the library's dtype; raises `FdgError` if it does not fit."""
         try:
-            if self.text is not None and np.asarray(value).dtype.kind not in "ui":
-                value = encode_texts(value, self.text)
+            if self.text_bytes is not None and np.asarray(value).dtype.kind not in "ui":
+                value = encode_texts(value, self.text_bytes)
             original = np.asarray(value)
-            array = original if original.dtype == self.dtype else original.astype(self.dtype)
+            array = original.astype(self.dtype, copy=False)
         except (TypeError, ValueError) as error:
             raise FdgError(
                 f"an observation of {label} is an array {list(self.shape)}, not {quoted(value)}: give only"
@@ -197,32 +178,26 @@ class _Input:
         return array
 
 
-@dataclasses.dataclass(frozen=True)
 class _Output:
     """One array of an action."""
 
-    dtype: np.dtype
-    lowest: Any  # the lowest category; None if values are not categories
-    low: Any  # float64 bounds, NaN without
-    high: Any
-    is_category: bool  # whether it is a single category, which libraries expect as a scalar
+    def __init__(self, leaf: Description):
+        self.dtype, (self.lowest, _) = _dtype(leaf["dtype"]), _categories(leaf)
+        # float64 bounds; NaN without bounds
+        self.low, self.high = (np.array(leaf.get(end), np.float64) for end in ("low", "high"))
+        self.is_scalar = leaf.get("kind") == "Discrete"
 
-    @classmethod
-    def from_leaf(cls, leaf: Description) -> "_Output":
-        low, high = (np.array(leaf.get(end), np.float64) for end in ("low", "high"))  # None gives NaN
-        return cls(_dtype(leaf["dtype"]), _categories(leaf)[0], low, high, leaf.get("kind") == "Discrete")
-
-    def first_element(self, array: np.ndarray) -> Any:
-        """The first element of an array `[1, ...]`."""
-        return array[0] if self.is_category else array[0, ...]
-
-    def convert(self, array: np.ndarray) -> np.ndarray:
-        """Converts an array to the library's dtype and categories."""
+    def convert(self, array: np.ndarray, single: bool) -> Any:
+        """An array `[N, ...]` in the library's dtype and categories; its only element if `single`."""
         if array.dtype == self.dtype:
+            pass
+        elif self.lowest is not None:  # undoes the overflow of 32 bits in the program
+            array = (self.lowest + ((array.astype(np.int64) - self.lowest) & 0xFFFFFFFF)).astype(self.dtype)
+        else:
+            array = exact(array, self.dtype, self.low, self.high)
+        if not single:
             return array
-        if self.lowest is not None:  # undoes the overflow of 32 bits in the program
-            return (self.lowest + ((array.astype(np.int64) - self.lowest) & 0xFFFFFFFF)).astype(self.dtype)
-        return exact(array, self.dtype, self.low, self.high)
+        return array[0] if self.is_scalar else array[0, ...]  # `[...]` keeps an array without axes
 
 
 def _categories(leaf: Description) -> tuple[Any, Any]:
@@ -290,11 +265,10 @@ class Acting(Deployed):
         is_greedy = self.greedy if greedy is None else bool(greedy)
 
         def call(*arguments: Any) -> Any:
-            program = self._programs.get((is_greedy, arguments[1] is None))
-            if program is None:
-                program = self._jit_act(is_greedy, arguments)
-                self._programs[is_greedy, arguments[1] is None] = program
-            return program(*arguments, self._key, np.uint32(self._calls))
+            kind = is_greedy, arguments[1] is None
+            if kind not in self._programs:
+                self._programs[kind] = self._jit_act(is_greedy, arguments)
+            return self._programs[kind](*arguments, self._key, np.uint32(self._calls))
 
         return self._answer(observation, start, call)
 
@@ -313,12 +287,11 @@ class Acting(Deployed):
             state = jax.tree.unflatten(structure, [read.get(i, x) for i, x in enumerate(leaves)])
             keys = jax.random.fold_in(jax.random.wrap_key_data(key, impl=self._kind), calls)
             keys = jax.random.split(keys, start.shape[0])
+            native_memory, memory = memory
             observation = self._native.encode(arrays, mask)
-            native_memory, observation = self._native.see(memory[0], start, observation)
-            action, next_memory = self._algorithm.actor(state).act(
-                memory[1], observation, start, keys, greedy
-            )
-            return self._native.decode(action), (native_memory, next_memory)
+            native_memory, observation = self._native.see(native_memory, start, observation)
+            action, memory = self._algorithm.actor(state).act(memory, observation, start, keys, greedy)
+            return self._native.decode(action), (native_memory, memory)
 
         all_leaves = dict(enumerate(leaves))
         is_read = jaxprs.inputs_read(jax.make_jaxpr(act)(all_leaves, *arguments, self._key, np.uint32(0)))
