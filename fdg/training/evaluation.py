@@ -143,8 +143,19 @@ class Evaluation:
 
 def can_evaluate(algorithm: Any, greedy: bool = True) -> bool:
     """Whether the algorithm has a method `evaluate`, or an `actor` and an `env`."""
-    acts = callable(getattr(algorithm, "actor", None)) and getattr(algorithm, "env", None) is not None
-    return acts or (_has_evaluate(algorithm) and (greedy or _takes_greedy(algorithm)))
+    return _episodes_function(algorithm, greedy) is not None
+
+
+def _episodes_function(algorithm: Any, greedy: bool) -> Callable[..., Mapping[str, jax.Array]] | None:
+    """The function `(state, key, episodes) -> results` that plays episodes; None if there is none."""
+    evaluate, env = getattr(algorithm, "evaluate", None), getattr(algorithm, "env", None)
+    if callable(evaluate) and "greedy" in inspect.signature(evaluate).parameters:
+        return functools.partial(evaluate, greedy=greedy)
+    if callable(evaluate) and greedy:
+        return evaluate
+    if env is None or not callable(getattr(algorithm, "actor", None)):
+        return None
+    return lambda state, key, episodes: play_episodes(env, algorithm.actor(state), key, episodes, greedy)
 
 
 def episode_count(algorithm: Any, requested: int | None) -> int:
@@ -178,15 +189,11 @@ def require_actor(algorithm: Any, verb: str) -> None:
 @functools.lru_cache(maxsize=16)
 def _program(algorithm: Any, episodes: int, greedy: bool, has_agents: bool) -> Callable[[Any, Any], Any]:
     """The jitted evaluation; equal algorithms share it."""
-    has_evaluate = _has_evaluate(algorithm) and (greedy or _takes_greedy(algorithm))
+    play_all = _episodes_function(algorithm, greedy)
+    assert play_all is not None  # callers check `can_evaluate`
 
     def play(state: Any, key: jax.Array) -> Mapping[str, jax.Array]:
-        if has_evaluate and _takes_greedy(algorithm):
-            result = algorithm.evaluate(state, key, episodes, greedy)
-        elif has_evaluate:
-            result = algorithm.evaluate(state, key, episodes)
-        else:
-            result = play_episodes(algorithm.env, algorithm.actor(state), key, episodes, greedy)
+        result = play_all(state, key, episodes)
         return {name: result[name] for name in ("return", "returns", "lengths", "infos") if name in result}
 
     options = xla_options(jax.default_backend())
@@ -216,10 +223,11 @@ def start(
 
     def result() -> Evaluation:
         arrays = jax.tree.map(lambda x: np.asarray(x) if has_agents else np.asarray(x)[None], dict(outputs))
-        returns, lengths = arrays.get("returns"), arrays.get("lengths")
-        infos = arrays.get("infos", {})
-        per_agent = tuple(failed), tuple(agent_seeds(algorithm, seed, agents))
-        return Evaluation(greedy, arrays["return"], episodes, returns, lengths, has_agents, infos, *per_agent)
+        arrays["means"] = arrays.pop("return")
+        seeds = agent_seeds(algorithm, seed, agents)
+        return Evaluation(
+            greedy, episodes=episodes, several=has_agents, failed=tuple(failed), seeds=tuple(seeds), **arrays
+        )
 
     return result
 
@@ -295,17 +303,6 @@ def verdict(evaluation: Evaluation, env_name: str | None) -> str:
     return text
 
 
-def _has_evaluate(algorithm: Any) -> bool:
-    return callable(getattr(algorithm, "evaluate", None))
-
-
-def _takes_greedy(algorithm: Any) -> bool:
-    try:
-        return "greedy" in inspect.signature(algorithm.evaluate).parameters
-    except (TypeError, ValueError):
-        return False
-
-
 def random_returns(env: Any, episodes: int) -> np.ndarray:
     """Returns of whole episodes with random actions (`env.action_space.sample`): `[episodes]` float32.
 
@@ -314,12 +311,10 @@ def random_returns(env: Any, episodes: int) -> np.ndarray:
     >>> random_returns(envs.make("CartPole-v1"), 2).shape
     (2,)
     """
-    num_agents = envs.num_agents(env)
+    num_agents, sample = envs.num_agents(env), env.action_space.sample
 
     def draw(key: jax.Array) -> jax.Array:
-        if num_agents is None:
-            return env.action_space.sample(key)
-        return jax.vmap(env.action_space.sample)(jax.random.split(key, num_agents))
+        return sample(key) if num_agents is None else jax.vmap(sample)(jax.random.split(key, num_agents))
 
     def act(memory: Any, observation: Any, start: Any, keys: jax.Array, greedy: bool) -> Any:
         return jax.vmap(draw)(keys), memory
@@ -379,9 +374,7 @@ class PeriodicEvaluation:
 
     def best_summary(self) -> dict[str, Any]:
         """The entries of the best evaluation for `summary.json`; empty if there was none."""
-        if self._best is None:
-            return {}
-        return {"best_eval_return": self._best[0], "best_iteration": self._best[1]}
+        return dict(zip(("best_eval_return", "best_iteration"), self._best or (), strict=False))
 
     def close(self) -> None:
         """Waits until the best checkpoint is written."""
