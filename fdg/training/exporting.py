@@ -9,7 +9,6 @@ of its space, without privileged parts. The number of environments, `N`, is symb
 The description is written to a `.json` file of the same name, and also inside the exported file.
 """
 
-import dataclasses
 import hashlib
 import io
 import json
@@ -51,7 +50,7 @@ def export(
     description = path.with_suffix(".json")
     check_writable(path)
     _check_description_file(path, description)
-    program = _Program.from_actor(algorithm, state)
+    program = _Program(algorithm, state)
     facts = program.facts(path.name, kind, greedy, run)
     content = _jax_file(program, facts, greedy) if kind == "jax" else _onnx_file(program, facts, greedy)
     with writing(path):
@@ -87,10 +86,8 @@ def export_folder(algorithm: Any, state: Any, path: Path, format: str | None) ->
 
     The algorithm's attribute `export_formats` has functions for other formats, by name.
     """
-    exporters, name = (
-        {None: algorithm.export, **getattr(algorithm, "export_formats", {})},
-        type(algorithm).__name__,
-    )
+    exporters = {None: algorithm.export, **getattr(algorithm, "export_formats", {})}
+    name = type(algorithm).__name__
     if format not in exporters:
         names = ", or ".join(["none", *(repr(key) for key in exporters if key)])
         raise FdgError(f"format={format!r}: {name} is exported in its own format, so give {names}")
@@ -102,26 +99,25 @@ def export_folder(algorithm: Any, state: Any, path: Path, format: str | None) ->
     return path
 
 
-@dataclasses.dataclass(frozen=True)
 class _Program:
-    """An actor as functions of flat lists of arrays: files can store these, but no custom pytrees."""
+    """An actor as functions of flat lists of arrays: files can store these, but no custom pytrees.
 
-    algorithm: Any
-    state: Any
-    native: Native
-    memory: Sequence[np.ndarray]  # the initial memory of one environment, [1, ...] each
-    structure: Any  # the pytree structure of the memory
-    mask: Description | None  # the mask argument, if a JAX environment masks actions
-    memory_specs: Sequence[Description]  # descriptions of the memory's arrays
-    inputs: Sequence[Description]  # the function's arguments, in order
-    outputs: Sequence[Description]  # the function's results, in order
+    Attributes:
+      memory: the arrays `[1, ...]` of the initial memory of one environment.
+      inputs: descriptions of the function's arguments, in order.
+      outputs: descriptions of the function's results, in order.
+    """
 
-    @classmethod
-    def from_actor(cls, algorithm: Any, state: Any) -> "_Program":
-        spec = native(algorithm.env)
-        observed, acted = ([leaf for _, leaf in leaves(x)] for x in (spec.observation, spec.action))
-        flat, structure = jax.tree.flatten((spec.kept(1), algorithm.actor(state).memory(1)))
-        memory, masks = [np.asarray(leaf) for leaf in flat], _mask_arguments(algorithm.env, spec)
+    def __init__(self, algorithm: Any, state: Any):
+        self.algorithm, self._state, self._native = algorithm, jax.device_get(state), native(algorithm.env)
+        flat, self._structure = jax.tree.flatten((self._native.kept(1), algorithm.actor(state).memory(1)))
+        self.memory = [np.asarray(leaf) for leaf in flat]
+        self._memory_leaves = [
+            _describe_array(f"memory_{i}", x.shape[1:], str(x.dtype)) for i, x in enumerate(self.memory)
+        ]
+        self._observed, acted = (
+            [leaf for _, leaf in leaves(x)] for x in (self._native.observation, self._native.action)
+        )
         limits = np.iinfo(np.int32)
         for leaf in acted:
             starts = np.ravel(leaf.get("start", 0))
@@ -130,20 +126,10 @@ class _Program:
                     f"the policy of {type(algorithm).__name__} cannot be exported: the actions of"
                     f" {algorithm.env.name} begin at {max(starts, key=abs)}, beyond 32 bits"
                 )
-        memory_specs = [
-            _describe_array(f"memory_{i}", x.shape[1:], str(x.dtype)) for i, x in enumerate(memory)
-        ]
-        inputs = [
-            *observed,
-            *masks,
-            *memory_specs,
-            *([_describe_array("start", (), "bool")] if memory else []),
-        ]
-        outputs = [*acted, *({**leaf, "name": f"next_{leaf['name']}"} for leaf in memory_specs)]
-        mask = masks[0] if masks else None
-        return cls(
-            algorithm, jax.device_get(state), spec, memory, structure, mask, memory_specs, inputs, outputs
-        )
+        self._masks = _mask_arguments(algorithm.env, self._native)
+        starts = [_describe_array("start", (), "bool")] if self.memory else []
+        self.inputs = [*self._observed, *self._masks, *self._memory_leaves, *starts]
+        self.outputs = [*acted, *({**leaf, "name": f"next_{leaf['name']}"} for leaf in self._memory_leaves)]
 
     def facts(self, file: str, kind: str, greedy: bool, run: str | None) -> dict[str, Any]:
         """The content of the description."""
@@ -152,10 +138,10 @@ class _Program:
             "what": f"{_DESCRIPTION_PREFIX}: {file} is read by {reader}",
             "arguments": [*([] if greedy else ["seed"]), *(leaf["name"] for leaf in self.inputs)],
             "results": [leaf["name"] for leaf in self.outputs],
-            "observation": self.native.observation,
-            "action": self.native.action,
-            **({} if self.mask is None else {"mask": self.mask}),
-            "memory": self.memory_specs,
+            "observation": self._native.observation,
+            "action": self._native.action,
+            **{leaf["name"]: leaf for leaf in self._masks},
+            "memory": self._memory_leaves,
             "units": "those of the environment: what normalises and bounds is in the program",
             "actions": "greedy" if greedy else "sampled",
             "environment": self.algorithm.env.name,
@@ -171,15 +157,14 @@ class _Program:
 
     def act(self, arguments: Sequence[Any], keys: Any, greedy: bool) -> Any:
         """The results `(*action, *memory)` for arguments in the order of `inputs`."""
-        num_observations = len(list(leaves(self.native.observation)))
-        mask = None if self.mask is None else arguments[num_observations]
-        rest = list(arguments[num_observations + (mask is not None) :])
+        arrays, rest = arguments[: len(self._observed)], list(arguments[len(self._observed) :])
+        mask = rest.pop(0) if self._masks else None
         start = rest.pop() if self.memory else jnp.zeros(arguments[0].shape[0], bool)
-        observation = self.native.encode(arguments[:num_observations], mask)
-        native_memory, memory = jax.tree.unflatten(self.structure, rest)
-        native_memory, observation = self.native.see(native_memory, start, observation)
-        action, memory = self.algorithm.actor(self.state).act(memory, observation, start, keys, greedy)
-        return *self.native.decode(action), *jax.tree.leaves((native_memory, memory))
+        observation = self._native.encode(arrays, mask)
+        native_memory, memory = jax.tree.unflatten(self._structure, rest)
+        native_memory, observation = self._native.see(native_memory, start, observation)
+        action, memory = self.algorithm.actor(self._state).act(memory, observation, start, keys, greedy)
+        return *self._native.decode(action), *jax.tree.leaves((native_memory, memory))
 
     def greedy(self, *arguments: Any) -> Any:
         """The exported function with greedy actions."""
