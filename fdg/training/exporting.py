@@ -127,8 +127,8 @@ class _Program:
                     f" {algorithm.env.name} begin at {max(starts, key=abs)}, beyond 32 bits"
                 )
         self._masks = _mask_arguments(algorithm.env, self._native)
-        starts = [_describe_array("start", (), "bool")] if self.memory else []
-        self.inputs = [*self._observed, *self._masks, *self._memory_leaves, *starts]
+        start_leaf = [_describe_array("start", (), "bool")] if self.memory else []
+        self.inputs = [*self._observed, *self._masks, *self._memory_leaves, *start_leaf]
         self.outputs = [*acted, *({**leaf, "name": f"next_{leaf['name']}"} for leaf in self._memory_leaves)]
 
     def facts(self, file: str, kind: str, greedy: bool, run: str | None) -> dict[str, Any]:
