@@ -22,7 +22,7 @@ import shutil
 import stat
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class Checkpoints:
         self._config = self._directory.with_name("config.json")
         self._has_config, self._run_id = self._config.exists(), _id_of(self._directory.parent)
         self._undamaged: set[int] = set()  # iterations whose checkpoints were checked and are undamaged
-        self._writer: ThreadPoolExecutor | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending_write: Future[None] | None = None
         self._write_start, self._write_seconds = -math.inf, 0.0  # start and duration of the latest write
 
@@ -82,7 +82,9 @@ class Checkpoints:
         Warns (`FdgWarning`) about newer checkpoints that are damaged, from another run, or removed.
         """
         problems: list[str] = []
-        stored, newest = self.iterations(), self._recorded_newest()
+        stored, newest = self.iterations(), -1
+        with contextlib.suppress(ValueError):  # `FdgError` if there is no such file
+            newest = int(read_bytes(self._newest_file, 20))
         if newest >= 0 and not stored:
             raise FdgError(
                 f"all checkpoints in {self._directory} were removed (the newest was of iteration"
@@ -95,17 +97,14 @@ class Checkpoints:
             if reason is None:
                 if problems:
                     unused = "" if problems[-1].endswith("removed") else "it is not used, "
-                    warnings.warn(
-                        f"{'; '.join(problems)}: {unused}going on from iteration {iteration}",
-                        FdgWarning,
-                        stacklevel=2,
-                    )
+                    text = f"{'; '.join(problems)}: {unused}going on from iteration {iteration}"
+                    warnings.warn(text, FdgWarning, stacklevel=2)
                 return iteration
             problems.append(f"checkpoint {self._directory / str(iteration)} {reason}")
         if problems:
             raise FdgError(
                 f"{problems[0]}, and so is every other one in {self._directory}: bring one back from a copy,"
-                f" or start a new run"
+                " or start a new run"
             )
         return None
 
@@ -125,16 +124,15 @@ class Checkpoints:
             return f"is damaged ({error.filename}: {error.strerror})"
         except FdgError as error:
             return f"is damaged ({error})"
-        run_id = self._run_id
-        if manifest == _manifest(iteration, checksums, run_id):
+        if manifest == _manifest(iteration, checksums, self._run_id):
             self._undamaged.add(iteration)
             return None
         try:
             content = json.loads(manifest)
             expected, stored_id = content["files"], content.get("run")
             differing = sorted(set(expected.items()) ^ set(checksums.items()))
-            if not differing and stored_id != run_id:
-                stored_text, run_text = stored_id or "one without an id", run_id or "one without"
+            if not differing and stored_id != self._run_id:
+                stored_text, run_text = stored_id or "one without an id", self._run_id or "one without"
                 return f"is of another run ({stored_text}, and this is {run_text})"
             name = differing[0][0]
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
@@ -156,11 +154,9 @@ class Checkpoints:
 
         A collective: process 0 decides for all, since it writes.
         """
-        is_writing = self._pending_write is not None and not self._pending_write.done()
-        is_cheap = not is_writing and self._write_seconds <= _MAX_TIME_FRACTION * (
-            time.monotonic() - self._write_start
-        )
-        return bool(distributed.exchange(is_cheap)[0])
+        has_written = self._pending_write is None or self._pending_write.done()
+        limit = _MAX_TIME_FRACTION * (time.monotonic() - self._write_start)
+        return bool(distributed.exchange(has_written and self._write_seconds <= limit)[0])
 
     def save(self, iteration: int, state: Any) -> None:
         """Writes a checkpoint asynchronously; `state` may be donated as soon as this returns."""
@@ -174,8 +170,6 @@ class Checkpoints:
             # `device_put` copies without compiling a program per shape.
             arrays = jax.device_put(arrays, may_alias=False)
         self._wait()
-        if self._writer is None:
-            self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._undamaged.discard(iteration)
         self._write_start = time.monotonic()
         self._pending_write = self._writer.submit(self._write, iteration, arrays)
@@ -204,45 +198,39 @@ class Checkpoints:
         devices may differ from the devices at saving. A node with a method `resized(shape)`, such as a replay
         buffer, may be smaller in the checkpoint. Raises `OtherStateError` for other leaves or shapes.
         """
-        stored_target = jax.tree.map(_stored_shape, _arrays_by_name(target))
-        expected = {name: _shape(leaf) for name, leaf in stored_target.items()}
+        leaves, structure = jax.tree.flatten(target)
+        # As NumPy arrays (of one element in memory), since the shardings may have devices of other processes.
+        words = [keys.words_shape(leaf.shape, leaf.dtype) for leaf in leaves]
+        empty = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in words]
+        stored_target = {name: x for name, x in zip(_names(target), empty, strict=True) if x.size}
+        expected = _describe_arrays(stored_target)
         with self._reader(iteration) as (reader, folder):
             metadata = reader.metadata(folder)
-            metadata = getattr(metadata, "item_metadata", metadata)
-            shapes = {name: _shape(leaf) for name, leaf in metadata.items()}
-            if shapes == expected:
-                # As NumPy arrays, since the shardings may have devices of other processes.
-                stored = reader.restore(folder, args=_orbax().args.StandardRestore(
-                    jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), stored_target)
-                ))  # fmt: skip
-            elif shapes.keys() == expected.keys():
+            found = _describe_arrays(getattr(metadata, "item_metadata", metadata))
+            if found == expected:
+                stored = reader.restore(folder, args=_orbax().args.StandardRestore(stored_target))
+            elif found.keys() == expected.keys():
                 stored = _resize_nodes(reader.restore(folder), target)
-                shapes = {name: _shape(leaf) for name, leaf in stored.items()}
-        differing = [name for name in sorted(shapes | expected) if shapes.get(name) != expected.get(name)]
-        if differing:
-            name = differing[0]
-            raise OtherStateError(
-                f"checkpoint {folder.parent} is of another state: '{name}' is {_text(shapes.get(name))} there"
-                f" and {_text(expected.get(name))} here"
-            )
-        leaves, structure = jax.tree.flatten(target)
+                found = _describe_arrays(stored)
+        for name in sorted(found | expected):
+            there, here = (texts.get(name, "absent") for texts in (found, expected))
+            if there != here:
+                raise OtherStateError(
+                    f"checkpoint {folder.parent} is of another state: '{name}' is {there} there and {here}"
+                    " here"
+                )
         restored = []
-        for name, leaf in zip(_names(target), leaves, strict=True):
-            shape = _stored_shape(leaf)
-            array = _place(
-                stored[name] if name in stored else np.zeros(shape.shape, shape.dtype), leaf.sharding
-            )
+        for name, zeros, leaf in zip(_names(target), empty, leaves, strict=True):
+            array = _place(stored.get(name, zeros), leaf.sharding)  # arrays without elements are not stored
             restored.append(keys.from_words(array, leaf))
         return jax.tree.unflatten(structure, typed_like(leaves, restored))
 
     def close(self) -> None:
         """Waits until the last checkpoint is written."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            try:
-                self._wait()
-            finally:
-                writer.shutdown()
+        try:
+            self._wait()
+        finally:
+            self._writer.shutdown()
 
     def _wait(self) -> None:
         pending, self._pending_write = self._pending_write, None
@@ -266,7 +254,8 @@ class Checkpoints:
                     files.remove(damaged)
                 os.rename(final, damaged)
             os.rename(temporary, final)
-            self._record_newest(iteration)
+            with contextlib.suppress(OSError):  # without this file, removal goes undetected
+                files.write(self._newest_file, f"{iteration}\n".encode())
             for older in self.iterations()[: -self._keep]:
                 if not os.path.lexists(self._directory / f"{older}.keep"):
                     os.rename(self._directory / str(older), self._directory / f"{older}.removed")
@@ -294,30 +283,16 @@ class Checkpoints:
                 return
             time.sleep(0.1)  # TensorStore's threads may still create folders
 
-    def _record_newest(self, iteration: int) -> None:
-        """Records the newest iteration next to the directory; if that fails, removal goes undetected."""
-        with contextlib.suppress(OSError):
-            files.write(self._newest_file, f"{iteration}\n".encode())
-
-    def _recorded_newest(self) -> int:
-        """The iteration that `_record_newest` wrote; -1 if there is none."""
-        try:
-            return int(read_bytes(self._newest_file, 20))
-        except ValueError:  # also `FdgError`
-            return -1
-
     def _remove_leftovers(self) -> None:
         """Deletes `.writing` and `.removed` folders, and all `.damaged` folders but the newest.
 
         Only the writer calls this: other processes may be reading checkpoints.
         """
-        for path in self._directory.iterdir():
-            if path.suffix in (".writing", ".removed"):
-                files.remove(path)
-            elif path.suffix == ".damaged" and path.stem.isdecimal():
-                damaged = [int(p.stem) for p in self._directory.glob("*.damaged") if p.stem.isdecimal()]
-                if int(path.stem) < max(damaged):
-                    files.remove(path)
+        paths = list(self._directory.iterdir())
+        damaged = [path for path in paths if path.suffix == ".damaged" and path.stem.isdecimal()]
+        older = sorted(damaged, key=lambda path: int(path.stem))[:-1]
+        for path in [*older, *(path for path in paths if path.suffix in (".writing", ".removed"))]:
+            files.remove(path)
 
     @contextlib.contextmanager
     def _reader(self, iteration: int) -> Iterator[tuple[Any, Path]]:
@@ -408,11 +383,7 @@ def _names(tree: Any) -> list[str]:
 def _arrays_by_name(tree: Any) -> dict[str, Any]:
     """The leaves to store: random keys as `uint32` words; no empty arrays, which Orbax refuses."""
     leaves = zip(_names(tree), jax.tree.leaves(tree), strict=True)
-    stored = {name: leaf for name, leaf in leaves if leaf.size}
-    return {
-        name: jax.random.key_data(leaf) if keys.is_key(leaf.dtype) and isinstance(leaf, jax.Array) else leaf
-        for name, leaf in stored.items()
-    }
+    return {name: keys.words(leaf) for name, leaf in leaves if leaf.size}
 
 
 def _resize_nodes(stored: dict[str, Any], target: Any) -> dict[str, Any]:
@@ -430,17 +401,9 @@ def _resize_nodes(stored: dict[str, Any], target: Any) -> dict[str, Any]:
     return {name: leaf for name, leaf in resized if name in stored}
 
 
-def _stored_shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    words = keys.words_shape(leaf.shape, leaf.dtype)
-    return jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=leaf.sharding)
-
-
-def _shape(leaf: Any) -> tuple[tuple[int, ...], Any]:
-    return tuple(leaf.shape), leaf.dtype
-
-
-def _text(shape_dtype: tuple[Any, Any] | None) -> str:
-    return "absent" if shape_dtype is None else f"{shape_dtype[1]}{list(shape_dtype[0])}"
+def _describe_arrays(arrays: Mapping[str, Any]) -> dict[str, str]:
+    """The dtype and shape of each array as text, such as `float32[8, 4]`."""
+    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in arrays.items()}
 
 
 def _is_only_logged(record: logging.LogRecord) -> bool:
