@@ -24,7 +24,6 @@ _LINE_STYLES = ("-", "--", ":", "-.")
 _AXES = {"env_steps": "steps of each agent", "wall_s": "seconds of training"}  # labels of the x axis
 _INCHES = (7.0, 4.4)  # inches, of a figure with one panel
 _LABEL_FIELDS = ("algo", "env", "policy")
-_OPPONENT_FIELDS = ("self_play", "exploit_every")  # self-play and populations; None for most runs
 _MAX_PARTS = 5  # maximum number of settings in a label
 _MAX_COLUMNS = 3  # maximum number of columns of panels
 
@@ -100,12 +99,12 @@ def draw_run(
     values[:, left_out] = np.nan
     if np.isfinite(values).any():
         has_point_means = 1 < len(points) <= len(_COLOURS) and agents % len(points) == 0
-        per_colour = agents // len(points) if has_point_means else agents
-        for i, column in enumerate(values.T if agents > 1 else ()):
-            colour = _COLOURS[i // per_colour]
-            axes.plot(*_bin_means(steps, column, weights), color=colour, alpha=0.25, linewidth=0.8)
+        groups = np.split(values, len(points) if has_point_means else 1, 1)
+        for group, colour in zip(groups, _COLOURS, strict=False):
+            for column in group.T if agents > 1 else ():
+                axes.plot(*_bin_means(steps, column, weights), color=colour, alpha=0.25, linewidth=0.8)
         if has_point_means:
-            for name, colour, group in zip(points, _COLOURS, np.split(values, len(points), 1), strict=False):
+            for name, colour, group in zip(points, _COLOURS, groups, strict=False):
                 axes.plot(*_bin_means(steps, finite_mean(group, 1), weights), color=colour, label=name)
         else:
             mean = finite_mean(values, 1) if left_out else np.array([row.get(metric) for row in rows], float)
@@ -116,11 +115,7 @@ def draw_run(
     else:
         text = "no episode ended" if metric == RETURN else f"{name} is not a number"
         axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center")
-        axes.set_yticks([])
-        if len(steps):
-            axes.set_xlim(0, steps[-1])
-        else:
-            axes.set_xticks([])
+        axes.set(yticks=[], **({"xlim": (0, steps[-1])} if len(steps) else {"xticks": []}))
     if solved is not None:
         _draw_threshold(axes, solved, f"solved: {solved:g}")
     label = "mean episode return" if metric == RETURN else plot_label(name)
@@ -138,16 +133,10 @@ def metric_to_plot(rows: Sequence[Mapping[str, Any]]) -> str | None:
     >>> metric_to_plot([{"iteration": 1, "entropy": 0.5, "loss": 2.0}])
     'loss'
     """
-    names = [
-        name
-        for row in rows[:1]
-        for name in row
-        if name not in ("iteration", *_AXES) and not name.startswith("eval_") and "_per_" not in name
-    ]
-    if RETURN in names:
-        return RETURN
-    groups = [[name for name in names if re.search(word, name)] for word in ("return|reward", "loss", "")]
-    return next((name for group in groups for name in group), None)
+    names = [name for name in (rows[0] if rows else ()) if name not in ("iteration", *_AXES)]
+    names = [name for name in names if not name.startswith("eval_") and "_per_" not in name]
+    words = (f"^{RETURN}$", "return|reward", "loss", "")
+    return next((name for word in words for name in names if re.search(word, name)), None)
 
 
 def _draw_evaluations(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -156,9 +145,8 @@ def _draw_evaluations(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     for (name, marker, label), colour in zip(kinds, _COLOURS[1:], strict=False):
         pairs = [(row["env_steps"], row[name]) for row in rows if row.get(name) is not None]
         if pairs:
-            axes.plot(
-                *zip(*pairs, strict=True), marker=marker, markersize=4, linewidth=1, color=colour, label=label
-            )
+            x, y = zip(*pairs, strict=True)
+            axes.plot(x, y, marker=marker, markersize=4, linewidth=1, color=colour, label=label)
 
 
 def compare(
@@ -201,12 +189,8 @@ def compare(
         for curve in (c for c in curves if c.env == env):
             line_style, colour = style(names.index(curve.label))
             grid, values = _interpolate_curves(curve)
-            same_label = [c for c in curves if c.label == curve.label]
-            seed_counts = sorted({len(c.y) for c in same_label})
-            seeds = "1 seed" if seed_counts == [1] else f"{' or '.join(map(str, seed_counts))} seeds"
-            num_failed = sum(int(c.failed.sum()) for c in same_label)
-            seeds += f", {num_failed} failed" if num_failed else ""
             center = STATISTICS[statistic](values, axis=0)
+            seeds = _seeds_text([c for c in curves if c.label == curve.label])
             axes.plot(grid, center, line_style, color=colour, label=f"{curve.label} ({seeds})")
             if len(values) > 1:
                 low, high = intervals(values, STATISTICS[statistic])
@@ -217,6 +201,14 @@ def compare(
     figure.suptitle(f"{title} over seeds, 95% interval" if has_seeds else "one seed each", fontsize="medium")
     finish(figure, panels, x)
     return Drawn(figure, curves)
+
+
+def _seeds_text(curves: Sequence[Curves]) -> str:
+    """The numbers of seeds, and of failed seeds, of curves with the same label."""
+    counts = sorted({len(curve.y) for curve in curves})
+    num_failed = sum(int(curve.failed.sum()) for curve in curves)
+    text = "1 seed" if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
+    return f"{text}, {num_failed} failed" if num_failed else text
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
@@ -275,41 +267,38 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
         raise FdgError("runs=[]: give at least one run directory")
     configs = [read_config(path, prefix="") for path in paths]
     run_kinds = [_kinds(config) for config in configs]
-    kinds = list(dict.fromkeys(kind for group in run_kinds for kind in group))
+    agents_of: dict[Any, list[tuple[Any, ...]]] = {kind: [] for kinds in run_kinds for kind in kinds}
     if labels and len(labels) != len(paths):
         count = f"{len(labels)} label{'s' if len(labels) > 1 else ''} for {len(paths)} runs"
         names = listed([str(path) for path in paths], "and")
         raise FdgError(f"{count}: give one for each, in this order: {names}")
-    label_of = _labels(kinds)
-    for keys, label in reversed(list(zip(run_kinds, labels, strict=False))):
-        label_of |= {kind: label if len(keys) == 1 else f"{label}, {label_of[kind]}" for kind in keys}
-    agents_of: dict[Any, list[tuple[Any, ...]]] = {kind: [] for kind in kinds}
-    for path, config, keys in zip(paths, configs, run_kinds, strict=True):
+    label_of = _labels(list(agents_of))
+    for kinds, label in reversed(list(zip(run_kinds, labels, strict=False))):
+        label_of |= {kind: label if len(kinds) == 1 else f"{label}, {label_of[kind]}" for kind in kinds}
+    for path, config, kinds in zip(paths, configs, run_kinds, strict=True):
         rows = list(read_metrics(path / "metrics.jsonl"))
         if not any(metric in row for row in rows):
             metrics = sorted({name for row in rows for name in row} - {"iteration", *_AXES})
             raise FdgError(f"{path} has no metric '{metric}': it has {', '.join(metrics) or 'none yet'}")
         times, values, weights = columns(rows, x, metric)
+        num_agents = values.shape[1]
+        # A metric recorded only as a mean over all agents cannot be attributed to a sweep's points.
+        if len(kinds) not in (1, num_agents):
+            raise FdgError(f"{path} is a sweep, and has {metric} only as a mean over all agents")
         summary = read_summary(path) or {}
-        evaluated = summary.get("eval_returns") or [summary.get("eval_return")] * values.shape[1]
-        failed = np.zeros(values.shape[1], bool)
-        failed[failed_agents(rows[-1] if rows else None, config, len(failed))] = True
-        if "eval_return" in summary and len(evaluated) == len(failed):
+        evaluated = summary.get("eval_returns") or [summary.get("eval_return")] * num_agents
+        failed = np.isin(np.arange(num_agents), failed_agents(rows[-1], config, num_agents))
+        if "eval_return" in summary and len(evaluated) == num_agents:
             failed |= np.isnan(np.array(evaluated, float))
         seed, num_seeds = config.get("seed") or 0, config.get("num_seeds") or 1
-        # A metric recorded only as a mean over all agents cannot be attributed to a sweep's points.
-        if len(keys) > 1 and values.shape[1] != len(keys):
-            raise FdgError(f"{path} is a sweep, and has {metric} only as a mean over all agents")
-        keys = keys * values.shape[1] if len(keys) == 1 else keys
-        for i, (kind, column, value) in enumerate(zip(keys, values.T, evaluated, strict=False)):
+        for i, (column, final) in enumerate(zip(values.T, evaluated, strict=False)):
             grid, curve = _bin_means(times, column, weights)
-            tail = curve[grid >= 0.9 * times[-1]]
-            tail_mean = float(tail.mean()) if tail.size else float("nan")
-            is_evaluated = value is not None and metric == RETURN
-            final = value if is_evaluated else tail_mean
-            agents_of[kind].append(
-                (grid, curve, final, is_evaluated, seed + i % num_seeds, bool(failed[i]), path)
-            )
+            is_evaluated = final is not None and metric == RETURN
+            if not is_evaluated:
+                tail = curve[grid >= 0.9 * times[-1]]
+                final = tail.mean() if tail.size else math.nan
+            agent = grid, curve, final, is_evaluated, seed + i % num_seeds, failed[i], path
+            agents_of[kinds[i % len(kinds)]].append(agent)
     return [_merge_agents(label_of[kind], dict(kind)["env"], agents) for kind, agents in agents_of.items()]
 
 
@@ -329,11 +318,11 @@ def _kinds(config: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
 
 def _kind(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """A run's configuration without seeds, as a hashable key: runs with equal keys form one curve."""
-    parts = {"algo": config.get("algo"), "env": config.get("env"), "policy": config.get("policy")}
+    parts = {name: config.get(name) for name in _LABEL_FIELDS}
     parts |= config.get("policy_fields", {})
     parts |= {name: config.get(name, 0) for name in ("staleness", "lag")}
     parts |= config.get("hyperparameters", {})
-    parts |= {name: config.get(name) for name in _OPPONENT_FIELDS}
+    parts |= {name: config.get(name) for name in ("self_play", "exploit_every")}
     parts["population"] = None if parts["exploit_every"] is None else config.get("sweep")
     return tuple((name, str(value)) for name, value in parts.items())
 
@@ -441,14 +430,13 @@ def _draw_threshold(axes: Any, value: float, label: str) -> None:
     if low - 0.5 * span <= value <= high + 0.5 * span:
         axes.axhline(value, color="#555555", linestyle="--", linewidth=1, label=label)
         return
-    is_above = value > high
     axes.set_ylim(low, high)
-    edge, tail = (1.0, 0.9) if is_above else (0.0, 0.1)
+    edge, tail, side = (1.0, 0.9, "above") if value > high else (0.0, 0.1, "below")
     grey = {"color": "#555555"}
     arrow = {"arrowstyle": "-|>", **grey}
     axes.annotate("", xy=(0.02, edge), xytext=(0.02, tail), xycoords="axes fraction", arrowprops=arrow)
-    text = f"{label} {'above' if is_above else 'below'}"
-    axes.text(0.035, (edge + tail) / 2, text, transform=axes.transAxes, va="center", fontsize="small", **grey)
+    place: Any = {"transform": axes.transAxes, "va": "center", "fontsize": "small", **grey}
+    axes.text(0.035, (edge + tail) / 2, f"{label} {side}", **place)
 
 
 def finish(figure: Any, panels: Sequence[Any], x: str) -> None:
