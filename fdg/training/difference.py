@@ -4,7 +4,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 
@@ -37,7 +37,6 @@ from fdg.training.settings import flatten_config
 from fdg.training.stepping import Border, Stepper
 from fdg.training.summary import versions
 
-Comparable: TypeAlias = Run | str | Path
 _NOT_COMPARED = ("id", "out", "command", "resumes")
 _MAX_LISTED = 4  # settings, versions
 
@@ -90,9 +89,9 @@ class Difference:
         if array := self.array:
             kinds = " and ".join(dict.fromkeys(array.kinds))
             lines += [f"  array: {array.name} {kinds}", f"  by: {_size(array)}"]
-        if len(self.arrays) > 1:
-            lines.append(f"  also: {', '.join(array.name for array in self.arrays[1:4])}" + (
-                f" and {len(self.arrays) - 4} more" if len(self.arrays) > 4 else ""))  # fmt: skip
+        if names := [array.name for array in self.arrays[1:4]]:
+            suffix = f" and {len(self.arrays) - 4} more" if len(self.arrays) > 4 else ""
+            lines.append(f"  also: {', '.join(names)}{suffix}")
         return "\n".join(lines)
 
     def _heading(self) -> str:
@@ -100,9 +99,9 @@ class Difference:
             return "no difference"
         if self.iteration == 0:
             return "they part in the first state"
-        if self.fragment is not None:
-            return f"they part in iteration {self.iteration:,}, in fragment `{self.fragment}`"
         place = ", between fragments" if self.where else ""
+        if self.fragment is not None:
+            place = f", in fragment `{self.fragment}`"
         return f"they part in iteration {self.iteration:,}{place}"
 
 
@@ -150,18 +149,16 @@ def diff(
     notes = _describe_unequal_settings(*sides)
     if any(side.recording for side in sides):
         return _compare_recordings(sides, iterations, tolerance, agent, trust, notes)
-    first_unequal, metric_notes = (
-        (None, []) if checkpoint is not None else _compare_metrics(*sides, tolerance)
-    )
-    notes = [*metric_notes, *notes]
-    start, equal = checkpoint, False
-    if start is None:
+    start = checkpoint
+    first_unequal: int | None = None
+    if checkpoint is None:
+        first_unequal, metric_notes = _compare_metrics(*sides, tolerance)
+        notes = [*metric_notes, *notes]
         start, unequal = _compare_checkpoints(*sides, first_unequal, tolerance)
         first_unequal = min((n for n in (first_unequal, unequal) if n is not None), default=None)
-        # True if rows of metrics or a checkpoint were compared, and all were equal.
-        equal = first_unequal is None and bool(start or (metric_notes and start is not None))
-    if equal and iterations is None:
-        return Difference(*names, start="", notes=tuple(notes))
+        has_compared = bool(start or (metric_notes and start is not None))
+        if has_compared and first_unequal is None and iterations is None:
+            return Difference(*names, notes=tuple(notes))
     runs = [side.load(start, trust) for side in sides]
     replays = [_Replay(run, agent, trust) for run in runs]
     notes += dict.fromkeys(line for replay in replays for line in replay.notes)
@@ -239,11 +236,10 @@ class _Side:
     recording: Recording | None = None
 
     @classmethod
-    def read(cls, run: Comparable) -> "_Side":
+    def read(cls, run: Run | str | Path) -> "_Side":
         if isinstance(run, Run):
-            return cls(
-                str(run.path or f"the run of {type(run.algorithm).__name__}"), run.config, run.path, run
-            )
+            name = str(run.path or f"the run of {type(run.algorithm).__name__}")
+            return cls(name, run.config, run.path, run)
         path = Path(run)
         if os.path.isdir(path):
             return cls(str(run), read_config(path, prefix=""), path)
@@ -280,20 +276,18 @@ class _Replay:
         graph, plan, devices = fdg.trace(run.algorithm), None, list(jax.devices())
         state = run._state_of(agent)
         if run.path is not None and run.agents is None and run.config.get("policy"):
-            policy = rebuild_policy(
-                run.config, NameResolver(run.path / "config.json", None, trust), str(run.path)
-            )
+            resolver = NameResolver(run.path / "config.json", None, trust)
+            policy = rebuild_policy(run.config, resolver, str(run.path))
             count = device_count(run.path, run.config)
             if count <= len(devices):
                 devices = devices[:count]
                 plan = fdg.place(graph, policy, devices)
+                graph = plan.graph
+                state = state if plan.delayed is None else plan.delayed.start(state)
             else:
                 self.notes.append(
                     f"devices: {run.path} had {count}, and was replayed on one of the {len(devices)} here"
                 )
-        if plan is not None:
-            graph = plan.graph
-            state = state if plan.delayed is None else plan.delayed.start(state)
         if host_calls.calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):
             self.notes.append(
                 "host: environments on the host begin again in a replay, and may be what differs"
@@ -354,12 +348,10 @@ def _compare_metrics(a: _Side, b: _Side, tolerance: float) -> tuple[int | None, 
     common = sorted(rows[0].keys() & rows[1].keys())
     for iteration in common:
         row_a, row_b = rows[0][iteration], rows[1][iteration]
-        for name in row_a:
-            if name in row_b and not name.endswith("_s"):
-                x, y = row_a[name], row_b[name]
-                if not _is_close(x, y, tolerance):
-                    place = f"metrics: row {iteration:,} is the first that differs"
-                    return iteration, [f"{place}: {name} {x!s:.40} and {y!s:.40}"]
+        for name, x in row_a.items():
+            if name in row_b and not name.endswith("_s") and not _is_close(x, y := row_b[name], tolerance):
+                place = f"metrics: row {iteration:,} is the first that differs"
+                return iteration, [f"{place}: {name} {x!s:.40} and {y!s:.40}"]
     return None, [f"metrics: {len(common):,} rows are equal"] if common else []
 
 
@@ -384,21 +376,16 @@ def _compare_checkpoints(
         return None, None
     checkpoints_a, checkpoints_b = (Checkpoints(path / CHECKPOINTS) for path in (a.path, b.path))
     first_unequal = None
-    try:
-        common = sorted({*checkpoints_a.iterations()} & {*checkpoints_b.iterations()}, reverse=True)
-        for iteration in common:
-            is_damaged = checkpoints_a.damage(iteration) or checkpoints_b.damage(iteration)
-            if is_damaged or (limit is not None and iteration >= limit):
-                continue
-            arrays_a, arrays_b = checkpoints_a.arrays(iteration), checkpoints_b.arrays(iteration)
-            if arrays_a.keys() == arrays_b.keys() and all(
-                array_difference(name, arrays_a[name], arrays_b[name], tolerance) is None for name in arrays_a
-            ):
-                return iteration, first_unequal
-            first_unequal = iteration
-    finally:
-        checkpoints_a.close()
-        checkpoints_b.close()
+    for iteration in sorted({*checkpoints_a.iterations()} & {*checkpoints_b.iterations()}, reverse=True):
+        is_damaged = checkpoints_a.damage(iteration) or checkpoints_b.damage(iteration)
+        if is_damaged or (limit is not None and iteration >= limit):
+            continue
+        arrays_a, arrays_b = checkpoints_a.arrays(iteration), checkpoints_b.arrays(iteration)
+        if arrays_a.keys() == arrays_b.keys() and all(
+            array_difference(name, arrays_a[name], arrays_b[name], tolerance) is None for name in arrays_a
+        ):
+            return iteration, first_unequal
+        first_unequal = iteration
     return 0, first_unequal
 
 
@@ -424,8 +411,8 @@ def _compare_recordings(
     notes: list[str],
 ) -> Difference:
     recording = next(side.recording for side in sides if side.recording is not None)
-    start_iteration, run_name = recording.facts["iteration"], recording.facts["of"]
-    end = start_iteration + min(iterations or recording.facts["iterations"], recording.facts["iterations"])
+    start_iteration, count = recording.facts["iteration"], recording.facts["iterations"]
+    end = start_iteration + min(iterations or count, count)
     borders = []
     for side in sides:
         if side.recording is not None:
@@ -437,9 +424,8 @@ def _compare_recordings(
         borders.append(replay.borders(start_iteration, end))
     with host_errors():
         difference, compared = first_difference(borders[0], borders[1], tolerance)
-    names = sides[0].name, sides[1].name
-    start = f"the state after iteration {start_iteration:,} of {run_name:.80}"
-    return _difference(names, difference, start, compared, notes)
+    start = f"the state after iteration {start_iteration:,} of {recording.facts['of']:.80}"
+    return _difference((sides[0].name, sides[1].name), difference, start, compared, notes)
 
 
 def _difference(
