@@ -67,22 +67,23 @@ def load_with_names(
     imported without `trust`. `flags`: see `NameResolver`.
     """
     caller_algorithm = algorithm
-    if caller_algorithm is not None:
-        checked_name(caller_algorithm)
     path = hub.download(str(path)) if str(path).startswith(hub.SCHEME) else Path(path)
     config = read_config(path, prefix="")
     resolver = NameResolver(path / "config.json", caller_values, trust, flags)
     policy: Any = None
+    is_delayed = bool(config.get("staleness") or config.get("lag"))
     if algorithm is None:
         algorithm, policy = rebuild(config, resolver, str(path))
-    elif _is_delayed(config):
-        policy = rebuild_policy(config, resolver, str(path))
+    else:
+        checked_name(algorithm)
+        if is_delayed:
+            policy = rebuild_policy(config, resolver, str(path))
     if not isinstance(algorithm, Sweep):  # the caller may give the algorithm of a sweep without the sweep
         algorithm = restore_sweep(algorithm, config)
     checkpoints, iteration = _select_checkpoint(path, checkpoint)
     agents = agent_count(algorithm, config.get("num_seeds"))
     graph, delayed = side_by_side(fdg.trace(algorithm), agents), None
-    if _is_delayed(config):  # the checkpoint also has older versions of leaves
+    if is_delayed:  # the checkpoint also has older versions of leaves
         plan = fdg.place(graph, policy, device_count(path, config))
         graph, delayed = plan.graph, plan.delayed
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -96,8 +97,6 @@ def load_with_names(
         if caller_algorithm is not None:
             _check_equal_algorithm(caller_algorithm, config, path)
         raise
-    finally:
-        checkpoints.close()
     return Run(
         algorithm,
         state if delayed is None else state.state,
@@ -108,10 +107,6 @@ def load_with_names(
         agents=agents,
         finished=read_summary(path) is not None,
     )
-
-
-def _is_delayed(config: Mapping[str, Any]) -> bool:
-    return bool(config.get("staleness") or config.get("lag"))
 
 
 def _check_equal_algorithm(algorithm: Any, config: Mapping[str, Any], path: Path) -> None:
@@ -129,17 +124,14 @@ def _check_equal_algorithm(algorithm: Any, config: Mapping[str, Any], path: Path
 
 def _select_checkpoint(path: Path, checkpoint: str | int) -> tuple[Checkpoints, int]:
     """The checkpoints of a run, and the iteration that `checkpoint` selects."""
-    if checkpoint == "best":
-        checkpoints = Checkpoints(path / BEST)
-        iteration = checkpoints.latest()
-        if iteration is None:
-            raise FdgError(f"{path} has no best checkpoint: only runs with --eval-every N keep one")
-        return checkpoints, iteration
-    checkpoints = Checkpoints(path / CHECKPOINTS)
+    is_best = checkpoint == "best"
+    checkpoints = Checkpoints(path / (BEST if is_best else CHECKPOINTS))
     latest = checkpoints.latest()
+    if latest is None and is_best:
+        raise FdgError(f"{path} has no best checkpoint: only runs with --eval-every N keep one")
     if latest is None:
         raise FdgError(f"{path} has no checkpoint yet: train until it has written one")
-    if checkpoint == "last":
+    if checkpoint in ("best", "last"):
         return checkpoints, latest
     iterations = checkpoints.iterations()
     if checkpoint not in iterations:
