@@ -35,7 +35,7 @@ from fdg.training.progress import Progress, clock
 from fdg.training.recorder import Callback, LostEpisodes, Recorder
 from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines, write_samples
-from fdg.training.settling import check_all_busy, prepare, too_small_micro_batch
+from fdg.training.settling import Settled, check_all_busy, prepare, too_small_micro_batch
 from fdg.training.starting import (
     Weights,
     compile_and_init,
@@ -47,16 +47,6 @@ from fdg.training.starting import (
 from fdg.training.summary import groups_summary, summary, unexplained_lines, versions
 from fdg.training.sweep import Sweep, agent_seeds, point_names, unwrap_sweep
 from fdg.training.sweep_results import write_sweep
-
-
-def _interrupt(_: int) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _agree_on_signal(caught: Sequence[int]) -> int | None:
-    """The signal that any process caught, so that all stop at the same iteration. A collective."""
-    return next((signals[0] for signals in distributed.exchange(caught[:1]) if signals), None)
-
 
 _MAX_STEPS_PER_CALL = 65_536  # maximum steps of one agent per call: half a second at 130,000 steps/s
 _MIN_CALLS = 50  # minimum number of calls in a run
@@ -100,30 +90,28 @@ def carry_out(
     _check_equal_jobs(job.config)
     for kind in job.loggers:  # before anything slow starts
         loggers.import_tracker(kind)
-    if not (quiet or brief):
-        say("tracing ...")
+    report = (lambda line: None) if quiet else say
+    if not brief:
+        report("tracing ...")
     env: Any = getattr(unwrap_sweep(job.algorithm), "env", None)
+    rows = getattr(env, "num_rows", None)
     if not job.resumes and callable(getattr(env, "try_out", None)):
         env.try_out()
-    rows = getattr(env, "num_rows", None)
-    if rows is not None and rows < _MIN_ROWS and not (quiet or job.resumes):
-        say(f"hint: {env.name} has only {rows} row{'s' * (rows != 1)} to learn from: expect overfitting")
+    if not job.resumes and rows is not None and rows < _MIN_ROWS:
+        report(f"hint: {env.name} has only {rows} row{'s' * (rows != 1)} to learn from: expect overfitting")
     settled = prepare(job, devices)
     job, graph = settled.job, settled.graph
     engine = fdg.compile(job.algorithm, job.policy, settled.devices, job.agents, graph)
     check_all_busy(job, engine.plan, settled.devices)
-    if not quiet and (line := too_small_micro_batch(job.algorithm, engine.plan)):
-        say(f"hint: {line}")
+    if line := too_small_micro_batch(job.algorithm, engine.plan):
+        report(f"hint: {line}")
     weights = read_weights(job, graph)
     run = open_run(job)
     checkpoints = Checkpoints(run.checkpoints)
     try:
-        report = (lambda line: None) if quiet else say
         session = _Session(job, engine, weights, run, checkpoints, callbacks, report)
         with host_errors():
-            return session.train(
-                settled.message, settled.devices_reason, brief, io.StringIO() if quiet else None
-            )
+            return session.train(settled, brief, io.StringIO() if quiet else None)
     except Exception as error:
         if not job.resumes:
             run.discard()
@@ -165,7 +153,7 @@ class _Session:
     say: Callable[[Any], None]
     samples: Sequence[Mapping[str, Any]] = ()  # rows of the latest sample table
 
-    def train(self, candidates: str, reason: str, brief: bool, file: TextIO | None) -> Outcome:
+    def train(self, settled: Settled, brief: bool, progress_file: TextIO | None) -> Outcome:
         """Trains, then prints and writes the results."""
         job, engine, run, say = self.job, self.engine, self.run, self.say
         total, agents = job.num_iterations, job.agents or 1
@@ -181,14 +169,14 @@ class _Session:
             say("to continue it, give a larger --total-steps")
             return Outcome(run, engine, None, total)
         if not brief:
-            if candidates:
-                say(f"{candidates}\n")
+            if settled.message:
+                say(f"{settled.message}\n")
             say(f"{engine.plan}\n")
-            if reason:
-                say(f"devices: {reason}")
+            if settled.devices_reason:
+                say(f"devices: {settled.devices_reason}")
         say("compiling ...")
         state, compile_s = self._start(latest)
-        engine, start = self.engine, latest or 0
+        start = latest or 0
         last_row = run.truncate_metrics(start) if job.resumes else None
         lost_episodes = LostEpisodes(getattr(job.algorithm, "env", None), last_row)
         copy_data_files(run, job.algorithm)
@@ -207,7 +195,7 @@ class _Session:
         try:
             with (
                 ctrl_c.collected_signals(_interrupt, grace=ctrl_c.GRACE_SECONDS) as signals,
-                Progress(total, job.steps_per_iteration * agents, start, file) as progress,
+                Progress(total, job.steps_per_iteration * agents, start, progress_file) as progress,
             ):
                 recorder = Recorder(
                     job,
@@ -231,12 +219,12 @@ class _Session:
                 tracker.close()
             evaluating.close()
         points, failed = point_names(job.algorithm), recorder.failed
-        options: Any = {"points": points, "x_label": steps_unit(job.algorithm), "failed": failed}
-        draw_learning_curve(run, run_title(job), SOLVED.get(job.described["env"]), **options)
+        solved, unit = SOLVED.get(job.described["env"]), steps_unit(job.algorithm)
+        draw_learning_curve(run, run_title(job), solved, points=points, x_label=unit, failed=failed)
         if caught is not None:
             self.checkpoints.close()
-            place = f"interrupted at iteration {iteration:,} of {total:,}"
-            say(f"{place}, and saved: go on with --resume {run.path}")
+            place = f"iteration {iteration:,} of {total:,}"
+            say(f"interrupted at {place}, and saved: go on with --resume {run.path}")
             return Outcome(run, engine, state, iteration, caught=caught)
         stopped = evaluating.stopped or ("a callback ended it" if recorder.wants_to_stop else None)
         if iteration < total:
@@ -252,25 +240,25 @@ class _Session:
         if not distributed.is_first():
             return outcome
         seconds = {"wall_s": wall_s, "compile_s": compile_s}
-        best_entries = evaluating.best_summary()
-        early_end = {"stopped": stopped} if stopped else {}
-        entries = {**summary_entries(evaluations), **best_entries, **early_end, **lost_episodes.summary()}
+        entries = {**summary_entries(evaluations), **evaluating.best_summary()}
+        entries |= {"stopped": stopped} if stopped else {}
+        entries |= lost_episodes.summary()
         if failed:
             seeds = agent_seeds(job.algorithm, job.seed, job.agents)
             entries["failed_seeds"] = [seeds[i] for i in failed]
         run.publish_json("summary.json", summary(job, engine, iteration, seconds, entries, groups))
         steps = iteration * job.steps_per_iteration * agents
         say(f"trained {steps:,} steps in {clock(wall_s)} ({steps / max(wall_s, 1e-9):,.0f} steps/s)")
-        if lost_episodes.line():
-            say(lost_episodes.line())
+        if line := lost_episodes.line():
+            say(line)
         if evaluation is not None:
             # `None`: the mean over all points of a sweep does not say whether the environment is solved.
             say(verdict(evaluation, None if points else job.described["env"]))
-        sweep_lines = []
+        lines = [*sample_lines(self.samples), *profile_lines]
         if isinstance(job.algorithm, Sweep):
             means = None if evaluation is None else evaluation.means
-            sweep_lines = write_sweep(job.algorithm, run, means, run_title(job), failed, job.seed)
-        for line in [*sample_lines(self.samples), *profile_lines, *sweep_lines]:
+            lines += write_sweep(job.algorithm, run, means, run_title(job), failed, job.seed)
+        for line in lines:
             say(line)
         say(f"run directory {run.path}")
         return outcome
@@ -323,6 +311,15 @@ class _Session:
                 self.say(self.weights.message)
         jax.block_until_ready(state)
         return state, time.perf_counter() - start
+
+
+def _interrupt(_: int) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _agree_on_signal(caught: Sequence[int]) -> int | None:
+    """The signal that any process caught, so that all stop at the same iteration. A collective."""
+    return next((signals[0] for signals in distributed.exchange(caught[:1]) if signals), None)
 
 
 def _check_equal_jobs(config: Mapping[str, Any]) -> None:
