@@ -31,7 +31,7 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
         return {**describe(algorithm.algorithm, policy), **wrapper}
     env = getattr(algorithm, "env", None)
     config = {
-        "algo": _registered_name(type(algorithm), {name: algos.get(name) for name in algos.names()}),
+        "algo": _registered_name(type(algorithm), algos),
         "env": None if env is None else _env_name(env),
         **describe_policy(policy),
         "hyperparameters": _plain_fields(algorithm),
@@ -48,7 +48,7 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
 def describe_policy(policy: Any) -> dict[str, Any]:
     """The name and fields of a policy."""
     return {
-        "policy": _registered_name(type(policy), {name: policies.get(name) for name in policies.names()}),
+        "policy": _registered_name(type(policy), policies),
         "policy_fields": _plain_fields(policy),
         **{delay: getattr(policy, delay, 0) for delay in _DELAYS},
     }
@@ -102,10 +102,9 @@ def read_fields(
         if name not in fields:
             raise FdgError(f"{file} has {name!r:.60} in {part}, which {owner} lacks")
         annotation = fields[name].metadata.get("flag", annotations[name])
-        if is_writable(annotation) and not (value is None and fields[name].default is None):
-            values[name] = read_value(file, name, value, annotation)
-        else:
-            values[name] = _with_tuples(value)
+        is_default = value is None and fields[name].default is None
+        is_read = is_writable(annotation) and not is_default
+        values[name] = read_value(file, name, value, annotation) if is_read else _with_tuples(value)
     return values
 
 
@@ -157,22 +156,16 @@ def _has_field(policy_class: Any, name: str) -> bool:
 
 def _construct(cls: type, name: str, values: Mapping[str, Any]) -> Any:
     """Constructs an algorithm or a policy from its fields."""
-    missing = [
-        field.name
-        for field in dataclass_fields(cls)
-        if field.init
-        and values.get(field.name, field.default) is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise FdgError(f"{name} needs --{missing[0].replace('_', '-')}: it has no default")
-    fields = {field.name for field in dataclass_fields(cls) if field.init}
-    if unknown := [field for field in values if field not in fields]:
+    fields = {field.name: field for field in dataclass_fields(cls) if field.init}
+    for field in fields.values():
+        if field.name not in values and field.default is field.default_factory is dataclasses.MISSING:
+            raise FdgError(f"{name} needs --{field.name.replace('_', '-')}: it has no default")
+    fix, note = "give the class a field", ""
+    if not dataclasses.is_dataclass(cls):
         fix = "put @dataclasses.dataclass(frozen=True) above the class, and give it a field"
-        if dataclasses.is_dataclass(cls):
-            fix = "give the class a field"
-        raise FdgError(f"{name}{place_of(cls)} has no field {unknown[0]}: {fix} {unknown[0]}")
-    note = "" if dataclasses.is_dataclass(cls) else " without arguments, since it is not a dataclass,"
+        note = " without arguments, since it is not a dataclass,"
+    if unknown := next((field for field in values if field not in fields), None):
+        raise FdgError(f"{name}{place_of(cls)} has no field {unknown}: {fix} {unknown}")
     with own_code(f"{name}(...){note}", cls):
         try:
             return cls(**values)
@@ -199,8 +192,10 @@ def _is_equal(a: Any, b: Any) -> bool:
     return is_plain and type(a) is type(b) and vars(a) == vars(b)
 
 
-def _registered_name(cls: type, registry: Mapping[str, type]) -> str:
-    return next((name for name, x in registry.items() if x is cls), f"{cls.__module__}:{cls.__qualname__}")
+def _registered_name(cls: type, registry: Any) -> str:
+    """The name of a class in `algos` or `policies`; `module:Class` for a user's class."""
+    names = (name for name in registry.names() if registry.get(name) is cls)
+    return next(names, f"{cls.__module__}:{cls.__qualname__}")
 
 
 def _env_name(env: Any) -> str | None:
