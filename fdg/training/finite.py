@@ -83,16 +83,7 @@ class Finite:
         good = self._checkpoints.last_finite()
         note = "there is no checkpoint from before" if good is None else f"the last good checkpoint is {good}"
         if stops:
-            parts = [name for name in metrics if name.startswith("reward_")]
-            bad_parts = [name for name in parts if not np.isfinite(metrics[name][row]).all()]
-            if bad_parts:
-                cause = f"so is {bad_parts[0]}: check the reward function"
-            elif _has_bad_returns(metrics, row):
-                cause = "so is the return of episodes: fix the environment's rewards (envs.check(env) checks)"
-            else:
-                cause = _environment_error(unwrap_sweep(self._job.algorithm)) or (
-                    "try a smaller --learning-rate or --max-grad-norm"
-                )
+            cause = _cause(metrics, row, unwrap_sweep(self._job.algorithm))
             raise RunError(f"{message}: training stops, {note}: {cause}, or continue with --on-nan warn")
         if not self._warned and good is not None:
             self._checkpoints.protect(good)
@@ -101,24 +92,22 @@ class Finite:
         warnings.warn(f"{message}: training goes on, {note}", FdgWarning, stacklevel=2)
 
 
-def _environment_error(algorithm: Any) -> str | None:
-    """The error that `envs.check` finds in an algorithm's environment, such as NaN rewards; None if none."""
+def _cause(metrics: Mapping[str, np.ndarray], row: int, algorithm: Any) -> str:
+    """The likely cause of losses that are not finite in a row of metrics, and what to do."""
+    for name, values in metrics.items():
+        if name.startswith("reward_") and not np.isfinite(values[row]).all():
+            return f"so is {name}: check the reward function"
+    if {"episodes", "episode_return"} <= metrics.keys():
+        episodes, returns = (metrics[name][: row + 1] for name in ("episodes", "episode_return"))
+        if np.any((episodes > 0) & ~np.isfinite(returns)):
+            return "so is the return of episodes: fix the environment's rewards (envs.check(env) checks)"
     inner = env = getattr(algorithm, "env", None)
     while isinstance(inner, envs.Wrapper):
         inner = inner.env
-    if not isinstance(inner, envs.Vectorized):  # skips host environments (they start workers) and text
-        return None
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            envs.check(env, steps=_CHECK_STEPS)
-    except FdgError as error:
-        return f"{error}: fix that first (envs.check(env) checks again)"
-    return None
-
-
-def _has_bad_returns(metrics: Mapping[str, np.ndarray], row: int) -> bool:
-    """Whether an episode so far had a return that is not finite."""
-    episodes, returns = metrics.get("episodes"), metrics.get("episode_return")
-    if episodes is None or returns is None:
-        return False
-    return bool(np.any((episodes[: row + 1] > 0) & ~np.isfinite(returns[: row + 1])))
+    if isinstance(inner, envs.Vectorized):  # not host environments, which start workers, or text
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                envs.check(env, steps=_CHECK_STEPS)
+        except FdgError as error:
+            return f"{error}: fix that first (envs.check(env) checks again)"
+    return "try a smaller --learning-rate or --max-grad-norm"
