@@ -62,15 +62,15 @@ class Job(Settings):
 
         `described` has further entries of the description, and `fields` further fields to replace.
         """
-        policy_entries = {} if policy is None else describe_policy(policy)
-        description = {**self.described, **policy_entries, **(described or {})}
-        if algorithm is not None:
-            fields["algorithm"] = algorithm
-            description["hyperparameters"] = {
-                name: to_json(getattr(algorithm, name)) for name in description["hyperparameters"]
-            }
+        description = dict(self.described)
         if policy is not None:
             fields["policy"] = policy
+            description |= describe_policy(policy)
+        description |= described or {}
+        if algorithm is not None:
+            fields["algorithm"] = algorithm
+            names = description["hyperparameters"]
+            description["hyperparameters"] = {name: to_json(getattr(algorithm, name)) for name in names}
         return dataclasses.replace(self, described=description, **fields)
 
     @property
@@ -82,9 +82,10 @@ class Job(Settings):
     def config(self) -> dict[str, Any]:
         """The settings that reproduce this job, for `config.json`."""
         values = {name: to_json(getattr(self, name)) for name in kept_settings(Settings)}
-        unset = {name for name in ("total_steps", "devices_chosen") if values[name] is None}
-        run = {name: value for name, value in values.items() if name not in unset}
-        return {**self.described, **run, "hyperparameters": self.described["hyperparameters"]}
+        for name in ("total_steps", "devices_chosen"):
+            if values[name] is None:
+                del values[name]
+        return {**self.described, **values}
 
     @property
     def loggers(self) -> dict[str, Any]:
@@ -107,24 +108,19 @@ class Job(Settings):
     @property
     def unused_setting_messages(self) -> list[str]:
         """Messages about periods longer than the run, and about settings without effect."""
-        total = self.num_iterations
-        periods = {
-            "--eval-every": (self.eval_every, "nothing is evaluated"),
-            "--checkpoint-every": (self.checkpoint_every, "no checkpoint is written"),
-            "--exploit-every": (self.exploit_every, "no agent takes over from another"),
-        }
-        messages = []
+        total, messages = self.num_iterations, list[str]()
         if not self.halving and self.optuna is None:
             messages = ["--halving false has no effect without --optuna TRIALS: give both, or leave it out"]
-        return (
-            messages
-            + [
-                f"{option} {period} counts iterations, and the run has {total:,}: {effect} before its end"
-                for option, (period, effect) in periods.items()
-                if period is not None and period > total
-            ]
-            + ineffective_field_messages(getattr(self.algorithm, "algorithm", self.algorithm))
-        )
+        for option, period, effect in (
+            ("--eval-every", self.eval_every, "nothing is evaluated"),
+            ("--checkpoint-every", self.checkpoint_every, "no checkpoint is written"),
+            ("--exploit-every", self.exploit_every, "no agent takes over from another"),
+        ):
+            if period is not None and period > total:
+                messages.append(
+                    f"{option} {period} counts iterations, and the run has {total:,}: {effect} before its end"
+                )
+        return messages + ineffective_field_messages(getattr(self.algorithm, "algorithm", self.algorithm))
 
 
 def ineffective_field_messages(algorithm: Any) -> list[str]:
@@ -165,14 +161,14 @@ def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = Tru
     """
     with own_code(f"{name}: steps_per_iteration", type(algorithm)):
         steps = getattr(algorithm, "steps_per_iteration", None)
-    if steps is not None and (isinstance(steps, bool) or not hasattr(steps, "__index__") or steps < 1):
-        raise FdgError(
-            f"{name}: steps_per_iteration is {steps!r:.60}{place_of(type(algorithm))}: it is an integer of at"
-            " least 1, as a property or a field"
-        )
     if steps is None:
         raise FdgError(
             f"{name} does not say how many steps an iteration has: give it a property steps_per_iteration"
+        )
+    if isinstance(steps, bool) or not hasattr(steps, "__index__") or steps < 1:
+        raise FdgError(
+            f"{name}: steps_per_iteration is {steps!r:.60}{place_of(type(algorithm))}: it is an integer of at"
+            " least 1, as a property or a field"
         )
     if total_steps is None:  # it is a hyperparameter
         with own_code(f"{name}: total_steps", type(algorithm)):
