@@ -36,8 +36,7 @@ _SECONDS = 2.0  # minimum seconds between plots; drawing one takes 0.1 s
 class LivePlot:
     """A callback of `fdg.fit` that updates a plot in the output of a notebook cell."""
 
-    def __init__(self, num_iterations: int):
-        self._num_iterations = num_iterations
+    def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
         self._drawn_at = -_SECONDS
         self._handle: Any = None
@@ -46,15 +45,13 @@ class LivePlot:
         """Adds the rows of a report; redraws at most every `_SECONDS`."""
         self._rows.extend(dict(row) for row in report.rows)
         now = time.monotonic()
-        if now - self._drawn_at < _SECONDS and report.iteration < self._num_iterations:
+        if now - self._drawn_at < _SECONDS and report.iteration < report.num_iterations:
             return
         self._drawn_at = now
         from IPython.display import Image, display
 
-        picture = io.BytesIO()
-        draw_run(
-            self._rows, f"iteration {report.iteration:,} of {report.num_iterations:,}", None, picture, 80
-        )
+        picture, title = io.BytesIO(), f"iteration {report.iteration:,} of {report.num_iterations:,}"
+        draw_run(self._rows, title, None, picture, 80)
         image = Image(data=picture.getvalue(), format="png")
         if self._handle is None:
             self._handle = display(image, display_id=True)
@@ -133,9 +130,8 @@ def fit(
         run = fdg.fit(algos.PPO(env=envs.make("CartPole-v1")), total_steps=100_000)
     """
     arguments = locals()  # those that are fields of `Settings` are passed on
-    names = [name for name in kept_settings(Settings) if name in arguments and name != "devices"]
-    settings = {name: arguments[name] for name in names}
-    settings |= {"out": out, "resume": resume, "start_from": start_from}
+    names = {*kept_settings(Settings), "out", "resume", "start_from"} - {"devices"}
+    settings = {name: value for name, value in arguments.items() if name in names}
     job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings)
     for line in job.unused_setting_messages:
         warnings.warn(as_arguments(line), FdgWarning, stacklevel=3)
@@ -144,7 +140,7 @@ def fit(
     for callback in callbacks:
         check_takes(callback, ("report",), f"callback {quoted(callback)}")
     job_devices = None if devices is None else checked_devices(devices)
-    plots = [LivePlot(job.num_iterations)] if (in_notebook() if live_plot is None else live_plot) else []
+    plots = [LivePlot()] if (in_notebook() if live_plot is None else live_plot) else []
     try:
         outcome = carry_out(job, job_devices, (*plots, *callbacks), quiet=not progress, brief=True)
     except FdgError as error:
@@ -218,7 +214,7 @@ def make_job(
         job = dataclasses.replace(job, record={**job.record, "from": origin})
     if path is not None and not resumes:
         check_free(path)
-    if path is not None and resumes and (conflict := contradiction(read_config(path, prefix=""), job.config)):
+    elif path is not None and (conflict := contradiction(read_config(path, prefix=""), job.config)):
         name, old, new = conflict
         raise FdgError(
             f"resume=True: {name}={new!r} contradicts the {old!r} of the run in {path}: keep it, or start"
