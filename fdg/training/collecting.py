@@ -26,7 +26,6 @@ from fdg.training.run import Run
 from fdg.training.writable import explain_os_errors
 
 _CHUNK = 1_000  # steps of each environment per compiled call
-_NUM_ENVS = 8  # default number of environments
 
 
 def collect(
@@ -36,7 +35,7 @@ def collect(
     *,
     greedy: bool = False,
     seed: int = 0,
-    num_envs: int = _NUM_ENVS,
+    num_envs: int = 8,
     agent: int = 0,
     labels: Run | None = None,
 ) -> str:
@@ -67,7 +66,7 @@ def collect(
     env = run.algorithm.env
     if num_agents(env) is not None:
         raise FdgError(f"'{env.name}' is an environment of several agents: collect from one of one agent")
-    actor, teacher = run.actor(agent), None
+    actor, teacher, name = run.actor(agent), None, type(run.algorithm).__name__
     if labels is not None:
         require_actor(labels.algorithm, "act")
         teacher_env = labels.algorithm.env
@@ -76,9 +75,7 @@ def collect(
             raise FdgError(
                 f"labels: {teacher_env.name} has different spaces from {env.name}: give a run in {env.name}"
             )
-        teacher = labels.actor()
-    student = type(run.algorithm).__name__
-    name = student if labels is None else f"{type(labels.algorithm).__name__} of states of {student}"
+        teacher, name = labels.actor(), f"{type(labels.algorithm).__name__} of states of {name}"
     with host_errors(), _open_writer(Path(out), env, name) as writer:
         earlier = writer.num_episodes
         returns = _run_episodes(env, actor, teacher, writer, -(-steps // num_envs), num_envs, greedy, seed)
@@ -174,11 +171,8 @@ def _open_writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]
                     shutil.copyfileobj(original, copy)
             episodes, steps = (data.num_episodes, data.num_steps) if exists else (0, 0)
             with h5py.File(copy, "r+" if exists else "w") as file:
-                writer = minari.Writer(file, episodes, env.observation_space)
-                yield writer
+                yield (writer := minari.Writer(file, episodes, env.observation_space))
         counts = {"total_episodes": writer.num_episodes, "total_steps": steps + writer.num_steps}
-        metadata = minari.metadata(
-            env.name, env.observation_space, env.action_space, algorithm, **counts,
-            author=f"fdg {fdg.__version__}",
-        )  # fmt: skip
+        spaces, author = (env.observation_space, env.action_space), f"fdg {fdg.__version__}"
+        metadata = minari.metadata(env.name, *spaces, algorithm, **counts, author=author)
         files.write(folder / minari.METADATA, json.dumps(metadata, indent=1).encode())
