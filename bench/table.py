@@ -46,7 +46,7 @@ def tables(found: Comparison) -> str:
     parts = []
     for i in range(0, len(found.environments), _ACROSS):
         envs = found.environments[i : i + _ACROSS]
-        rows = [["random", *(f"{found.random_estimate(env)[0]:.4g}" for env in envs)]]
+        rows = [["random", *(f"{found.random_estimate(env).value:.4g}" for env in envs)]]
         for side in found.sides:
             cells = [(found.estimate(side, env), " †" * found.is_random(side, env)) for env in envs]
             if any(one for one, _ in cells):

@@ -8,6 +8,7 @@ import pytest
 import scipy  # imports `stats` when it is asked for
 
 import fdg
+from bench import table
 from fdg.__main__ import main
 from fdg.training.comparison import TOGETHER
 from fdg.training.run_directory import to_json_types
@@ -130,6 +131,8 @@ def test_a_side_at_the_level_of_random_actions_is_marked(tmp_path):
     assert found.ends("Pendulum-v1") == (-9.5, -1.0)
     row = next(line for line in str(found).splitlines() if line.startswith("| CartPole-v1"))
     assert "†" in row and "2.50 [2.00, 3.00] |" in row
+    first = next(line for line in table.tables(found).splitlines() if line.startswith("| random"))
+    assert "| 2.5 |" in first and "-9.5" in first
 
 
 def test_the_command_writes_tables_and_pictures_equal_ones_each_time(tmp_path, capsys):
