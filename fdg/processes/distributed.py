@@ -129,8 +129,8 @@ def check_alike(digests: Mapping[str, str]) -> None:
     """
     first_digests, *other_digests = exchange(dict(digests))
     for i, digests_i in enumerate(other_digests, 1):
-        names = {**first_digests, **digests_i}
-        names = [name for name in names if first_digests.get(name) != digests_i.get(name)]
+        all_names = {**first_digests, **digests_i}
+        names = [name for name in all_names if first_digests.get(name) != digests_i.get(name)]
         # A difference within a fragment is also a difference of all enclosing code.
         names = [name for name in names if name.startswith("fragment ")] or names[:1]
         if names:

@@ -102,7 +102,7 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
     edges = [e for e in graph.edges if e.source in {f.name for f in members}]
     lanes_above, lanes_below = _lanes(members, edges, False), _lanes(members, edges, True)
     top = _PAD + _LANE * (1 + max(lanes_above.values(), default=-1)) + (8 if lanes_above else 0)
-    sizes = {f.name: (_NODE_WIDTH, _NODE_HEIGHT) for f in members}
+    sizes: dict[str, tuple[float, float]] = {f.name: (_NODE_WIDTH, _NODE_HEIGHT) for f in members}
     sizes |= {name: (max(_NODE_WIDTH, width), _NODE_HEIGHT + height)
               for name, (_, width, height) in inner.items()}  # fmt: skip
     tallest = max((h for _, h in sizes.values()), default=0)

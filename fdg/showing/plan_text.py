@@ -25,7 +25,7 @@ def plan_text(plan: Plan) -> str:
     """The text of a plan, which `print(engine.plan)` prints."""
     lines = [*textwrap.wrap(title(plan), COLUMNS, subsequent_indent="  "), ""]
     split = "agents/device" if plan.graph.agents is not None else "batch/device"
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for f in plan.graph.fragments:
         group, batch = plan.group_of(f.name), batch_per_device(plan, f)
         indent = "  " * len(ancestors(plan.graph, f.name))
