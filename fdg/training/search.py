@@ -14,7 +14,6 @@ import dataclasses
 import importlib.util
 import itertools
 import math
-import re
 import typing
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -164,9 +163,36 @@ def carry_out_search(
         raise FdgError("--optuna: a search runs in one process: start one per machine, with different seeds")
     run = open_run(dataclasses.replace(job, search=space_text(space)))
     try:
-        return _Search(job, space, run, devices, (lambda line: None) if quiet else say).carry_out()
+        return _Search(
+            job, space, run, devices, (lambda line: None) if quiet else say, _open_study(job, run)
+        ).carry_out()
     finally:
         run.close()
+
+
+def _open_study(job: Job, run: RunDirectory) -> Any:
+    """Optuna's study of a run, created if the run is new."""
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    pruners, journal = optuna.pruners, run.path / "study.journal"
+    halving = pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
+    try:
+        return optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(journal))),
+            study_name="search",
+            direction="maximize",
+            load_if_exists=True,
+            pruner=halving if job.halving else pruners.NopPruner(),
+        )
+    except OSError:
+        raise
+    except Exception as error:  # Optuna raises many types on a damaged file
+        raise FdgError(
+            f"{journal} is not Optuna's journal ({type(error).__name__}): restore it, or start a new run"
+        ) from error
 
 
 @dataclasses.dataclass
@@ -176,16 +202,17 @@ class _Search:
     run: RunDirectory
     devices: Any
     say: Callable[[Any], None]
+    study: Any  # of Optuna
 
     def carry_out(self) -> tuple[Path, list[Trial], int | None]:
-        study, total, caught = self._open_study(), self.job.optuna or 0, None
-        while caught is None and (number := len(self._ended_trials(study))) < total:
-            if not self._open_trials(study) and not self._propose(study, number):
+        total, caught = self.job.optuna or 0, None
+        while caught is None and (number := len(self._ended_trials())) < total:
+            if not self._open_trials() and not self._propose(number):
                 rest = f"{total - number} of {total} trials are left out"
                 self.say(f"all {number} combinations of values have been tried: {rest}")
                 break
-            caught = self._run_trial(study, self._open_trials(study)[0], number, total)
-        trials = self._results(study)
+            caught = self._run_trial(self._open_trials()[0], number, total)
+        trials = self._results()
         if caught is not None:
             self.say(f"interrupted, and saved: go on with --resume {self.run.path}")
         for line in write_results(self.run, self.space, trials, self.job.agents):
@@ -193,32 +220,7 @@ class _Search:
         self.say(f"run directory {self.run.path}")
         return self.run.path, trials, caught
 
-    def _open_study(self) -> Any:
-        import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        pruner: Any = optuna.pruners.NopPruner()
-        if self.job.halving:
-            pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
-        journal = self.run.path / "study.journal"
-        try:
-            return optuna.create_study(
-                storage=JournalStorage(JournalFileBackend(str(journal))),
-                study_name="search",
-                direction="maximize",
-                load_if_exists=True,
-                pruner=pruner,
-            )
-        except OSError:
-            raise
-        except Exception as error:  # Optuna raises many types on a damaged file
-            raise FdgError(
-                f"{journal} is not Optuna's journal ({type(error).__name__}): restore it, or start a new run"
-            ) from error
-
-    def _propose(self, study: Any, number: int) -> bool:
+    def _propose(self, number: int) -> bool:
         """Adds a trial with untried values, since equal values would repeat a trial (all seeds are equal).
 
         Optuna proposes values; after `_MAX_PROPOSALS` tried proposals they are random. Returns False if all
@@ -227,12 +229,12 @@ class _Search:
         import optuna
         from optuna.samplers import RandomSampler, TPESampler
 
-        tried = [trial.params for trial in self._ended_trials(study)]
+        tried = [trial.params for trial in self._ended_trials()]
         if math.prod(parameter.count for parameter in self.space) <= len(tried):
             return False
         seed = self.job.seed + number  # a resumed search has the same seeds
         copy = optuna.create_study(direction="maximize", sampler=TPESampler(seed=seed))  # in memory
-        copy.add_trials(study.get_trials())
+        copy.add_trials(self.study.get_trials())
         for attempt in itertools.count():
             if attempt == _MAX_PROPOSALS:
                 copy.sampler = RandomSampler(seed=seed)
@@ -245,48 +247,48 @@ class _Search:
         proposal = optuna.trial.create_trial(
             state=optuna.trial.TrialState.RUNNING, params=trial.params, distributions=trial.distributions
         )
-        study.add_trial(proposal)
+        self.study.add_trial(proposal)
         return True
 
-    def _open_trials(self, study: Any) -> list[Any]:
+    def _open_trials(self) -> list[Any]:
         """Trials that were proposed and have not ended; an interrupted one resumes from its checkpoint."""
         import optuna
 
         return [
-            optuna.trial.Trial(study, trial._trial_id)
-            for trial in study.get_trials()
+            optuna.trial.Trial(self.study, trial._trial_id)
+            for trial in self.study.get_trials()
             if trial.state.name == "RUNNING" and len(trial.params) == len(self.space)
         ]
 
-    def _ended_trials(self, study: Any) -> list[Any]:
+    def _ended_trials(self) -> list[Any]:
         """Trials that are complete, pruned or failed, but not trials that a signal interrupted."""
         return [
             trial
-            for trial in study.get_trials()
+            for trial in self.study.get_trials()
             if trial.state.name in ("COMPLETE", "PRUNED") or "refused" in trial.user_attrs
         ]
 
-    def _results(self, study: Any) -> list[Trial]:
+    def _results(self) -> list[Trial]:
         return [
             Trial(
-                _trial_folder(trial),
+                f"{trial.number:04d}",
                 trial.params,
                 {"COMPLETE": "done", "PRUNED": "ended early"}.get(trial.state.name, "refused"),
                 trial.value if trial.value is not None else math.nan,
                 tuple(trial.user_attrs.get("returns", ())),
                 trial.user_attrs.get("refused"),
             )
-            for trial in self._ended_trials(study)
+            for trial in self._ended_trials()
         ]
 
-    def _run_trial(self, study: Any, trial: Any, number: int, total: int) -> int | None:
+    def _run_trial(self, trial: Any, number: int, total: int) -> int | None:
         """Runs one trial; returns the signal that interrupted it, or None."""
         from optuna.trial import TrialState
 
         self.run.check_there()  # raises if the directory was removed: a trial would recreate it
         trials = files.make_folder(self.run.path / "trials")
         values = {p.name: p.suggested(trial) for p in self.space}
-        name = _trial_folder(trial)
+        name = f"{trial.number:04d}"
         settings = ", ".join(f"{key}={value_text(value)}" for key, value in values.items())
         self.say(f"trial {number + 1} of {total}: {settings}")
         pruner = None
@@ -302,7 +304,7 @@ class _Search:
             self.run.check_there()
             message = str(error) if isinstance(error, FdgError) else one_line(error)
             trial.set_user_attr("refused", message)
-            study.tell(trial, state=TrialState.FAIL)
+            self.study.tell(trial, state=TrialState.FAIL)
             self.say(f"  {'failed' if isinstance(error, RunError) else 'refused'}: {message}")
             return None
         if outcome.caught is not None:
@@ -310,14 +312,14 @@ class _Search:
         value, returns = _trial_returns(job, outcome.run)
         trial.set_user_attr("returns", returns)
         if pruner is not None and pruner.is_behind:
-            study.tell(trial, state=TrialState.PRUNED)
+            self.study.tell(trial, state=TrialState.PRUNED)
             self.say(f"  ended early, at iteration {outcome.iteration:,} of {job.num_iterations:,}")
         elif math.isfinite(value):
-            study.tell(trial, value)
+            self.study.tell(trial, value)
             self.say(f"  return {format_numbers(value)[0]}")
         else:
             trial.set_user_attr("refused", "no episode ended, or an agent's losses are not finite")
-            study.tell(trial, state=TrialState.FAIL)
+            self.study.tell(trial, state=TrialState.FAIL)
         return None
 
     def _trial_job(self, values: dict[str, Any], path: Path) -> Job:
@@ -390,14 +392,7 @@ def _trial_returns(job: Job, run: RunDirectory) -> tuple[float, list[float]]:
     return float(np.mean(returns)), returns.tolist()
 
 
-def _trial_folder(trial: Any) -> str:
-    """A trial's folder: its attribute `run` if valid (the journal is untrusted input), else its number."""
-    folder = trial.user_attrs.get("run")
-    return folder if isinstance(folder, str) and re.fullmatch(r"\d{4,9}", folder) else f"{trial.number:04d}"
-
-
 def is_whole(algorithm: Any, name: str) -> bool:
     """Whether the annotation of a hyperparameter allows an integer."""
-    base = unwrap_sweep(algorithm)
-    annotation = typing.get_type_hints(type(base)).get(name)
+    annotation = typing.get_type_hints(type(unwrap_sweep(algorithm))).get(name)
     return annotation is int or int in typing.get_args(annotation)

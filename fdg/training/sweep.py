@@ -86,10 +86,8 @@ class Sweep:
             except ValueError as error:  # an `FdgError`, or an error of a user's class
                 raise FdgError(f"sweep: {point_text(point)}: {error}") from error
 
-        if self.exploit_every is not None:
-            _ = self.between_agents  # checks its arguments
-            if self.agents < 2:
-                raise FdgError("exploit_every: there is one agent: give more values, or num_seeds")
+        if self.between_agents is not None and self.agents < 2:
+            raise FdgError("exploit_every: there is one agent: give more values, or num_seeds")
 
     def _points_to_check(self) -> list[dict[str, float]]:
         """All points; if they are too many, each value alone and the corners (allowed ranges are convex)."""
@@ -146,11 +144,12 @@ class Sweep:
         Args:
           state: the state of one agent, or of several with an axis of agents.
         """
-        numbers = {name: np.ravel(np.asarray(x))[0] for name, x in state.hyperparameters.items()}
-        exact = {name: {np.float32(value): value for value in values} for name, values in self.grid}
-        return dataclasses.replace(
-            self.algorithm, **{name: exact[name].get(x, float(x)) for name, x in numbers.items()}
-        )
+        fields = {}
+        for name, values in self.grid:
+            number = np.ravel(np.asarray(state.hyperparameters[name]))[0]
+            exact = {np.float32(value): value for value in values}  # as written, before rounding
+            fields[name] = exact.get(number, float(number))
+        return dataclasses.replace(self.algorithm, **fields)
 
     def chosen(
         self, agent: int | None, seed: int | None, values: Mapping[str, float], first: int = 0
@@ -223,12 +222,12 @@ class Sweep:
             key, numbers = start, {name: jnp.float32(value) for name, value in self.points[0].items()}
         membership = () if self.between_agents is None else self.between_agents.initial_membership(key)
         with self._explain_tracer_errors(lambda algorithm: algorithm.init(key)):
-            return SweptState(dict(numbers), self._with_hyperparameters(numbers).init(key), membership)
+            return SweptState(dict(numbers), with_numbers(self.algorithm, numbers).init(key), membership)
 
     def iterate(self, state: SweptState) -> tuple[SweptState, dict[str, jax.Array]]:
         """One iteration of the algorithm with this agent's hyperparameters."""
         with self._explain_tracer_errors(lambda algorithm: algorithm.iterate(state.state)):
-            next_state, metrics = self._with_hyperparameters(state.hyperparameters).iterate(state.state)
+            next_state, metrics = with_numbers(self.algorithm, state.hyperparameters).iterate(state.state)
         if self.between_agents is None:
             return SweptState(state.hyperparameters, next_state), metrics
         membership = self.between_agents.add_iteration(state.membership, metrics)
@@ -276,9 +275,6 @@ class Sweep:
             return False
         return True
 
-    def _with_hyperparameters(self, numbers: Mapping[str, Any]) -> Any:
-        return with_numbers(self.algorithm, numbers)
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("algorithm", "grid", "num_seeds", "exploit_every"):
             raise AttributeError(name)
@@ -290,7 +286,7 @@ class Sweep:
 
         @functools.wraps(attribute)
         def method(state: SweptState, *args: Any, **kwargs: Any) -> Any:
-            algorithm = self._with_hyperparameters(state.hyperparameters)
+            algorithm = with_numbers(self.algorithm, state.hyperparameters)
             return getattr(algorithm, name)(state.state, *args, **kwargs)
 
         return method
@@ -360,8 +356,9 @@ def check_names(algorithm: Any, names: Sequence[str]) -> None:
     if not dataclasses.is_dataclass(algorithm) or isinstance(algorithm, type):
         raise FdgError(f"sweep: {algorithm!r:.60} has no fields: give an algorithm that is a dataclass")
     cls = type(algorithm)
-    fields = {field.name for field in dataclasses.fields(algorithm) if field.init}
-    floats, fixed = _float_fields(cls), structural(cls)
+    fields = [field.name for field in dataclasses.fields(algorithm) if field.init]
+    hints, fixed = typing.get_type_hints(cls), structural(cls)
+    floats = [name for name in fields if float in (hints[name], *typing.get_args(hints[name]))]
     allowed = [name for name in floats if name not in fixed]
     for name in names:
         if name in allowed:
@@ -373,9 +370,3 @@ def check_names(algorithm: Any, names: Sequence[str]) -> None:
             f"sweep: {name} of {cls.__name__} {reason}: {use_search_instead(name)};"
             f" a sweep can have {', '.join(allowed)}"
         )
-
-
-def _float_fields(cls: Any) -> list[str]:
-    hints = typing.get_type_hints(cls)
-    fields = [field.name for field in dataclasses.fields(cls) if field.init]
-    return [name for name in fields if float in (hints[name], *typing.get_args(hints[name]))]

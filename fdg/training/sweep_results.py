@@ -125,8 +125,7 @@ def metric_by_agent(
 
 def best_index(results: Sequence[PointResult]) -> int:
     """The index of the point with the highest mean (the first of equal ones)."""
-    means = [result.mean for result in results]
-    return max(range(len(means)), key=lambda i: (math.isfinite(means[i]), _sort_value(means[i]), -i))
+    return max(range(len(results)), key=lambda i: _sort_value(results[i].mean))
 
 
 def write_sweep(
@@ -141,32 +140,28 @@ def write_sweep(
     rows = list(read_metrics(run.path / "metrics.jsonl"))
     results = point_results(sweep, rows, evaluated, failed, seed)
     measure = "greedy evaluation after training" if evaluated is not None else "last tenth of the training"
-    best = best_index(results)
+    index = best_index(results)
+    best = results[index]
+    points = [result.entry() for result in results]
     content = {
         "sweep": {name: list(values) for name, values in sweep.grid},
         "num_seeds": sweep.num_seeds,
         "exploit_every": sweep.exploit_every,
         "measure": measure,
-        "points": [result.entry() for result in results],
-        "best": {
-            "point": best,
-            "values": dict(results[best].values),
-            "mean": results[best].mean,
-            "agents": list(results[best].agents),
-        },
+        "points": points,
+        "best": {"point": index, **{name: points[index][name] for name in ("values", "mean", "agents")}},
     }
     run.publish_json("sweep.json", content)
     run.publish("sweep.csv", lambda file: file.write(_csv_text(results).encode()))
     if sweep.exploit_every is None:
         run.publish("sweep.png", lambda file: draw_points(results, title, measure, file))
     else:
-        run.publish("sweep.png", lambda file: draw_schedules(rows, sweep, best, title, file))
+        run.publish("sweep.png", lambda file: draw_schedules(rows, sweep, index, title, file))
     lines = [points_table(results, measure)]
-    if math.isfinite(results[best].mean):
-        values = results[best].values
-        mean = estimate_text(results[best].mean, results[best].interval, " (95% interval {} to {})")
-        lines += [f"best: return {mean} with {point_text(values)}", *_rivals_line(results, best)]
-        lines.append(f"by flags: {flags_text(values)}")
+    if math.isfinite(best.mean):
+        mean = estimate_text(best.mean, best.interval, " (95% interval {} to {})")
+        lines += [f"best: return {mean} with {point_text(best.values)}", *_rivals_line(results, index)]
+        lines.append(f"by flags: {flags_text(best.values)}")
     else:
         lines.append("best: none, since no point has a return")
     return [*lines, f"table: {run.path / 'sweep.csv'}", f"picture: {run.path / 'sweep.png'}"]
