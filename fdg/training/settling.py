@@ -179,7 +179,6 @@ def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> N
 
 
 _Choice = tuple[Any, int, str]  # policy, number of devices, reason
-_ChoiceJson = dict[str, Any]  # a `_Choice` as JSON: the entries of `describe_policy`, "devices", "reason"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,8 +197,8 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
 
     `devices` replace `--devices`. With `plans_only`, the devices of `--devices` need not exist.
     """
-    settled, reason = settle(job, fdg.trace(job.algorithm), plans_only), ""
-    job, text = settled.job, settled.message
+    settled = settle(job, fdg.trace(job.algorithm), plans_only)
+    job, text, reason = settled.job, settled.message, ""
     target: Any = job.devices if devices is None and plans_only else devices
     if target is None:
         target, reason = choose_devices(job, settled.graph)
@@ -290,14 +289,21 @@ def _choose_default(job: Job, graph: fdg.FDG, devices: Any) -> Settled:
     return Settled(_set_policy(job, policy, count), graph, f"policy: {entries['reason']}")
 
 
-def _load_or_choose(job: Job, graph: fdg.FDG, devices: Any) -> _ChoiceJson | None:
-    """The cached choice, else a new one, which is cached; None if no time can be predicted."""
+def _load_or_choose(job: Job, graph: fdg.FDG, devices: Any) -> dict[str, Any] | None:
+    """The cached choice as JSON, else a new one, which is cached; None if no time can be predicted."""
     try:
         file = _cache_file(job, graph, devices)
-        choice = _read_choice(file)
-        if choice is None:
-            choice = _choice_json(*_choose_quickest(job, graph, devices))
-            _write_choice(file, choice)
+        if file is not None:
+            # An invalid file is replaced.
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError, FdgError):
+                content = json.loads(file.read_text())
+                policy = rebuild_policy(content, CALLER)
+                return _choice_json(policy, int(content["devices"]), str(content["reason"]))
+        choice = _choice_json(*_choose_quickest(job, graph, devices))
+        if file is not None and distributed.is_first():
+            with contextlib.suppress(OSError):
+                file.parent.mkdir(mode=0o700, exist_ok=True)
+                files.write(file, json.dumps(choice).encode())
     except FdgError:  # such as a kind of device without known rates
         return None
     return choice
@@ -326,27 +332,21 @@ def _worth_it(choice: Choice) -> _Choice:
         return choice.policy, choice.devices, choice.reason
     candidate = default.candidate
     fastest = next((row for row in rows if row is not default), None)
-    reason = "nothing else can be carried out"
-    if fastest is not None and fastest.seconds > default.seconds:
+    if fastest is None:
+        reason = "nothing else can be carried out"
+    elif fastest.seconds > default.seconds:
         ratio = fastest.seconds / default.seconds
         reason = f"predicted to be {ratio:.2f} times as quick as {fastest.candidate}, the next"
-    elif fastest is not None:
+    else:
         reason = f"no other is predicted to be {GAIN} times as quick"
     return candidate.policy, candidate.devices, f"{candidate.policy}: {reason}"
 
 
 def _set_policy(job: Job, policy: Any, count: int | None, algorithm: Any = None) -> Job:
     """The job with the chosen policy and `count` devices (None: not chosen yet)."""
-    is_chosen = count is not None and job.devices is None and distributed.count() == 1
-    num_chosen = count if is_chosen else job.devices_chosen
-    return job.changed(
-        algorithm, policy, {"policy_asked": job.described["policy"]}, devices_chosen=num_chosen
-    )
-
-
-# --- cached choices ---
-
-_MEMORY_ADDRESS = re.compile(r"0x[0-9a-f]+")
+    if count is None or job.devices is not None or distributed.count() > 1:
+        count = job.devices_chosen
+    return job.changed(algorithm, policy, {"policy_asked": job.described["policy"]}, devices_chosen=count)
 
 
 def _cache_file(job: Job, graph: fdg.FDG, devices: int | Sequence[jax.Device]) -> Path | None:
@@ -355,31 +355,13 @@ def _cache_file(job: Job, graph: fdg.FDG, devices: int | Sequence[jax.Device]) -
     if directory is None:
         return None
     rates = dataclasses.replace(cluster_for(devices), note="")  # the note depends on the current load
-    inputs = [_MEMORY_ADDRESS.sub("", str(graph.jaxpr)), repr(rates), repr(devices), repr(job.policy)]
-    inputs += [repr(job.agents), repr(job.devices), jax.__version__]
+    jaxpr = re.sub("0x[0-9a-f]+", "", str(graph.jaxpr))  # without addresses of memory
+    inputs = [jaxpr, *map(repr, (rates, devices, job.policy, job.agents, job.devices)), jax.__version__]
     digest = hashlib.sha256("\n".join(inputs).encode())
     for file in sorted(Path(costs.__file__).parent.glob("*.py")):  # a changed cost model chooses again
         digest.update(file.read_bytes())
     return directory / "choices" / f"{digest.hexdigest()[:32]}.json"
 
 
-def _read_choice(file: Path | None) -> _ChoiceJson | None:
-    """Reads a cached choice; None if there is no file, or it is invalid."""
-    if file is None:
-        return None
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, FdgError):
-        content = json.loads(file.read_text())
-        return _choice_json(rebuild_policy(content, CALLER), int(content["devices"]), str(content["reason"]))
-    return None
-
-
-def _write_choice(file: Path | None, choice: _ChoiceJson) -> None:
-    if file is None or not distributed.is_first():
-        return
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(mode=0o700, exist_ok=True)
-        files.write(file, json.dumps(choice).encode())
-
-
-def _choice_json(policy: Any, devices: int, reason: str) -> _ChoiceJson:
+def _choice_json(policy: Any, devices: int, reason: str) -> dict[str, Any]:
     return {**describe_policy(policy), "devices": devices, "reason": reason}
