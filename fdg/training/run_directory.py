@@ -190,8 +190,10 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            problem, reason = f"{self.path / name} cannot be written", error.strerror or str(error)
-            raise unwritable_error(self.path, problem, reason, self._is_gone()) from error
+            problem = f"{self.path / name} cannot be written"
+            raise unwritable_error(
+                self.path, problem, error.strerror or str(error), self._is_gone()
+            ) from error
 
 
 class NullRunDirectory(RunDirectory):
@@ -297,20 +299,17 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
     return check_config(file, content)
 
 
-_REQUIRED_KEYS = {"algo", "policy", "policy_fields", "hyperparameters"}  # required keys of a configuration
-_ENTRY_TYPES: dict[str, Any] = {"policy_fields": dict, "hyperparameters": dict, "resumes": list}
-
-
 def check_config(file: Path, content: Any) -> dict[str, Any]:
     """Returns a configuration after a check of its values' types, so that later code can rely on them."""
-    if not isinstance(content, dict) or not content.keys() >= _REQUIRED_KEYS:
+    required_names = {"algo", "policy", "policy_fields", "hyperparameters"}
+    if not isinstance(content, dict) or not content.keys() >= required_names:
         config = file.with_name("config.json")
         has_config = config != file and config.is_file()
         fix = config if has_config else "the config.json of a run directory"
         raise FdgError(f"{file} is not the configuration of a run: give {fix}")
-    for name, expected in _ENTRY_TYPES.items():
-        if not isinstance(content.get(name, expected()), expected):
-            type_name = {dict: "an object of names", list: "a list"}[expected]
+    for name in ("policy_fields", "hyperparameters", "resumes"):
+        expected, type_name = (list, "a list") if name == "resumes" else (dict, "an object of names")
+        if name in content and not isinstance(content[name], expected):
             raise FdgError(f"{file} has {name} = {content[name]!r:.60}, which is not {type_name}")
     read_settings(file, content)
     return content
@@ -322,16 +321,10 @@ def read_summary(path: Path) -> dict[str, Any] | None:
         summary = read_json(path / "summary.json", _MAX_JSON_BYTES)
     except FdgError:
         return None
-    is_valid = all(check(summary.get(name)) for name, check in _SUMMARY_CHECKS.items())
-    return summary if is_valid else None
-
-
-# Checks of the entries of `summary.json` that other code reads.
-_SUMMARY_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "eval_return": lambda value: _is_metric("", value),
-    "eval_returns": lambda value: value is None or _is_metric("_per_seed", value),
-    "devices": lambda value: isinstance(value, list | None),
-}
+    # Only the entries that other code reads are checked.
+    mean, returns, devices = (summary.get(name) for name in ("eval_return", "eval_returns", "devices"))
+    are_returns = _is_metric("", mean) and (returns is None or _is_metric("_per_seed", returns))
+    return summary if are_returns and isinstance(devices, list | None) else None
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
