@@ -89,10 +89,6 @@ class Words:
         previous, self._flags = self._flags, [words for words in self._flags if words[0] not in options]
         return len(previous) > len(self._flags)
 
-    def take_all(self, parser: "Parser") -> dict[str, Any]:
-        """Parses all remaining words, and returns their values by name; refuses words that are not flags."""
-        return parser.parse_strictly(self.left)
-
     @property
     def left(self) -> list[str]:
         """The remaining words."""
@@ -265,8 +261,12 @@ def _fix(flag: Flag, word: str) -> str:
         return fix
     parts = [part for part in word.strip("[]()").split(",") if part.strip()]
     if is_tuple(flag.kind):
-        bad_parts = [part for part in parts if not _is_readable(flag.kind, part)] if parts[1:] else []
-        return f"{f', by {bad_parts[0]!r}' if bad_parts else ''}: write {flag.option} 64 64"
+        for part in parts if len(parts) > 1 else ():
+            try:
+                reader(flag.kind)(part)
+            except ValueError:
+                return f", by {part!r}: write {flag.option} 64 64"
+        return f": write {flag.option} 64 64"
     if len(parts) > 1 and (mentions(flag.kind, float) or mentions(flag.kind, int)):
         return f": {flag.several.format(','.join(parts), n=len(parts))}"
     if "Literal" in str(flag.kind):  # the message lists the choices
@@ -276,14 +276,6 @@ def _fix(flag: Flag, word: str) -> str:
     example = flag.default if type(flag.default) in (int, float) else 1
     fix = instead(word) or (f"write {flag.option} {shown(example)}" if is_number else "")
     return (f" ({meaning})" if meaning else "") + (f": {fix}" if fix else "")
-
-
-def _is_readable(kind: Any, word: str) -> bool:
-    try:
-        reader(kind)(word)
-    except ValueError:
-        return False
-    return True
 
 
 class _JoinWords(argparse.Action):
@@ -299,12 +291,6 @@ class _ConcatenateTuples(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
         parts = [part for part in values if part is not None]
         setattr(namespace, self.dest, sum(parts, ()) if parts else None)
-
-
-def _with_search_fix(flag: Flag) -> Flag:
-    """The flag of a hyperparameter: the fix for several values is a sweep or a search."""
-    option = "--sweep" if mentions(flag.kind, float) else "--optuna N --search"
-    return dataclasses.replace(flag, several=f"give one value; {option} {flag.name}={{}} tries several")
 
 
 def _metavar(kind: Any) -> str:
@@ -341,15 +327,18 @@ class JobFlags:
         names |= {"measure"} if is_auto else set()
         policy_flags = [flag for flag in fields_of(policy) if flag.name not in names]
         names |= {flag.name for flag in policy_flags}
-        algorithm_flags = [_with_search_fix(flag) for flag in fields_of(algorithm) if flag.name not in names]
-        return cls(policy_flags, algorithm_flags, all(flag.name != "total_steps" for flag in algorithm_flags))
+        own = []
+        for flag in fields_of(algorithm):
+            if flag.name not in names:
+                option = "--sweep" if mentions(flag.kind, float) else "--optuna N --search"
+                fix = f"give one value; {option} {flag.name}={{}} tries several"
+                own.append(dataclasses.replace(flag, several=fix))
+        return cls(policy_flags, own, all(flag.name != "total_steps" for flag in own))
 
     def beginning_with(self, preset: Mapping[str, Any]) -> "JobFlags":
         """The flags with a preset's values as defaults."""
-        algorithm_flags = [
-            dataclasses.replace(flag, default=preset.get(flag.name, flag.default)) for flag in self.own
-        ]
-        return dataclasses.replace(self, own=algorithm_flags)
+        own = [dataclasses.replace(flag, default=preset.get(flag.name, flag.default)) for flag in self.own]
+        return dataclasses.replace(self, own=own)
 
     @property
     def run(self) -> Sequence[Flag]:

@@ -22,7 +22,6 @@ from fdg.running.xla_options import choose_xla_options
 from fdg.training import settings
 from fdg.training.settings import AUTO, Names, Processes, Settings
 
-_FIXED_ON_RESUME = settings.kept_settings(Names, Settings)
 _NAMES = ("algo", "env", "policy")
 _AUTO_REFUSALS = {
     "staleness": "--policy {policy} chooses the staleness: use --max-staleness {value}, or"
@@ -57,12 +56,12 @@ class CommandLine:
     def join(self) -> None:
         """Joins a multi-process run if flags ask for it. Call it before `job`, which may start JAX."""
         flags = self.given
-        values = {flag.name: flags.get(flag.name) for flag in fields_of(Processes) if flag.kind is not bool}
-        job_processes = {name: value for name, value in values.items() if value is not None}
-        if job_processes or flags.get("distributed"):
+        names = [flag.name for flag in fields_of(Processes) if flag.kind is not bool]
+        values = {name: flags[name] for name in names if flags.get(name) is not None}
+        if values or flags.get("distributed"):
             # Fail before waiting for the other processes.
             settings.check_divides(flags.get("devices"), flags.get("num_processes") or 1)
-            distributed.initialize(**job_processes)
+            distributed.initialize(**values)
 
     def job(self, program: str, description: str, runs: bool = True) -> Any:
         """The job of this command line; see `parse`."""
@@ -83,7 +82,7 @@ class CommandLine:
         parser = job_flags.parser(resolved.title, prog=program, description=description)
         self._check_owners(resolved, parser.options())
         shows_help = self._words.drop("-h", "--help")
-        flags |= self._words.take(parser) if shows_help else self._words.take_all(parser)
+        flags |= self._words.take(parser) if shows_help else parser.parse_strictly(self._words.left)
         flags |= {f.name: absolute_folder(f, flags[f.name]) for f in dataclass_fields(cls) if f.name in flags}
         overrides = {flag.name: flags[flag.name] for flag in job_flags.own if flag.name in flags}
         inherited = _hyperparameters(file, base, algo, cls, flags)
@@ -96,11 +95,8 @@ class CommandLine:
             job_flags.parser(resolved.title, prog=program, description=description).print_help()
             raise SystemExit(0)
         if flags.get("show_preset"):
-            shown_preset = preset_flags.defaults(cls) if flags.get("preset") == "none" else preset
             print(
-                preset_flags.preset_table(
-                    shown_preset, algo, resolved.env_name, fields_of(cls), preset_flags.preset_names(cls)
-                ),
+                preset_flags.preset_table(flags.get("preset"), preset, cls, algo, resolved.env_name),
                 flush=True,
             )
             raise SystemExit(0)
@@ -109,10 +105,8 @@ class CommandLine:
         if flags.get("search") is not None:
             flags["search"] = normalised_search(flags["search"], job_flags.own, flags)
         if resumes := "resume" in flags:
-            earlier.check_agrees(
-                {name: flags[name] for name in [*_FIXED_ON_RESUME, *overrides] if name in flags},
-                base,
-            )
+            fixed = [*settings.kept_settings(Names, Settings), *overrides]
+            earlier.check_agrees({name: flags[name] for name in fixed if name in flags}, base)
 
         resolver = dataclasses.replace(resolved.resolver, caller_values=flags)
         resolver.check_fields(cls, inherited)
@@ -120,9 +114,7 @@ class CommandLine:
         requested = {**preset_values, **inherited, **overrides, **env}
         values = cls.adjust_unnamed(requested, overrides) if issubclass(cls, HasPresets) else requested
         adjusted = {
-            name: value
-            for name, value in values.items()
-            if name not in requested or value is not requested[name]
+            name: v for name, v in values.items() if name not in requested or v is not requested[name]
         }
         merged = {**stored, **flags}
         run = {flag.name: merged.get(flag.name, flag.default) for flag in job_flags.run}
@@ -245,12 +237,8 @@ class CommandLine:
                     f"unknown flag '{option}' under --policy {resolved.policy}, which has {policy_flags}:"
                     f" it is a flag of --policy {', '.join(owners)}"
                 )
-            owners = [
-                name
-                for name in algos.names()
-                if any(option in spellings(flag) for flag in fields_of(algos.get(name)))
-            ]
-            if owners:
+            flags = {name: fields_of(algos.get(name)) for name in algos.names()}
+            if owners := [name for name in flags if any(option in spellings(flag) for flag in flags[name])]:
                 note = " (PPO with a --memory)" if resolved.algo == "recurrent_ppo" else ""
                 fix = f"{fix}; " if (fix := instead(option)) else ""
                 raise FdgError(

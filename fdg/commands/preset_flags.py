@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from fdg.commands.flags import Flag, fields_of
+from fdg.commands.flags import fields_of
 from fdg.errors import FdgError
 from fdg.kinds import shown
 
@@ -43,13 +43,6 @@ def starting_preset(
         )
     values = own_preset(cls, env_name)
     return presets.Preset(env_name, f"{cls.__name__}.preset", values) if values else None
-
-
-def defaults(cls: type) -> Any:
-    """The preset of `--preset none`: the class's default of each hyperparameter."""
-    from algos.presets import Preset
-
-    return Preset("none", f"the class {cls.__name__}", {flag.name: flag.default for flag in fields_of(cls)})
 
 
 def preset_names(cls: type) -> tuple[str, ...]:
@@ -99,18 +92,24 @@ def line(
     )
 
 
-def preset_table(preset: Any, algo: str, env_name: str, flags: list[Flag], names: tuple[str, ...]) -> str:
-    """The output of `--show-preset`: each setting of the preset, and the algorithm's default.
+def preset_table(preset_name: str | None, preset: Any, cls: type, algo: str, env_name: str) -> str:
+    """The output of `--show-preset`: each setting of the preset, and the default of the algorithm `cls`.
 
-    If `preset` is None, lists the families among the preset `names`.
+    `preset_name` is the value of `--preset`; "none" shows the defaults. Without a preset, lists the families
+    of presets.
     """
+    from algos import presets
+
+    defaults = {flag.name: flag.default for flag in fields_of(cls)}
+    if preset_name == "none":
+        preset = presets.Preset("none", f"the class {cls.__name__}", defaults)
     if preset is None:
         title = f"no preset of {algo} for {env_name}: the algorithm's defaults"
-        families = ", ".join(name for name in names if name.islower() and not set(name) & set(":*"))
+        names = (name for name in preset_names(cls) if name.islower() and not set(name) & set(":*"))
+        families = ", ".join(names)
         hint = f"--preset FAMILY uses the preset of another family: {families}"
         hint_lines = textwrap.wrap(hint, 80, subsequent_indent="  ", break_on_hyphens=False)
         return "\n".join([title, *(hint_lines if families else [])])
-    defaults = {flag.name: flag.default for flag in flags}
     width = max((len(name) for name in preset.values), default=0)
     lines = [
         f"  {name:{width}}  {shown(value)}  (default: {shown(defaults.get(name))})"
