@@ -51,8 +51,7 @@ def _calibrate(flags: dict[str, Any]) -> None:
         machine.check_machine(result, out)
         print(calibration_table(result))
         return
-    # Else it is a device or a pipe: write into it.
-    is_regular = not out.exists() or out.is_file() or out.is_dir()
+    is_regular = not out.exists() or out.is_file() or out.is_dir()  # else a device or a pipe
     try:
         if is_regular:
             check_writable(out)
@@ -63,9 +62,8 @@ def _calibrate(flags: dict[str, Any]) -> None:
         print(f"measuring: {line}", flush=True)
 
     def time_jobs() -> Mapping[str, float]:
-        return {
-            job.key: seconds for job, seconds in time_reference_jobs(REFERENCE_JOBS, devices, report).items()
-        }
+        times = time_reference_jobs(REFERENCE_JOBS, devices, report)
+        return {job.key: seconds for job, seconds in times.items()}
 
     result = fit_to_jobs(calibrate(devices, report, time_jobs))
     print(calibration_table(result))
@@ -88,7 +86,7 @@ main = Command("python -m fdg.calibrate", _ABOUT, FLAGS, _calibrate)
 
 
 def calibration_table(calibration: Calibration) -> str:
-    """The figures of a calibration as a table."""
+    """The figures of a calibration, and the parameters that were fitted to reference jobs, as tables."""
     rows = []
     figures = {**calibration.kind.figures}
     for place, link in (("inside", calibration.inside), ("between", calibration.between)):
@@ -104,26 +102,18 @@ def calibration_table(calibration: Calibration) -> str:
             value = quantity(figure.value, RATES.get(name, "B/s of a link").split()[0])
         rows.append((name, value, f"{figure.spread:.0%}", figure.source))
     lines = table(["rate", "value", "spread", "source"], rows, numeric=(1, 2))
-    return "\n".join([*lines, *_fit_overheads(calibration)])
-
-
-def _fit_overheads(calibration: Calibration) -> list[str]:
-    """The table of parameters that were fitted to reference jobs; empty if none were."""
     kind = calibration.kind
     if kind.joined is None or kind.overheads is None:
-        return []
-    defaults, fitted_overheads = (
-        dataclasses.asdict(OVERHEADS[kind.platform]),
-        dataclasses.asdict(kind.overheads),
-    )
-    rows = [
-        (f"{group}: {name}", f"{value:.3g}", f"{default_values[name]:.3g}")
-        for group, default_values, values in (
+        return "\n".join(lines)
+    default_overheads = dataclasses.asdict(OVERHEADS[kind.platform])
+    fitted_rows = [
+        (f"{group}: {name}", f"{value:.3g}", f"{defaults[name]:.3g}")
+        for group, defaults, values in (
             ("joined", JOINED[kind.platform], kind.joined),
-            ("lost", defaults, fitted_overheads),
+            ("lost", default_overheads, dataclasses.asdict(kind.overheads)),
         )
         for name, value in values.items()
-        if value != default_values[name]
+        if value != defaults[name]
     ]
     head = [f"fitted to {len(calibration.jobs)} jobs", "here", f"default of a {kind.platform}"]
-    return ["", *table(head, rows, numeric=(1, 2))]
+    return "\n".join([*lines, "", *table(head, fitted_rows, numeric=(1, 2))])

@@ -40,12 +40,12 @@ def sensitivity(choose: Callable[[Cluster], Choice], cluster: Cluster) -> tuple[
     """Repeats the choice with each rate halved. The first entry has the original rates."""
     original = choose(cluster)
     plan = fdg.place(original.graph, original.policy, original.devices)
-    rates = [name for name, value in _rates(cluster).items() if name not in SIZES and value > 0]
     results = [Halved("", original.seconds, _choice_text(original), original.seconds)]
-    for rate in rates:
-        halved = _with_half_rate(cluster, rate)
-        choice = choose(halved)
-        results.append(Halved(rate, predict(plan, halved).seconds, _choice_text(choice), choice.seconds))
+    for rate, value in _rates(cluster).items():
+        if rate not in SIZES and value > 0:
+            halved = _with_half_rate(cluster, rate)
+            choice = choose(halved)
+            results.append(Halved(rate, predict(plan, halved).seconds, _choice_text(choice), choice.seconds))
     return tuple(results)
 
 
@@ -54,8 +54,8 @@ _LINKS = ("inside", "between")
 
 def _rates(cluster: Cluster) -> dict[str, float]:
     """The rates of a cluster by name, assumed ones included. Links have names as "inside/latency"."""
-    names = dict.fromkeys([name for name in RATES if not name.startswith("product/")])
-    rates = {name: cluster.kind.rate(name) for name in {**names, **cluster.kind.figures}}
+    names = [name for name in RATES if not name.startswith("product/")]
+    rates = {name: cluster.kind.rate(name) for name in (*names, *cluster.kind.figures)}
     for place in _LINKS:
         for name in ("latency", "bandwidth", "call"):
             rates[f"{place}/{name}"] = getattr(getattr(cluster, place), name).value

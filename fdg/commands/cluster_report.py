@@ -75,14 +75,10 @@ def expected_goodput(job: FailureModel, interval: float) -> float:
     if math.isinf(job.between):
         return interval / (interval + job.save) if not math.isinf(interval) else 1.0
     try:
-        total = (
-            job.between
-            * math.exp(job.restart / job.between)
-            * math.expm1((interval + job.save) / job.between)
-        )
+        restarts = math.exp(job.restart / job.between)
+        return interval / (job.between * restarts * math.expm1((interval + job.save) / job.between))
     except OverflowError:
         return 0.0
-    return interval / total
 
 
 def simulate(job: FailureModel, interval: float, work: float, seed: int = 0) -> float:
@@ -119,12 +115,11 @@ def simulate(job: FailureModel, interval: float, work: float, seed: int = 0) -> 
 
 def best_interval(job: FailureModel, intervals: Sequence[float], work: float) -> tuple[float, float]:
     """The interval with the highest mean goodput of eight simulations, and that goodput."""
-    goodputs = {
-        interval: float(np.mean([simulate(job, interval, work, seed) for seed in range(8)]))
-        for interval in intervals
-    }
-    best = max(goodputs, key=lambda interval: goodputs[interval])
-    return best, goodputs[best]
+    goodputs = [
+        float(np.mean([simulate(job, interval, work, seed) for seed in range(8)])) for interval in intervals
+    ]
+    best = int(np.argmax(goodputs))
+    return intervals[best], goodputs[best]
 
 
 _WORK_RATIO = 200.0  # work of a simulated job, in mean times between failures
@@ -156,9 +151,7 @@ def point(plan: Plan, cluster: Cluster, steps: int) -> Point:
     `steps` is the number of environment steps per iteration, summed over agents.
     """
     prediction = predict(plan, dataclasses.replace(cluster, straggling=0.0))
-    slowdown = 1.0
-    if cluster.straggling:
-        slowdown = predict(plan, cluster).seconds / prediction.seconds
+    slowdown = predict(plan, cluster).seconds / prediction.seconds if cluster.straggling else 1.0
     state = plan.graph.of_all(plan.graph.state)
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     job = failure_model(cluster, prediction.devices, state_bytes)
@@ -201,11 +194,7 @@ def points_report(points: Sequence[Point], price: bool) -> str:
             )
         )
     lines = table(header, rows, numeric=(0, 2, 3, 4, 6, 7))
-    if (
-        any(not math.isinf(point.job.between) for point in points)
-        or price
-        or any(point.straggling > 1 for point in points)
-    ):
+    if price or any(point.straggling > 1 or not math.isinf(point.job.between) for point in points):
         header = ["devices", "policy", "stragglers", "fails every", "save every: Young", "Daly", "simulated"]
         header += ["goodput: Daly", "simulated", "price of 1M steps"]
         failure_rows: list[tuple[str, ...]] = []

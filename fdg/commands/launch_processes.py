@@ -79,10 +79,8 @@ def _parse(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
     )
     add_flags(parser, FLAGS)
     if "--" in argv:
-        launcher_words, train_words = (
-            normalise(argv[: argv.index("--")]),
-            normalise(argv[argv.index("--") + 1 :]),
-        )
+        separator = argv.index("--")
+        launcher_words, train_words = normalise(argv[:separator]), normalise(argv[separator + 1 :])
         asks_help = {"-h", "--help"} & {*launcher_words}
         values = {} if asks_help else parser.parse_strictly(launcher_words)
     else:
@@ -127,15 +125,10 @@ class _Words:
         if directory is None:  # the directory that `fdg.train` would choose; a restart must know it
             names_and_seed = remaining.take(JobFlags().parser(add_help=False))
             # The configuration of --config or --from is not read here.
-            default_names = (
-                Names(algo="launched", env=None) if {"config", "start_from"} & values.keys() else Names()
-            )
-            seed = names_and_seed.get("seed", "" if default_names.env is None else Settings.seed)
-            directory = new_run_path(
-                names_and_seed.get("env", default_names.env),
-                names_and_seed.get("algo", default_names.algo),
-                seed,
-            )
+            defaults: dict[str, Any] = {"env": Names.env, "algo": Names.algo, "seed": Settings.seed}
+            if {"config", "start_from"} & values.keys():
+                defaults = {"env": None, "algo": "launched", "seed": ""}
+            directory = new_run_path(*(names_and_seed.get(name, value) for name, value in defaults.items()))
         self._directory = Path(directory)
 
     def of(self, first: int, count: int, again: bool) -> list[str]:
@@ -157,6 +150,6 @@ class _Words:
 
 def _devices_flag(devices: Any, original_count: int, count: int) -> list[str]:
     """The flag `--devices` for another number of processes; empty if there is no number of devices."""
-    return (
-        [] if not isinstance(devices, int) else ["--devices", str(max(1, devices // original_count) * count)]
-    )
+    if not isinstance(devices, int):
+        return []
+    return ["--devices", str(max(1, devices // original_count) * count)]

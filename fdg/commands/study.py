@@ -29,6 +29,7 @@ from fdg import ctrl_c, files
 from fdg.commands.command import Command
 from fdg.commands.flags import Flag
 from fdg.errors import FdgError, RunError, UnwritableError, unknown_name
+from fdg.kinds import matches
 from fdg.reading import read_json, read_toml
 from fdg.training.run_directory import read_summary
 from fdg.training.writable import check_results
@@ -267,9 +268,9 @@ def _job(cell: StudyCell, seeds: range, path: Path) -> Any:
     """The job of a cell: a new run, or the one in its directory."""
     from fdg.commands.parse import parse
 
-    exists = (path / "config.json").exists()
-    trusted_names = ["--algo", cell.algo, "--env", cell.env]  # the study file names them, so they are trusted
-    words = ["--resume", str(path), *trusted_names] if exists else [*cell.command(seeds), "--out", str(path)]
+    words = [*cell.command(seeds), "--out", str(path)]
+    if (path / "config.json").exists():  # the study file names algorithm and environment: they are trusted
+        words = ["--resume", str(path), "--algo", cell.algo, "--env", cell.env]
     try:
         return parse(words, "fdg study", _ABOUT)
     except FdgError as error:
@@ -334,13 +335,8 @@ def _random_returns(study: Study, out: Path) -> dict[str, np.ndarray]:
     file = out / "random.json"
     returns_by_env = read_json(file) if file.exists() else {}
     for name in dict.fromkeys(cell.env for cell in study.cells):
-        values = returns_by_env.get(name)
-        numbers = (
-            [number for number in values if isinstance(number, int | float)]
-            if isinstance(values, list)
-            else []
-        )
-        if numbers != values or len(numbers) != study.random_episodes:
+        returns = returns_by_env.get(name)
+        if not matches(returns, list[float]) or len(returns) != study.random_episodes:
             env_name, overrides = envs.parse(name)
             returns = random_returns(envs.make(env_name, **overrides), study.random_episodes)
             returns_by_env[name] = [float(number) for number in returns]
@@ -355,13 +351,14 @@ def _compare(study: Study, budget: str, out: Path, random_returns: dict[str, np.
     runs, labels, notes = [], [], []
     for cell in (cell for cell in study.cells if cell.budget == budget):
         for run, _ in _runs(out / "cells" / cell.name, study.seeds):
-            if (run / "failed.json").exists():
-                notes.append(f"{cell.side} on {cell.env}: {read_json(run / 'failed.json').get('failed')}")
-            elif not (run / "metrics.jsonl").exists():
-                notes.append(f"{cell.side} on {cell.env} is left out: {run} lacks metrics.jsonl")
-            if (run / "metrics.jsonl").exists():
+            has_metrics = (run / "metrics.jsonl").exists()
+            if has_metrics:
                 runs.append(run)
                 labels.append(cell.side)
+            if (run / "failed.json").exists():
+                notes.append(f"{cell.side} on {cell.env}: {read_json(run / 'failed.json').get('failed')}")
+            elif not has_metrics:
+                notes.append(f"{cell.side} on {cell.env} is left out: {run} lacks metrics.jsonl")
     if not runs:
         print("\n".join(["nothing to compare:", *notes]), flush=True)
         return
