@@ -97,15 +97,12 @@ def parse_lengths(text: str) -> Lengths:
 
 def of_run(rows: Sequence[Mapping[str, Any]], name: str) -> Lengths:
     """Lognormal lengths with the mean and the longest of a run's last iterations."""
-    rows_with_lengths = [
-        row
-        for row in rows[-_LAST_ITERATIONS:]
-        if row.get("response_length") and row.get("response_length_max")
-    ]
-    if not rows_with_lengths:
+    pairs = [(row.get("response_length"), row.get("response_length_max")) for row in rows[-_LAST_ITERATIONS:]]
+    lengths = [(mean, longest) for mean, longest in pairs if mean and longest]
+    if not lengths:
         raise FdgError(f"lengths {quoted(name)}: this run has no response_length: give {_DISTRIBUTIONS}")
-    mean = sum(row["response_length"] for row in rows_with_lengths) / len(rows_with_lengths)
-    longest = max(mean, *(row["response_length_max"] for row in rows_with_lengths))
+    mean = sum(mean for mean, _ in lengths) / len(lengths)
+    longest = max(mean, *(longest for _, longest in lengths))
     return parse_lengths(f"lognormal:{max(round(mean), 1)},{max(round(longest), 1)}")
 
 
@@ -231,15 +228,6 @@ def _clock(sizes: tuple[tuple[str, Any], ...], iterations: int) -> Any:
     return jax.jit(run)
 
 
-def _sufficient_ahead(lengths: Lengths, sizes: dict[str, Any], lag: int, max_age: int | None) -> int | None:
-    """The smallest tried `ahead` that keeps the slots busy, or None."""
-    for increase in (1, 2, 4, 8):
-        variant = {**sizes, "ahead": sizes["ahead"] + increase}
-        if replay(lengths, variant, lag, max_age, iterations=12).busy >= _FULL_SHARE:
-            return variant["ahead"]
-    return None
-
-
 def eta(ahead: int, lag: int, micro_batches: int) -> int:
     """The largest age of a token in updates, `ahead + ceil(lag / micro_batches)`.
 
@@ -256,20 +244,20 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
     def bound(ahead: int, lag: int = lag) -> int:
         return eta(streaming.oldest(ahead, sizes["order"], sizes["late"], max_age), lag, parts)
 
-    oldest, masks = bound(ahead, lag=0), sizes["late"] == "mask"
-    max_slots = (sizes["batch"] // sizes["micro_batches"] + (ahead + 1) * sizes["batch"]) * sizes["group"]
+    oldest, masks, batch = bound(ahead, lag=0), sizes["late"] == "mask", sizes["batch"] * sizes["group"]
+    max_slots = (sizes["batch"] // parts) * sizes["group"] + (ahead + 1) * batch
     variants: dict[str, dict[str, Any]] = {"as given": sizes}
     if ahead:
-        num_slots = min(slots, max_slots - (ahead + 1) * sizes["batch"] * sizes["group"])
+        num_slots = min(slots, max_slots - (ahead + 1) * batch)
         variants["ahead=0"] = {**sizes, "ahead": 0, "slots": num_slots}
     variants[f"ahead={ahead + 1}"] = {**sizes, "ahead": ahead + 1}
     if ahead and sizes["order"] == "prompt":
         variants["order=finished"] = {**sizes, "order": "finished"}
     elif ahead and sizes["late"] == "wait":
         variants["late=mask"] = {**sizes, "late": "mask"}
-    if 2 * slots <= max_slots - sizes["batch"] * sizes["group"]:
+    if 2 * slots <= max_slots - batch:
         variants[f"slots={2 * slots}"] = {**sizes, "slots": 2 * slots}
-    results = {name: replay(lengths, result, lag, max_age) for name, result in variants.items()}
+    results = {name: replay(lengths, variant, lag, max_age) for name, variant in variants.items()}
     base = results["as given"]
     rows = [
         (
@@ -296,9 +284,11 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
         limit = f"the longest response of each batch: {limit}"
     elif base.busy < _FULL_SHARE:
         limit = f"eta = {bound(ahead)}, too small for these lengths: {limit}"
-    is_idle = gain >= 1.05 and base.busy < _FULL_SHARE
-    if is_idle and (enough := _sufficient_ahead(lengths, sizes, lag, max_age)) is not None:
-        limit += f"; ahead={enough} (eta = {bound(enough)}) keeps {_FULL_SHARE:.0%} of the slots busy"
+    for more in (1, 2, 4, 8) if gain >= 1.05 and base.busy < _FULL_SHARE else ():
+        enough = ahead + more
+        if replay(lengths, {**sizes, "ahead": enough}, lag, max_age, iterations=12).busy >= _FULL_SHARE:
+            limit += f"; ahead={enough} (eta = {bound(enough)}) keeps {_FULL_SHARE:.0%} of the slots busy"
+            break
     return "\n".join(
         [
             f"stream of {slots} slots: responses of {lengths.source}",

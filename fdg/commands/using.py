@@ -66,7 +66,8 @@ def _command(
     _TRUST,
 )
 def _evaluate(flags: dict[str, Any]) -> None:
-    if flags["actions"] not in ("greedy", "sampled", "both"):
+    greedy_choices = {"greedy": [True], "sampled": [False], "both": [True, False]}.get(flags["actions"])
+    if greedy_choices is None:
         raise FdgError(f"--actions {flags['actions']}: it must be greedy, sampled or both")
     out = Path(flags["out"] or Path(flags["run"]) / "evaluation.jsonl")
     loaded = _load(flags)
@@ -83,7 +84,6 @@ def _evaluate(flags: dict[str, Any]) -> None:
         env = envs.make(name, **overrides)
     from fdg.training.run_directory import json_line
 
-    greedy_choices = {"greedy": [True], "sampled": [False], "both": [True, False]}[flags["actions"]]
     print(f"{loaded!r}", flush=True)
     rows: list[dict[str, Any]] = []
     for greedy in greedy_choices:
@@ -267,20 +267,13 @@ def _diff(flags: dict[str, Any]) -> int:
         raise FdgError(f"diff takes {usage}, but got {len(runs)}: {' '.join(runs):.200}")
     keep_programs(None)
     make_host_devices(max(map(_devices_of, runs)))
+    arguments = {name: flags[name] for name in ("checkpoint", "agent", "trust")}
+    iterations = flags["iterations"]
     if file:
-        arguments = {name: flags[name] for name in ("checkpoint", "agent", "trust", "limit_mb")}
-        print(
-            record(
-                runs[0],
-                file,
-                iterations=1 if flags["iterations"] is None else flags["iterations"],
-                **arguments,
-            )
-        )
+        iterations = 1 if iterations is None else iterations
+        print(record(runs[0], file, iterations=iterations, limit_mb=flags["limit_mb"], **arguments))
         return 0
-    difference = diff(
-        *runs, **{name: flags[name] for name in ("iterations", "checkpoint", "tolerance", "agent", "trust")}
-    )
+    difference = diff(*runs, iterations=iterations, tolerance=flags["tolerance"], **arguments)
     print(difference)
     return int(difference.differs)
 
