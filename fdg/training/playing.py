@@ -101,11 +101,10 @@ def play_episodes(
         end_steps = np.flatnonzero(dones[:, i])
         length = int(end_steps[0]) + 1 if len(end_steps) else limit
         reward = rewards[:length, i]
+        steps = () if on_host else range(length)
         played.append(
             Episode(
-                [jax.tree.map(lambda x, t=t, i=i: x[t, i], states) for t in range(length)]
-                if not on_host
-                else (),
+                [jax.tree.map(lambda x, t=t, i=i: x[t, i], states) for t in steps],
                 jax.tree.map(lambda x, n=length, i=i: x[:n, i], observations),
                 actions[:length, i],
                 reward if reward.ndim == 1 else reward.mean(axis=1),
@@ -123,17 +122,15 @@ def _side_by_side(env: Any, played: Sequence[Episode], greedy: bool) -> Iterator
     last_frames: list[np.ndarray | None] = [None] * len(played)
     size: tuple[int, int] | None = None
     for step in range(max(len(episode.reward) for episode in played)):
-        row = []
         for i, (source, episode) in enumerate(zip(sources, played, strict=True)):
             frame = next(source, None)
             if frame is not None:
                 last_frames[i] = _add_caption(frame, episode, step, greedy, Image, ImageDraw)
-            row.append(last_frames[i])
-        height = max(frame.shape[0] for frame in row if frame is not None)
+        row = [frame for frame in last_frames if frame is not None]
+        height = max(frame.shape[0] for frame in row)
         padded = [
             np.pad(frame, ((0, height - frame.shape[0]), (0, 0), (0, 0)), constant_values=255)
             for frame in row
-            if frame is not None
         ]
         canvas = np.concatenate(padded, axis=1)
         if size is None:
@@ -186,14 +183,8 @@ def _write_mp4(path: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
     size = f"{first_frame.shape[1]}x{first_frame.shape[0]}"
     input_options = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps), "-i", "-"]
     output_options = ["-an", "-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "20", str(path)]
-    command = [
-        import_optional("imageio_ffmpeg", "an mp4").get_ffmpeg_exe(),
-        "-y",
-        "-loglevel",
-        "error",
-        *input_options,
-        *output_options,
-    ]
+    program = import_optional("imageio_ffmpeg", "an mp4").get_ffmpeg_exe()
+    command = [program, "-y", "-loglevel", "error", *input_options, *output_options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
         assert ffmpeg.stdin is not None and ffmpeg.stderr is not None
         with contextlib.suppress(BrokenPipeError):  # ffmpeg has failed; its messages are read below

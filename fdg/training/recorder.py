@@ -132,10 +132,11 @@ class LargeUpdates:
         return None
 
 
-def _no_action_warning(rows: Sequence[Mapping[str, Any]], env: str) -> str | None:
+def _no_action_warning(rows: Sequence[Mapping[str, Any]], algorithm: Any) -> str | None:
     """A warning if an observation allows no action (metric `no_action_step` of `algos.rollout`), or None."""
     for row in rows:
         if math.isfinite(step := row.get("no_action_step", math.nan)):
+            env = getattr(getattr(algorithm, "env", None), "name", "?")
             return (
                 f"environment '{env}' allows no action in an observation of iteration {row['iteration']},"
                 f" after step {step:.0f} of the rollout; such a mask is ignored: let it allow an action, or"
@@ -162,10 +163,8 @@ class LostEpisodes:
         if not self._counts:
             return {}
         losses = host.losses()
-        local = [losses.failures - self._start.failures, losses.episodes - self._start.episodes]
-        self._failures, self._episodes = (
-            sum(column) for column in zip(*distributed.exchange(local), strict=True)
-        )
+        local = losses.failures - self._start.failures, losses.episodes - self._start.episodes
+        self._failures, self._episodes = np.sum(distributed.exchange(local), axis=0).tolist()
         return {"lost_episodes": self._earlier + self._episodes}
 
     def summary(self) -> dict[str, int]:
@@ -268,20 +267,18 @@ class Recorder:
         seconds, self._last_flush = now - self._last_flush, now
         iterations, per_agent = pending.iterations, getattr(self.job.algorithm, "recorded_per_agent", ())
         eta = {} if self.eta is None else {"eta": self.eta}
-        rows: list[dict[str, Any]] = []
-        for i in range(iterations):
-            iteration = self.iteration + i + 1
-            rows.append(
-                {
-                    "iteration": iteration,
-                    "env_steps": iteration * self.job.steps_per_iteration,
-                    "wall_s": round(self.wall_s + seconds * (i + 1) / iterations, 4),
-                    **_metrics_row({name: values[i] for name, values in metrics.items()}, per_agent),
-                    **lost_entry,
-                    **eta,
-                    **_token_rate(metrics, i, seconds / iterations),
-                }
-            )
+        rows: list[dict[str, Any]] = [
+            {
+                "iteration": (iteration := self.iteration + i + 1),
+                "env_steps": iteration * self.job.steps_per_iteration,
+                "wall_s": round(self.wall_s + seconds * (i + 1) / iterations, 4),
+                **_metrics_row({name: values[i] for name, values in metrics.items()}, per_agent),
+                **lost_entry,
+                **eta,
+                **_token_rate(metrics, i, seconds / iterations),
+            }
+            for i in range(iterations)
+        ]
         rows[-1].update(evaluation)
         start = self.iteration
         self.iteration += iterations
@@ -300,17 +297,19 @@ class Recorder:
         all_returns = np.ravel(metrics.get("episode_return", ()))
         steps = rows[-1]["env_steps"]
         hint = self._constant_returns.look(self.iteration, steps, all_returns.tolist())
+        texts: list[str] = []
         for line in filter(None, (hint, self._large_updates.look(rows))):
             if samples := sample_lines(self.samples()):  # the sampled texts show the cause
-                warnings.warn("\n".join([line.removeprefix("hint: "), *samples]), FdgWarning, stacklevel=2)
+                texts.append("\n".join([line.removeprefix("hint: "), *samples]))
             else:
                 self.progress.say(line)
-        env = getattr(getattr(self.job.algorithm, "env", None), "name", "?")
-        if not self._has_warned and (warning := _no_action_warning(rows, env)):
+        if not self._has_warned and (warning := _no_action_warning(rows, self.job.algorithm)):
             self._has_warned = True
-            warnings.warn(warning, FdgWarning, stacklevel=2)
+            texts.append(warning)
         if warning := self._no_loss.look(rows):
-            warnings.warn(warning, FdgWarning, stacklevel=2)
+            texts.append(warning)
+        for text in texts:
+            warnings.warn(text, FdgWarning, stacklevel=2)
         self._notify(rows, evaluation)
 
     def _shares(self, seconds: float) -> dict[str, float]:

@@ -53,7 +53,7 @@ class Digests:
     """Computes digests of arrays; caches them by the arrays' identity."""
 
     def __init__(self) -> None:
-        self._cache: dict[int, tuple[weakref.ref[np.ndarray], str]] = {}
+        self._cache: dict[int, tuple[weakref.ref[np.ndarray], str]] = {}  # by `id` of the array
 
     def __call__(self, array: np.ndarray) -> str:
         """The digest of an array's dtype, shape and bits: 32 hexadecimal digits."""
@@ -130,8 +130,8 @@ def read_recording(path: Path) -> Recording:
     try:
         files = read_members(content, None)
         facts = json_object(files.pop(FACTS), f"{path}: {FACTS}")
-        arrays = {name.removesuffix(".npy"): np.load(io.BytesIO(files[name]), allow_pickle=False)
-                  for name in files}  # fmt: skip
+        loaded = {name: np.load(io.BytesIO(data), allow_pickle=False) for name, data in files.items()}
+        arrays = {name.removesuffix(".npy"): array for name, array in loaded.items()}
     except KeyError:
         raise FdgError(f"{path} is not a recording: it has no {FACTS}") from None
     except FdgError as error:
@@ -191,11 +191,10 @@ def _parse_array(dtype: Any, shape: Any, digest: Any, arrays: Mapping[str, np.nd
 
 def _npy_bytes(array: np.ndarray) -> bytes:
     """An array in NumPy's file format; arrays of dtypes that NumPy lacks become unsigned integers."""
+    if array.dtype.isbuiltin != 1:
+        array = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
     file = io.BytesIO()
-    np.save(
-        file,
-        array if array.dtype.isbuiltin == 1 else np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}"),
-    )
+    np.save(file, array)
     return file.getvalue()
 
 
@@ -246,9 +245,10 @@ def array_difference(
         return ArrayDifference(name, kinds)
     digests = digests or Digests()
     if isinstance(a, RecordedArray) or isinstance(b, RecordedArray):
-        if _digest(a, digests) == _digest(b, digests):
+        digest_a, digest_b = (x.digest if isinstance(x, RecordedArray) else digests(x) for x in (a, b))
+        if digest_a == digest_b:
             return None
-        a, b = _array(a), _array(b)
+        a, b = (x.array if isinstance(x, RecordedArray) else x for x in (a, b))
         if a is None or b is None:
             return ArrayDifference(name, kinds)
     if a is b or np.array_equal(bits(a), bits(b)):
@@ -300,14 +300,16 @@ def first_difference(
     digests, compared = Digests(), 0
     for border_a, border_b in zip_longest(a, b):
         if border_a is None or border_b is None or border_a.place != border_b.place:
-            border, other_border = (border_a, border_b) if border_a is not None else (border_b, None)
-            return BorderDifference(
-                border, "its end" if other_border is None else describe_border(other_border), (), compared
-            ), compared
-        differences = _array_differences(border_a.arrays, border_b.arrays, tolerance, digests)
+            border, other = (border_a, border_b) if border_a is not None else (border_b, None)
+            description = "its end" if other is None else describe_border(other)
+            return BorderDifference(border, description, (), compared), compared
+        pairs = [
+            (name, x, border_b.arrays[name]) for name, x in border_a.arrays.items() if name in border_b.arrays
+        ]
+        differences = tuple(filter(None, (array_difference(*pair, tolerance, digests) for pair in pairs)))
         if differences:
             return BorderDifference(border_a, None, differences, compared), compared
-        compared += len(border_a.arrays.keys() & border_b.arrays.keys())
+        compared += len(pairs)
     return None, compared
 
 
@@ -316,14 +318,6 @@ def describe_border(border: Border) -> str:
     if border.side == "state":
         return "the state" if border.iteration else "the first state"
     return f"{border.side}s of call {border.call} of `{border.fragment}`"
-
-
-def _array_differences(
-    a: Mapping[str, Any], b: Mapping[str, Any], tolerance: float, digests: Digests
-) -> tuple[ArrayDifference, ...]:
-    pairs = ((name, a[name], b[name]) for name in a if name in b)
-    differences = (array_difference(*pair, tolerance, digests) for pair in pairs)
-    return tuple(difference for difference in differences if difference is not None)
 
 
 def _ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -343,14 +337,6 @@ def _ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _python_number(element: Any) -> Any:
     """Converts an element to a Python number; floats get the fewest digits that round-trip."""
     return float(str(element)) if is_float(element.dtype) else element.item()
-
-
-def _digest(value: Any, digests: Digests) -> str:
-    return value.digest if isinstance(value, RecordedArray) else digests(value)
-
-
-def _array(value: Any) -> np.ndarray | None:
-    return value.array if isinstance(value, RecordedArray) else value
 
 
 def dtype_and_shape(value: Any) -> str:
