@@ -190,10 +190,8 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            problem = f"{self.path / name} cannot be written"
-            raise unwritable_error(
-                self.path, problem, error.strerror or str(error), self._is_gone()
-            ) from error
+            problem, reason = f"{self.path / name} cannot be written", error.strerror or str(error)
+            raise unwritable_error(self.path, problem, reason, self._is_gone()) from error
 
 
 class NullRunDirectory(RunDirectory):
