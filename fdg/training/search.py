@@ -14,6 +14,7 @@ import dataclasses
 import importlib.util
 import itertools
 import math
+import re
 import typing
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -271,7 +272,7 @@ class _Search:
     def _results(self) -> list[Trial]:
         return [
             Trial(
-                f"{trial.number:04d}",
+                _trial_folder(trial),
                 trial.params,
                 {"COMPLETE": "done", "PRUNED": "ended early"}.get(trial.state.name, "refused"),
                 trial.value if trial.value is not None else math.nan,
@@ -288,7 +289,7 @@ class _Search:
         self.run.check_there()  # raises if the directory was removed: a trial would recreate it
         trials = files.make_folder(self.run.path / "trials")
         values = {p.name: p.suggested(trial) for p in self.space}
-        name = f"{trial.number:04d}"
+        name = _trial_folder(trial)
         settings = ", ".join(f"{key}={value_text(value)}" for key, value in values.items())
         self.say(f"trial {number + 1} of {total}: {settings}")
         pruner = None
@@ -390,6 +391,15 @@ def _trial_returns(job: Job, run: RunDirectory) -> tuple[float, list[float]]:
     else:  # if an agent failed the mean is NaN, and the trial counts as refused
         returns, _ = final_returns(rows, job.agents or 1, means, failed)
     return float(np.mean(returns)), returns.tolist()
+
+
+def _trial_folder(trial: Any) -> str:
+    """A trial's folder: its number, or its attribute `run` if valid (the journal is untrusted input).
+
+    Releases up to 0.2.0 gave an interrupted trial a new number on resume, and stored its folder as `run`.
+    """
+    folder = trial.user_attrs.get("run")
+    return folder if isinstance(folder, str) and re.fullmatch(r"\d{4,9}", folder) else f"{trial.number:04d}"
 
 
 def is_whole(algorithm: Any, name: str) -> bool:
