@@ -211,7 +211,7 @@ def mapped(function: Callable[..., list[Any]], agents: int, together: int) -> Ca
     """Maps a function of one agent over `agents` agents; vmaps `together` of them at a time.
 
     Args:
-      one: a function from arrays to arrays.
+      function: a function from arrays to arrays.
       agents: length of the leading axis of all arguments and results.
       together: a divisor of `agents`.
     """

@@ -102,12 +102,12 @@ def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -
     def call(*arguments: Any) -> Any:
         operands, tree = jax.tree.flatten(arguments)
         operands = [jax.numpy.asarray(x) if not isinstance(x, jax.Array) else x for x in operands]
-        shapes: list[Any] = []
+        out_tree: Any = None
 
         def flat(*operands: Any) -> list[Any]:
-            result_axes, out_tree = jax.tree.flatten(function(*jax.tree.unflatten(tree, operands)))
-            shapes[:] = [out_tree]
-            return result_axes
+            nonlocal out_tree
+            results, out_tree = jax.tree.flatten(function(*jax.tree.unflatten(tree, operands)))
+            return results
 
         jaxpr = trace_rows(flat, operands)
         name = getattr(function, "__name__", "function")
@@ -116,7 +116,6 @@ def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -
                 f"rowwise '{name}' has an effect (a print, a call to the host), which every device would do:"
                 f" remove it"
             )
-        out_tree = shapes[0]
         axes = in_axes if isinstance(in_axes, list | tuple) else (in_axes,) * len(arguments)
         operand_axes = _per_leaf(name, "in", tuple(axes), tree)
         result_axes = _per_leaf(name, "out", out_axes, out_tree)

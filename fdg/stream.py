@@ -136,10 +136,6 @@ class Stream:
             )
         if self.ahead < 0:
             raise FdgError(f"Stream: ahead={self.ahead}: it must be zero or above")
-        if self.order not in ("prompt", "finished"):
-            raise FdgError(f"Stream: order={self.order!r}: it is 'prompt' or 'finished'")
-        if self.late not in ("wait", "mask"):
-            raise FdgError(f"Stream: late={self.late!r}: it is 'wait' or 'mask'")
         if self.slots > self.live * self.group:
             raise FdgError(
                 f"Stream: slots={self.slots}, but at most {self.live * self.group} responses are live at"

@@ -43,8 +43,6 @@ def must_be_whole(eqn: Any) -> bool:
 def follow_operation(eqn: Any, operands: Sequence[Axis], levels: tuple[int, ...], unit: int) -> EquationFlow:
     """The flow of an operation without bodies."""
     result = apply_rule(eqn, operands, unit)
-    if not result.gathered:
-        return EquationFlow(eqn, tuple(operands), result.axes, (), (), result.reduced, result.local, levels)
     operand_axes = tuple(None if i in result.gathered else axis for i, axis in enumerate(operands))
     return EquationFlow(
         eqn, operand_axes, result.axes, result.gathered, (), result.reduced, result.local, levels

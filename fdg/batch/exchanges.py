@@ -38,27 +38,25 @@ class _Pruner:
     def _prune_flow(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
         read = {flow.jaxpr.outvars[j] for j in outputs if not jaxprs.is_literal(flow.jaxpr.outvars[j])}
         equations = []
-        for flow_equation in reversed(flow.equations):
-            used = frozenset(k for k, v in enumerate(flow_equation.eqn.outvars) if v in read)
-            if used or flow_equation.eqn.effects:
-                pruned, operands = self._prune_equation(flow_equation, used)
+        for step in reversed(flow.equations):
+            used = frozenset(k for k, v in enumerate(step.eqn.outvars) if v in read)
+            if used or step.eqn.effects:
+                pruned, operands = self._prune_equation(step, used)
                 equations.append(pruned)
-                atoms = [flow_equation.eqn.invars[i] for i in operands]
+                atoms = [step.eqn.invars[i] for i in operands]
                 read.update(jaxprs.variables(atoms))
         inputs = frozenset(i for i, v in enumerate(flow.jaxpr.invars) if v in read)
         gathered = tuple(i for i in flow.gathered if i in outputs)
         return dataclasses.replace(flow, equations=tuple(reversed(equations)), gathered=gathered), inputs
 
-    def _prune_equation(
-        self, flow_equation: EquationFlow, used: frozenset[int]
-    ) -> tuple[EquationFlow, set[int]]:
+    def _prune_equation(self, step: EquationFlow, used: frozenset[int]) -> tuple[EquationFlow, set[int]]:
         """The part of an equation that results `used` need, and the positions of operands that it reads."""
-        if not flow_equation.bodies or flow_equation.eqn.effects:
-            return flow_equation, set(range(len(flow_equation.eqn.invars)))
-        operands = {0} if flow_equation.eqn.primitive.name == "cond" else set()
+        if not step.bodies or step.eqn.effects:
+            return step, set(range(len(step.eqn.invars)))
+        operands = {0} if step.eqn.primitive.name == "cond" else set()
         while True:  # carried values may need other carried values
             num_before, pruned_bodies = len(operands), []
-            for body, inner in zip(jaxprs.bodies(flow_equation.eqn), flow_equation.bodies, strict=True):
+            for body, inner in zip(jaxprs.bodies(step.eqn), step.bodies, strict=True):
                 # The condition of a while loop has one output, the predicate.
                 needed = {body.results[k] for k in used} if body.results else {0}
                 operands |= {body.operands[i] for i, j in body.carry if j in needed}
@@ -67,10 +65,8 @@ class _Pruner:
                 pruned_bodies.append(pruned)
                 operands |= {body.operands[i] for i in inputs}
             if len(operands) == num_before:
-                gathered = tuple(i for i in flow_equation.gathered if i in operands)
-                return dataclasses.replace(
-                    flow_equation, bodies=tuple(pruned_bodies), gathered=gathered
-                ), operands
+                gathered = tuple(i for i in step.gathered if i in operands)
+                return dataclasses.replace(step, bodies=tuple(pruned_bodies), gathered=gathered), operands
 
 
 class WithoutRule(NamedTuple):
@@ -142,25 +138,25 @@ def _walk_flow(
     def exchange(kind: str, inner_trips: tuple[int, ...]) -> Collective:
         return Collective(kind, 0, math.prod(inner_trips), fragments)
 
-    for flow_equation in flow.equations:
-        eqn, name = flow_equation.eqn, flow_equation.eqn.primitive.name
-        yield from gather(eqn.invars, flow_equation.gathered, flow_equation.levels)
-        if flow_equation.reduced:
+    for step in flow.equations:
+        eqn, name = step.eqn, step.eqn.primitive.name
+        yield from gather(eqn.invars, step.gathered, step.levels)
+        if step.reduced:
             yield (
-                exchange("all-reduce", trips[: max(flow_equation.levels, default=0)]),
+                exchange("all-reduce", trips[: max(step.levels, default=0)]),
                 _bytes(eqn.outvars),
             )
-        inner_trips = trips if flow_equation.trips is None else (*trips, flow_equation.trips)
-        if flow_equation.agrees_on_predicate:
+        inner_trips = trips if step.trips is None else (*trips, step.trips)
+        if step.agrees_on_predicate:
             yield exchange("all-reduce", inner_trips), 1
-        is_leaf = not flow_equation.bodies and eqn.primitive is not boundary_p
-        if is_leaf and flow_equation.gathered and name not in RULES and not must_be_whole(eqn):
+        is_leaf = not step.bodies and eqn.primitive is not boundary_p
+        if is_leaf and step.gathered and name not in RULES and not must_be_whole(eqn):
             fragment = fragments[-1] if fragments else None
-            operands = [eqn.invars[i] for i in flow_equation.gathered]
+            operands = [eqn.invars[i] for i in step.gathered]
             yield WithoutRule(name, fragment, 0, math.prod(trips)), _bytes(operands)
         mark = FragmentMark.of(eqn)
         enclosing = fragments if mark is None else (*fragments, mark.name)
-        for body in flow_equation.bodies:
+        for body in step.bodies:
             yield from _walk_flow(body, enclosing, inner_trips)
     yield from gather(flow.jaxpr.outvars, flow.gathered, flow.levels)
 

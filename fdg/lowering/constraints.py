@@ -24,10 +24,10 @@ from fdg.fragment import boundary_p
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import weights
-from fdg.lowering.extremes import extreme_over, keep_nan, may_lose_nan
+from fdg.lowering.extremes import extreme_over_devices, keep_nan, may_lose_nan
 from fdg.lowering.host_calls import GIVES_BACK
 from fdg.lowering.local import Local
-from fdg.lowering.mesh import SEED, batch_sharding, make_mesh
+from fdg.lowering.mesh import batch_sharding
 from fdg.lowering.tiles import run_tiles, tiles_of
 from fdg.placing.layout import BATCH, Spec
 from fdg.rowwise import rowwise_p
@@ -62,9 +62,6 @@ def unsplit(step: EquationFlow) -> tuple[Dimensions, Dimensions]:
     return {}, {}
 
 
-__all__ = ["BATCH", "SEED", "batch_sharding", "constrain", "make_mesh"]
-
-
 def constrain(
     jaxpr: ClosedJaxpr,
     mesh: Mesh,
@@ -85,7 +82,7 @@ def constrain(
         jaxpr = keep_nan(jaxpr)
     flow = follow(jaxpr, axes, mesh.shape[BATCH], output_axes)
     inputs = (*(specs or ()), *[None] * (len(flow.inputs) - len(specs or ())))
-    lowered = _Rewriter(mesh, specs is not None).rewrite(flow, inputs)
+    lowered, *_ = _Rewriter(mesh, specs is not None).rewrite(flow, inputs)
     core.check_jaxpr(lowered)
     return jaxprs.with_jaxpr(jaxpr, lowered)
 
@@ -97,13 +94,7 @@ class _Rewriter:
         self.mesh, self.sharded = mesh, sharded
         self._cache: IdentityCache[tuple[Any, set[Any], list[Spec | None]]] = IdentityCache()
 
-    def rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> Any:
-        """The jaxpr of a flow with its constraints."""
-        return self._cached_rewrite(flow, specs)[0]
-
-    def _cached_rewrite(
-        self, flow: Flow, specs: tuple[Spec | None, ...]
-    ) -> tuple[Any, set[Any], list[Spec | None]]:
+    def rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> tuple[Any, set[Any], list[Spec | None]]:
         """The rewritten jaxpr, the inputs that it constrains, and the specs of its outputs."""
         return self._cache(flow, specs, lambda: self._rewrite(flow, specs))
 
@@ -176,7 +167,7 @@ class _Rewriter:
             eqn = step.eqn.replace(invars=invars)
             bodies = jaxprs.bodies(step.eqn) if step.bodies and (self.sharded or not step.local) else ()
             rewritten = [
-                self._cached_rewrite(body_flow, weights.body_input_specs(body, step.eqn, specs_of))
+                self.rewrite(body_flow, weights.body_input_specs(body, step.eqn, specs_of))
                 for body, body_flow in zip(bodies, step.bodies, strict=False)
             ]
             if self.sharded:
@@ -220,12 +211,14 @@ class _Rewriter:
                     positions.add(0)  # in erf(erf(x)), XLA would gather the inner erf
                 if step.reduced:  # otherwise XLA may exchange a small operand instead
                     positions |= {i for i, axis in enumerate(step.operands) if axis is not None}
-            pins |= {atoms[i] for i in positions if not hasattr(atoms[i], "val")}
-            gathered |= {
-                atoms[i]
-                for i in positions
-                if not hasattr(atoms[i], "val") and i in self._replicated_operands(step)
-            }
+            replicated = set(
+                dict(step.sliced)
+            )  # operands that the step reads replicated, and may take a part of
+            if isinstance(step, EquationFlow):
+                whole_operands = {i for i, axis in enumerate(step.operands) if axis is None}
+                replicated |= whole_operands.difference(step.gathered)
+            pins.update(jaxprs.variables(atoms[i] for i in positions))
+            gathered.update(jaxprs.variables(atoms[i] for i in positions & replicated))
         # A gathered value that is then sliced may alias its source through any number of operations, since
         # XLA drops calls that return an operand, and slices of a concatenation that take a whole part. It
         # would then give the sliced value to the source's other readers.
@@ -238,19 +231,12 @@ class _Rewriter:
                 gathered |= whole
         return pins
 
-    def _replicated_operands(self, step: EquationFlow | Flow) -> set[int]:
-        """The positions of operands that a step reads replicated and may take a part of."""
-        sliced = set(dict(step.sliced))
-        if isinstance(step, Flow):
-            return sliced
-        return sliced | {i for i, axis in enumerate(step.operands) if axis is None and i not in step.gathered}
-
     def _operands_constrained_inside(self, step: EquationFlow) -> list[int]:
         """The operands of a call that its body constrains."""
         positions = []
         if step.trips is None and step.eqn.primitive.name != "cond":
             for body, inner in zip(jaxprs.bodies(step.eqn) if step.bodies else (), step.bodies, strict=True):
-                constrained = self._cached_rewrite(inner, (None,) * len(inner.inputs))[1]
+                constrained = self.rewrite(inner, (None,) * len(inner.inputs))[1]
                 inputs = zip(body.operands, inner.jaxpr.invars, strict=True)
                 positions += [i for i, v in inputs if v in constrained and i not in dict(step.sliced)]
         return positions
@@ -276,7 +262,7 @@ class _Rewriter:
 
         def whole(*parts: Any) -> list[Any]:
             made = Local(count, lambda: jax.lax.axis_index(BATCH)).step(step, list(parts))
-            return [extreme_over(BATCH, step.eqn.primitive.name, x) for x in made] if step.reduced else made
+            return [extreme_over_devices(step.eqn.primitive.name, x) for x in made] if step.reduced else made
 
         tiles = tiles_of(step.eqn)
         function = whole if tiles is None else run_tiles(step.bodies[0], count, tiles)

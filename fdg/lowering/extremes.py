@@ -20,6 +20,7 @@ from jax import lax
 
 from fdg import jaxprs
 from fdg.jax_internals import ClosedJaxpr
+from fdg.placing.layout import BATCH
 
 _IS_MAX = {
     **dict.fromkeys(("max", "reduce_max", "scatter-max", "pmax"), True),
@@ -58,13 +59,13 @@ def _rewrite_extreme(eqn: Any, inside: jaxprs.Inside) -> Any:
     return jaxprs.traced(functools.partial(_reduce_as_ints, eqn), eqn.invars, eqn.outvars)[0]
 
 
-def extreme_over(axis: str, name: str, x: jax.Array) -> jax.Array:
-    """The max or min over the devices along a mesh axis; NaN if any device has NaN."""
+def extreme_over_devices(name: str, x: jax.Array) -> jax.Array:
+    """The max or min over the devices that split the batch; NaN if any device has NaN."""
     is_max = _IS_MAX[name]
     reduce = lax.pmax if is_max else lax.pmin
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        return reduce(x, axis)
-    return _as_floats(reduce(_as_ints(x, is_max), axis), x.dtype)
+        return reduce(x, BATCH)
+    return _as_floats(reduce(_as_ints(x, is_max), BATCH), x.dtype)
 
 
 def _reduce_as_ints(eqn: Any, *operands: Any) -> Any:

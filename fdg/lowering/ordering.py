@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from fdg import jaxprs
+from fdg import jaxprs, keys
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
@@ -215,13 +215,8 @@ def _make_dependent(
 
 def _can_wait(v: Any) -> bool:
     """Whether a dependency can be attached to an array: it is not empty, and a number or a random key."""
-    return v.aval.size > 0 and (
-        _is_key(v.aval) or not jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended)
-    )
-
-
-def _is_key(x: Any) -> bool:
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    dtype = v.aval.dtype
+    return v.aval.size > 0 and (keys.is_key(dtype) or not jax.dtypes.issubdtype(dtype, jax.dtypes.extended))
 
 
 def _can_depend_locally(v: Any, axis: Axis, result: Any, result_axis: Axis) -> bool:
@@ -248,10 +243,8 @@ def wait_for(x: jax.Array, *dependencies: jax.Array) -> jax.Array:
     >>> wait_for(jnp.float32(2.5), jnp.ones(3)).item()
     2.5
     """
-    if _is_key(x):
-        return jax.random.wrap_key_data(
-            wait_for(jax.random.key_data(x), *dependencies), impl=jax.random.key_impl(x)
-        )
+    if keys.is_key(x.dtype):
+        return keys.from_words(wait_for(keys.words(x), *dependencies), x)
     zero = functools.reduce(jnp.bitwise_or, map(_zero_from, dependencies))
     # Not a constant zero: XLA would simplify a select between equal values if `x` is zero (a loop's counter).
     return lax.select(zero == 0, x, lax.broadcast(zero.astype(x.dtype), x.shape))
@@ -259,7 +252,7 @@ def wait_for(x: jax.Array, *dependencies: jax.Array) -> jax.Array:
 
 def _zero_from(array: jax.Array) -> jax.Array:
     """Zero, computed from an array: the number of set bits of its first element, shifted right by 7."""
-    array = jax.random.key_data(array) if _is_key(array) else array
+    array = keys.words(array)
     element = lax.reshape(lax.slice(array, [0] * array.ndim, [1] * array.ndim), ())
     if jnp.issubdtype(element.dtype, jnp.floating):
         element = lax.bitcast_convert_type(element, f"uint{8 * element.dtype.itemsize}")

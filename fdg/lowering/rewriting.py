@@ -25,7 +25,7 @@ class Setting(NamedTuple):
     devices: int  # the number of devices that split the batch
     output_axes: Sequence[Axis] | None  # the batch axes to reshard the outputs to; None to leave them
     on_cpu: bool
-    uses_all_cores: bool  # True if there are at least as many devices as cores (`tiles.have_a_core_each`)
+    uses_all_cores: bool  # True if there are at least as many devices as cores (`tiles.uses_all_cores`)
     sharded: bool = False  # True if parameters are sharded, so that XLA chooses collectives
 
 

@@ -41,7 +41,7 @@ from fdg.batch.rules.result import Axis
 from fdg.cores import min_cores_per_process, processes_sharing_cores
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
-from fdg.lowering.extremes import extreme_over
+from fdg.lowering.extremes import extreme_over_devices
 from fdg.lowering.local import Local
 from fdg.lowering.mesh import BATCH, is_of_cpus
 
@@ -170,7 +170,7 @@ def _reduce_over_devices(sums: Sequence[Any], names: Sequence[str]) -> list[Any]
     summands = [x for x, name in zip(sums, names, strict=True) if name not in _EXTREMES]
     totals = iter(_packed_sum(summands))
     return [
-        extreme_over(BATCH, name, x) if name in _EXTREMES else next(totals)
+        extreme_over_devices(name, x) if name in _EXTREMES else next(totals)
         for x, name in zip(sums, names, strict=True)
     ]
 
@@ -235,9 +235,7 @@ def _with_call(equations: Sequence[Any], region: _Region, devices: int) -> list[
 
 def _find_region(flow: Flow, devices: int, may_split: bool) -> _Region | None:
     """The equations of a jaxpr to tile; None if there are none."""
-    sums = gradient_sums(flow)
-    tiles = None if sums is None else _num_tiles(sums, devices, may_split)
-    if sums is None or tiles is None:
+    if (sums := gradient_sums(flow)) is None or (tiles := _num_tiles(sums, devices, may_split)) is None:
         return None
     jaxpr = jaxprs.build(sums.inputs, sums.outputs, [step.eqn for step in sums.equations])
     axes, output_axes = (

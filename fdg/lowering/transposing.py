@@ -10,7 +10,7 @@ folds a transpose into the product that reads it, unless an optimization barrier
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -44,6 +44,8 @@ def _transpose_products(jaxpr: Any, context: None, inside: jaxprs.Inside) -> Ite
             first, second, _ = products[eqn.invars[0]]
             products[eqn.invars[0]] = second, first, eqn.outvars[0]
     products = {product: operands for product, operands in products.items() if _is_faster(*operands[:2])}
+    # results of transposes that become results of the products
+    merged = {out for product, (_, _, out) in products.items() if out is not product}
     transposed: dict[Any, Any] = {}  # operands, and their transposed variables
     for eqn in jaxpr.eqns:
         if eqn.outvars and eqn.outvars[0] in products:
@@ -54,15 +56,8 @@ def _transpose_products(jaxpr: Any, context: None, inside: jaxprs.Inside) -> Ite
             params = {**eqn.params, "dimension_numbers": _MATMUL}
             product = functools.partial(eqn.primitive.bind, **params)
             yield jaxprs.as_one(product, [transposed[first], second], [out])
-        elif not _is_merged(eqn, products):
+        elif not (eqn.outvars and eqn.outvars[0] in merged):
             yield inside(eqn)
-
-
-def _is_merged(eqn: Any, products: Mapping[Any, Any]) -> bool:
-    """Whether an equation is a transpose that was merged into its product."""
-    if eqn.primitive.name != "transpose" or jaxprs.is_literal(eqn.invars[0]):
-        return False
-    return eqn.invars[0] in products and products[eqn.invars[0]][2] is eqn.outvars[0]
 
 
 def _transpose(x: jax.Array) -> jax.Array:

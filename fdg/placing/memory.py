@@ -69,17 +69,14 @@ def program_bytes(
     ]
     constants = sum(_share(v, None, 1) for v in body.constvars)
     results = max(0, sum(output_bytes) - sum(input_bytes[i] for i in donated))
-    return constants + sum(input_bytes) + results + _temporaries(body, axes, devices, layouts.values())
+    return constants + sum(input_bytes) + results + _temporaries(body, flow, devices, layouts.values())
 
 
-def _temporaries(
-    jaxpr: core.Jaxpr, axes: Sequence[int | None], devices: int, layouts: Iterable[Layout]
-) -> int:
+def _temporaries(jaxpr: core.Jaxpr, flow: Flow | None, devices: int, layouts: Iterable[Layout]) -> int:
     """The peak bytes of intermediate values on one device, without results.
 
     Arrays with the shape of a sharded parameter, such as its gradient, are assumed to be sharded like it.
     """
-    flow = follow(jaxpr, axes, devices) if devices > 1 else None
     return _Arrays(devices, frozenset((layout.shape, layout.number) for layout in layouts)).peak(jaxpr, flow)
 
 
@@ -255,7 +252,8 @@ def _peak_steps(
 
 def _call_bytes(call: Call, alive: dict[Value, int], donated: set[Value], sizes: Mapping[str, int]) -> int:
     """Frees what a call donates; returns the bytes that it needs while it runs, besides live arrays."""
-    devices, axes = sizes[call.group], [value.axis for value in call.inputs]
+    devices, jaxpr = sizes[call.group], jaxprs.open_jaxpr(call.jaxpr)
+    flow = follow(jaxpr, [value.axis for value in call.inputs], devices) if devices > 1 else None
     donated_bytes = [(call.inputs[i], _share_of(call.inputs[i], sizes)) for i in call.donated]
     reusable = sum(size for _, size in donated_bytes)
     for value, size in donated_bytes:
@@ -263,7 +261,7 @@ def _call_bytes(call: Call, alive: dict[Value, int], donated: set[Value], sizes:
             alive[value] = -size
             donated.add(value)
     split = [v.layout for v in call.inputs if v.axis is None and v.layout is not None and v.layout.number > 1]
-    inside = _temporaries(jaxprs.open_jaxpr(call.jaxpr), axes, devices, split)
+    inside = _temporaries(jaxpr, flow, devices, split)
     return inside - min(reusable, sum(alive[value] for value in call.outputs))
 
 

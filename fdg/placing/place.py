@@ -51,7 +51,7 @@ from fdg.placing.scheduling.unsharding import reshard, resharding_notes
 from fdg.placing.sharded import lay_out, sharded_leaves, unused_rules, with_rules
 from fdg.placing.staleness import Ages, Delay, DelayedState, delay, own_state, with_lag
 from fdg.tracing.graph import FDG
-from fdg.tracing.trace import in_one, side_by_side, trace
+from fdg.tracing.trace import in_one, side_by_side, trace, with_declarations
 
 _MAX_DEVICES = 2**20
 _MAX_STALENESS = 200  # this many older parameters are stored, and the plan grows with them
@@ -177,12 +177,9 @@ def _with_delay(
     if ages is None:
         return graph, None
     names = {name: group.name for name, group in assignment.items()}
-    newest_graph = graph
-    attributes = {name: getattr(graph, name) for name in ("parameter_rules", "between_agents", "agents")}
-    graph, delayed = _DELAYED(
-        graph.jaxpr, (*names.items(), ages.lag, ages.oldest), lambda: delay(newest_graph, names, ages, policy)
-    )
-    return dataclasses.replace(graph, **attributes), delayed
+    key = (*names.items(), ages.lag, ages.oldest)
+    rewritten, delayed = _DELAYED(graph.jaxpr, key, lambda: delay(graph, names, ages, policy))
+    return with_declarations(rewritten, graph), delayed
 
 
 def _with_sharded(plan: Plan, traced: FDG) -> Plan:

@@ -43,13 +43,9 @@ class ShardedLeaf:
         """The leaf with a leading, unsplit axis of agents; itself for None."""
         if count is None:
             return self
-        agent_layout = self.layout
-        layout = Layout(
-            (count, *agent_layout.shape),
-            ((), *agent_layout.spec) if agent_layout.spec else (),
-            agent_layout.mesh,
-        )
-        return dataclasses.replace(self, layout=layout)
+        of_one = self.layout
+        spec = ((), *of_one.spec) if of_one.spec else ()
+        return dataclasses.replace(self, layout=Layout((count, *of_one.shape), spec, of_one.mesh))
 
 
 def with_rules(group: Group, graph: FDG, policy: Policy) -> Group:
@@ -64,16 +60,16 @@ def with_rules(group: Group, graph: FDG, policy: Policy) -> Group:
     return dataclasses.replace(group, parameters=graph.parameter_rules)
 
 
-def sharded_leaves(graph: FDG, group: Group, policy: Policy, state: Any = None) -> list[ShardedLeaf]:
+def sharded_leaves(graph: FDG, group: Group, policy: Policy, state: Any) -> list[ShardedLeaf]:
     """The leaves of the state that a group's rules match, without batches, keys and scalars.
 
-    `state` is the algorithm's state, whose leaves are the first of the graph's state; None for all leaves.
+    `state` is the algorithm's state, whose leaves are the first of the graph's state.
     """
     if not group.shards:
         return []
     assert not isinstance(group.parameters, str)
     sharded = []
-    paths = jax.tree_util.tree_leaves_with_path(graph.state if state is None else state)
+    paths = jax.tree_util.tree_leaves_with_path(state)
     for i, ((path, leaf), axis) in enumerate(zip(paths, graph.state_axes, strict=False)):
         if axis is not None or not leaf.shape or keys.is_key(leaf.dtype):
             continue
@@ -142,12 +138,10 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
     @functools.cache
     def with_layout(value: Value) -> Value:
         spec, mesh = specs.get((value.variable, value.group)), meshes[value.group]
-        layout = (
-            Layout.of_batch(value.shape, value.axis, mesh)
-            if spec is None
-            else Layout(value.shape, spec, mesh)
+        of_batch = Layout.of_batch(value.shape, value.axis, mesh)
+        return dataclasses.replace(
+            value, layout=of_batch if spec is None else Layout(value.shape, spec, mesh)
         )
-        return dataclasses.replace(value, layout=layout)
 
     def replace_values(node: Any) -> Any:
         """A step, or a part of one, with all values replaced."""
@@ -157,12 +151,10 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
             return tuple(map(replace_values, node))
         if not isinstance(node, Call | Move | Repeat | Schedule):
             return node
-        num_parts = {
-            field.name: replace_values(getattr(node, field.name)) for field in dataclasses.fields(node)
-        }
+        fields = {f.name: replace_values(getattr(node, f.name)) for f in dataclasses.fields(node)}
         if isinstance(node, Call) and specs:
-            num_parts["donated"] = donatable(num_parts["inputs"], num_parts["outputs"], node.freed)
-        return dataclasses.replace(node, **num_parts)
+            fields["donated"] = donatable(fields["inputs"], fields["outputs"], node.freed)
+        return dataclasses.replace(node, **fields)
 
     def num_parts(value: Value) -> int:
         return value.laid_out.number if (value.variable, value.group) in specs else 0

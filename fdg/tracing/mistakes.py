@@ -111,17 +111,20 @@ def _space_of(error: Exception) -> str:
     return f": it is {space!r:.200}, and the code is for another kind of space"
 
 
-def check_arrays(what: str, name: str, tree: Any, fix: str) -> None:
-    """Checks that all leaves of a pytree are arrays.
+def check_arrays(what: str, state: Any) -> None:
+    """Checks that all leaves of a state are arrays.
 
     `what` is the function that returned it, such as `Mine.init`.
     """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        where = f"{what} returns {name}{jax.tree_util.keystr(path)}"
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        where = f"{what} returns state{jax.tree_util.keystr(path)}"
         if not is_array(leaf):
             kind = "an array of" if isinstance(leaf, np.ndarray) else "the"
             described = leaf.dtype if isinstance(leaf, np.ndarray) else type(leaf).__name__
-            raise GraphError(f"{where} as {kind} {described} {quoted(leaf)}, which is no array of JAX: {fix}")
+            raise GraphError(
+                f"{where} as {kind} {described} {quoted(leaf)}, which is no array of JAX: leave it out, or"
+                f" make it a field of the algorithm"
+            )
         if isinstance(leaf, int) and not isinstance(leaf, bool):
             try:
                 jnp.asarray(leaf)

@@ -116,9 +116,7 @@ def trace(algorithm: Any) -> FDG:
         if not (isinstance(result, tuple) and len(result) == 2):
             raise GraphError(f"{name}.iterate returned {kind_of(result)}: return (state, metrics)")
         _check_metrics(name, result[1])
-        check_arrays(
-            f"{name}.iterate", "state", result[0], "leave it out, or make it a field of the algorithm"
-        )
+        check_arrays(f"{name}.iterate", result[0])
         new_state, metrics = jax.tree.map(jax.numpy.asarray, result)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (new_state, metrics))
         _check_fixed_point(name, state, shapes[0])
@@ -146,8 +144,8 @@ def trace(algorithm: Any) -> FDG:
         try:
             core.check_jaxpr(jaxprs.open_jaxpr(jaxpr))
         except TypeError as error:
-            is_first = str(error).strip().splitlines()[0]
-            raise GraphError(f"{name}.iterate makes a program that JAX refuses: {is_first}") from error
+            line = str(error).strip().splitlines()[0]
+            raise GraphError(f"{name}.iterate makes a program that JAX refuses: {line}") from error
         return read_graph(name, jaxpr, state, output[-1][1])
 
     graph = trace_graph(iterate)
@@ -198,6 +196,16 @@ def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
     return graph
 
 
+def with_declarations(graph: FDG, source: FDG) -> FDG:
+    """The graph with what `source` has besides its jaxpr: sharding rules, exchanges, the number of agents."""
+    return dataclasses.replace(
+        graph,
+        parameter_rules=source.parameter_rules,
+        between_agents=source.between_agents,
+        agents=source.agents,
+    )
+
+
 def abstract_state(algorithm: Any) -> Any:
     """The state's pytree of `jax.ShapeDtypeStruct`; leaves that `init` returns as Python numbers are weak."""
     name = type(algorithm).__name__
@@ -206,7 +214,7 @@ def abstract_state(algorithm: Any) -> Any:
         state = algorithm.init(jax.random.key(0))
         if state is None:
             raise GraphError(f"{name}.init returned None: return the state")
-        check_arrays(f"{name}.init", "state", state, "leave it out, or make it a field of the algorithm")
+        check_arrays(f"{name}.init", state)
         return state
 
     with explained(f"{name}.init"), check_unchanged(algorithm, f"{name}.init", "iteration"):
@@ -233,9 +241,7 @@ def _describe_structures(before: Any, after: Any) -> str:
         for kind, names in by_kind.items()
         if names
     ]
-    if parts:
-        return "; ".join(parts)
-    return _describe_part(before, after, "state")
+    return "; ".join(parts) or _describe_part(before, after, "state")
 
 
 def _describe_part(before: Any, after: Any, where: str) -> str:

@@ -9,7 +9,8 @@ from fdg import jaxprs
 from fdg.batch import follow as batch_flow
 from fdg.batch.collective import unexplained
 from fdg.batch.exchanges import predict_exchanges
-from fdg.lowering import constraints as sharding
+from fdg.lowering.constraints import constrain
+from fdg.lowering.mesh import batch_sharding, make_mesh
 from fdg.running import hlo
 
 
@@ -23,13 +24,13 @@ def totals(rows):
 
 def compiled(function, axes, devices, *arguments):
     """The jaxpr, and its program on devices: (jaxpr, compiled, arguments laid out)."""
-    mesh = sharding.make_mesh(devices, sharding.BATCH)
+    mesh = make_mesh(devices)
     jaxpr = jaxprs.lowered(jax.make_jaxpr(function)(*arguments))
     axes = [*axes, *[None] * (len(arguments) - len(axes))]
-    into = [sharding.batch_sharding(mesh, axis) for axis in axes]
+    into = [batch_sharding(mesh, axis) for axis in axes]
     ends = batch_flow.axes(jaxpr, axes)
-    out = [sharding.batch_sharding(mesh, axis) for axis in ends]
-    run = core.jaxpr_as_fun(sharding.constrain(jaxpr, mesh, axes, ends))
+    out = [batch_sharding(mesh, axis) for axis in ends]
+    run = core.jaxpr_as_fun(constrain(jaxpr, mesh, axes, ends))
     placed = [jax.device_put(x, split) for x, split in zip(arguments, into, strict=True)]
     return jaxpr, jax.jit(run, in_shardings=into, out_shardings=out).lower(*placed).compile(), placed
 

@@ -9,7 +9,8 @@ from jax.sharding import Mesh
 import fdg
 from fdg.batch.follow import follow
 from fdg.errors import GraphError
-from fdg.lowering.constraints import BATCH, constrain
+from fdg.lowering.constraints import constrain
+from fdg.placing.layout import BATCH
 
 
 def tally(weight, x):

@@ -7,7 +7,6 @@ Micro-batches are the trips of the scan that calls the actors; an iteration has 
 `d mod M` trips read parameters of `ceil(d / M)` iterations ago, the other trips of `d // M` iterations ago.
 """
 
-import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from fdg.fragment import FragmentMark, fragments_in
 from fdg.identity_cache import IdentityCache
 from fdg.placing.staleness.values import kind_of_control
 from fdg.tracing.graph import FDG
-from fdg.tracing.trace import read_graph
+from fdg.tracing.trace import read_graph, with_declarations
 
 
 class Ages(NamedTuple):
@@ -84,12 +83,7 @@ def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
     if not first:
         return graph, Ages({f.name: older for f in graph.fragments}, lag, trips)
     cut, before, count = _CUT_GRAPHS(graph.jaxpr, first, lambda: _cut_graph(graph, first))
-    cut = dataclasses.replace(
-        cut,
-        parameter_rules=graph.parameter_rules,
-        between_agents=graph.between_agents,
-        agents=graph.agents,
-    )
+    cut = with_declarations(cut, graph)
     names = [fragment.name for fragment in cut.fragments]
     ages = {name: older + (i < before) for i, name in enumerate(names)}
     return cut, Ages(ages, lag, trips, frozenset(names[before : before + count]))
