@@ -258,9 +258,7 @@ _READERS: dict[Any, Callable[[str], Any]] = {int: _read_int, float: _read_float,
 
 def is_tuple(kind: Any) -> bool:
     """Whether an annotation is a tuple, or a union with one."""
-    return typing.get_origin(kind) is tuple or any(
-        typing.get_origin(argument) is tuple for argument in typing.get_args(kind)
-    )
+    return any(typing.get_origin(part) is tuple for part in (kind, *typing.get_args(kind)))
 
 
 def to_json(value: Any) -> Any:

@@ -103,12 +103,12 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
     text = _decode(content, where)
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        content_object = dict(pairs)
-        if len(content_object) < len(pairs):
+        parsed = dict(pairs)
+        if len(parsed) < len(pairs):
             seen: set[str] = set()
             name = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
             raise FdgError(f"{where}: {name[:60]!r} is there twice: remove one")
-        return content_object
+        return parsed
 
     def parse_integer(digits: str) -> int | float:
         if len(digits) > 20 or abs(int(digits)) >= _INTEGER_LIMIT:
@@ -125,7 +125,7 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
     # The slower hooks are needed only if a number may be out of range.
     has_large = _MAYBE_LARGE.search(content) is not None
     try:
-        content_object = json.loads(
+        parsed = json.loads(
             text,
             object_pairs_hook=without_duplicates,
             parse_int=parse_integer if has_large else None,
@@ -138,13 +138,13 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
         raise FdgError(f"{where}: is nested more than {_MAX_DEPTH} levels deep") from None
     except ValueError as error:
         raise FdgError(f"{where}: is not JSON: {one_line(error)}") from None
-    if not isinstance(content_object, dict):
+    if not isinstance(parsed, dict):
         raise FdgError(f"{where}: does not contain a JSON object")
-    if _depth(content_object) > _MAX_DEPTH:
+    if _depth(parsed) > _MAX_DEPTH:
         raise FdgError(f"{where}: is nested more than {_MAX_DEPTH} levels deep")
-    if _SURROGATE.search(content) and not _is_unicode(content_object):
+    if _SURROGATE.search(content) and not _is_unicode(parsed):
         raise FdgError(f"{where}: contains half a character (a lone surrogate)")
-    return content_object
+    return parsed
 
 
 def read_toml(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:

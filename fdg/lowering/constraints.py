@@ -211,9 +211,8 @@ class _Rewriter:
                     positions.add(0)  # in erf(erf(x)), XLA would gather the inner erf
                 if step.reduced:  # otherwise XLA may exchange a small operand instead
                     positions |= {i for i, axis in enumerate(step.operands) if axis is not None}
-            replicated = set(
-                dict(step.sliced)
-            )  # operands that the step reads replicated, and may take a part of
+            # the operands that the step reads replicated, and of which it may take a part
+            replicated = set(dict(step.sliced))
             if isinstance(step, EquationFlow):
                 whole_operands = {i for i, axis in enumerate(step.operands) if axis is None}
                 replicated |= whole_operands.difference(step.gathered)

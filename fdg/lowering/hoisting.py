@@ -91,8 +91,9 @@ def _split(jaxpr: Any, free: set[Any], rule: HoistRule) -> _Parts | None:
     for eqn in jaxpr.eqns:
         for part in _split_call(eqn, free, rule):
             is_invariant = all(jaxprs.is_literal(v) or v in free for v in part.invars)
-            is_invariant = is_invariant and not _any_inside(_runs_per_trip, part)
-            is_invariant = is_invariant and not _any_inside(rule.is_fixed, part)
+            is_invariant = is_invariant and not any(
+                _any_inside(test, part) for test in (_runs_per_trip, rule.is_fixed)
+            )
             if is_invariant:
                 free.update(part.outvars)
             equations.append((part, is_invariant, is_invariant and _any_inside(rule.selects, part)))

@@ -113,13 +113,10 @@ def parameter_rules(given: Any) -> Rules | str:
         if given == "fsdp":
             return ((".*", BATCH),)
         raise PlanError(f"parameters={given!r}: give rules, 'fsdp' or '{DECLARED}'")
-    if not isinstance(given, Mapping | Iterable):
+    if not isinstance(given, Iterable):
         raise PlanError(f"parameters={given!r}: give pairs of a regular expression and a sharding")
-    pairs = given.items() if isinstance(given, Mapping) else given
-    if not isinstance(pairs, Iterable):
-        raise PlanError(f"parameters={quoted(given)}: give rules, 'fsdp' or '{DECLARED}'")
     rules = []
-    for rule in pairs:
+    for rule in given.items() if isinstance(given, Mapping) else given:
         if not (isinstance(rule, Sequence) and not isinstance(rule, str) and len(rule) == 2):
             raise PlanError(f"parameters: {rule!r} is not a pair of a regular expression and a sharding")
         pattern, spec = rule
