@@ -71,10 +71,8 @@ class ProximalLoss(Part):
         log_ratio = policy.log_prob(minibatch.action) - decision.log_prob
         advantage = standardize(minibatch.advantage) if self.normalize_advantage else minibatch.advantage
         policy_loss = clipped_surrogate(log_ratio, advantage, self.clip_ratio)
-        if self.clip_value:
-            value_loss = clipped_value_error(value, decision.value, target, self.clip_ratio)
-        else:
-            value_loss = value_error(value, target)
+        clipping = decision.value, target, self.clip_ratio
+        value_loss = clipped_value_error(value, *clipping) if self.clip_value else value_error(value, target)
         entropy = jnp.mean(policy.entropy())
         loss = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
         return loss, {

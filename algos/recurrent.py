@@ -217,4 +217,7 @@ def _unroll_steps(
     if actor_critic:
         of_rows = pair(of_rows, (math.prod(leading),))
     found = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1), of_rows)
-    return Output(*found, memory=()) if actor_critic else AgentValues(found, memory=())
+    if not actor_critic:
+        return AgentValues(found, memory=())
+    policy, value = found
+    return Output(policy, value, memory=())

@@ -335,7 +335,7 @@ def _random_returns(study: Study, out: Path) -> dict[str, np.ndarray]:
     file = out / "random.json"
     returns_by_env = read_json(file) if file.exists() else {}
     for name in dict.fromkeys(cell.env for cell in study.cells):
-        returns = returns_by_env.get(name)
+        returns = returns_by_env.get(name, [])
         if not matches(returns, list[float]) or len(returns) != study.random_episodes:
             env_name, overrides = envs.parse(name)
             returns = random_returns(envs.make(env_name, **overrides), study.random_episodes)

@@ -172,7 +172,13 @@ def _open_writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]
             episodes, steps = (data.num_episodes, data.num_steps) if exists else (0, 0)
             with h5py.File(copy, "r+" if exists else "w") as file:
                 yield (writer := minari.Writer(file, episodes, env.observation_space))
-        counts = {"total_episodes": writer.num_episodes, "total_steps": steps + writer.num_steps}
-        spaces, author = (env.observation_space, env.action_space), f"fdg {fdg.__version__}"
-        metadata = minari.metadata(env.name, *spaces, algorithm, **counts, author=author)
+        metadata = minari.metadata(
+            env.name,
+            env.observation_space,
+            env.action_space,
+            algorithm,
+            total_episodes=writer.num_episodes,
+            total_steps=steps + writer.num_steps,
+            author=f"fdg {fdg.__version__}",
+        )
         files.write(folder / minari.METADATA, json.dumps(metadata, indent=1).encode())

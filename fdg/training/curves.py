@@ -115,7 +115,11 @@ def draw_run(
     else:
         text = "no episode ended" if metric == RETURN else f"{name} is not a number"
         axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center")
-        axes.set(yticks=[], **({"xlim": (0, steps[-1])} if len(steps) else {"xticks": []}))
+        axes.set(yticks=[])
+        if len(steps):
+            axes.set_xlim(0, steps[-1])
+        else:
+            axes.set_xticks([])
     if solved is not None:
         _draw_threshold(axes, solved, f"solved: {solved:g}")
     label = "mean episode return" if metric == RETURN else plot_label(name)
