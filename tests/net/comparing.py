@@ -124,7 +124,11 @@ def _of_job(name: str, a: Path, b: Path) -> Iterator[Difference]:
     if one["job"] != other["job"]:
         yield Difference(name, "", "", None, "the recordings are of different arguments: record both again")
         return
+    if "error: unknown algorithm" in one["texts"].get("error", ""):
+        return  # the algorithm came later
     for file in sorted({*one["texts"], *other["texts"]}):
+        if name.startswith("messages.") and file not in one["texts"]:
+            continue  # the mistake was added to the tests later
         yield from _of_texts(name, file, one["texts"].get(file), other["texts"].get(file))
     for file in sorted({*one["rows"], *other["rows"]}):
         yield from _of_rows(name, file, one["rows"].get(file), other["rows"].get(file))
