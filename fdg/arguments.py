@@ -240,10 +240,10 @@ def check_order(function: Callable, names: Sequence[str], what: str) -> None:
 
 
 def _signature_error(signature: inspect.Signature, names: Sequence[str], what: str, order: str) -> FdgError:
-    parameters = ", ".join(map(str, signature.parameters.values()))
-    return FdgError(
-        f"{what} takes ({parameters}), and is called with ({', '.join(names)}): let it take these{order}"
-    )
+    if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in signature.parameters.values()):
+        order = " by position, so remove the *"
+    takes, called = str(signature).partition(" -> ")[0], ", ".join(names)
+    return FdgError(f"{what} takes {takes}, and is called with ({called}): let it take these{order}")
 
 
 def _canonical_name(name: str) -> str:

@@ -283,12 +283,19 @@ def _weakness_message(name: str, state: Any, before: list[bool], after: list[boo
     return f"{where} {changes}, which computes otherwise from the second iteration on: {fix}"
 
 
+_COLUMNS = ("iteration", "env_steps", "wall_s", "eval_return")  # of metrics.jsonl, beside metrics
+
+
 def _check_metrics(name: str, metrics: Any) -> None:
     if not isinstance(metrics, dict):
         raise GraphError(f"{name}.iterate returns metrics of type {kind_of(metrics)}: return a flat dict")
     for key, value in metrics.items():
         if not isinstance(key, str):
             raise GraphError(f"{name}.iterate returns a metric named {key!r}: names are strings")
+        if key in _COLUMNS:
+            raise GraphError(
+                f"{name}.iterate returns a metric '{key}', a column that metrics.jsonl has: rename it"
+            )
         if not isinstance(value, dict | list | tuple) and not _is_real(value):
             raise GraphError(
                 f"{name}.iterate returns metric '{key}' as {value!r:.40}: metrics are real numbers; leave"

@@ -67,6 +67,8 @@ def load_with_names(
     imported without `trust`. `flags`: see `NameResolver`.
     """
     caller_algorithm = algorithm
+    if algorithm is not None:
+        checked_name(algorithm)
     path = hub.download(str(path)) if str(path).startswith(hub.SCHEME) else Path(path)
     config = read_config(path, prefix="")
     resolver = NameResolver(path / "config.json", caller_values, trust, flags)
@@ -74,10 +76,8 @@ def load_with_names(
     is_delayed = bool(config.get("staleness") or config.get("lag"))
     if algorithm is None:
         algorithm, policy = rebuild(config, resolver, str(path))
-    else:
-        checked_name(algorithm)
-        if is_delayed:
-            policy = rebuild_policy(config, resolver, str(path))
+    elif is_delayed:
+        policy = rebuild_policy(config, resolver, str(path))
     if not isinstance(algorithm, Sweep):  # the caller may give the algorithm of a sweep without the sweep
         algorithm = restore_sweep(algorithm, config)
     checkpoints, iteration = _select_checkpoint(path, checkpoint)
