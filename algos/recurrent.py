@@ -72,7 +72,8 @@ def recurrent_actor_critic(
         memory: a kind other than a GRU, whose `size` replaces `memory_size`.
         activation, initial_log_std, convolve, layer_norm, torso: as in `networks.actor_critic`.
 
-    >>> network = recurrent_actor_critic(Box(-1.0, 1.0, (4,)), distributions.Discrete(2), memory_size=16)
+    >>> import envs
+    >>> network = recurrent_actor_critic(envs.Box(-1.0, 1.0, (4,)), envs.Discrete(2), memory_size=16)
     >>> observation = jnp.zeros((5, 8, 4))
     >>> parameters = jax.eval_shape(network.init, jax.random.key(0), observation)
     >>> start = jnp.zeros((5, 8), bool)
