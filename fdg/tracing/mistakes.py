@@ -111,13 +111,13 @@ def _space_of(error: Exception) -> str:
     return f": it is {space!r:.200}, and the code is for another kind of space"
 
 
-def check_arrays(what: str, state: Any) -> None:
-    """Checks that all leaves of a state are arrays.
+def check_arrays(what: str, tree: Any, name: str = "state") -> None:
+    """Checks that all leaves of a state, or of what has another name, are arrays.
 
     `what` is the function that returned it, such as `Mine.init`.
     """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        where = f"{what} returns state{jax.tree_util.keystr(path)}"
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        where = f"{what} returns {name}{jax.tree_util.keystr(path)}"
         if not is_array(leaf):
             kind = "an array of" if isinstance(leaf, np.ndarray) else "the"
             described = leaf.dtype if isinstance(leaf, np.ndarray) else type(leaf).__name__

@@ -32,7 +32,7 @@ from fdg.training.evaluation import (
 from fdg.training.finite import Finite
 from fdg.training.job import Job, steps_unit
 from fdg.training.progress import Progress, clock
-from fdg.training.recorder import Callback, LostEpisodes, Recorder
+from fdg.training.recorder import Callback, LostEpisodes, Recorder, check_metrics
 from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines, write_samples
 from fdg.training.settling import Settled, check_all_busy, prepare, too_small_micro_batch
@@ -174,6 +174,7 @@ class _Session:
             say(f"{engine.plan}\n")
             if settled.devices_reason:
                 say(f"devices: {settled.devices_reason}")
+        check_metrics(engine.plan.graph.metrics)
         say("compiling ...")
         state, compile_s = self._start(latest)
         start = latest or 0

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from envs import host
@@ -263,6 +265,8 @@ class Recorder:
         lost_entry = self.lost.row()
         if metrics is None:
             return
+        # bfloat16 and other dtypes that NumPy takes for no numbers
+        metrics = {name: x.astype(np.float32) if x.dtype.kind == "V" else x for name, x in metrics.items()}
         now = time.perf_counter()
         seconds, self._last_flush = now - self._last_flush, now
         iterations, per_agent = pending.iterations, getattr(self.job.algorithm, "recorded_per_agent", ())
@@ -336,6 +340,24 @@ class Recorder:
                     f"callback {quoted(callback)} raised {raised(error)} at iteration {self.iteration}:"
                     " fix it, and continue from the last checkpoint with resume=True"
                 ) from error
+
+
+_COLUMNS = ("iteration", "env_steps", "wall_s", "eval_return")  # of metrics.jsonl, beside metrics
+
+
+def check_metrics(metrics: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    """Refuses metrics that `metrics.jsonl` cannot hold.
+
+    Raises:
+      FdgError: a metric has the name of another column, or is a random key or a complex number.
+    """
+    for name, metric in metrics.items():
+        if name in _COLUMNS:
+            raise FdgError(f"metric '{name}': metrics.jsonl has a column of this name: give it another")
+        if not any(jnp.issubdtype(metric.dtype, kind) for kind in (jnp.integer, jnp.floating, jnp.bool_)):
+            raise FdgError(
+                f"metric '{name}' is {metric.dtype}: metrics.jsonl holds real numbers: leave it out"
+            )
 
 
 def _metrics_row(metrics: Mapping[str, np.ndarray], per_agent: Sequence[str]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ MISTAKES = {
     "no metrics": (broken.ForgetsMetrics, "returned dict", "return (state, metrics)"),
     "a list of metrics": (broken.MetricsAsAList, "type list", "return a flat dict"),
     "a metric of None": (broken.MetricOfNone, "'loss' as None", "leave it out"),
-    "a metric of text": (broken.MetricOfText, "'phase' as 'warm-up'", "are real numbers"),
+    "a metric of text": (broken.MetricOfText, "'phase' as 'warm-up'", "are numbers"),
     "four metrics in one": (broken.MetricOfFour, "shape (4,)", "jnp.mean"),
     "a numbered metric": (broken.NumberedMetric, "named 0", "names are strings"),
     "a field that is lost": (broken.DropsAField, "another structure", "keep every field"),

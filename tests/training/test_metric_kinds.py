@@ -1,0 +1,63 @@
+"""Metrics that `metrics.jsonl` can hold, and those that it cannot."""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fdg
+
+
+@dataclasses.dataclass(frozen=True)
+class Counter:
+    """One metric, of any kind and name."""
+
+    metric: Any
+    name: str = "odd"
+    total_steps: int = 3
+    steps_per_iteration = 1
+
+    def init(self, key):
+        return jnp.zeros(2)
+
+    def iterate(self, state):
+        return state + 1, {self.name: self.metric()}
+
+
+@pytest.mark.parametrize(
+    "metric, name, words",
+    [
+        (lambda: jax.random.key(0), "odd", "'odd' is key<fry>: metrics.jsonl holds real numbers"),
+        (lambda: jnp.zeros((), jnp.complex64), "odd", "'odd' is complex64"),
+        (lambda: 2**70, "odd", "metrics['odd'] as 1180591620717411303424, which is beyond 32 bits"),
+        *[(lambda: 1.0, name, f"'{name}': metrics.jsonl has a column of this name")
+          for name in ("iteration", "env_steps", "wall_s", "eval_return")],
+    ],
+)  # fmt: skip
+def test_what_no_row_can_hold_is_refused_before_training(metric, name, words, tmp_path):
+    with pytest.raises(fdg.FdgError) as error:
+        fdg.fit(Counter(metric, name), out=tmp_path / "run")
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "metric", [lambda: True, lambda: 3, lambda: jnp.bfloat16(0.5), lambda: jnp.uint8(7), lambda: jnp.int4(-3)]
+)
+def test_real_numbers_are_recorded(metric, tmp_path):
+    fdg.fit(Counter(metric), out=tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [row["odd"] for row in rows] == [float(metric())] * 3
+
+
+def test_arguments_that_are_taken_by_name_alone_are_named():
+    class ByName(Counter):
+        def init(self, *, key):
+            return jnp.zeros(2)
+
+    with pytest.raises(
+        fdg.FdgError, match=r"init takes \(\*, key\).*\(key\): .* by position, so remove the \*"
+    ):
+        fdg.trace(ByName(lambda: 1.0))
