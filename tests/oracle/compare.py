@@ -176,11 +176,15 @@ def _refusal(message: str, program: Program, placement: Placement) -> Verdict:
 def _changing(program: Program) -> list[str]:
     """The leaves of the state whose dtype or weak type an iteration changes: these may be refused by name."""
     algorithm = Algorithm(program)
-    before = jax.eval_shape(algorithm.init, jax.random.key(0))
-    after = jax.eval_shape(algorithm.iterate, before)[0]
-    leaves = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
-    kinds = [(path, (a.dtype, a.weak_type), (b.dtype, b.weak_type)) for (path, a), b in leaves]
-    return [f"state{jax.tree_util.keystr(path)} " for path, old, new in kinds if old != new]
+    state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    changing: dict[str, None] = {}
+    for _ in jax.tree.leaves(state):  # a change may move on from leaf to leaf
+        after = jax.eval_shape(algorithm.iterate, state)[0]
+        leaves = zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(after), strict=True)
+        kinds = [(path, (a.dtype, a.weak_type), (b.dtype, b.weak_type)) for (path, a), b in leaves]
+        changing |= {f"state{jax.tree_util.keystr(path)} ": None for path, old, new in kinds if old != new}
+        state = after
+    return list(changing)
 
 
 def _brief(error: Exception) -> str:
