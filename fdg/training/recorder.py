@@ -342,7 +342,7 @@ class Recorder:
                 ) from error
 
 
-_COLUMNS = ("iteration", "env_steps", "wall_s", "eval_return")  # of metrics.jsonl, beside metrics
+_COLUMNS = ("iteration", "env_steps", "wall_s", "eval_return")  # of metrics.jsonl that are no metrics
 
 
 def check_metrics(metrics: Mapping[str, jax.ShapeDtypeStruct]) -> None:
