@@ -94,11 +94,18 @@ class _Rewriter:
         self.mesh, self.sharded = mesh, sharded
         self._cache: IdentityCache[tuple[Any, set[Any], list[Spec | None]]] = IdentityCache()
 
-    def rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> tuple[Any, set[Any], list[Spec | None]]:
-        """The rewritten jaxpr, the inputs that it constrains, and the specs of its outputs."""
-        return self._cache(flow, specs, lambda: self._rewrite(flow, specs))
+    def rewrite(
+        self, flow: Flow, specs: tuple[Spec | None, ...], sliced: tuple[int, ...] = ()
+    ) -> tuple[Any, set[Any], list[Spec | None]]:
+        """The rewritten jaxpr, the inputs that it constrains, and the specs of its outputs.
 
-    def _rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> tuple[Any, set[Any], list[Spec | None]]:
+        `sliced` are the replicated outputs of which a reader may take a part.
+        """
+        return self._cache(flow, (specs, sliced), lambda: self._rewrite(flow, specs, sliced))
+
+    def _rewrite(
+        self, flow: Flow, specs: tuple[Spec | None, ...], sliced: tuple[int, ...]
+    ) -> tuple[Any, set[Any], list[Spec | None]]:
         equations: list[Any] = []
         axes = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
         placed: dict[tuple[Any, Axis], Any] = {}  # values that are already gathered or sliced
@@ -152,7 +159,7 @@ class _Rewriter:
             return operands
 
         flow = dataclasses.replace(flow, equations=tuple(map(_mark_local, flow.equations)))
-        pins = self._pins(flow)
+        pins, gathered = self._pins(flow, sliced)
         for atom in flow.jaxpr.invars:
             if atom in pins:
                 pin(atom)
@@ -167,7 +174,11 @@ class _Rewriter:
             eqn = step.eqn.replace(invars=invars)
             bodies = jaxprs.bodies(step.eqn) if step.bodies and (self.sharded or not step.local) else ()
             rewritten = [
-                self.rewrite(body_flow, weights.body_input_specs(body, step.eqn, specs_of))
+                self.rewrite(
+                    body_flow,
+                    weights.body_input_specs(body, step.eqn, specs_of),
+                    tuple(k for v, k in zip(step.eqn.outvars, body.results, strict=False) if v in gathered),
+                )
                 for body, body_flow in zip(bodies, step.bodies, strict=False)
             ]
             if self.sharded:
@@ -199,10 +210,13 @@ class _Rewriter:
         output_specs = [None if jaxprs.is_literal(v) else specs_of.get(v) for v in flow.jaxpr.outvars]
         return flow.jaxpr.replace(eqns=equations, outvars=outputs), constrained_inputs, output_specs
 
-    def _pins(self, flow: Flow) -> set[Any]:
-        """The variables that a reader needs with a sharding other than their producer's."""
+    def _pins(self, flow: Flow, sliced: Sequence[int]) -> tuple[set[Any], set[Any]]:
+        """The variables that a reader needs with a sharding other than their producer's.
+
+        Also returns the replicated ones of which a reader may take a part; `sliced` are such outputs.
+        """
         pins: set[Any] = set()
-        gathered: set[Any] = set()
+        gathered: set[Any] = set(jaxprs.variables(flow.jaxpr.outvars[i] for i in sliced))
         for atoms, step in [(s.eqn.invars, s) for s in flow.equations] + [(flow.jaxpr.outvars, flow)]:
             positions = {*step.gathered, *dict(step.sliced)}
             if isinstance(step, EquationFlow) and not step.local:
@@ -228,7 +242,7 @@ class _Rewriter:
                 whole = {v for v, axis in (*operands, *results) if axis is None and _has_shape(v)}
                 pins |= whole
                 gathered |= whole
-        return pins
+        return pins, gathered
 
     def _operands_constrained_inside(self, step: EquationFlow) -> list[int]:
         """The operands of a call that its body constrains."""

@@ -238,3 +238,33 @@ def test_an_effect_is_never_split_nor_dropped():
     assert batch_flow.equation_axes(marked, [0]) == [None]
     (step,) = batch_flow.follow(jax.make_jaxpr(loop)(x), [0]).equations
     assert not step.local and step.agrees_on_predicate
+
+
+IN_A_BODY = {
+    "jit": lambda f, x: jax.jit(f)(x),
+    "checkpoint": lambda f, x: jax.checkpoint(f)(x),
+    "two deep": lambda f, x: jax.checkpoint(jax.jit(f))(x),
+    "cond": lambda f, x: lax.cond(jnp.sum(x) > 0, f, lambda x: f(x + 1), x),
+    "scan": lambda f, x: lax.scan(lambda carry, _: (f(carry[0]), None), f(x), length=2)[0],
+    "fori": lambda f, x: lax.fori_loop(0, 2, lambda _, carry: f(carry[0]), f(x)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", IN_A_BODY.values(), ids=IN_A_BODY)
+def test_a_whole_value_that_is_cut_outside_of_the_body_that_reads_it(call, devices):
+    """XLA would give the body's own reader the part, and so need an exchange that the plan does not name."""
+
+    @fdg.fragment("learner", in_axes=1, out_axes=(1, None))
+    def learner(x):
+        return call(lambda x: ((whole := jnp.sort(x, axis=1)), jnp.max(whole.astype(jnp.float16), 1)), x)
+
+    class Sorting:
+        def init(self, key):
+            return numbers(2, B), jnp.zeros(2, jnp.float16)
+
+        def iterate(self, state):
+            return learner(state[0]), {}
+
+    engine = fdg.compile(Sorting(), policies.GPUOnly(), devices=devices[:4])
+    engine.compile(3)
+    assert not engine.unexplained()
