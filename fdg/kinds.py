@@ -349,7 +349,7 @@ def check_decorated(cls: type) -> None:
     ...     rate = 0.5
     >>> check_decorated(Mine)
     Traceback (most recent call last):
-    fdg.errors.FdgError: Mine: rate has no effect: write its type, rate: float = ..., and \
+    fdg.errors.FdgError: Mine...: rate has no effect: write its type, rate: float = ..., and \
 @dataclasses.dataclass(frozen=True) above the class
     """
     for base in cls.__mro__:
