@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from algos.registry import IN_ENVIRONMENTS, MODULES, OF_TEXT, able, public
 from envs import Environment, check_spec, user_code
 from fdg import aliases
-from fdg.arguments import checked, checked_names
-from fdg.errors import UnknownNameError, unknown_name
+from fdg.arguments import checked, checked_names, quoted
+from fdg.errors import FdgError, UnknownNameError, unknown_name
 from fdg.public_names import explain_calls, no_attribute, submodule
 from fdg.settings import moved
 from fdg.settings.presets import own_preset
@@ -189,7 +189,11 @@ def make(name: str | type, env: Environment, **hyperparameters: Any) -> Any:
     algorithm: Any = name
     if isinstance(name, str):
         algorithm = user_code.found("algorithm", name) if ":" in name else get(name)
-    if isinstance(env, str | type):
+    if not callable(getattr(algorithm, "iterate", None)):
+        raise FdgError(
+            f"make(name={quoted(name)}): it has no method iterate: give an algorithm, such as algos.PPO"
+        )
+    if isinstance(env, str | type) or not hasattr(env, "name"):
         check_spec(env)
     if hasattr(algorithm, "settings"):
         return algorithm(env=env, **algorithm.settings(env.name, env, hyperparameters))

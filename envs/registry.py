@@ -39,7 +39,7 @@ from envs.environment import Environment, Vectorized, named_info
 from envs.host import HostEnvironment
 from envs.text import verifiers
 from envs.wrappers import PARAMETERS, wrapped
-from fdg.arguments import checked, checked_names
+from fdg.arguments import checked, checked_names, quoted
 from fdg.errors import FdgError, listed, one_line, unknown_name, whose_file
 
 SOURCES = (
@@ -133,7 +133,7 @@ def make(name: str, **overrides: Any) -> Any:
     if not isinstance(name, str):
         refused = foreign.refused(name)
         fix = f": it {refused}" if refused else "; an environment is used as it is, one by envs.vectorize"
-        raise FdgError(f"envs.make({name!r:.60}): give a name, such as 'CartPole-v1'{fix}")
+        raise FdgError(f"envs.make({quoted(name)}): give a name, such as 'CartPole-v1'{fix}")
     if "?" in name and name not in _registered:
         plain, given = parse(name)
         keywords = "".join(f", {key}={value!r}" for key, value in {**given, **overrides}.items())

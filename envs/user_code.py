@@ -58,7 +58,7 @@ def found(what: str, name: str, is_candidate: Callable[[Any], bool] = callable) 
         raise FdgError(f"{what} '{name}': there is no module '{module_name}': {fix}") from None
     for part in attribute.split("."):
         if not hasattr(value, part):
-            own = {key: one for key, one in vars(value).items() if not key.startswith("_")}
+            own = {key: one for key, one in getattr(value, "__dict__", {}).items() if not key.startswith("_")}
             there = [key for key, one in own.items() if is_candidate(one)] or [
                 k for k in own if callable(own[k])
             ]

@@ -9,6 +9,7 @@ parameters or settings from each other, by the algorithm's `between_agents` (`Be
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -145,6 +146,8 @@ def checked_name(algorithm: Any) -> str:
             f"{algorithm.__name__} is a class, but an algorithm is an instance:"
             f" write {algorithm.__name__}(...) with its hyperparameters"
         )
+    if inspect.ismodule(algorithm):
+        raise GraphError(f"{algorithm.__name__} is a module, not an algorithm: write algos.make('PPO', env)")
     name = type(algorithm).__name__
     hint = f": write algos.make({algorithm!r:.60}, env)" if isinstance(algorithm, str) else ""
     if hasattr(algorithm, "observation_space"):

@@ -418,9 +418,7 @@ def order_of(function: Callable, name: str, arguments: Mapping[str, Any]) -> str
     if not any(fits(value, kind) and fits(arguments[other], annotation) for other, kind in others.items()):
         return ""
     parameters = inspect.signature(function).parameters.values()
-    names = [
-        other.name for other in parameters if other.kind is not other.VAR_KEYWORD and other.name != "self"
-    ]
+    names = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "self"]
     return f": the order is {_call_name(function)}({', '.join(names)})"
 
 
@@ -443,7 +441,10 @@ def quoted(value: Any) -> str:
     >>> quoted("x" * 100)
     "'xxxxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxxxxxxxxxxxx'"
     """
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a value nested too deep; a user's `__repr__`
+        text = object.__repr__(value)
     half = (_MAX_QUOTED - 3) // 2
     return text if len(text) <= _MAX_QUOTED else f"{text[:half]}...{text[-half - 1 :]}"
 

@@ -178,7 +178,10 @@ def as_number(word: Any, kind: Any, name: str = "") -> str:
     (': write 2', ": write the number alone, without 'mJ'")
     """
     if hasattr(word, "item") and tuple(getattr(word, "shape", ())) in ((), (1,)):
-        number = word.item()
+        try:
+            number = word.item()
+        except Exception:  # a key of JAX, an array of a traced function
+            return ""
         return f": write {number:.6g}" if isinstance(number, int | float) and matches(number, kind) else ""
     match = _QUANTITY.fullmatch(word.strip()) if isinstance(word, str) else None
     if match is None or not (mentions(kind, float) or mentions(kind, int)):

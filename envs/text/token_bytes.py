@@ -31,14 +31,15 @@ def read(loaded: Any) -> tuple[list[bytes], np.ndarray]:
     special = {i for i, added in loaded.get_added_tokens_decoder().items() if added.special}
     # Between two others, a token keeps the blanks that some decoders strip at the ends.
     anchor = loaded.encode("a", add_special_tokens=False).ids
-    around = [[*anchor, token, *anchor] for token in range(size)]
+    tokens = sorted(loaded.get_vocab(with_added_tokens=True).values())  # numbers may have gaps
+    around = [[*anchor, token, *anchor] for token in tokens]
     texts = loaded.decode_batch(around, skip_special_tokens=False)
     firsts = loaded.decode_batch([one[len(anchor) :] for one in around], skip_special_tokens=False)
     # If all tokens are separated by a blank, the blank is common too, and belongs to the later token.
     start = min(_in_common(texts), len(loaded.decode(anchor, skip_special_tokens=False)))
     end = _in_common([text[::-1] for text in texts])
     found, lost = [b""] * size, np.zeros(size, np.int32)
-    for token, (text, first) in enumerate(zip(texts, firsts, strict=True)):
+    for token, text, first in zip(tokens, texts, firsts, strict=True):
         if token in special:
             continue
         text, first = text[start : len(text) - end], first[: len(first) - end]

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import types
 from collections.abc import Mapping, Sequence
@@ -120,6 +121,7 @@ class CharacterTokenizer:
         Raises:
           FdgError: a character is not in the alphabet; names the first.
         """
+        _check_text(text)
         for i, c in enumerate(text):
             if c not in self.alphabet:
                 raise FdgError(
@@ -133,9 +135,8 @@ class CharacterTokenizer:
         Raises:
           FdgError: a number is no token.
         """
-        ids = [int(i) for i in ids]
-        check_tokens(ids, self.vocab_size)
-        return "".join(self.alphabet[i - self._FIRST] for i in ids if i >= self._FIRST)
+        numbers = _token_numbers(ids, self.vocab_size)
+        return "".join(self.alphabet[i - self._FIRST] for i in numbers if i >= self._FIRST)
 
     def encode_rows(
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
@@ -184,6 +185,8 @@ class HuggingFaceTokenizer:
     digest: str = dataclasses.field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike):
+            raise FdgError(f"HuggingFaceTokenizer({quoted(self.path)}): give the directory of a checkpoint")
         object.__setattr__(self, "path", str(pathlib.Path(self.path).absolute()))
         tokenizer_config.loaded(self.path)
         object.__setattr__(self, "digest", tokenizer_config.digest(self.path))
@@ -234,6 +237,7 @@ class HuggingFaceTokenizer:
         """The tokens of a text, without special tokens around it; special tokens spelled out in it are
         encoded as such.
         """
+        _check_text(text)
         with self._library():
             return list(tokenizer_config.loaded(self.path).encode(text, add_special_tokens=False).ids)
 
@@ -243,10 +247,9 @@ class HuggingFaceTokenizer:
         Raises:
           FdgError: a number is no token.
         """
-        ids = [int(i) for i in ids]
-        check_tokens(ids, self.vocab_size)
+        numbers = _token_numbers(ids, self.vocab_size)
         with self._library():
-            return tokenizer_config.loaded(self.path).decode(ids, skip_special_tokens=True)
+            return tokenizer_config.loaded(self.path).decode(numbers, skip_special_tokens=True)
 
     def encode_rows(
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
@@ -348,7 +351,7 @@ class HuggingFaceTokenizer:
         generation_marks: str = "",
     ) -> str:
         template = self._template(arguments.get("chat_template"), arguments.get("tools"))
-        for i, one in enumerate(messages):
+        for i, one in enumerate(messages if np.iterable(messages) else [messages]):
             if not isinstance(one, Mapping):
                 raise FdgError(
                     f"message {i} is {quoted(one)}: it must be a mapping, as in"
@@ -360,7 +363,7 @@ class HuggingFaceTokenizer:
         given.pop("chat_template", None)
         try:
             values = json.loads(json.dumps(given))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise FdgError(f"messages and arguments of a chat template: {one_line(error)}") from error
         try:
             return _compiled(template).render(generation_marks, **values)
@@ -431,11 +434,23 @@ class HuggingFaceTokenizer:
         return None if word is None else tokenizer_config.loaded(self.path).token_to_id(word)
 
 
-def check_tokens(ids: Sequence[int], vocab_size: int) -> None:
-    """Raises an `FdgError` that names the first number outside the vocabulary."""
-    for i, token in enumerate(ids):
+def _check_text(text: Any) -> None:
+    if not isinstance(text, str):
+        raise FdgError(f"encode({quoted(text)}): give a string")
+
+
+def _token_numbers(ids: Any, vocab_size: int) -> list[int]:
+    """Tokens as integers; raises an `FdgError` that names the first number outside the vocabulary."""
+    try:
+        numbers = [int(i) for i in ids]
+    except (TypeError, ValueError, OverflowError):  # None, text, NaN, infinity
+        raise FdgError(
+            f"decode({quoted(ids)}): give the numbers of tokens, as `encode` returns them"
+        ) from None
+    for i, token in enumerate(numbers):
         if not 0 <= token < vocab_size:
             raise FdgError(f"token {token} at {i} is not in the vocabulary, whose last is {vocab_size - 1}")
+    return numbers
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import inspect
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -195,6 +196,10 @@ def check_policy(policy: Any) -> None:
         raise PlanError(
             f"{policy.__name__} is a class, and a policy is an instance of one: write {policy.__name__}()"
         )
+    if inspect.ismodule(policy):
+        raise PlanError(
+            f"{policy.__name__} is a module, not a policy: use a value such as policies.GPUOnly()"
+        )
     if network := aliases.not_a_policy(policy):
         raise PlanError(f"policy {network} (a policy says on which devices what runs)")
     if isinstance(policy, str):
@@ -242,7 +247,7 @@ def checked_devices(devices: Any) -> list[Any]:
                 f" fdg.host_devices({max(1, devices)}) configures more, if it is called before JAX starts"
             )
         return available[:devices]
-    if isinstance(devices, str | bytes | os.PathLike) or not isinstance(devices, Iterable):
+    if isinstance(devices, str | bytes | os.PathLike) or not np.iterable(devices):
         is_file = isinstance(devices, str | os.PathLike) and os.path.splitext(devices)[1]
         file = "; a cluster file is for fdg plan --cluster FILE" if is_file else ""
         raise PlanError(
@@ -250,7 +255,7 @@ def checked_devices(devices: Any) -> list[Any]:
         )
     device_list = list(devices)
     for position, device in enumerate(device_list):
-        if not hasattr(device, "platform"):
+        if not isinstance(getattr(device, "platform", None), str):  # an array's is a method
             raise PlanError(
                 f"devices[{position}] is {quoted(device)}, which is not a device: give a list such as"
                 " jax.devices()[:2]"

@@ -14,7 +14,7 @@ import re
 import jax
 from jax.extend.backend import clear_backends
 
-from fdg.arguments import checked_names
+from fdg.arguments import checked_names, quoted
 from fdg.cores import usable_cores
 from fdg.errors import FdgError
 
@@ -41,7 +41,7 @@ def host_devices(count: int) -> None:
 def _configure(count: int) -> bool:
     """Sets the number of devices; False if the backend runs with that number, an error if with another."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_HOST_DEVICES:
-        raise FdgError(f"host_devices({count!r}): give an integer from 1 to {MAX_HOST_DEVICES}")
+        raise FdgError(f"host_devices({quoted(count)}): give an integer from 1 to {MAX_HOST_DEVICES}")
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from fdg import kinds
+from fdg.arguments import quoted
 from fdg.errors import FdgError, listed, nearest
 
 
@@ -144,7 +145,7 @@ def require_type(algorithm: Any, name: str, value: Any) -> None:
     cls: Any = type(algorithm)
     kind = _annotations(cls)[name]
     fix = "" if _matches(value, kind) else _conversion_fix(name, value, kind) or _anneal_fix(cls, name, value)
-    require(algorithm, _matches(value, kind), f"{name}={value!r:.60}: it must be {_expected(kind)}{fix}")
+    require(algorithm, _matches(value, kind), f"{name}={quoted(value)}: it must be {_expected(kind)}{fix}")
 
 
 def _anneal_fix(cls: Any, name: str, value: Any) -> str:
@@ -176,7 +177,7 @@ def _matches_plain(value: Any, kind: Any) -> bool | None:
     if kind is int:
         return isinstance(value, int | np.integer) and not isinstance(value, bool)
     if kind is float and isinstance(value, jax.Array):  # it may be traced
-        return value.ndim == 0
+        return value.ndim == 0 and jax.dtypes.issubdtype(value.dtype, np.number)  # a key is none
     if hasattr(kind, "described"):
         return all(callable(getattr(value, part, None)) for part in kind._fields)
     return True if isinstance(kind, type) and kind not in _PLAIN else None

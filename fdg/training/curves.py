@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fdg.errors import FdgError, listed
+from fdg.arguments import checked
+from fdg.errors import FdgError, listed, one_line
 from fdg.training.finite import failed_agents
 from fdg.training.run_directory import RunDirectory, read_config, read_metrics, read_summary
 from fdg.training.space import parse_grid, points_of
@@ -153,6 +154,7 @@ def _draw_evaluations(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
             axes.plot(x, y, marker=marker, markersize=4, linewidth=1, color=colour, label=label)
 
 
+@checked
 def compare(
     paths: Iterable[str | Path],
     *,
@@ -226,8 +228,11 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 def find_unique_runs(paths: Iterable[str | Path]) -> list[Path]:
     """The paths of `find_runs`; raises `FdgError` if a run is given twice."""
-    folders = find_runs(paths)
-    resolved = [folder.resolve() for folder in folders]
+    try:
+        folders = find_runs(paths)
+        resolved = [folder.resolve() for folder in folders]
+    except (OSError, TypeError, ValueError) as error:  # a name that is too long, or no path
+        raise FdgError(f"run directories cannot be found: {one_line(error)}") from None
     duplicate = next((folder for i, folder in enumerate(folders) if resolved[i] in resolved[:i]), None)
     if duplicate is not None:
         raise FdgError(f"{duplicate} is given twice, and would count as another seed: name each run once")

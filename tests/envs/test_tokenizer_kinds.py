@@ -2,6 +2,7 @@
 
 import functools
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -324,3 +325,23 @@ def test_options_of_any_text_are_read_as_they_are_written(system):
     assert dict(task.overrides) == given
     assert task == envs.make("text:sorting", **{**given, "template_arguments": {"x": [1, "&"]}})
     assert task == envs.make("text:sorting", **{**given, "template_arguments": "{'x': (1, '&')}"})
+
+
+def test_messages_that_are_nested_without_end_are_refused(chatting):
+    content = []
+    for _ in range(2000):
+        content = [content]
+    tokenizer = HuggingFaceTokenizer(str(chatting))
+    for messages in ([{"role": "user", "content": content}], None):
+        with pytest.raises(FdgError, match="message"):
+            tokenizer.chat(messages)
+
+
+def test_a_large_gap_between_tokens_is_not_decoded(tmp_path):
+    made = KINDS["bytes as GPT-2"]()
+    found = json.loads(made.to_str())
+    found["model"]["vocab"]["gap"] = 1_000_000
+    folder = written(tmp_path / "gap", tokenizers.Tokenizer.from_str(json.dumps(found)))
+    began = time.process_time()
+    _, counts = HuggingFaceTokenizer(str(folder)).codes_of_tokens()
+    assert counts[1_000_000] == 3 and not counts[999_999] and time.process_time() - began < 5

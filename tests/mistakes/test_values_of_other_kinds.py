@@ -1,0 +1,68 @@
+"""Values of kinds that no argument takes: modules, keys, classes, and what cannot be written as text."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from envs.text import CharacterTokenizer, HuggingFaceTokenizer
+from fdg.errors import FdgError
+from fdg.training import curves
+
+ENV = envs.make("CartPole-v1")
+PPO = algos.PPO(env=ENV, num_envs=4)
+KEY = jax.random.key(0)
+
+
+class Unwritten:
+    """As arrays of a file that was closed: its text cannot be made."""
+
+    def __repr__(self):
+        raise RuntimeError("closed")
+
+
+def deep():
+    made = []
+    for _ in range(3000):
+        made = [made]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: fdg.trace(jnp), "jax.numpy is a module, not an algorithm"),
+        (lambda: fdg.place(policies, policies.GPUOnly()), "policies is a module, not an algorithm"),
+        (lambda: fdg.compile(PPO, jnp), "jax.numpy is a module, not a policy"),
+        (lambda: fdg.compile(PPO, policies.GPUOnly(), KEY), "give a number (8) or a list of devices"),
+        (lambda: fdg.compile(PPO, policies.GPUOnly(), jnp.arange(2)), "devices[0] is Array(0, dtype=int32)"),
+        (lambda: fdg.load(KEY), "give a string or a path"),
+        (lambda: fdg.load(deep()), "load(path=<list object"),
+        (lambda: fdg.load(Unwritten()), "give a string or a path"),
+        (lambda: fdg.host_devices(deep()), "give an integer from 1"),
+        (lambda: envs.make(deep()), "give a name, such as"),
+        (lambda: algos.PPO(env=ENV, learning_rate=KEY), "it must be a number"),
+        (lambda: algos.PPO(env=ENV, learning_rate=Unwritten()), "it must be a number"),
+        (lambda: algos.make("PPO", None), "environment NoneType()"),
+        (lambda: algos.make("PPO", envs), "environment module()"),
+        (lambda: algos.make(dict, ENV), "it has no method iterate"),
+        (lambda: algos.make("math:pi.x", ENV), "unknown algorithm in math 'pi.x'"),
+        (lambda: fdg.compare(["x" * 5000]), "File name too long"),
+        (lambda: fdg.compare(["\ud800"]), "run directories cannot be found"),
+        (lambda: curves.compare(None), "compare(paths=None)"),
+        (lambda: curves.compare([None]), "run directories cannot be found"),
+        (lambda: HuggingFaceTokenizer(None), "give the directory of a checkpoint"),
+        (lambda: CharacterTokenizer().encode(None), "encode(None): give a string"),
+        (lambda: CharacterTokenizer().decode("abc"), "give the numbers of tokens"),
+        (lambda: CharacterTokenizer().decode([math.inf]), "give the numbers of tokens"),
+    ],
+)
+def test_values_of_other_kinds_are_named(call, said):
+    with pytest.raises(FdgError) as caught:
+        call()
+    assert said in str(caught.value) and "\n" not in str(caught.value), caught.value
