@@ -280,6 +280,7 @@ class UnknownNameError(FdgError):
 
 # Characters of a list of names in an error; more if no call lists them.
 _LISTED_CHARACTERS, _UNLISTED_CHARACTERS = 300, 500
+_NAME_CHARACTERS = 100  # of the unknown name itself
 
 
 def unknown_name(
@@ -296,17 +297,19 @@ def unknown_name(
     >>> print(unknown_name("policy", "mesh", ["gpu_only", "central"]))
     unknown policy 'mesh' (known: central, gpu_only)
     """
-    if module := module_of_file(str(name)):
-        return UnknownNameError(f"unknown {kind} '{name}': one of your own is written {module}:NAME")
+    name = str(name)
+    shown = name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 3]}..."
+    if module := module_of_file(name):
+        return UnknownNameError(f"unknown {kind} '{shown}': one of your own is written {module}:NAME")
     names = sorted(known)
-    similar = nearest(str(name), names)
+    similar = nearest(name, names)
     further = f"near it: {', '.join(similar[1:])}; " if similar[1:] else ""
     total = f"{listing} lists all {len(names)}" if listing else f"there are {len(names)}"
     fits = len(", ".join(names)) <= (_LISTED_CHARACTERS if listing else _UNLISTED_CHARACTERS)
     hint_names = f"known: {', '.join(names) or 'none'}" if fits else further + total
     suggestions = [f"'{name_text}'" for name_text in meant or similar[:1]]
     question = f": did you mean {listed(suggestions)}?" if suggestions else ""
-    return UnknownNameError(f"unknown {kind} '{name}'{question} ({hint_names})")
+    return UnknownNameError(f"unknown {kind} '{shown}'{question} ({hint_names})")
 
 
 def module_of_file(name: str) -> str | None:

@@ -148,16 +148,29 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
 
 
 def read_toml(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
-    """The tables in a regular TOML file.
+    """The tables in a regular TOML file, within the bounds of JSON.
 
     `fix` is the end of error messages about its text.
     """
     text = read_text(path)
     try:
-        return tomllib.loads(text)
+        parsed = tomllib.loads(text)
     # ValueError: an invalid date, an integer with too many digits
     except (ValueError, RecursionError) as error:
         raise FdgError(f"{path} is not TOML: {one_line(error)}: {fix}") from None
+    if _depth(parsed) > _MAX_DEPTH:
+        raise FdgError(f"{path}: is nested more than {_MAX_DEPTH} levels deep: {fix}")
+    if name := _large_integer(parsed):
+        raise FdgError(f"{path}: {name} does not fit 64 bits: {fix}")
+    return parsed
+
+
+def _large_integer(parsed: Any, name: str = "") -> str:
+    """The name of the first integer that does not fit 64 bits; "" if there is none."""
+    if isinstance(parsed, dict | list):
+        pairs = parsed.items() if isinstance(parsed, dict) else ((name, item) for item in parsed)
+        return next(filter(None, (_large_integer(value, key) for key, value in pairs)), "")
+    return repr(name[:60]) if isinstance(parsed, int) and abs(parsed) >= _INTEGER_LIMIT else ""
 
 
 def _decode(content: bytes, where: object) -> str:

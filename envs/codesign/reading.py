@@ -209,7 +209,7 @@ class _Keys:
         value = self.said.get(key, default)
         if isinstance(value, Mapping) and kind is not str:
             span = _Keys(self.file, f"{self.table_name}.{key}", value, "from to step")
-            start, end, step = (span.whole(x, d, x == "step", 2**20) for x, d in _SPAN.items())
+            start, end, step = (span.whole(x, d, int(x == "step"), 2**20) for x, d in _SPAN.items())
             value = list(range(start, end + 1, step))
         is_list = isinstance(value, list | tuple) and 0 < len(value) <= 4096
         if not is_list or not all(isinstance(x, kind) and not isinstance(x, bool) for x in value):

@@ -142,7 +142,7 @@ def kind(name: str) -> DeviceKind:
     >>> kind("NVIDIA H100 80GB HBM3").name
     'H100'
     """
-    device_kind = KINDS.get(ALIASES.get(name, name))
+    device_kind = KINDS.get(ALIASES.get(name, name)) if isinstance(name, str) else None
     if device_kind is None:
         raise unknown_name("device kind", name, KINDS)
     return device_kind
@@ -150,7 +150,7 @@ def kind(name: str) -> DeviceKind:
 
 def link(name: str) -> Link:
     """A link by its name."""
-    if name not in LINKS:
+    if not isinstance(name, str) or name not in LINKS:
         raise unknown_name("link", name, LINKS)
     return LINKS[name]
 

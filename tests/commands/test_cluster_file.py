@@ -151,3 +151,21 @@ def test_the_files_of_the_guide(file):
     guide = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
     blocks = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
     assert [read_cluster(file(block)).devices for block in blocks] == [4096, 8]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"hosts = 1{'0' * 400}\nkind = 'H100'", "'hosts' does not fit 64 bits"),
+        (f"hosts = 1\nkind = 'H100'\nprice = 1{'0' * 400}", "'price' does not fit 64 bits"),
+        (f"hosts = 1\nkind = 'A'\nkinds = {'[' * 99}{']' * 99}", "is nested more than 64 levels deep"),
+        ("hosts = 1\nkind = 'A'\n[kinds.A]\nlike = []", "unknown device kind '[]'"),
+        ("hosts = 1\nkind = 'A'\n[kinds.A]\nlike = {a = 1}", "unknown device kind '{'a': 1}'"),
+        (f"hosts = 1\nkind = '{'A' * 5000}'", f"unknown device kind '{'A' * 97}...'"),
+    ],
+    ids=["hosts", "price", "deep", "list", "table", "long"],
+)
+def test_values_that_no_setting_takes(file, text, said):
+    with pytest.raises(FdgError) as caught:
+        read_cluster(file(text))
+    assert said in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 1000
