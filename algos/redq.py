@@ -9,7 +9,7 @@ gradient steps per environment step; a target is the lowest value of a random su
 layer normalisation. TQC: truncated quantile critics (Kuznetsov, Shvechikov, Grishin and Vetrov 2020, ICML,
 arXiv 2005.04269): critics output quantiles of the return, and targets drop the largest.
 
-Shapes: `E` critics, `K` numbers of each, `N` samples of a minibatch.
+Shapes: `E` critics, `K` outputs of each, `N` samples of a minibatch.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ class Ensemble(Part):
         None, "widths of the critics' layers; None: those of the actor"
     )
     critic_layer_norm: bool = hyperparameter(
-        False, "normalise each layer of the critics before its activation; layer_norm: of the actor, too"
+        False, "layer normalisation in the critics alone; layer_norm applies it in the actor too"
     )
     dropout: float = hyperparameter(
         0.0, "dropout rate of the critics' features in training", structural="whether there is dropout"
@@ -153,8 +153,10 @@ class Keys(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SoftEnsemble(Agent, driver=off_policy):
-    """Base of `REDQ`, `DroQ` and `TQC`; a subclass defines `_target` and `_error`, and `_outputs` unless
-    1."""
+    """Base of `REDQ`, `DroQ` and `TQC`.
+
+    A subclass defines `_target` and `_error`, and overrides `_outputs` if a critic has several outputs.
+    """
 
     env: Environment
     rollouts = Rollouts(num_envs=4, num_steps=1, total_steps=1_000_000)
@@ -323,9 +325,9 @@ class REDQ(SoftEnsemble, presets="REDQ"):
 class DroQ(REDQ, presets="DroQ"):
     """DroQ for continuous actions within bounds.
 
-    Defaults are those of the paper, except four environments. A hidden layer of a critic is dense, then
-    dropout at a rate of 0.01, layer normalisation and ReLU, also in the target critics; there are 20 gradient
-    steps per environment step.
+    Defaults are those of the paper, but four environments run in parallel. A hidden layer of a critic is
+    dense, then dropout at a rate of 0.01, layer normalisation and ReLU, also in the target critics; there are
+    20 gradient steps per environment step.
     """
 
     ensemble = Ensemble(num_critics=2, critic_layer_norm=True, dropout=0.01)
@@ -336,7 +338,7 @@ class TQC(SoftEnsemble, presets="TQC"):
     """TQC for continuous actions within bounds.
 
     Defaults are those of the paper: five critics of three layers of 512, 25 quantiles of each, of which two
-    are dropped; except four environments.
+    are dropped. But four environments run in parallel.
     """
 
     ensemble = Ensemble(num_critics=5, critic_hidden=(512, 512, 512))

@@ -4,8 +4,8 @@
     build/venvs/transformers/bin/pip install torch==2.14.1 transformers==5.24.0 peft==0.21.2
     python -m bench.exports --python build/venvs/transformers/bin/python
 
-Random networks of each shape are written with each kind of tokenizer, and read again by both sides. The other
-side is `bench/exports_reference.py`.
+Each shape of network is written with random parameters, and the kinds of tokenizers in turn. This engine
+and Transformers (`bench/exports_reference.py`) then read each folder.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def corpus() -> list[str]:
 
 def byte_level() -> Tokenizer:
     made = Tokenizer(models.BPE())
-    # Qwen2's own: Transformers 5 has no other one for a Qwen2, whatever its tokenizer.json says.
+    # Transformers 5 splits text of a Qwen2 by this pattern and ignores the one in tokenizer.json.
     pattern = Regex(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
         r"|\s+(?!\S)|\s+"
@@ -159,7 +159,7 @@ KINDS = {
 
 
 def tokenizer(kind: str, folder: pathlib.Path) -> Any:
-    """One of a kind, as a checkpoint has it."""
+    """A tokenizer of this kind, read from a folder like that of a checkpoint."""
     if kind == "characters":
         return CharacterTokenizer()
     folder.mkdir()

@@ -3,10 +3,10 @@
     python -m bench.games                                   # Connect Four on 5 x 4 places
     python -m bench.games --env game:tic_tac_toe --steps 100000 --out build/games
 
-AlphaZero is trained for `--steps` moves, of which it makes those of both sides, but for `--seconds` at most;
-PPO then for as many moves of its own as AlphaZero made, its opponents' not counted. AlphaZero plays by
-search; PPO draws from its policy, "ppo greedy" plays the most probable move. Each game begins with two random
-moves, and each side begins half of the games. Ratings are Elo's, fitted to all matches (Bradley and Terry).
+AlphaZero trains for `--steps` moves, or for `--seconds` if that is less; the moves of both sides count.
+PPO then trains for the same number of moves; those of its opponents do not count. AlphaZero plays by search.
+PPO draws from its policy, "ppo greedy" plays the most probable move. Each game begins with two random moves,
+and each side begins half of the games. Ratings are Elo's, fitted to all matches (Bradley and Terry).
 With --out: games.json after each match, and the ratings over training as a picture.
 """
 
@@ -30,7 +30,7 @@ from bench import harness
 from envs import games
 
 CHECKPOINTS = 4
-_PIECES = 24  # of a run: after each it may end
+_PIECES = 24  # of a run; the time limit is checked after each
 _OUTCOMES = {1: "won", 0: "drawn", -1: "lost"}
 
 
@@ -69,7 +69,7 @@ class Training:
         """Trains for this many moves, or about `limit` seconds if that is less.
 
         Returns:
-          Parameters after equal parts of it, moves made, and seconds.
+          Parameters at `CHECKPOINTS` times of the training, moves made, and seconds.
         """
         each = self.algorithm.steps_per_iteration
         total = min(self.algorithm.num_iterations, round(moves / each))
@@ -196,7 +196,7 @@ def main() -> int:
             compiling[one, other] = pool.submit(lowered.compile)
         return compiling[one, other]
 
-    # All that matters most is compiled at once, and before anything is timed.
+    # The programs of these matches compile in parallel, before anything is timed.
     early = [program("alphazero", other) for other in ("ppo", "playouts", "ppo greedy", "alphazero")]
     training = Training(alphazero, given.seed)
     every = max(1, ppo.num_iterations // 60)

@@ -96,7 +96,7 @@ class Agents:
         return jax.lax.map(lambda start: jax.tree.map(jnp.asarray, self.algorithm.init(start)), starts)
 
     def iterate(self, state: Any) -> tuple[Any, Any]:
-        """One iteration of all agents, followed by their copies."""
+        """One iteration of all agents; then agents copy from each other, if that is due."""
         leaves = jax.tree.leaves(state)
         agent_shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state)
         closed, results = jax.make_jaxpr(self.algorithm.iterate, return_shape=True)(agent_shapes)
@@ -242,7 +242,7 @@ def exchanging(
     between: BetweenAgents,
     mesh_axis: str | None = None,
 ) -> Callable[..., list[Any]]:
-    """A function that runs one iteration of several agents, and their copies if these are due.
+    """A function that runs one iteration of several agents, which copy from each other if that is due.
 
     Args:
       iterate: from leaves `[agents, ...]` to new leaves and metrics. The first leaves are those of `state`;

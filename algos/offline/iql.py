@@ -1,8 +1,8 @@
 """Implicit Q-learning (IQL; Kostrikov, Nair and Levine 2021, arXiv 2110.06169).
 
 A state-value function is fitted to an upper expectile of the critics' values of the data's actions, and the
-critics to it. The actor imitates the data's actions, weighted by advantage. Actions outside the data are
-never evaluated. Equations are numbered as in the paper.
+critics to rewards plus the next state's value. The actor imitates the data's actions, weighted by advantage.
+Actions outside the data are never evaluated. Equations are numbered as in the paper.
 
 Shapes: `N` samples of a minibatch, `D` components of an action.
 """
@@ -94,15 +94,15 @@ class IQL(Agent, driver=learning, presets="IQL"):
 
         So all are updated at once; the authors' code updates one after another.
         """
-        done = transition.observation, transition.action
+        pair = transition.observation, transition.action
         value = self._value.apply(parameters.value, transition.observation)
-        advantage = jnp.minimum(*self._critics.apply(target_critics, *done)) - value
+        advantage = jnp.minimum(*self._critics.apply(target_critics, *pair)) - value
         value_loss = jnp.mean(expectile_error(advantage, self.expectile))  # equation 5
 
         # Equation 6; the discount is zero after a termination, but not after a truncation.
-        following = self._value.apply(jax.lax.stop_gradient(parameters.value), transition.next_observation)
-        target = transition.reward + transition.discount * following
-        first, second = self._critics.apply(parameters.critics, *done)
+        next_value = self._value.apply(jax.lax.stop_gradient(parameters.value), transition.next_observation)
+        target = transition.reward + transition.discount * next_value
+        first, second = self._critics.apply(parameters.critics, *pair)
         critic_loss = value_error(first, target) + value_error(second, target)
 
         # Equation 7.

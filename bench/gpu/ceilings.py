@@ -18,7 +18,7 @@ from bench.peers.serve import Stopwatch
 from fdg.profiling.repeating import Repeated, compile_all
 
 TOLERANCE = 1e-4
-"""Of the largest value of each array: after some iterations in float32 on two kinds of device."""
+"""Largest accepted difference between GPU and CPU, relative to the largest value of each array."""
 
 _PRODUCTS = {
     "bfloat16": (jnp.bfloat16, None),
@@ -30,10 +30,10 @@ _PACKAGES_OF_CUDA = "jax-cuda13-plugin nvidia-cudnn-cu13 nvidia-nccl-cu13 nvidia
 
 
 def measurements(settings: Settings) -> list[Measurement]:
-    """In seconds all of them."""
+    """The measurements of this file; together they take seconds."""
     n = settings.size(8192, 128)
     megabytes = settings.size(1024, 1)
-    kinds = [name for name in _PRODUCTS if name != "tf32" or not settings.tiny]  # which no CPU has
+    kinds = [name for name in _PRODUCTS if name != "tf32" or not settings.tiny]  # CPUs have no TF32
     return [
         Measurement("Machine", "device", described, 3),
         *(Measurement("Products", name, partial(product, name, n), 5) for name in kinds),
@@ -113,8 +113,8 @@ def starts() -> Figures:
 def agreement(num_envs: int, iterations: int = 4) -> Figures:
     """PPO for some iterations on the first device and on the CPU, both in whole float32.
 
-    A difference is relative to the largest value of its array. One that changes an action makes another run
-    of all that follows: then the differences are large, and so many integers and NaNs are not the same.
+    A difference is relative to the largest value of its array. If rounding changes an action, the two runs
+    diverge: then differences are large, and many integers and places of NaN differ.
     """
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=num_envs, num_steps=32, total_steps=10**6)
     found = []

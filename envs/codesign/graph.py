@@ -25,7 +25,7 @@ class Value(NamedTuple):
     # the layers that it is directly made of; empty for the network's input
     sources: frozenset[int] = frozenset()
     is_data: bool = False  # True if it depends on the network's input, not only on weights and constants
-    # False for a copy of fewer numbers along an axis, which needs no traffic
+    # False for a smaller array that is broadcast, which is not read from the buffer again
     is_whole: bool = True
 
 
@@ -57,9 +57,9 @@ class Builder:
     def elementwise(self, read: Sequence[Value], sizes: tuple[int, int, int]) -> Value:
         """The result of an elementwise operation.
 
-        Feature maps of different layers must be read from the buffer, so this is a layer, as an addition. A
-        function of one layer, such as x * sigmoid(x), or of constants, is free. `sizes` are channels, rows
-        and columns of the result.
+        If the operands come from different layers, it is an addition layer, since they must be read from the
+        buffer. A function of one layer, such as x * sigmoid(x), or of constants, is free. `sizes` are
+        channels, rows and columns of the result.
         """
         result, *others = {
             value.sources: value for value in read if value.is_data and value.is_whole

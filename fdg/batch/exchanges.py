@@ -21,7 +21,7 @@ from fdg.identity_cache import IdentityCache
 
 
 def prune(flow: Flow) -> Flow:
-    """Removes unused equations and gathers from a flow; equations with effects remain."""
+    """Removes equations and all-gathers whose results are unused; keeps equations with effects."""
     return _Pruner().flow(flow, frozenset(range(len(flow.outputs))))[0]
 
 
@@ -102,9 +102,9 @@ def predict_exchanges(
     `devices` is the number of devices that split the batch; None: any number that divides every batch axis.
 
     Returns:
-      The collectives in program order; those with the same enclosing fragments, kind and number of calls are
-      one entry. And the operations without a rule; operations with effects, and operations whose rule says
-      that every device must run them whole, are left out.
+      A pair: the collectives in program order, where those with the same enclosing fragments, kind and
+      number of calls are one entry; and the operations without a rule. The second excludes operations with
+      effects and those that every device must run whole.
     """
     flow = prune(follow(jaxpr, input_axes, devices, output_axes))
     totals: dict[Collective | WithoutRule, int] = collections.defaultdict(int)

@@ -28,7 +28,7 @@ RATES: Mapping[str, str] = {
     "product/float16": "FLOP/s of large products of float16 matrices",
     "product/float64": "FLOP/s of large products of float64 matrices",
     "product_bytes": "B/s at which a product reads and writes its matrices",
-    "product_call": "s that a product takes in addition",
+    "product_call": "s of overhead per matrix product",
     "convolution": "share of the rate of products that convolutions reach",
     "memory": "B/s read and written, arrays larger than the cache",
     "cache": "B/s read and written, arrays that fit the cache",
@@ -69,8 +69,8 @@ class DeviceKind:
     platform: str  # as in JAX: "cpu", "gpu" or "tpu"
     # figures by their names in `RATES`; missing ones are derived from others (`rate`)
     figures: Mapping[str, Figure]
-    # the share of a class's time that remains after fusion, if fitted; None: the platform's
-    # (`program_time.JOINED`)
+    # the share of the time of a class of operations that remains after XLA's fusion, if fitted; None: the
+    # platform's (`program_time.JOINED`)
     joined: Mapping[str, float] | None = None
     # overheads of programs and transfers; None: the platform's (`effective_overheads`)
     overheads: Overheads | None = None
@@ -220,7 +220,7 @@ class Cluster:
 
     @property
     def target(self) -> TargetDevices:
-        """What lowering depends on about the devices."""
+        """The properties of the devices that lowering depends on."""
         return TargetDevices(self.kind.platform, self.cores, self.devices_per_machine)
 
     @property

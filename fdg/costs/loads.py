@@ -1,6 +1,6 @@
 """The work of each program of a plan on one of its devices, from which `prediction` computes seconds.
 
-The programs are rewritten as they are before compiling:
+Programs are rewritten first, in the same way as before compilation. The work of a device is then:
 
     GPUOnly on 4 devices         one program, a quarter of the batch on each
     actors (3) + learners (1)    act+step with a third of it; learn with all of it
@@ -23,7 +23,7 @@ from fdg.profiling.work import Work, work_of
 
 @dataclasses.dataclass(frozen=True)
 class TargetDevices:
-    """What lowering depends on about the devices."""
+    """The properties of devices that lowering depends on."""
 
     platform: str = "cpu"
     cores: float | None = None  # shared by a machine's CPU devices; None: the cores of this process

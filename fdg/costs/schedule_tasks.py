@@ -23,7 +23,7 @@ class Cost:
 
     host: float  # seconds of the host
     seconds: float  # of the devices or the link, if nothing else uses them
-    cores: float = 0.0  # busy cores of the pool
+    cores: float = 0.0  # busy CPU cores, of those that the simulation shares among steps
     # whether a transfer is a program of both groups, as it is between processes (`running.exchange`): it
     # waits for their earlier work and keeps both groups busy
     occupies_groups: bool = False
@@ -43,9 +43,9 @@ class ScheduleTasks(ScheduleWalk[int]):
     """Adds the iterations of a schedule to a simulation.
 
     `straggler_ratio` maps a number of devices to the factor by which stragglers lengthen a step, and
-    `lengths` maps trip counts to the simulated ones.
+    `lengths` maps the number of trips of a loop to the number that is simulated.
 
-    The fact of a value is the number of the task that makes it, or -1.
+    The walk keeps for each value the index of the task that makes it; -1: there from the start.
     """
 
     def __init__(

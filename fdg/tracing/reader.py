@@ -40,18 +40,18 @@ class Scope:
 
 
 class Way(NamedTuple):
-    """How a value reaches a fragment: its `copies`, one per trip, are stacked and transferred together."""
+    """How a value reaches a fragment."""
 
-    crossings: int
-    delay: str
-    copies: int
-    bytes: int
+    crossings: int  # transfers per iteration
+    delay: str  # "", or "step" or "iteration" if the value is of the previous one
+    copies: int  # values that are stacked in one transfer, one per trip of a loop
+    bytes: int  # per transfer
 
 
 class Reader:
     """Reads fragments and the dataflow between them.
 
-    The jaxpr's first `num_state` outputs are the next values of the same inputs; its fragments have unique
+    For i < `num_state`, output i of the jaxpr is the next iteration's value of input i. Fragments have unique
     names (`name_fragments`).
     """
 
@@ -140,9 +140,10 @@ class Reader:
     def sources(self, scope: Scope, operands: Sequence[Any], nested: bool = False):
         """The fragments whose outputs reach these operands in `scope` through code between fragments.
 
-        Yields (source, value number, way). The source's output is transferred, since code between fragments
-        is placed with its consumer: once per run of the outermost jaxpr on its way, with a loop's trips
-        stacked. With `nested`, also searches outside of the fragments around `scope`, and inside them.
+        Yields (source, value number, way). Code between fragments runs where its consumer runs, so the output
+        of the source is what is transferred: once per run of the outermost jaxpr that it passes through.
+        Values of a loop's trips are stacked first. With `nested`, also follows values through the borders of
+        the fragments that enclose `scope`.
         """
         enclosing = {id(s) for s in _enclosing(scope)}  # in these scopes, a carry comes from an earlier trip
         open_nodes = {s.node for s in _enclosing(scope)} if nested else set()

@@ -12,7 +12,7 @@ _ELEMENTWISE = """abs acos acosh add add_any and asin asinh atan atan2 atanh bes
     select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
     stop_gradient sub tan tanh tie xor zeros_like""".split()
 
-# These are lowered to loops over all elements.
+# XLA runs these as loops over all elements, so each device runs them on its part (`local`).
 _LOOPS = "igamma igammac igamma_grad_a polygamma regularized_incomplete_beta zeta".split()
 
 
