@@ -283,7 +283,7 @@ class REDQ(SoftEnsemble, presets="REDQ"):
     """REDQ for continuous actions within bounds.
 
     Defaults are those of the paper: 10 critics, 2 of them in a target, 20 gradient steps of the critics per
-    environment step and per gradient step of the actor; except four environments.
+    environment step and per gradient step of the actor. But four environments run in parallel.
 
     >>> import envs
     >>> REDQ(env=envs.make("Pendulum-v1"), num_envs=1).updates_per_iteration

@@ -24,7 +24,7 @@ class Central(Lags):
     apply to the servers; workers hold whole parameters.
     """
 
-    workers: int | None = group_size(None, "devices that act and take gradients; None: the rest")
+    workers: int | None = group_size(None, "devices that act and compute gradients; None: the rest")
     servers: int = group_size(1, "devices that update")
     staleness: int = 0
 
