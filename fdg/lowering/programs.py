@@ -119,7 +119,7 @@ def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[
         return keep_nan(jaxpr)
     mesh = group_mesh(plan.groups[0], devices)
     constrained = sharding.constrain(jaxpr, mesh, specs=()) if plan.groups[0].shards else keep_nan(jaxpr)
-    return sharding.replicate_for_xla(constrained, mesh)
+    return sharding.replicate_host_results(constrained, mesh)
 
 
 def rewrite_one_agent(
