@@ -117,7 +117,10 @@ def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[
     """Adds sharding constraints to the results of a program, such as `init`, of a plan with one group."""
     if len(plan.groups) > 1:
         return keep_nan(jaxpr)
-    mesh = group_mesh(plan.groups[0], devices)
+    if plan.graph.agents:  # JAX accepts one mesh only, that of the state's shardings
+        mesh = make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
+    else:
+        mesh = group_mesh(plan.groups[0], devices)
     constrained = sharding.constrain(jaxpr, mesh, specs=()) if plan.groups[0].shards else keep_nan(jaxpr)
     return sharding.replicate_host_results(constrained, mesh)
 
