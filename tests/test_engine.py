@@ -142,3 +142,26 @@ def test_agents_never_talk(devices):
     engine = fdg.compile(Walker(), policies.GPUOnly(), devices[:4], num_seeds=4)
     assert engine.programs[0].collectives() == ()
     assert not re.search(r" all-reduce\(", engine.programs[0].hlo())
+
+
+class _CustomReduction:
+    """Its initial state holds a reduction of the batch by a user-defined function."""
+
+    def init(self, key):
+        x = jax.random.normal(key, (8,))
+        return {"x": x, "total": _compounded(x)}
+
+    def iterate(self, state):
+        total = fdg.fragment("learner", out_axes=None)(_compounded)(state["x"])
+        return {**state, "total": total}, {"total": total}
+
+
+def _compounded(x):
+    return jax.lax.reduce(x, np.float32(1), lambda a, b: a * b + a + b, (0,))
+
+
+def test_init_reduces_split_values_by_a_user_defined_function():
+    engine = fdg.compile(_CustomReduction(), policies.GPUOnly(), devices=2)
+    state = engine.init(seed=0)
+    expected = _compounded(jax.random.normal(jax.random.key(0), (8,)))
+    np.testing.assert_allclose(state["total"], expected, rtol=1e-5)

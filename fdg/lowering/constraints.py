@@ -313,18 +313,27 @@ def _mark_local(step: EquationFlow) -> EquationFlow:
     return dataclasses.replace(step, local=True) if is_local else step
 
 
-def replicate_host_results(jaxpr: ClosedJaxpr, mesh: Mesh) -> ClosedJaxpr:
-    """Replicates the results of host calls, which one device receives; otherwise XLA warns about readers
-    that are split."""
-    replicated_sharding = NamedSharding(mesh, PartitionSpec())
+def replicate_for_xla(jaxpr: ClosedJaxpr, mesh: Mesh) -> ClosedJaxpr:
+    """Replicates the results of host calls and the operands of reductions by user-defined functions.
+
+    One device receives the results of a host call; XLA warns about readers that are split. It cannot compile
+    the all-reduce of a user-defined function (`unsplit`).
+    """
+    pin = functools.partial(_constraint_to, NamedSharding(mesh, PartitionSpec()))
 
     def replicated(block: Any, context: None, inside: jaxprs.Inside) -> Iterator[Any]:
         for eqn in map(inside, block.eqns):
+            if eqn.primitive.name == "reduce":
+                pins = {i: pin(v) for i, v in enumerate(eqn.invars) if shape_of(v)}
+                yield from pins.values()
+                operands = [pins[i].outvars[0] if i in pins else v for i, v in enumerate(eqn.invars)]
+                yield eqn.replace(invars=operands)
+                continue
             results = eqn.outvars if eqn.primitive.name in GIVES_BACK else []
             host_results = {v: core.Var(v.aval) for v in results if not isinstance(v, core.DropVar)}
             yield eqn.replace(outvars=[host_results.get(v, v) for v in eqn.outvars]) if host_results else eqn
             for result, host_result in host_results.items():
-                yield _constraint_to(replicated_sharding, host_result).replace(outvars=[result])
+                yield pin(host_result).replace(outvars=[result])
 
     return jaxprs.rewrite_blocks(jaxpr, replicated)
 

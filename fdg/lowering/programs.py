@@ -122,7 +122,7 @@ def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[
     else:
         mesh = group_mesh(plan.groups[0], devices)
     constrained = sharding.constrain(jaxpr, mesh, specs=()) if plan.groups[0].shards else keep_nan(jaxpr)
-    return sharding.replicate_host_results(constrained, mesh)
+    return sharding.replicate_for_xla(constrained, mesh)
 
 
 def rewrite_one_agent(
