@@ -160,8 +160,31 @@ def _compounded(x):
     return jax.lax.reduce(x, np.float32(1), lambda a, b: a * b + a + b, (0,))
 
 
-def test_init_reduces_split_values_by_a_user_defined_function():
-    engine = fdg.compile(_CustomReduction(), policies.GPUOnly(), devices=2)
+@pytest.mark.parametrize("agents", [None, 2, 4])
+def test_init_reduces_split_values_by_a_user_defined_function(agents):
+    engine = fdg.compile(_CustomReduction(), policies.GPUOnly(), devices=2, num_seeds=agents or 1)
     state = engine.init(seed=0)
-    expected = _compounded(jax.random.normal(jax.random.key(0), (8,)))
-    np.testing.assert_allclose(state["total"], expected, rtol=1e-5)
+    expected = [_compounded(jax.random.normal(jax.random.key(i), (8,))) for i in range(agents or 1)]
+    np.testing.assert_allclose(state["total"], expected if agents else expected[0], rtol=1e-5)
+
+
+class _FromHost:
+    """Its initial state holds what the host returns, as a data set does."""
+
+    def init(self, key):
+        data = jax.pure_callback(
+            lambda: np.arange(8, dtype=np.float32), jax.ShapeDtypeStruct((8,), np.float32)
+        )
+        return {"data": data, "x": jax.random.normal(key, (8,))}
+
+    def iterate(self, state):
+        return {**state, "x": state["x"] + state["data"]}, {}
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("agents", [1, 2, 4])
+def test_init_of_any_number_of_agents_calls_the_host(agents, devices):
+    engine = fdg.compile(_FromHost(), policies.GPUOnly(), devices=devices, num_seeds=agents)
+    state, _ = engine.run(engine.init(seed=0), 3)
+    data = np.asarray(state["data"]).reshape(agents, 8)
+    np.testing.assert_array_equal(data, np.tile(np.arange(8), (agents, 1)))

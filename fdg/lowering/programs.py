@@ -77,7 +77,7 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     Agents are independent, except in a population (`graph.between_agents`): its agents exchange after an
     iteration, so all of them run one iteration before the next.
     """
-    graph, mesh = plan.graph, make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
+    graph, mesh = plan.graph, _agents_mesh(plan, devices)
     split, record, replicated = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
     assert plan.together is not None
     num_agents, together = plan.agents_here, plan.together
@@ -113,14 +113,17 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     return TrainingLoop(run, shardings, NamedSharding(mesh, record), NamedSharding(mesh, replicated))
 
 
+def _agents_mesh(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
+    """The mesh whose only axis splits the agents."""
+    return make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
+
+
 def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[jax.Device]) -> ClosedJaxpr:
     """Adds sharding constraints to the results of a program, such as `init`, of a plan with one group."""
     if len(plan.groups) > 1:
         return keep_nan(jaxpr)
-    if plan.graph.agents:  # JAX accepts one mesh only, that of the state's shardings
-        mesh = make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
-    else:
-        mesh = group_mesh(plan.groups[0], devices)
+    # JAX refuses another mesh than that of the state's shardings.
+    mesh = _agents_mesh(plan, devices) if plan.graph.agents else group_mesh(plan.groups[0], devices)
     constrained = sharding.constrain(jaxpr, mesh, specs=()) if plan.groups[0].shards else keep_nan(jaxpr)
     return sharding.replicate_for_xla(constrained, mesh)
 
