@@ -33,7 +33,6 @@ from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.hoisting import HoistRule, hoist
 from fdg.rowwise import rowwise
 
-_LOOPS = ("scan", "while", "cond")
 MAX_BYTES = 8 << 20  # limit of the values hoisted out of a loop, for all trips; they should fit into a cache
 _ZERO_BITS = 7  # a popcount is at most 64, so shifting it right by 7 gives 0
 
@@ -102,10 +101,17 @@ def _has_inner_collectives(flow: Flow) -> bool:
     return bool(flow.gathered) or any(map(_has_collectives, flow.equations))
 
 
+def _is_one_operation(eqn: Any) -> bool:
+    """Whether XLA runs an equation with a body as one operation: a branch, or a loop of two trips or more."""
+    if eqn.primitive.name == "scan":
+        return eqn.params["length"] // eqn.params["unroll"] > 1
+    return eqn.primitive.name in ("while", "cond")
+
+
 def _overlaps_later(step: EquationFlow) -> bool:
     """Whether a step has a loop or branch with collectives, during which XLA may run later operations."""
     return any(map(_has_inner_collectives, step.bodies)) and (
-        step.eqn.primitive.name in _LOOPS
+        _is_one_operation(step.eqn)
         or any(_overlaps_later(inner) for body in step.bodies for inner in body.equations)
     )
 
@@ -116,6 +122,8 @@ class _CollectiveStep:
     def __init__(self, step: EquationFlow, read: set[Any]):
         # True if XLA may run later operations while this equation runs
         self.overlaps_later = _overlaps_later(step)
+        # A value that depends on one result of a loop depends on the whole loop.
+        self.is_one_operation = _is_one_operation(step.eqn)
         # results that later equations may wait for, each with its batch axis
         self.results = _awaitable_results(step, read)
         self.behind: set[Any] = set(step.eqn.outvars)  # all variables that depend on one of its results
@@ -124,33 +132,36 @@ class _CollectiveStep:
         """Whether one of these values depends on the collective."""
         return any(not jaxprs.is_literal(v) and v in self.behind for v in atoms)
 
+    def results_for(self, v: Any, axis: Axis) -> list[tuple[Any, Axis]]:
+        """The results on which a value with this batch axis has to depend; empty if it cannot."""
+        results = [result for result in self.results if _can_depend_locally(v, axis, *result)]
+        return results[:1] if self.is_one_operation else results
+
 
 def _awaitable_results(step: EquationFlow, read: set[Any]) -> list[tuple[Any, Axis]]:
-    """The results of a step that later steps can wait for; for a loop, one that changes in each trip.
+    """The results of a step that later steps can wait for; of a loop, those that it changes, the best first.
 
     Prefers floats to integers, such as the loop's counter. Skips results that no equation reads: XLA would
     compute them only for the dependency.
     """
     results = zip(step.eqn.outvars, step.results, strict=True)
     candidates = [(v, axis) for v, axis in results if v in read and _can_wait(v)]
-    if step.eqn.primitive.name not in _LOOPS:
+    if not _is_one_operation(step.eqn):
         return candidates
-    changed = _changed_results(step).values()
+    unchanged = {result for _, result, is_changed in _carry(step) if not is_changed}
 
     def rank(result: tuple[Any, Axis]) -> tuple[bool, bool, int]:
         v, axis = result
         return axis is not None, not jax.numpy.issubdtype(v.aval.dtype, jnp.floating), jaxprs.bytes_of(v.aval)
 
-    return sorted((result for result in candidates if result[0] in changed), key=rank)[:1]
+    return sorted((result for result in candidates if result[0] not in unchanged), key=rank)
 
 
-def _changed_results(step: EquationFlow) -> dict[int, Any]:
-    """A loop's results that change, by the position of their initial operand; all results of a branch."""
+def _carry(step: EquationFlow) -> list[tuple[int, Any, bool]]:
+    """A loop's carry: each value's position among the operands, its result, and whether a trip changes it."""
     body = jaxprs.bodies(step.eqn)[-1]
-    if step.eqn.primitive.name == "cond":
-        return {len(step.operands) + j: v for j, v in enumerate(step.eqn.outvars)}
     inner, results = body.jaxpr.invars, body.jaxpr.outvars
-    return {body.operands[i]: step.eqn.outvars[j] for i, j in body.carry if results[j] is not inner[i]}
+    return [(body.operands[i], step.eqn.outvars[j], results[j] is not inner[i]) for i, j in body.carry]
 
 
 def _order_collectives(flow: Flow, context: None, inside: jaxprs.Inside) -> list[Any]:
@@ -179,33 +190,29 @@ def _make_dependent(
 ) -> list[Any]:
     """Makes a step's operands depend on the awaited steps; appends the equations that do so."""
     operands = list(operands)
-    split_operands = [i for i, axis in enumerate(step.operands) if axis is not None] + [*step.gathered]
+    axes = [axis if i not in step.gathered else None for i, axis in enumerate(step.operands)]
     candidates = [i for i, v in enumerate(operands) if not jaxprs.is_literal(v) and _can_wait(v)]
-    if step.eqn.primitive.name in _LOOPS:  # it starts when all operands are ready: one dependency is enough
-        changed = [i for i in candidates if i in _changed_results(step)] or candidates
-        unreached = [collective for collective in awaited if not collective.reaches(operands)]
-        dependencies = dict.fromkeys(
-            sorted(changed, key=lambda i: jaxprs.bytes_of(operands[i].aval))[:1], unreached
-        )
+    is_one_operation = _is_one_operation(step.eqn)
+    if is_one_operation:
+        changed = {i for i, _, is_changed in _carry(step) if is_changed}
+        candidates.sort(key=lambda i: (i not in changed, jaxprs.bytes_of(operands[i].aval)))
     else:
-        dependencies = {
-            i: [other for other in awaited if not other.reaches([operands[i]])]
-            for i in candidates
-            if i in split_operands
-        }
-    for i, unreached in dependencies.items():
-        axis = step.operands[i] if i not in step.gathered else None
-        results = [
-            result
-            for collective in unreached
-            for result in collective.results
-            if _can_depend_locally(operands[i], axis, *result)
-        ]
+        candidates = [i for i in candidates if step.operands[i] is not None or i in step.gathered]
+    dependencies: dict[int, list[tuple[Any, Axis]]] = {i: [] for i in candidates}
+    for collective in awaited:
+        if is_one_operation and collective.reaches(operands):
+            continue
+        for i in candidates:
+            if not collective.reaches([operands[i]]):
+                dependencies[i] += (results := collective.results_for(operands[i], axes[i]))
+                if results and is_one_operation:  # it starts when all operands are ready
+                    break
+    for i, results in dependencies.items():
         if results:
             atoms = (operands[i], *(v for v, _ in results))
             (equation,) = _wait_for_jaxpr(
                 tuple(jaxprs.shapes_of(atoms)),
-                (axis, *(result_axis for _, result_axis in results)),
+                (axes[i], *(result_axis for _, result_axis in results)),
             ).eqns
             dependent = core.Var(operands[i].aval)
             equations.append(equation.replace(invars=atoms, outvars=[dependent]))

@@ -158,7 +158,12 @@ class Interpreter:
 
     def _fori(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
         (block,) = line.blocks
-        return lax.fori_loop(0, line.number, lambda t, carry: self.block(block, [t, *carry], around), reads)
+
+        def one(t: Any, carry: Any) -> Any:
+            # Among 64-bit types JAX counts in int64; generated integers are int32.
+            return self.block(block, [t if t.dtype == jnp.int32 else t.astype(jnp.int32), *carry], around)
+
+        return lax.fori_loop(0, line.number, one, reads)
 
     def _while(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
         (block,), (number, *carry) = line.blocks, reads

@@ -57,7 +57,27 @@ class OfKeys:
         return (drawn, state[1] + jax.random.uniform(whole[0])), {"count": count}
 
 
-@pytest.mark.parametrize("algorithm", [Beside(), OfKeys()])
+@fdg.fragment("actor", in_axes=(0, None, 0), out_axes=0)
+def centred(x, count, unread):
+    return lax.while_loop(
+        lambda c: c[1] < count, lambda c: (c[0] - jnp.mean(c[0]), c[1] + 1), (x, 0 * count)
+    )[0]
+
+
+class OfRows:
+    """A loop with collectives that only stacks results: its carry does not change."""
+
+    def init(self, key):
+        return jax.random.normal(key, (8,)), jax.random.normal(key, (8, 3)), 5
+
+    def iterate(self, state):
+        x, rows, row = state
+        _, taken = lax.scan(lambda c, x: (c, jnp.take(x, c, axis=0)), row, jnp.stack([rows, 2 * rows]))
+        x = centred(x, row, rows)
+        return (x, rows + jnp.tanh(jnp.mean(x)), row), {"taken": jnp.mean(taken)}
+
+
+@pytest.mark.parametrize("algorithm", [Beside(), OfKeys(), OfRows()])
 def test_loops_are_put_in_order_and_the_numbers_stay(algorithm, devices, monkeypatch):
     def compiled():
         return fdg.compile(algorithm, policies.GPUOnly(), devices[:2])
