@@ -307,7 +307,7 @@ def fit(half: str, of_machines: bool) -> None:
       of_machines: whether each kept calibration is fitted as `python -m fdg.calibrate` would. A machine that
         was calibrated before there were jobs has the times of its cells for them.
     """
-    from fdg.costs.fitting import fit
+    from fdg.costs.fitting import fit_overheads
     from fdg.training.reference_jobs import REFERENCE_JOBS, fit_to_jobs
 
     samples = [
@@ -317,7 +317,7 @@ def fit(half: str, of_machines: bool) -> None:
         if is_of(half, cell)
     ]
     # Of two hundred cells a few classes would end far from what a program can lose.
-    found = fit(samples, known=0.4)
+    found = fit_overheads(samples, known=0.4)
     print(f"fitted to {len(samples)} cells: median error {found.before:.1%} before, {found.after:.1%} after")
     print(f"fdg/costs/program_time.py: {json.dumps(found.joined)}")
     print(f"fdg/costs/overheads.py: {found.overheads}")

@@ -35,7 +35,7 @@ HIGH_LEVEL_PRIMITIVES = ("call_hi_primitive", "call_hi_primitive_linearized")
 `HiPrim`s."""
 
 
-def check_settings() -> None:
+def check_jax_settings() -> None:
     """Raises a `GraphError` if a JAX option is set with which fdg cannot read jaxprs."""
     if getattr(jax.config, "jax_scan3", False):
         raise GraphError(

@@ -28,7 +28,7 @@ from fdg.costs.hardware import TIMES, DeviceKind, Figure, Link
 from fdg.costs.machine import MEASURED, REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
 from fdg.errors import FdgError, UnknownNameError
 from fdg.jaxprs.count import Product
-from fdg.profiling.repeating import Repeated, compile_all, rounds
+from fdg.profiling.repeating import Repeated, compile_all, timed_rounds
 from fdg.profiling.work import Work, work_of
 
 ROUNDS = 8
@@ -200,8 +200,8 @@ def _time_functions(functions: Mapping[str, tuple[Callable, list[Any]]], num_cop
     """Times each function, repeated within one program; each round runs all functions."""
     programs = {name: Repeated(function, arguments) for name, (function, arguments) in functions.items()}
     compile_all(programs.values())
-    alone = rounds(programs, ROUNDS)
-    crowded = rounds(programs, ROUNDS, num_copies) if num_copies > 1 else alone
+    alone = timed_rounds(programs, ROUNDS)
+    crowded = timed_rounds(programs, ROUNDS, num_copies) if num_copies > 1 else alone
     return {
         name: Timed(
             work_of(jax.make_jaxpr(function)(*arguments)),

@@ -55,7 +55,7 @@ class Fitted:
     after: float  # the same with the fitted parameters
 
 
-def fit(
+def fit_overheads(
     samples: Sequence[JobSample],
     joined: Mapping[str, float] | None = None,
     overheads: Overheads | None = None,

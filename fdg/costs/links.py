@@ -21,7 +21,7 @@ from fdg.costs.machine import MEASURED, link_as_json, link_from_json
 from fdg.lowering.mesh import make_mesh
 from fdg.processes import distributed
 from fdg.processes.ports import free_port
-from fdg.profiling.repeating import Repeated, compile_all, rounds
+from fdg.profiling.repeating import Repeated, compile_all, timed_rounds
 from fdg.running.host_devices import environment_of_a_child
 
 ROUNDS = 50
@@ -65,7 +65,7 @@ def among(devices: Sequence[jax.Device], name: str, report: Report) -> Link | No
     programs = {(count, size): _work_then_all_reduce(devices[:count], size) for count, size in cases}
     report("collectives")
     compile_all(programs.values())
-    samples = rounds(programs, ROUNDS)
+    samples = timed_rounds(programs, ROUNDS)
     extra_seconds = {
         count: [b - a for a, b in zip(samples[count, ""], samples[count, "little"], strict=True)]
         for count in counts
@@ -111,7 +111,7 @@ def _work_then_all_reduce(devices: Sequence[jax.Device], size: str) -> Repeated:
     return Repeated(function, arguments, {0: 0, 1: 2})
 
 
-def main(address: str, index: int) -> None:
+def _measure(address: str, index: int) -> None:
     """The program of the two children; the first prints the link as JSON."""
     distributed.initialize(address, 2, index)
     link = among(jax.devices(), "sockets of this host", lambda line: None)
@@ -122,4 +122,4 @@ def main(address: str, index: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    _measure(sys.argv[1], int(sys.argv[2]))

@@ -125,7 +125,7 @@ def compile_all(repeated: Iterable[Repeated]) -> None:
         program.set_compiled(run)
 
 
-def rounds(programs: Mapping[Any, Repeated], count: int, num_copies: int = 1) -> dict[Any, list[float]]:
+def timed_rounds(programs: Mapping[Any, Repeated], count: int, num_copies: int = 1) -> dict[Any, list[float]]:
     """For each program, seconds per call in each of `count` rounds, with `num_copies` concurrent copies."""
     seconds: dict[Any, list[float]] = {name: [] for name in programs}
     for _ in range(count):

@@ -155,7 +155,7 @@ class Exchange(Transfer):
         for k, route in enumerate(self._routes):
             for slot, chunk in enumerate(route.chunks):
                 ways = [(sources[i], r, targets[j]) for j, (i, r) in enumerate(chunk)]
-                for turn, r, pairs in rounds(ways, frozenset(sources)):
+                for turn, r, pairs in broadcast_rounds(ways, frozenset(sources)):
                     packets.setdefault((turn, pairs), []).append((k, slot, r))
 
         def exchange_local(blocks):
@@ -192,7 +192,9 @@ class Exchange(Transfer):
         return per_device(join_local, self.target, _block_spec(self.target), specs, out_shardings=ends)
 
 
-def rounds(ways: Sequence[tuple[int, int, int]], sources: frozenset[int]) -> list[tuple[int, int, _Pairs]]:
+def broadcast_rounds(
+    ways: Sequence[tuple[int, int, int]], sources: frozenset[int]
+) -> list[tuple[int, int, _Pairs]]:
     """Broadcast trees as rounds of permutations, in which each device sends and receives at most once.
 
     Receivers forward a chunk, so it reaches n devices in log2(n + 1) rounds. Sources do not forward: they
@@ -200,7 +202,7 @@ def rounds(ways: Sequence[tuple[int, int, int]], sources: frozenset[int]) -> lis
     are all devices that send chunks of their part. Returns (round, index of the source's chunk, (from, to)
     pairs).
 
-    >>> rounds([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4)], frozenset([0]))
+    >>> broadcast_rounds([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4)], frozenset([0]))
     [(0, 0, ((0, 1),)), (1, 0, ((0, 2), (1, 3))), (2, 0, ((0, 4),))]
     """
     receivers: dict[tuple[int, int], list[int]] = {}

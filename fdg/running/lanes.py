@@ -83,7 +83,7 @@ class Promised(Future):
         return self
 
 
-def wait_for(entry: Any) -> Any:
+def array_of(entry: Any) -> Any:
     """Waits for a `Promised` array and returns it; returns anything else unchanged."""
     return entry.array() if type(entry) is Promised else entry
 
@@ -220,7 +220,7 @@ class _Run:
     def _run_call(self, call: Action, arrays: Sequence[Any], promised: list[Promised]) -> None:
         if promised[0] not in self._open_calls:
             return
-        results = call([wait_for(entry) for entry in arrays])
+        results = call([array_of(entry) for entry in arrays])
         pairs = list(zip(promised, results, strict=True))
         with self._lock:
             is_open = self._open_calls.pop(promised[0], None) is not None

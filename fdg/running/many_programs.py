@@ -15,7 +15,7 @@ from fdg.lowering.programs import batch_sharding, value_shape
 from fdg.placing.plans import SteppedPlan
 from fdg.placing.scheduling.schedule import Value
 from fdg.processes.arrays import absent, committed, put, share
-from fdg.running.lanes import Action, lanes_of, wait_for
+from fdg.running.lanes import Action, array_of, lanes_of
 from fdg.running.leaves import LeafCopies
 from fdg.running.metrics import Chunk, PendingMetrics
 from fdg.running.program import Program, compile_programs
@@ -138,12 +138,12 @@ class ManyPrograms:
         self._timeline.begin()
         with self._lanes or contextlib.nullcontext():
             chunks = self._iterate(memory, iterations, lambda: is_single_process and stop())
-        memory.arrays = [wait_for(array) for array in memory.arrays]
+        memory.arrays = [array_of(array) for array in memory.arrays]
         self._last_tokens = [
             (slot, memory.arrays[slot]) for slot in self._tokens if memory.arrays[slot] is not None
         ]
         self._builder.collectives.wait()
-        chunks = [([wait_for(buffer) for buffer in buffers], count) for buffers, count in chunks]
+        chunks = [([array_of(buffer) for buffer in buffers], count) for buffers, count in chunks]
         share = self._stack.share if jax.process_count() > 1 else None
         return self._leaves(memory), PendingMetrics(self._metrics, chunks, share)
 

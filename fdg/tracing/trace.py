@@ -15,7 +15,7 @@ from fdg.batch.state_axes import state_axes
 from fdg.errors import GraphError, kind_of
 from fdg.fragment import FragmentMark, fragment
 from fdg.identity_cache import IdentityCache
-from fdg.jax_internals import ClosedJaxpr, check_settings
+from fdg.jax_internals import ClosedJaxpr, check_jax_settings
 from fdg.tracing.graph import FDG, check_graph
 from fdg.tracing.mistakes import check_arrays, explained, is_array
 from fdg.tracing.reader import Reader
@@ -99,7 +99,7 @@ def trace(algorithm: Any) -> FDG:
         is not an array; metrics are not a flat dict of scalars; Python code needs the number of a traced
         value; a fragment declares a batch axis that its arrays lack; or JAX_SCAN3 is set.
     """
-    check_settings()
+    check_jax_settings()
     if isinstance(algorithm, Agents):
         return side_by_side(trace(algorithm.algorithm), algorithm.count)
     name = checked_name(algorithm)

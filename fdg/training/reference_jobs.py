@@ -22,7 +22,7 @@ import algos
 import envs
 import policies
 from fdg.costs.candidate_times import iterations_of
-from fdg.costs.fitting import JobSample, fit
+from fdg.costs.fitting import JobSample, fit_overheads
 from fdg.costs.machine import Calibration
 from fdg.errors import FdgError
 from fdg.placing.place import place
@@ -147,7 +147,7 @@ def fit_to_jobs(calibration: Calibration) -> Calibration:
         samples.append(JobSample(place(*job.build(), job.devices), calibration.cluster(job.devices), seconds))
     if not samples:
         return calibration
-    fitted = fit(samples)
+    fitted = fit_overheads(samples)
     kind = dataclasses.replace(calibration.kind, joined=fitted.joined, overheads=fitted.overheads)
     return dataclasses.replace(calibration, kind=kind)
 

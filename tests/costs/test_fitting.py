@@ -8,7 +8,7 @@ import pytest
 import fdg
 from bench import costs
 from fdg.costs import calibration
-from fdg.costs.fitting import JobSample, fit
+from fdg.costs.fitting import JobSample, fit_overheads
 from fdg.costs.hardware import Figure
 from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
 from fdg.costs.overheads import OVERHEADS, Overheads
@@ -53,7 +53,7 @@ def seconds(sample, joined, overheads):
 
 
 def test_a_fit_predicts_a_job_that_it_has_not_seen(plans):
-    found = fit(samples(plans), known=1e-3)
+    found = fit_overheads(samples(plans), known=1e-3)
     assert found.after < 0.02 < 0.2 < found.before
     (other,) = samples(plans, [ELSEWHERE])
     new = seconds(other, found.joined, found.overheads)
@@ -63,7 +63,7 @@ def test_a_fit_predicts_a_job_that_it_has_not_seen(plans):
 
 def test_what_no_job_says_anything_about_stays(plans):
     """No job has convolutions or sorts, and one device exchanges nothing with itself."""
-    found = fit(samples(plans, SMALL[:2]))
+    found = fit_overheads(samples(plans, SMALL[:2]))
     same = {name: found.joined[name] for name in ("convolution", "sort", "linear algebra", "host")}
     assert same == {name: JOINED["cpu"][name] for name in same}
     kept = [getattr(found.overheads, name) for name in ("meetings", "array", "arrival", "start")]
@@ -73,7 +73,7 @@ def test_what_no_job_says_anything_about_stays(plans):
 
 
 def test_overheads_that_are_nothing_stay_nothing(plans):
-    found = fit(samples(plans), overheads=Overheads(divided=0.5))
+    found = fit_overheads(samples(plans), overheads=Overheads(divided=0.5))
     nothing = [found.overheads.start, found.overheads.array, found.overheads.slowed]
     assert nothing == [0.0, 0.0, 0.0]
 
@@ -81,7 +81,7 @@ def test_overheads_that_are_nothing_stay_nothing(plans):
 def test_one_job_that_was_disturbed_counts_less_than_the_others(plans):
     some = samples(plans)
     some[0] = some[0]._replace(seconds=5 * some[0].seconds)
-    found = fit(some, known=1e-3)
+    found = fit_overheads(some, known=1e-3)
     predicted = [seconds(s, found.joined, found.overheads) for s in some[1:]]
     assert predicted == pytest.approx([s.seconds for s in some[1:]], rel=0.3)
 

@@ -9,7 +9,7 @@ import policies
 from fdg.batch.collective import Collective
 from fdg.costs.traffic import Handling, collective, handling, transfer_cost
 from fdg.placing.layout import Layout, find_route
-from fdg.running.exchange import rounds
+from fdg.running.exchange import broadcast_rounds
 from tests.costs.machines import cluster, link
 from tests.tiny import Pupil
 
@@ -103,5 +103,5 @@ def _rounds(move):
         sources = frozenset(range(a.laid_out.devices))
         for chunk in find_route(a.laid_out, b.laid_out).chunks:
             ways = [(i, r, len(sources) + j) for j, (i, r) in enumerate(chunk)]
-            most = max(most, *(number + 1 for number, *_ in rounds(ways, sources)))
+            most = max(most, *(number + 1 for number, *_ in broadcast_rounds(ways, sources)))
     return most

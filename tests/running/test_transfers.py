@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 
 from fdg.lowering.mesh import layout_sharding, make_mesh
 from fdg.placing.layout import Layout, find_route, moved_bytes
-from fdg.running.exchange import Exchange, rounds
+from fdg.running.exchange import Exchange, broadcast_rounds
 from fdg.running.program import Program
 from fdg.running.transfers import Mover
 
@@ -282,7 +282,7 @@ def test_copies_spread_as_a_tree(devices):
 
 def test_a_device_that_sends_its_own_chunks_passes_none_on():
     """Source 1 also receives; by hand, in the second round 0 and 2 send, 1 does not."""
-    assert rounds([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4)], frozenset([0, 1])) == [
+    assert broadcast_rounds([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4)], frozenset([0, 1])) == [
         (0, 0, ((0, 1),)),
         (1, 0, ((0, 2),)),
         (2, 0, ((0, 3), (2, 4))),
