@@ -22,8 +22,8 @@ from algos.losses import Distribution, value_error, values_after
 from algos.on_policy import Epochs, environment_major, without_memory
 from algos.returns import lambda_returns
 from algos.rollout import Actor, episode_metrics, rollout
-from algos.search import Search, Searching, gumbel_search
-from algos.values import NETWORK, ClippedOptimizer, Layers, Network
+from algos.search import Search, Searching, SearchSettings, gumbel_search
+from algos.values import NETWORK, ClippedOptimizer, Discount, Layers, Network
 from envs import (
     Discrete,
     Environment,
@@ -35,7 +35,7 @@ from envs import (
     vectorize,
 )
 from envs.games import Against, Game, Turns
-from fdg.settings.fields import hyperparameter, require, require_positive, require_within
+from fdg.settings.fields import hyperparameter, require, require_within
 
 _MOST_RANDOM_MOVES = 32  # each is traced
 
@@ -78,14 +78,11 @@ class AlphaZero(Agent, presets="AlphaZero"):
     rollouts = Rollouts(num_envs=64, num_steps=16, total_steps=500_000)
     epochs = Epochs(num_epochs=1, num_minibatches=4)
     optimizer_settings = ClippedOptimizer(learning_rate=1e-3, anneal_learning_rate=True, max_grad_norm=1.0)
-    discount: float = hyperparameter(1.0, "gamma, per move")
-    num_simulations: int = hyperparameter(32, "simulations of a search: positions added to its tree")
-    max_considered: int = hyperparameter(16, "moves considered at the root of a search, at most")
-    gumbel_scale: float = hyperparameter(1.0, "scale of the Gumbel noise of a search, in training")
+    discounting = Discount(discount=1.0)
+    searching = SearchSettings()
     value_lambda: float = hyperparameter(
         1.0, "lambda of value targets; 1: the outcome of the game, 0: the search's value of the next position"
     )
-    value_coefficient: float = hyperparameter(1.0, "weight of the value loss")
     random_moves: int = hyperparameter(
         4, "games begin after 0 to this many random moves, for more varied positions"
     )
@@ -102,7 +99,6 @@ class AlphaZero(Agent, presets="AlphaZero"):
         )
         require(self, self.bonus is None, "bonus: a search values only how a game ends; leave it out")
         require(self, self.rings == 1, f"rings={self.rings}: all games move together; leave it out")
-        require_positive(self, "num_simulations", "max_considered")
         require(
             self,
             0 <= self.random_moves <= _MOST_RANDOM_MOVES,

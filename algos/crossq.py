@@ -24,10 +24,10 @@ from algos.distributions import TanhNormal
 from algos.layers import head, hidden_layers, sized
 from algos.networks import GaussianActor, TwinCritics
 from algos.off_policy import ReturnGrid
-from algos.redq import SplitState, split_update
+from algos.redq import PolicyDelay, SplitState, split_update
 from algos.replaying import ReplayUpdates, Transition
 from algos.sac import Entropy, Parameters
-from algos.values import Layers, Network, OptimizerSettings
+from algos.values import Discount, Layers, Network, OptimizerSettings
 from envs import Environment, Observation
 from fdg.errors import FdgError
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_within
@@ -173,14 +173,14 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         buffer_size=1_000_000, batch_size=256, learning_starts=5_000, updates_per_step=1.0
     )
     optimizer_settings = OptimizerSettings(learning_rate=1e-3)
-    discount: float = hyperparameter(0.99, "gamma")
+    discounting = Discount()
     entropy = Entropy()
     grid = ReturnGrid()
     layers = Layers(hidden=(256, 256), activation="relu")
     first_moment_decay: float = hyperparameter(
         0.5, "Adam's beta_1: low, since there are no slow target networks"
     )
-    policy_delay: int = hyperparameter(3, "critic updates per update of the actor and the temperature")
+    delay = PolicyDelay(policy_delay=3)
     critic_hidden: tuple[int, ...] | None = hyperparameter(
         (1024, 1024), "widths of the critics' layers; None: chosen by observation"
     )

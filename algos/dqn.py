@@ -24,7 +24,15 @@ from algos import registry, replaying
 from algos.agent import Agent, Rollouts
 from algos.replaying import ExplorerChoice, MemoryChoice, ReplayUpdates, State, StepReplay, Transition
 from algos.rollout import Actor
-from algos.values import NETWORK, AnyNetwork, ClippedOptimizer, Layers, ObservationNormalizer, Transforming
+from algos.values import (
+    NETWORK,
+    AnyNetwork,
+    ClippedOptimizer,
+    Discount,
+    Layers,
+    ObservationNormalizer,
+    Transforming,
+)
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 from fdg.settings.parts import Part
@@ -225,7 +233,7 @@ class DQN(Agent, presets="DQN"):
     max_error: float | None = hyperparameter(
         None, "delta of the Huber loss (Mnih et al.: 1); None: the squared loss"
     )
-    discount: float = hyperparameter(0.99, "gamma")
+    discounting = Discount()
     targets = TargetUpdates(target_period=50)
     exploration = Exploration(epsilon_end=0.05, exploration_fraction=0.5)
     double: bool = hyperparameter(

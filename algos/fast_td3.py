@@ -18,7 +18,7 @@ from algos import networks, optimizers
 from algos.agent import Rollouts
 from algos.off_policy import ReturnGrid
 from algos.replaying import ReplayUpdates, Transition
-from algos.td3 import TD3, Parameters
+from algos.td3 import TD3, DelayedTargets, Parameters
 from algos.values import Layers, Network, ObservationNormalizer
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 
@@ -42,12 +42,11 @@ class FastTD3(TD3, presets="FastTD3"):
     replaying = ReplayUpdates(
         buffer_size=6_553_600, batch_size=32_768, learning_starts=1_280, updates_per_step=1 / 64
     )
-    target_rate: float = hyperparameter(0.1, "tau: Polyak step of the target networks, per update")
+    delayed = DelayedTargets(target_rate=0.1, target_noise=0.001)
     exploration_noise: float = hyperparameter(
         0.4, "largest standard deviation of exploration noise, for actions in [-1, 1]: the last environment's"
     )
     smallest_noise: float = hyperparameter(0.001, "smallest of these deviations: the first environment's")
-    target_noise: float = hyperparameter(0.001, "standard deviation of the noise of target actions")
     grid = ReturnGrid(atoms=101)
     normalizers = ObservationNormalizer(normalize_observation=True)
     layers = Layers(hidden=(512, 256, 128), activation="relu")

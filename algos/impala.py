@@ -20,7 +20,7 @@ from algos.losses import approximate_kl, value_error, values_after
 from algos.on_policy import Normalizers, PolicyLayers, Trajectory
 from algos.one_update import WeightedLoss
 from algos.returns import v_trace
-from algos.values import NETWORK, ClippedOptimizer, Network, Transforming
+from algos.values import NETWORK, ClippedOptimizer, Discount, Network, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
@@ -42,7 +42,7 @@ class IMPALA(Agent, driver=one_update, presets="IMPALA"):
     env: Environment
     rollouts = Rollouts(num_envs=16, num_steps=20, total_steps=1_000_000)
     optimizer_settings = ClippedOptimizer(learning_rate=2e-3, anneal_learning_rate=True, max_grad_norm=40.0)
-    discount: float = hyperparameter(0.99, "gamma")
+    discounting = Discount()
     trace_lambda: float = hyperparameter(1.0, "lambda of V-trace")
     rho_clip: float = hyperparameter(1.0, "rho-bar of V-trace: bounds the weight of each step's error")
     c_clip: float = hyperparameter(1.0, "c-bar of V-trace: bounds the traces that carry errors back")

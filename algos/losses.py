@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from algos.values import Policy
+from algos.values import Discount, Policy
 from envs import TimeStep
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 from fdg.settings.moved import moved
@@ -150,10 +150,9 @@ def explained_variance(target: jax.Array, value: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Advantages(Part):
+class Advantages(Discount):
     """Settings of the discount and of generalised advantage estimation."""
 
-    discount: float = hyperparameter(0.99, "gamma")
     gae_lambda: float = hyperparameter(0.95, "lambda of generalised advantage estimation")
 
     def check(self, algorithm: Any) -> None:

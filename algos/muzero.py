@@ -31,8 +31,8 @@ from algos.normalize import normalize_rollout
 from algos.on_policy import Epochs, Normalizers, State, environment_major
 from algos.returns import rescaled, unrescaled
 from algos.rollout import Actor, empty_memory, episode_metrics
-from algos.search import Search, latent_search
-from algos.values import ClippedOptimizer, Layers, Transforming
+from algos.search import Search, SearchSettings, latent_search
+from algos.values import ClippedOptimizer, Discount, Layers, Transforming
 from envs import Discrete, Environment, Observation, TimeStep, features_and_mask
 from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require_positive
@@ -68,19 +68,16 @@ class MuZero(Agent, presets="MuZero"):
     rollouts = Rollouts(num_envs=32, num_steps=32, total_steps=200_000)
     epochs = Epochs(num_epochs=4, num_minibatches=4)
     optimizer_settings = ClippedOptimizer(learning_rate=1e-3, anneal_learning_rate=True, max_grad_norm=1.0)
-    discount: float = hyperparameter(0.99, "gamma")
+    discounting = Discount()
     n_step: int = hyperparameter(10, "n of n-step returns, which end with the search's value")
     unroll_steps: int = hyperparameter(5, "K: steps for which the model is unrolled in the loss")
-    num_simulations: int = hyperparameter(8, "simulations of a search: latent states added to its tree")
-    max_considered: int = hyperparameter(16, "actions considered at the root of a search, at most")
-    gumbel_scale: float = hyperparameter(1.0, "scale of the Gumbel noise of a search, in training")
+    searching = SearchSettings(num_simulations=8, value_coefficient=0.25)
     least_range: float = hyperparameter(
         10.0, "a search divides values by the range of those of its actions, but at least by this"
     )
     rescale: bool = hyperparameter(
         True, "learn values and rewards by their signed square roots: for rewards of unknown size"
     )
-    value_coefficient: float = hyperparameter(0.25, "weight of the value loss")
     reward_coefficient: float = hyperparameter(1.0, "weight of the reward loss")
     latent_size: int = hyperparameter(64, "width of the latent state")
     normalizers = Normalizers()
@@ -90,8 +87,7 @@ class MuZero(Agent, presets="MuZero"):
     def __post_init__(self):
         self._check()
         check_divides(self, self.num_steps)
-        counts = "n_step", "unroll_steps", "num_simulations", "max_considered", "latent_size"
-        require_positive(self, *counts, "least_range")
+        require_positive(self, "n_step", "unroll_steps", "latent_size", "least_range")
 
     updates_per_iteration = property(lambda self: self.epochs.updates)
 

@@ -39,6 +39,13 @@ class ActorAndCritics(Part):
 
 
 @dataclasses.dataclass(frozen=True)
+class PolyakTargets(Part):
+    """The step of target networks, which are moving averages."""
+
+    target_rate: float = hyperparameter(0.005, "tau: Polyak step of the target networks, per update")
+
+
+@dataclasses.dataclass(frozen=True)
 class ReturnGrid(Part):
     """Settings of critics: they predict values, or distributions over a grid of returns."""
 

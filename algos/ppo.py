@@ -1,7 +1,6 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), clipped form.
 
-`fdg.fragment` marks the fragments, and the batch axes of their arrays. `step` and `update` are inherited from
-`Agent`.
+`fdg.fragment` marks the fragments, and the batch axes of their arrays; `Agent` has `step` and `update`.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
@@ -141,8 +140,6 @@ class PPO(Agent, presets="PPO"):
             advantage, parameters, known, running_novelty, see, trajectory, key
         )
         samples = self.samples(see, trajectory, advantage, target)._replace(novelty=novelty)
-        # Environment-major and flat: a sharding of the environments becomes one of the samples, and XLA is
-        # fast at products of flat matrices.
         samples = jax.tree.map(environment_major, samples)
         parameters, optimizer_state, losses = self.epochs.learn(
             key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
@@ -188,10 +185,5 @@ class PPO(Agent, presets="PPO"):
         agent = self._novelty.agent(state.parameters)
         registry.option("checks").check_actor_critic(self, self._network, agent)
 
-    @property
-    def _novelty(self) -> Any:
-        return self.novelty.of(self)
-
-    @property
-    def _network(self) -> Network:
-        return registry.option("networks").actor_critic_of(self)
+    _novelty = property(lambda self: self.novelty.of(self))
+    _network = property(lambda self: registry.option("networks").actor_critic_of(self))

@@ -26,7 +26,7 @@ from algos.normalize import normalize_rollout
 from algos.on_policy import Epochs, Normalizers, State, environment_major
 from algos.returns import lambda_returns
 from algos.rollout import Actor, empty_memory, episode_metrics
-from algos.values import NETWORK, ClippedOptimizer, Layers, Network, Transforming
+from algos.values import NETWORK, ClippedOptimizer, Discount, Layers, Network, Transforming
 from envs import Discrete, Environment, MultiDiscrete, Observation, TimeStep, composite
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 
@@ -56,7 +56,7 @@ class PQN(Agent, presets="PQN"):
     rollouts = Rollouts(num_envs=32, num_steps=64, total_steps=500_000)
     epochs = Epochs(num_minibatches=16)
     optimizer_settings = ClippedOptimizer(learning_rate=1e-4, anneal_learning_rate=True, max_grad_norm=10.0)
-    discount: float = hyperparameter(0.99, "gamma")
+    discounting = Discount()
     q_lambda: float = hyperparameter(0.95, "lambda of the returns; 0: one step, 1: whole rollouts")
     reward_scale: float = hyperparameter(0.1, "factor of rewards, for values of moderate size")
     exploration = Exploration(epsilon_end=0.2, exploration_fraction=0.2)

@@ -27,15 +27,23 @@ from algos.checks import check_shape
 from algos.distributional import quantile_error
 from algos.distributions import TanhNormal
 from algos.layers import Trunk, features, sized
+from algos.off_policy import PolyakTargets
 from algos.replaying import ReplayUpdates, Transition
 from algos.sac import Entropy, Parameters
-from algos.values import Layers, Network, OptimizerSettings
+from algos.values import Discount, Layers, Network, OptimizerSettings
 from envs import Environment, Observation
 from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require, require_positive
 from fdg.settings.parts import Part
 
 # --- ensembles of critics ---
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyDelay(Part):
+    """The delay of the actor's updates."""
+
+    policy_delay: int = hyperparameter(1, "critic updates per update of the actor and the temperature")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,12 +172,12 @@ class SoftEnsemble(Agent, driver=off_policy):
         buffer_size=1_000_000, batch_size=256, learning_starts=5_000, updates_per_step=1.0
     )
     optimizer_settings = OptimizerSettings(learning_rate=3e-4)
-    discount: float = hyperparameter(0.99, "gamma")
+    discounting = Discount()
     entropy = Entropy()
     ensemble = Ensemble()
     layers = Layers(hidden=(256, 256), activation="relu")
-    target_rate: float = hyperparameter(0.005, "tau: Polyak step of the target networks, per update")
-    policy_delay: int = hyperparameter(1, "critic updates per update of the actor and the temperature")
+    targets = PolyakTargets()
+    delay = PolicyDelay()
 
     _keys = len(Keys._fields)  # keys per sample of a gradient step
 
@@ -295,7 +303,7 @@ class REDQ(SoftEnsemble, presets="REDQ"):
     )
     ensemble = Ensemble(num_critics=10)
     subset: int = hyperparameter(2, "M, random critics whose lowest value is the target")
-    policy_delay: int = hyperparameter(20, "critic updates per update of the actor and the temperature")
+    delay = PolicyDelay(policy_delay=20)
 
     def __post_init__(self):
         super().__post_init__()

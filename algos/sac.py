@@ -17,14 +17,12 @@ import optax
 import fdg
 from algos import off_policy, registry
 from algos.agent import Agent, Rollouts
-from algos.off_policy import ReturnGrid
+from algos.off_policy import PolyakTargets, ReturnGrid
 from algos.replaying import MemoryChoice, ReplayUpdates, Transition
-from algos.values import Layers, OptimizerSettings
+from algos.values import Discount, Layers, OptimizerSettings
 from envs import Environment, Observation
 from fdg.settings.fields import hyperparameter, require_positive
 from fdg.settings.parts import Part
-
-# --- shared by soft actor-critics ---
 
 _LOG_STD_BOUNDS = (-20.0, 2.0)  # as in the authors' code, github.com/rail-berkeley/softlearning
 
@@ -105,11 +103,11 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
         buffer_size=1_000_000, batch_size=256, learning_starts=5_000, updates_per_step=1.0
     )
     optimizer_settings = OptimizerSettings(learning_rate=3e-4)
-    discount: float = hyperparameter(0.99, "gamma")
+    discounting = Discount()
     entropy = Entropy()
     grid = ReturnGrid()
     layers = Layers(hidden=(256, 256), activation="relu")
-    target_rate: float = hyperparameter(0.005, "tau: Polyak step of the target networks, per update")
+    targets = PolyakTargets()
     memory_settings = MemoryChoice()
 
     _keys = 2  # keys per sample of a gradient step
@@ -143,10 +141,7 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
     def loss(
         self, parameters: Parameters, target_critics: Any, transition: Transition, keys: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The sum of three losses, each with gradients for its own parameters only.
-
-        So all are updated at once; in algorithm 1, one after another.
-        """
+        """The sum of three losses, each with gradients for its own parameters (algorithm 1: in turn)."""
         constant = jax.lax.stop_gradient(parameters)
 
         # Critics: equation 5.

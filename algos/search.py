@@ -14,6 +14,8 @@ import jax.numpy as jnp
 
 from envs.games.game import Game, Position, play_on, random_move, score_of, seen, where
 from fdg.errors import FdgError
+from fdg.settings.fields import hyperparameter, require_positive
+from fdg.settings.parts import Part
 
 Evaluate = Callable[[Any, jax.Array, Position], tuple[jax.Array, jax.Array]]
 """`(parameters, key, position) -> (logits [n], value [])`: of moves, and for the player to move."""
@@ -21,6 +23,22 @@ EvaluateLatent = Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]
 """`(parameters, latent [N, D]) -> (logits [N, n], value [N])`."""
 Imagine = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 """`(parameters, latent [N, D], action [N]) -> (next latent [N, D], reward [N])`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSettings(Part):
+    """The sizes of a search, and the weight of what it learns of values."""
+
+    num_simulations: int = hyperparameter(
+        32, "simulations of a search: positions, or latent states, added to its tree"
+    )
+    max_considered: int = hyperparameter(16, "actions considered at the root of a search, at most")
+    gumbel_scale: float = hyperparameter(1.0, "scale of the Gumbel noise of a search, in training")
+    value_coefficient: float = hyperparameter(1.0, "weight of the value loss")
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses sizes that are not positive."""
+        require_positive(algorithm, "num_simulations", "max_considered")
 
 
 class Search(NamedTuple):

@@ -16,12 +16,11 @@ import optax
 import fdg
 from algos import off_policy, registry
 from algos.agent import Agent, Rollouts
-from algos.off_policy import ReturnGrid
+from algos.off_policy import PolyakTargets, ReturnGrid
 from algos.replaying import MemoryChoice, ReplayUpdates, Transition
-from algos.values import Layers, OptimizerSettings
+from algos.values import Discount, Layers, OptimizerSettings
 from envs import Environment
 from fdg.settings.fields import hyperparameter, require_not_negative, require_positive
-from fdg.settings.parts import Part
 
 
 class Parameters(NamedTuple):
@@ -59,10 +58,9 @@ class NoisyAction(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class DelayedTargets(Part):
+class DelayedTargets(PolyakTargets):
     """Noise of actions in training and in targets; the delay of actor and target updates."""
 
-    target_rate: float = hyperparameter(0.005, "tau: Polyak step of the target networks, per update")
     exploration_noise: float = hyperparameter(
         0.1, "standard deviation of exploration noise, for actions in [-1, 1]"
     )
@@ -93,7 +91,7 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
         buffer_size=1_000_000, batch_size=256, learning_starts=25_000, updates_per_step=1.0
     )
     optimizer_settings = OptimizerSettings(learning_rate=3e-4)
-    discount: float = hyperparameter(0.99, "gamma")
+    discounting = Discount()
     delayed = DelayedTargets()
     grid = ReturnGrid()
     layers = Layers(hidden=(256, 256), activation="relu")

@@ -37,7 +37,15 @@ from algos.returns import lambda_returns
 from algos.rings import Recollection, time_first, time_major
 from algos.rollout import Actor
 from algos.sequences import SequenceReplay, Sequences
-from algos.values import NETWORK, AnyNetwork, ClippedOptimizer, Layers, ObservationNormalizer, Transforming
+from algos.values import (
+    NETWORK,
+    AnyNetwork,
+    ClippedOptimizer,
+    Discount,
+    Layers,
+    ObservationNormalizer,
+    Transforming,
+)
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask, num_agents
 from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require_positive, require_within
@@ -92,7 +100,7 @@ class ValueDecomposition(Agent):
     learning_starts: int = hyperparameter(10_000, "environment steps before the first gradient step")
     num_updates: int = hyperparameter(4, "gradient steps in one iteration")
     optimizer_settings = ClippedOptimizer(learning_rate=5e-3, anneal_learning_rate=True, max_grad_norm=25.0)
-    discount: float = hyperparameter(0.99, "gamma")
+    discounting = Discount()
     q_lambda: float = hyperparameter(0.0, "lambda of the targets; 0: one step, 1: whole sequences")
     reward_scale: float = hyperparameter(1.0, "factor of rewards, for values of moderate size")
     targets = TargetUpdates(target_period=200)

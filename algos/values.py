@@ -148,7 +148,15 @@ class ClippedOptimizer(OptimizerSettings):
         require_positive(algorithm, "max_grad_norm")
 
 
-# --- bonuses on rewards ---
+# --- rewards ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Discount(Part):
+    """The discount of rewards."""
+
+    discount: float = hyperparameter(0.99, "gamma, per step: a move of a game, a token of a text")
+
 
 BONUS: dict[str, Any] = {
     "help": "module:name of an additional reward, an algos.Bonus (None: none)",

@@ -2,8 +2,8 @@
 
 For each algorithm: files and lines of `algos/` that its file imports, directly or through others; the same
 with the values that settings name and its text does not (`algos.registry.OPTIONS`), wherever one of these
-files asks for them; and how many classes it is derived from. Then the field names that classes annotate most
-often. The registry and the tables of presets are not followed.
+files asks for them; and how many classes it is derived from. Then how many classes declare a setting (a
+flag), or annotate a field of any kind, by its name. The registry and the tables of presets are not followed.
 """
 
 import ast
@@ -25,9 +25,11 @@ def main(names: list[str]) -> None:
         cls = algos.get(name)
         (files, lines), (more, in_all) = (_opened(cls.__module__, values) for values in (False, True))
         print(f"{name:<14} {files:5}  {lines:5}  {more:4}, {in_all:5}  {len(cls.__mro__) - 1:5}")
-    print("\nannotated   field")
-    for field, count in _annotated().most_common(25):
-        print(f"{count:9}   {field}")
+    settings, fields = _annotated()
+    for kind, counts in (("setting", settings), ("field", fields)):
+        print(f"\nclasses   {kind}")
+        for name, count in counts.most_common(15):
+            print(f"{count:7}   {name}")
 
 
 def _opened(module: str, values: bool) -> tuple[int, int]:
@@ -57,15 +59,26 @@ def _file(module: str) -> Path | None:
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
-def _annotated() -> Counter[str]:
-    """How many classes of `algos/` annotate a field, by its name."""
-    counts: Counter[str] = Counter()
+def _annotated() -> tuple[Counter[str], Counter[str]]:
+    """How many classes of `algos/` declare a setting, and annotate a field of any kind, by its name."""
+    settings: Counter[str] = Counter()
+    fields: Counter[str] = Counter()
     for file in (_ROOT / "algos").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ClassDef):
-                fields = (each for each in node.body if isinstance(each, ast.AnnAssign))
-                counts.update(field.target.id for field in fields if isinstance(field.target, ast.Name))
-    return counts
+                for line in node.body:
+                    if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                        fields[line.target.id] += 1
+                        settings[line.target.id] += _is_setting(line.value)
+    return settings, fields
+
+
+def _is_setting(default: ast.expr | None) -> bool:
+    """Whether a field's default is that of a setting, which the command line takes."""
+    if not isinstance(default, ast.Call):
+        return False
+    name = ast.unparse(default.func)
+    return name in ("hyperparameter", "own_value") or any(k.arg == "metadata" for k in default.keywords)
 
 
 if __name__ == "__main__":

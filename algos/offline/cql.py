@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 
 from algos.agent import Agent, Rollouts
-from algos.off_policy import ReturnGrid
+from algos.off_policy import PolyakTargets, ReturnGrid
 from algos.offline import learning
 from algos.offline.learning import Data
 from algos.replaying import Transition
 from algos.sac import SAC, Entropy, Parameters
-from algos.values import Layers, OptimizerSettings
+from algos.values import Discount, Layers, OptimizerSettings
 from envs import Box, Environment
 from fdg.settings.fields import hyperparameter, require_not_negative, require_positive
 
@@ -37,13 +37,13 @@ class CQL(Agent, driver=learning, presets="CQL"):
     rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=1_000_000)
     data = Data()
     optimizer_settings = OptimizerSettings(learning_rate=1e-4)
-    discount: float = hyperparameter(0.99, "gamma")
+    discounting = Discount()
     conservatism: float = hyperparameter(5.0, "alpha of equation 4: weight of the conservative penalty")
     num_actions: int = hyperparameter(10, "K: actions sampled of each of three kinds, per sample")
     entropy = Entropy()
     grid = ReturnGrid()
     layers = Layers(hidden=(256, 256, 256), activation="relu")
-    target_rate: float = hyperparameter(0.005, "tau: Polyak step of the target networks, per update")
+    targets = PolyakTargets()
 
     def __post_init__(self):
         self._check()

@@ -17,11 +17,12 @@ import fdg
 from algos import networks
 from algos.agent import Agent, Rollouts
 from algos.losses import value_error
+from algos.off_policy import PolyakTargets
 from algos.offline import learning
 from algos.offline.learning import BoundedNormal, Data
 from algos.replaying import Transition
 from algos.sac import SAC, Learned
-from algos.values import Layers, Network, OptimizerSettings
+from algos.values import Discount, Layers, Network, OptimizerSettings
 from envs import Environment, Observation
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 
@@ -50,13 +51,13 @@ class IQL(Agent, driver=learning, presets="IQL"):
     rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=1_000_000)
     data = Data()
     optimizer_settings = OptimizerSettings(learning_rate=3e-4)
-    discount: float = hyperparameter(0.99, "gamma")
+    discounting = Discount()
     expectile: float = hyperparameter(
         0.7, "tau of equation 5, the expectile: above 0.5; near 1, the value of the best action"
     )
     advantage_scale: float = hyperparameter(3.0, "beta of equation 7: weights are exp(beta * advantage)")
     largest_weight: float = hyperparameter(100.0, "upper bound of these weights")
-    target_rate: float = hyperparameter(0.005, "alpha: Polyak step of the target networks, per update")
+    targets = PolyakTargets()
     layers = Layers(hidden=(256, 256), activation="relu")
 
     def __post_init__(self):

@@ -22,7 +22,7 @@ from algos.offline.learning import Data
 from algos.replay import Replay, Step, summarize
 from algos.replaying import Transition
 from algos.td3 import TD3, DelayedTargets, Parameters
-from algos.values import Layers, Network, ObservationNormalizer, OptimizerSettings
+from algos.values import Discount, Layers, Network, ObservationNormalizer, OptimizerSettings
 from envs import Environment, Observation
 from fdg.settings.fields import hyperparameter, require_not_negative
 
@@ -42,7 +42,7 @@ class TD3BC(Agent, driver=learning, presets="TD3BC"):
     rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=1_000_000)
     data = Data()
     optimizer_settings = OptimizerSettings(learning_rate=3e-4)
-    discount: float = hyperparameter(0.99, "gamma")
+    discounting = Discount()
     value_weight: float = hyperparameter(
         2.5, "alpha of equation 5: weight of the normalised critics' values against imitation"
     )
@@ -104,7 +104,7 @@ class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
     rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=1_000_000)
     data = Data(batch_size=1024)
     optimizer_settings = OptimizerSettings(learning_rate=1e-3)
-    discount: float = hyperparameter(0.99, "gamma")
+    discounting = Discount()
     actor_penalty: float = hyperparameter(
         0.01, "beta_1: weight of the squared distance to the action in the data, against normalised values"
     )

@@ -29,6 +29,7 @@ from algos.rlhf.objective import (
     surrogate,
 )
 from algos.rlhf.responses import Responses, has_reward, loss_mask, rollouts, scores, sequences, staleness
+from algos.values import Discount
 from fdg.settings.fields import (
     hyperparameter,
     require,
@@ -97,7 +98,7 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
     kl_estimator: Estimator = hyperparameter("k1", "estimator of the KL")
     correction: Correction = hyperparameter("none", "importance weights of actor against learner")
     correction_cap: float = hyperparameter(2.0, "upper bound of these weights", only_with="correction")
-    discount: float = hyperparameter(1.0, "gamma, per token")
+    discounting = Discount(discount=1.0)
     gae_lambda: float = hyperparameter(0.95, "lambda of the advantages")
 
     def __post_init__(self) -> None:
