@@ -25,7 +25,7 @@ def main(names: list[str]) -> None:
         cls = algos.get(name)
         (files, lines), (more, in_all) = (_opened(cls.__module__, values) for values in (False, True))
         print(f"{name:<14} {files:5}  {lines:5}  {more:4}, {in_all:5}  {len(cls.__mro__) - 1:5}")
-    settings, fields = _annotated()
+    settings, fields = annotated()
     for kind, counts in (("setting", settings), ("field", fields)):
         print(f"\nclasses   {kind}")
         for name, count in counts.most_common(15):
@@ -59,7 +59,7 @@ def _file(module: str) -> Path | None:
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
-def _annotated() -> tuple[Counter[str], Counter[str]]:
+def annotated() -> tuple[Counter[str], Counter[str]]:
     """How many classes of `algos/` declare a setting, and annotate a field of any kind, by its name."""
     settings: Counter[str] = Counter()
     fields: Counter[str] = Counter()

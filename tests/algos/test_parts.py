@@ -16,6 +16,7 @@ from fdg.commands.flags import fields_of
 from fdg.errors import FdgError
 from fdg.settings.fields import hyperparameter, structural
 from fdg.settings.parts import Part, flattened
+from tools.algorithm_sizes import annotated
 
 ENV = envs.make("CartPole-v1")
 
@@ -139,3 +140,9 @@ def test_a_subclass_without_settings_of_its_own_needs_no_decorator():
         layers = Layers()
 
     assert Same(env=ENV, hidden=(8,)).layers == Layers((8,))
+
+
+def test_settings_are_declared_once_and_shared():
+    """`network` says in each class which kinds of networks it takes."""
+    settings, _ = annotated()
+    assert {name for name, count in settings.items() if count > 3} == {"network"}
