@@ -29,7 +29,7 @@ _MAX_AGENTS = 2**32  # agents, since seeds have 32 bits
 class BetweenAgents(Protocol):
     """What agents of a population copy from each other: the attribute `between_agents` of an algorithm.
 
-    Methods are pure functions of one agent's state, except `known`, whose arrays may have an axis of agents.
+    Methods are pure functions of one agent's state; the arrays of `known` may have an axis of agents.
 
     Attributes:
       note: a sentence for the plan that says when agents copy, and what.
@@ -41,7 +41,7 @@ class BetweenAgents(Protocol):
         """Whether agents copy now: `[]` bool, the same for all agents."""
 
     def known(self, state: Any) -> Any:
-        """What other agents read about an agent, such as its score: elementwise functions of the state."""
+        """What other agents read about an agent, such as its score; computed elementwise from its state."""
 
     def source(self, everyone: Any, agent: jax.Array, state: Any) -> jax.Array:
         """The agent that `agent` copies from, possibly itself: `[]` int32.
@@ -53,7 +53,7 @@ class BetweenAgents(Protocol):
         """
 
     def taken(self, state: Any, axes: Sequence[int | None]) -> list[bool]:
-        """For each leaf of the state, whether it is copied; `axes` are the batch axes of the leaves."""
+        """Whether agents copy each leaf of the state; `axes` are the batch axes of the leaves."""
 
     def after(self, state: Any, source: jax.Array, agent: jax.Array) -> Any:
         """The agent's state after the leaves were copied from `source`."""
@@ -77,8 +77,8 @@ class Agents:
         """The argument of `init`: keys of `seed`, `seed + 1`, ...; or `algorithm.starts(seed, count)`.
 
         Args:
-          count: length of a further leading axis, of copies of these agents with consecutive seeds; None for
-            no such axis.
+          count: the number of sets of agents, each with the next seeds: a further leading axis. None for no
+            such axis.
         """
         if count is not None:
             rows = [self.starts(seed + i * self.count) for i in range(count)]
@@ -96,7 +96,7 @@ class Agents:
         return jax.lax.map(lambda start: jax.tree.map(jnp.asarray, self.algorithm.init(start)), starts)
 
     def iterate(self, state: Any) -> tuple[Any, Any]:
-        """One iteration of all agents; then agents copy from each other, if that is due."""
+        """Runs one iteration of all agents; then agents copy from each other, if due."""
         leaves = jax.tree.leaves(state)
         agent_shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state)
         closed, results = jax.make_jaxpr(self.algorithm.iterate, return_shape=True)(agent_shapes)
@@ -207,7 +207,7 @@ def iterate_all(
     """
     shares_draws = has_draws_from_the_batch(jaxprs.open_jaxpr(jaxpr))  # vmapped agents would share them
     iterate = mapped(core.jaxpr_as_fun(jaxpr), count, 1 if shares_draws else count)
-    return iterate if between is None else exchanging(iterate, state, axes, between)
+    return iterate if between is None else with_copying(iterate, state, axes, between)
 
 
 def mapped(function: Callable[..., list[Any]], agents: int, together: int) -> Callable[..., list[Any]]:
@@ -219,8 +219,8 @@ def mapped(function: Callable[..., list[Any]], agents: int, together: int) -> Ca
       together: a divisor of `agents`.
     """
     if together == agents:
-        return one_by_one(function) if agents == 1 else jax.vmap(function)
-    map_group = one_by_one(function) if together == 1 else jax.vmap(function)
+        return _with_unit_axis(function) if agents == 1 else jax.vmap(function)
+    map_group = _with_unit_axis(function) if together == 1 else jax.vmap(function)
 
     def map_groups(*arrays: Any) -> list[Any]:
         groups = [x.reshape(agents // together, together, *x.shape[1:]) for x in arrays]
@@ -230,19 +230,19 @@ def mapped(function: Callable[..., list[Any]], agents: int, together: int) -> Ca
     return map_groups
 
 
-def one_by_one(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+def _with_unit_axis(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """Maps a function of one agent over a leading axis of length 1."""
     return lambda *arrays: [x[None] for x in function(*(x[0] for x in arrays))]
 
 
-def exchanging(
+def with_copying(
     iterate: Callable[..., list[Any]],
     state: Any,
     axes: Sequence[int | None],
     between: BetweenAgents,
     mesh_axis: str | None = None,
 ) -> Callable[..., list[Any]]:
-    """A function that runs one iteration of several agents, which copy from each other if that is due.
+    """A function that runs one iteration of several agents; then agents copy from each other, if due.
 
     Args:
       iterate: from leaves `[agents, ...]` to new leaves and metrics. The first leaves are those of `state`;
@@ -259,7 +259,7 @@ def exchanging(
     def gather(x: jax.Array) -> jax.Array:
         return x if mesh_axis is None else jax.lax.all_gather(x, mesh_axis, tiled=True)
 
-    def exchange(leaves: list) -> list:
+    def copy(leaves: list) -> list:
         num_local = leaves[0].shape[0]
         offset = 0 if mesh_axis is None else jax.lax.axis_index(mesh_axis) * num_local
         agents = offset + jnp.arange(num_local, dtype=jnp.int32)
@@ -272,13 +272,13 @@ def exchanging(
         states = jax.vmap(between.after)(jax.tree.unflatten(structure, copied), source, agents)
         return [_with_dtype_of(new, old) for new, old in zip(jax.tree.leaves(states), leaves, strict=True)]
 
-    def iterate_and_exchange(*leaves: Any) -> list:
+    def iterate_and_copy(*leaves: Any) -> list:
         results = iterate(*leaves)
         state_leaves, metrics = list(results[:count]), results[count:]
         first_agent = jax.tree.unflatten(structure, [x[0] for x in state_leaves])
-        return [*jax.lax.cond(between.due(first_agent), exchange, list, state_leaves), *metrics]
+        return [*jax.lax.cond(between.due(first_agent), copy, list, state_leaves), *metrics]
 
-    return iterate_and_exchange
+    return iterate_and_copy
 
 
 def _with_dtype_of(new: jax.Array, old: jax.Array) -> jax.Array:

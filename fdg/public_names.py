@@ -11,10 +11,10 @@ from typing import Any
 from fdg.errors import FdgError, NoAttributeError
 
 
-def no_attribute(package: str, name: str, known: Iterable[str], meant: str | None = None) -> AttributeError:
+def no_attribute(package: str, name: str, known: Iterable[str], hint: str | None = None) -> AttributeError:
     """The error for an unknown name of a package; an `FdgError` if there is a suggestion.
 
-    `meant` is the fix; None suggests the nearest known name.
+    `hint` is the suggestion; None suggests the nearest known name.
 
     >>> no_attribute("algos", "Ppo", ["PPO", "DQN"])
     NoAttributeError('algos has no Ppo: it is algos.PPO')
@@ -23,9 +23,9 @@ def no_attribute(package: str, name: str, known: Iterable[str], meant: str | Non
     similar = [
         names[candidate] for candidate in difflib.get_close_matches(name.lower(), names, 1, cutoff=0.7)
     ]
-    if name.startswith("__") or not (meant or similar):
+    if name.startswith("__") or not (hint or similar):
         return AttributeError(f"module '{package}' has no attribute '{name}'")
-    return NoAttributeError(f"{package} has no {name}: {meant or f'it is {package}.{similar[0]}'}")
+    return NoAttributeError(f"{package} has no {name}: {hint or f'it is {package}.{similar[0]}'}")
 
 
 def submodule(package: str, name: str) -> types.ModuleType | None:

@@ -21,7 +21,7 @@ from fdg.identity_cache import IdentityCache
 
 
 def prune(flow: Flow) -> Flow:
-    """Removes equations and all-gathers whose results are unused; keeps equations with effects."""
+    """Removes a flow's equations and all-gathers whose results are unused; keeps equations with effects."""
     return _Pruner().flow(flow, frozenset(range(len(flow.outputs))))[0]
 
 
@@ -102,14 +102,14 @@ def predict_exchanges(
     `devices` is the number of devices that split the batch; None: any number that divides every batch axis.
 
     Returns:
-      A pair: the collectives in program order, where those with the same enclosing fragments, kind and
-      number of calls are one entry; and the operations without a rule. The second excludes operations with
-      effects and those that every device must run whole.
+      1. The collectives in program order. Those with the same enclosing fragments, kind and number of calls
+        are one entry.
+      2. The operations without a rule, without those that have effects or that every device must run whole.
     """
     flow = prune(follow(jaxpr, input_axes, devices, output_axes))
     totals: dict[Collective | WithoutRule, int] = collections.defaultdict(int)
-    for exchange, size in _walk_flow(flow, (), ()):
-        totals[exchange] += size
+    for entry, size in _walk_flow(flow, (), ()):
+        totals[entry] += size
     return (
         tuple(
             dataclasses.replace(entry, bytes=size)
@@ -123,7 +123,7 @@ def predict_exchanges(
 def _walk_flow(
     flow: Flow, fragments: tuple[str, ...], trips: tuple[int, ...]
 ) -> Iterator[tuple[Collective | WithoutRule, int]]:
-    """Yields (exchange, bytes) for each collective and each operation without a rule.
+    """Yields (entry, bytes) for each collective and each operation without a rule.
 
     `trips` are the trips of the enclosing loops, outermost first.
     """
@@ -133,22 +133,19 @@ def _walk_flow(
         for i in positions:
             if atoms[i] not in gathered:
                 gathered.add(atoms[i])
-                yield exchange("all-gather", trips[: loop_depths[i]]), _bytes([atoms[i]])
+                yield collective("all-gather", trips[: loop_depths[i]]), _bytes([atoms[i]])
 
-    def exchange(kind: str, inner_trips: tuple[int, ...]) -> Collective:
+    def collective(kind: str, inner_trips: tuple[int, ...]) -> Collective:
         return Collective(kind, 0, math.prod(inner_trips), fragments)
 
     for step in flow.equations:
         eqn, name = step.eqn, step.eqn.primitive.name
         yield from gather(eqn.invars, step.gathered, step.levels)
         if step.reduced:
-            yield (
-                exchange("all-reduce", trips[: max(step.levels, default=0)]),
-                _bytes(eqn.outvars),
-            )
+            yield collective("all-reduce", trips[: max(step.levels, default=0)]), _bytes(eqn.outvars)
         inner_trips = trips if step.trips is None else (*trips, step.trips)
         if step.agrees_on_predicate:
-            yield exchange("all-reduce", inner_trips), 1
+            yield collective("all-reduce", inner_trips), 1
         is_leaf = not step.bodies and eqn.primitive is not boundary_p
         if is_leaf and step.gathered and name not in RULES and not must_be_whole(eqn):
             fragment = fragments[-1] if fragments else None

@@ -21,7 +21,7 @@ from fdg.running.program_cache import remove_corrupt_entry
 from fdg.shadowing import shadowed_package, unimportable_folder
 
 _SLOW_S = 5.0
-_CAUSE_TIMEOUT_S = 5.0  # a collective fails shortly before it is known which process died
+_CAUSE_TIMEOUT_S = 5.0  # wait for the cause: a collective fails before we learn which process died
 
 
 def train_main(argv: Sequence[str] | None = None) -> int:

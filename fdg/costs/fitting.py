@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fdg.costs.hardware import Cluster
-from fdg.costs.loads import program_works
 from fdg.costs.overheads import OVERHEADS, Overheads
 from fdg.costs.prediction import predict
 from fdg.costs.program_time import CLASSES, JOINED, seconds_of
+from fdg.costs.program_work import program_works
 from fdg.placing.plans import Plan
 
 _LARGE_ERROR = 0.2  # relative errors above this count less (soft L1)

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fdg.costs.loads import TargetDevices
 from fdg.costs.overheads import OVERHEADS, Overheads
+from fdg.costs.program_work import TargetDevices
 from fdg.errors import FdgError, unknown_name
 
 
@@ -69,8 +69,8 @@ class DeviceKind:
     platform: str  # as in JAX: "cpu", "gpu" or "tpu"
     # figures by their names in `RATES`; missing ones are derived from others (`rate`)
     figures: Mapping[str, Figure]
-    # the share of the time of a class of operations that remains after XLA's fusion, if fitted; None: the
-    # platform's (`program_time.JOINED`)
+    # for each class of operations, the fraction of its unfused time that remains after XLA's fusion, if
+    # fitted; None: the platform's (`program_time.JOINED`)
     joined: Mapping[str, float] | None = None
     # overheads of programs and transfers; None: the platform's (`effective_overheads`)
     overheads: Overheads | None = None

@@ -1,6 +1,6 @@
 """`predict`: the time per iteration of a plan on a cluster, and the parts that make it up.
 
-    loads           work of each program on one device
+    program_work    work of each program on one device
     program_time    seconds of that work, by class of operation
     traffic         seconds of collectives and transfers
     schedule_tasks  the schedule as tasks of the host, the groups and the links
@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 
 from fdg.costs import traffic
 from fdg.costs.hardware import Cluster
-from fdg.costs.loads import ProgramWork, program_works
 from fdg.costs.program_time import Seconds, seconds_of
+from fdg.costs.program_work import ProgramWork, program_works
 from fdg.costs.schedule_tasks import HOST, IN_FLIGHT, Cost, ScheduleTasks, loop_lengths
 from fdg.costs.simulation import Simulation, Trace
 from fdg.errors import FdgError
@@ -240,8 +240,8 @@ def _simulated_times(
 ) -> dict[tuple[str, str], float]:
     """Simulated seconds per iteration by key: ("seconds", ""), ("busy", group), ("share", part)."""
     simulation = Simulation(model.pool)
-    host_cores = 0.0 if model.cluster.cores is None else 1.0
-    tasks = ScheduleTasks(simulation, plan, costs, host_cores, model.straggler_ratio, loop_trips)
+    dispatch_cores = 0.0 if model.cluster.cores is None else 1.0
+    tasks = ScheduleTasks(simulation, plan, costs, dispatch_cores, model.straggler_ratio, loop_trips)
     ahead = plan.delayed.staleness if plan.delayed is not None else 0
     warm_up = _WARM_UP + ahead
     # Further iterations follow the averaged ones, since groups that are ahead already run them.
@@ -251,8 +251,8 @@ def _simulated_times(
     times = {("seconds", ""): (end - begin) / _COUNTED}
     busy = simulation.busy(trace, begin, end)
     for group in model.groups:
-        lanes = [name for name in busy if group in name.split("&")]
-        times["busy", group] = max((busy[name] for name in lanes), default=0.0) / _COUNTED
+        resources = [name for name in busy if group in name.split("&")]
+        times["busy", group] = max((busy[name] for name in resources), default=0.0) / _COUNTED
     final_task = max(range(last_tasks[warm_up + _COUNTED - 1] + 1), key=trace.ends.__getitem__)
     for name, seconds in _shares(model, simulation, trace, final_task, begin, end).items():
         times["share", name] = seconds / _COUNTED
@@ -269,8 +269,8 @@ def _shares(
         seconds = min(trace.ends[task], end) - max(trace.starts[task], begin)
         if seconds <= 0:
             continue
-        label, lanes, *_ = simulation.tasks[task]
-        if lanes == (HOST,):
+        label, resources, *_ = simulation.tasks[task]
+        if resources == (HOST,):
             shares["starting programs on the host"] += seconds
         elif label in program_parts and (total := sum(program_parts[label].values())):
             for name, part in program_parts[label].items():

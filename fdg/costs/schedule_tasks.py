@@ -23,29 +23,32 @@ class Cost:
 
     host: float  # seconds of the host
     seconds: float  # of the devices or the link, if nothing else uses them
-    cores: float = 0.0  # busy CPU cores, of those that the simulation shares among steps
+    cores: float = 0.0  # CPU cores of the simulation's pool that the step keeps busy
     # whether a transfer is a program of both groups, as it is between processes (`running.exchange`): it
     # waits for their earlier work and keeps both groups busy
     occupies_groups: bool = False
 
 
-def device_lanes(groups: Sequence[Group]) -> Mapping[str, tuple[str, ...]]:
-    """The lanes of each group. The devices that belong to the same groups form a lane."""
+def device_resources(groups: Sequence[Group]) -> Mapping[str, tuple[str, ...]]:
+    """The simulated resources of each group: devices that belong to the same groups are one resource."""
     groups_by_device: dict[int, list[str]] = collections.defaultdict(list)
     for group in groups:
         for device in group.devices:
             groups_by_device[device].append(group.name)
-    lanes = dict.fromkeys(tuple(names) for names in groups_by_device.values())
-    return {group.name: tuple("&".join(names) for names in lanes if group.name in names) for group in groups}
+    shared_by = dict.fromkeys(tuple(names) for names in groups_by_device.values())
+    return {g.name: tuple("&".join(names) for names in shared_by if g.name in names) for g in groups}
 
 
 class ScheduleTasks(ScheduleWalk[int]):
     """Adds the iterations of a schedule to a simulation.
 
-    `straggler_ratio` maps a number of devices to the factor by which stragglers lengthen a step, and
-    `lengths` maps the number of trips of a loop to the number that is simulated.
+    `facts` maps each value to the index of the task that computes it; -1: available from the start.
 
-    The walk keeps for each value the index of the task that makes it; -1: there from the start.
+    Args:
+      dispatch_cores: cores of the pool that are busy while the host dispatches.
+      straggler_ratio: from a number of devices to the factor by which stragglers lengthen a step.
+      lengths: from a loop's number of trips to the number of simulated trips, which is smaller for long loops
+        (`prediction` extrapolates); loops that it lacks are simulated in full.
     """
 
     def __init__(
@@ -53,14 +56,14 @@ class ScheduleTasks(ScheduleWalk[int]):
         simulation: Simulation,
         plan: SteppedPlan,
         costs: Mapping[Step, Cost],
-        host_cores: float,
+        dispatch_cores: float,
         straggler_ratio: Callable[[int], float],
         lengths: Mapping[int, int],
     ):
         super().__init__(-1)
         self._simulation, self._costs = simulation, costs
-        self._host_cores, self._straggler_ratio = host_cores, straggler_ratio
-        self._schedule, self._lanes, self._lengths = plan.schedule, device_lanes(plan.groups), lengths
+        self._dispatch_cores, self._straggler_ratio = dispatch_cores, straggler_ratio
+        self._schedule, self._resources, self._lengths = plan.schedule, device_resources(plan.groups), lengths
         self._sizes = {group.name: len(group) for group in plan.groups}
         self._host_waits: tuple[int, ...] = ()
         self._last_tasks: list[int] = []  # the last task of each iteration
@@ -75,7 +78,7 @@ class ScheduleTasks(ScheduleWalk[int]):
         return self._last_tasks[-1]
 
     def trips(self, repeat: Repeat) -> int:
-        """The length of a loop in this simulation."""
+        """The number of simulated trips of a loop."""
         return self._lengths.get(repeat.trips, repeat.trips)
 
     def call(self, call: Call) -> None:
@@ -83,24 +86,23 @@ class ScheduleTasks(ScheduleWalk[int]):
         cost = self._costs[call]
         dependencies = self._add_dispatch(call, call.name)
         seconds = cost.seconds * self._straggler_ratio(self._sizes[call.group])
-        task = self._simulation.add(call.name, self._lanes[call.group], seconds, dependencies, cost.cores)
+        task = self._simulation.add(call.name, self._resources[call.group], seconds, dependencies, cost.cores)
         self.facts.update(dict.fromkeys(call.outputs, task))
 
     def move(self, move: Move) -> None:
         """Adds a transfer."""
         cost, name = self._costs[move], f"{move.source} -> {move.target}"
         dependencies = self._add_dispatch(move, name)
-        group_lanes = (*self._lanes[move.source], *self._lanes[move.target]) if cost.occupies_groups else ()
-        task = self._simulation.add(
-            name, tuple(dict.fromkeys((name, *group_lanes))), cost.seconds, dependencies
-        )
+        groups = (move.source, move.target) if cost.occupies_groups else ()
+        resources = dict.fromkeys((name, *(r for group in groups for r in self._resources[group])))
+        task = self._simulation.add(name, tuple(resources), cost.seconds, dependencies)
         self.facts.update(dict.fromkeys(defs(move), task))
 
     def _add_dispatch(self, step: Step, name: str) -> list[int]:
         """Adds the host's dispatch of a step; returns the tasks that the step has to wait for."""
         host_seconds = self._costs[step].host
         dispatch = self._simulation.add(
-            f"start {name}", (HOST,), host_seconds, self._host_waits, self._host_cores
+            f"start {name}", (HOST,), host_seconds, self._host_waits, self._dispatch_cores
         )
         self._host_waits = ()
         return [dispatch, *(self.facts[value] for value in uses(step))]

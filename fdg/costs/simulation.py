@@ -1,12 +1,12 @@
-"""A discrete-event simulation of tasks on lanes.
+"""A discrete-event simulation of tasks on resources.
 
     host    dispatch act .  dispatch learn
     actors           act-----------.
     link                           move---.
     learners                              learn----
 
-A task starts when its dependencies have ended and its lanes are free. A lane runs its tasks in the order in
-which they were added, as a device does. Tasks may share a pool of cores: if they need more cores than it has,
+A task starts when its dependencies have ended and its resources are free. A resource runs one task at a time,
+in the order in which they were added. Tasks may share a pool of cores: if they need more cores than it has,
 all of them slow down equally (processor sharing).
 """
 
@@ -36,12 +36,12 @@ class Trace:
 
 
 class Task(NamedTuple):
-    """A task: its seconds while the pool is not full, its cores (0: not of the pool), its dependencies."""
+    """A task."""
 
     label: str
-    lanes: tuple[str, ...]
-    seconds: float
-    cores: float
+    resources: tuple[str, ...]
+    seconds: float  # if the pool has enough cores
+    cores: float  # of the pool; 0: the task runs outside the pool
     dependencies: tuple[int, ...]
 
 
@@ -49,37 +49,37 @@ class Simulation:
     """Tasks, in the order in which they were added."""
 
     def __init__(self, cores: float = math.inf):
-        """`cores` is the size of the shared pool; infinite if each task has the cores that it needs."""
+        """`cores` is the size of the shared pool; infinite if tasks do not slow each other down."""
         self._cores = cores
         self.tasks: list[Task] = []
-        self._last_by_lane: dict[str, int] = {}
+        self._last_by_resource: dict[str, int] = {}
 
     def add(
         self,
         label: str,
-        lanes: tuple[str, ...],
+        resources: tuple[str, ...],
         seconds: float,
         dependencies: Sequence[int] = (),
         cores: float = 0.0,
     ) -> int:
-        """Adds a task to its lanes; returns its number."""
+        """Adds a task to its resources; returns its number."""
         number = len(self.tasks)
         needed = dict.fromkeys(task for task in dependencies if task >= 0)
-        for lane in lanes:
-            if lane in self._last_by_lane:
-                needed[self._last_by_lane[lane]] = None
-            self._last_by_lane[lane] = number
-        self.tasks.append(Task(label, lanes, seconds, cores, tuple(needed)))
+        for resource in resources:
+            if resource in self._last_by_resource:
+                needed[self._last_by_resource[resource]] = None
+            self._last_by_resource[resource] = number
+        self.tasks.append(Task(label, resources, seconds, cores, tuple(needed)))
         return number
 
     def busy(self, trace: Trace, begin: float, end: float) -> Mapping[str, float]:
-        """Busy seconds of each lane between two times."""
+        """Busy seconds of each resource between two times."""
         busy: dict[str, float] = collections.defaultdict(float)
         for task, start, stop in zip(self.tasks, trace.starts, trace.ends, strict=True):
             overlap = min(stop, end) - max(start, begin)
             if overlap > 0:
-                for lane in task.lanes:
-                    busy[lane] += overlap
+                for resource in task.resources:
+                    busy[resource] += overlap
         return dict(busy)
 
     def run(self) -> Trace:

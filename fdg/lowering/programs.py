@@ -16,7 +16,7 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs, keys
-from fdg.agents import exchanging, mapped
+from fdg.agents import mapped, with_copying
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import constraints as sharding
 from fdg.lowering.draws import hoist_draws
@@ -89,7 +89,7 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     else:  # all agents run an iteration, then exchange
         state = own_state(graph.state)
         axis = SEED if mesh.size > 1 else None
-        iterate = exchanging(
+        iterate = with_copying(
             mapped(agent, num_agents, together), state, graph.state_axes, graph.between_agents, axis
         )
         together = num_agents

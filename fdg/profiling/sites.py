@@ -49,8 +49,8 @@ def sites(graph: FDG) -> tuple[Site, ...]:
     """The call of each fragment, in the graph's order."""
     reader = Reader(jaxprs.open_jaxpr(graph.jaxpr), len(graph.state_axes))
     return tuple(
-        _site(reader, fragment, eqn, scope)
-        for fragment, (_, eqn, scope, _) in zip(graph.fragments, reader.sites, strict=True)
+        _site(reader, fragment, call.eqn, call.outside)
+        for fragment, call in zip(graph.fragments, reader.fragment_calls, strict=True)
     )
 
 

@@ -19,17 +19,14 @@ from fdg.tracing.graph import Array, Edge, Fragment
 
 @dataclasses.dataclass
 class Scope:
-    """A jaxpr at one place of the program.
-
-    `calls` is its number of runs per iteration; `node` is the number of the innermost enclosing fragment.
-    """
+    """A jaxpr at one place of the program."""
 
     jaxpr: core.Jaxpr
-    calls: int
-    exact: bool = True
-    node: int | None = None
+    calls: int  # runs per iteration
+    exact: bool = True  # whether `calls` is exact
+    node: int | None = None  # the number of the innermost enclosing fragment
     parent: "Scope | None" = None
-    eqn: Any = None  # core.JaxprEqn; None at the top
+    eqn: Any = None  # the equation with this body; None at the top
     body: Any = None  # jaxprs.Body
 
     def __post_init__(self):
@@ -39,13 +36,22 @@ class Scope:
         self.nodes: dict[int, int] = {}  # the number of the fragment that an equation calls, by its id
 
 
-class Way(NamedTuple):
+class FragmentCall(NamedTuple):
+    """An equation that calls a fragment."""
+
+    mark: FragmentMark
+    eqn: core.JaxprEqn
+    outside: Scope  # the scope of the equation
+    inside: Scope  # the scope of the fragment's body
+
+
+class Route(NamedTuple):
     """How a value reaches a fragment."""
 
     crossings: int  # transfers per iteration
-    delay: str  # "", or "step" or "iteration" if the value is of the previous one
-    copies: int  # values that are stacked in one transfer, one per trip of a loop
-    bytes: int  # per transfer
+    delay: str  # "step" or "iteration" if the fragment reads the value of the previous one, else ""
+    trips: int  # trips of loops whose values are stacked in one transfer
+    bytes: int  # bytes per transfer
 
 
 class Reader:
@@ -58,28 +64,27 @@ class Reader:
     def __init__(self, jaxpr: core.Jaxpr, num_state: int):
         self.top = Scope(jaxpr, 1)
         self.num_state = num_state
-        self.sites: list[tuple[FragmentMark, core.JaxprEqn, Scope, Scope]] = []
+        self.fragment_calls: list[FragmentCall] = []
         self.value_numbers: dict[tuple[int, core.Var], int] = {}
         self._find_fragments(self.top)
 
     def read(self) -> tuple[tuple[Fragment, ...], tuple[Edge, ...]]:
         """The fragments in program order, and the edges between them."""
-        names = [mark.name for mark, *_ in self.sites]
-        return tuple(self._fragment(i, names) for i in range(len(self.sites))), tuple(self._edges(names))
+        names = [call.mark.name for call in self.fragment_calls]
+        return tuple(self._fragment(call, names) for call in self.fragment_calls), tuple(self._edges(names))
 
     def _find_fragments(self, scope: Scope) -> None:
         for eqn in scope.jaxpr.eqns:
             mark = FragmentMark.of(eqn)
             node = scope.node
             if mark is not None:
-                node = scope.nodes[id(eqn)] = len(self.sites)
-                self.sites.append((mark, eqn, scope, scope))  # the loop below replaces the second scope
+                node = scope.nodes[id(eqn)] = len(self.fragment_calls)
             for body in jaxprs.bodies(eqn):
                 exact = scope.exact and body.exact
                 inner = Scope(body.jaxpr, scope.calls * body.trips, exact, node, scope, eqn, body)
                 scope.inner.setdefault(id(eqn), []).append(inner)
-                if mark is not None and node is not None:
-                    self.sites[node] = (mark, eqn, scope, inner)
+                if mark is not None:  # a fragment is a jit, which has one body
+                    self.fragment_calls.append(FragmentCall(mark, eqn, scope, inner))
                 self._find_fragments(inner)
 
     # --- nodes ---
@@ -88,8 +93,8 @@ class Reader:
         """The number of a fragment's input or output in `scope`, as in `Array.value`."""
         return self.value_numbers.setdefault((id(scope), var), len(self.value_numbers))
 
-    def _fragment(self, index: int, names: list[str]) -> Fragment:
-        mark, eqn, outside, inside = self.sites[index]
+    def _fragment(self, call: FragmentCall, names: list[str]) -> Fragment:
+        mark, eqn, outside, inside = call
         borders = [e for e in inside.jaxpr.eqns if e.primitive is boundary_p]
         marks_in = {
             e.invars[0]: e.params["axis"] for e in borders if not isinstance(e.invars[0], core.Literal)
@@ -106,7 +111,7 @@ class Reader:
         outputs = [array(o, i, marks_out) for o, i in zip(eqn.outvars, inside.jaxpr.outvars, strict=True)]
         parent = outside.node
         return Fragment(
-            name=names[index],
+            name=mark.name,
             role=mark.role,
             parent=None if parent is None else names[parent],
             calls_per_iteration=outside.calls,
@@ -120,38 +125,39 @@ class Reader:
     # --- edges ---
 
     def _edges(self, names: list[str]):
-        # Values that cross together have the same number of stacked trips.
+        # The values of an edge have the same number of stacked trips.
         grouped: dict[tuple, list[tuple[int, int]]] = {}
-        for target, (_, eqn, scope, _) in enumerate(self.sites):
-            arrivals: dict[tuple[int, int], Way] = {}
-            for source, value, way in self.sources(scope, eqn.invars):
+        for target, call in enumerate(self.fragment_calls):
+            routes: dict[tuple[int, int], Route] = {}
+            for source, value, route in self.sources(call.outside, call.eqn.invars):
                 key = (source, value)
-                # A value may arrive in several ways (in each step, and from the last iteration in the first
-                # step): the most frequent way counts; among equals, the least delayed.
-                if key not in arrivals or _precedence(way) > _precedence(arrivals[key]):
-                    arrivals[key] = way
-            for (source, value), way in arrivals.items():
-                group = (source, target, way.crossings, way.delay, way.copies)
-                grouped.setdefault(group, []).append((value, way.bytes))
+                # A value may have several routes (in each step, and from the last iteration to the first
+                # step): the most frequent one counts; among equals, the least delayed.
+                if key not in routes or _precedence(route) > _precedence(routes[key]):
+                    routes[key] = route
+            for (source, value), route in routes.items():
+                group = (source, target, route.crossings, route.delay, route.trips)
+                grouped.setdefault(group, []).append((value, route.bytes))
         for (source, target, crossings, delay, _), values in sorted(grouped.items()):
             numbers, sizes = zip(*sorted(values), strict=True)
             yield Edge(names[source], names[target], numbers, sum(sizes), crossings, delay)
 
     def sources(self, scope: Scope, operands: Sequence[Any], nested: bool = False):
-        """The fragments whose outputs reach these operands in `scope` through code between fragments.
+        """Yields (source, value number, route) for each fragment output that the operands depend on.
 
-        Yields (source, value number, way). Code between fragments runs where its consumer runs, so the output
-        of the source is what is transferred: once per run of the outermost jaxpr that it passes through.
-        Values of a loop's trips are stacked first. With `nested`, also follows values through the borders of
-        the fragments that enclose `scope`.
+        The operands are variables of `scope`. The search follows code between fragments, and ends at outputs
+        of fragments. Code between fragments runs with its consumer, so the source's output is transferred:
+        once per run of the outermost jaxpr that it passes through. Values from a loop's trips are stacked
+        first. `nested`: also follow values through the borders of the fragments that enclose `scope`.
         """
         enclosing = {id(s) for s in _enclosing(scope)}  # in these scopes, a carry comes from an earlier trip
         open_nodes = {s.node for s in _enclosing(scope)} if nested else set()
+        # `trips`: the stacked trips at each level of nested loops, innermost last
         work: list[tuple[Scope, Any, int, tuple[int, ...], str]]
         work = [(scope, v, scope.calls, (1,), "") for v in operands]
         visited = set()
         while work:
-            current, v, crossings, copies, delay = item = work.pop()
+            current, v, crossings, trips, delay = item = work.pop()
             if isinstance(v, core.Literal) or (id(current), *item[1:]) in visited:
                 continue
             visited.add((id(current), *item[1:]))
@@ -159,36 +165,31 @@ class Reader:
                 eqn = current.producer[v]
                 index = eqn.outvars.index(v)
                 if current.nodes.get(id(eqn)) not in {None, *open_nodes}:
-                    size = jaxprs.bytes_of(v.aval) * copies[-1]
-                    way = Way(crossings, delay, copies[-1], size)
-                    yield current.nodes[id(eqn)], self.number(current, v), way
+                    route = Route(crossings, delay, trips[-1], jaxprs.bytes_of(v.aval) * trips[-1])
+                    yield current.nodes[id(eqn)], self.number(current, v), route
                 elif id(eqn) in current.inner:
                     for inner in current.inner[id(eqn)]:
                         if inner.body.results:
                             result = inner.jaxpr.outvars[inner.body.results[index]]
                             times = inner.body.trips if index in inner.body.stacked else 1
-                            work.append((inner, result, crossings, (*copies, copies[-1] * times), delay))
+                            work.append((inner, result, crossings, (*trips, trips[-1] * times), delay))
                 else:
-                    work += [(current, operand, crossings, copies, delay) for operand in eqn.invars]
+                    work += [(current, operand, crossings, trips, delay) for operand in eqn.invars]
             elif v in current.position:
                 position = current.position[v]
                 if current.parent is None:
                     if position < self.num_state:
-                        work.append(
-                            (current, current.jaxpr.outvars[position], crossings, copies, "iteration")
-                        )
+                        work.append((current, current.jaxpr.outvars[position], crossings, trips, "iteration"))
                     continue
                 if current.node != current.parent.node and not nested:
                     continue  # an input of the enclosing fragment: its own edges show the source
                 for carried, previous in current.body.carry:
                     if carried == position:
                         new_delay = delay or ("step" if id(current) in enclosing else "")
-                        work.append((current, current.jaxpr.outvars[previous], crossings, copies, new_delay))
+                        work.append((current, current.jaxpr.outvars[previous], crossings, trips, new_delay))
                 outer = current.eqn.invars[current.body.operands[position]]
-                outer_copies = copies[:-1] if len(copies) > 1 else copies
-                work.append(
-                    (current.parent, outer, min(crossings, current.parent.calls), outer_copies, delay)
-                )
+                outer_trips = trips[:-1] if len(trips) > 1 else trips
+                work.append((current.parent, outer, min(crossings, current.parent.calls), outer_trips, delay))
 
 
 def _enclosing(scope: Scope | None) -> list[Scope]:
@@ -196,6 +197,6 @@ def _enclosing(scope: Scope | None) -> list[Scope]:
     return [] if scope is None else [scope, *_enclosing(scope.parent)]
 
 
-def _precedence(way: Way) -> tuple[int, int, int]:
-    """The rank of a way: more crossings first, then a smaller delay, then more bytes."""
-    return way.crossings, -["", "step", "iteration"].index(way.delay), way.bytes
+def _precedence(route: Route) -> tuple[int, int, int]:
+    """The rank of a route: more crossings first, then a smaller delay, then more bytes."""
+    return route.crossings, -["", "step", "iteration"].index(route.delay), route.bytes

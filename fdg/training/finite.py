@@ -36,7 +36,7 @@ def failed_agents(row: Mapping[str, Any] | None, config: Mapping[str, Any], agen
     return sorted({i for i in failed if i < (agents or 1)})
 
 
-class Finite:
+class FiniteCheck:
     """Checks the metrics of a run as they arrive.
 
     With several agents, training continues with a warning while at least one agent has finite losses.
@@ -50,7 +50,7 @@ class Finite:
         starts = getattr(job.algorithm, "learning_starts", 0)
         self._num_unchecked = -(-starts // job.steps_per_iteration) if isinstance(starts, int) else 0
 
-    def look(self, start: int, metrics: Mapping[str, np.ndarray]) -> None:
+    def check(self, start: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Checks the metrics `[n]` or `[n, agents]` of the `n` iterations after iteration `start`."""
         masks = {}
         for name, values in metrics.items():

@@ -29,7 +29,7 @@ from fdg.training.evaluation import (
     summary_entries,
     verdict,
 )
-from fdg.training.finite import Finite
+from fdg.training.finite import FiniteCheck
 from fdg.training.job import Job, steps_unit
 from fdg.training.progress import Progress, clock
 from fdg.training.recorder import Callback, LostEpisodes, Recorder, check_metrics
@@ -206,7 +206,7 @@ class _Session:
                     wall_before,
                     trackers,
                     self.callbacks,
-                    Finite(job, self.checkpoints),
+                    FiniteCheck(job, self.checkpoints),
                     lost_episodes,
                     lambda: self.samples,
                     lambda: engine.busy_seconds(waits=False),

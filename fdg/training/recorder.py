@@ -17,7 +17,7 @@ from fdg.errors import FdgError, FdgWarning, RunError, raised
 from fdg.processes import distributed
 from fdg.running.metrics import PendingMetrics
 from fdg.training.curves import RETURN, metric_to_plot
-from fdg.training.finite import Finite, failed_agents, is_vital
+from fdg.training.finite import FiniteCheck, failed_agents, is_vital
 from fdg.training.job import Job
 from fdg.training.loggers import Logger
 from fdg.training.progress import Progress, stream_line
@@ -218,7 +218,7 @@ class Recorder:
     wall_s: float  # seconds of training up to the last recorded call
     loggers: Sequence[Logger]
     callbacks: Sequence[Callback]
-    finite: Finite
+    finite: FiniteCheck
     lost: LostEpisodes
     samples: Callable[[], Sequence[Mapping[str, Any]]]  # the latest sampled texts
     busy: Callable[[], Mapping[str, float]]  # seconds in which each group has run programs
@@ -289,7 +289,7 @@ class Recorder:
         self.wall_s += seconds
         self.run.append_metrics(rows)
         self.last_row = rows[-1]
-        self.finite.look(start, metrics)
+        self.finite.check(start, metrics)
         returns = [
             row["episode_return"] for row in rows if math.isfinite(row.get("episode_return", math.nan))
         ]

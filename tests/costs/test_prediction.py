@@ -8,9 +8,9 @@ import algos
 import envs
 import fdg
 import policies
-from fdg.costs.loads import program_works
 from fdg.costs.prediction import predict
 from fdg.costs.program_time import CLASSES, seconds_of
+from fdg.costs.program_work import program_works
 from fdg.errors import FdgError
 from tests.costs.machines import cluster, link
 from tests.tiny import Pupil

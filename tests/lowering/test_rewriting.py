@@ -7,7 +7,7 @@ import pytest
 
 from fdg import jaxprs
 from fdg.cores import min_cores_per_process, processes_sharing_cores, set_core_sharing, usable_cores
-from fdg.costs.loads import TargetDevices
+from fdg.costs.program_work import TargetDevices
 from fdg.lowering.rewriting import Setting, rewrite_all
 from fdg.lowering.tiles import tiles_of, uses_all_cores
 from fdg.placing.policy import Group

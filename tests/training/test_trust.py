@@ -17,7 +17,7 @@ from fdg.commands.cli import plan_main, train_main
 from fdg.commands.parse import parse
 from fdg.errors import FdgWarning, RunError
 from fdg.training import run_directory
-from fdg.training.finite import Finite
+from fdg.training.finite import FiniteCheck
 from tests.refusing import refused
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1", "--total-steps", "64"]
@@ -38,7 +38,7 @@ class Kept:
 
 def finite(on_nan="stop", algorithm=None, steps=8):
     job = SimpleNamespace(on_nan=on_nan, algorithm=algorithm, steps_per_iteration=steps, seed=5)
-    return Finite(job, Kept())
+    return FiniteCheck(job, Kept())
 
 
 GOOD = np.array([1.0, 2.0], np.float32)
@@ -52,14 +52,14 @@ def test_a_loss_that_is_not_a_number_stops_the_run():
         "updates": np.array([1, 2]),
     }
     with pytest.raises(RunError) as caught:
-        finite().look(20, metrics)
+        finite().check(20, metrics)
     assert str(caught.value).startswith(
         "iteration 22: value_loss and policy_loss are not a number: training stops, the last good checkpoint"
     )
     with pytest.raises(RunError, match="iteration 21: loss is infinite"):
-        finite().look(20, {"loss": np.array([np.inf, 0.0])})
+        finite().check(20, {"loss": np.array([np.inf, 0.0])})
     with pytest.raises(RunError, match=r"the last good .* so is reward_format: check the reward function"):
-        finite().look(0, {"loss": np.full(1, np.nan), "reward_format": np.full(1, np.nan)})
+        finite().check(0, {"loss": np.full(1, np.nan), "reward_format": np.full(1, np.nan)})
 
 
 def test_a_run_may_go_on_regardless():
@@ -68,11 +68,11 @@ def test_a_run_may_go_on_regardless():
     with pytest.warns(
         FdgWarning, match="iteration 2: loss is not a number: training goes on, .* 10, and is kept"
     ):
-        watch.look(0, bad)
+        watch.check(0, bad)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        watch.look(2, bad)  # it was said
-        watch.look(4, {"loss": GOOD})
+        watch.check(2, bad)  # it was said
+        watch.check(4, {"loss": GOOD})
     assert watch._checkpoints.protected == [10]
 
 
@@ -80,20 +80,20 @@ def test_of_several_agents_a_run_goes_on_while_one_is_well():
     watch = finite()
     one = np.array([[0.0, 1.0, 2.0], [0.0, np.nan, 2.0]])
     with pytest.warns(FdgWarning, match=r"for 1 of 3 agents \(seeds 6\): training goes on"):
-        watch.look(0, {"loss": one})
+        watch.check(0, {"loss": one})
     with pytest.raises(RunError, match=r"for 3 of 3 agents \(seeds 5, 6, 7\): training stops"):
-        watch.look(2, {"loss": np.full((2, 3), np.nan)})
+        watch.check(2, {"loss": np.full((2, 3), np.nan)})
 
 
 def test_before_learning_starts_there_are_no_losses():
     algorithm = SimpleNamespace(learning_starts=20)  # three iterations of eight steps
     watch = finite(algorithm=algorithm)
-    watch.look(0, {"loss": np.array([np.nan, np.nan])})
-    watch.look(2, {"loss": np.array([np.nan, 1.0])})
+    watch.check(0, {"loss": np.array([np.nan, np.nan])})
+    watch.check(2, {"loss": np.array([np.nan, 1.0])})
     with pytest.raises(RunError, match="iteration 4"):
-        finite(algorithm=algorithm).look(2, {"loss": np.array([np.nan, np.nan])})
+        finite(algorithm=algorithm).check(2, {"loss": np.array([np.nan, np.nan])})
     with pytest.raises(RunError, match="iteration 1: loss is infinite"):
-        finite(algorithm=algorithm).look(0, {"loss": np.array([np.inf])})
+        finite(algorithm=algorithm).check(0, {"loss": np.array([np.inf])})
 
 
 def test_a_run_that_diverges_ends_with_status_1(tmp_path, capsys):

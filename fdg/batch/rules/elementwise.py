@@ -12,7 +12,8 @@ _ELEMENTWISE = """abs acos acosh add add_any and asin asinh atan atan2 atanh bes
     select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
     stop_gradient sub tan tanh tie xor zeros_like""".split()
 
-# XLA runs these as loops over all elements, so each device runs them on its part (`local`).
+# XLA expands these into while loops, which its partitioner would run with communication in each trip. So each
+# device runs them on its own rows.
 _LOOPS = "igamma igammac igamma_grad_a polygamma regularized_incomplete_beta zeta".split()
 
 

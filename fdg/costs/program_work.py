@@ -1,6 +1,6 @@
 """The work of each program of a plan on one of its devices, from which `prediction` computes seconds.
 
-Programs are rewritten first, in the same way as before compilation. The work of a device is then:
+The programs are first rewritten as before compilation. Then the work of each device is, for example:
 
     GPUOnly on 4 devices         one program, a quarter of the batch on each
     actors (3) + learners (1)    act+step with a third of it; learn with all of it
@@ -27,14 +27,13 @@ class TargetDevices:
 
     platform: str = "cpu"
     cores: float | None = None  # shared by a machine's CPU devices; None: the cores of this process
-    devices: int | None = None  # the largest number of devices on one machine; None if all are on one
+    devices_per_machine: int | None = None  # at most; None if all devices are on one machine
 
     def uses_all_cores(self, group: Group) -> bool:
-        """Whether a group's CPU devices on one machine are at least as many as the machine's cores."""
-        count = len(group) if self.devices is None else min(len(group), self.devices)
-        return self.platform == "cpu" and count >= (
-            min_cores_per_process() if self.cores is None else self.cores
-        )
+        """Whether a group has at least as many CPU devices on one machine as the machine has cores."""
+        count = min(len(group), self.devices_per_machine or len(group))
+        cores = min_cores_per_process() if self.cores is None else self.cores
+        return self.platform == "cpu" and count >= cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +63,7 @@ _WITHOUT_PARAMETERS = ("environment", "buffer", "update")  # roles that gather n
 
 
 def _collectives_of(plan: Plan, program: PlannedProgram) -> tuple[Collective, ...]:
-    """The collectives of a program's run; estimated if parameters are sharded.
+    """The collectives in one run of a program; estimated if parameters are sharded.
 
     The estimate follows fully sharded data parallelism (Rajbhandari et al., arXiv 1910.02054, section 7.2):
     parameters are gathered for the forward and the backward pass, and gradients are scattered. Their size is
@@ -132,6 +131,6 @@ def _one_device_work(work: Work, group: Group) -> Work:
 def _setting(
     axes: Sequence[Axis], output_axes: Sequence[Axis], group: Group, target: TargetDevices
 ) -> Setting:
-    """What the rewrites of a group's program depend on."""
+    """The properties of a group's program and devices on which its rewrites depend."""
     on_cpu, uses_all_cores = target.platform == "cpu", target.uses_all_cores(group)
     return Setting(tuple(axes), group.rows, tuple(output_axes), on_cpu, uses_all_cores, sharded=group.shards)
