@@ -145,7 +145,7 @@ class _Rewriter:
             return placed[atom, axis]
 
         def pin(atom: Any) -> Any:
-            """Constrains `atom` to its sharding: otherwise the partitioner may use a reader's for all."""
+            """Constrains `atom` to its sharding, or else XLA's partitioner might use a reader's for all."""
             if atom not in current:
                 current[atom] = add_constraint(atom, axes.get(atom))
             return current[atom]

@@ -55,7 +55,7 @@ class Local:
         ]
         if step.eqn.primitive.name == "while":
             test, body = functions
-            functions = _loop_until_all_done(test, body, values, len(step.results))
+            functions = _loop_until_all_finished(test, body, values, len(step.results))
         return jaxprs.run_bodies(step.eqn, functions, values)
 
     def _shape(self, shape: Sequence[int], axis: Axis) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ class Local:
         return params
 
 
-def _loop_until_all_done(
+def _loop_until_all_finished(
     condition: Callable, body: Callable, values: Sequence[Any], count: int
 ) -> list[Callable]:
     """Condition and body of a while loop of `count` carried values whose predicate may be per row."""

@@ -139,7 +139,7 @@ class _CollectiveStep:
 
 
 def _awaitable_results(step: EquationFlow, read: set[Any]) -> list[tuple[Any, Axis]]:
-    """The results of a step that later steps can wait for; of a loop, those that it changes, the best first.
+    """The results of a step that later steps can wait for, the best first; a loop must change them.
 
     Prefers floats to integers, such as the loop's counter. Skips results that no equation reads: XLA would
     compute them only for the dependency.

@@ -32,7 +32,7 @@ def agents_per_vmap(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> 
     """
     if has_draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # vmapped agents would share their draws
         return 1
-    # A population exchanges after each iteration, so all of its agents must advance together.
+    # Agents of a population copy from each other after each iteration, so they must advance together.
     if agents == 1 or not on_cpu or graph.between_agents is not None:
         return agents
     return _CACHE(graph.jaxpr, (agents, cores), lambda: _agents_per_cache(graph, agents, cores))
@@ -56,15 +56,15 @@ def sharded_agents_notes(graph: FDG) -> tuple[str, ...]:
 def population_collectives(
     graph: FDG, num_devices: int, state: Any
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """The collectives of a population's exchanges, and a note; empty without a population."""
+    """The collectives by which agents of a population copy from each other, and a note; else empty."""
     between = graph.between_agents
     if between is None:
         return (), ()
     if num_devices == 1:
         return (), (between.note,)
     leaves = jax.tree.leaves(state)
-    is_taken_by_leaf = between.taken(state, graph.state_axes[: len(leaves)])
-    leaves = [leaf for leaf, is_taken in zip(leaves, is_taken_by_leaf, strict=True) if is_taken]
+    copy_flags = between.taken(state, graph.state_axes[: len(leaves)])
+    leaves = [leaf for leaf, is_copied in zip(leaves, copy_flags, strict=True) if is_copied]
     known = jax.tree.leaves(jax.eval_shape(between.known, state))
     sizes = [leaf.size * leaf.dtype.itemsize * (graph.agents or 1) for leaf in (*known, *leaves)]
     return tuple(Collective("all-gather", size, 1) for size in sizes), (between.note,)
@@ -76,6 +76,6 @@ def _agents_per_cache(graph: FDG, agents: int, cores: float) -> int:
     if not largest:
         return agents
     target = max(1.0, TARGET_GRADIENT_BYTES / largest)
-    chosen = min(divisors(agents), key=lambda count: abs(math.log(count / target)))
+    count = min(divisors(agents), key=lambda divisor: abs(math.log(divisor / target)))
     operations = jaxprs.equation_count(jaxprs.open_jaxpr(graph.jaxpr))
-    return chosen if chosen * total_gradient_bytes >= cores * OPERATION_BYTES * operations else agents
+    return count if count * total_gradient_bytes >= cores * OPERATION_BYTES * operations else agents

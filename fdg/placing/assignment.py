@@ -63,13 +63,13 @@ def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], 
                 f"{policy} has two groups '{group.name}', of '{groups[namesake][0]}' on devices"
                 f" {namesake.devices} and of '{role}' on {group.devices}: give each a name of its own"
             )
-    for group, named in groups.items():
-        if roles and len(groups) > 1 and roles.isdisjoint(named) and not group.optional:
+    for group, its_roles in groups.items():
+        if roles and len(groups) > 1 and roles.isdisjoint(its_roles) and not group.optional:
             raise PlanError(
-                f"{policy} has its {group.name} for {listed(map(repr, named))}, and {graph.name} has no"
-                f" fragment of {'that role' if len(named) == 1 else 'those roles'} (it has"
+                f"{policy} has its {group.name} for {listed(map(repr, its_roles))}, and {graph.name} has no"
+                f" fragment of {'that role' if len(its_roles) == 1 else 'those roles'} (it has"
                 f" {listed(map(repr, sorted(roles)), 'and')}): mark one with"
-                f" fdg.fragment('{named[0]}'), or use another policy, such as policies.GPUOnly()"
+                f" fdg.fragment('{its_roles[0]}'), or use another policy, such as policies.GPUOnly()"
             )
 
 
@@ -100,7 +100,7 @@ def warn_of_near_roles(graph: FDG, placement: Mapping[str, Group]) -> None:
 
 
 def _nearest_role(role: str, roles: Collection[str]) -> str | None:
-    """The known role that a misspelt one means: one letter wrong, two swapped, capitals, or abbreviated.
+    """The role in `roles` that a role misspells (a wrong or swapped letter, capitals) or abbreviates, if any.
 
     >>> [_nearest_role(role, ROLES) for role in ("leaner", "lraener", "Actors", "env", "dreamer", "rewarder")]
     ['learner', 'learner', 'actor', 'environment', None, None]
@@ -122,7 +122,7 @@ def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
     assigned: dict[str, Group] = {f.name: placement[f.role] for f in graph.fragments if f.role in placement}
     pending = [f for f in graph.fragments if f.name not in assigned]
     while pending:
-        waiting = []
+        unassigned = []
         for fragment in pending:
             edges = [e for e in graph.edges if e.target == fragment.name and e.source != fragment.name]
             largest = max(edges, key=lambda e: e.bytes_per_crossing, default=None)
@@ -132,10 +132,10 @@ def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
             elif leader in assigned:
                 assigned[fragment.name] = assigned[leader]
             else:
-                waiting.append(fragment)
-        if len(waiting) == len(pending):  # they depend only on each other
-            assigned[waiting.pop(0).name] = default
-        pending = waiting
+                unassigned.append(fragment)
+        if len(unassigned) == len(pending):  # they depend only on each other
+            assigned[unassigned.pop(0).name] = default
+        pending = unassigned
     return {f.name: assigned[f.name] for f in graph.fragments}
 
 

@@ -132,7 +132,7 @@ class _Arrays:
                 continue
             new_names: list[tuple[Any, Any]] = [(v, object()) for v in eqn.outvars]
             names.update(new_names)
-            makes = [
+            results = [
                 (new, _share(v, axis, self.devices) // self.split.get(getattr(v.aval, "shape", ()), 1))
                 for (v, new), axis in zip(new_names, axes, strict=True)
                 if not isinstance(v, core.DropVar)
@@ -140,12 +140,12 @@ class _Arrays:
             inside = max((self.peak(b.jaxpr, f) for b, f in zip(bodies, inner, strict=True)), default=0)
             name = eqn.primitive.name
             if name in ("random_bits", "random_split"):
-                inside = _HASH_ARRAYS * sum(size for _, size in makes)
-            joins = name not in _CONTROL and (
+                inside = _HASH_ARRAYS * sum(size for _, size in results)
+            is_fusible = name not in _CONTROL and (
                 class_of(name) in _FUSED_CLASSES or name in VIEWS or name in _MOVED
             )
             operands = tuple(jaxprs.variables(reads))
-            steps.append(_Step(operands, tuple(makes), joins, name in _IN_PLACE, inside))
+            steps.append(_Step(operands, tuple(results), is_fusible, name in _IN_PLACE, inside))
         return jaxprs.renamed(jaxpr.outvars, names)
 
 
@@ -187,8 +187,8 @@ def _peak(steps: Sequence[_Step], returned: frozenset[Any]) -> int:
         for v, size in step.results:
             if v in returned or v not in last_use:
                 continue
-            donor = next((old for old in dying if alive.get(old) == size), None) if step.is_in_place else None
-            if donor is not None:  # in place
+            donor = next((v for v in dying if alive.get(v) == size), None) if step.is_in_place else None
+            if donor is not None:
                 current -= alive.pop(donor)
             alive[v] = size
             current += size
@@ -225,7 +225,7 @@ def _peak_steps(
 ) -> collections.Counter[str]:
     last_use = {value: i for i, step in enumerate(steps) for value in uses(step)}
     alive: dict[Value, int] = {}
-    donated: set[Value] = set()  # donated leaves, with negative bytes: the caller adds those of all leaves
+    donated: set[Value] = set()  # donated leaves: negative bytes in `alive`, since the caller adds all leaves
     peak: collections.Counter[str] = collections.Counter()
     for i, step in enumerate(steps):
         returned_leaves = [value for value in defs(step) if value in donated]
@@ -236,7 +236,7 @@ def _peak_steps(
         if isinstance(step, Call):
             current[names[step.group]] += _call_bytes(step, alive, donated, sizes)
         elif isinstance(step, Move):
-            if step.donates:  # leaf by leaf: both layouts of one leaf exist at a time
+            if step.donates:  # leaf by leaf: only one leaf at a time exists in both layouts
                 current[names[step.source]] += _move_bytes(step, alive, donated, returned_leaves, sizes)
         else:
             current.update(_peak_steps(step.steps, sizes, names))

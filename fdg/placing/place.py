@@ -254,9 +254,8 @@ def _plan_steps(plan: SteppedPlan) -> Plan:
     for call, times in plan.calls():
         collectives: tuple[Collective, ...] = ()
         if _is_predicted(groups[call.group]):
-            jaxpr = call.jaxpr
             axes = [v.axis for v in call.inputs], [v.axis for v in call.outputs]
-            collectives, new_notes = _collectives(jaxpr, *axes, groups[call.group])
+            collectives, new_notes = _collectives(call.jaxpr, *axes, groups[call.group])
             notes += new_notes
         programs.append(PlannedProgram(call.name, call.group, call.fragments, times, collectives))
     return dataclasses.replace(plan, programs=tuple(programs), notes=tuple(dict.fromkeys(notes)))
@@ -265,9 +264,7 @@ def _plan_steps(plan: SteppedPlan) -> Plan:
 def _collectives(
     jaxpr: ClosedJaxpr, inputs: Sequence[int | None], outputs: Sequence[int | None], group: Group
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """The collectives in one run of a group's program, and notes on equations without a rule to split them,
-    which every device repeats.
-    """
+    """The collectives in one run of a group's program, and notes on operations without a rule."""
     if not _is_predicted(group):
         return (), ()
     unit = smallest_equivalent(group.rows, lengths_of(jaxprs.open_jaxpr(jaxpr)))

@@ -92,32 +92,32 @@ class Group:
 explain_frozen(Group, "group")
 
 
-def parameter_rules(given: Any) -> Rules | str:
+def parameter_rules(parameters: Any) -> Rules | str:
     """Checks rules for sharded parameters and makes them hashable.
 
     Args:
-      given: pairs of a regular expression and a sharding (a `PartitionSpec`, a tuple with the mesh axes of
-        each dimension, or mesh axes for the largest divisible dimension: "batch", "model", "batch+model";
-        None for replicated), as a sequence or a dict; "fsdp" to split every leaf over "batch"; "declared";
-        None for no rules.
+      parameters: pairs of a regular expression and a sharding, as a sequence or a dict; "fsdp" to split every
+        leaf over "batch"; "declared"; None for no rules. A sharding is a `PartitionSpec`, a tuple with the
+        mesh axes of each dimension, mesh axes for the largest divisible dimension ("batch", "model",
+        "batch+model"), or None for replicated.
 
     >>> parameter_rules({"kernel": PartitionSpec(None, "model"), "bias": None})
     (('kernel', (None, 'model')), ('bias', ()))
     >>> parameter_rules("fsdp")
     (('.*', 'batch'),)
     """
-    if given is None:
+    if parameters is None:
         return ()
-    if isinstance(given, str):
-        if given == DECLARED:
+    if isinstance(parameters, str):
+        if parameters == DECLARED:
             return DECLARED
-        if given == "fsdp":
+        if parameters == "fsdp":
             return ((".*", BATCH),)
-        raise PlanError(f"parameters={given!r}: give rules, 'fsdp' or '{DECLARED}'")
-    if not isinstance(given, Iterable):
-        raise PlanError(f"parameters={given!r}: give pairs of a regular expression and a sharding")
+        raise PlanError(f"parameters={parameters!r}: give rules, 'fsdp' or '{DECLARED}'")
+    if not isinstance(parameters, Iterable):
+        raise PlanError(f"parameters={parameters!r}: give pairs of a regular expression and a sharding")
     rules = []
-    for rule in given.items() if isinstance(given, Mapping) else given:
+    for rule in parameters.items() if isinstance(parameters, Mapping) else parameters:
         if not (isinstance(rule, Sequence) and not isinstance(rule, str) and len(rule) == 2):
             raise PlanError(f"parameters: {rule!r} is not a pair of a regular expression and a sharding")
         pattern, spec = rule
@@ -271,7 +271,7 @@ def checked_devices(devices: Any) -> list[Any]:
 def with_host(policy: Policy, devices: Sequence[jax.Device]) -> list[jax.Device]:
     """Adds the host's CPU before the accelerators if the policy uses it.
 
-    Only with one process: with several, each would add its CPU.
+    Does so only if there is one process, because each process would add its CPU.
     """
     accelerators = bool(devices) and devices[0].platform != "cpu"
     if not (getattr(policy, "uses_host", False) and accelerators and jax.process_count() == 1):

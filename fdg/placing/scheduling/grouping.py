@@ -41,11 +41,11 @@ def make_schedule(
     region, origins = placement.region, Origins()
     _find_origins(region, origins)
     block = _Block(placement, value_of, origins, region, newer)
-    metrics = tuple(block.on_maker(v) for v in region.outputs[len(region.inputs) :])
-    starts = [[value_of(v, group) for group in some] for v, some in block.carried.items()]
+    metrics = tuple(block.on_producer(v) for v in region.outputs[len(region.inputs) :])
+    starts = [[value_of(v, group) for group in groups] for v, groups in block.carried.items()]
     for end, copies in zip(region.outputs, starts, strict=False):
-        maker = block.maker(end)  # has the primary copy
-        copies[:] = [v for v in copies if v.group == maker] + [v for v in copies if v.group != maker]
+        producer = block.producer(end)  # has the primary copy
+        copies[:] = [v for v in copies if v.group == producer] + [v for v in copies if v.group != producer]
     tokens = starts[num_leaves:]
     needed = [*tokens, *block.constants.values()]
     constants = tuple((i, value) for i, copies in enumerate(needed) for value in copies)
@@ -77,10 +77,10 @@ class _Block:
         self.placement, self.value_of, self.origins, self.newer = placement, value_of, origins, newer
         # for each free variable, its values on the groups that read it
         self.constants: dict[core.Var, list[Value]] = {v: [] for v in region.free}
-        held = map(placement.ordered, placement.carry_groups[region])
-        self.carried = dict(zip(region.inputs, held, strict=True))  # the groups that hold each variable
+        holders = map(placement.ordered, placement.carry_groups[region])
+        self.carried = dict(zip(region.inputs, holders, strict=True))  # the groups that hold each variable
         self._ready: dict[Value, tuple[int, str]] = {}  # level, and source: input, program, loop, move
-        self._groups: dict[core.Var, list[str]] = {}  # groups that have a variable, its maker first
+        self._groups: dict[core.Var, list[str]] = {}  # groups that have a variable, the producer first
         self._transfers: dict[Value, _Transfer] = {}  # by the value on the target
         self._programs: dict[tuple[str, int], list[Operation]] = {}
         self._loops: list[tuple[int, Repeat]] = []
@@ -106,28 +106,28 @@ class _Block:
             if value is not (start := value_of(v, group))
         )
 
-    def maker(self, variable: core.Var) -> str:
-        """The first group that has a variable: the one that computes it."""
+    def producer(self, variable: core.Var) -> str:
+        """The group that computes a variable."""
         return self._groups[variable][0]
 
-    def on_maker(self, variable: core.Var) -> Value:
+    def on_producer(self, variable: core.Var) -> Value:
         """A variable on the group that computes it."""
-        return self.value_of(variable, self.maker(variable))
+        return self.value_of(variable, self.producer(variable))
 
-    def steps(self, kept: Iterable[Value], tokens: Collection[Value], delay: str) -> tuple[Step, ...]:
+    def steps(self, live_out: Iterable[Value], tokens: Collection[Value], delay: str) -> tuple[Step, ...]:
         """The steps in order, with live ranges.
 
-        Besides `ends`, `kept` are needed afterwards; besides constants, `tokens` are never freed. `delay` is
-        what the region is a trip of: "iteration", or "step" of a loop.
+        `live_out` are needed afterwards, as `ends` are; `tokens` are never freed, as constants are not.
+        `delay` names a trip of the region: "iteration", or "step" of a loop.
         """
         while (pair := self._mergeable()) is not None:
             group, early, late = pair
             self._programs[group, late] = self._programs.pop((group, early)) + self._programs[group, late]
-        made = self._levels_by_result()
+        levels = self._levels_by_result()
         for transfer in self._transfers.values():
             key = transfer.source.variable, transfer.source.group
-            transfer.level = made.get(key, transfer.level)
-        needed = [*(value for end in self.ends for value in end.values()), *kept]
+            transfer.level = levels.get(key, transfer.level)
+        needed = [*(value for end in self.ends for value in end.values()), *live_out]
         constants = {value for copies in self.constants.values() for value in copies}.union(tokens)
         return with_live_ranges(list(self._in_order(delay)), needed, constants)
 
@@ -147,7 +147,7 @@ class _Block:
             self.constants[variable].append(value)
             self._ready[value] = 0, "input"
             return value
-        source = self.value_of(variable, self.maker(variable))
+        source = self.value_of(variable, self.producer(variable))
         level, kind = self._ready[source]
         after = -1 if kind == "input" else level
         self._transfers[value] = _Transfer(source, after, list(users), for_next_trip)
@@ -171,8 +171,8 @@ class _Block:
     def _add_loop(self, loop: Loop) -> None:
         placement, value_of = self.placement, self.value_of
         body = _Block(placement, value_of, self.origins, loop.body)
-        for end, v in zip(body.ends, loop.body.outputs, strict=True):  # the maker also has the last value
-            last = body.on_maker(v)
+        for end, v in zip(body.ends, loop.body.outputs, strict=True):  # the producer also has the last value
+            last = body.on_producer(v)
             end[last.group] = last
         users = tuple(dict.fromkeys(name for op in loop.body.operations() for name in op.fragments))
         enter: list[tuple[Value, Value]] = []
@@ -201,28 +201,28 @@ class _Block:
 
     def _mergeable(self) -> tuple[str, int, int] | None:
         """The group and the levels of two consecutive programs of a group that can be merged."""
-        made = self._levels_by_result()
+        levels_by_result = self._levels_by_result()
         limit: dict[tuple[str, int], float] = {}  # a program must run before this level
 
-        def read(value: Value, level: int) -> None:
-            """Some step of a level reads a value, on its group or transferred to it."""
+        def add_reader(value: Value, level: int) -> None:
+            """Requires that the program that computes a value runs before a level, which reads it."""
             group = self._transfers[value].source.group if value in self._transfers else value.group
-            if (value.variable, group) in made:
-                key = group, made[value.variable, group]
+            if (value.variable, group) in levels_by_result:
+                key = group, levels_by_result[value.variable, group]
                 limit[key] = min(limit.get(key, math.inf), level)
 
         for (group, level), operations in self._programs.items():
             for value in {self.value_of(v, group) for op in operations for v in op.inputs}:
                 if value in self._transfers:
-                    read(value, level)
+                    add_reader(value, level)
         for level, repeat in self._loops:
             for outer, _ in repeat.enter:
-                read(outer, level)
+                add_reader(outer, level)
         for group in self.placement.order:
             levels = sorted(level for g, level in self._programs if g == group)
             for early, late in itertools.pairwise(levels):
-                waits = [self._has_newer(self._programs[group, level]) for level in (early, late)]
-                if late < limit.get((group, early), math.inf) and waits != [False, True]:
+                has_newer = [self._has_newer(self._programs[group, level]) for level in (early, late)]
+                if late < limit.get((group, early), math.inf) and has_newer != [False, True]:
                     return group, early, late
         return None
 
@@ -242,25 +242,25 @@ class _Block:
             yield from self._moves(level, delay)
 
     def _call(self, group: str, operations: Sequence[Operation]) -> Call:
-        made = dict.fromkeys(v for op in operations for v in op.outputs)
-        read = dict.fromkeys(v for op in operations for v in op.inputs if v not in made)
+        defined = dict.fromkeys(v for op in operations for v in op.outputs)
+        read = dict.fromkeys(v for op in operations for v in op.inputs if v not in defined)
         fragments = dict.fromkeys(name for op in operations for name in op.fragments)
-        inputs, outputs = (tuple(self.value_of(v, group) for v in side) for side in (read, made))
+        inputs, outputs = (tuple(self.value_of(v, group) for v in side) for side in (read, defined))
         return Call("", group, tuple(fragments), tuple(op.eqn for op in operations), inputs, outputs)
 
     def _moves(self, level: int, delay: str) -> Iterator[Move]:
-        together: dict[tuple[str, str, bool], list[tuple[_Transfer, Value]]] = collections.defaultdict(list)
+        moves: dict[tuple[str, str, bool], list[tuple[_Transfer, Value]]] = collections.defaultdict(list)
         for value, transfer in self._transfers.items():
             if transfer.level == level:
                 key = transfer.source.group, value.group, transfer.for_next_trip
-                together[key].append((transfer, value))
-        for (source, target, for_next_trip), some in together.items():
-            sources = (name for one, _ in some for name in self.origins.get(one.source.variable, ()))
-            users = (name for one, _ in some for name in one.users)
+                moves[key].append((transfer, value))
+        for (source, target, for_next_trip), pairs in moves.items():
+            sources = (name for t, _ in pairs for name in self.origins.get(t.source.variable, ()))
+            users = (name for t, _ in pairs for name in t.users)
             yield Move(
                 source,
                 target,
-                tuple((one.source, value) for one, value in some),
+                tuple((t.source, value) for t, value in pairs),
                 tuple(dict.fromkeys(sources)),
                 tuple(dict.fromkeys(users)),
                 delay if for_next_trip else "",

@@ -16,15 +16,15 @@ from fdg.placing.scheduling.schedule import Call, Move, Repeat, Step, Value, all
 
 
 def with_live_ranges(
-    steps: Sequence[Step], kept: Iterable[Value], constants: Collection[Value]
+    steps: Sequence[Step], live_out: Iterable[Value], constants: Collection[Value]
 ) -> tuple[Step, ...]:
     """Removes unused results, and sets the values that each step frees, donates or copies.
 
-    On input, programs have all results, and a loop's `copied` are all values that its body may donate. Of
-    these, values remain that are used after the loop, or enter it twice. `kept` are used after the steps, and
-    `constants` are never freed.
+    On input, programs have all results, and a loop's `copied` are all values that its body may donate. Only
+    those remain that are used after the loop or enter it twice. `live_out` are the values that are used after
+    the steps; `constants` are never freed.
     """
-    live = set(kept)
+    live = set(live_out)
     new_steps: list[Step] = []
     for step in reversed(steps):
         live_after, operands = live.union(constants), uses(step)

@@ -116,15 +116,15 @@ class Placement:
         return need
 
     def _place_permuted(self, loop: Loop, holders: list[set[str]]) -> bool:
-        """Places a carried value that is only permuted: nothing in the loop reads it."""
+        """Places a carried value that the loop only permutes and does not read."""
         users: dict[int, set[str]] = {}
         for end, groups in zip(loop.body.outputs, self._requested[loop], strict=True):
             for i, v in enumerate(loop.body.inputs):
                 if end is v and not holders[i]:
                     users[i] = users.get(i, set()) | groups
         if users:
-            chosen = max(users, key=lambda i: bool(users[i]))
-            holders[chosen] = users[chosen] or {self.order[0]}
+            position = max(users, key=lambda i: bool(users[i]))
+            holders[position] = users[position] or {self.order[0]}
         return bool(users)
 
     def _groups_for(self, operation: Operation, users: set[str]) -> set[str]:
@@ -139,7 +139,7 @@ class Placement:
         return users
 
     def _may_copy(self, operation: Operation, users: set[str]) -> bool:
-        """Whether an operation may be duplicated: not with effects, nor with floats on two platforms."""
+        """Whether several groups may run an operation: it is cheap, has no effects, and all compute alike."""
         alike = len({self._platforms.get(group) for group in users}) == 1 or self._is_exact[operation]
         return alike and not operation.eqn.effects and self._flops[operation] <= CHEAP_FLOPS
 
@@ -151,7 +151,7 @@ class Placement:
         The groups' programs round differently, so copies would drift apart from trip to trip. Returns whether
         an operation was placed.
         """
-        makers = {v: op for op in self.region.operations() for v in op.outputs}
+        producers = {v: op for op in self.region.operations() for v in op.outputs}
         sources: dict[core.Var, list[core.Var]] = collections.defaultdict(list)
         ends = list(zip(self.region.outputs, self.carry_groups[self.region], strict=False))
         for loop in self.region.loops():
@@ -169,13 +169,13 @@ class Placement:
                     continue
                 visited.add(v)
                 pending += sources.get(v, ())
-                maker = makers.get(v)
-                if maker is None or len(self.groups[maker]) < 2:
+                producer = producers.get(v)
+                if producer is None or len(self.groups[producer]) < 2:
                     continue
-                if self._is_exact[maker]:
-                    pending += maker.inputs
+                if self._is_exact[producer]:
+                    pending += producer.inputs
                 else:
-                    self._fixed[maker] = self._first_group(self.groups[maker])
+                    self._fixed[producer] = self._first_group(self.groups[producer])
                     has_placed = True
         return has_placed
 
@@ -250,8 +250,7 @@ _EXACT_OPERATIONS = frozenset(
 
 
 def is_exact(eqn: core.JaxprEqn) -> bool:
-    """Whether an equation, including its bodies, computes the same bits in every program and on every
-    platform.
+    """Whether an equation, with its bodies, computes the same bits in every program and on every platform.
 
         n + 1, random.split(key), x[:4], where(done, 0, x)   exact: every group that needs it may compute it
         x * 0.9 + y, mean(x), tanh(x)                        not: one group computes it and sends the result

@@ -44,15 +44,17 @@ class Readers:
         self._state_versions: dict[Reader, Version] = {None: NEWEST}
         self._versions: dict[tuple[Origins, Version], Version] = {}
         self._origins: dict[Origins, Origins] = {}
-        names = [[x for x in self.origins(v) if isinstance(x, str)] for v in next_leaves]
-        self.makers = [{groups[name] for name in made} for made in names]
+        names_by_leaf = [[x for x in self.origins(v) if isinstance(x, str)] for v in next_leaves]
+        self.producers = [{groups[name] for name in names} for names in names_by_leaf]
         # Results of environments, such as an actor's next observation, are read immediately on any group.
         environments = {f.name for f in fragments if f.role == "environment"}
-        self.other_makers = [{groups[name] for name in made if name not in environments} for made in names]
+        self.other_producers = [
+            {groups[name] for name in names if name not in environments} for names in names_by_leaf
+        ]
         self._delayed_leaves = {
             i
-            for i, makers in enumerate(self.other_makers)
-            if any(makers - {group} for group in self.delayed_groups)
+            for i, producers in enumerate(self.other_producers)
+            if any(producers - {group} for group in self.delayed_groups)
         }
 
     def state_version(self, reader: Reader) -> Version:
@@ -64,14 +66,14 @@ class Readers:
         if reader not in self._state_versions:
             assert reader is not None
             group, parent = self.groups[reader], self.parent_of[reader]
-            awaited = {
+            delayed = {
                 i
-                for i, makers in enumerate(self.other_makers)
-                if group in self.delayed_groups and makers - {group}
+                for i, producers in enumerate(self.other_producers)
+                if group in self.delayed_groups and producers - {group}
             }
-            computed = {i for i, makers in enumerate(self.makers) if group in makers} - awaited
+            computed = {i for i, producers in enumerate(self.producers) if group in producers} - delayed
             version = (
-                {(i, self.ages[reader]) for i in awaited} if parent is None else self.state_version(parent)
+                {(i, self.ages[reader]) for i in delayed} if parent is None else self.state_version(parent)
             )
             self._state_versions[reader] = frozenset(
                 (i, age) for i, age in version if age and i not in computed
@@ -124,7 +126,7 @@ class Readers:
                     needed = f"the one that {self.groups[str(reader)]} reads" if version else "the newest"
                     reader_text = f"'{reader}'" if reader else "what comes after"
                     raise PlanError(
-                        f"{self.where}: fragment {self._named(fragment)} either computes a"
+                        f"{self.where}: fragment {self._label(fragment)} either computes a"
                         f" {value.aval.str_short()} or passes {self._leaves(value)} through: it reads"
                         f" {'an older version' if own_version else 'the newest'}, and {reader_text} needs"
                         f" {needed}; compute it in every case (jnp.where, not a branch or while loop), or use"
@@ -138,7 +140,7 @@ class Readers:
                 raise PlanError(
                     f"{self.where}: code between fragments ({eqn.primitive.name}) has an effect, and"
                     f" cannot be repeated with the older {self._leaves(*operands)} for"
-                    f" {self._named(reader)}: put it into a fragment, or use {self.without}"
+                    f" {self._label(reader)}: put it into a fragment, or use {self.without}"
                 )
 
     def check_turns(self, start: Versioned, end: Versioned, readers: Iterable[Reader]) -> None:
@@ -158,8 +160,8 @@ class Readers:
                 while (parent := self.parent_of[updater]) is not None and groups[parent] == groups[updater]:
                     updater = parent
                 raise PlanError(
-                    f"{self.where} counts {self.unit}, but within one iteration {self._named(actor)} and"
-                    f" {self._named(updater)} take turns with the same parameters: use {self.without}, or let"
+                    f"{self.where} counts {self.unit}, but within one iteration {self._label(actor)} and"
+                    f" {self._label(updater)} take turns with the same parameters: use {self.without}, or let"
                     f" the loop around them end before the update"
                 )
 
@@ -174,7 +176,7 @@ class Readers:
                 kind = "branch (cond)" if eqn.primitive.name == "cond" else "while loop"
                 raise PlanError(
                     f"{self.where}: a {kind} between fragments depends on {self._leaves(predicate)}, of which"
-                    f" {self._named(reader)} reads an older version than others, and it cannot go both ways:"
+                    f" {self._label(reader)} reads an older version than others, and it cannot go both ways:"
                     f" decide it in a fragment, or use {self.without}"
                 )
 
@@ -194,7 +196,7 @@ class Readers:
                 f" {self.without}"
             )
 
-    def _named(self, fragment: str) -> str:
+    def _label(self, fragment: str) -> str:
         return f"'{fragment}' ({self.groups[fragment]})"
 
     def _leaves(self, *values: Versioned) -> str:

@@ -97,13 +97,13 @@ def _read_loop(
 ) -> tuple[list[Versioned], list[Block]]:
     """The values of a loop's results, and the blocks of its condition (of a while loop) and body."""
     *tests, body = jaxprs.bodies(eqn)
-    closed, own = jaxprs.closed_bodies(eqn), None if inside is None else frozenset({inside})
+    closed, fragment = jaxprs.closed_bodies(eqn), None if inside is None else frozenset({inside})
     inputs = [Versioned(v.aval) for v in body.jaxpr.invars]
     carried = {k: inputs[i] for i, k in body.carry}
     for i, value in enumerate(inputs):
         operand = operands[body.operands[i]]
         if i in body.sliced:  # slicing computes a new value
-            value.origins = own or operand.origins
+            value.origins = fragment or operand.origins
         elif value in carried.values():
             value.origins = frozenset({value})
         else:
@@ -129,7 +129,7 @@ def _read_loop(
     ]
     blocks = [Block(closed[0], [*constants, *carried.values()], inside) for constants in constants_of_tests]
     choice = frozenset().union(
-        *(_resolve_origins(block.ends[0].origins, totals) for block in blocks if own is None)
+        *(_resolve_origins(block.ends[0].origins, totals) for block in blocks if fragment is None)
     )
     for k, value in carried.items():
         value.origins = totals[value]
@@ -142,7 +142,7 @@ def _read_loop(
     results = []
     for k, v in enumerate(eqn.outvars):
         if k in body.stacked:
-            results.append(Versioned(v.aval, own or _resolve_origins(last.ends[k].origins, totals)))
+            results.append(Versioned(v.aval, fragment or _resolve_origins(last.ends[k].origins, totals)))
             continue
         value = carried[k]
         equal = value.same if tests else starts[value] if length == 0 else _resolve(last.ends[k], operands)
