@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from envs import user_code
 from fdg.arguments import checked_names
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
-from fdg.settings.given import check_same
 from fdg.settings.moved import moved
+from fdg.settings.user_results import check_same
 
 __getattr__ = moved(__name__, __name__, {"made": "make_buffer"})
 

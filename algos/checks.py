@@ -31,8 +31,8 @@ from fdg.settings.fields import (
     require_types,
     require_within,
 )
-from fdg.settings.given import check_same
 from fdg.settings.parts import check_parts
+from fdg.settings.user_results import check_same
 
 # --- settings ---
 

@@ -22,7 +22,7 @@ from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 from fdg.errors import FdgError
 from fdg.settings.fields import require
-from fdg.settings.given import check_same
+from fdg.settings.user_results import check_same
 
 _EPSILON = 1e-8
 

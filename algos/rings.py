@@ -22,7 +22,7 @@ from envs.checking import check_batch_reset, check_batch_step
 from envs.rings import begin_step, end_step
 from fdg.arguments import check_takes
 from fdg.errors import FdgError
-from fdg.settings.given import check_same
+from fdg.settings.user_results import check_same
 
 
 class Recollection(NamedTuple):

@@ -3,10 +3,10 @@
 from fdg.errors import FdgError
 
 
-def split_address(address: str, named: str | None = None, example: str = "10.0.0.1:1234") -> tuple[str, int]:
+def split_address(address: str, label: str | None = None, example: str = "10.0.0.1:1234") -> tuple[str, int]:
     """Splits HOST:PORT into host and port.
 
-    `named` is the beginning of the error message, by default the address.
+    `label` is the beginning of the error message, by default the address.
 
     >>> split_address("localhost:1234"), split_address("[::1]:80")
     (('localhost', 1234), ('::1', 80))
@@ -22,5 +22,5 @@ def split_address(address: str, named: str | None = None, example: str = "10.0.0
     host, _, port = address.rpartition(":")
     # Python's `isdigit` also accepts non-ASCII digits.
     if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port[:6]) < 65536:
-        raise FdgError(f"{named or f'{address!r:.60}'}: write HOST:PORT, such as {example}")
+        raise FdgError(f"{label or f'{address!r:.60}'}: write HOST:PORT, such as {example}")
     return host.strip("[]"), int(port)

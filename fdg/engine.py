@@ -22,7 +22,7 @@ from fdg.placing.digest import digests
 from fdg.placing.place import place
 from fdg.placing.plans import BETWEEN, Plan, SteppedPlan
 from fdg.placing.policy import Policy, check_policy, checked_devices, with_host
-from fdg.placing.staleness import own_state
+from fdg.placing.staleness import algorithm_state
 from fdg.processes import distributed
 from fdg.processes.arrays import made_by, put
 from fdg.running.interrupts import DelayedInterrupt
@@ -235,7 +235,7 @@ class Engine:
 
     def algorithm_state(self, state: Any) -> Any:
         """The algorithm's state, for `algorithm.evaluate`. Under staleness, `state` contains more than it."""
-        return own_state(state)
+        return algorithm_state(state)
 
     def unexplained(self) -> tuple[tuple[str, Collective], ...]:
         """Collectives of the compiled programs that the plan does not name, as (program, collective).

@@ -188,7 +188,7 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
-def own_frame(error: BaseException) -> tuple[FrameType, int] | None:
+def user_frame(error: BaseException) -> tuple[FrameType, int] | None:
     """The innermost frame of user code in an error's traceback, and its line; None if all are fdg's or JAX's.
 
     If no frame is in user code, it is the innermost frame in another library, or in fdg's algorithms or
@@ -235,14 +235,14 @@ def whose_file(file: str | None) -> str:
 
 def raised(error: BaseException) -> str:
     """An exception of user code as one line, with its file and line: ` (maze.py, line 3)`."""
-    if (place := own_frame(error)) is None:
+    if (place := user_frame(error)) is None:
         return one_line(error)
     frame, line = place
     return f"{one_line(error)} ({os.path.basename(frame.f_code.co_filename)}, line {line})"
 
 
 @contextlib.contextmanager
-def own_code(what: str, code: Any) -> Iterator[None]:
+def user_errors(what: str, code: Any) -> Iterator[None]:
     """Context manager that turns exceptions of user code into one-line `FdgError`s with file and line.
 
     `what` begins the message. If no line of `code` ran, the message has the line of its definition.
@@ -252,7 +252,7 @@ def own_code(what: str, code: Any) -> Iterator[None]:
     except FdgError:
         raise
     except Exception as error:  # user code may raise anything
-        where = "" if own_frame(error) else place_of(code)
+        where = "" if user_frame(error) else place_of(code)
         raise FdgError(f"{what} fails: {raised(error)}{where}") from error
 
 
@@ -284,11 +284,11 @@ _NAME_CHARACTERS = 100  # of the unknown name itself
 
 
 def unknown_name(
-    kind: str, name: str, known: Iterable[str], listing: str = "", meant: Sequence[str] = ()
+    kind: str, name: str, known: Iterable[str], listing: str = "", suggested: Sequence[str] = ()
 ) -> UnknownNameError:
     """The error for an unknown `name` of a `kind` ("environment", "policy"), with the nearest known names.
 
-    `listing` is a call that lists all names. `meant` are suggestions that replace the nearest name.
+    `listing` is a call that lists all names. `suggested` are suggestions that replace the nearest name.
 
     >>> print(unknown_name("policy", "gpu_onyl", ["gpu_only", "central"]))
     unknown policy 'gpu_onyl': did you mean 'gpu_only'? (known: central, gpu_only)
@@ -307,7 +307,7 @@ def unknown_name(
     total = f"{listing} lists all {len(names)}" if listing else f"there are {len(names)}"
     fits = len(", ".join(names)) <= (_LISTED_CHARACTERS if listing else _UNLISTED_CHARACTERS)
     hint_names = f"known: {', '.join(names) or 'none'}" if fits else further + total
-    suggestions = [f"'{name_text}'" for name_text in meant or similar[:1]]
+    suggestions = [f"'{name_text}'" for name_text in suggested or similar[:1]]
     question = f": did you mean {listed(suggestions)}?" if suggestions else ""
     return UnknownNameError(f"unknown {kind} '{shown}'{question} ({hint_names})")
 

@@ -118,7 +118,7 @@ def _resumed(parameters: Mapping[str, Any], rest: Sequence[str]) -> list[str]:
     from fdg.training.run_directory import read_config
 
     if parameters.keys() == {"module"}:
-        env = str(read_config(Path(CommandLine(rest).given["resume"])).get("env"))
+        env = str(read_config(Path(CommandLine(rest).flags["resume"])).get("env"))
         there = envs.parse(env)[1].get("module", ())
         if parameters["module"] == ((there,) if isinstance(there, str) else tuple(there)):
             return ["--env", env]

@@ -60,7 +60,7 @@ def get(name: str, modules: Sequence[str] = (), copy: str = "") -> Problem:
     if name in WORKLOADS:
         return from_dict(read_toml(Path(__file__).with_name("workloads") / f"{name}.toml", ""), name)
     if not name.endswith(".toml"):
-        raise unknown_name("workload", name, WORKLOADS, meant=("w1", "FILE.toml"))
+        raise unknown_name("workload", name, WORKLOADS, suggested=("w1", "FILE.toml"))
     return read(name, modules, copy)
 
 

@@ -15,7 +15,7 @@ from jax.experimental import io_callback
 
 from envs.text.rows import Row
 from fdg.arguments import checked_names
-from fdg.errors import FdgError, HostError, listed, nearest, own_frame, raised, text_of
+from fdg.errors import FdgError, HostError, listed, nearest, raised, text_of, user_frame
 
 RewardFunction = Callable[..., Sequence[float | None]]
 
@@ -282,7 +282,7 @@ def _index_of(error: BaseException, said: Sequence[str], asked: Sequence[str]) -
 
     By its variables, or the error: since Python 3.12, those of a comprehension are gone.
     """
-    found = own_frame(error)
+    found = user_frame(error)
     variables = [] if found is None else list(found[0].f_locals.values())
     for texts in (said, asked):
         for i, text in enumerate(texts):

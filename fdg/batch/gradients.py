@@ -104,7 +104,7 @@ def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
 
 
 def calls_inlined(flow: Flow, devices: int) -> Flow:
-    """A flow with calls inlined, except fragments."""
+    """A flow with all calls inlined but those of fragments."""
     axes = [axis for axis, _ in flow.inputs]
     jaxpr: Any = jaxprs.inlined(flow.jaxpr, _callee)
     return follow(jaxprs.without_dead_code(jaxpr), axes, devices, flow.outputs)

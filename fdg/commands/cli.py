@@ -79,8 +79,8 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
 
         command_line = CommandLine(argv, (replay.FLAG, *cluster.FLAGS))
         lengths, cluster_flags = (
-            replay.take_lengths(command_line.given),
-            cluster.take_flags(command_line.given),
+            replay.take_lengths(command_line.flags),
+            cluster.take_flags(command_line.flags),
         )
         job = command_line.job("python -m fdg.plan", f"{cluster.ABOUT} {replay.ABOUT}", runs=False)
         if cluster_flags:

@@ -88,28 +88,28 @@ def simulate(job: FailureModel, interval: float, work: float, seed: int = 0) -> 
     """
     random = np.random.default_rng(seed)
     time_limit = 1e3 * (work + job.restart + job.save)
-    now = done = 0.0
+    now = useful = 0.0
     failure = now + random.exponential(job.between) if not math.isinf(job.between) else math.inf
-    while done < work:
+    while useful < work:
         # All whole intervals before the failure are one step, since there may be millions.
-        is_last = work - done <= interval
+        is_last = work - useful <= interval
         seconds = min(failure, now + time_limit) - now
         num_intervals = 0 if is_last else math.floor(seconds / (interval + job.save))
-        num_intervals = max(0, min(num_intervals, math.ceil((work - done) / interval) - 1))
-        now, done = now + num_intervals * (interval + job.save), done + num_intervals * interval
-        remaining = min(interval, work - done)
-        end = now + remaining + (job.save if done + remaining < work else 0.0)
+        num_intervals = max(0, min(num_intervals, math.ceil((work - useful) / interval) - 1))
+        now, useful = now + num_intervals * (interval + job.save), useful + num_intervals * interval
+        remaining = min(interval, work - useful)
+        end = now + remaining + (job.save if useful + remaining < work else 0.0)
         if end <= failure:
-            now, done = end, done + remaining
+            now, useful = end, useful + remaining
             continue
         now = failure
-        if job.restart > 30 * job.between:  # it practically always fails again while it restarts
+        if job.restart > 30 * job.between:  # almost every restart fails too
             return 0.0
         while (failure := now + random.exponential(job.between)) <= now + job.restart and now < time_limit:
             now = failure
         now += job.restart
         if now > time_limit:
-            return done / now
+            return useful / now
     return work / now
 
 

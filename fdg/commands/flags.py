@@ -90,7 +90,7 @@ class Words:
         return len(previous) > len(self._flags)
 
     @property
-    def left(self) -> list[str]:
+    def remaining(self) -> list[str]:
         """The remaining words."""
         return [*self._strays, *(word for words in self._flags for word in words)]
 
@@ -317,7 +317,7 @@ class JobFlags:
     """The flags of a job: the settings (`fdg.training.settings`), and fields of its policy and algorithm."""
 
     policy: Sequence[Flag] = ()  # flags of the policy's fields
-    own: Sequence[Flag] = ()  # flags of the algorithm's hyperparameters
+    algorithm: Sequence[Flag] = ()  # flags of the algorithm's hyperparameters
     has_length: bool = False  # whether `total_steps` is a setting of the run instead of a hyperparameter
 
     @classmethod
@@ -327,18 +327,18 @@ class JobFlags:
         names |= {"measure"} if is_auto else set()
         policy_flags = [flag for flag in fields_of(policy) if flag.name not in names]
         names |= {flag.name for flag in policy_flags}
-        own = []
+        flags = []
         for flag in fields_of(algorithm):
             if flag.name not in names:
                 option = "--sweep" if mentions(flag.kind, float) else "--optuna N --search"
                 fix = f"give one value; {option} {flag.name}={{}} tries several"
-                own.append(dataclasses.replace(flag, several=fix))
-        return cls(policy_flags, own, all(flag.name != "total_steps" for flag in own))
+                flags.append(dataclasses.replace(flag, several=fix))
+        return cls(policy_flags, flags, all(flag.name != "total_steps" for flag in flags))
 
     def beginning_with(self, preset: Mapping[str, Any]) -> "JobFlags":
         """The flags with a preset's values as defaults."""
-        own = [dataclasses.replace(flag, default=preset.get(flag.name, flag.default)) for flag in self.own]
-        return dataclasses.replace(self, own=own)
+        flags = [dataclasses.replace(f, default=preset.get(f.name, f.default)) for f in self.algorithm]
+        return dataclasses.replace(self, algorithm=flags)
 
     @property
     def run(self) -> Sequence[Flag]:
@@ -353,17 +353,17 @@ class JobFlags:
             name_title: [*fields_of(GROUPS[name_title]), *self.policy],
             run_title: self.run,
             **{title: fields_of(GROUPS[title]) for title in other_titles},
-            "": self.own,
+            "": self.algorithm,
         }
 
-    def parser(self, own_title: str = "", more: Sequence[Flag] = (), **settings: Any) -> Parser:
-        """A parser of these flags, their aliases, and the flags `more`."""
+    def parser(self, algorithm_title: str = "", extra: Sequence[Flag] = (), **settings: Any) -> Parser:
+        """A parser of these flags, their aliases, and the flags `extra`."""
         parser = Parser(usage="%(prog)s [flags]", allow_abbrev=False, **settings)
         for title, flags in self.groups.items():
-            group = parser.add_argument_group(title or own_title)
+            group = parser.add_argument_group(title or algorithm_title)
             add_flags(group, flags)
             if GROUPS.get(title) is Settings:
                 add_earlier(group)
-        add_flags(parser, more)
+        add_flags(parser, extra)
         add_aliases(parser, [flag for flags in self.groups.values() for flag in flags])
         return parser

@@ -111,19 +111,19 @@ class _Words:
     """The words of a run for `fdg.train`: the original ones, and those that resume it."""
 
     def __init__(self, argv: Sequence[str], may_restart: bool):
-        self._words, remaining = list(argv), Words(argv)
+        self._words, words = list(argv), Words(argv)
         parser = Parser(add_help=False, allow_abbrev=False)
         run_flags = [flag for flag in fields_of(Settings) if flag.name in ("out", "devices")]
         add_flags(parser, run_flags)
         add_earlier(parser)
         add_aliases(parser, run_flags)
-        values = remaining.take(parser)
-        self._other_words = remaining.left
+        values = words.take(parser)
+        self._other_words = words.remaining
         self._devices: int | None = values.get("devices")
         directory = values.get("resume") or values.get("out")
         self._adds_out = may_restart and directory is None  # else `fdg.train` chooses a directory
         if directory is None:  # the directory that `fdg.train` would choose; a restart must know it
-            names_and_seed = remaining.take(JobFlags().parser(add_help=False))
+            names_and_seed = words.take(JobFlags().parser(add_help=False))
             # The configuration of --config or --from is not read here.
             defaults: dict[str, Any] = {"env": Names.env, "algo": Names.algo, "seed": Settings.seed}
             if {"config", "start_from"} & values.keys():
@@ -131,14 +131,14 @@ class _Words:
             directory = new_run_path(*(names_and_seed.get(name, value) for name, value in defaults.items()))
         self._directory = Path(directory)
 
-    def of(self, first: int, count: int, again: bool) -> list[str]:
+    def of(self, first: int, count: int, is_restart: bool) -> list[str]:
         """The words for `fdg.train`.
 
         `first` is the original number of processes, and `count` the current one; each process keeps its
-        number of devices. A restarted run (`again`) starts from the beginning if it had not written files.
+        number of devices. A restart begins anew if the run has not written its files yet.
         """
         try:
-            config = read_config(self._directory) if again else None
+            config = read_config(self._directory) if is_restart else None
         except FdgError:
             config = None
         if config is None:

@@ -44,18 +44,18 @@ class CommandLine:
     """The command line of a job.
 
     Attributes:
-      given: values of the settings on the command line and of the flags `more`, by name; `job` adds the
+      flags: values of the settings on the command line and of the flags `extra`, by name; `job` adds the
         flags of the algorithm and of the policy.
     """
 
-    def __init__(self, argv: Sequence[str], more: Sequence[Flag] = ()):
+    def __init__(self, argv: Sequence[str], extra: Sequence[Flag] = ()):
         self._argv, self._words = argv, Words(argv)
-        self.given = self._words.take(JobFlags().parser(more=more, add_help=False))
-        distributed.check_flags(self.given)
+        self.flags = self._words.take(JobFlags().parser(extra=extra, add_help=False))
+        distributed.check_flags(self.flags)
 
     def join(self) -> None:
         """Joins a multi-process run if flags ask for it. Call it before `job`, which may start JAX."""
-        flags = self.given
+        flags = self.flags
         names = [flag.name for flag in fields_of(Processes) if flag.kind is not bool]
         values = {name: flags[name] for name in names if flags.get(name) is not None}
         if values or flags.get("distributed"):
@@ -65,7 +65,7 @@ class CommandLine:
 
     def job(self, program: str, description: str, runs: bool = True) -> Any:
         """The job of this command line; see `parse`."""
-        flags = self.given
+        flags = self.flags
         file, base = earlier.base_of(flags)
         stored = settings.read_settings(file, base)  # values of settings that the command line lacks
         cores = self._make_devices(stored, chooses=not base)
@@ -82,9 +82,9 @@ class CommandLine:
         parser = job_flags.parser(resolved.title, prog=program, description=description)
         self._check_owners(resolved, parser.options())
         shows_help = self._words.drop("-h", "--help")
-        flags |= self._words.take(parser) if shows_help else parser.parse_strictly(self._words.left)
+        flags |= self._words.take(parser) if shows_help else parser.parse_strictly(self._words.remaining)
         flags |= {f.name: absolute_folder(f, flags[f.name]) for f in dataclass_fields(cls) if f.name in flags}
-        overrides = {flag.name: flags[flag.name] for flag in job_flags.own if flag.name in flags}
+        overrides = {flag.name: flags[flag.name] for flag in job_flags.algorithm if flag.name in flags}
         inherited = _hyperparameters(file, base, algo, cls, flags)
         preset = preset_flags.starting_preset(
             cls, flags.get("preset"), resolved.registered, resolved.env, {**inherited, **overrides}
@@ -103,7 +103,7 @@ class CommandLine:
         if flags.get("sweep") is not None:
             flags["sweep"] = normalised_sweep(flags["sweep"], flags)
         if flags.get("search") is not None:
-            flags["search"] = normalised_search(flags["search"], job_flags.own, flags)
+            flags["search"] = normalised_search(flags["search"], job_flags.algorithm, flags)
         if resumes := "resume" in flags:
             fixed = [*settings.kept_settings(Names, Settings), *overrides]
             earlier.check_agrees({name: flags[name] for name in fixed if name in flags}, base)
@@ -134,8 +134,10 @@ class CommandLine:
         if flags.get("start_from") is not None:
             trust = flags.get("trust", False)
             algorithm = inherit_fields(algorithm, flags["start_from"], {**config, **values}, trust)
-        check_searched(algorithm, run, job_flags.own, resolver)
-        names = dict.fromkeys([*(flag.name for flag in job_flags.own), *inherited])  # files may have more
+        check_searched(algorithm, run, job_flags.algorithm, resolver)
+        names = dict.fromkeys(
+            [*(flag.name for flag in job_flags.algorithm), *inherited]
+        )  # files may have more
         hyperparameters = {name: to_json(getattr(algorithm, name)) for name in names}
         out = flags.get("out")
         run |= {
@@ -162,17 +164,17 @@ class CommandLine:
         from fdg.training.description import read_fields
 
         for name, message in _AUTO_REFUSALS.items():
-            if resolved.policy in AUTO and (value := self.given.get(name)):
+            if resolved.policy in AUTO and (value := self.flags.get(name)):
                 settings.check_range(name, value)
                 raise FdgError(f"--{name} {value}: {message.format(policy=resolved.policy, value=value)}")
         fields = {flag.name: flag.default for flag in job_flags.policy}
         if base.get("policy") == resolved.policy:  # fields of another policy are not used
             fields |= read_fields(file, "policy_fields", base, resolved.policy_class, resolved.policy)
-        return fields | {name: self.given[name] for name in fields if name in self.given}
+        return fields | {name: self.flags[name] for name in fields if name in self.flags}
 
     def _make_devices(self, stored: Mapping[str, Any], chooses: bool) -> int | None:
         """Configures host devices; returns the number to choose from, or None if the number is fixed."""
-        flags = self.given
+        flags = self.flags
         keep_programs(flags.get("program_cache"))
         choose_xla_options(flags.get("xla_options"))
         devices = flags.get("devices", stored.get("devices"))
@@ -189,7 +191,7 @@ class CommandLine:
         import envs
         from fdg.training.name_resolver import NameResolver
 
-        flags, options = self.given, self._words.options
+        flags, options = self.flags, self._words.options
         for name in _NAMES:
             if flags.get(name) == "":
                 raise FdgError(f"--{name}: give a name")

@@ -33,13 +33,13 @@ from fdg.jaxprs.read import (
 )
 
 Inside: TypeAlias = Callable[..., core.JaxprEqn]
-"""`Rewriter.inside`: maps (equation, how=None, blocks=None) to the equation with its bodies rewritten."""
+"""`Rewriter.inside`: maps (equation, context=None, blocks=None) to the equation with its bodies rewritten."""
 
 Rule: TypeAlias = Callable[[core.JaxprEqn, Inside], core.JaxprEqn | Iterable[core.JaxprEqn]]
 """Maps (equation, inside) to its replacement: one or several equations; none if its results are unread."""
 
 BlockRule: TypeAlias = Callable[[Any, Any, Inside], Any]
-"""Maps (block, how, inside) to new equations of the block, or to an open jaxpr of its inputs and outputs.
+"""Maps (block, context, inside) to new equations of the block, or to an open jaxpr of its inputs and outputs.
 
 A block is an open jaxpr, or an object with an open jaxpr as its attribute `jaxpr` (a `batch.flow.Flow`).
 """
@@ -52,7 +52,7 @@ def rewrite(closed: Any, rule: Rule) -> Any:
     over the old jaxpr's variables, and must keep its result variables.
     """
 
-    def rewrite_block(jaxpr: Any, how: Any, inside: Inside) -> Iterator[core.JaxprEqn]:
+    def rewrite_block(jaxpr: Any, context: Any, inside: Inside) -> Iterator[core.JaxprEqn]:
         for eqn in jaxpr.eqns:
             new = rule(eqn, inside)
             yield from [new] if isinstance(new, core.JaxprEqn) else new
@@ -60,13 +60,13 @@ def rewrite(closed: Any, rule: Rule) -> Any:
     return rewrite_blocks(closed, rewrite_block)
 
 
-def rewrite_blocks(closed: Any, rule: BlockRule, how: Any = None, traces: bool = True) -> Any:
+def rewrite_blocks(closed: Any, rule: BlockRule, context: Any = None, traces: bool = True) -> Any:
     """Applies a rule to a whole jaxpr, and to inner jaxprs if the rule calls `inside`."""
-    return with_jaxpr(closed, Rewriter(rule, traces)(open_jaxpr(closed), how))
+    return with_jaxpr(closed, Rewriter(rule, traces)(open_jaxpr(closed), context))
 
 
 class Rewriter:
-    """Applies a rule to blocks; a block that several places call with equal `how` is rewritten once.
+    """Applies a rule to blocks; a block that several places call with equal `context` is rewritten once.
 
     If a rule `traces` new equations, these do not declare how values vary over devices, so it is not applied
     inside a `shard_map` that checks this.
@@ -76,19 +76,19 @@ class Rewriter:
         self._rule, self._traces = rule, traces
         self._cache: IdentityCache[core.Jaxpr] = IdentityCache()
 
-    def __call__(self, block: Any, how: Any = None) -> core.Jaxpr:
+    def __call__(self, block: Any, context: Any = None) -> core.Jaxpr:
         """The rewritten open jaxpr of a block.
 
-        `how` is an additional, hashable input of the rule.
+        `context` is an additional, hashable input of the rule.
         """
-        return self._cache(block, how, lambda: self._rewrite(block, how))
+        return self._cache(block, context, lambda: self._rewrite(block, context))
 
-    def _rewrite(self, block: Any, how: Any) -> core.Jaxpr:
+    def _rewrite(self, block: Any, context: Any) -> core.Jaxpr:
         jaxpr = block if is_jaxpr(block) else block.jaxpr
-        result = self._rule(block, how, self.inside)
+        result = self._rule(block, context, self.inside)
         return result if is_jaxpr(result) else _with_equations(jaxpr, list(result))
 
-    def inside(self, eqn: core.JaxprEqn, how: Any = None, blocks: Sequence[Any] | None = None) -> Any:
+    def inside(self, eqn: core.JaxprEqn, context: Any = None, blocks: Sequence[Any] | None = None) -> Any:
         """Rewrites the bodies of an equation.
 
         `blocks` are the blocks of its bodies, in order; None for their jaxprs.
@@ -98,7 +98,7 @@ class Rewriter:
             return eqn
         if blocks is None:
             blocks = [open_jaxpr(inner) for inner in old]
-        return with_new_bodies(eqn, [self(block, how) for block in blocks])
+        return with_new_bodies(eqn, [self(block, context) for block in blocks])
 
 
 def _with_equations(jaxpr: Any, eqns: list[core.JaxprEqn]) -> core.Jaxpr:

@@ -37,29 +37,29 @@ class Ending:
 
     status: int  # the exit status of the run; 0 for success
     reason: str = ""  # which process failed first and how; "" if it printed its own error
-    asked: bool = False  # whether the user ended it
+    interrupted: bool = False  # whether the user ended it
 
     @property
-    def may_go_on(self) -> bool:
+    def can_restart(self) -> bool:
         """Whether a restart from the last checkpoint can help: not for invalid requests or after Ctrl-C."""
-        return not self.asked and self.status not in (0, REFUSED, *_ENDED_BY_USER)
+        return not self.interrupted and self.status not in (0, REFUSED, *_ENDED_BY_USER)
 
 
-def ending_of(processes: Sequence[Process], asked: bool = False) -> Ending:
+def ending_of(processes: Sequence[Process], interrupted: bool = False) -> Ending:
     """Combines the ends of all processes, which are in order of time.
 
     A process that was killed or has vanished is the cause, even if another end was noticed before: the other
     processes end because of it. They may abort (SIGABRT) when a collective times out.
 
     >>> ending_of([Process("process 0", 1), Process("process 1", -9)])
-    Ending(status=137, reason='process 1 was killed by SIGKILL', asked=False)
+    Ending(status=137, reason='process 1 was killed by SIGKILL', interrupted=False)
     """
     failed = [process for process in processes if process.status != 0]
     if not failed:
-        return Ending(0, asked=asked)
+        return Ending(0, interrupted=interrupted)
     cause = min(failed, key=_rank_as_cause)
     status = 1 if cause.status is None else 128 - cause.status if cause.status < 0 else cause.status
-    return Ending(status, cause.reason(), asked)
+    return Ending(status, cause.reason(), interrupted)
 
 
 def _rank_as_cause(process: Process) -> int:
@@ -99,7 +99,7 @@ def run_with_restarts(
         ending = launcher.run(words(original_count, count, num_restarts > 0))
         if ending.reason:
             print("error:", ending.reason, file=sys.stderr, flush=True)
-        if not ending.may_go_on or num_restarts == restarts:
+        if not ending.can_restart or num_restarts == restarts:
             break
         count = launcher.reserve(False)
         noun = "process" if count == 1 else "processes"

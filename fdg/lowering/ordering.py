@@ -227,8 +227,7 @@ def _can_wait(v: Any) -> bool:
 
 
 def _can_depend_locally(v: Any, axis: Axis, result: Any, result_axis: Axis) -> bool:
-    """Whether a value can depend on a result without a collective: the result is replicated, or both are
-    split along axes of equal length."""
+    """Whether a value can depend on a result without a collective: the result is whole, or split alike."""
     if result_axis is None:
         return True
     return axis is not None and v.aval.shape[axis] == result.aval.shape[result_axis]

@@ -29,7 +29,7 @@ from fdg.placing.plans import Plan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Value
 from fdg.placing.sharded import by_position
-from fdg.placing.staleness import own_state
+from fdg.placing.staleness import algorithm_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
         128 agents on a GPU     all vmapped together: one program of large operations
         128 agents on a core    8 vmapped together for all iterations of a call; then the next 8
 
-    Agents are independent, except in a population (`graph.between_agents`): its agents exchange after an
+    Agents are independent, or a population (`graph.between_agents`): its agents copy from each other after an
     iteration, so all of them run one iteration before the next.
     """
     graph, mesh = plan.graph, _agents_mesh(plan, devices)
@@ -86,8 +86,8 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     )
     if graph.between_agents is None:
         iterate = mapped(agent, together, together)
-    else:  # all agents run an iteration, then exchange
-        state = own_state(graph.state)
+    else:
+        state = algorithm_state(graph.state)
         axis = SEED if mesh.size > 1 else None
         iterate = with_copying(
             mapped(agent, num_agents, together), state, graph.state_axes, graph.between_agents, axis

@@ -49,7 +49,7 @@ from fdg.placing.scheduling.partition import partition
 from fdg.placing.scheduling.schedule import Schedule
 from fdg.placing.scheduling.unsharding import reshard, resharding_notes
 from fdg.placing.sharded import lay_out, sharded_leaves, unused_rules, with_rules
-from fdg.placing.staleness import Ages, Delay, DelayedState, delay, own_state, with_lag
+from fdg.placing.staleness import Ages, Delay, DelayedState, algorithm_state, delay, with_lag
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import in_one, side_by_side, trace, with_declarations
 
@@ -109,7 +109,7 @@ def place(
         check_one_agent(jaxprs.open_jaxpr(graph.jaxpr).eqns, graph.agents)
         if not any(group.shards or group.model > 1 for group in placement.values()):
             return _plan_agents(graph, graph.agents, platforms, policy, delayed)
-        graph = in_one(graph, own_state(graph.state))
+        graph = in_one(graph, algorithm_state(graph.state))
     assignment = merge_shared(policy_assignment, policy)
     requested = tuple(dict.fromkeys(assignment.values())) or (next(iter(placement.values())),)
     groups = tuple(
@@ -191,7 +191,7 @@ def _with_sharded(plan: Plan, traced: FDG) -> Plan:
     leaves = [
         leaf.of_agents(traced.agents)
         for group in plan.groups
-        for leaf in sharded_leaves(graph, group, plan.policy, own_state(graph.state))
+        for leaf in sharded_leaves(graph, group, plan.policy, algorithm_state(graph.state))
     ]
     rules = [(group.name, rule) for group in plan.groups for rule in unused_rules(group, leaves)]
     unpredicted = tuple(group.name for group in plan.groups if group.shards)
@@ -217,7 +217,7 @@ def _plan_agents(
     count = len(platforms)
     width = largest_divisor(agents, count)
     group = Group("agents", tuple(range(width)))
-    collectives, notes = population_collectives(graph, width, own_state(graph.state))
+    collectives, notes = population_collectives(graph, width, algorithm_state(graph.state))
     per_device = agents // width
     together = agents_per_vmap(
         graph, per_device, "cpu" in platforms, max(1.0, min_cores_per_process() / width)

@@ -1,8 +1,8 @@
 """Transfers of arrays between groups of devices in different processes, by collectives.
 
 Device-to-device copies work only within a process. So a program on the devices of both groups sends each
-chunk from its source device to the devices that need it (`ppermute`). Devices without a chunk to send, send
-zeros. Chunks with equal routes are sent as one array.
+chunk from its source device to the devices that need it (`ppermute`). A device that has no chunk to send
+sends zeros. Chunks with equal routes are sent as one array.
 """
 
 import math
@@ -34,8 +34,8 @@ class ProcessCollectives:
         pending, self._pending = self._pending, []
         jax.block_until_ready(pending)
 
-    def started(self, results: Sequence[jax.Array]) -> None:
-        """Registers the collective that was started last, by its results."""
+    def register(self, results: Sequence[jax.Array]) -> None:
+        """Registers the results of the collective that was started last."""
         self._pending = list(results)
 
 
@@ -102,7 +102,7 @@ class Exchange(Transfer):
             local = [blocks[d] if d in blocks else self._zero_block(block, d) for d in self._local]
             outgoing.append(self._assemble(self.union, block, local))
         incoming = self.programs["exchange"].compiled(outgoing)
-        self._collectives.started(incoming)
+        self._collectives.register(incoming)
         if not self._targets:
             return [None] * len(self.layouts)
         received = []
@@ -128,7 +128,7 @@ class Exchange(Transfer):
         return jax.make_array_from_single_device_arrays(shape, self._sharding[mesh], local)
 
     def _zero_block(self, block: jax.ShapeDtypeStruct, device: jax.Device) -> jax.Array:
-        """Zeros, which a device without a chunk to send sends."""
+        """The zeros that a device sends if it has no chunk to send."""
         key = block.shape, block.dtype, device
         if key not in self._zero_blocks:
             self._zero_blocks[key] = jax.device_put(np.zeros((1, *block.shape), block.dtype), device)
@@ -154,8 +154,8 @@ class Exchange(Transfer):
         packets: dict[tuple[int, _Pairs], list[tuple[int, int, int]]] = {}
         for k, route in enumerate(self._routes):
             for slot, chunk in enumerate(route.chunks):
-                ways = [(sources[i], r, targets[j]) for j, (i, r) in enumerate(chunk)]
-                for turn, r, pairs in broadcast_rounds(ways, frozenset(sources)):
+                requests = [(sources[i], r, targets[j]) for j, (i, r) in enumerate(chunk)]
+                for turn, r, pairs in broadcast_rounds(requests, frozenset(sources)):
                     packets.setdefault((turn, pairs), []).append((k, slot, r))
 
         def exchange_local(blocks):
@@ -164,7 +164,7 @@ class Exchange(Transfer):
                 [jnp.zeros_like(x[0, 0]) for _ in route.chunks]
                 for x, route in zip(blocks, self._routes, strict=True)
             ]
-            for (_, pairs), places in sorted(packets.items(), key=lambda one: one[0][0]):
+            for (_, pairs), places in sorted(packets.items(), key=lambda item: item[0][0]):
                 sent = [blocks[k][0, r] for k, _, r in places]
                 if forwarders := sorted({sender for sender, _ in pairs} - set(sources)):
                     is_forwarder = jnp.isin(device, jnp.array(forwarders))
@@ -193,20 +193,20 @@ class Exchange(Transfer):
 
 
 def broadcast_rounds(
-    ways: Sequence[tuple[int, int, int]], sources: frozenset[int]
+    requests: Sequence[tuple[int, int, int]], sources: frozenset[int]
 ) -> list[tuple[int, int, _Pairs]]:
     """Broadcast trees as rounds of permutations, in which each device sends and receives at most once.
 
     Receivers forward a chunk, so it reaches n devices in log2(n + 1) rounds. Sources do not forward: they
-    have their own chunks to send. Each way is (source device, index of its chunk, target device); `sources`
-    are all devices that send chunks of their part. Returns (round, index of the source's chunk, (from, to)
-    pairs).
+    have their own chunks to send. Each request is (source device, index of its chunk, target device);
+    `sources` are all devices that send chunks of their part. Returns (round, index of the source's chunk,
+    (from, to) pairs).
 
     >>> broadcast_rounds([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4)], frozenset([0]))
     [(0, 0, ((0, 1),)), (1, 0, ((0, 2), (1, 3))), (2, 0, ((0, 4),))]
     """
     receivers: dict[tuple[int, int], list[int]] = {}
-    for source, chunk, target in ways:
+    for source, chunk, target in requests:
         receivers.setdefault((source, chunk), []).append(target)
     pairs_by_round: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for (source, chunk), targets in receivers.items():

@@ -236,7 +236,7 @@ class StepBuilder:
                 arrays[i] = None
             for i, result in zip(outputs, results, strict=False):  # the last result is a token
                 arrays[i] = result
-            timeline.started(group, program_run, results[-1])
+            timeline.register(group, program_run, results[-1])
             if producers is not None:
                 for i in outputs:
                     producers[i] = program_run
@@ -256,7 +256,7 @@ class StepBuilder:
                 collectives.wait()
             results = program.compiled(*arrays)
             if crosses:
-                collectives.started([results[-1]])
+                collectives.register([results[-1]])
             if waits:
                 jax.block_until_ready(results[-1])
             return results

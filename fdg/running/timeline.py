@@ -100,17 +100,17 @@ class Timeline:
         self.watched += watch
         return watch
 
-    def start(self, group: str, made_by: Iterable[ProgramRun | None], name: str = "") -> ProgramRun:
-        """The run of a program that is about to be dispatched; it depends on the runs `made_by`."""
-        dependencies = list({run for run in made_by if run is not None and run.group != group})
+    def start(self, group: str, inputs_from: Iterable[ProgramRun | None], name: str = "") -> ProgramRun:
+        """The run of a program that is about to be dispatched; it depends on the runs `inputs_from`."""
+        dependencies = list({run for run in inputs_from if run is not None and run.group != group})
         return ProgramRun(group, dependencies, name, self.iterations)
 
-    def started(self, group: str, run: ProgramRun | None, done: jax.Array) -> None:
-        """Registers a dispatched program by its result `done`; `run` is None if it is not watched."""
-        self._last_results[group] = done
+    def register(self, group: str, run: ProgramRun | None, result: jax.Array) -> None:
+        """Registers a dispatched program by its result `result`; `run` is None if it is not watched."""
+        self._last_results[group] = result
         if run is not None:
             self._last_runs[group] = run
-            self._queues[group].put((run, done))
+            self._queues[group].put((run, result))
 
     def begin(self) -> None:
         """Starts the threads."""
@@ -164,9 +164,9 @@ class Timeline:
     def _watch(self, group: str) -> None:
         previous_end = 0.0
         while (entry := self._queues[group].get()) is not None:
-            run, done = entry
+            run, result = entry
             with contextlib.suppress(Exception):  # reading the results raises it
-                jax.block_until_ready(done)
+                jax.block_until_ready(result)
             run.finished = time.perf_counter()
             for dependency in run.after:
                 dependency.is_finished.wait()

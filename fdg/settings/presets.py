@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fdg.arguments import check_call, explain_frozen, quoted
-from fdg.errors import OURS, Elsewhere, FdgError, own_code, place_of, unknown_name
+from fdg.errors import OURS, Elsewhere, FdgError, place_of, unknown_name, user_errors
 from fdg.kinds import dataclass_fields
 from fdg.settings.overridden_methods import check_overridden_methods
 from fdg.settings.parts import flattened
@@ -124,7 +124,7 @@ def own_preset(cls: type, env_name: str) -> dict[str, Any]:
     method_definition = next(vars(base)["preset"] for base in cls.__mro__ if "preset" in vars(base))
     if not isinstance(method_definition, classmethod | staticmethod):
         raise FdgError(f"{cls.__name__}.preset{place_of(method_definition)}: write @classmethod above it")
-    with own_code(call, method_definition.__func__):
+    with user_errors(call, method_definition.__func__):
         values = method(env_name)
     place = place_of(method_definition.__func__)
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):

@@ -14,7 +14,7 @@ import numpy as np
 
 from fdg import keys
 from fdg.arguments import quoted
-from fdg.errors import FdgError, GraphError, NoAttributeError, one_line, own_frame, text_of
+from fdg.errors import FdgError, GraphError, NoAttributeError, one_line, text_of, user_frame
 
 # By type of error, specific types first: the mistake, and an alternative that can be traced.
 _BY_TYPE: Mapping[type[Exception], tuple[str, str]] = {
@@ -88,7 +88,7 @@ def explained(what: str) -> Iterator[None]:
 
 def line_of(error: BaseException) -> str:
     """The last line of user code that led to an error, such as `, line 3 of maze.py (...)`."""
-    position = own_frame(error)
+    position = user_frame(error)
     if position is None:
         return ""
     frame, number = position

@@ -69,12 +69,12 @@ def name_fragments(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         counts[name] += 1
         return name if counts[name] == 1 else unique_name(f"{name}.{counts[name]}")
 
-    def name_block(block: core.Jaxpr, how: Any, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
+    def name_block(block: core.Jaxpr, context: Any, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
         for eqn in block.eqns:
             mark = FragmentMark.of(eqn)
             if mark is not None and (name := unique_name(mark.name)) != mark.name:
                 eqn = eqn.replace(params={**eqn.params, "name": str(FragmentMark(mark.role, name))})
-            yield inside(eqn, how=object())  # a body that is called twice has fragments with two names
+            yield inside(eqn, context=object())  # a body that is called twice has fragments with two names
 
     return jaxprs.rewrite_blocks(jaxpr, name_block)
 

@@ -11,7 +11,7 @@ import envs
 import policies
 from envs.text import is_text
 from envs.wrappers import unwrapped
-from fdg.errors import FdgError, listed, one_line, own_code, place_of
+from fdg.errors import FdgError, listed, one_line, place_of, user_errors
 from fdg.kinds import annotations_of, dataclass_fields, is_writable, to_json
 from fdg.training.name_resolver import CALLER, NameResolver
 from fdg.training.settings import AUTO_LAG, read_value
@@ -166,7 +166,7 @@ def _construct(cls: type, name: str, values: Mapping[str, Any]) -> Any:
         note = " without arguments, since it is not a dataclass,"
     if unknown := next((field for field in values if field not in fields), None):
         raise FdgError(f"{name}{place_of(cls)} has no field {unknown}: {fix} {unknown}")
-    with own_code(f"{name}(...){note}", cls):
+    with user_errors(f"{name}(...){note}", cls):
         try:
             return cls(**values)
         except ValueError as error:  # an FdgError, or a plain ValueError of a user's class

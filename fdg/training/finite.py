@@ -62,9 +62,9 @@ class FiniteCheck:
             if mask.any():
                 masks[name] = mask
         if masks:
-            self._act(start, metrics, masks)
+            self._report(start, metrics, masks)
 
-    def _act(self, start: int, metrics: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> None:
+    def _report(self, start: int, metrics: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> None:
         """Raises `RunError` or warns; `masks` marks the values that are not finite, by metric."""
         rows = {name: int(np.argmax(mask.reshape(len(mask), -1).any(axis=1))) for name, mask in masks.items()}
         row = min(rows.values())

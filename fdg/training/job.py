@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fdg.errors import FdgError, own_code, place_of
+from fdg.errors import FdgError, place_of, user_errors
 from fdg.kinds import dataclass_fields, shown, to_json
 from fdg.training.description import describe_policy
 from fdg.training.settings import Settings, check_settings, flatten_config, kept_settings
@@ -159,7 +159,7 @@ def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = Tru
 
     With `runs=False` the job is only planned: it may be shorter than an iteration; files are not checked.
     """
-    with own_code(f"{name}: steps_per_iteration", type(algorithm)):
+    with user_errors(f"{name}: steps_per_iteration", type(algorithm)):
         steps = getattr(algorithm, "steps_per_iteration", None)
     if steps is None:
         raise FdgError(
@@ -171,7 +171,7 @@ def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = Tru
             " least 1, as a property or a field"
         )
     if total_steps is None:  # it is a hyperparameter
-        with own_code(f"{name}: total_steps", type(algorithm)):
+        with user_errors(f"{name}: total_steps", type(algorithm)):
             total_steps = algorithm.total_steps
     if total_steps < steps and runs:
         raise FdgError(

@@ -21,11 +21,11 @@ FACTORS = (0.8, 1.2)  # one of these multiplies each hyperparameter (section 4.1
 class Membership(NamedTuple):
     """The part of an agent's state that belongs to the population."""
 
-    key: jax.Array  # random key for exchanges
-    iterations: jax.Array  # [] int32, iterations since the last exchange
-    total: jax.Array  # [] float32, sum of episode returns since the last exchange
-    episodes: jax.Array  # [] float32, episodes since the last exchange
-    score: jax.Array  # [] float32, mean return before the last exchange; nan if unknown
+    key: jax.Array  # random key of copying: chooses agents and perturbs
+    iterations: jax.Array  # [] int32, iterations since agents last copied
+    total: jax.Array  # [] float32, sum of episode returns since then
+    episodes: jax.Array  # [] float32, episodes since then
+    score: jax.Array  # [] float32, mean return before that; nan if unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Population:
     `state` is a `SweptState` of `fdg.training.sweep`: `hyperparameters`, `state`, `membership`.
     """
 
-    every: int  # iterations between exchanges
+    every: int  # iterations from copying to copying
     bounds: tuple[tuple[str, float, float], ...]  # `(name, lowest, highest)` of each hyperparameter
-    share: float = 0.2  # fraction of agents that are replaced; as many are copied from
+    share: float = 0.2  # fraction of agents that are replaced, and of those to copy from
 
     def __post_init__(self):
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
@@ -47,7 +47,7 @@ class Population:
 
     @property
     def note(self) -> str:
-        """The sentence about exchanges in the printed plan."""
+        """The sentence in the printed plan."""
         period = "iteration" if self.every == 1 else f"{self.every} iterations"
         return (
             f"every {period}, the worst {self.share:.0%} of the agents take over what the best have learned;"
@@ -77,11 +77,11 @@ class Population:
     # --- the interface to the engine ---
 
     def due(self, state: Any) -> jax.Array:
-        """Whether agents exchange after this iteration: [] bool."""
+        """Whether agents copy after this iteration: [] bool."""
         return state.membership.iterations >= self.every
 
     def known(self, state: Any) -> jax.Array:
-        """The mean return since the last exchange; if no episode has finished, the mean return before it."""
+        """The mean return since agents last copied; if no episode has finished since, the one before."""
         member = state.membership
         return jnp.where(member.episodes > 0, member.total / jnp.maximum(member.episodes, 1.0), member.score)
 

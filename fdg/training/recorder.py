@@ -51,7 +51,7 @@ class ConstantReturns:
         self._advice = advice or _ADVICE
         self._count, self._values = 0, set[float]()
 
-    def look(self, iteration: int, env_steps: int, returns: Iterable[float]) -> str | None:
+    def check(self, iteration: int, env_steps: int, returns: Iterable[float]) -> str | None:
         """The hint as a line to print, at most once; else None.
 
         `returns` are the mean episode returns of the iterations since the last call; NaN if no episode ended.
@@ -77,7 +77,7 @@ class NoLoss:
     def __init__(self, start: int = 0):
         self._remaining = 0 if start else _LOSS_CHECKS  # remaining iterations to check
 
-    def look(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
+    def check(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
         """The warning, at most once, from the metrics of each iteration since the last call."""
         for row in rows if self._remaining else ():
             losses = [value for name, value in row.items() if is_vital(name) and np.ndim(value) == 0]
@@ -106,7 +106,7 @@ class LargeUpdates:
         self._is_done = False
         self._first_row: Mapping[str, Any] = {}
 
-    def look(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
+    def check(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
         """The hint as a line to print, at most once; `rows` are the metrics since the last call."""
         for row in rows:
             if self._is_done or row["iteration"] > _NUM_FIRST:
@@ -300,9 +300,9 @@ class Recorder:
             self.progress.say(f"the algorithm's metrics have no '{RETURN}': {note}")
         all_returns = np.ravel(metrics.get("episode_return", ()))
         steps = rows[-1]["env_steps"]
-        hint = self._constant_returns.look(self.iteration, steps, all_returns.tolist())
+        hint = self._constant_returns.check(self.iteration, steps, all_returns.tolist())
         texts: list[str] = []
-        for line in filter(None, (hint, self._large_updates.look(rows))):
+        for line in filter(None, (hint, self._large_updates.check(rows))):
             if samples := sample_lines(self.samples()):  # the sampled texts show the cause
                 texts.append("\n".join([line.removeprefix("hint: "), *samples]))
             else:
@@ -310,7 +310,7 @@ class Recorder:
         if not self._has_warned and (warning := _no_action_warning(rows, self.job.algorithm)):
             self._has_warned = True
             texts.append(warning)
-        if warning := self._no_loss.look(rows):
+        if warning := self._no_loss.check(rows):
             texts.append(warning)
         for text in texts:
             warnings.warn(text, FdgWarning, stacklevel=2)

@@ -318,13 +318,13 @@ def _choose_quickest(job: Job, graph: fdg.FDG, devices: Any) -> _Choice:
             return default, count, reason
         devices = devices[:count]
     options = {"all_devices": True, "further": False}
-    return _worth_it(choose_policy(job.policy, job.algorithm, graph, devices, job.agents, **options))
+    return _best_or_default(choose_policy(job.policy, job.algorithm, graph, devices, job.agents, **options))
 
 
 GAIN = 1.3  # predicted speed-up that another policy needs; the usual error of predictions is smaller
 
 
-def _worth_it(choice: Choice) -> _Choice:
+def _best_or_default(choice: Choice) -> _Choice:
     """The fastest candidate, or `GPUOnly` if it is at most `GAIN` times as slow."""
     rows = [row for row in choice.rows if row.prediction is not None]
     default = next((row for row in rows if isinstance(row.candidate.policy, policies.GPUOnly)), None)

@@ -175,23 +175,23 @@ def test_presets_that_a_subclass_has_written_are_its_own():
 )
 def test_a_hint_where_every_episode_returned_the_same(returns, said):
     unchanged = ConstantReturns(num_iterations=20)
-    assert unchanged.look(1, 500, returns[0]) is None
-    line = unchanged.look(2, 1000, returns[1])
+    assert unchanged.check(1, 500, returns[0]) is None
+    line = unchanged.check(2, 1000, returns[1])
     assert (line is not None) == said
     assert not said or "after 1,000 steps every episode has returned" in line
-    assert not said or unchanged.look(3, 1500, [returns[0][0]]) is None, "said once"
+    assert not said or unchanged.check(3, 1500, [returns[0][0]]) is None, "said once"
 
 
 def test_a_hint_waits_for_episodes_to_end():
     unchanged = ConstantReturns(num_iterations=20)
-    assert all(unchanged.look(i, 500 * i, [float("nan")]) is None for i in range(1, 9))
-    assert unchanged.look(9, 4500, [-200.0, -200.0]) is None
-    assert "after 5,000 steps" in unchanged.look(10, 5000, [-200.0])
+    assert all(unchanged.check(i, 500 * i, [float("nan")]) is None for i in range(1, 9))
+    assert unchanged.check(9, 4500, [-200.0, -200.0]) is None
+    assert "after 5,000 steps" in unchanged.check(10, 5000, [-200.0])
 
 
 def test_the_hint_says_what_the_algorithm_advises():
     said = [
-        ConstantReturns(num_iterations=20, advice=advice).look(2, 1000, [0.0, 0.0, 0.0])
+        ConstantReturns(num_iterations=20, advice=advice).check(2, 1000, [0.0, 0.0, 0.0])
         for advice in (None, algos.GRPO.advice_without_rewards)
     ]
     assert "try another --algo" in said[0] and "--algo sft" in said[1] and "--num-envs" not in said[1]
@@ -199,7 +199,7 @@ def test_the_hint_says_what_the_algorithm_advises():
 
 def test_a_resumed_run_is_not_told_again():
     unchanged = ConstantReturns(num_iterations=20, start=2)
-    assert unchanged.look(3, 1500, [-1.0]) is None
+    assert unchanged.check(3, 1500, [-1.0]) is None
 
 
 def rows(**columns):
@@ -230,7 +230,7 @@ def rows(**columns):
 )
 def test_a_hint_where_updates_are_too_large(metrics, words):
     both = (
-        LargeUpdates(0.01).look(metrics),
+        LargeUpdates(0.01).check(metrics),
         next(
             filter(None, map(astray_by_row := LargeUpdates(0.01).look, [[row] for row in metrics])),
             None,

@@ -150,7 +150,7 @@ def test_an_interpreter_against_jax(seed):
 def test_each_body_is_rewritten_once(seed):
     seen = []
 
-    def rule(jaxpr, how, inside):
+    def rule(jaxpr, context, inside):
         seen.append(id(jaxpr))
         return [inside(eqn).replace() for eqn in jaxpr.eqns]
 
@@ -161,9 +161,9 @@ def test_each_body_is_rewritten_once(seed):
 def test_what_is_rewritten_in_two_ways_is_so_twice():
     closed = jax.make_jaxpr(lambda x: helper(helper(x)))(X)
 
-    def rule(jaxpr, how, inside):
+    def rule(jaxpr, context, inside):
         for i, eqn in enumerate(jaxpr.eqns):
-            wanted = how == 1 and eqn.primitive.name == "sin"
+            wanted = context == 1 and eqn.primitive.name == "sin"
             yield from flatten(eqn, inside) if wanted else [inside(eqn, i)]
 
     new = jaxprs.rewrite_blocks(closed, rule)
@@ -220,7 +220,7 @@ def test_within_shard_map(checked, devices):
     expected = jnp.sin(x) if checked else flattened(x)
     np.testing.assert_allclose(jax.jit(core.jaxpr_as_fun(new))(x)[0], expected, rtol=1e-6)
 
-    def rule(jaxpr, how, inside):
+    def rule(jaxpr, context, inside):
         seen.extend(eqn.primitive.name for eqn in jaxpr.eqns)
         return map(inside, jaxpr.eqns)
 

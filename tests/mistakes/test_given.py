@@ -269,7 +269,7 @@ def test_answers_that_are_all_empty_are_none(tmp_path):
 def test_batches_of_which_nothing_counts_are_warned_of():
     def said(*rows):
         seen = NoLoss()
-        return [seen.look([row]) is not None for row in rows]
+        return [seen.check([row]) is not None for row in rows]
 
     nothing, early = {"loss": 0.0, "episode_return": math.nan}, {"loss": math.nan}
     assert said(nothing, nothing, nothing, nothing) == [False, False, True, False]

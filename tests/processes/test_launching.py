@@ -40,10 +40,10 @@ def test_who_is_blamed(processes, ending):
     assert ending_of(processes) == ending
 
 
-def test_what_may_go_on():
-    assert all(Ending(status).may_go_on for status in (1, 7, 134, 137))
-    assert not any(Ending(status).may_go_on for status in (0, 2, 130, 143))
-    assert not Ending(137, asked=True).may_go_on
+def test_what_can_restart():
+    assert all(Ending(status).can_restart for status in (1, 7, 134, 137))
+    assert not any(Ending(status).can_restart for status in (0, 2, 130, 143))
+    assert not Ending(137, interrupted=True).can_restart
 
 
 class Engine:

@@ -191,7 +191,7 @@ def test_a_signal_reaches_all(run):
     engine = run(cluster)
     engine.reserve(first=True)
     ending = engine.run([])
-    assert ending.asked and ending.status == 143
+    assert ending.interrupted and ending.status == 143
     assert {one for one in cluster.told if one[0] == "signal"} == {("signal", i, 15) for i in (0, 1)}
 
 

@@ -39,7 +39,7 @@ class Fails:
 
 def start(timeline, group, *made_by):
     run, done = timeline.start(group, made_by), Result()
-    timeline.started(group, run, done)
+    timeline.register(group, run, done)
     return run, done
 
 
@@ -96,7 +96,7 @@ def test_runs_handed_over_together_are_not_counted_twice(timeline):
 def test_a_run_that_fails_ends(timeline):
     """Whoever waits for its results hears of it; the watch goes on."""
     run = timeline.start("actors", [])
-    timeline.started("actors", run, Fails())
+    timeline.register("actors", run, Fails())
     _, learned = start(timeline, "learners", run)
     learned.comes()
     assert ticks(timeline) == {"actors": 0, "learners": 0}
@@ -220,7 +220,7 @@ jax.block_until_ready(program(jnp.ones((300, 300))))
 timeline = Timeline(["learners"])
 timeline.begin()
 run = timeline.start("learners", ())
-timeline.started("learners", run, program(jnp.ones((300, 300))))
+timeline.register("learners", run, program(jnp.ones((300, 300))))
 time.sleep(0.05)
 assert not run.is_finished.is_set()
 """

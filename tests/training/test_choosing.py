@@ -97,12 +97,19 @@ def test_another_policy_has_to_promise_more_than_predictions_are_off_by():
     plain, other = policies.GPUOnly(), policies.SingleLearnerCoarse()
     near = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 0.8))
     far = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 0.7))
-    assert settling._worth_it(near) == (plain, 2, f"{plain}: no other is predicted to be 1.3 times as quick")
-    assert settling._worth_it(far) == (other, 2, "it is quickest")
+    assert settling._best_or_default(near) == (
+        plain,
+        2,
+        f"{plain}: no other is predicted to be 1.3 times as quick",
+    )
+    assert settling._best_or_default(far) == (other, 2, "it is quickest")
     best = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 1.5))
-    assert settling._worth_it(best)[2] == f"{plain}: predicted to be 1.50 times as quick as {other}, the next"
+    assert (
+        settling._best_or_default(best)[2]
+        == f"{plain}: predicted to be 1.50 times as quick as {other}, the next"
+    )
     alone = rows_of((Candidate(plain, 2), 1.0))
-    assert settling._worth_it(alone)[2] == f"{plain}: nothing else can be carried out"
+    assert settling._best_or_default(alone)[2] == f"{plain}: nothing else can be carried out"
 
 
 def test_where_one_device_is_quickest_no_other_policy_is_looked_at(directory, looked):

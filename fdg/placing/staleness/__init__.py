@@ -23,7 +23,7 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.placing.staleness.lag import Ages, micro_batches, with_lag
 from fdg.placing.staleness.readers import Readers
-from fdg.placing.staleness.state import Delay, DelayedState, own_state
+from fdg.placing.staleness.state import Delay, DelayedState, algorithm_state
 from fdg.placing.staleness.values import Block, Versioned
 from fdg.placing.staleness.versions import BlockRewriter
 from fdg.tracing.graph import FDG
@@ -33,9 +33,9 @@ __all__ = [
     "Ages",
     "Delay",
     "DelayedState",
+    "algorithm_state",
     "delay",
     "micro_batches",
-    "own_state",
     "with_lag",
 ]
 

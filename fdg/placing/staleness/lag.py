@@ -111,14 +111,14 @@ def _cut_graph(graph: FDG, first: int) -> tuple[FDG, int, int]:
     num_inside = len(fragments_in([scan]))
     count, before = 0, 0
 
-    def rule(block: core.Jaxpr, how: Any, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
+    def rule(block: core.Jaxpr, context: Any, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
         nonlocal count, before
         for eqn in block.eqns:
             if eqn is scan:
                 before = count + num_inside
                 yield from _split_scan(eqn, first)
             elif list(_scans([eqn], actors)):
-                yield inside(eqn, how=object())
+                yield inside(eqn, context=object())
             else:
                 yield eqn
                 count += len(fragments_in([eqn]))

@@ -28,7 +28,7 @@ class DelayedState:
         return self.state[key]
 
 
-def own_state(state: Any) -> Any:
+def algorithm_state(state: Any) -> Any:
     """The algorithm's state, without the history of older parameters."""
     return state.state if isinstance(state, DelayedState) else state
 
