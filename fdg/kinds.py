@@ -362,16 +362,16 @@ def check_decorated(cls: type) -> None:
         fields = {field.name: field for field in dataclasses.fields(base)}
         ignored = []
         for name in dict.fromkeys((*annotated, *vars(base))):
-            given = vars(base).get(name, dataclasses.MISSING)
-            given = given.default if isinstance(given, dataclasses.Field) else given
+            value = vars(base).get(name, dataclasses.MISSING)
+            value = value.default if isinstance(value, dataclasses.Field) else value
             if name not in annotated:
-                lost = name in fields and not hasattr(given, "__get__")
-            elif "ClassVar" in str(annotated[name]):
-                lost = False
+                is_ignored = name in fields and not hasattr(value, "__get__")
+            elif decorated or "ClassVar" in str(annotated[name]):
+                is_ignored = False
             else:
                 default = fields[name].default if name in fields else None
-                lost = not decorated and (name not in fields or (given is not default and given != default))
-            ignored += [name] * lost
+                is_ignored = name not in fields or (value is not default and value != default)
+            ignored += [name] * is_ignored
         if ignored:
             bare = next((name for name in ignored if name not in annotated), None)
             kind = "" if bare is None else _annotation_text(fields[bare].type)

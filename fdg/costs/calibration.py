@@ -45,7 +45,7 @@ class Timed:
 
     work: Work  # the work that the cost model counts for it
     alone: float  # while nothing else runs
-    crowded: float  # while every core runs a copy
+    loaded: float  # while every core runs a copy
     spread: float  # relative distance of the rounds' median from their minimum
 
 
@@ -123,22 +123,22 @@ def _device_figures(num_copies: int, report: Say) -> dict[str, Figure]:
     timings = _time_functions(_operations(), num_copies)
     trips, operations = timings.pop("trip"), timings.pop("operation")
     count = sum(operations.work.operations.values())
-    figures["operation"] = _figure(max(operations.crowded / count, 1e-9), operations)
+    figures["operation"] = _figure(max(operations.loaded / count, 1e-9), operations)
     operation_seconds = sum(trips.work.operations.values()) * figures["operation"].value
-    figures["trip"] = _figure(max((trips.crowded - operation_seconds) / trips.work.trips, 1e-8), trips)
+    figures["trip"] = _figure(max((trips.loaded - operation_seconds) / trips.work.trips, 1e-8), trips)
     for name in ("memory", "cache"):
         timing = timings.pop(name)
-        figures[name] = _figure(timing.work.total_bytes / timing.crowded, timing)
+        figures[name] = _figure(timing.work.total_bytes / timing.loaded, timing)
     cache_timings = {size: timings.pop(_addition_name(size)) for size in _TEST_BYTES}
     least_rate = math.sqrt(figures["memory"].value * figures["cache"].value)
-    cached_sizes = [size for size, timing in cache_timings.items() if size / timing.crowded >= least_rate]
+    cached_sizes = [size for size, timing in cache_timings.items() if size / timing.loaded >= least_rate]
     largest = max(cached_sizes, default=_TEST_BYTES[0] // 2)
     figures["cache_bytes"] = _figure(largest, cache_timings.get(largest, cache_timings[_TEST_BYTES[0]]))
     for name, timing in timings.items():
         size = sum(operation.bytes * count for operation, count in timing.work.operations.items())
-        figures[name] = _figure(size / max(timing.crowded - figures["operation"].value, 1e-9), timing)
+        figures[name] = _figure(size / max(timing.loaded - figures["operation"].value, 1e-9), timing)
     if num_copies > 1:
-        speedups = [timings[name].crowded / timings[name].alone for name in ("elementwise", "transcendental")]
+        speedups = [timings[name].loaded / timings[name].alone for name in ("elementwise", "transcendental")]
         speedup = min(float(num_copies), max(1.0, statistics.median(speedups)))
         figures.setdefault("parallel", Figure((speedup - 1) / (num_copies - 1), 0.2, MEASURED))
         figures["parallel_bytes"] = Figure(1e5, 0.0, "assumed, not measured")
@@ -201,13 +201,13 @@ def _time_functions(functions: Mapping[str, tuple[Callable, list[Any]]], num_cop
     programs = {name: Repeated(function, arguments) for name, (function, arguments) in functions.items()}
     compile_all(programs.values())
     alone = timed_rounds(programs, ROUNDS)
-    crowded = timed_rounds(programs, ROUNDS, num_copies) if num_copies > 1 else alone
+    loaded = timed_rounds(programs, ROUNDS, num_copies) if num_copies > 1 else alone
     return {
         name: Timed(
             work_of(jax.make_jaxpr(function)(*arguments)),
             min(alone[name]),
-            min(crowded[name]),
-            _spread(crowded[name]),
+            min(loaded[name]),
+            _spread(loaded[name]),
         )
         for name, (function, arguments) in functions.items()
     }
@@ -233,12 +233,12 @@ def _product_figures(num_copies: int) -> dict[str, Figure]:
     timings = _time_functions(functions, num_copies)
     coefficients = []
     for shape in _PRODUCT_SHAPES:
-        product, seconds = Product(1, *shape, "float32"), timings[str(shape)].crowded
+        product, seconds = Product(1, *shape, "float32"), timings[str(shape)].loaded
         coefficients.append([1.0 / seconds, product.flops / seconds, product.bytes / seconds])
     scale = np.array([1e-6, 1e-11, 1e-10])
     start, per_flop, per_byte = nnls(np.array(coefficients) * scale, np.ones(len(coefficients)))[0] * scale
     largest = timings[str((512, 512, 512))]
-    flop_rate = 1 / per_flop if per_flop > _NEGLIGIBLE_S else 2 * 512**3 / largest.crowded
+    flop_rate = 1 / per_flop if per_flop > _NEGLIGIBLE_S else 2 * 512**3 / largest.loaded
     figures = {
         "product/float32": _figure(flop_rate, largest),
         "product_call": _figure(float(start), largest),
@@ -248,7 +248,7 @@ def _product_figures(num_copies: int) -> dict[str, Figure]:
     else:
         figures["product_bytes"] = Figure(1e15, 0.0, "bytes do not add to the time of products")
     if num_copies > 1:
-        speedup = min(float(num_copies), max(1.0, largest.crowded / largest.alone))
+        speedup = min(float(num_copies), max(1.0, largest.loaded / largest.alone))
         figures["parallel"] = _figure((speedup - 1) / (num_copies - 1), largest)
     return figures
 

@@ -116,7 +116,7 @@ class DeviceKind:
             for name, figure in self.figures.items()
             if name.startswith("product/")
         }
-        wider = [wide for wide in rates if wide >= num_bytes]
+        wider = [size for size in rates if size >= num_bytes]
         return rates[min(wider)] if wider else rates[max(rates)] * max(rates) / num_bytes
 
 

@@ -36,23 +36,23 @@ def hosts_of(devices: Sequence[int], cluster: Cluster) -> int:
     return len({device // cluster.devices_per_host for device in devices})
 
 
-def collective(one: Collective, devices: Sequence[int], cluster: Cluster) -> Sent:
+def collective(operation: Collective, devices: Sequence[int], cluster: Cluster) -> Sent:
     """The cost of one collective of a group."""
     count, hosts = len(devices), hosts_of(devices, cluster)
     if count < 2:
         return Sent(0.0, 0.0, 0.0, "nothing")
     per_host = math.ceil(count / hosts)
-    passes = _PASSES.get(one.kind, 1.0)
-    num_phases = 2 if one.kind == "all-reduce" else 1
+    passes = _PASSES.get(operation.kind, 1.0)
+    num_phases = 2 if operation.kind == "all-reduce" else 1
     link = cluster.inside if per_host > 1 else cluster.between
     parts = {f"{link.name} latency": link.call.value}
     inside = between = 0.0
     if per_host > 1:
-        inside = passes * one.bytes * (per_host - 1) / per_host
+        inside = passes * operation.bytes * (per_host - 1) / per_host
         _add(parts, cluster.inside, num_phases * math.ceil(math.log2(per_host)), inside)
     if hosts > 1:
         # After the first step, each device of a host has a part, and they share the host's card.
-        between = passes * one.bytes * (hosts - 1) / hosts
+        between = passes * operation.bytes * (hosts - 1) / hosts
         _add(parts, cluster.between, num_phases * math.ceil(math.log2(hosts)), between)
     if cluster.cores is not None:  # all devices of a machine take turns on its cores
         devices_per_machine = per_host * min(hosts, cluster.hosts_per_machine)

@@ -274,8 +274,8 @@ class _Rewriter:
         count = self.mesh.shape[BATCH]
 
         def whole(*parts: Any) -> list[Any]:
-            made = Local(count, lambda: jax.lax.axis_index(BATCH)).step(step, list(parts))
-            return [extreme_over_devices(step.eqn.primitive.name, x) for x in made] if step.reduced else made
+            outs = Local(count, lambda: jax.lax.axis_index(BATCH)).step(step, list(parts))
+            return [extreme_over_devices(step.eqn.primitive.name, x) for x in outs] if step.reduced else outs
 
         tiles = tiles_of(step.eqn)
         function = whole if tiles is None else run_tiles(step.bodies[0], count, tiles)

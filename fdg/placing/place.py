@@ -51,7 +51,7 @@ from fdg.placing.scheduling.unsharding import reshard, resharding_notes
 from fdg.placing.sharded import lay_out, sharded_leaves, unused_rules, with_rules
 from fdg.placing.staleness import Ages, Delay, DelayedState, algorithm_state, delay, with_lag
 from fdg.tracing.graph import FDG
-from fdg.tracing.trace import in_one, side_by_side, trace, with_declarations
+from fdg.tracing.trace import side_by_side, trace, vmapped_agents, with_declarations
 
 _MAX_DEVICES = 2**20
 _MAX_STALENESS = 200  # this many older parameters are stored, and the plan grows with them
@@ -109,7 +109,7 @@ def place(
         check_one_agent(jaxprs.open_jaxpr(graph.jaxpr).eqns, graph.agents)
         if not any(group.shards or group.model > 1 for group in placement.values()):
             return _plan_agents(graph, graph.agents, platforms, policy, delayed)
-        graph = in_one(graph, algorithm_state(graph.state))
+        graph = vmapped_agents(graph, algorithm_state(graph.state))
     assignment = merge_shared(policy_assignment, policy)
     requested = tuple(dict.fromkeys(assignment.values())) or (next(iter(placement.values())),)
     groups = tuple(

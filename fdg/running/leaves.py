@@ -121,15 +121,15 @@ class LeafCopies:
                 slots = [builder.slot(b) for *_, b in triples]
                 self._copiers.append(([i for i, *_ in triples], slots, transfer))
         self._returned = ReturnedArrays()
-        self._kept_copies: list[tuple[int, Any]] = []
+        self._copies: list[tuple[int, Any]] = []  # (slot, array), copies of the last returned leaves
 
     def fill(self, memory: Memory, leaves: Sequence[jax.Array]) -> None:
         """Puts the leaves into their primary slots and copies into their other slots."""
         for leaf, slots in zip(leaves, self._slots, strict=True):
             memory.arrays[slots[0]] = leaf
-        kept, self._kept_copies = self._kept_copies, []
+        copies, self._copies = self._copies, []
         if self._returned.matches(leaves):
-            for slot, array in kept:
+            for slot, array in copies:
                 memory.arrays[slot] = array
             return
         for positions, targets, copy in self._copiers:
@@ -144,7 +144,7 @@ class LeafCopies:
         """Keeps the copies, in case the next call gets these leaves."""
         self._returned = ReturnedArrays(leaves)
         copies = [(slot, memory.arrays[slot]) for slots in self._slots for slot in slots[1:]]
-        self._kept_copies = [(slot, array) for slot, array in copies if array is not None]
+        self._copies = [(slot, array) for slot, array in copies if array is not None]
 
 
 def unique_names(names: Iterable[str]) -> list[str]:

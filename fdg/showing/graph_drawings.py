@@ -50,14 +50,14 @@ def graph_mermaid(graph: FDG) -> str:
 
 
 def mermaid_nodes(
-    fragments: Iterable[Fragment], shown: Sequence[Fragment], number: Mapping[str, str], indent: str
+    fragments: Iterable[Fragment], drawn: Sequence[Fragment], number: Mapping[str, str], indent: str
 ) -> Iterator[str]:
-    """Yields the lines of nodes with ids `number`; a fragment with nested fragments in `shown` is a box."""
+    """Yields the lines of nodes with ids `number`; a fragment with nested fragments in `drawn` is a box."""
     for f in fragments:
         label = f'{number[f.name]}["{escaped(f.name)}<br/><i>{escaped(f.role)}</i> x{calls(f)}"]'
-        children = [child for child in shown if child.parent == f.name]
+        children = [child for child in drawn if child.parent == f.name]
         yield f"{indent}{'subgraph ' * bool(children)}{label}"
-        yield from mermaid_nodes(children, shown, number, indent + "  ")
+        yield from mermaid_nodes(children, drawn, number, indent + "  ")
         if children:
             yield f"{indent}end"
 

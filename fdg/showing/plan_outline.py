@@ -134,13 +134,13 @@ def _traffic_note(plan: Plan) -> str:
     """The note on the bytes that move in an iteration."""
     total: collections.Counter[str] = collections.Counter()
     for m in plan.movements:
-        total["between" if m.how == "transfer" else "within" if m.how else "kept"] += m.bytes_per_iteration
-    kept = quantity(total["kept"], "B")
+        total["between" if m.how == "transfer" else "within" if m.how else "local"] += m.bytes_per_iteration
+    local = quantity(total["local"], "B")
     if len(plan.groups) == 1:
-        return f"{kept} per iteration pass between fragments on the same devices"
+        return f"{local} per iteration pass between fragments on the same devices"
     within = f" and {quantity(total['within'], 'B')} within them" if total["within"] else ""
     moved = f"{quantity(total['between'], 'B')} an iteration move between groups"
-    return f"{moved}{within}; {kept} stay on their devices"
+    return f"{moved}{within}; {local} stay on their devices"
 
 
 def _memory_note(plan: Plan) -> str:

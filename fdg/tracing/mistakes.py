@@ -92,10 +92,10 @@ def line_of(error: BaseException) -> str:
     if position is None:
         return ""
     frame, number = position
-    return located(frame.f_code.co_filename, number, frame.f_globals)
+    return line_text(frame.f_code.co_filename, number, frame.f_globals)
 
 
-def located(file: str, number: int, names: dict[str, Any] | None = None) -> str:
+def line_text(file: str, number: int, names: dict[str, Any] | None = None) -> str:
     """A line of a file for messages; `names` are the globals of code without a file."""
     line = linecache.getline(file, number, names).strip()
     return f", line {number} of {Path(file).name}" + (f" (`{line:.100}`)" if line else "")

@@ -10,7 +10,7 @@ from jax.extend import core
 
 from fdg import jaxprs, keys
 from fdg.errors import FdgWarning, is_generated, whose_file
-from fdg.tracing.mistakes import located
+from fdg.tracing.mistakes import line_text
 
 _DRAWS = ("random_bits", "random_gamma")
 # What a value depends on: no input; only inputs that never change; other inputs.
@@ -88,7 +88,7 @@ def _follow(jaxpr: core.Jaxpr, inputs: tuple[int, ...]) -> tuple[tuple[int, ...]
         inner = jaxprs.bodies(eqn)
         results = [max(depends, default=_CONSTANT)] * len(eqn.outvars)
         for body in inner:
-            outputs, inner_draws = _looped(body, tuple(depends[i] for i in body.operands))
+            outputs, inner_draws = _follow_loop(body, tuple(depends[i] for i in body.operands))
             draws += [draw._replace(calls=(eqn, *draw.calls)) for draw in inner_draws]
             if len(inner) == 1:
                 results = [outputs[i] for i in body.results]
@@ -96,7 +96,7 @@ def _follow(jaxpr: core.Jaxpr, inputs: tuple[int, ...]) -> tuple[tuple[int, ...]
     return tuple(dependency_of(v) for v in jaxpr.outvars), tuple(draws)
 
 
-def _looped(body: jaxprs.Body, inputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[_Draw, ...]]:
+def _follow_loop(body: jaxprs.Body, inputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[_Draw, ...]]:
     """`_follow` for a loop's body, at the fixed point of its carry."""
     while True:
         outputs, draws = _follow(body.jaxpr, inputs)
@@ -122,7 +122,7 @@ def _line(calls: Sequence[core.JaxprEqn]) -> str | None:
     for frame in traceback.frames if traceback else ():
         whose = whose_file(frame.file_name)
         if whose == "user" and not is_generated(frame.file_name, frame.function_name):
-            return located(frame.file_name, frame.line_num)
+            return line_text(frame.file_name, frame.line_num)
         if whose == "ours":
             break
     return None

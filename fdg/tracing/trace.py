@@ -162,10 +162,11 @@ def side_by_side(graph: FDG, count: int | None) -> FDG:
     """The graph of `count` agents, each with the graph `graph`; the same object for None."""
     if count is None:
         return graph
-    return dataclasses.replace(graph if graph.agents is None else in_one(graph, graph.state), agents=count)
+    one_graph = graph if graph.agents is None else vmapped_agents(graph, graph.state)
+    return dataclasses.replace(one_graph, agents=count)
 
 
-def in_one(graph: FDG, state: Any) -> FDG:
+def vmapped_agents(graph: FDG, state: Any) -> FDG:
     """Turns the graph of several agents into a graph without an axis of agents.
 
     Each operation is vmapped over agents and has an additional axis, so each agent's batch can be split.
@@ -246,11 +247,11 @@ def _describe_structures(before: Any, after: Any) -> str:
 
 def _describe_part(before: Any, after: Any, where: str) -> str:
     """Describes the innermost part whose type differs between two trees with the same leaves."""
-    one, two = (
+    parts_before, parts_after = (
         jax.tree_util.tree_leaves_with_path(x, is_leaf=lambda y, x=x: y is not x) for x in (before, after)
     )
     if type(before) is type(after):
-        for (path, x), (_, y) in zip(one, two, strict=False):
+        for (path, x), (_, y) in zip(parts_before, parts_after, strict=False):
             if jax.tree.structure(x) != jax.tree.structure(y):  # type: ignore[operator]
                 return _describe_part(x, y, where + jax.tree_util.keystr(path))
     kinds = [type(x).__name__ for x in (before, after)]
@@ -275,8 +276,8 @@ def _check_fixed_point(name: str, before: Any, after: Any) -> None:
 
 def _weakness_message(name: str, state: Any, before: list[bool], after: list[bool]) -> str:
     """The message about a leaf that is weakly typed before some iterations only."""
-    found = zip(jax.tree_util.tree_leaves_with_path(state), before, after, strict=True)
-    path, dtype, old = next((path, leaf.dtype, old) for (path, leaf), old, new in found if old != new)
+    leaves = zip(jax.tree_util.tree_leaves_with_path(state), before, after, strict=True)
+    path, dtype, old = next((path, leaf.dtype, old) for (path, leaf), old, new in leaves if old != new)
     where = f"{name}.iterate takes state{jax.tree_util.keystr(path)} as"
     changes = f"a Python number and returns {dtype}" if old else f"{dtype} and returns a Python number"
     fix = f"make it jnp.{dtype}(...) in init" if old else f"return it with jnp.asarray(..., jnp.{dtype})"

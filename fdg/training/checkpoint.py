@@ -206,14 +206,14 @@ class Checkpoints:
         expected = _describe_arrays(stored_target)
         with self._reader(iteration) as (reader, folder):
             metadata = reader.metadata(folder)
-            found = _describe_arrays(getattr(metadata, "item_metadata", metadata))
-            if found == expected:
+            actual = _describe_arrays(getattr(metadata, "item_metadata", metadata))
+            if actual == expected:
                 stored = reader.restore(folder, args=_orbax().args.StandardRestore(stored_target))
-            elif found.keys() == expected.keys():
+            elif actual.keys() == expected.keys():
                 stored = _resize_nodes(reader.restore(folder), target)
-                found = _describe_arrays(stored)
-        for name in sorted(found | expected):
-            there, here = (texts.get(name, "absent") for texts in (found, expected))
+                actual = _describe_arrays(stored)
+        for name in sorted(actual | expected):
+            there, here = (texts.get(name, "absent") for texts in (actual, expected))
             if there != here:
                 raise OtherStateError(
                     f"checkpoint {folder.parent} is of another state: '{name}' is {there} there and {here}"

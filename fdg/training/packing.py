@@ -131,9 +131,9 @@ def _card_text(run: Any, evaluation: Evaluation | None, video_error: str, out: P
         "## Settings",
         _markdown_table(("setting", "value"), settings[:_MAX_SETTINGS]),
     ]
-    num_unlisted = len(settings) - _MAX_SETTINGS
-    rest = [f"and {num_unlisted} more in `config.json`"] if num_unlisted > 0 else []
-    return "\n\n".join([*parts, *rest]) + "\n"
+    if (num_unlisted := len(settings) - _MAX_SETTINGS) > 0:
+        parts.append(f"and {num_unlisted} more in `config.json`")
+    return "\n\n".join(parts) + "\n"
 
 
 def _markdown_table(head: Any, rows: Any) -> str:

@@ -76,12 +76,12 @@ class Progress:
 
     def _texts(self, iteration: int) -> list[str]:
         elapsed = time.monotonic() - self._start_time
-        done, remaining = iteration - self._start, self._num_iterations - iteration
+        completed, remaining = iteration - self._start, self._num_iterations - iteration
         time_parts = [f"iteration {iteration:,}/{self._num_iterations:,}", f"{clock(elapsed)} elapsed"]
         step_parts = [f"{iteration * self._steps_per_iteration:,} steps"]
-        if done:
-            time_parts.append(f"{clock(elapsed / done * remaining)} left")
-            step_parts.append(f"{done * self._steps_per_iteration / elapsed:,.0f} steps/s")
+        if completed:
+            time_parts.append(f"{clock(elapsed / completed * remaining)} left")
+            step_parts.append(f"{completed * self._steps_per_iteration / elapsed:,.0f} steps/s")
         if self._return is not None:
             step_parts.append(f"return {format_numbers(self._return)[0]}")
         return [" | ".join(time_parts), " | ".join(step_parts), *([self._stream] if self._stream else [])]

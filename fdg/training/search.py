@@ -65,8 +65,8 @@ class Trial:
 
 def best_trial(trials: Sequence[Trial]) -> Trial | None:
     """The trial with the highest return (the first of equal ones); None if no trial is done."""
-    done = [trial for trial in trials if trial.state == "done" and math.isfinite(trial.value)]
-    return max(done, key=lambda trial: trial.value, default=None)
+    complete = [trial for trial in trials if trial.state == "done" and math.isfinite(trial.value)]
+    return max(complete, key=lambda trial: trial.value, default=None)
 
 
 def write_results(run: RunDirectory, space: Space, trials: Sequence[Trial], agents: int | None) -> list[str]:

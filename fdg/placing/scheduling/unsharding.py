@@ -135,11 +135,11 @@ def _without_freeing(step: Step, values: set[Value]) -> Step:
     """The step, changed so that it does not free these values."""
     if isinstance(step, Repeat):
         return step
-    kept = {i for i, value in enumerate(uses(step)) if value in values}
-    freed = step.freed - kept
+    positions = {i for i, value in enumerate(uses(step)) if value in values}
+    freed = step.freed - positions
     if isinstance(step, Move):
         return dataclasses.replace(step, freed=freed)
-    return dataclasses.replace(step, freed=freed, donated=step.donated - kept)
+    return dataclasses.replace(step, freed=freed, donated=step.donated - positions)
 
 
 def _without_values(step: Step, dropped: set[Value]) -> Step | None:
