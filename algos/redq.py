@@ -81,8 +81,8 @@ class Ensemble(Part):
         hidden = layers.hidden if self.critic_hidden is None else self.critic_hidden
         layer_norm = layers.layer_norm or self.critic_layer_norm
         changed = dataclasses.replace(layers, hidden=hidden, layer_norm=layer_norm)
-        found = sized(changed, observation_space)
-        return networks.of_module(Critics(observation_space, found, self.num_critics, outputs, self.dropout))
+        layers = sized(changed, observation_space)
+        return networks.of_module(Critics(observation_space, layers, self.num_critics, outputs, self.dropout))
 
 
 class Critics(nn.Module):
@@ -99,10 +99,9 @@ class Critics(nn.Module):
         self, observation: Any, action: jax.Array, keys: jax.Array | None = None
     ) -> jax.Array:
         inputs = features(observation, self.observation_space, self.layers.convolve)
+        fold = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
         each = jnp.arange(self.count)
-        own = (
-            None if keys is None else jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))(keys, each)
-        )
+        critic_keys = None if keys is None else fold(keys, each)
         trunks = nn.vmap(
             Trunk,
             in_axes=(None, None, 0),
@@ -112,8 +111,8 @@ class Critics(nn.Module):
             split_rngs={"params": True},
         )
         trunk = trunks(self.layers, self.outputs, 1.0, self.dropout, name="critics")
-        found = trunk(inputs, action.reshape(action.shape[0], -1), own)
-        return found[..., 0] if self.outputs == 1 else found
+        values = trunk(inputs, action.reshape(action.shape[0], -1), critic_keys)
+        return values[..., 0] if self.outputs == 1 else values
 
 
 # --- soft actor-critics with an ensemble of critics ---
@@ -129,13 +128,15 @@ class SplitState(NamedTuple):
 def split_update(
     self: Any, gradient: Parameters, learned: Any, is_due: jax.Array
 ) -> tuple[Parameters, SplitState]:
-    """Updates critics, and if `is_due` the actor with temperature; also returns the optimiser states."""
+    """Updates the critics and, if `is_due`, actor and temperature; also returns the optimiser states."""
     parameters, state = learned.parameters, learned.optimizer_state
     critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
     before = (parameters.actor, parameters.log_temperature), state.actor
     after = self._one_update((gradient.actor, gradient.log_temperature), state.actor, before[0])
-    acting, actor_state = jax.tree.map(lambda new, old: jnp.where(is_due, new, old), after, before)
-    return Parameters(acting[0], critics, acting[1]), SplitState(critics_state, actor_state)
+    (actor, log_temperature), actor_state = jax.tree.map(
+        lambda new, old: jnp.where(is_due, new, old), after, before
+    )
+    return Parameters(actor, critics, log_temperature), SplitState(critics_state, actor_state)
 
 
 class Learned(NamedTuple):
@@ -153,10 +154,9 @@ class Keys(NamedTuple):
     next_action: jax.Array
     target: jax.Array  # other randomness in targets
     action: jax.Array
-    # Dropout in the target critics, in the trained critics, in the actor's loss.
-    following: jax.Array
-    given: jax.Array
-    valued: jax.Array
+    target_dropout: jax.Array
+    critic_dropout: jax.Array
+    actor_dropout: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,8 +193,8 @@ class SoftEnsemble(Agent, driver=off_policy):
         )
         actor, log_temperature = jax.lax.cond(
             is_due,
-            lambda acting: jax.grad(self._actor_loss)(acting, parameters.critics, transition, keys),
-            lambda acting: jax.tree.map(jnp.zeros_like, acting),
+            lambda x: jax.grad(self._actor_loss)(x, parameters.critics, transition, keys),
+            lambda x: jax.tree.map(jnp.zeros_like, x),
             (parameters.actor, parameters.log_temperature),
         )
         gradient = Parameters(actor, critics, log_temperature)
@@ -202,26 +202,29 @@ class SoftEnsemble(Agent, driver=off_policy):
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned, is_due):
-        """One step of Adam and of the targets; actor and temperature move only if `is_due`."""
+        """One step of Adam and of the targets; actor and temperature change only if `is_due`."""
         parameters, state = split_update(self, gradient, learned, is_due)
-        moving = optax.incremental_update(parameters.critics, learned.target_critics, self.target_rate)
-        return Learned(parameters, moving, state, learned.updates + 1)
+        target_critics = optax.incremental_update(
+            parameters.critics, learned.target_critics, self.target_rate
+        )
+        return Learned(parameters, target_critics, state, learned.updates + 1)
 
-    def _target(self, transition: Transition, following: jax.Array, cost: jax.Array, keys: jax.Array) -> Any:
+    def _target(self, transition: Transition, next_values, entropy_term, keys) -> Any:
         """The regression target of the critics, leading axis `N`.
 
-        `following [E, N]` or `[E, N, K]` are the target critics' outputs for the next action; `cost [N]` is
-        the temperature times the log-probability of that action; `transition` and `keys` are `[N]`.
+        `next_values [E, N]` or `[E, N, K]` are the target critics' outputs for the next action;
+        `entropy_term [N]` is the temperature times the log-probability of that action; `transition` and
+        `keys` are `[N]`.
         """
         raise NotImplementedError
 
-    def _error(self, given: jax.Array, target: Any) -> jax.Array:
+    def _error(self, values: jax.Array, target: Any) -> jax.Array:
         """Errors of the critics' outputs `[E, N]` or `[E, N, K]`, summed over critics: `[N]`."""
         raise NotImplementedError
 
     @property
     def _outputs(self) -> int:
-        """K."""
+        """K, the outputs of each critic."""
         return 1
 
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
@@ -242,25 +245,27 @@ class SoftEnsemble(Agent, driver=off_policy):
         temperature = jnp.exp(parameters.log_temperature)
         next_policy = self._policy(parameters.actor, transition.next_observation)
         next_action, next_log_prob = next_policy.sample_with_log_prob(keys.next_action)
-        following = self._values(target_critics, transition.next_observation, next_action, keys.following)
-        target = self._target(transition, following, temperature * next_log_prob, keys.target)
-        given = self._values(critics, transition.observation, transition.action, keys.given)
-        each, weight = self._error(given, jax.lax.stop_gradient(target)), transition.weight
-        loss = jnp.mean(each if weight is None else weight * each)
+        next_values = self._values(
+            target_critics, transition.next_observation, next_action, keys.target_dropout
+        )
+        target = self._target(transition, next_values, temperature * next_log_prob, keys.target)
+        values = self._values(critics, transition.observation, transition.action, keys.critic_dropout)
+        error, weight = self._error(values, jax.lax.stop_gradient(target)), transition.weight
+        loss = jnp.mean(error if weight is None else weight * error)
         return loss, {
-            **({} if weight is None else {"error": each}),
+            **({} if weight is None else {"error": error}),
             "critic_loss": loss,
-            "value": jnp.mean(given),
+            "value": jnp.mean(values),
             "entropy": -jnp.mean(next_log_prob),
             "temperature": temperature,
         }
 
-    def _actor_loss(self, acting, critics, transition: Transition, keys: Keys) -> jax.Array:
-        """The losses of actor and temperature, by the mean of all critics."""
-        actor, log_temperature = acting
+    def _actor_loss(self, actor_and_temperature, critics, transition: Transition, keys: Keys) -> jax.Array:
+        """The losses of the actor, which maximises the mean of all critics, and of the temperature."""
+        actor, log_temperature = actor_and_temperature
         action, log_prob = self._policy(actor, transition.observation).sample_with_log_prob(keys.action)
-        given = self._values(critics, transition.observation, action, keys.valued)
-        value = jnp.mean(given, axis=0) if given.ndim == 2 else jnp.mean(given, axis=(0, 2))
+        values = self._values(critics, transition.observation, action, keys.actor_dropout)
+        value = jnp.mean(values, axis=0) if values.ndim == 2 else jnp.mean(values, axis=(0, 2))
         actor_loss, temperature_loss, _ = self.entropy.losses(
             log_temperature, log_prob, value, self.env.action_space.shape
         )
@@ -271,14 +276,14 @@ class SoftEnsemble(Agent, driver=off_policy):
         return self._critics.apply(critics, observation, action, *more)
 
     def _policy(self, actor: Any, observation: Observation) -> TanhNormal:
-        """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
+        """The distribution over actions in [-1, 1], for observations `[N, *obs]`."""
         return sac.squashed(self._actor.apply(actor, observation), self.env.action_space.shape)
 
     def _check_critics(self, found: Any) -> None:
-        numbers, each = self._outputs, (self.num_critics, self.num_envs)
-        more, what = ((), "value") if numbers == 1 else ((numbers,), f"{numbers} numbers")
+        outputs, shape = self._outputs, (self.num_critics, self.num_envs)
+        more, what = ((), "value") if outputs == 1 else ((outputs,), f"{outputs} numbers")
         why = f"{what} of each of num_critics={self.num_critics} critics for each sample"
-        check_shape("critic_network gives", found, (*each, *more), why)
+        check_shape("critic_network gives", found, (*shape, *more), why)
 
     @property
     def _critics(self) -> Network:
@@ -291,7 +296,7 @@ class REDQ(SoftEnsemble, presets="REDQ"):
     """REDQ for continuous actions within bounds.
 
     Defaults are those of the paper: 10 critics, 2 of them in a target, 20 gradient steps of the critics per
-    environment step and per gradient step of the actor. But four environments run in parallel.
+    environment step and per gradient step of the actor; except that four environments run in parallel.
 
     >>> import envs
     >>> REDQ(env=envs.make("Pendulum-v1"), num_envs=1).updates_per_iteration
@@ -314,28 +319,28 @@ class REDQ(SoftEnsemble, presets="REDQ"):
             f"subset={self.subset} is more than num_critics={self.num_critics}: choose at most as many",
         )
 
-    def _target(self, transition: Transition, following, cost, keys) -> jax.Array:
-        """Algorithm 1: `[N]`, by the lowest value of `M` critics, sampled for each sample.
+    def _target(self, transition: Transition, next_values, entropy_term, keys) -> jax.Array:
+        """Algorithm 1: `[N]`, by the lowest value of `M` critics, which are drawn anew for each sample.
 
         The paper draws one subset for each minibatch; the expectation of the gradient is the same.
         """
-        if self.subset < len(following):
-            drawn = jax.vmap(lambda key: jax.random.uniform(key, following.shape[:1]), out_axes=1)(keys)
+        if self.subset < len(next_values):
+            drawn = jax.vmap(lambda key: jax.random.uniform(key, next_values.shape[:1]), out_axes=1)(keys)
             among = drawn <= jnp.sort(drawn, axis=0)[self.subset - 1][None]
-            following = jnp.where(among, following, jnp.inf)
-        return transition.reward + transition.discount * (jnp.min(following, axis=0) - cost)
+            next_values = jnp.where(among, next_values, jnp.inf)
+        return transition.reward + transition.discount * (jnp.min(next_values, axis=0) - entropy_term)
 
-    def _error(self, given, target) -> jax.Array:
-        return 0.5 * jnp.sum(jnp.square(given - target[None]), axis=0)
+    def _error(self, values, target) -> jax.Array:
+        return 0.5 * jnp.sum(jnp.square(values - target[None]), axis=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class DroQ(REDQ, presets="DroQ"):
     """DroQ for continuous actions within bounds.
 
-    Defaults are those of the paper, but four environments run in parallel. A hidden layer of a critic is
-    dense, then dropout at a rate of 0.01, layer normalisation and ReLU, also in the target critics; there are
-    20 gradient steps per environment step.
+    Defaults are those of the paper, except that four environments run in parallel. A hidden layer of a critic
+    is dense, then dropout at a rate of 0.01, layer normalisation and ReLU, also in the target critics; there
+    are 20 gradient steps per environment step.
     """
 
     ensemble = Ensemble(num_critics=2, critic_layer_norm=True, dropout=0.01)
@@ -346,7 +351,7 @@ class TQC(SoftEnsemble, presets="TQC"):
     """TQC for continuous actions within bounds.
 
     Defaults are those of the paper: five critics of three layers of 512, 25 quantiles of each, of which two
-    are dropped. But four environments run in parallel.
+    are dropped; except that four environments run in parallel.
     """
 
     ensemble = Ensemble(num_critics=5, critic_hidden=(512, 512, 512))
@@ -363,15 +368,15 @@ class TQC(SoftEnsemble, presets="TQC"):
             f"dropped_quantiles={self.dropped_quantiles}: it is from 0 to below quantiles={self.quantiles}",
         )
 
-    def _target(self, transition: Transition, following, cost, keys) -> jax.Array:
-        """Algorithm 1: `[N, K']`, the `K' = E * (K - d)` smallest quantiles of all critics together."""
-        kept = len(following) * (self.quantiles - self.dropped_quantiles)
-        together = jnp.sort(following.swapaxes(0, 1).reshape(following.shape[1], -1), axis=-1)[:, :kept]
-        return transition.reward[:, None] + transition.discount[:, None] * (together - cost[:, None])
+    def _target(self, transition: Transition, next_values, entropy_term, keys) -> jax.Array:
+        """Algorithm 1: `[N, K']`, the `K' = E * (K - d)` smallest quantiles of all critics."""
+        kept = len(next_values) * (self.quantiles - self.dropped_quantiles)
+        smallest = jnp.sort(next_values.swapaxes(0, 1).reshape(next_values.shape[1], -1), axis=-1)[:, :kept]
+        return transition.reward[:, None] + transition.discount[:, None] * (smallest - entropy_term[:, None])
 
-    def _error(self, given, target) -> jax.Array:
+    def _error(self, values, target) -> jax.Array:
         of_one = lambda quantiles: quantile_error(quantiles, target, self.huber_threshold)  # noqa: E731
-        return jnp.sum(jax.vmap(of_one)(given), axis=0) / self.quantiles
+        return jnp.sum(jax.vmap(of_one)(values), axis=0) / self.quantiles
 
     @property
     def _outputs(self) -> int:

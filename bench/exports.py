@@ -4,8 +4,8 @@
     build/venvs/transformers/bin/pip install torch==2.14.1 transformers==5.24.0 peft==0.21.2
     python -m bench.exports --python build/venvs/transformers/bin/python
 
-Each shape of network is written with random parameters, and the kinds of tokenizers in turn. This engine
-and Transformers (`bench/exports_reference.py`) then read each folder.
+Each shape of network is written once, with random parameters; the kinds of tokenizers are taken in turn. This
+engine and Transformers (`bench/exports_reference.py`) then both read the folder.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from envs.text import CharacterTokenizer, HuggingFaceTokenizer
 from envs.text.tokenizer_folders import tokenizer_of
 
 ROOT = pathlib.Path(__file__).parents[1]
-LIMIT = 1e-5  # of the difference of logits, float32
+LIMIT = 1e-5  # largest accepted difference of logits, float32
 
 _SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_layers": 3, "num_heads": 4, "max_positions": 64}
 
@@ -85,7 +85,7 @@ def corpus() -> list[str]:
 
 def byte_level() -> Tokenizer:
     made = Tokenizer(models.BPE())
-    # Transformers 5 splits text of a Qwen2 by this pattern and ignores the one in tokenizer.json.
+    # Qwen2's pattern: Transformers 5 always uses it for a Qwen2, and ignores the one in tokenizer.json.
     pattern = Regex(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
         r"|\s+(?!\S)|\s+"
@@ -166,15 +166,15 @@ def tokenizer(kind: str, folder: pathlib.Path) -> Any:
     made = KINDS[kind]()
     made.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
     made.save(str(folder / "tokenizer.json"))
-    words = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **words}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    special_tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | special_tokens))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return HuggingFaceTokenizer(str(folder))
 
 
 def texts(kind: str, count: int) -> list[str]:
-    """Random strings: of any characters, words, blanks, numbers, and spelled special tokens."""
+    """Random strings of characters, words, blanks, numbers and special tokens, which are written out."""
     draw = random.Random(f"{kind} strings")
     if kind == "characters":
         return [
@@ -199,7 +199,7 @@ def texts(kind: str, count: int) -> list[str]:
     return ["".join(piece() for _ in range(draw.randint(0, 24))) for _ in range(count)]
 
 
-def numbers(config: DecoderConfig, seed: int) -> Any:
+def random_parameters(config: DecoderConfig, seed: int) -> Any:
     """Parameters large enough that logits differ."""
     shapes = jax.eval_shape(Decoder(config).init, jax.random.key(0))
     draw = np.random.default_rng(seed)
@@ -226,14 +226,14 @@ def main() -> int:
 
 def compare(scratch: pathlib.Path, python: str, count: int) -> int:
     kinds = [*KINDS, "characters"]
-    words = {kind: tokenizer(kind, scratch / f"tokenizer {kind}") for kind in kinds}
+    tokenizers = {kind: tokenizer(kind, scratch / f"tokenizer {kind}") for kind in kinds}
     jobs: dict[str, Any] = {}
     ours: dict[str, Any] = {}
     for i, (name, options) in enumerate(SHAPES.items()):
         kind = kinds[i % len(kinds)]
-        config = DecoderConfig(words[kind].vocab_size, **{**_SIZES, "num_kv_heads": 2, **options})
+        config = DecoderConfig(tokenizers[kind].vocab_size, **{**_SIZES, "num_kv_heads": 2, **options})
         folder = scratch / name
-        save(folder, Decoder(config), numbers(config, i), words[kind])
+        save(folder, Decoder(config), random_parameters(config, i), tokenizers[kind])
         tokens = np.random.default_rng(i).integers(0, config.vocab_size, (3, 24))
         decoder, parameters = weights.load(folder)
         assert decoder.config == config, (decoder.config, config)
@@ -266,7 +266,7 @@ def compare(scratch: pathlib.Path, python: str, count: int) -> int:
     both = {"base": weights.load(scratch / base)[1], "adapters": adapters}
     ours["adapters written by PEFT"] = logits(Decoder(config), both, tokens), None
     wrong = 0
-    print(f"{'largest difference of logits':<36}{'plain':>10}")
+    print(f"{'logits':<36}{'max |diff|':>10}")
     for name, (found, _) in ours.items():
         difference = float(np.abs(found - theirs[f"{name} logits"]).max())
         wrong += not difference < LIMIT
@@ -281,12 +281,14 @@ def compare(scratch: pathlib.Path, python: str, count: int) -> int:
         ]
         chat = HuggingFaceTokenizer(str(ours[name][1])).chat(job["messages"])
         special = [getattr(read, "bos", None), read.stops[0], read.pad]
-        marks = theirs[f"{name} special"].tolist() == special and theirs[f"{name} eos"].tolist() == [
+        same_special = theirs[f"{name} special"].tolist() == special and theirs[f"{name} eos"].tolist() == [
             *read.stops
         ]
-        right = str(theirs[f"{name} chat"]) == chat
-        wrong += sum(not x for x in same) + (not right) + (not marks)
-        print(f"{name + ', ' + kind:<46}{sum(same):>10}{sum(decoded):>10}{right!s:>10}{marks!s:>10}")
+        same_chat = str(theirs[f"{name} chat"]) == chat
+        wrong += sum(not x for x in same) + (not same_chat) + (not same_special)
+        print(
+            f"{name + ', ' + kind:<46}{sum(same):>10}{sum(decoded):>10}{same_chat!s:>10}{same_special!s:>10}"
+        )
     return int(wrong > 0)
 
 

@@ -4,7 +4,7 @@
     python -m bench.games --env game:tic_tac_toe --steps 100000 --out build/games
 
 AlphaZero trains for `--steps` moves, or for `--seconds` if that is less; the moves of both sides count.
-PPO then trains for the same number of moves; those of its opponents do not count. AlphaZero plays by search.
+PPO then trains for the same number of moves; its opponents' moves do not count. AlphaZero plays by search.
 PPO draws from its policy, "ppo greedy" plays the most probable move. Each game begins with two random moves,
 and each side begins half of the games. Ratings are Elo's, fitted to all matches (Bradley and Terry).
 With --out: games.json after each match, and the ratings over training as a picture.
@@ -30,7 +30,7 @@ from bench import harness
 from envs import games
 
 CHECKPOINTS = 4
-_PIECES = 24  # of a run; the time limit is checked after each
+_PIECES = 24  # into which a run is divided; the time limit is checked after each
 _OUTCOMES = {1: "won", 0: "drawn", -1: "lost"}
 
 
@@ -69,10 +69,10 @@ class Training:
         """Trains for this many moves, or about `limit` seconds if that is less.
 
         Returns:
-          Parameters at `CHECKPOINTS` times of the training, moves made, and seconds.
+          Parameters at `CHECKPOINTS` equally spaced times of the training, moves made, and seconds taken.
         """
-        each = self.algorithm.steps_per_iteration
-        total = min(self.algorithm.num_iterations, round(moves / each))
+        moves_per_iteration = self.algorithm.steps_per_iteration
+        total = min(self.algorithm.num_iterations, round(moves / moves_per_iteration))
         kept, done, seconds = [], 0, 0.0
         while done < total and seconds + seconds / max(1, len(kept)) <= limit:
             piece = min(max(1, total // _PIECES), total - done)
@@ -82,11 +82,11 @@ class Training:
             done += piece
             kept.append(jax.tree.map(np.asarray, policy_of(self.engine.algorithm_state(self.state))))
         parts = [max(0, len(kept) * part // CHECKPOINTS - 1) for part in range(1, CHECKPOINTS + 1)]
-        return [kept[part] for part in parts], done * each, seconds
+        return [kept[part] for part in parts], done * moves_per_iteration, seconds
 
 
 def policy_of(state: Any) -> Any:
-    """What a player needs of a state."""
+    """The parameters of a state that a player needs."""
     return state.learner.parameters if hasattr(state, "learner") else state.parameters
 
 
@@ -164,7 +164,7 @@ def main() -> int:
     )
     ppo = algos.PPO(env=env, **common(given.ppo_num_envs))
     key = jax.random.key(given.seed)
-    empty = {"alphazero": jax.eval_shape(alphazero.init, key), "ppo": jax.eval_shape(ppo.init, key)}
+    state_shapes = {"alphazero": jax.eval_shape(alphazero.init, key), "ppo": jax.eval_shape(ppo.init, key)}
 
     def player(kind: str, parameters: Any) -> Any:
         match kind:
@@ -175,28 +175,28 @@ def main() -> int:
             case "playouts":
                 return RandomPlayouts(game, given.playouts)
             case "alphazero":
-                return alphazero.player(empty[kind]._replace(parameters=parameters), given.playouts)
+                return alphazero.player(state_shapes[kind]._replace(parameters=parameters), given.playouts)
             case "network":
-                actor = alphazero.actor(empty["alphazero"]._replace(parameters=parameters))
+                actor = alphazero.actor(state_shapes["alphazero"]._replace(parameters=parameters))
                 return games.Trained(game, actor, greedy=False)
-        actor = ppo.actor(empty["ppo"]._replace(parameters=parameters))
+        actor = ppo.actor(state_shapes["ppo"]._replace(parameters=parameters))
         return games.Trained(game, actor, greedy=kind != "ppo")
 
     @functools.partial(jax.jit, static_argnums=(0, 2))
     def play(one: str, first: Any, other: str, second: Any, key: Any) -> Any:
         return games.match(game, player(one, first), player(other, second), key, given.games, 2)
 
-    empty_of = {kind: policy_of(empty[kind]) for kind in empty}
-    empty_of |= {"network": empty_of["alphazero"], "ppo greedy": empty_of["ppo"]}
-    pool, compiling = ThreadPoolExecutor(), {}
+    shapes = {kind: policy_of(state_shapes[kind]) for kind in state_shapes}
+    shapes |= {"network": shapes["alphazero"], "ppo greedy": shapes["ppo"]}
+    pool, programs = ThreadPoolExecutor(), {}
 
     def program(one: str, other: str) -> Any:
-        if (one, other) not in compiling:
-            lowered = play.lower(one, empty_of.get(one, ()), other, empty_of.get(other, ()), key)
-            compiling[one, other] = pool.submit(lowered.compile)
-        return compiling[one, other]
+        if (one, other) not in programs:
+            lowered = play.lower(one, shapes.get(one, ()), other, shapes.get(other, ()), key)
+            programs[one, other] = pool.submit(lowered.compile)
+        return programs[one, other]
 
-    # The programs of these matches compile in parallel, before anything is timed.
+    # The most important programs of matches compile in parallel, before anything is timed.
     early = [program("alphazero", other) for other in ("ppo", "playouts", "ppo greedy", "alphazero")]
     training = Training(alphazero, given.seed)
     every = max(1, ppo.num_iterations // 60)
@@ -204,14 +204,14 @@ def main() -> int:
     for compiled in early:
         compiled.result()
     report("compiled")
-    found, seconds = {}, {}
-    found["alphazero"], moves, seconds["alphazero"] = training.run(given.steps, given.seconds)
+    checkpoints, seconds = {}, {}
+    checkpoints["alphazero"], moves, seconds["alphazero"] = training.run(given.steps, given.seconds)
     report(f"alphazero: {moves:,} moves in {seconds['alphazero']:.0f} s")
-    found["ppo"], ppo_moves, seconds["ppo"] = training_ppo.run(moves, never)
+    checkpoints["ppo"], ppo_moves, seconds["ppo"] = training_ppo.run(moves, never)
     report(f"ppo: {ppo_moves:,} moves in {seconds['ppo']:.0f} s")
 
     parts = range(1, CHECKPOINTS + 1)
-    versions = {(kind, part): found[kind][part - 1] for kind in found for part in parts}
+    versions = {(kind, part): checkpoints[kind][part - 1] for kind in checkpoints for part in parts}
     last, rival = ("alphazero", CHECKPOINTS), ("ppo", CHECKPOINTS)
     versions[("network", CHECKPOINTS)] = versions[last]
     versions[("ppo greedy", CHECKPOINTS)] = versions[rival]
@@ -227,7 +227,7 @@ def main() -> int:
         *((one, fixed[2]) for one in (*fixed[:2], *earlier[0], *earlier[1])),
     ]
 
-    def said(one: tuple[str, int]) -> str:
+    def label(one: tuple[str, int]) -> str:
         return f"{one[0]} {100 * one[1] // CHECKPOINTS}%" if one[1] else one[0]
 
     results = {}
@@ -236,9 +236,9 @@ def main() -> int:
             break
         played = program(one[0], other[0]).result()
         scores = np.asarray(played(versions[one], versions[other], jax.random.fold_in(key, i)))
-        results[said(one), said(other)] = scores
+        results[label(one), label(other)] = scores
         shares = ", ".join(f"{np.mean(scores == x):.1%} {word}" for x, word in _OUTCOMES.items())
-        report(f"{said(one)} against {said(other)}: {shares}")
+        report(f"{label(one)} against {label(other)}: {shares}")
         if given.out:
             write(given, moves, results, seconds)
     ratings = elo(list(dict.fromkeys(name for pair in results for name in pair)), results)

@@ -18,7 +18,7 @@ from bench.peers.serve import Stopwatch
 from fdg.profiling.repeating import Repeated, compile_all
 
 TOLERANCE = 1e-4
-"""Largest accepted difference between GPU and CPU, relative to the largest value of each array."""
+"""Largest accepted difference between GPU and CPU, relative to the array's largest value."""
 
 _PRODUCTS = {
     "bfloat16": (jnp.bfloat16, None),
@@ -35,17 +35,17 @@ def measurements(settings: Settings) -> list[Measurement]:
     megabytes = settings.size(1024, 1)
     kinds = [name for name in _PRODUCTS if name != "tf32" or not settings.tiny]  # CPUs have no TF32
     return [
-        Measurement("Machine", "device", described, 3),
+        Measurement("Machine", "device", machine, 3),
         *(Measurement("Products", name, partial(product, name, n), 5) for name in kinds),
         Measurement("Memory", "read and write", partial(memory, megabytes * 2**20), 5),
-        Measurement("Starts", "a trip of a loop, a call", starts, 3),
+        Measurement("Starts", "a trip of a loop, a call", launch_overheads, 3),
         Measurement(
             "Agreement with the CPU", "PPO, CartPole-v1", partial(agreement, settings.size(256, 4)), 40
         ),
     ]
 
 
-def described() -> Figures:
+def machine() -> Figures:
     """Devices, driver, versions."""
     device = jax.devices()[0]
     stats = device.memory_stats() or {}
@@ -75,7 +75,7 @@ def _version(package: str) -> str | None:
 
 
 def seconds_of(repeated: Repeated, rounds: int = 5) -> float:
-    """Of a call, at best."""
+    """The shortest time of a call."""
     compile_all([repeated])
     for _ in range(rounds):
         repeated.measure()
@@ -83,7 +83,7 @@ def seconds_of(repeated: Repeated, rounds: int = 5) -> float:
 
 
 def product(name: str, n: int) -> Figures:
-    """`[n, n]` by `[n, n]`, of normal numbers: zeros take less power, and so less time."""
+    """The product of two `[n, n]` arrays of normal numbers; zeros would take less power, and so less time."""
     dtype, algorithm = _PRODUCTS[name]
     x, w = (jax.random.normal(key, (n, n), dtype) for key in jax.random.split(jax.random.key(0)))
     seconds = seconds_of(Repeated(lambda x, w: [jnp.dot(x, w, precision=algorithm)], [x, w]))
@@ -97,8 +97,8 @@ def memory(size: int) -> Figures:
     return {"MiB": size // 2**20, "ms": 1e3 * seconds, "GB/s": 2e-9 * size / seconds}
 
 
-def starts() -> Figures:
-    """A trip of a WHILE loop around one small operation, and a call of a compiled program with its result."""
+def launch_overheads() -> Figures:
+    """Times of one trip of a WHILE loop around a small operation, and of a call that waits for its result."""
     x = jnp.ones(128)
     trip = seconds_of(Repeated(lambda x: [jnp.sin(x)], [x], {0: 0}))
     small = jax.jit(jnp.sin).lower(x).compile()
@@ -113,19 +113,19 @@ def starts() -> Figures:
 def agreement(num_envs: int, iterations: int = 4) -> Figures:
     """PPO for some iterations on the first device and on the CPU, both in whole float32.
 
-    A difference is relative to the largest value of its array. If rounding changes an action, the two runs
-    diverge: then differences are large, and many integers and places of NaN differ.
+    A difference is relative to the array's largest value. If a rounding difference changes an action, the two
+    runs diverge: then differences are large, and many integers and positions of NaN differ.
     """
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=num_envs, num_steps=32, total_steps=10**6)
-    found = []
+    results = []
     with jax.default_matmul_precision("highest"):
         for device in (jax.devices()[0], jax.devices("cpu")[0]):
             with jax.default_device(device):
                 engine = fdg.compile(algorithm, policies.GPUOnly(), [device])
                 state, metrics = engine.run(engine.init(0), iterations)
-                found.append(jax.device_get((state.parameters, metrics)))
+                results.append(jax.device_get((state.parameters, metrics)))
     largest, differing = 0.0, 0
-    for one, other in zip(*(jax.tree.leaves(side) for side in found), strict=True):
+    for one, other in zip(*(jax.tree.leaves(side) for side in results), strict=True):
         if np.issubdtype(one.dtype, np.floating):
             same_nan = np.isnan(one) == np.isnan(other)
             differing += int(np.sum(~same_nan))
@@ -137,6 +137,6 @@ def agreement(num_envs: int, iterations: int = 4) -> Figures:
         "iterations": iterations,
         "largest relative difference": largest,
         "tolerance": TOLERANCE,
-        "differing integers": differing,
+        "differing integers": differing,  # and positions of NaN
         "agrees": largest <= TOLERANCE and not differing,
     }

@@ -13,7 +13,7 @@ _MOST_LAYERS = 2000
 class Network(NamedTuple):
     """Layers in topological order."""
 
-    # what is computed; activations, normalisation and changes of shape cost nothing
+    # activations, normalisation and changes of shape cost nothing, and are left out
     layers: tuple[Layer, ...]
     # pairs (i, j) of layers: i must end before j starts. None: a chain.
     branches: tuple[tuple[int, int], ...] | None
@@ -22,11 +22,11 @@ class Network(NamedTuple):
 class Value(NamedTuple):
     """An array of a network."""
 
-    # the layers that it is directly made of; empty for the network's input
+    # indices of the layers whose outputs it is computed from; empty for the network's input
     sources: frozenset[int] = frozenset()
     is_data: bool = False  # True if it depends on the network's input, not only on weights and constants
-    # False for a smaller array that is broadcast, which is not read from the buffer again
-    is_whole: bool = True
+    # False for a broadcast of a smaller array, which is not read from the buffer again
+    is_full_size: bool = True
 
 
 CONSTANT, INPUT = Value(), Value(is_data=True)
@@ -48,33 +48,39 @@ class Builder:
         self._branches |= {(source, at) for value in read for source in value.sources}
         return Value(frozenset({at}), is_data=True)
 
-    def joined(self, read: Sequence[Value]) -> Value:
-        """A value that is free to make from others: an activation, a change of shape, a concatenation."""
+    def free_result(self, read: Sequence[Value]) -> Value:
+        """A value computed from others at no cost: an activation, a change of shape, a concatenation."""
         data = [value for value in read if value.is_data]
         sources = frozenset[int]().union(*(value.sources for value in data))
-        return Value(sources, bool(data), any(value.is_whole for value in data) or not data)
+        return Value(sources, bool(data), any(value.is_full_size for value in data) or not data)
 
-    def elementwise(self, read: Sequence[Value], sizes: tuple[int, int, int]) -> Value:
-        """The result of an elementwise operation.
+    def elementwise(
+        self, read: Sequence[Value], shapes: Sequence[Sequence[int]], shape: Sequence[int], channel_axis: int
+    ) -> Value:
+        """The result `shape` of an elementwise operation on operands of these `shapes`.
 
-        If the operands come from different layers, it is an addition layer, since they must be read from the
-        buffer. A function of one layer, such as x * sigmoid(x), or of constants, is free. `sizes` are
-        channels, rows and columns of the result.
+        Operands of different layers must be read from the buffer: the result is then an addition layer.
+        Otherwise, as for x * sigmoid(x) and for constants, it is free.
         """
+        is_full_size = [math.prod(one) == math.prod(shape) for one in shapes]
+        read = [
+            value._replace(is_full_size=value.is_full_size and fits)
+            for value, fits in zip(read, is_full_size, strict=True)
+        ]
         result, *others = {
-            value.sources: value for value in read if value.is_data and value.is_whole
-        }.values() or [self.joined(read)]
+            value.sources: value for value in read if value.is_data and value.is_full_size
+        }.values() or [self.free_result(read)]
         if not others:
-            return self.joined(read)
+            return self.free_result(read)
         for other in others:
-            result = self.layer(addition(*sizes), result, other)
+            result = self.layer(addition(*map_sizes(shape, channel_axis)), result, other)
         return result
 
     def product(self, sizes: tuple[int, int, int, int], left: Value, right: Value) -> Value:
         """Products of [rows, inner] with [inner, columns]; a batch becomes groups of one layer.
 
-        Of two feature maps, as in attention, the one with fewer rows or columns acts as the weights. `sizes`
-        are batch, rows, columns and inner. Constants on either side are weights.
+        Constants on either side are the weights. If both sides are feature maps, as in attention, the one
+        with fewer rows or columns is. `sizes` are batch, rows, columns and inner.
         """
         batch, rows, columns, inner = sizes
         if not (left.is_data or right.is_data):
@@ -93,7 +99,7 @@ class Builder:
         return Network(tuple(self._layers), branches)
 
 
-def windowed(
+def window_layer(
     channels: tuple[int, int],
     inputs: Sequence[int],
     outputs: Sequence[int],
@@ -109,13 +115,13 @@ def windowed(
     """
     if len(outputs) not in (1, 2):
         raise FdgError(f"windows along {len(outputs)} axes; one or two are supported")
-    moving = {stride for stride, size in zip(strides, outputs, strict=True) if size > 1} or {1}
-    if len(moving) > 1:
+    distinct = {stride for stride, size in zip(strides, outputs, strict=True) if size > 1} or {1}
+    if len(distinct) > 1:
         raise FdgError(f"strides {tuple(strides)} differ; give one stride for both directions")
     (rows, columns), (in_rows, in_columns), (kernel_rows, kernel_columns) = (
         (*sizes, 1)[:2] for sizes in (outputs, inputs, kernel)
     )
-    sizes = (rows, columns, kernel_rows, kernel_columns, moving.pop(), groups, in_rows, in_columns)
+    sizes = (rows, columns, kernel_rows, kernel_columns, distinct.pop(), groups, in_rows, in_columns)
     return Layer(*channels, *sizes, has_weights=has_weights)
 
 

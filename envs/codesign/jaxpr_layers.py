@@ -80,13 +80,11 @@ class _Reader:
                 raise FdgError("this operation is not supported; leave it out of the network that is given")
             if name == "broadcast_in_dim":
                 grows = math.prod(eqn.outvars[0].aval.shape) > math.prod(eqn.invars[0].aval.shape)
-                return [self.builder.joined(read)._replace(is_whole=not grows and read[0].is_whole)]
+                return [read[0]._replace(is_full_size=not grows and read[0].is_full_size)]
             if name in elementwise.RULES:
-                result = eqn.outvars[0].aval
-                whole = [math.prod(v.aval.shape) == math.prod(result.shape) for v in eqn.invars]
-                read = [x._replace(is_whole=x.is_whole and y) for x, y in zip(read, whole, strict=True)]
-                return [self.builder.elementwise(read, graph.map_sizes(result.shape, self._axis(result)))]
-            return [self.builder.joined(read)]
+                shapes, result = [v.aval.shape for v in eqn.invars], eqn.outvars[0].aval
+                return [self.builder.elementwise(read, shapes, result.shape, self._axis(result))]
+            return [self.builder.free_result(read)]
         except FdgError as error:
             message = str(error)
             raise (
@@ -104,7 +102,7 @@ class _Reader:
                 raise FdgError(
                     "layers run in a branch, or a loop of unknown length; give a network that always runs all"
                 )
-            return [self.builder.joined(read)]
+            return [self.builder.free_result(read)]
         (body,) = inner
         given = [read[at] for at in body.operands]
         results = [graph.CONSTANT] * len(body.jaxpr.outvars)
@@ -132,7 +130,7 @@ class _Reader:
         else:
             channels = kernel[out], image[channel]
             outputs = [result[at] for at in out_axes]
-            layer = graph.windowed(channels, inputs, outputs, sizes, params["window_strides"], groups)
+            layer = graph.window_layer(channels, inputs, outputs, sizes, params["window_strides"], groups)
         return self.builder.layer(layer, *read)
 
     def _product(self, eqn: Any, read: list[Value]) -> Value:
@@ -148,7 +146,7 @@ class _Reader:
         kernel, strides = eqn.params["window_dimensions"], eqn.params["window_strides"]
         moving = [at for at in range(len(image)) if kernel[at] > 1 or strides[at] > 1]
         if len(image) < 3 or not moving or min(moving) == 0 or image[0] > 1:
-            return self.builder.joined(read)
+            return self.builder.free_result(read)
         axes = [at for at in range(1, len(image)) if at != self._channel_axis % len(image)]
         axes = axes if set(moving) <= set(axes) else [at for at in range(1, len(image)) if at in moving]
         return self._pooled(image, result, kernel, strides, axes, read)
@@ -158,7 +156,7 @@ class _Reader:
         image = eqn.invars[0].aval.shape
         axes = [at for at in range(1, len(image)) if at != self._channel_axis % max(len(image), 1)]
         if len(image) != 4 or sorted(eqn.params["axes"]) != axes or image[0] > 1:
-            return self.builder.joined(read)
+            return self.builder.free_result(read)
         return self._pooled(image, (1,) * len(image), image, image, axes, read)
 
     def _pooled(
@@ -173,7 +171,7 @@ class _Reader:
         channels = math.prod(size for at, size in enumerate(image) if at not in axes)
         sizes = ([one[at] for at in axes] for one in (image, result, kernel, strides))
         inputs, outputs, window, steps = sizes
-        layer = graph.windowed((channels, channels), inputs, outputs, window, steps, channels, has_weights=0)
+        layer = graph.window_layer((channels, channels), inputs, outputs, window, steps, channels, 0)
         return self.builder.layer(layer, *read[:1])
 
 

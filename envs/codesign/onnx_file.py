@@ -138,19 +138,16 @@ class _Reader:
         return tuple(size for size in shape if size is not None)
 
     def _free(self, node: Any) -> Value:
-        return self._builder.joined(self._read(node))
+        return self._builder.free_result(self._read(node))
 
     def _elementwise(self, node: Any) -> Value:
         names, read = [name for name in node.input if name], self._read(node)
         if len({value.sources for value in read if value.is_data}) < 2:
-            return self._builder.joined(read)
+            return self._builder.free_result(read)
         shape = self._shape(node.output[0])
-        is_whole = [math.prod(self._shape(name)) == math.prod(shape) for name in names]
-        read = [
-            value._replace(is_whole=value.is_whole and fits)
-            for value, fits in zip(read, is_whole, strict=True)
-        ]
-        return self._builder.elementwise(read, graph.map_sizes(shape, _channel_axis(shape)))
+        return self._builder.elementwise(
+            read, [self._shape(name) for name in names], shape, _channel_axis(shape)
+        )
 
     def _convolution(self, node: Any, weights: int = 1) -> Value:
         kernel = self._shape(node.input[weights])
@@ -187,7 +184,7 @@ class _Reader:
         inputs = self._shape(node.input[0])[2:]
         outputs = self._shape(node.output[0])[2:] or [1] * len(inputs)
         strides = _attributes(node).get("strides", [1] * len(kernel))
-        layer = graph.windowed(channels, inputs, outputs, kernel, strides, groups, has_weights)
+        layer = graph.window_layer(channels, inputs, outputs, kernel, strides, groups, has_weights)
         return self._builder.layer(layer, *self._read(node)[:1])
 
     def _reducing(self, node: Any) -> Value:
@@ -201,7 +198,7 @@ class _Reader:
         if len(shape) != 4 or not axes or sorted(axis % 4 for axis in axes) != [2, 3]:
             return self._free(node)
         _, channels, *sizes = self._shape(node.input[0])
-        layer = graph.windowed((channels, channels), sizes, (1, 1), sizes, (1, 1), channels, 0)
+        layer = graph.window_layer((channels, channels), sizes, (1, 1), sizes, (1, 1), channels, 0)
         return self._builder.layer(layer, *self._read(node)[:1])
 
     def _gemm(self, node: Any) -> Value:
