@@ -39,8 +39,8 @@ FITTED = 128  # multipliers from which rows are held to one efficiency; smaller 
 
 def eyeriss() -> list[dict]:
     """Ours and Table V, a layer a line; compulsory bytes are uncompressed, the chip codes runs of 0."""
-    found = networks.alexnet()
-    stacked, rows, columns = layers.stack(found), jnp.int32(12), jnp.int32(14)
+    parts = networks.alexnet()
+    stacked, rows, columns = layers.stack(parts), jnp.int32(12), jnp.int32(14)
     per_ms = EYERISS_MHZ * 1e3 / EYERISS_IMAGES
     lines = []
     for at, (name, (ms, pes, dram_mb)) in enumerate(EYERISS.items()):
@@ -49,12 +49,12 @@ def eyeriss() -> list[dict]:
             int(templates.row_stationary_cycles(layer, rows, columns, fill))
             for fill in ((1, 1), templates.FILL)
         )
-        words = EYERISS_IMAGES * (found[at].input_words + found[at].output_words) + found[at].weight_words
+        words = EYERISS_IMAGES * (parts[at].input_words + parts[at].output_words) + parts[at].weight_words
         lines.append(
             {
                 "layer": name,
-                "active_pes": found[at].macs / raw,
-                "active_pes_error": found[at].macs / raw / pes - 1,
+                "active_pes": parts[at].macs / raw,
+                "active_pes_error": parts[at].macs / raw / pes - 1,
                 "raw_ms": raw / per_ms,
                 "raw_error": raw / per_ms / ms - 1,
                 "filled_ms": filled / per_ms,
@@ -103,11 +103,11 @@ def nvdla() -> list[dict]:
 def fitted_errors(lines: list[dict]) -> dict[tuple[int, int], float]:
     """Largest error of frames/s of rows of >= 128 multipliers, by the two that give the efficiency."""
     ratios = {line["macs"]: line["ratio"] for line in lines if line["macs"] >= FITTED}
-    found = {}
+    errors = {}
     for pair in itertools.combinations(ratios, 2):
         efficiency = np.sqrt(ratios[pair[0]] * ratios[pair[1]])
-        found[pair] = max(abs(ratios[one] / efficiency - 1) for one in ratios if one not in pair)
-    return found
+        errors[pair] = max(abs(ratios[one] / efficiency - 1) for one in ratios if one not in pair)
+    return errors
 
 
 if __name__ == "__main__":

@@ -101,16 +101,16 @@ def main() -> None:
     parser.add_argument(
         "--python", type=harness.interpreter, required=True, help="of the environment that has SCALE-Sim"
     )
-    found = []
+    cases = []
     for dataflow in DATAFLOWS:
         for rows, columns in ARRAYS:
             for layer, cycles in zip(
                 LAYERS, simulate(parser.parse_args().python, dataflow, rows, columns), strict=True
             ):
                 sizes = {"dataflow": dataflow, "rows": rows, "columns": columns}
-                found.append({**sizes, "layer": layer, "cycles": cycles})
-    KEPT.write_text("[\n " + ",\n ".join(map(json.dumps, found)) + "\n]\n")
-    print(f"{len(found)} cases, {sum(ours(one) != one['cycles'] for one in found)} differ")
+                cases.append({**sizes, "layer": layer, "cycles": cycles})
+    KEPT.write_text("[\n " + ",\n ".join(map(json.dumps, cases)) + "\n]\n")
+    print(f"{len(cases)} cases, {sum(ours(one) != one['cycles'] for one in cases)} differ")
 
 
 if __name__ == "__main__":

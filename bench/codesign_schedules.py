@@ -87,8 +87,8 @@ def work(one: dict) -> schedule.Work:
 
 def gaps(optima: list[int], total: int, number: int | None = None) -> list[float]:
     """Latency over the optimum, less 1, of the first `number` instances of `total` layers."""
-    found = [schedule.schedule(work(instance(seed, total))) for seed in range(len(optima))[:number]]
-    return [int(one.latency_cycles) / least - 1 for one, least in zip(found, optima, strict=False)]
+    schedules = [schedule.schedule(work(instance(seed, total))) for seed in range(len(optima))[:number]]
+    return [int(one.latency_cycles) / least - 1 for one, least in zip(schedules, optima, strict=False)]
 
 
 def main() -> None:
@@ -103,8 +103,8 @@ def main() -> None:
             [python, "-c", _SOLVER], input=instances, check=True, capture_output=True, text=True
         )
         kept[str(total)] = json.loads(solved.stdout)
-        found = gaps(kept[str(total)], total)
-        print(f"{number} instances of {total} layers: mean {np.mean(found):.2%}, worst {np.max(found):.2%}")
+        gap = gaps(kept[str(total)], total)
+        print(f"{number} instances of {total} layers: mean {np.mean(gap):.2%}, worst {np.max(gap):.2%}")
     KEPT.write_text(json.dumps(kept) + "\n")
 
 

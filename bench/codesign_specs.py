@@ -25,8 +25,8 @@ def drawn(designs, samples=SAMPLES, seed=0):
     """Latency, energy and area of random designs, [samples, 3]."""
     designs = dataclasses.replace(designs, accuracy="surrogate", specs=problem.Specs())
     keys = jax.random.split(jax.random.key(seed), samples // CHUNK)
-    found = [np.stack([np.asarray(x, np.float64) for x in taken(designs, key)], 1) for key in keys]
-    return np.concatenate(found)
+    costs = [np.stack([np.asarray(x, np.float64) for x in taken(designs, key)], 1) for key in keys]
+    return np.concatenate(costs)
 
 
 def line(values, clock_hz):
@@ -39,14 +39,14 @@ def line(values, clock_hz):
 def main():
     for name in reading.WORKLOADS:
         designs = reading.get(name)
-        found = drawn(designs)
-        print(f"# {name}: of {len(found):,} designs drawn uniformly")
+        costs = drawn(designs)
+        print(f"# {name}: of {len(costs):,} designs drawn uniformly")
         for level, quantile in LEVELS.items():
-            text = line(np.quantile(found, quantile, axis=0), designs.technology.clock_hz)
-            said = reading.specs(name, dict(tuple_of(one) for one in text.splitlines()), designs.technology)
-            share = np.all(found <= np.asarray(said)[None], 1).mean()
+            text = line(np.quantile(costs, quantile, axis=0), designs.technology.clock_hz)
+            specs = reading.specs(name, dict(tuple_of(one) for one in text.splitlines()), designs.technology)
+            share = np.all(costs <= np.asarray(specs)[None], 1).mean()
             print(f"[specs.{level}] # quantiles {quantile}; {share:.3%} of them meet all three\n{text}")
-        print(f"[bounds] # the largest\n{line(found.max(0), designs.technology.clock_hz)}\n")
+        print(f"[bounds] # the largest\n{line(costs.max(0), designs.technology.clock_hz)}\n")
 
 
 def tuple_of(text):

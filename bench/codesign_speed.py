@@ -126,12 +126,12 @@ def plain(designs, choices):
 def rates(evaluate):
     """Designs a second by the clock and a second of CPU: median and highest of each."""
     jax.block_until_ready(evaluate())
-    found = []
+    speeds = []
     for _ in range(ROUNDS):
         before, cpu = time.perf_counter(), time.process_time()
         jax.block_until_ready(evaluate())
-        found.append((BATCH / (time.perf_counter() - before), BATCH / (time.process_time() - cpu)))
-    return np.median(found, 0), np.max(found, 0)
+        speeds.append((BATCH / (time.perf_counter() - before), BATCH / (time.process_time() - cpu)))
+    return np.median(speeds, 0), np.max(speeds, 0)
 
 
 def main():
@@ -155,8 +155,8 @@ def main():
             lambda x: jax.lax.map(functools.partial(problem.evaluate, designs), x),
             mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False,
         )  # fmt: skip
-        given = jax.device_put(chunks, jax.sharding.NamedSharding(mesh, rows))
-        evaluate = functools.partial(jax.jit(each), given)
+        sharded = jax.device_put(chunks, jax.sharding.NamedSharding(mesh, rows))
+        evaluate = functools.partial(jax.jit(each), sharded)
         (clock, cpu), (most, most_cpu) = rates(evaluate)
         print(
             f"compiled, {devices} devices: {clock:,.0f} designs/s (highest {most:,.0f}), {cpu:,.0f} a second"

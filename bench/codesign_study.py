@@ -84,8 +84,8 @@ def evolution(of, rng, population=100, sample=25):
             new = designs[of_sample[np.arange(AT_ONCE), worth[of_sample].argmax(1)]]
             which = rng.integers(len(counts), size=AT_ONCE)
             new[np.arange(AT_ONCE), which] = rng.integers(counts[which])
-        new, found, _ = yield new
-        designs, worth = np.concatenate([designs, new])[-population:], np.append(worth, found)[-population:]
+        new, value, _ = yield new
+        designs, worth = np.concatenate([designs, new])[-population:], np.append(worth, value)[-population:]
 
 
 def genetic(of, rng, begin=None, fixed=()):
@@ -95,8 +95,8 @@ def genetic(of, rng, begin=None, fixed=()):
     new = next(random(of, rng))
     designs, worth = np.zeros((0, len(counts)), int), np.zeros(0)
     while True:
-        new, found, _ = yield np.where(free, new, new if begin is None else begin)
-        designs, worth = np.concatenate([designs, new]), np.append(worth, found)
+        new, value, _ = yield np.where(free, new, new if begin is None else begin)
+        designs, worth = np.concatenate([designs, new]), np.append(worth, value)
         _, first = np.unique(designs, axis=0, return_index=True)
         kept = first[np.argsort(-worth[first], kind="stable")][:AT_ONCE]
         designs, worth = designs[kept], worth[kept]
@@ -120,10 +120,10 @@ def hardware_then_network(of, rng):
     networks = sum(len(task.decisions) for task in of.tasks)
     seen = []
     for _ in range(EVALUATIONS // AT_ONCE // 2):
-        new, _, found = yield next(random(of, rng))
-        apart = np.abs(np.log(np.stack(found[:3], 1) / np.asarray(of.specs)[None])).sum(1)
-        first = np.lexsort((apart, found.violation))[0]
-        seen.append((found.violation[first], apart[first], new[first]))
+        new, _, result = yield next(random(of, rng))
+        apart = np.abs(np.log(np.stack(result[:3], 1) / np.asarray(of.specs)[None])).sum(1)
+        first = np.lexsort((apart, result.violation))[0]
+        seen.append((result.violation[first], apart[first], new[first]))
     nearest = min(seen, key=lambda one: one[:2])[2]
     yield from genetic(of, rng, nearest, range(networks, len(of.decisions())))
 
@@ -139,8 +139,8 @@ def batched_tpe(seed, candidates=24):
 
         def _sample(self, study, trial, search_space):
             if not self.proposed:
-                done = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-                parts = tpe._split_trials(study, done, tpe.default_gamma(len(done)))
+                complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+                parts = tpe._split_trials(study, complete, tpe.default_gamma(len(complete)))
                 below, above = (
                     self._build_parzen_estimator(study, search_space, part, handle_below=at == 0)
                     for at, part in enumerate(parts)
@@ -176,8 +176,8 @@ def optuna_by(name):
         }
         while True:
             trials = [study.ask(space) for _ in range(AT_ONCE)]
-            _, _, found = yield np.asarray([list(trial.params.values()) for trial in trials])
-            for trial, excess, score in zip(trials, found.excess.tolist(), found.score.tolist(), strict=True):
+            _, _, costs = yield np.asarray([list(trial.params.values()) for trial in trials])
+            for trial, excess, score in zip(trials, costs.excess.tolist(), costs.score.tolist(), strict=True):
                 for at, each in enumerate(excess):
                     trial.set_constraint(str(at), each)
                 study.tell(trial, score)
@@ -207,15 +207,15 @@ def proposed(method, of, seeds):
     curve, best = np.full((len(seeds), 0), -np.inf), np.asarray(new)[:, 0]
     for _ in range(EVALUATIONS // AT_ONCE):
         flat = jnp.asarray(np.concatenate(new), jnp.int32)
-        designs, found = jax.tree.map(by_seed, measured(unspecified(of), flat, jnp.asarray(of.specs)))
-        worth = np.where(found.feasible, found.score, -1 - found.violation)
+        designs, result = jax.tree.map(by_seed, measured(unspecified(of), flat, jnp.asarray(of.specs)))
+        worth = np.where(result.feasible, result.score, -1 - result.violation)
         top = worth.argmax(1)
         before = curve[:, -1] if curve.size else np.full(len(seeds), -np.inf)
         is_better = worth.max(1) > before
         best = np.where(is_better[:, None], designs[np.arange(len(seeds)), top], best)
         curve = np.concatenate([curve, np.maximum(before, worth.max(1))[:, None]], 1)
         new = [
-            one.send((designs[i], worth[i], type(found)(*(x[i] for x in found))))
+            one.send((designs[i], worth[i], type(result)(*(x[i] for x in result))))
             for i, one in enumerate(makers)
         ]
     return curve, best
@@ -241,7 +241,7 @@ def ppo(of, seeds):
     steps = env.max_episode_steps
     preset = algos.PPO.preset(env.name, env)
     algorithm = algos.PPO(env=env, **{**preset, "total_steps": EVALUATIONS * steps})
-    found, (score, violation) = jax.tree.map(
+    episodes, (score, violation) = jax.tree.map(
         np.asarray, trained(algorithm, jax.vmap(jax.random.key)(jnp.asarray(list(seeds))))
     )
     iterations = np.arange(1, algorithm.num_iterations + 1)
@@ -249,17 +249,17 @@ def ppo(of, seeds):
     worth = np.where(violation == 0, score, -1 - np.nan_to_num(violation, nan=np.inf))
     at = np.searchsorted(designs, AT_ONCE * np.arange(1, EVALUATIONS // AT_ONCE + 1), "right") - 1
     curve = np.where(at < 0, -np.inf, worth[:, at])
-    top = np.where(found.violation == 0, found.score, -1 - found.violation).argmax(1)
-    return curve, found.choices[np.arange(len(top)), top]
+    top = np.where(episodes.violation == 0, episodes.score, -1 - episodes.violation).argmax(1)
+    return curve, episodes.choices[np.arange(len(top)), top]
 
 
 def exhaustively(of, seeds):
     """The best of all designs, for every seed: as a curve that is level."""
     scores = tuple(task.weight * accuracy.of_choices(task, of.accuracy, of.table) for task in of.tasks)
-    found = exhaustive.enumerate_all(of, scores, of.specs)
-    print(f"{of.name}, {of.specs}: {found}")
-    return np.full((len(seeds), EVALUATIONS // AT_ONCE), found.score), np.full(
-        (len(seeds), 1), found.feasible
+    optimum = exhaustive.enumerate_all(of, scores, of.specs)
+    print(f"{of.name}, {of.specs}: {optimum}")
+    return np.full((len(seeds), EVALUATIONS // AT_ONCE), optimum.score), np.full(
+        (len(seeds), 1), optimum.feasible
     )
 
 
@@ -337,17 +337,17 @@ def show_order(cells, seeds=10):
             if one := cells.get((name, level, method)):
                 number = len(one["design"][:seeds])
                 padded = np.resize(one["design"][:seeds], (len(SEEDS) * AT_ONCE, len(of.decisions())))
-                found = measured(unspecified(of), jnp.asarray(padded, jnp.int32), jnp.asarray(of.specs))[1]
-                rows[method] = jax.tree.map(lambda x, number=number: np.asarray(x)[:number], found)
-        for method, found in rows.items():
-            taken = [np.mean(x) for x in found[:3]]
-            us, uj = taken[0] / of.technology.clock_hz * 1e6, taken[1] / 1e6
-            columns = [with_interval(found.score), f"{found.feasible.sum()} of {len(found.score)}"]
-            columns += [f"{us:.2f}, {uj:.2f}, {taken[2]:.2f}", f"{found.violation.mean():.0%}"]
-            if (first := rows.get("network-then-hardware")) and first is not found:
-                less = [np.mean(x) / y for x, y in zip(first[:3], taken, strict=True)]
+                result = measured(unspecified(of), jnp.asarray(padded, jnp.int32), jnp.asarray(of.specs))[1]
+                rows[method] = jax.tree.map(lambda x, number=number: np.asarray(x)[:number], result)
+        for method, result in rows.items():
+            means = [np.mean(x) for x in result[:3]]
+            us, uj = means[0] / of.technology.clock_hz * 1e6, means[1] / 1e6
+            columns = [with_interval(result.score), f"{result.feasible.sum()} of {len(result.score)}"]
+            columns += [f"{us:.2f}, {uj:.2f}, {means[2]:.2f}", f"{result.violation.mean():.0%}"]
+            if (first := rows.get("network-then-hardware")) and first is not result:
+                less = [np.mean(x) / y for x, y in zip(first[:3], means, strict=True)]
                 columns += [", ".join(f"{x:.2f} x" for x in less)]
-                columns += [f"{100 * (found.score.mean() - first.score.mean()):+.1f}"]
+                columns += [f"{100 * (result.score.mean() - first.score.mean()):+.1f}"]
             else:
                 columns += ["", ""]
             print(f"| {name}, {level} | {method} | {' | '.join(columns)} |")
@@ -367,11 +367,11 @@ def show_area():
         of = reading.get(name)
         chips, known = of.chips.all(), of.chips.kinds()
         networks = [accuracy.of_choices(task, of.accuracy, of.table).argmax() for task in of.tasks]
-        taken = on_chips(of, jnp.asarray(networks, jnp.int32), jnp.asarray(chips))
-        cycles = np.asarray(taken.latency_cycles, float)
+        costs = on_chips(of, jnp.asarray(networks, jnp.int32), jnp.asarray(chips))
+        cycles = np.asarray(costs.latency_cycles, float)
         kind = np.where(chips[:, 0] == 0, 0, np.where(chips[:, 0] == chips[:, 1], 1, 2))
         for level, specs in of.levels:
-            fits = np.asarray(taken.area_mm2) <= specs.area_mm2
+            fits = np.asarray(costs.area_mm2) <= specs.area_mm2
             at = [np.where(fits & (kind == each), cycles, np.inf).argmin() for each in range(3)]
             us = [cycles[i] / of.technology.clock_hz * 1e6 for i in at]
             columns = [*(f"{x:.2f}" for x in us), " and ".join(known[i][1] for i in chips[at[2]])]
@@ -414,18 +414,18 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("runs/codesign-study"))
     parser.add_argument("--show", action="store_true", help="prints tables of what is there")
     parser.add_argument("--area", action="store_true", help="prints latencies at equal area")
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     for cell in CELLS:
         name = "-".join(cell)
-        if not (given.show or given.area) and re.search(given.only, name):
-            run(*cell, given.out / f"{name}.json")
-    if given.show:
-        cells = read(given.out)
+        if not (args.show or args.area) and re.search(args.only, name):
+            run(*cell, args.out / f"{name}.json")
+    if args.show:
+        cells = read(args.out)
         show_methods(cells)
         plot(cells, PICTURE)
         show_order(cells)
-    if given.area:
+    if args.area:
         show_area()
 
 

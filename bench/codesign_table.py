@@ -69,31 +69,31 @@ def measure(tasks, seeds, path):
                 continue
             unfinished, at = path.with_suffix(".part.json"), {"task": key, "seed": seed}
             part = saved(unfinished)
-            found = part["found"] if part and part["at"] == at else []
+            scores = part["found"] if part and part["at"] == at else []
             options, before = children.options(task), time.process_time()
-            while len(found) < len(options):
-                chunk = options[len(found) : len(found) + CHUNK]
+            while len(scores) < len(options):
+                chunk = options[len(scores) : len(scores) + CHUNK]
                 padded = np.pad(chunk, ((0, CHUNK - len(chunk)), (0, 0)), mode="edge")
                 shares = np.asarray(trainer(task)[0](padded, seed))[: len(chunk)]
-                found += np.rint(shares * accuracy.UNIT).astype(int).tolist()
-                unfinished.write_text(json.dumps({"at": at, "found": found}))
+                scores += np.rint(shares * accuracy.UNIT).astype(int).tolist()
+                unfinished.write_text(json.dumps({"at": at, "found": scores}))
                 seconds = time.process_time() - before
                 print(
-                    f"{task.name}, seed {seed}: {len(found)} of {len(options)}, {seconds:.0f} s", flush=True
+                    f"{task.name}, seed {seed}: {len(scores)} of {len(options)}, {seconds:.0f} s", flush=True
                 )
-            row["accuracy"].append(found)
+            row["accuracy"].append(scores)
             save(path, table)
             unfinished.unlink()
 
 
 def show(tasks, path):
     for task in tasks.values():
-        found = accuracy.by_seed(task, "" if path == SHIPPED else str(path))
-        mean, seeds = found.mean(0), len(found)
-        print(f"{task.data}: {found.shape[1]} networks, {seeds} seeds; {mean.min():.3f} to {mean.max():.3f}")
+        scores = accuracy.by_seed(task, "" if path == SHIPPED else str(path))
+        mean, seeds = scores.mean(0), len(scores)
+        print(f"{task.data}: {scores.shape[1]} networks, {seeds} seeds; {mean.min():.3f} to {mean.max():.3f}")
         if seeds > 1:
-            noise = found.std(0, ddof=1).mean()
-            halves = found[: seeds // 2].mean(0), found[seeds // 2 :].mean(0)
+            noise = scores.std(0, ddof=1).mean()
+            halves = scores[: seeds // 2].mean(0), scores[seeds // 2 :].mean(0)
             tau = scipy.stats.kendalltau(*halves)[0]
             spread = mean.max() - mean.min()
             print(f"  spread {spread:.3f}, deviation of networks {mean.std():.3f}, of seeds {noise:.3f}")
@@ -106,11 +106,11 @@ def main():
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--out", type=Path, default=SHIPPED)
     parser.add_argument("--show", action="store_true")
-    given = parser.parse_args()
-    tasks = tasks_of(given.workloads)
-    if not given.show:
-        measure(tasks, given.seeds, given.out)
-    show(tasks, given.out)
+    args = parser.parse_args()
+    tasks = tasks_of(args.workloads)
+    if not args.show:
+        measure(tasks, args.seeds, args.out)
+    show(tasks, args.out)
 
 
 if __name__ == "__main__":

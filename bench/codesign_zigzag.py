@@ -42,11 +42,11 @@ for at in range(int(sys.argv[1])):
 
 def chosen() -> list[tuple[str, layers.Layer]]:
     """Distinct layers that multiply: all of ResNet-18, each sixth of MobileNetV2, each fourth of a U-Net."""
-    found = []
+    chosen_layers = []
     for name, every in (("resnet18", 1), ("mobilenet_v2", 6), ("unet", 4)):
         distinct = list(dict.fromkeys(one for one in networks.get(name) if one.has_weights))
-        found += [(f"{name} {at}", layer) for at, layer in enumerate(distinct) if at % every == 0]
-    return found
+        chosen_layers += [(f"{name} {at}", layer) for at, layer in enumerate(distinct) if at % every == 0]
+    return chosen_layers
 
 
 def run(python: str, template: str) -> list[dict]:
@@ -59,27 +59,27 @@ def run(python: str, template: str) -> list[dict]:
             (folder / "accelerator.yaml").write_text(files["accelerator"])
             (folder / f"mapping_{at}.yaml").write_text(files["mapping"])
             (folder / f"workload_{at}.yaml").write_text(files["workload"])
-        done = subprocess.run(
+        process = subprocess.run(
             [python, "-c", _DRIVER, str(len(chosen()))], capture_output=True, text=True, cwd=folder
         )
-    if done.returncode:
-        raise SystemExit(done.stderr[-2000:])
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if process.returncode:
+        raise SystemExit(process.stderr[-2000:])
+    rows = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
     return [
-        {"template": template, "layer": name, **one} for (name, _), one in zip(chosen(), found, strict=True)
+        {"template": template, "layer": name, **one} for (name, _), one in zip(chosen(), rows, strict=True)
     ]
 
 
 def compared(kept: list[dict]) -> list[dict]:
     """Each case with what our model says of it, and which of its terms is longest."""
     by_name = dict(chosen())
-    found = []
+    errors = []
     for template, (rows, columns) in ARRAYS.items():
         mine = [one for one in kept if one["template"] == template]
         sub = cost.sub_accelerator(template, rows=rows, columns=columns, **MEMORY)
         one_sub = jax.tree.map(lambda x: x[None], sub)
         ours = cost.layer_costs(layers.stack([by_name[one["layer"]] for one in mine]), one_sub)
-        found += [
+        errors += [
             {
                 **one,
                 "our_macs": by_name[one["layer"]].macs,
@@ -89,7 +89,7 @@ def compared(kept: list[dict]) -> list[dict]:
             }
             for at, one in enumerate(mine)
         ]
-    return found
+    return errors
 
 
 def agreement(cases: list[dict]) -> dict[str, float]:
@@ -112,8 +112,8 @@ def main() -> None:
     parser.add_argument("--python", type=harness.interpreter, help="of the environment that has ZigZag")
     python = parser.parse_args().python
     if python:
-        found = [one for template in ARRAYS for one in run(python, template)]
-        KEPT.write_text("[\n " + ",\n ".join(map(json.dumps, found)) + "\n]\n")
+        results = [one for template in ARRAYS for one in run(python, template)]
+        KEPT.write_text("[\n " + ",\n ".join(map(json.dumps, results)) + "\n]\n")
     cases = compared(json.loads(KEPT.read_text()))
     kinds = {
         name: agreement([x for x in cases if name in (x["template"], "all")]) for name in (*ARRAYS, "all")

@@ -77,14 +77,14 @@ def cell(task: str, method: str, eta: int, start: Path, seeds: int, scale: float
         eval_episodes=0,
     )
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    found = {
+    results = {
         name: (run.evaluate(EPISODES, greedy=greedy).returns >= 1).reshape(seeds, -1).mean(1).tolist()
         for name, greedy in (("greedy", True), ("sampled", False))
     }
     return {
         "method": method,
         "eta": eta,
-        **found,
+        **results,
         "reward": [row["episode_return_per_seed"] for row in rows],
         "wall_s": [row["wall_s"] for row in rows],
         "cpu_s": round(time.process_time() - begun),
@@ -134,20 +134,20 @@ def main() -> None:
     line.add_argument("--eta", type=int, action="append")
     line.add_argument("--seeds", type=int, default=5)
     line.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps")
-    given = line.parse_args()
+    args = line.parse_args()
     fdg.host_devices(2)
     fdg.keep_programs()
-    kept = f"{given.task}{'' if given.scale == 1 else f'-{given.scale:g}'}"
+    kept = f"{args.task}{'' if args.scale == 1 else f'-{args.scale:g}'}"
     start, path = RUNS / kept, RUNS / f"{kept}.json"
     imitate(
-        EXPERIMENTS[given.task], _env(given.task), 1.0, out=start, seed=0, devices=1, eval_episodes=EPISODES
+        EXPERIMENTS[args.task], _env(args.task), 1.0, out=start, seed=0, devices=1, eval_episodes=EPISODES
     )
     cells = json.loads(path.read_text()) if path.exists() else []
-    for eta in given.eta or ETAS:
-        for method in given.only or METHODS:
+    for eta in args.eta or ETAS:
+        for method in args.only or METHODS:
             is_there = any((c["method"], c["eta"]) == (method, eta) for c in cells)
             if not is_there and (eta or method in AT_ONCE):
-                cells.append(cell(given.task, method, eta, start, given.seeds, given.scale))
+                cells.append(cell(args.task, method, eta, start, args.seeds, args.scale))
                 path.write_text(json.dumps(cells) + "\n")
                 print({k: v for k, v in cells[-1].items() if k not in ("reward", "wall_s")}, flush=True)
     print(shown(cells))

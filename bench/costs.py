@@ -80,7 +80,7 @@ class Machine:
     def measured(self, kind: str = "cells") -> list[tuple[Cell, float]]:
         """Cells of a kind, with seconds of an iteration."""
         cells = self.stored(kind)["cells"]
-        return [(Cell.of_key(key), found["seconds"]) for key, found in cells.items() if "seconds" in found]
+        return [(Cell.of_key(key), result["seconds"]) for key, result in cells.items() if "seconds" in result]
 
 
 def this_machine() -> Machine:
@@ -116,15 +116,15 @@ def cells() -> list[Cell]:
         ("SAC", "Pendulum-v1", (("num_envs", 16), ("learning_starts", 1000))),
         ("IPPO", "MPE_simple_spread_v3", (("num_envs", 64), ("num_steps", 25))),
     ]
-    found = []
+    result = []
     for some, counts in ((jobs, (1, 2, 4, 8)), (others, (1, 2, 4))):
         for (algorithm, env, fields), devices in itertools.product(some, counts):
             ways: list[tuple[str, tuple[tuple[str, Any], ...]]] = [("GPUOnly", ())]
             if devices > 1:
                 ways += [("SingleLearnerCoarse", (("staleness", k),)) for k in (0, 1, 2)]
                 ways += [("SingleLearnerFine", ()), ("Central", ())]
-            found += [Cell(algorithm, env, fields, policy, sizes, devices) for policy, sizes in ways]
-    return found
+            result += [Cell(algorithm, env, fields, policy, sizes, devices) for policy, sizes in ways]
+    return result
 
 
 def cells_of_processes() -> list[Cell]:
@@ -222,8 +222,8 @@ def measure(kind: str, only: str = "", again: bool = False, seconds: float = mat
             return
         before = stored["cells"].get(cell.key, {}).get("seconds", math.inf)
         try:
-            found = measured_apart(cell, PROCESSES.get(kind, 1))
-            stored["cells"][cell.key] = {"seconds": min(before, found)}
+            seconds_now = measured_apart(cell, PROCESSES.get(kind, 1))
+            stored["cells"][cell.key] = {"seconds": min(before, seconds_now)}
         except subprocess.SubprocessError as problem:
             if before == math.inf:
                 stored["cells"][cell.key] = {"error": str(problem)}
@@ -271,10 +271,10 @@ def report(kind: str, half: str) -> None:
         losses = []
         for some in (some for some in groups.values() if len(some) > 1):
             if kind == "streaming":
-                taken = lag_taken(some)
+                chosen = lag_taken(some)
             else:
-                taken = some[break_ties([(p, of_groups[cell], cell.devices) for cell, _, p in some])][1]
-            losses.append(taken / min(row[1] for row in some))
+                chosen = some[break_ties([(p, of_groups[cell], cell.devices) for cell, _, p in some])][1]
+            losses.append(chosen / min(row[1] for row in some))
         if losses:
             within = TIE if kind == "streaming" else 1.1
             good, worst = sum(loss <= within for loss in losses) / len(losses), max(losses)
@@ -317,10 +317,10 @@ def fit(half: str, of_machines: bool) -> None:
         if is_of(half, cell)
     ]
     # Of two hundred cells a few classes would end far from what a program can lose.
-    found = fit_overheads(samples, known=0.4)
-    print(f"fitted to {len(samples)} cells: median error {found.before:.1%} before, {found.after:.1%} after")
-    print(f"fdg/costs/program_time.py: {json.dumps(found.joined)}")
-    print(f"fdg/costs/overheads.py: {found.overheads}")
+    fits = fit_overheads(samples, known=0.4)
+    print(f"fitted to {len(samples)} cells: median error {fits.before:.1%} before, {fits.after:.1%} after")
+    print(f"fdg/costs/program_time.py: {json.dumps(fits.joined)}")
+    print(f"fdg/costs/overheads.py: {fits.overheads}")
     for one in machines() if of_machines else ():
         cells = {cell.key: seconds for cell, seconds in one.measured()}
         jobs = {job.key: cells[job.key] for job in REFERENCE_JOBS if job.key in cells}
@@ -359,18 +359,18 @@ def main() -> None:
     parser.add_argument("--machines", action="store_true", help="fit: the calibrations of machines, too")
     parser.add_argument("--address", default="", help="one: of two processes")
     parser.add_argument("--process", type=int, default=0, help="one: its number")
-    given = parser.parse_args()
+    args = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from bench.costs_memory import memory
 
     {
-        "measure": lambda: measure(given.of, given.only, given.again, given.seconds),
-        "one": lambda: print(json.dumps(measure_one(given.cell, given.address, given.process))),
-        "report": lambda: report(given.of, given.half or ("other" if given.of == "cells" else "all")),
-        "fit": lambda: fit(given.half or "fitted", given.machines),
-        "memory": lambda: memory(given.only, given.again),
+        "measure": lambda: measure(args.of, args.only, args.again, args.seconds),
+        "one": lambda: print(json.dumps(measure_one(args.cell, args.address, args.process))),
+        "report": lambda: report(args.of, args.half or ("other" if args.of == "cells" else "all")),
+        "fit": lambda: fit(args.half or "fitted", args.machines),
+        "memory": lambda: memory(args.only, args.again),
         "search": search,
-    }[given.what]()
+    }[args.what]()
 
 
 if __name__ == "__main__":

@@ -65,19 +65,19 @@ def compiled(job: ReferenceJob) -> dict[str, int]:
     fdg.host_devices(job.devices)
     engine = fdg.compile(*job.build(), jax.devices("cpu")[: job.devices])
     names = {program.name for program in engine.plan.programs}
-    found: dict[str, int] = {}
+    peaks: dict[str, int] = {}
     for program in engine.programs:
         if program.name in names:
-            found[program.name] = int(program.cost()["peak_bytes"])
-    return found
+            peaks[program.name] = int(program.cost()["peak_bytes"])
+    return peaks
 
 
 def compared(job: ReferenceJob) -> list[tuple[str, int, int]]:
     """Group, estimated and XLA's bytes: of each group, of the program that XLA says needs most."""
-    plan, said = fdg.place(*job.build(), job.devices), kept()[str(job)]
+    plan, measured = fdg.place(*job.build(), job.devices), kept()[str(job)]
     estimated, largest = dict(plan.memory), dict.fromkeys((group.name for group in plan.groups), 0)
     for program in plan.programs:
-        largest[program.group] = max(largest[program.group], said[program.name])
+        largest[program.group] = max(largest[program.group], measured[program.name])
     return [(group, estimated[group], size) for group, size in largest.items()]
 
 
@@ -89,11 +89,11 @@ def memory(only: str, again: bool) -> None:
             continue
         if again or not kept()[str(job)]:
             try:
-                said = said_by("bench.costs_memory", str(job), seconds=900)
+                peaks = said_by("bench.costs_memory", str(job), seconds=900)
             except subprocess.SubprocessError as error:
                 print(f"{job}: {error}", flush=True)
                 continue
-            KEPT.write_text(json.dumps({**kept(), str(job): said}, indent=1) + "\n")
+            KEPT.write_text(json.dumps({**kept(), str(job): peaks}, indent=1) + "\n")
         for group, estimated, size in compared(job):
             ratios.append(estimated / size)
             print(f"  {ratios[-1]:.2f} of {size / 1e6:8.3f} MB  {group} of {job}", flush=True)

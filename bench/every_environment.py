@@ -114,13 +114,13 @@ def tried(name: str, trace: bool, limit: int) -> dict[str, Any]:
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             # What a callback raised is the end of JAX's account of it.
-            said = next((line for line in lines if line.startswith("HostError: ")), lines[0])
+            message = next((line for line in lines if line.startswith("HostError: ")), lines[0])
             # An error of one line is a refusal; any other is a fault, and where it is from helps.
             at = (
                 "" if isinstance(error, ValueError) else f" ({traceback.extract_tb(error.__traceback__)[-1]})"
             )
-            said = f"{type(error).__name__}: {said}"[:300] + at[-150:]
-            result = {"ok": False, "how": "refused", "said": said}
+            message = f"{type(error).__name__}: {message}"[:300] + at[-150:]
+            result = {"ok": False, "how": "refused", "said": message}
         return {**result, "cpu_s": round(time.process_time() + sum(os.times()[2:4]), 1)}
 
     try:
@@ -169,22 +169,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, default=600, metavar="SECONDS")
     parser.add_argument("--list", action="store_true")
-    given = parser.parse_args()
-    names = drawn(given.drawn, given.seed) or registered(given.seed)
-    names = [name for name in names if not given.only or name.startswith(tuple(given.only))]
-    if given.list:
+    args = parser.parse_args()
+    names = drawn(args.drawn, args.seed) or registered(args.seed)
+    names = [name for name in names if not args.only or name.startswith(tuple(args.only))]
+    if args.list:
         print("\n".join(names))
         return
     for module in ("fdg.commands.parse", "envs", "algos", "policies"):  # which every fork needs
         importlib.import_module(module)  # and none starts one of JAX's backends
-    print(f"in the order of seed {given.seed}", flush=True)
+    print(f"in the order of seed {args.seed}", flush=True)
     results = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for name in names:
         before = results.get(name)
-        enough = before is not None and (given.trace or before["how"] != "traced")
-        if enough and (before["ok"] or not given.again):
+        enough = before is not None and (args.trace or before["how"] != "traced")
+        if enough and (before["ok"] or not args.again):
             continue
-        results[name] = tried(name, given.trace, given.limit)
+        results[name] = tried(name, args.trace, args.limit)
         print(name, json.dumps(results[name]), flush=True)
         KEPT.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
         TABLE.write_text(table(dict(sorted(results.items()))))

@@ -77,10 +77,10 @@ def main() -> int:
             graph = graph_of(algorithm, environment)
             for policy in POLICIES:
                 try:
-                    found = lines(graph, policy)
+                    printed = lines(graph, policy)
                 except fdg.PlanError as error:
-                    found = [str(error)]
-                for line in found or ["nothing"]:
+                    printed = [str(error)]
+                for line in printed or ["nothing"]:
                     print(algorithm, environment, policy, line, flush=True)
     return 0
 

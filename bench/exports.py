@@ -219,9 +219,9 @@ def main() -> int:
         "--python", type=interpreter, default=str(ROOT / "build/venvs/transformers/bin/python")
     )
     parser.add_argument("--strings", type=int, default=1000)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        return compare(pathlib.Path(scratch), given.python, given.strings)
+        return compare(pathlib.Path(scratch), args.python, args.strings)
 
 
 def compare(scratch: pathlib.Path, python: str, count: int) -> int:
@@ -267,8 +267,8 @@ def compare(scratch: pathlib.Path, python: str, count: int) -> int:
     ours["adapters written by PEFT"] = logits(Decoder(config), both, tokens), None
     wrong = 0
     print(f"{'logits':<36}{'max |diff|':>10}")
-    for name, (found, _) in ours.items():
-        difference = float(np.abs(found - theirs[f"{name} logits"]).max())
+    for name, (values, _) in ours.items():
+        difference = float(np.abs(values - theirs[f"{name} logits"]).max())
         wrong += not difference < LIMIT
         print(f"{name:<36}{difference:>10.1e}")
     print(f"\n{'strings with equal':<46}{'ids':>10}{'text':>10}{'template':>10}{'tokens':>10}")

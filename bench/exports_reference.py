@@ -43,7 +43,7 @@ def logits(model, tokens: list[list[int]]) -> np.ndarray:
 
 def answers(job: dict) -> dict:
     """What the libraries make of a folder."""
-    found: dict = {}
+    result: dict = {}
     if "tokens" in job:
         model = AutoModelForCausalLM.from_pretrained(job["folder"], dtype=torch.float32)
         if "make_adapters" in job:
@@ -51,22 +51,22 @@ def answers(job: dict) -> dict:
             model = AutoModelForCausalLM.from_pretrained(job["folder"], dtype=torch.float32)
         if "adapters" in job:
             model = peft.PeftModel.from_pretrained(model, job["adapters"])
-        found["logits"] = logits(model.eval(), job["tokens"])
+        result["logits"] = logits(model.eval(), job["tokens"])
         ends = model.generation_config.eos_token_id
-        found["eos"] = np.array(ends if isinstance(ends, list) else [ends])
+        result["eos"] = np.array(ends if isinstance(ends, list) else [ends])
     if "texts" in job:
         tokenizer = AutoTokenizer.from_pretrained(job["folder"])
         ids = [tokenizer(text, add_special_tokens=False).input_ids for text in job["texts"]]
-        found["ids"] = np.array([json.dumps(one) for one in ids])
-        found["decoded"] = np.array(
+        result["ids"] = np.array([json.dumps(one) for one in ids])
+        result["decoded"] = np.array(
             [json.dumps(tokenizer.decode(one, skip_special_tokens=True)) for one in ids]
         )
-        found["chat"] = np.array(
+        result["chat"] = np.array(
             tokenizer.apply_chat_template(job["messages"], tokenize=False, add_generation_prompt=True)
         )
         special = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
-        found["special"] = np.array([-1 if one is None else one for one in special])
-    return found
+        result["special"] = np.array([-1 if one is None else one for one in special])
+    return result
 
 
 if __name__ == "__main__":

@@ -51,13 +51,13 @@ def forked(call: Callable[[], Any], limit: float = math.inf) -> Any:
     os.close(writing)
     try:
         _wait(reading, child, limit)
-        said = os.read(reading, 1 << 16)
+        output = os.read(reading, 1 << 16)
     finally:
         os.close(reading)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-    answer = json.loads(said) if said else {"error": f"the process ended with status {status}"}
+    answer = json.loads(output) if output else {"error": f"the process ended with status {status}"}
     if "error" in answer:
         raise LostError(answer["error"])
     return answer["result"]

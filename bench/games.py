@@ -73,16 +73,16 @@ class Training:
         """
         moves_per_iteration = self.algorithm.steps_per_iteration
         total = min(self.algorithm.num_iterations, round(moves / moves_per_iteration))
-        kept, done, seconds = [], 0, 0.0
-        while done < total and seconds + seconds / max(1, len(kept)) <= limit:
-            piece = min(max(1, total // _PIECES), total - done)
+        kept, iterations, seconds = [], 0, 0.0
+        while iterations < total and seconds + seconds / max(1, len(kept)) <= limit:
+            piece = min(max(1, total // _PIECES), total - iterations)
             begun = time.perf_counter()
             self.state, _ = jax.block_until_ready(self.engine.run(self.state, piece))
             seconds += time.perf_counter() - begun
-            done += piece
+            iterations += piece
             kept.append(jax.tree.map(np.asarray, policy_of(self.engine.algorithm_state(self.state))))
         parts = [max(0, len(kept) * part // CHECKPOINTS - 1) for part in range(1, CHECKPOINTS + 1)]
-        return [kept[part] for part in parts], done * moves_per_iteration, seconds
+        return [kept[part] for part in parts], iterations * moves_per_iteration, seconds
 
 
 def policy_of(state: Any) -> Any:
@@ -141,29 +141,29 @@ def main() -> int:
     add("--channels", type=int, default=64, help="of the residual blocks")
     add("--seed", type=int, default=0)
     add("--out", type=Path, default=None)
-    given = parser.parse_args()
+    args = parser.parse_args()
     begun = time.perf_counter()
 
     def report(text: str) -> None:
         print(f"{time.perf_counter() - begun:4.0f} s  {text}", flush=True)
 
-    name, parameters = envs.parse(given.env)
+    name, parameters = envs.parse(args.env)
     env = envs.make(name, **parameters)
     game = env.single.game
-    network = Residual(game.num_actions, given.blocks, given.channels) if given.blocks else None
+    network = Residual(game.num_actions, args.blocks, args.channels) if args.blocks else None
 
     def common(num_envs: int) -> dict[str, Any]:
         return {
-            "num_envs": num_envs, "num_steps": 16, "num_minibatches": num_envs * 16 // given.minibatch,
-            "total_steps": given.steps, "learning_rate": 1e-3, "network": network,
-            "hidden": tuple(given.hidden), "activation": "relu",
+            "num_envs": num_envs, "num_steps": 16, "num_minibatches": num_envs * 16 // args.minibatch,
+            "total_steps": args.steps, "learning_rate": 1e-3, "network": network,
+            "hidden": tuple(args.hidden), "activation": "relu",
         }  # fmt: skip
 
     alphazero = algos.AlphaZero(
-        env=env, num_simulations=given.simulations, num_epochs=given.epochs, **common(given.num_envs)
+        env=env, num_simulations=args.simulations, num_epochs=args.epochs, **common(args.num_envs)
     )
-    ppo = algos.PPO(env=env, **common(given.ppo_num_envs))
-    key = jax.random.key(given.seed)
+    ppo = algos.PPO(env=env, **common(args.ppo_num_envs))
+    key = jax.random.key(args.seed)
     state_shapes = {"alphazero": jax.eval_shape(alphazero.init, key), "ppo": jax.eval_shape(ppo.init, key)}
 
     def player(kind: str, parameters: Any) -> Any:
@@ -173,9 +173,9 @@ def main() -> int:
             case "greedy":
                 return games.Greedy(game)
             case "playouts":
-                return RandomPlayouts(game, given.playouts)
+                return RandomPlayouts(game, args.playouts)
             case "alphazero":
-                return alphazero.player(state_shapes[kind]._replace(parameters=parameters), given.playouts)
+                return alphazero.player(state_shapes[kind]._replace(parameters=parameters), args.playouts)
             case "network":
                 actor = alphazero.actor(state_shapes["alphazero"]._replace(parameters=parameters))
                 return games.Trained(game, actor, greedy=False)
@@ -184,7 +184,7 @@ def main() -> int:
 
     @functools.partial(jax.jit, static_argnums=(0, 2))
     def play(one: str, first: Any, other: str, second: Any, key: Any) -> Any:
-        return games.match(game, player(one, first), player(other, second), key, given.games, 2)
+        return games.match(game, player(one, first), player(other, second), key, args.games, 2)
 
     shapes = {kind: policy_of(state_shapes[kind]) for kind in state_shapes}
     shapes |= {"network": shapes["alphazero"], "ppo greedy": shapes["ppo"]}
@@ -198,14 +198,14 @@ def main() -> int:
 
     # The most important programs of matches compile in parallel, before anything is timed.
     early = [program("alphazero", other) for other in ("ppo", "playouts", "ppo greedy", "alphazero")]
-    training = Training(alphazero, given.seed)
+    training = Training(alphazero, args.seed)
     every = max(1, ppo.num_iterations // 60)
-    training_ppo = Training(algos.SelfPlay(ppo, size=4, every=every), given.seed)
+    training_ppo = Training(algos.SelfPlay(ppo, size=4, every=every), args.seed)
     for compiled in early:
         compiled.result()
     report("compiled")
     checkpoints, seconds = {}, {}
-    checkpoints["alphazero"], moves, seconds["alphazero"] = training.run(given.steps, given.seconds)
+    checkpoints["alphazero"], moves, seconds["alphazero"] = training.run(args.steps, args.seconds)
     report(f"alphazero: {moves:,} moves in {seconds['alphazero']:.0f} s")
     checkpoints["ppo"], ppo_moves, seconds["ppo"] = training_ppo.run(moves, never)
     report(f"ppo: {ppo_moves:,} moves in {seconds['ppo']:.0f} s")
@@ -232,28 +232,28 @@ def main() -> int:
 
     results = {}
     for i, (one, other) in enumerate(pairs):
-        if results and time.perf_counter() - begun > given.until:
+        if results and time.perf_counter() - begun > args.until:
             break
         played = program(one[0], other[0]).result()
         scores = np.asarray(played(versions[one], versions[other], jax.random.fold_in(key, i)))
         results[label(one), label(other)] = scores
         shares = ", ".join(f"{np.mean(scores == x):.1%} {word}" for x, word in _OUTCOMES.items())
         report(f"{label(one)} against {label(other)}: {shares}")
-        if given.out:
-            write(given, moves, results, seconds)
+        if args.out:
+            write(args, moves, results, seconds)
     ratings = elo(list(dict.fromkeys(name for pair in results for name in pair)), results)
     best_first = sorted(ratings, key=lambda name: -ratings[name])
     print(harness.table(("player", "Elo"), [(name, round(ratings[name])) for name in best_first]))
-    if given.out:
-        draw(given, moves, ratings)
+    if args.out:
+        draw(args, moves, ratings)
     return 0
 
 
-def write(given: Any, moves: int, results: dict[Any, Any], seconds: dict[str, float]) -> None:
+def write(args: Any, moves: int, results: dict[Any, Any], seconds: dict[str, float]) -> None:
     """games.json."""
-    given.out.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     facts = {
-        **{name: value for name, value in vars(given).items() if value not in (given.out, float("inf"))},
+        **{name: value for name, value in vars(args).items() if value not in (args.out, float("inf"))},
         "device": jax.devices()[0].device_kind,
         "moves": moves,
         "training seconds": seconds,
@@ -261,10 +261,10 @@ def write(given: Any, moves: int, results: dict[Any, Any], seconds: dict[str, fl
             f"{one}, {other}": [int((s == x).sum()) for x in _OUTCOMES] for (one, other), s in results.items()
         },
     }
-    (given.out / "games.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (args.out / "games.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
-def draw(given: Any, moves: int, ratings: dict[str, float]) -> None:
+def draw(args: Any, moves: int, ratings: dict[str, float]) -> None:
     """ratings.png: of both over training, and of the others as lines."""
     import matplotlib.pyplot as plt
 
@@ -276,9 +276,9 @@ def draw(given: Any, moves: int, ratings: dict[str, float]) -> None:
     for kind in ratings.keys() & {"greedy", "playouts", "random"}:
         axes.axhline(ratings[kind], linestyle=":", color="grey")
         axes.text(0.12, ratings[kind], kind, transform=axes.get_yaxis_transform(), va="bottom", color="grey")
-    axes.set(xlabel="moves in training", ylabel="Elo", title=given.env)
+    axes.set(xlabel="moves in training", ylabel="Elo", title=args.env)
     axes.legend()
-    figure.savefig(given.out / "ratings.png", bbox_inches="tight")
+    figure.savefig(args.out / "ratings.png", bbox_inches="tight")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def said_by(
     Raises:
       subprocess.SubprocessError: it took longer, or failed; with the last line of its errors.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [python, "-m", module, *words],
         cwd=ROOT,
         env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
@@ -67,9 +67,9 @@ def said_by(
         timeout=seconds,
         check=False,
     )
-    if done.returncode:
-        raise subprocess.SubprocessError((done.stderr.strip().splitlines() or ["it failed"])[-1])
-    return json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        raise subprocess.SubprocessError((process.stderr.strip().splitlines() or ["it failed"])[-1])
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def filled(shapes: Any) -> Any:
@@ -155,6 +155,6 @@ def parser(module: str, doc: str | None) -> argparse.ArgumentParser:
 
 def interpreter(name: str) -> str:
     """The absolute path of a Python: for `type=` of an argument, since it may run in another folder."""
-    if found := shutil.which(name):
-        return os.path.abspath(found)
+    if path := shutil.which(name):
+        return os.path.abspath(path)
     raise argparse.ArgumentTypeError(f"there is no program {name}: create its environment first")

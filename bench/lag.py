@@ -98,9 +98,9 @@ def simulated(times, parts, lag, iterations):
 
 def sides(unit, iterations):
     """By name: seconds of the stages, the lag (None: one after the other), and of the whole run at best."""
-    found = {"sequential": (EQUAL, None)} | {f"lag {lag}": (EQUAL, lag) for lag in (0, 1, 2, 4, 8)}
-    found |= {f"{name}, lag {lag}": (times, lag) for name, times in RATIOS.items() for lag in (0, 1)}
-    scaled = {name: (tuple(unit * one for one in times), lag) for name, (times, lag) in found.items()}
+    settings = {"sequential": (EQUAL, None)} | {f"lag {lag}": (EQUAL, lag) for lag in (0, 1, 2, 4, 8)}
+    settings |= {f"{name}, lag {lag}": (times, lag) for name, times in RATIOS.items() for lag in (0, 1)}
+    scaled = {name: (tuple(unit * one for one in times), lag) for name, (times, lag) in settings.items()}
     return {
         name: (times, lag, iterations * PARTS * sum(times) if lag is None
                else simulated(times, PARTS, lag, iterations))
@@ -114,9 +114,9 @@ def main():
     line.add_argument("--rounds", type=int, default=ROUNDS)
     line.add_argument("--iterations", type=int, default=ITERATIONS)
     line.add_argument("--milliseconds", type=float, default=MILLISECONDS, help="of a stage")
-    given = line.parse_args()
+    args = line.parse_args()
     fdg.host_devices(4)
-    wanted = sides(given.milliseconds / 1e3, given.iterations)
+    wanted = sides(args.milliseconds / 1e3, args.iterations)
 
     def engine_of(times, lag):
         if lag is None:
@@ -125,12 +125,12 @@ def main():
 
     def run(engine):
         state = jax.block_until_ready(engine.init(0))
-        return seconds(lambda: engine.run(state, given.iterations))
+        return seconds(lambda: engine.run(state, args.iterations))
 
     engines = {name: engine_of(times, lag) for name, (times, lag, _) in wanted.items()}
-    timed = in_turns({name: lambda _, one=one: run(one) for name, one in engines.items()}, given.rounds)
+    timed = in_turns({name: lambda _, one=one: run(one) for name, one in engines.items()}, args.rounds)
     for name, (times, _, bound) in wanted.items():
-        median, apart = statistics.median(timed[name]), sum(times) * PARTS * given.iterations
+        median, apart = statistics.median(timed[name]), sum(times) * PARTS * args.iterations
         print(
             f"{name:12}  {median:.3f} s ({min(timed[name]):.3f} to {max(timed[name]):.3f}),"
             f" {bound / median:.3f} of its bound, {apart / median:.2f} times the sum of its stages"

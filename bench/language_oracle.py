@@ -44,11 +44,11 @@ _ROPES = {
 
 def cases(golden: bool = False) -> list[tuple[str, DecoderConfig, int]]:
     """Name, config and seed; of the golden ones, a few."""
-    found = []
+    listed = []
 
     def add(name: str, seed: int = 0, **options: Any) -> None:
         config = DecoderConfig(**{**_SIZES, "num_kv_heads": 2, "max_positions": 128, **options})
-        found.append((f"{name} seed={seed}", config, seed))
+        listed.append((f"{name} seed={seed}", config, seed))
 
     for family, options in _FAMILIES.items():
         for pairs, tied, seed in itertools.product((4, 2, 1), (False, True), range(SEEDS)):
@@ -61,7 +61,7 @@ def cases(golden: bool = False) -> list[tuple[str, DecoderConfig, int]]:
     sliding = {"sliding_window": 4, "first_sliding_layer": 1}
     add("qwen2 window=4", tie_embeddings=False, qkv_bias=True, **sliding)
     add("llama biases", tie_embeddings=False, qkv_bias=True, output_bias=True, mlp_bias=True)
-    return found
+    return listed
 
 
 def parameters_of(config: DecoderConfig, seed: int):
@@ -85,7 +85,7 @@ class _Held:
         return self.array
 
 
-def compare(found: dict, name: str, config: DecoderConfig, seed: int) -> dict[str, float]:
+def compare(expected: dict, name: str, config: DecoderConfig, seed: int) -> dict[str, float]:
     """The largest difference of logits, plain and left-padded, and of the gradient, relative to its norm."""
     decoder, parameters = Decoder(config), parameters_of(config, seed)
     apply, slope = _compiled(decoder)
@@ -95,7 +95,7 @@ def compare(found: dict, name: str, config: DecoderConfig, seed: int) -> dict[st
         key = f"{name}{' padded' if padded else ''}"
         segments = jnp.asarray(mask, jnp.int32)
         have = np.where(mask[..., None], apply(parameters, jnp.asarray(tokens), segments), 0)
-        differences["padded" if padded else "logits"] = float(np.abs(have - found[key]).max())
+        differences["padded" if padded else "logits"] = float(np.abs(have - expected[key]).max())
         if padded:
             gradient = slope(parameters, jnp.asarray(tokens), segments)
             worst = 0.0
@@ -103,9 +103,9 @@ def compare(found: dict, name: str, config: DecoderConfig, seed: int) -> dict[st
                 at = gradient
                 for step in path:
                     at = at[step]
-                own = projections(np.asarray(at).T if transposed else np.asarray(at), there)
-                want = found[f"{key} gradient {there}"]
-                worst = max(worst, float(np.abs(own - want).max() / want[0]))
+                ours = projections(np.asarray(at).T if transposed else np.asarray(at), there)
+                want = expected[f"{key} gradient {there}"]
+                worst = max(worst, float(np.abs(ours - want).max() / want[0]))
             differences["gradient"] = worst
     return differences
 
@@ -119,8 +119,8 @@ def _compiled(decoder: Decoder):
     return jax.jit(decoder.apply), jax.jit(jax.grad(loss))
 
 
-def _run(python: str, what: str, given: str, out: str) -> dict:
-    subprocess.run([python, "-m", "bench.language_reference", what, given, out], cwd=ROOT, check=True)
+def _run(python: str, what: str, inputs: str, out: str) -> dict:
+    subprocess.run([python, "-m", "bench.language_reference", what, inputs, out], cwd=ROOT, check=True)
     with np.load(out) as file:
         return dict(file)
 
@@ -142,17 +142,17 @@ def logits(python: str, folder: str) -> None:
         for name, config, seed in cases()
     ]
     (pathlib.Path(folder) / "cases.json").write_text(json.dumps(listed))
-    found = _run(python, "logits", f"{folder}/cases.json", f"{folder}/logits.npz")
+    expected = _run(python, "logits", f"{folder}/cases.json", f"{folder}/logits.npz")
     worst: dict[str, dict[str, float]] = {}
     for name, config, seed in cases():
         at = worst.setdefault(name.rpartition(" seed=")[0], {})
-        for what, difference in compare(found, name, config, seed).items():
+        for what, difference in compare(expected, name, config, seed).items():
             at[what] = max(at.get(what, 0.0), difference)
     print(f"{'largest difference':<24}{'logits':>10}{'left-padded':>14}{'gradient (relative)':>22}")
     for name, at in worst.items():
         print(f"{name:<24}{at['logits']:>10.1e}{at['padded']:>14.1e}{at['gradient']:>22.1e}")
     few = {name for name, *_ in cases(golden=True)}
-    kept = {k: v.astype(np.float32) for k, v in found.items() if k.partition(" padded")[0] in few}
+    kept = {k: v.astype(np.float32) for k, v in expected.items() if k.partition(" padded")[0] in few}
     np.savez_compressed(GOLDEN, **kept)
 
 

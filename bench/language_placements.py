@@ -112,13 +112,13 @@ def compare(name, placement, iterations):
         other = fdg.compile(algorithm, policy, jax.devices()[:1])
         state, metrics = other.run(other.init(3), iterations)
         state, sums = other.algorithm_state(state), list(np.asarray(metrics["token_checksum"]))
-        found, measured = engine.run(engine.init(3), iterations)
-        found = engine.algorithm_state(found)
+        result, measured = engine.run(engine.init(3), iterations)
+        result = engine.algorithm_state(result)
     else:
-        found, measured = engine.run(jax.jit(algorithm.init)(jax.random.key(3)), iterations)
+        result, measured = engine.run(jax.jit(algorithm.init)(jax.random.key(3)), iterations)
         state, sums = plain(name, iterations)
     largest = 0.0
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
+    for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(state), strict=True):
         a, b = np.asarray(words(a)), np.asarray(words(b))
         scale = max(1.0, float(np.max(np.abs(b), initial=0)))
         largest = max(largest, float(np.max(np.abs(a.astype(float) - b.astype(float)), initial=0)) / scale)
@@ -132,13 +132,13 @@ def main() -> int:
     line.add_argument("--placement", choices=PLACEMENTS, action="append")
     line.add_argument("--iterations", type=int, default=3)
     line.add_argument("--float32", action="store_true")
-    given = line.parse_args()
-    jax.config.update("jax_enable_x64", not given.float32)
-    bound, worst = (1e-5 if given.float32 else 1e-12), 0.0
-    for name in given.only or ALGORITHMS:
-        for placement in given.placement or PLACEMENTS:
+    args = line.parse_args()
+    jax.config.update("jax_enable_x64", not args.float32)
+    bound, worst = (1e-5 if args.float32 else 1e-12), 0.0
+    for name in args.only or ALGORITHMS:
+        for placement in args.placement or PLACEMENTS:
             start = time.perf_counter()
-            largest, tokens = compare(name, placement, given.iterations)
+            largest, tokens = compare(name, placement, args.iterations)
             worst = max(worst, largest if tokens else float("inf"))
             same = "all tokens equal" if tokens else "TOKENS DIFFER"
             print(

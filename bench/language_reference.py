@@ -20,7 +20,7 @@ transformers.logging.set_verbosity_error()
 
 
 def logits(file: str) -> dict[str, np.ndarray]:
-    found = {}
+    arrays = {}
     for case in json.loads(pathlib.Path(file).read_text()):
         config = AutoConfig.for_model(**case["config"])
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
@@ -37,7 +37,7 @@ def logits(file: str) -> dict[str, np.ndarray]:
                 position_ids=torch.from_numpy(positions),
             ).logits  # fmt: skip
             key = f"{case['name']}{' padded' if padded else ''}"
-            found[key] = np.where(mask[..., None], out.detach().numpy(), 0)
+            arrays[key] = np.where(mask[..., None], out.detach().numpy(), 0)
             if padded:
                 chances = torch.log_softmax(out[:, :-1], dim=-1)
                 chosen = chances.gather(-1, torch.from_numpy(tokens[:, 1:, None]))[..., 0]
@@ -45,8 +45,8 @@ def logits(file: str) -> dict[str, np.ndarray]:
                 model.zero_grad()
                 (-(chosen * goes_on).sum() / goes_on.sum()).backward()
                 for name, parameter in model.named_parameters():
-                    found[f"{key} gradient {name}"] = projections(parameter.grad.numpy(), name)
-    return found
+                    arrays[f"{key} gradient {name}"] = projections(parameter.grad.numpy(), name)
+    return arrays
 
 
 def gguf(file: str) -> dict[str, np.ndarray]:
@@ -58,8 +58,8 @@ def gguf(file: str) -> dict[str, np.ndarray]:
             torch.from_numpy(tokens), attention_mask=torch.ones((1, 32), dtype=torch.int64),
             max_new_tokens=256, min_new_tokens=256, do_sample=False, pad_token_id=0,
         )  # fmt: skip
-        found = model(out).logits[0]
-    return {"tokens": out.numpy(), "best": found.argmax(-1).numpy(), "logits": found[-1].numpy()}
+        values = model(out).logits[0]
+    return {"tokens": out.numpy(), "best": values.argmax(-1).numpy(), "logits": values[-1].numpy()}
 
 
 if __name__ == "__main__":

@@ -108,10 +108,10 @@ EXPERIMENTS = (
 
 def row(experiment: Experiment, runs: Sequence[Path]) -> str:
     """A line of the table in `docs/results.md`."""
-    found = Reached.of(runs)
+    reached = Reached.of(runs)
     statistic = interquartile_mean if experiment.of == "interquartile mean" else np.mean
-    verdict = "met" if statistic(found.returns) >= experiment.at_least else "not met"
-    cells = (experiment.env, experiment.algo, f"{found.steps:,}", *found.cells)
+    verdict = "met" if statistic(reached.returns) >= experiment.at_least else "not met"
+    cells = (experiment.env, experiment.algo, f"{reached.steps:,}", *reached.cells)
     return f"| {' | '.join(cells)} | {experiment.of} {experiment.at_least:g}: {verdict} |"
 
 
@@ -135,21 +135,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--num-seeds", type=int, default=None, help="fewer, or more, than the experiment's")
     parser.add_argument("--pictures", action="store_true", help=f"copy learning curves to {PICTURES}")
-    given = parser.parse_args()
-    unknown = [name for name in given.names if name not in known]
-    if unknown or not (given.names or given.all or given.list):
+    args = parser.parse_args()
+    unknown = [name for name in args.names if name not in known]
+    if unknown or not (args.names or args.all or args.list):
         parser.error(f"{'unknown: ' + unknown[0] if unknown else 'name some'}; there are {', '.join(known)}")
-    chosen = [e for e in EXPERIMENTS if given.all or given.list or e.name in given.names]
-    if given.num_seeds is not None:
-        chosen = [dataclasses.replace(e, num_seeds=given.num_seeds) for e in chosen]
+    chosen = [e for e in EXPERIMENTS if args.all or args.list or e.name in args.names]
+    if args.num_seeds is not None:
+        chosen = [dataclasses.replace(e, num_seeds=args.num_seeds) for e in chosen]
     for experiment in chosen:
-        if given.list:
+        if args.list:
             seeds = f"--num-seeds {experiment.num_seeds} " if experiment.together else ""
-            print(f"{experiment.name}: python -m fdg.train", *experiment.words, f"{seeds}--seed {given.seed}")
+            print(f"{experiment.name}: python -m fdg.train", *experiment.words, f"{seeds}--seed {args.seed}")
             continue
-        out = RUNS / (experiment.name + f"-from-{given.seed}" * (given.seed != 0))
-        runs = train_seeds(experiment.words, out, given.seed, experiment.num_seeds, experiment.together)
-        if given.pictures:
+        out = RUNS / (experiment.name + f"-from-{args.seed}" * (args.seed != 0))
+        runs = train_seeds(experiment.words, out, args.seed, experiment.num_seeds, experiment.together)
+        if args.pictures:
             draw(experiment, runs)
         print(row(experiment, runs), flush=True)
 

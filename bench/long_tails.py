@@ -86,10 +86,10 @@ def generated(algorithm, state):
 class Side:
     """One way to train."""
 
-    def __init__(self, policy, devices, given, **fields):
-        task = dataclasses.replace(envs.make("text:addition"), max_response=LONGEST * given.mean)
+    def __init__(self, policy, devices, args, **fields):
+        task = dataclasses.replace(envs.make("text:addition"), max_response=LONGEST * args.mean)
         algorithm = Weighed(
-            env=task, num_prompts=PROMPTS, group_size=GROUP, hidden_size=given.hidden, kl_coefficient=0.0,
+            env=task, num_prompts=PROMPTS, group_size=GROUP, hidden_size=args.hidden, kl_coefficient=0.0,
             old_log_prob="actor", total_steps=10**9,
             **{"remove_padding": True, "micro_batch": 4, **fields},
         )  # fmt: skip
@@ -98,12 +98,12 @@ class Side:
             self.state = jax.jit(algorithm.init)(jax.random.key(0))
             self.run = jax.jit(
                 lambda state: jax.lax.scan(
-                    lambda state, _: generated(algorithm, state), state, None, given.iterations
+                    lambda state, _: generated(algorithm, state), state, None, args.iterations
                 )
             )
         else:
             engine = fdg.compile(algorithm, policy, devices)
-            self.state, self.run = engine.init(0), lambda state: engine.run(state, given.iterations)
+            self.state, self.run = engine.init(0), lambda state: engine.run(state, args.iterations)
 
     def __call__(self, _):
         wall, work = time.perf_counter(), time.process_time()
@@ -125,26 +125,26 @@ def main():
     line.add_argument("--iterations", type=int, default=10, help="of a round")
     line.add_argument("--mean", type=int, default=24, help="tokens of a response")
     line.add_argument("--hidden", type=int, default=64)
-    given = line.parse_args()
+    args = line.parse_args()
     fdg.host_devices(2)
     fdg.keep_programs()
     policy, count = {
         "colocated": (policies.Colocated(), 1),
         "split": (policies.Split(staleness=1), 2),
         "generation": (None, 1),
-    }[given.policy]
+    }[args.policy]
     devices = jax.devices()[:count]
-    with mock.patch.object(Answers, "draw", forced(Answers.draw, given.mean)):
+    with mock.patch.object(Answers, "draw", forced(Answers.draw, args.mean)):
         sides = {
-            name: Side(policy, devices, given, **fields)
+            name: Side(policy, devices, args, **fields)
             for name, fields in SIDES.items()
             if policy is not None or name != "padded"
         }
-        found = in_turns(sides, given.rounds)
+        timed = in_turns(sides, args.rounds)
     rows = []
-    for name, rounds in found.items():
+    for name, rounds in timed.items():
         ratios = [
-            Spread.ratio([r[i] for r in rounds], [r[i] for r in found["synchronous"]]) for i in range(3)
+            Spread.ratio([r[i] for r in rounds], [r[i] for r in timed["synchronous"]]) for i in range(3)
         ]
         wall = Spread.of(r[0] for r in rounds)
         seen = sides[name].seen[1:]
@@ -158,7 +158,7 @@ def main():
              f"{busy:.2f}" if ticks else "", f"{oldest:.0f}")
         )  # fmt: skip
     head = ("side", "tokens/s", "ratio", "by work", "by ticks", "length: mean, longest", "busy", "oldest")
-    print(f"{given.policy}, load {os.getloadavg()[0]:.1f}")
+    print(f"{args.policy}, load {os.getloadavg()[0]:.1f}")
     print(table(head, rows))
 
 

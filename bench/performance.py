@@ -133,17 +133,17 @@ def _cost_row(item: tuple[str, Figures]) -> Sequence[str]:
     at_most = figures["at_most"]
     if "ratio" in figures:
         low, high = figures["ratio_middle_half"]
-        what, said = f"time of {name}", f"{figures['ratio']:.3f} ({low:.3f} to {high:.3f})"
+        what, figure = f"time of {name}", f"{figures['ratio']:.3f} ({low:.3f} to {high:.3f})"
         value, asked = figures["ratio"], f"{at_most:g}"
     elif "growth_bytes" in figures:
         before, value = figures["before_bytes"] / 2**20, figures["growth_bytes"]
-        what, said = f"growth of peak {name}", f"{value / 2**20:+.1f} MiB on {before:,.0f} MiB"
+        what, figure = f"growth of peak {name}", f"{value / 2**20:+.1f} MiB on {before:,.0f} MiB"
         asked = f"none beyond {at_most / 2**20:g} MiB"
     else:
         value = figures["again_seconds"]
         what, asked = f"seconds to the {name}", f"{at_most:g} s"
-        said = f"{value:.1f} s; {figures['first_seconds']:.1f} s where it never ran before"
-    return what, said, f"at most {asked}: {'met' if value <= at_most else 'not met'}"
+        figure = f"{value:.1f} s; {figures['first_seconds']:.1f} s where it never ran before"
+    return what, figure, f"at most {asked}: {'met' if value <= at_most else 'not met'}"
 
 
 def _picture(name: str, text: str, drawn: Sequence[Path]) -> str:

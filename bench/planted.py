@@ -123,18 +123,18 @@ def main() -> None:
     parser = harness.parser("bench.planted", __doc__)
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    choose = random.Random(given.seed)
+    args = parser.parse_args()
+    choose = random.Random(args.seed)
     recorded: dict[str, tuple[Run, fdg.FDG, Path]] = {}
     named = none = redrawn = 0
     with tempfile.TemporaryDirectory() as folder:
         for name, sizes in SMALL.items():
             env = envs.make(ENVS.get(name, "CartPole-v1"))
             algorithm = algos.get(name)(env=env, **sizes)
-            run = run_of(algorithm, given.seed)
+            run = run_of(algorithm, args.seed)
             path = fdg.record(run, Path(folder) / f"{name}.npz")
             recorded[name] = run, fdg.trace(algorithm), path
-        for number in range(given.count):
+        for number in range(args.count):
             while True:
                 name = choose.choice(list(SMALL))
                 run, graph, path = recorded[name]
@@ -142,7 +142,7 @@ def main() -> None:
                 planted = plant(run.algorithm, graph, fragment, choose)
                 if planted is None:
                     continue
-                changed = Run(planted, run.state, 0, seed=given.seed)
+                changed = Run(planted, run.state, 0, seed=args.seed)
                 found = fdg.diff(path, changed)
                 if found.differs or not changes_nothing(run, changed):
                     break
@@ -153,9 +153,7 @@ def main() -> None:
             run, _, path = recorded[name]
             none += not (found := fdg.diff(path, run)).differs
             print(f"{number:3} {name}, unchanged: {'none' if not found.differs else found}", flush=True)
-    print(
-        f"named {named} of {given.count}; none in {none} of {given.count} equal ones; {redrawn} drawn again"
-    )
+    print(f"named {named} of {args.count}; none in {none} of {args.count} equal ones; {redrawn} drawn again")
 
 
 if __name__ == "__main__":

@@ -138,9 +138,9 @@ def even(rounds: int, inference: float = INFERENCE) -> bool:
     met = True
     for ratio in RATIOS:
         sides = {r: rolling(Sleeping(ratio * inference), ROWS, r, inference) for r in RINGS}
-        taken = in_turns({rings: lambda _, once=once: once() for rings, once in sides.items()}, rounds)
+        seconds = in_turns({rings: lambda _, once=once: once() for rings, once in sides.items()}, rounds)
         for rings in RINGS[1:]:
-            gain = statistics.median(a / b for a, b in zip(taken[1], taken[rings], strict=True))
+            gain = statistics.median(a / b for a, b in zip(seconds[1], seconds[rings], strict=True))
             bound = min(rings, 1 + ratio)
             met &= gain >= 0.9 * bound
             print(f"s / f = {ratio}, {rings} rings: {gain:.2f} times one, bound {bound}: {gain / bound:.2f}")
@@ -167,8 +167,8 @@ def uneven(rounds: int, workers: int, median: float, steps: int) -> None:
         for rings in (1, workers):
             once = rolling(source, workers, rings, 0.0, steps)
             sides[rings] = lambda _, once=once: once()
-        taken = {side: statistics.median(each) for side, each in in_turns(sides, rounds, 0).items()}
-        shares = [taken["free"] / taken[rings] for rings in (1, workers)]
+        seconds = {side: statistics.median(each) for side, each in in_turns(sides, rounds, 0).items()}
+        shares = [seconds["free"] / seconds[rings] for rings in (1, workers)]
         mean = 1e3 * median * math.exp(sigma**2 / 2)
         print(
             f"{workers} workers, {steps} steps of {mean:.0f} ms, sigma {sigma}: share of free-running workers"
@@ -186,10 +186,10 @@ def main(words: list[str] | None = None) -> int:
     line.add_argument("--workers", type=int, default=64, help="uneven: instances")
     line.add_argument("--median", type=float, default=0.1, help="uneven: seconds of a step")
     line.add_argument("--steps", type=int, default=32, help="uneven: of a rollout")
-    given = line.parse_args(words)
-    if given.which == "even":
-        return 0 if even(given.rounds, given.inference) else 1
-    uneven(given.rounds, given.workers, given.median, given.steps)
+    args = line.parse_args(words)
+    if args.which == "even":
+        return 0 if even(args.rounds, args.inference) else 1
+    uneven(args.rounds, args.workers, args.median, args.steps)
     return 0
 
 

@@ -84,12 +84,12 @@ def one_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
     judged = env.with_reward(at_random) if reward == "random" else env
     grpo = made("grpo", judged, chosen.grpo, scale)
     learned = fdg.fit(grpo, out=folder / "grpo", start_from=folder / "sft", **common)
-    said = {
+    row = {
         f"{when}{'' if greedy else '_sampled'}": _right(run, env, greedy)
         for when, run in (("start", imitation), ("end", learned))
         for greedy in (True, False)
     }
-    return {"seed": seed, **said, "cpu_s": round(time.process_time() - begun)}
+    return {"seed": seed, **row, "cpu_s": round(time.process_time() - begun)}
 
 
 def imitate(chosen: Experiment, env: Any, scale: float, **common: Any) -> fdg.Run:
@@ -128,21 +128,21 @@ def main() -> None:
     line.add_argument("--seeds", type=int, default=5)
     line.add_argument("--first-seed", type=int, default=0)
     line.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps")
-    given = line.parse_args()
-    chosen = EXPERIMENTS[given.task]
+    args = line.parse_args()
+    chosen = EXPERIMENTS[args.task]
     target = f"{'ratio to the start' if chosen.as_ratio else 'share'} >= {chosen.at_least:g}"
-    said = {"task": chosen.env, "reward": given.reward, "scale": given.scale, "target": target}
+    settings = {"task": chosen.env, "reward": args.reward, "scale": args.scale, "target": target}
     fdg.keep_programs()  # the second seed compiles nothing, in this process or another
-    kept = f"{given.task}-{given.reward}{'' if given.scale == 1 else f'-{given.scale:g}'}"
+    kept = f"{args.task}-{args.reward}{'' if args.scale == 1 else f'-{args.scale:g}'}"
     path = RUNS / f"{kept}.json"
     rows = json.loads(path.read_text())["seeds"] if path.exists() else []
-    for seed in range(given.first_seed, given.first_seed + given.seeds):
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
         if all(row["seed"] != seed for row in rows):
-            rows.append(one_seed(given.task, seed, given.reward, given.scale))
+            rows.append(one_seed(args.task, seed, args.reward, args.scale))
             print(rows[-1], flush=True)
-            path.write_text(json.dumps({**said, "seeds": rows}, indent=1) + "\n")
-    if given.reward == "task":  # of another, nobody knows in training what is right
-        folders = [_folder(given.task, row["seed"], given.reward) / "grpo" for row in rows]
+            path.write_text(json.dumps({**settings, "seeds": rows}, indent=1) + "\n")
+    if args.reward == "task":  # of another, nobody knows in training what is right
+        folders = [_folder(args.task, row["seed"], args.reward) / "grpo" for row in rows]
         figure, _ = compare([folder for folder in folders if folder.exists()], metric="reward_correct")
         figure.savefig(RUNS / f"{kept}.png", dpi=110)
 

@@ -31,7 +31,7 @@ def tensors() -> dict[str, np.ndarray]:
     """Log-probabilities of four policies; advantages; a mask."""
     rng = np.random.default_rng(0)
     log_prob = -rng.exponential(1.0, (N, R))
-    found = {
+    arrays = {
         "log_prob": log_prob,
         "old": log_prob + rng.normal(0, 0.3, (N, R)),
         "sampled": log_prob + rng.normal(0, 0.5, (N, R)),
@@ -41,7 +41,7 @@ def tensors() -> dict[str, np.ndarray]:
         "logits": rng.normal(0, 1, (2, 4, 7)),
     }
     return {
-        name: x if x.dtype == bool else x.astype(np.float32).astype(np.float64) for name, x in found.items()
+        name: x if x.dtype == bool else x.astype(np.float32).astype(np.float64) for name, x in arrays.items()
     }
 
 
@@ -82,16 +82,16 @@ def trainer(log_prob, **settings):
     )
 
 
-def inputs(given) -> dict:
-    mask = torch.tensor(given["mask"]).double()
+def inputs(batch) -> dict:
+    mask = torch.tensor(batch["mask"]).double()
     return {
         "prompt_ids": torch.ones((N, 2), dtype=torch.long),
         "prompt_mask": torch.ones((N, 2)),
         "completion_ids": torch.ones((N, R), dtype=torch.long),
         "completion_mask": mask,
-        "advantages": torch.tensor(given["advantage"]),
-        "old_per_token_logps": torch.tensor(given["old"]),
-        "ref_per_token_logps": torch.tensor(given["reference"]),
+        "advantages": torch.tensor(batch["advantage"]),
+        "old_per_token_logps": torch.tensor(batch["old"]),
+        "ref_per_token_logps": torch.tensor(batch["reference"]),
         "num_items_in_batch": mask.sum(),
     }
 
@@ -102,31 +102,31 @@ def one(compute, log_prob) -> dict:
     return {"loss": float(loss.detach()), "gradient": log_prob.grad.tolist()}
 
 
-def grpo(given, importance=None, **settings):
+def grpo(batch, importance=None, **settings):
     def compute(log_prob):
         more = {} if importance is None else {"importance_sampling_ratio": torch.tensor(importance)}
-        return GRPOTrainer._compute_loss(trainer(log_prob, **settings), None, {**inputs(given), **more})
+        return GRPOTrainer._compute_loss(trainer(log_prob, **settings), None, {**inputs(batch), **more})
 
-    return one(compute, torch.tensor(given["log_prob"], requires_grad=True))
+    return one(compute, torch.tensor(batch["log_prob"], requires_grad=True))
 
 
-def rloo(given):
-    mask = torch.tensor(given["mask"]).double()
+def rloo(batch):
+    mask = torch.tensor(batch["mask"]).double()
 
     def compute(log_prob):
-        old = (torch.tensor(given["old"]) * mask).sum(1)
-        return RLOOTrainer._compute_loss(trainer(log_prob), None, {**inputs(given), "old_logps": old})
+        old = (torch.tensor(batch["old"]) * mask).sum(1)
+        return RLOOTrainer._compute_loss(trainer(log_prob), None, {**inputs(batch), "old_logps": old})
 
-    return one(compute, torch.tensor(given["log_prob"], requires_grad=True))
+    return one(compute, torch.tensor(batch["log_prob"], requires_grad=True))
 
 
-def dpo(given, **settings):
+def dpo(arrays, **settings):
     """The first half of the responses is chosen, the second rejected."""
-    mask = np.concatenate([np.zeros((N, 1), bool), given["mask"]], axis=1)
-    reference = torch.tensor(np.where(given["mask"], given["reference"], 0.0))
+    mask = np.concatenate([np.zeros((N, 1), bool), arrays["mask"]], axis=1)
+    reference = torch.tensor(np.where(arrays["mask"], arrays["reference"], 0.0))
 
     def compute(log_prob):
-        shown = torch.where(torch.tensor(given["mask"]), log_prob, 0.0)
+        shown = torch.where(torch.tensor(arrays["mask"]), log_prob, 0.0)
 
         class Model:
             training = True
@@ -161,40 +161,40 @@ def dpo(given, **settings):
         }
         return DPOTrainer._compute_loss(fake, Model(), batch, return_outputs=False)
 
-    return one(compute, torch.tensor(given["log_prob"], requires_grad=True))
+    return one(compute, torch.tensor(arrays["log_prob"], requires_grad=True))
 
 
-def sft(given):
+def sft(batch):
     labels = np.array([[1, 2, 3, -100], [-100, 0, 6, 5]])
-    logits = torch.tensor(given["logits"], requires_grad=True)
+    logits = torch.tensor(batch["logits"], requires_grad=True)
     loss = ForCausalLMLoss(logits, torch.tensor(labels), vocab_size=7)
     loss.backward()
     return {"loss": float(loss.detach()), "gradient": logits.grad.tolist(), "labels": labels.tolist()}
 
 
 def main() -> None:
-    given = tensors()
-    mask = given["mask"]
-    ratio = np.exp(np.where(mask, given["old"] - given["sampled"], 0.0))
+    batch = tensors()
+    mask = batch["mask"]
+    ratio = np.exp(np.where(mask, batch["old"] - batch["sampled"], 0.0))
     vllm = {"use_vllm": True, "vllm_importance_sampling_correction": True}
     cases = {
-        **{kind: grpo(given, loss_type=kind) for kind in ("grpo", "bnpo", "dr_grpo", "dapo")},
-        "grpo with kl": grpo(given, loss_type="grpo", beta=0.04),
-        "dapo with kl": grpo(given, loss_type="dapo", beta=0.1),
-        "grpo with delta": grpo(given, loss_type="grpo", delta=1.4),
+        **{kind: grpo(batch, loss_type=kind) for kind in ("grpo", "bnpo", "dr_grpo", "dapo")},
+        "grpo with kl": grpo(batch, loss_type="grpo", beta=0.04),
+        "dapo with kl": grpo(batch, loss_type="dapo", beta=0.1),
+        "grpo with delta": grpo(batch, loss_type="grpo", delta=1.4),
         "gspo": grpo(
-            given, loss_type="grpo", importance_sampling_level="sequence", epsilon_low=0.03, epsilon_high=0.04
+            batch, loss_type="grpo", importance_sampling_level="sequence", epsilon_low=0.03, epsilon_high=0.04
         ),
-        "grpo, truncated weights": grpo(given, np.minimum(ratio, 1.5), loss_type="grpo", beta=0.04, **vllm),
+        "grpo, truncated weights": grpo(batch, np.minimum(ratio, 1.5), loss_type="grpo", beta=0.04, **vllm),
         "grpo, masked weights": grpo(
-            given, np.where((ratio > 1.5) | (ratio < 1 / 1.5), 0.0, ratio), loss_type="grpo", **vllm
+            batch, np.where((ratio > 1.5) | (ratio < 1 / 1.5), 0.0, ratio), loss_type="grpo", **vllm
         ),
-        "rloo": rloo(given),
-        **{f"dpo {kind}": dpo(given, loss_types=[kind]) for kind in ("sigmoid", "hinge", "ipo")},
-        "dpo robust": dpo(given, loss_types=["robust"], label_smoothing=0.1),
-        "sft": sft(given),
+        "rloo": rloo(batch),
+        **{f"dpo {kind}": dpo(batch, loss_types=[kind]) for kind in ("sigmoid", "hinge", "ipo")},
+        "dpo robust": dpo(batch, loss_types=["robust"], label_smoothing=0.1),
+        "sft": sft(batch),
     }
-    lists = {name: x.tolist() for name, x in given.items()}
+    lists = {name: x.tolist() for name, x in batch.items()}
     OUT.write_text(json.dumps({"trl": trl.__version__, "given": lists, "cases": cases}) + "\n")
     print(f"{len(cases)} cases to {OUT}")
 

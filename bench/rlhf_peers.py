@@ -108,8 +108,8 @@ def speed(name: str, rounds: int, iterations: int) -> dict[str, Any]:
         ours(f"{flags} {more}", continues=True) as mine,
         _driver(name, theirs) as driver,
     ):
-        said = in_turns({"ours": mine.round, "theirs": driver.round}, rounds)
-    speeds = {side: [one["steps"] / one["seconds"] for one in ones] for side, ones in said.items()}
+        rounds_of = in_turns({"ours": mine.round, "theirs": driver.round}, rounds)
+    speeds = {side: [one["steps"] / one["seconds"] for one in ones] for side, ones in rounds_of.items()}
     return {
         "peer": name,
         **{f"{side}_responses_per_s": statistics.median(each) for side, each in speeds.items()},
@@ -128,9 +128,9 @@ def repeat(name: str, iterations: int) -> dict[str, Any]:
             place = Path(theirs["model"], folder)
             place.mkdir(exist_ok=True)
             with _driver(name, {**theirs, "run": str(place)}) as driver:  # it is killed at the end
-                said = driver.facts["first"]
-                while said["updates"] < rounds * iterations:
-                    said = driver.round(0)
+                figures = driver.facts["first"]
+                while figures["updates"] < rounds * iterations:
+                    figures = driver.round(0)
             return np.load(place / "parameters.npy")
 
         first, second, half = parameters("first", 2), parameters("second", 2), parameters("killed", 1)
@@ -147,13 +147,13 @@ def main() -> None:
     line.add_argument("--peer", choices=PEERS, default="trl")
     line.add_argument("--rounds", type=int, default=7, help="of speed")
     line.add_argument("--iterations", type=int, default=20, help="of a round")
-    given = line.parse_args()
-    found = (
-        repeat(given.peer, given.iterations)
-        if given.what == "repeat"
-        else speed(given.peer, given.rounds, given.iterations)
+    args = line.parse_args()
+    result = (
+        repeat(args.peer, args.iterations)
+        if args.what == "repeat"
+        else speed(args.peer, args.rounds, args.iterations)
     )
-    print(json.dumps(found, indent=1))
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -64,14 +64,14 @@ def alone(source: Any, rows: int, steps: int, rounds: int) -> float:
 
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(1), (steps, rows))))
     shapes = lambda count: (shape[:count], keys[0, :count])  # noqa: E731
-    acting, operands = satellites.trace("sleeping", act, shapes, [rows])
+    fragment, operands = satellites.trace("sleeping", act, shapes, [rows])
     pool, seen = source.start(rows), np.zeros(shape.shape, np.float32)
-    found = []
+    seconds = []
     for _ in range(rounds + 1):
         start = time.perf_counter()
-        satellites.carry_out(acting.program, pool, seen, operands, keys, None, 60.0)
-        found.append(time.perf_counter() - start)
-    return statistics.median(found[1:])
+        satellites.carry_out(fragment.program, pool, seen, operands, keys, None, 60.0)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
 
 
 def main() -> None:
@@ -83,31 +83,31 @@ def main() -> None:
     line.add_argument("--milliseconds", type=float, default=5.0, help="that one instance's step sleeps")
     line.add_argument("--rounds", type=int, default=7)
     line.add_argument("--kill", type=int, default=0, help="workers that are killed between rounds")
-    given = line.parse_args()
-    source, rows = Sleeping(given.milliseconds / 1e3), given.workers * given.rows
-    own = alone(source, given.rows, given.steps, given.rounds)
-    ray_cluster.connect(local_cpus=2 * given.workers + 1)  # which it says it has: instances sleep
+    args = line.parse_args()
+    source, rows = Sleeping(args.milliseconds / 1e3), args.workers * args.rows
+    alone_s = alone(source, args.rows, args.steps, args.rounds)
+    ray_cluster.connect(local_cpus=2 * args.workers + 1)  # which it says it has: instances sleep
     sides = {}
     for name, acts in (("workers are sent actions", False), ("satellites", True)):
-        fleet = from_ray.FleetSource(source, given.workers, 1.0, acts)
-        sides[name] = rolling(HostEnvironment(fleet, restarts=given.kill), rows, given.steps)
-    found = in_turns(sides, given.rounds)
-    medians = {name: statistics.median(times) for name, times in found.items()}
+        fleet = from_ray.FleetSource(source, args.workers, 1.0, acts)
+        sides[name] = rolling(HostEnvironment(fleet, restarts=args.kill), rows, args.steps)
+    seconds = in_turns(sides, args.rounds)
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
     seen = [
-        (name, f"{rows * given.steps / each:.0f}", f"{own / each:.2f}", f"{1e3 * (each - own):.1f}")
+        (name, f"{rows * args.steps / each:.0f}", f"{alone_s / each:.2f}", f"{1e3 * (each - alone_s):.1f}")
         for name, each in medians.items()
     ]
     print(table(("side", "steps/s", "of the workers' own rate", "ms a segment beyond it"), seen))
-    if given.kill:
-        workers = from_ray.fleet(from_ray.FleetSource(source, given.workers, 1.0, True))
+    if args.kill:
+        workers = from_ray.fleet(from_ray.FleetSource(source, args.workers, 1.0, True))
         where = [workers.where(i) for i in range(len(workers))]
-        for text in where[: given.kill]:
+        for text in where[: args.kill]:
             os.kill(int(text.rsplit("process ", 1)[1].rstrip(")")), signal.SIGKILL)
         before = host.losses()
         sides["satellites"]()
         lost = host.losses()
         failures, episodes = lost.failures - before.failures, lost.episodes - before.episodes
-        print(f"killed {given.kill}: {failures} failures, {episodes} of {rows} episodes lost")
+        print(f"killed {args.kill}: {failures} failures, {episodes} of {rows} episodes lost")
     host.close()
 
 

@@ -41,14 +41,14 @@ def part(study: Study, only: list[str], budgets: list[str], seeds: int | None) -
     return dataclasses.replace(study, cells=cells, seeds=chosen)
 
 
-def tables(found: Comparison) -> str:
+def tables(comparison: Comparison) -> str:
     """Final returns as Markdown: a row for each algorithm, some environments side by side."""
     parts = []
-    for i in range(0, len(found.environments), _ACROSS):
-        envs = found.environments[i : i + _ACROSS]
-        rows = [["random", *(f"{found.random_estimate(env).value:.4g}" for env in envs)]]
-        for side in found.sides:
-            cells = [(found.estimate(side, env), " †" * found.is_random(side, env)) for env in envs]
+    for i in range(0, len(comparison.environments), _ACROSS):
+        envs = comparison.environments[i : i + _ACROSS]
+        rows = [["random", *(f"{comparison.random_estimate(env).value:.4g}" for env in envs)]]
+        for side in comparison.sides:
+            cells = [(comparison.estimate(side, env), " †" * comparison.is_random(side, env)) for env in envs]
             if any(one for one, _ in cells):
                 rows.append([side, *("" if one is None else f"{one}{mark}" for one, mark in cells)])
         parts.append(harness.table(("algorithm", *envs), rows))
@@ -64,8 +64,8 @@ def write(study: Study, out: Path) -> int:
             for cell in study.cells
             if cell.budget == budget and (out / "cells" / cell.name / "summary.json").exists()
         }
-        found = compare(list(trained), labels=list(trained.values()), random=random)
-        harness.rewrite(DOCUMENT, f"bench.table --budget {budget}", tables(found))
+        comparison = compare(list(trained), labels=list(trained.values()), random=random)
+        harness.rewrite(DOCUMENT, f"bench.table --budget {budget}", tables(comparison))
         print(f"wrote {len(trained)} cells into {DOCUMENT}")
     return 0
 
@@ -79,17 +79,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/table"))
     parser.add_argument("--list", action="store_true", help="print the cells and run nothing")
     parser.add_argument("--write", action="store_true", help="train nothing; enter what there is in the docs")
-    given = parser.parse_args()
-    study = part(read_study(FILE), given.only, given.budget, given.seeds)
+    args = parser.parse_args()
+    study = part(read_study(FILE), args.only, args.budget, args.seeds)
     if not study.cells or not study.seeds:
         parser.error("nothing is left of the table: see --list")
-    if given.list:
+    if args.list:
         print(
             *(f"{cell.name}: fdg train {' '.join(cell.command(study.seeds))}" for cell in study.cells),
             sep="\n",
         )
         return 0
-    return guarded(lambda _: (write if given.write else carry_out_study)(study, given.out), [])
+    return guarded(lambda _: (write if args.write else carry_out_study)(study, args.out), [])
 
 
 if __name__ == "__main__":

@@ -67,9 +67,9 @@ def test_costs_memory_over_a_thousand_iterations(benchmark, record):
     with ours("--total-steps 51200", continues=True) as driver:
         driver.round(0)
         before = driver.round(1)["peak_bytes"]
-        said = []
-        benchmark.pedantic(lambda: said.append(driver.round(2)), rounds=10, iterations=1)
-    growth = said[-1]["peak_bytes"] - before
+        results = []
+        benchmark.pedantic(lambda: results.append(driver.round(2)), rounds=10, iterations=1)
+    growth = results[-1]["peak_bytes"] - before
     figures = {"before_bytes": before, "growth_bytes": growth, "at_most": _NOISE}
     record("memory over 1,000 iterations", figures)
     print(
@@ -120,10 +120,10 @@ def test_sweep_cost(benchmark, record, tmp_path, each):
     seconds, differences = [], []
     for point, learning_rate in enumerate(_POINTS):
         for seed in range(each):
-            own = algos.PPO(env=algorithm.env, total_steps=_STEPS, learning_rate=learning_rate)
+            single = algos.PPO(env=algorithm.env, total_steps=_STEPS, learning_rate=learning_rate)
             out = tmp_path / f"{point}-{seed}"
             alone_s, run = _timed(
-                lambda own=own, seed=seed, out=out: fdg.fit(own, seed=seed, out=out, progress=False)
+                lambda single=single, seed=seed, out=out: fdg.fit(single, seed=seed, out=out, progress=False)
             )
             seconds.append(alone_s)
             first = run.metrics[0]
@@ -153,8 +153,8 @@ def test_sweep_cost(benchmark, record, tmp_path, each):
 
 def _timed(call):
     begun = time.perf_counter()
-    found = call()
-    return time.perf_counter() - begun, found
+    result = call()
+    return time.perf_counter() - begun, result
 
 
 _WHILE_TRAINING = 0.05

@@ -76,17 +76,17 @@ CASES = tuple(_cases())
 )
 def test_speed(case, benchmark, record):
     with ours(case.flags) as driver:
-        said = []
+        results = []
         benchmark.pedantic(
-            lambda: said.append(driver.round(len(said))), rounds=ROUNDS, warmup_rounds=1, iterations=1
+            lambda: results.append(driver.round(len(results))), rounds=ROUNDS, warmup_rounds=1, iterations=1
         )
-        steps_per_s = sorted(one["steps"] / one["seconds"] for one in said[1:])[ROUNDS // 2]
+        steps_per_s = sorted(one["steps"] / one["seconds"] for one in results[1:])[ROUNDS // 2]
         figures = {
             "steps_per_s": steps_per_s,
             "compile_seconds": driver.facts["compile_seconds"],
             "start_seconds": driver.facts["start_seconds"],
             "devices": driver.facts["devices"],
-            "peak_bytes": said[-1]["peak_bytes"],
+            "peak_bytes": results[-1]["peak_bytes"],
         }
     benchmark.extra_info.update(figures)
     record(case.name, {**dataclasses.asdict(case), **figures})

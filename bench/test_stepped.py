@@ -96,30 +96,30 @@ def measure(num_envs, devices, rounds=ROUNDS):
         return whole
 
     sides = {name: lambda _, chain=chain: seconds(chain) for name, chain in chains.items()}
-    found = in_turns({**sides, "": schedule}, rounds, warm_up=0)
-    whole = found.pop("")
+    rounds_of = in_turns({**sides, "": schedule}, rounds, warm_up=0)
+    whole = rounds_of.pop("")
     return Figures(
         statistics.median(host) / items * 1e6,
         items,
         statistics.median(whole),
-        {name: statistics.median(each) for name, each in found.items()},
-        Spread.ratio(map(sum, zip(*found.values(), strict=True)), whole),
+        {name: statistics.median(each) for name, each in rounds_of.items()},
+        Spread.ratio(map(sum, zip(*rounds_of.values(), strict=True)), whole),
     )
 
 
 def _chain(program, call):
     """A call that runs a program as often as an iteration does, each time on what it gave up before."""
     arguments = jax.tree.leaves(filled(program.arguments))
-    free, taken = list(range(len(call.outputs))), {}
+    free, output_of = list(range(len(call.outputs))), {}
     for i in sorted(call.donated):
         kind = _kind(call.inputs[i])
-        taken[i] = next(j for j in free if _kind(call.outputs[j]) == kind)
-        free.remove(taken[i])
+        output_of[i] = next(j for j in free if _kind(call.outputs[j]) == kind)
+        free.remove(output_of[i])
 
     def run():
         for _ in range(program.calls_per_iteration):
             results = program.compiled(*arguments)
-            for i, j in taken.items():
+            for i, j in output_of.items():
                 arguments[i] = results[j]
         jax.block_until_ready(results)
 

@@ -35,17 +35,17 @@ def main() -> int:
     line.add_argument("--envs", nargs="+", type=int, default=[64, 1024])
     line.add_argument("--steps", type=int, default=2_000_000)
     line.add_argument("--rounds", type=int, default=5)
-    given = line.parse_args()
+    args = line.parse_args()
     rows = []
-    for envs in given.envs:
+    for envs in args.envs:
         sides = {
-            python: lambda seed, python=python, envs=envs: steps_per_s(python, envs, given.steps, seed)
-            for python in given.pythons
+            python: lambda seed, python=python, envs=envs: steps_per_s(python, envs, args.steps, seed)
+            for python in args.pythons
         }
-        speeds = in_turns(sides, given.rounds, warm_up=0)
+        speeds = in_turns(sides, args.rounds, warm_up=0)
         for python, each in speeds.items():
             name = subprocess.check_output([python, "-c", ASK], text=True).strip()
-            ratios = sorted(a / b for a, b in zip(each, speeds[given.pythons[0]], strict=True))
+            ratios = sorted(a / b for a, b in zip(each, speeds[args.pythons[0]], strict=True))
             spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
             rows.append((f"{envs:,}", name, f"{statistics.median(each):,.0f}", spread))
     print(table(("environments", "version", "steps/s", "ratio (least to largest)"), rows))

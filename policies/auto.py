@@ -190,10 +190,10 @@ def sizes(count: int) -> list[int]:
 
 def candidates_of(classes: Iterable[Any], count: int, staleness: Iterable[int]) -> list[Any]:
     """Policies for this many devices: every class, group size and staleness; and given values."""
-    found: list[Any] = []
+    policies: list[Any] = []
     for cls in classes:
         if not isinstance(cls, type):
-            found.append(cls)
+            policies.append(cls)
             continue
         fields = {field.name: field for field in dataclasses.fields(cls)}
         groups = [
@@ -206,23 +206,23 @@ def candidates_of(classes: Iterable[Any], count: int, staleness: Iterable[int]) 
         for name in groups:
             chosen = [{**others, name: size} for others in chosen for size in (sizes(count) or [1])]
         for lag in lags:
-            for given in chosen:
-                if sum(given.values()) < count or count == 1:
-                    found.append(cls(**given, **({} if lag is None else {"staleness": lag})))
-    return found
+            for counts in chosen:
+                if sum(counts.values()) < count or count == 1:
+                    policies.append(cls(**counts, **({} if lag is None else {"staleness": lag})))
+    return policies
 
 
 def _variants(algorithm: Any, names: Iterable[str]) -> list[tuple[tuple[str, Any], ...]]:
     """The algorithm with other values of some fields, one field at a time and all together."""
-    found: list[dict[str, Any]] = [{}]
+    those: list[dict[str, Any]] = [{}]
     if not dataclasses.is_dataclass(algorithm):
         return []
     hints = typing.get_type_hints(type(algorithm))
     for name in names:
         if typing.get_origin(hints.get(name)) is Literal:
             values = typing.get_args(hints[name])
-            found = [{**others, name: value} for others in found for value in values]
-    now = [{name: value for name, value in one.items() if getattr(algorithm, name) != value} for one in found]
+            those = [{**others, name: value} for others in those for value in values]
+    now = [{name: value for name, value in one.items() if getattr(algorithm, name) != value} for one in those]
     return list(dict.fromkeys(tuple(one.items()) for one in now if one))
 
 
@@ -230,16 +230,16 @@ def _if_allowed(
     algorithm: Any, names: Sequence[str], max_staleness: int, rows: Sequence[Row]
 ) -> list[Candidate]:
     """The best result if more were allowed: other values of fields, one more iteration of staleness."""
-    found = []
+    candidates = []
     for row in rows[:1]:
         for name in names:
             for variant in _variants(algorithm, [name]):
                 both = (*row.candidate.variant, *variant)
                 asks = f"only with --may-change {name}"
-                found.append(Candidate(row.candidate.policy, row.candidate.devices, both, asks))
+                candidates.append(Candidate(row.candidate.policy, row.candidate.devices, both, asks))
     stale = [row for row in rows if getattr(row.candidate.policy, "staleness", None) == max_staleness]
     for row in stale[:_LOOKED_AT]:
         policy = dataclasses.replace(row.candidate.policy, staleness=max_staleness + 1)
         asks = f"only with --max-staleness {max_staleness + 1}"
-        found.append(Candidate(policy, row.candidate.devices, row.candidate.variant, asks))
-    return found
+        candidates.append(Candidate(policy, row.candidate.devices, row.candidate.variant, asks))
+    return candidates

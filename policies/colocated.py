@@ -51,16 +51,16 @@ class Colocated(ShardsParameters):
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """One group; or two on the same devices, with different sharding of parameters."""
         all_devices = self.sharded(Group("all", tuple(range(len(devices)))))
-        learning, acting = all_devices, all_devices
+        learning, generation = all_devices, all_devices
         if self.generation_parallel is not None and len(devices) > 1:
             learning = dataclasses.replace(all_devices, name="training")
-            acting = generating(all_devices, "generation", self.generation_parallel)
-        judging = acting
+            generation = generating(all_devices, "generation", self.generation_parallel)
+        judging = generation
         if self.rewards is not None and len(devices) > 1:
             judging, _ = divide(self, devices, rewards=self.rewards, others=None)
         return {
-            "environment": acting,
-            "actor": acting,
+            "environment": generation,
+            "actor": generation,
             "reward": judging,
             **dict.fromkeys(LEARNING, learning),
         }

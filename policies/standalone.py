@@ -55,8 +55,8 @@ class Standalone(Lags):
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """A group for each role with separate devices."""
         names = ("rewards", "references", "critics")
-        own = {name: getattr(self, name) for name in names if getattr(self, name)}
-        actors, *others, learners = divide(self, devices, actors=self.actors, **own, learners=self.learners)
+        sizes = {name: getattr(self, name) for name in names if getattr(self, name)}
+        actors, *others, learners = divide(self, devices, actors=self.actors, **sizes, learners=self.learners)
         learners = self.sharded(learners)
         if self.generation_parallel > 1:
             actors = generating(self.sharded(actors), "actors", self.generation_parallel)

@@ -34,14 +34,14 @@ def main(names: list[str]) -> None:
 
 def _opened(module: str, values: bool) -> tuple[int, int]:
     """How many files and lines one opens, following imports within `algos/`, and maybe values, too."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     left = [module]
     while left:
         name = left.pop()
         file = _file(name)
-        if file is None or name in found or name in _NOT_FOLLOWED:
+        if file is None or name in files or name in _NOT_FOLLOWED:
             continue
-        found[name] = file
+        files[name] = file
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:
                 left += [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
@@ -49,7 +49,7 @@ def _opened(module: str, values: bool) -> tuple[int, int]:
                 left += [one.name for one in node.names]
             elif values and isinstance(node, ast.Call) and ast.unparse(node.func) == "registry.option":
                 left.append(OPTIONS[ast.literal_eval(node.args[0])])
-    return len(found), sum(len(file.read_text().splitlines()) for file in found.values())
+    return len(files), sum(len(file.read_text().splitlines()) for file in files.values())
 
 
 def _file(module: str) -> Path | None:

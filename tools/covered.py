@@ -60,15 +60,15 @@ def header(source: str, line: int) -> range:
     >>> header(text, 3), header(text, 5)
     (range(2, 4), range(4, 6))
     """
-    found = range(line, line + 1)
+    lines = range(line, line + 1)
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.stmt) or not node.lineno <= line <= (node.end_lineno or node.lineno):
             continue
         inner = [child.lineno for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
         last = min([one - 1 for one in inner if one > node.lineno], default=node.end_lineno or node.lineno)
         if line <= last or last < node.lineno:
-            found = range(node.lineno, max(last, node.lineno) + 1)
-    return found
+            lines = range(node.lineno, max(last, node.lineno) + 1)
+    return lines
 
 
 def readers(source: str, line: int) -> set[int]:
@@ -78,22 +78,22 @@ def readers(source: str, line: int) -> set[int]:
     >>> readers(text, 1), readers(text, 3)
     ({4}, {4})
     """
-    found, defined = set[int](), set[str]()
+    using, defined = set[int](), set[str]()
     tree = ast.parse(source)
     for node in ast.walk(tree):
         lines = range(getattr(node, "lineno", 0), (getattr(node, "end_lineno", 0) or 0) + 1)
         if isinstance(node, ast.FunctionDef):
             begins = min([node.lineno, *(one.lineno for one in node.decorator_list)])
             if begins <= line < node.body[0].lineno:
-                found |= {*range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)}
+                using |= {*range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)}
         elif isinstance(node, ast.Assign | ast.AnnAssign) and line in lines:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             defined |= {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
     for node in ast.walk(tree):
         name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", None)
         if name in defined and (isinstance(node, ast.Name | ast.Attribute)):
-            found |= {*header(source, node.lineno)}
-    return found - {*header(source, line)}
+            using |= {*header(source, node.lineno)}
+    return using - {*header(source, line)}
 
 
 @dataclasses.dataclass(frozen=True)

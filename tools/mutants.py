@@ -238,7 +238,7 @@ class Copy:
             raise RuntimeError(answer["by"])
         return answer["outcome"], answer["by"]
 
-    def tried(self, found: Found, mutant: Mutant, tests: Sequence[Sequence[str]], limit: float) -> Found:
+    def tried(self, result: Found, mutant: Mutant, tests: Sequence[Sequence[str]], limit: float) -> Found:
         """What the tests say to a fault."""
         text = applied(mutant)
         assert text is not None
@@ -249,7 +249,7 @@ class Copy:
         finally:
             shutil.copy2(ROOT / mutant.module, self.folder / mutant.module)
         outcome = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
-        return dataclasses.replace(found, outcome=outcome, by=by, seconds=round(time.monotonic() - begun, 1))
+        return dataclasses.replace(result, outcome=outcome, by=by, seconds=round(time.monotonic() - begun, 1))
 
     def close(self) -> None:
         """Ends the process."""
@@ -287,10 +287,10 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Draws, runs, and reports; the exit status says whether enough were noticed."""
     options = arguments()
-    found = [
+    sources = [
         path.relative_to(ROOT) for name in covered.PACKAGES for path in sorted((ROOT / name).rglob("*.py"))
     ]
-    modules = [str(module) for module in found if fnmatch.fnmatch(str(module), options.only)]
+    modules = [str(module) for module in sources if fnmatch.fnmatch(str(module), options.only)]
     noted = covered.Covered.read()
     sample = drawn(modules, options.sample, options.seed)
     done: dict[tuple[str, ...], Found] = {}
@@ -345,19 +345,19 @@ def main() -> int:
     return report(drawn_now, bad, options)
 
 
-def report(found: Sequence[Found], bad: set[str], options: argparse.Namespace) -> int:
+def report(results: Sequence[Found], bad: set[str], options: argparse.Namespace) -> int:
     """Prints what was not noticed, and counts; 1 if too little was noticed."""
     for test in sorted(bad):
         print(f"fails without a fault as well, and kills none: {test}")
     counts = collections.Counter({"killed": 0, "survived": 0, "timed out": 0, "unclear": 0})
-    for one in sorted(found, key=lambda one: (one.outcome, one.mutant)):
+    for one in sorted(results, key=lambda one: (one.outcome, one.mutant)):
         outcome = "unclear" if one.by in bad else one.outcome
         counts[outcome] += 1
         if outcome != "killed":
             print(f"\n{outcome}: {one.mutant}", one.diff, sep="\n")
-    noticed = 100 * counts["killed"] / max(1, len(found))
-    said = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
-    print(f"\n{len(found)} mutants of seed {options.seed}: {said}: {noticed:.1f} % killed")
+    noticed = 100 * counts["killed"] / max(1, len(results))
+    totals = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
+    print(f"\n{len(results)} mutants of seed {options.seed}: {totals}: {noticed:.1f} % killed")
     return int(noticed < LEAST)
 
 

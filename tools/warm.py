@@ -41,7 +41,7 @@ class Named:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leaves the others out, and keeps to the order of the names."""
         places = [(self._at(item.nodeid.split("::")[0]), self._at(item.nodeid), item) for item in items]
-        there = [(min(of_file, own), item) for of_file, own, item in places if min(of_file, own) < self._none]
+        there = [(min(file, test), item) for file, test, item in places if min(file, test) < self._none]
         items[:] = [item for _, item in sorted(there, key=lambda pair: pair[0])]
 
     def _at(self, name: str) -> int:

@@ -31,14 +31,14 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, metavar="DIR", help="a folder with checkouts of peers")
     parser.add_argument("--seconds", type=float, help="that the part may take, in place of its own")
     parser.add_argument("--tiny", action="store_true", help="sizes of a rehearsal")
-    given = parser.parse_args()
-    if given.part and given.out is None:
+    args = parser.parse_args()
+    if args.part and args.out is None:
         parser.error("--part takes --out DIR")
     try:
-        if given.part:
-            run(given.part, Settings(given.out, given.tiny, given.peers), given.seconds)
+        if args.part:
+            run(args.part, Settings(args.out, args.tiny, args.peers), args.seconds)
         else:
-            show(given.table, given.tiny)
+            show(args.table, args.tiny)
     except FdgError as error:
         raise SystemExit(f"error: {error}") from None
 

@@ -124,11 +124,11 @@ class Record:
         """What is finished, by name."""
         return self.content["measured"]
 
-    def keep(self, kind: str, name: str, said: Any) -> None:
+    def keep(self, kind: str, name: str, value: Any) -> None:
         """Enters what was measured, or why it was not; on the disk when this returns."""
         for other in ("measured", "failed", "left out"):
             self.content[other].pop(name, None)
-        self.content[kind][name] = said
+        self.content[kind][name] = value
         self.content["machine"] = {**self.content["machine"], **described()}
         with contextlib.suppress(FileExistsError):
             self._path.parent.mkdir(parents=True)
@@ -158,8 +158,8 @@ def here(measurement: Measurement, limit: float) -> Figures:
         return measurement.measure()
     except Exception as error:
         traceback.print_exc(file=sys.stderr)
-        said = (str(error).splitlines() or [""])[0]
-        raise FailedError(f"{type(error).__name__}: {said}"[:300]) from error
+        first_line = (str(error).splitlines() or [""])[0]
+        raise FailedError(f"{type(error).__name__}: {first_line}"[:300]) from error
 
 
 def measure(part: Part, settings: Settings, record: Record, call: Call, seconds: float | None = None) -> None:
@@ -181,8 +181,8 @@ def measure(part: Part, settings: Settings, record: Record, call: Call, seconds:
             print(f"{one.name}: failed: {error}", flush=True)
             continue
         record.keep("measured", one.name, figures)
-        said = ", ".join(f"{value} {column}" for column, value in shown(figures).items())
-        print(f"{one.name}: {said} ({time.monotonic() - begun:.1f} s)", flush=True)
+        columns = ", ".join(f"{value} {column}" for column, value in shown(figures).items())
+        print(f"{one.name}: {columns} ({time.monotonic() - begun:.1f} s)", flush=True)
 
 
 def shown(figures: Mapping[str, Any]) -> dict[str, str]:

@@ -33,16 +33,16 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 def measurements(settings: Settings) -> list[Measurement]:
     """Of the smallest networks in the largest loop first, where starts weigh most."""
-    found = []
+    wanted = []
     seconds = settings.size(22, 1)
     for env, most in settings.size({"CartPole-v1": None, "Breakout-MinAtar": 5}, {"CartPole-v1": 2}).items():
         flags = tuple(flags_of(env, settings.size(4096, 8)))
         profiling = partial(profiled, flags, rounds=settings.size(5, 1))
-        found.append(Measurement("Share of the limit", env, profiling, settings.size(45, 1), 120))
+        wanted.append(Measurement("Share of the limit", env, profiling, settings.size(45, 1), 120))
         run = partial(in_turns, flags, rounds=settings.size(5, 2))
         for name in (*list(VARIANTS)[:most], "bfloat16"):
-            found.append(Measurement("XLA's settings", f"{env}: {name}", partial(run, name), seconds, 90))
-    return found
+            wanted.append(Measurement("XLA's settings", f"{env}: {name}", partial(run, name), seconds, 90))
+    return wanted
 
 
 def _text(options: Mapping[str, Any]) -> str:
@@ -87,20 +87,20 @@ def in_turns(flags: tuple[str, ...], name: str, rounds: int) -> Figures:
 def profiled(flags: tuple[str, ...], rounds: int) -> Figures:
     """`fdg.profile`: of each fragment its share of an iteration, and of the machine's limit."""
     engine, state = _plain(flags)
-    found = fdg.profile(engine, state, rounds)
-    outermost = [one for one in found.fragments if one.depth == 0]
+    profile = fdg.profile(engine, state, rounds)
+    outermost = [one for one in profile.fragments if one.depth == 0]
     limit = sum(one.limit_s * one.calls for one in outermost)
     rows = [
         {
             "fragment": one.name,
             "ms an iteration": None if one.per_iteration is None else 1e3 * one.per_iteration,
-            "share": None if one.per_iteration is None else one.per_iteration / found.iteration_s,
+            "share": None if one.per_iteration is None else one.per_iteration / profile.iteration_s,
             "of its limit": one.roofline,
         }
-        for one in found.fragments
+        for one in profile.fragments
     ]
-    whole = {"fragment": "an iteration", "ms an iteration": 1e3 * found.iteration_s, "share": 1.0}
+    whole = {"fragment": "an iteration", "ms an iteration": 1e3 * profile.iteration_s, "share": 1.0}
     return {
-        ROWS: [whole | {"of its limit": limit / found.iteration_s}, *rows],
-        "printed": str(found).split("\n"),
+        ROWS: [whole | {"of its limit": limit / profile.iteration_s}, *rows],
+        "printed": str(profile).split("\n"),
     }

@@ -43,7 +43,7 @@ def beside(pair: Pair, rounds: int, peers: Path | None) -> Figures:
                 f"no checkout of {PEERS[pair.peer].source} in {checkout or 'a folder: --peers DIR'}"
             )
     try:
-        found = compare(
+        comparison = compare(
             pair,
             checkout and str(checkout.resolve()),
             rounds,
@@ -54,15 +54,15 @@ def beside(pair: Pair, rounds: int, peers: Path | None) -> Figures:
         )
     except DriverError as error:
         raise FdgError((str(error).strip().splitlines() or ["it said nothing"])[-1]) from None
-    ours, theirs = found["ours"], found["theirs"]
+    ours, theirs = comparison["ours"], comparison["theirs"]
     return {
         "fdg steps/s": ours["steps_per_s"],
         "peer's steps/s": theirs["steps_per_s"],
-        "ratio": found["ratio"],
+        "ratio": comparison["ratio"],
         "fdg compiles s": ours["compile_seconds"],
         "peer compiles s": theirs["compile_seconds"],
         "fdg return": ours["returned"],
         "peer's return": theirs["returned"],
-        "found": found,
+        "found": comparison,
         "pair": dataclasses.asdict(pair),
     }

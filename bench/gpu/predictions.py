@@ -49,11 +49,11 @@ def calibrated(file: Path, fit: bool) -> Figures:
     devices = jax.local_devices()[:1]
 
     def time_jobs() -> Mapping[str, float]:
-        return {job.key: taken for job, taken in time_reference_jobs(REFERENCE_JOBS, devices, print).items()}
+        return {job.key: s for job, s in time_reference_jobs(REFERENCE_JOBS, devices, print).items()}
 
-    found = fit_to_jobs(calibrate(devices, print, time_jobs)) if fit else calibrate(devices, print)
-    file.write_text(json.dumps(found.as_json(), indent=1) + "\n")
-    return {"s": found.seconds, "jobs": len(found.jobs), "unrest": found.unrest}
+    calibration = fit_to_jobs(calibrate(devices, print, time_jobs)) if fit else calibrate(devices, print)
+    file.write_text(json.dumps(calibration.as_json(), indent=1) + "\n")
+    return {"s": calibration.seconds, "jobs": len(calibration.jobs), "unrest": calibration.unrest}
 
 
 def compared(job: ReferenceJob, file: Path) -> Figures:

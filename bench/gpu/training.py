@@ -47,14 +47,14 @@ def flags_of(env: str, num_envs: int, total_steps: int = 200_000_000) -> list[st
 
 def first_part(settings: Settings) -> list[Measurement]:
     """The machine, then training from the middle size on."""
-    found = ceilings.measurements(settings)
+    first = ceilings.measurements(settings)
     for size, env in itertools.product(settings.size(SIZES, (8,)), TASKS):
         if settings.tiny and env == "Craftax-Classic-Symbolic-v1":
             continue  # a minute of compiling
         run = partial(trained, flags_of(env, size, settings.size(200_000_000, 2048)), TASKS[env][1])
         run = partial(run, seconds=settings.size(12.0, 1.0))
-        found.append(Measurement("Training", f"PPO, {env}, {size:,} environments", run, 30, 90))
-    return found
+        first.append(Measurement("Training", f"PPO, {env}, {size:,} environments", run, 30, 90))
+    return first
 
 
 def more_tasks(settings: Settings) -> list[Measurement]:
@@ -91,29 +91,29 @@ def trained(flags: Sequence[str], solved_at: float | None, seconds: float) -> Fi
     warnings.simplefilter("ignore", fdg.FdgWarning)
     with Stopwatch() as watch:
         job, engine, state = compiled(flags)
-    done, taken, rates, curve = 0, 0.0, [], []
+    made, total, rates, curve = 0, 0.0, [], []
     solved: float | None = None
     count = 1
-    while done < job.num_iterations and (not rates or taken < seconds) and (solved is None or len(rates) < 4):
-        count = min(count, job.num_iterations - done)
+    while made < job.num_iterations and (not rates or total < seconds) and (solved is None or len(rates) < 4):
+        count = min(count, job.num_iterations - made)
         begun = time.perf_counter()
         state, metrics = engine.run(state, count)
         jax.block_until_ready((state, metrics))
         spent = time.perf_counter() - begun
         returns = np.asarray(metrics["episode_return"])
         if solved is None and solved_at is not None and (returns >= solved_at).any():
-            solved = taken + spent * (int(np.argmax(returns >= solved_at)) + 1) / count
-        done, taken = done + count, taken + spent
+            solved = total + spent * (int(np.argmax(returns >= solved_at)) + 1) / count
+        made, total = made + count, total + spent
         ended = returns[~np.isnan(returns)]
-        curve.append((taken, done * job.steps_per_iteration, float(ended.mean()) if len(ended) else None))
+        curve.append((total, made * job.steps_per_iteration, float(ended.mean()) if len(ended) else None))
         rates.append(count * job.steps_per_iteration / spent)
         count = max(1, round(_ROUND_S / spent * count))
     last = next((value for *_, value in reversed(curve) if value is not None), None)
     return {
         "steps/s": statistics.median(rates[1:] or rates),
         "compile s": watch.seconds,
-        "steps": done * job.steps_per_iteration,
-        "s": taken,
+        "steps": made * job.steps_per_iteration,
+        "s": total,
         "return": last,
         "solved at": solved_at,
         "s to solve": solved,

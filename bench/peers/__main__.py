@@ -32,35 +32,35 @@ def main() -> None:
     for peer in PEERS.values():
         if peer.is_checkout and any(pair.peer == peer.name for pair in PAIRS.values()):
             parser.add_argument(f"--{peer.name}", metavar="PATH", help=f"a checkout of {peer.source}")
-    given = parser.parse_args()
-    names = given.names or [""]
+    args = parser.parse_args()
+    names = args.names or [""]
     chosen = [pair for pair in PAIRS.values() if any(_names(name, pair) for name in names)]
-    if given.list:
+    if args.list:
         for pair in chosen:
             print(f"{pair.name:50} >= {pair.at_least:g}x  fdg.train {' '.join(pair.our_flags)}")
         return
     if not chosen:
-        parser.error(f"no pair begins with {' or '.join(given.names)}: --list shows them")
+        parser.error(f"no pair begins with {' or '.join(args.names)}: --list shows them")
     for pair in chosen:
-        checkout = getattr(given, pair.peer, None)
+        checkout = getattr(args, pair.peer, None)
         if PEERS[pair.peer].is_checkout and checkout is None:
             print(f"{pair.name}: left out, for it takes --{pair.peer} PATH", flush=True)
             continue
         PEERS[pair.peer].install()
-        if not given.install_only:
-            _measure(pair, checkout and str(Path(checkout).resolve()), given)
+        if not args.install_only:
+            _measure(pair, checkout and str(Path(checkout).resolve()), args)
 
 
-def _measure(pair: Pair, checkout: str | None, given: argparse.Namespace) -> None:
+def _measure(pair: Pair, checkout: str | None, args: argparse.Namespace) -> None:
     try:
-        result = compare(pair, checkout, given.rounds, given.flags)
+        result = compare(pair, checkout, args.rounds, args.flags)
     except DriverError as error:
         print(f"{pair.name}: failed\n{error}", flush=True)
         return
     print(line(pair.name, result, pair.at_least), flush=True)
-    if given.flags and given.out is None:
+    if args.flags and args.out is None:
         return  # the results that are kept are those of the default flags
-    keep("peers", pair.name, {**pair.figures, **result}, given.out or RESULTS)
+    keep("peers", pair.name, {**pair.figures, **result}, args.out or RESULTS)
 
 
 def _names(name: str, pair: Pair) -> bool:

@@ -117,11 +117,11 @@ def compare(
         ours(f"{' '.join(pair.our_flags)} {more_flags}", pair.continues, environment) as mine,
         Driver(python or peer.python, pair.driver or pair.peer, config, environment) as theirs,
     ):
-        said = in_turns({"ours": mine.round, "theirs": theirs.round}, rounds)
-        speeds = {side: [one["steps"] / one["seconds"] for one in ones] for side, ones in said.items()}
+        figures = in_turns({"ours": mine.round, "theirs": theirs.round}, rounds)
+        speeds = {side: [one["steps"] / one["seconds"] for one in ones] for side, ones in figures.items()}
         return {
-            "ours": _summary(mine.facts, said["ours"]) | {"devices": mine.facts["devices"]},
-            "theirs": _summary(theirs.facts, said["theirs"]),
+            "ours": _summary(mine.facts, figures["ours"]) | {"devices": mine.facts["devices"]},
+            "theirs": _summary(theirs.facts, figures["theirs"]),
             **Spread.ratio(speeds["ours"], speeds["theirs"]).figures,
             "rounds": rounds,
         }

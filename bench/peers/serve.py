@@ -68,19 +68,19 @@ class Rounds:
         self._asked.put(seed)
         return self._said()
 
-    def end(self, said: dict[str, Any]) -> None:
+    def end(self, figures: dict[str, Any]) -> None:
         """Of the training's own thread, at the end of a round: says so."""
-        self._done.put(said)
+        self._done.put(figures)
 
     def wait(self) -> None:
         """Of the training's own thread: until the next round is asked for."""
         self._asked.get()
 
     def _said(self) -> dict[str, Any]:
-        said = self._done.get()
-        if isinstance(said, Exception):
-            raise said
-        return said
+        figures = self._done.get()
+        if isinstance(figures, Exception):
+            raise figures
+        return figures
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ def settings(*texts: str, **more: Any) -> dict[str, Any]:
     >>> settings("LR=5e-4 ANNEAL_LR=True", "LR=1e-3", ENV_NAME="CartPole-v1")
     {'LR': 0.001, 'ANNEAL_LR': True, 'ENV_NAME': 'CartPole-v1'}
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for word in " ".join(texts).split():
         name, _, value = word.partition("=")
-        found[name] = value
+        values[name] = value
         with contextlib.suppress(ValueError, SyntaxError):
-            found[name] = ast.literal_eval(value)
-    return {**found, **more}
+            values[name] = ast.literal_eval(value)
+    return {**values, **more}
 
 
 # What PureJaxRL's scripts have, and JaxMARL's, which come from them.

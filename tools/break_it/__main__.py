@@ -41,26 +41,26 @@ def main() -> int:
     parser.add_argument("what", choices=CHECKS)
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--only", type=int)
-    given = parser.parse_args()
+    args = parser.parse_args()
     KEPT.mkdir(parents=True, exist_ok=True)
-    if given.only is not None:
-        print(CHECKS[given.what](given.only) or "nothing is wrong")
+    if args.only is not None:
+        print(CHECKS[args.what](args.only) or "nothing is wrong")
         return 0
-    path = KEPT / f"{given.what}.jsonl"
+    path = KEPT / f"{args.what}.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    done = {row["number"]: row["wrong"] for row in map(json.loads, lines)}
+    wrong_of = {row["number"]: row["wrong"] for row in map(json.loads, lines)}
     with path.open("a") as file:
-        for number in range(given.count):
-            if number in done:
+        for number in range(args.count):
+            if number in wrong_of:
                 continue
-            done[number] = CHECKS[given.what](number)
-            print(json.dumps({"number": number, "wrong": done[number]}), file=file, flush=True)
-            if done[number]:
-                print(f"{number}: {done[number]}", flush=True)
-    if met := noted(given.what):
+            wrong_of[number] = CHECKS[args.what](number)
+            print(json.dumps({"number": number, "wrong": wrong_of[number]}), file=file, flush=True)
+            if wrong_of[number]:
+                print(f"{number}: {wrong_of[number]}", flush=True)
+    if met := noted(args.what):
         print(f"met: {met}")
-    tried = [text for number, text in done.items() if number < given.count]
-    print(f"{given.what}: {sum(map(bool, tried))} of {len(tried)} went wrong ({path})")
+    tried = [text for number, text in wrong_of.items() if number < args.count]
+    print(f"{args.what}: {sum(map(bool, tried))} of {len(tried)} went wrong ({path})")
     return int(any(tried))
 
 

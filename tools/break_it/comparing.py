@@ -44,14 +44,14 @@ def _values(run: Path) -> dict[str, np.ndarray]:
     checkpoints = Checkpoints(run / "checkpoints")
     latest = checkpoints.latest()
     assert latest is not None
-    found: dict[str, Any] = dict(checkpoints.arrays(latest))
+    values: dict[str, Any] = dict(checkpoints.arrays(latest))
     for line in (run / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
         for name in row.keys() - set(TIMES):
-            found[f"iteration {row['iteration']}, {name}"] = np.asarray(row[name], float)
+            values[f"iteration {row['iteration']}, {name}"] = np.asarray(row[name], float)
     for path in (run / "samples").glob("*.jsonl"):
-        found[f"samples {path.name}"] = np.frombuffer(path.read_bytes(), np.uint8)
-    return found
+        values[f"samples {path.name}"] = np.frombuffer(path.read_bytes(), np.uint8)
+    return values
 
 
 def _apart(have: np.ndarray, want: np.ndarray) -> float:

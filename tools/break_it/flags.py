@@ -45,7 +45,7 @@ def flags(number: int) -> str | None:
     out, errors = io.StringIO(), io.StringIO()
     run = _finished().absolute()
     # As pytest's `capsys`, of which `outcome` reads the errors once the command is done.
-    said = types.SimpleNamespace(readouterr=lambda: types.SimpleNamespace(err=errors.getvalue()))
+    captured = types.SimpleNamespace(readouterr=lambda: types.SimpleNamespace(err=errors.getvalue()))
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), _at_once(folder):
         if any(word in str(words) for word in ("run", "damaged")):
             lay_out(Path(folder), run)
@@ -57,7 +57,7 @@ def flags(number: int) -> str | None:
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             signal.alarm(20 * SECONDS)  # what waits for ever
             try:
-                wrong = outcome(MAINS[command], words, said)
+                wrong = outcome(MAINS[command], words, captured)
             except TimeoutError:
                 wrong = f"it was not done in {SECONDS} s of work"
             finally:

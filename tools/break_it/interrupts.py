@@ -45,7 +45,7 @@ def interrupts(number: int) -> str | None:
             after = max(after, worked(process.pid))
             time.sleep(0.005)
         process.kill()
-        said, _ = process.communicate()
+        output, _ = process.communicate()
         work, seconds, status = after - before, time.monotonic() - begun, process.returncode
         note("interrupts", number, f"status {status}", moment=moment, work=work, seconds=seconds)
         # Before Python has begun to run anything of ours, the operating system ends it.
@@ -53,8 +53,8 @@ def interrupts(number: int) -> str | None:
         complaint = None
         if (status != 130 and not early) or work > 2.0:
             complaint = f"status {status}, {work:.2f} s of work, {seconds:.2f} s"
-        elif status == 130 and "interrupted" not in said:
+        elif status == 130 and "interrupted" not in output:
             complaint = "it does not say so"
-        elif (run / "config.json").exists() and "go on with --resume" not in said:
+        elif (run / "config.json").exists() and "go on with --resume" not in output:
             complaint = "it does not say how to go on"
-    return complaint and f"after {moment:.2f} s: {complaint}: {said[-300:]}"
+    return complaint and f"after {moment:.2f} s: {complaint}: {output[-300:]}"

@@ -216,8 +216,8 @@ def _placed(killed: Killed, run: Path, elsewhere: str) -> list[list[str]]:
     common = [*killed.words, *COMMON, *where, str(run)]
     if (count := killed.processes) == 1:
         return [common]
-    joined = ["--coordinator-address", f"localhost:{free_port('localhost')}", "--num-processes", str(count)]
-    return [[*common, *joined, "--process-id", str(i)] for i in range(count)]
+    cluster = ["--coordinator-address", f"localhost:{free_port('localhost')}", "--num-processes", str(count)]
+    return [[*common, *cluster, "--process-id", str(i)] for i in range(count)]
 
 
 def _met(run: Path) -> str:
@@ -270,8 +270,8 @@ def _started(
         running = [child for child in children if child not in statuses]
         for child in running:
             work[child] = max(work[child], worked(child))
-            found, code = os.waitpid(child, os.WNOHANG)
-            if found:
+            ended, code = os.waitpid(child, os.WNOHANG)
+            if ended:
                 statuses[child] = os.waitstatus_to_exitcode(code)
         if end is not None and sum(work.values()) / len(work) >= end.moment:
             for child in set(victims) - statuses.keys():
@@ -302,9 +302,9 @@ def _copy(words: Sequence[str], float64: bool) -> int:
         return child
     try:
         jax.config.update("jax_enable_x64", float64)
-        with open(os.devnull, "w") as nowhere, (KEPT / "said.txt").open("a") as said:
+        with open(os.devnull, "w") as nowhere, (KEPT / "said.txt").open("a") as log:
             os.dup2(nowhere.fileno(), 1)
-            os.dup2(said.fileno(), 2)
+            os.dup2(log.fileno(), 2)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         ctrl_c.install()
         os._exit(cli.train_main(words))

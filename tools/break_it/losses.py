@@ -38,9 +38,9 @@ def losses(number: int) -> str | None:
     whole = KEPT / "whole" / "launched"
     if not (whole / "summary.json").exists():
         with _launched(whole, KEPT / "whole.said") as launcher:
-            status, said = _finished(launcher, KEPT / "whole.said")
+            status, output = _finished(launcher, KEPT / "whole.said")
         if status:
-            return f"left alone: status {status}: {said}"
+            return f"left alone: status {status}: {output}"
     what = f"{sent.name} to {which} while {phase}"
     with tempfile.TemporaryDirectory() as folder:
         run, file = Path(folder, "run"), Path(folder, "said")
@@ -52,23 +52,23 @@ def losses(number: int) -> str | None:
                 return None  # it was done before
             begun = time.monotonic()
             os.kill(victim, sent)
-            status, said = _finished(launcher, file)
+            status, output = _finished(launcher, file)
         while any(map(is_running, children.values())) and time.monotonic() - begun < _PATIENCE:
             time.sleep(0.05)
         seconds = time.monotonic() - begun
-        note("losses", number, what, seconds=round(seconds, 1), load=os.getloadavg()[0], said=said[-1:])
+        note("losses", number, what, seconds=round(seconds, 1), load=os.getloadavg()[0], said=output[-1:])
         if seconds > _WITHIN[sent]:
-            return f"{what}: {seconds:.0f} s: {said}"
-        named = re.match(rf"error: process {which} \(.* pid {victim}\)", (said or [""])[-1])
+            return f"{what}: {seconds:.0f} s: {output}"
+        named = re.match(rf"error: process {which} \(.* pid {victim}\)", (output or [""])[-1])
         if which != _LAUNCHER and not named:
-            return f"{what}: status {status}: {said}"
+            return f"{what}: status {status}: {output}"
         left = [pid for pid, words in command_lines().items() if str(run) in words]
         if left:
             return f"{what}: processes {left} are left"
         with _launched(run, file) as launcher:
-            status, said = _finished(launcher, file)
+            status, output = _finished(launcher, file)
         if status:
-            return f"{what}: resumed: status {status}: {said}"
+            return f"{what}: resumed: status {status}: {output}"
         differing = forked(lambda: wrong(run.absolute(), whole.absolute(), 0.0))
     return f"{what}: {differing}"[:2000] if differing else None
 
@@ -99,12 +99,12 @@ def _finished(launcher: subprocess.Popen[bytes], file: Path) -> tuple[int, list[
 
 def _children(launcher: subprocess.Popen[bytes]) -> dict[int, int]:
     """The ids of both processes of a run, by their number in it, which is their last word."""
-    found: dict[int, int] = {}
-    while len(found) < 2 and launcher.poll() is None:
+    pids: dict[int, int] = {}
+    while len(pids) < 2 and launcher.poll() is None:
         time.sleep(0.01)
         lines = descendants(launcher.pid).items()
-        found = {int(words[-1]): pid for pid, words in lines if words and words[-1] in ("0", "1")}
-    return found
+        pids = {int(words[-1]): pid for pid, words in lines if words and words[-1] in ("0", "1")}
+    return pids
 
 
 def _wait_for(phase: str, run: Path, file: Path, children: dict[int, int], draw: random.Random) -> None:

@@ -32,11 +32,11 @@ def worked(pid: int) -> float:
 
 def command_lines() -> dict[int, list[str]]:
     """The words of each process that runs."""
-    found = {}
+    commands = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            found[int(path.parent.name)] = path.read_text().split("\0")[:-1]
-    return found
+            commands[int(path.parent.name)] = path.read_text().split("\0")[:-1]
+    return commands
 
 
 def descendants(pid: int) -> dict[int, list[str]]:

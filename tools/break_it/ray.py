@@ -114,11 +114,11 @@ def launched(case: str, folder: Path, alone: Path) -> str:
                 time.sleep(0.1)
         seconds = time.monotonic() - began
         status = ended(process)
-    said = [line for line in log.read_text().splitlines() if line.startswith(("error", "restart"))]
+    messages = [line for line in log.read_text().splitlines() if line.startswith(("error", "restart"))]
     if case == "named":
-        return f"status {status}; after {seconds:.1f} s: {'; '.join(said)}"
+        return f"status {status}; after {seconds:.1f} s: {'; '.join(messages)}"
     rows, (most, _) = len(list(read_metrics(run / "metrics.jsonl"))), compare(run, alone)
-    after = f"; after {seconds:.1f} s: {'; '.join(said)}" if said else ""
+    after = f"; after {seconds:.1f} s: {'; '.join(messages)}" if messages else ""
     return f"status {status}; {rows} iterations, largest relative difference {most:.1e}{after}"
 
 
@@ -145,13 +145,13 @@ def fleet(folder: Path, seed: int = 0) -> str:
                 time.sleep(0.1)
         status = ended(process)
         del os.environ["RAY_ADDRESS"]
-    said = [line for line in log.read_text().splitlines() if "start anew" in line]
-    expected = sum(int(line.split("; ")[1].split()[0]) for line in said)
+    restarts = [line for line in log.read_text().splitlines() if "start anew" in line]
+    expected = sum(int(line.split("; ")[1].split()[0]) for line in restarts)
     last = next(line for line in reversed(log.read_text().splitlines()) if line.startswith("lost "))
     rows, summary = list(read_metrics(run / "metrics.jsonl")), read_summary(run) or {}
     counted = rows[-1]["lost_episodes"], summary.get("lost_episodes")
     return (
-        f"status {status}; {len(rows)} of 300 iterations; {len(said)} of {KILLS} kills cost {expected}"
+        f"status {status}; {len(rows)} of 300 iterations; {len(restarts)} of {KILLS} kills cost {expected}"
         f" episodes, counted {counted[0]} and {counted[1]}: {last}"
     )
 
@@ -164,20 +164,20 @@ def main() -> None:
     parser = harness.parser("tools.break_it.ray", __doc__)
     parser.add_argument("cases", nargs="*", default=CASES, help=f"of {', '.join(CASES)}")
     parser.add_argument("--keep", help="a folder for runs and logs, which then stay")
-    given = parser.parse_args()
-    if unknown := sorted(set(given.cases) - set(CASES)):
+    args = parser.parse_args()
+    if unknown := sorted(set(args.cases) - set(CASES)):
         parser.error(f"{', '.join(unknown)}: cases are {', '.join(CASES)}")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with contextlib.ExitStack() as stack:
-        folder = Path(given.keep or stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = Path(args.keep or stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         alone = folder / "alone"
         words = f"fdg.train {FLAGS} --devices 1 --out {alone}"
         if not read_summary(alone) and start(words, folder / "alone.log").wait(_PATIENCE):
             raise SystemExit((folder / "alone.log").read_text())
-        for case in given.cases:
-            said = fleet(folder) if case == "worker" else launched(case, folder, alone)
-            print(f"{case:8} {said}", flush=True)
+        for case in args.cases:
+            wrong = fleet(folder) if case == "worker" else launched(case, folder, alone)
+            print(f"{case:8} {wrong}", flush=True)
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ class InRounds(TrainerCallback):
         if self.run:
             flat = [one.detach().numpy().ravel() for one in model.parameters()]
             np.save(Path(self.run, "parameters.npy"), np.concatenate(flat))
-        said = {"steps": self.responses, "updates": state.global_step, "seconds": self.watch.seconds}
-        self.rounds.end({**said, "return": float(logs["reward"])})
+        figures = {"steps": self.responses, "updates": state.global_step, "seconds": self.watch.seconds}
+        self.rounds.end({**figures, "return": float(logs["reward"])})
         if state.global_step < state.max_steps:
             self.rounds.wait()
             self.watch = Stopwatch().__enter__()
@@ -86,7 +86,7 @@ def train(config: dict[str, Any], build: Callable[..., Any]):
 
 
 def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    return [float(said.strip() == wanted) for said, wanted in zip(completions, answer, strict=True)]
+    return [float(response.strip() == wanted) for response, wanted in zip(completions, answer, strict=True)]
 
 
 def prepare(config: dict[str, Any]):

@@ -69,7 +69,7 @@ def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buff
     torch.set_num_threads(1)
     torch.manual_seed(0)
     tokenizer, wanted, model = tokenizer_of(config["alphabet"]), config["trl"], loaded(config)
-    own, group = dict(model.named_parameters()), wanted["num_generations"]
+    parameters, group = dict(model.named_parameters()), wanted["num_generations"]
     how = {"do_sample": True, "top_k": 0, "return_dict_in_generate": True, "output_scores": True}
     how |= {"num_return_sequences": group, "max_new_tokens": wanted["max_completion_length"]}
     how |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -82,7 +82,7 @@ def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buff
         with lock:
             at = version.value
             for name, tensor in weights.items():
-                own[name].copy_(tensor)
+                parameters[name].copy_(tensor)
         rows = list(itertools.islice(problems, wanted["per_device_train_batch_size"] // group))
         inputs = tokenizer([f"<bos>{prompt}" for prompt, _ in rows], return_tensors="pt", padding=True)
         made = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask, **how)
@@ -93,12 +93,12 @@ def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buff
         apart = rewards.view(-1, group)
         advantages = (apart - apart.mean(1, keepdim=True)) / (apart.std(1, keepdim=True) + 1e-4)
         for i, (sequence, advantage) in enumerate(zip(made.sequences, advantages.flatten(), strict=True)):
-            prompt, said = sequence[:begins][inputs.attention_mask[i // group].bool()], sequence[begins:]
-            length = min(int((said != tokenizer.eos_token_id).cumprod(0).sum()) + 1, len(said))
+            prompt, response = sequence[:begins][inputs.attention_mask[i // group].bool()], sequence[begins:]
+            length = min(int((response != tokenizer.eos_token_id).cumprod(0).sum()) + 1, len(response))
             none = torch.zeros(len(prompt))
             sample = RolloutSample(
                 [], [],
-                input_ids=torch.cat([prompt, said[:length]]).numpy(),
+                input_ids=torch.cat([prompt, response[:length]]).numpy(),
                 completion_mask=torch.cat([none, none.new_ones(length)]).numpy(),
                 old_log_probs=torch.cat([none, log_probs[i, :length]]).numpy(),
                 advantage=float(advantage),

@@ -89,18 +89,18 @@ def prepare(config: dict[str, Any]):
         if run:
             leaves = jax.tree.leaves(nnx.state(cluster.actor_trainer.model))
             np.save(Path(run, "parameters.npy"), np.concatenate([np.ravel(one) for one in leaves]))
-        said = {"steps": prompts * group * iterations, "updates": updates, "seconds": seconds}
-        rounds.end({**said, "return": sum(rewards) / len(rewards)})
+        figures = {"steps": prompts * group * iterations, "updates": updates, "seconds": seconds}
+        rounds.end({**figures, "return": sum(rewards) / len(rewards)})
         rewards.clear()
         rounds.wait()
         begun[0] = time.perf_counter()
 
     def right(prompts: list[str], completions: list[str], answer: Any, **_: Any) -> list[float]:
-        found = [float(said.strip() == str(wanted)) for said, wanted in zip(completions, answer, strict=True)]
-        rewards.extend(found)
+        new = [float(said.strip() == str(wanted)) for said, wanted in zip(completions, answer, strict=True)]
+        rewards.extend(new)
         if lag is None and (updates := next(calls)) % iterations == 0:
             end_round(updates)
-        return found
+        return new
 
     of_both = {"num_generations": group, "num_iterations": 1, "beta": 0.0}
     if lag is None:
@@ -122,9 +122,9 @@ def prepare(config: dict[str, Any]):
         problems = itertools.cycle(config["problems"])
         for number in itertools.count():
             if lag is not None:  # lag + 1 batches are taken before the first update, then one after each
-                done = number - lag
-                if done > before and done % iterations == 0:
-                    end_round(done)
+                finished = number - lag
+                if finished > before and finished % iterations == 0:
+                    end_round(finished)
             some = list(itertools.islice(problems, prompts))
             yield {
                 "prompts": np.array([f"<bos>{prompt}" for prompt, _ in some]),
@@ -142,16 +142,16 @@ def prepare(config: dict[str, Any]):
 
 def shape_of(folder: str) -> llama.ModelConfig:
     """The sizes that the folder's `config.json` says."""
-    said = json.loads(Path(folder, "config.json").read_text())
+    config = json.loads(Path(folder, "config.json").read_text())
     return llama.ModelConfig(
-        num_layers=said["num_hidden_layers"],
-        vocab_size=said["vocab_size"],
-        embed_dim=said["hidden_size"],
-        hidden_dim=said["intermediate_size"],
-        num_heads=said["num_attention_heads"],
-        head_dim=said["head_dim"],
-        num_kv_heads=said["num_key_value_heads"],
-        rope_theta=int(said["rope_theta"]),
-        norm_eps=said["rms_norm_eps"],
-        weight_tying=said["tie_word_embeddings"],
+        num_layers=config["num_hidden_layers"],
+        vocab_size=config["vocab_size"],
+        embed_dim=config["hidden_size"],
+        hidden_dim=config["intermediate_size"],
+        num_heads=config["num_attention_heads"],
+        head_dim=config["head_dim"],
+        num_kv_heads=config["num_key_value_heads"],
+        rope_theta=int(config["rope_theta"]),
+        norm_eps=config["rms_norm_eps"],
+        weight_tying=config["tie_word_embeddings"],
     )
