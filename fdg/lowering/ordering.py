@@ -116,49 +116,80 @@ def _overlaps_later(step: EquationFlow) -> bool:
     )
 
 
-class _CollectiveStep:
-    """An equation with a collective, and the variables that depend on it."""
+class _Pending:
+    """A collective, or a loop with collectives, that later collectives wait for."""
 
-    def __init__(self, step: EquationFlow, read: set[Any]):
-        # True if XLA may run later operations while this equation runs
-        self.overlaps_later = _overlaps_later(step)
-        # A value that depends on one result of a loop depends on the whole loop.
-        self.is_one_operation = _is_one_operation(step.eqn)
-        # results that later equations may wait for, each with its batch axis
-        self.results = _awaitable_results(step, read)
-        self.behind: set[Any] = set(step.eqn.outvars)  # all variables that depend on one of its results
+    def __init__(self, overlaps_later: bool, results: Sequence[tuple[Any, Axis]], behind: set[Any]):
+        self.overlaps_later = overlaps_later  # True if XLA may run later operations while it runs
+        self.results = results  # one of them is enough to wait for, each with its batch axis
+        self.behind = behind  # all variables that depend on it
 
     def reaches(self, atoms: Iterable[Any]) -> bool:
         """Whether one of these values depends on the collective."""
         return any(not jaxprs.is_literal(v) and v in self.behind for v in atoms)
 
-    def results_for(self, v: Any, axis: Axis) -> list[tuple[Any, Axis]]:
-        """The results on which a value with this batch axis has to depend; empty if it cannot."""
-        results = [result for result in self.results if _can_depend_locally(v, axis, *result)]
-        return results[:1] if self.is_one_operation else results
+    def result_for(self, v: Any, axis: Axis) -> list[tuple[Any, Axis]]:
+        """The result on which a value with this batch axis can depend; an empty list if there is none."""
+        return [result for result in self.results if _can_depend_locally(v, axis, *result)][:1]
 
 
-def _awaitable_results(step: EquationFlow, read: set[Any]) -> list[tuple[Any, Axis]]:
-    """The results of a step that later steps can wait for, the best first; a loop must change them.
+def _pending(step: EquationFlow, read: set[Any]) -> list[_Pending]:
+    """What later steps wait for: a step as a whole, or each result of a call with collectives.
 
-    Prefers floats to integers, such as the loop's counter. Skips results that no equation reads: XLA would
+    Prefers floats to integers, such as a loop's counter. Skips results that no equation reads: XLA would
     compute them only for the dependency.
     """
-    results = zip(step.eqn.outvars, step.results, strict=True)
-    candidates = [(v, axis) for v, axis in results if v in read and _can_wait(v)]
-    if not _is_one_operation(step.eqn):
-        return candidates
-    unchanged = {result for _, result, is_changed in _carry(step) if not is_changed}
+    behind = _results_behind(step, set(), collectives=True)
+    results = [
+        (v, axis)
+        for v, axis in zip(step.eqn.outvars, step.results, strict=True)
+        if v in behind and v in read and _can_wait(v)
+    ]
 
     def rank(result: tuple[Any, Axis]) -> tuple[bool, bool, int]:
         v, axis = result
         return axis is not None, not jax.numpy.issubdtype(v.aval.dtype, jnp.floating), jaxprs.bytes_of(v.aval)
 
-    return sorted((result for result in candidates if result[0] not in unchanged), key=rank)
+    overlaps = _overlaps_later(step)
+    if _is_call(step):
+        return [_Pending(overlaps, [result], {result[0]}) for result in results]
+    return [_Pending(overlaps, sorted(results, key=rank), behind)]
+
+
+def _is_call(step: EquationFlow) -> bool:
+    """Whether XLA inlines an equation's body: each result depends only on what it is computed from."""
+    return len(step.bodies) == 1 and not step.reduced and not _is_one_operation(step.eqn)
+
+
+def _results_behind(step: EquationFlow, variables: set[Any], collectives: bool = False) -> set[Any]:
+    """The results of a step that depend on some variables, or on its own collectives."""
+    eqn = step.eqn
+    if not (collectives and _has_collectives(step)) and variables.isdisjoint(jaxprs.variables(eqn.invars)):
+        return set()
+    if not _is_call(step):
+        unchanged = {result: eqn.invars[i] for i, result, is_changed in _carry(step) if not is_changed}
+        return {v for v in eqn.outvars if v not in unchanged or unchanged[v] in variables}
+    (flow,), (body,) = step.bodies, jaxprs.bodies(eqn)
+    gathered = step.gathered if collectives else ()
+    is_behind = [
+        (not jaxprs.is_literal(v) and v in variables) or k in gathered for k, v in enumerate(eqn.invars)
+    ]
+    inner = {v for v, k in zip(flow.jaxpr.invars, body.operands, strict=True) if is_behind[k]}
+    size = -1
+    while len(inner) > size:  # again for the later trips of a loop
+        size = len(inner)
+        for one in flow.equations:
+            inner |= _results_behind(one, inner, collectives)
+        inner |= {flow.jaxpr.invars[i] for i, j in body.carry if flow.jaxpr.outvars[j] in inner}
+    ends = {j for j, v in enumerate(flow.jaxpr.outvars) if not jaxprs.is_literal(v) and v in inner}
+    ends |= set(flow.gathered if collectives else ())
+    return {v for v, j in zip(eqn.outvars, body.results, strict=True) if j in ends}
 
 
 def _carry(step: EquationFlow) -> list[tuple[int, Any, bool]]:
     """A loop's carry: each value's position among the operands, its result, and whether a trip changes it."""
+    if not step.bodies:
+        return []
     body = jaxprs.bodies(step.eqn)[-1]
     inner, results = body.jaxpr.invars, body.jaxpr.outvars
     return [(body.operands[i], step.eqn.outvars[j], results[j] is not inner[i]) for i, j in body.carry]
@@ -169,27 +200,27 @@ def _order_collectives(flow: Flow, context: None, inside: jaxprs.Inside) -> list
     equations: list[Any] = []
     atoms = [*flow.jaxpr.outvars, *(v for eqn in flow.jaxpr.eqns for v in eqn.invars)]
     read = set(jaxprs.variables(atoms))
-    earlier: list[_CollectiveStep] = []  # the last loop with collectives, and later collectives
+    earlier: list[_Pending] = []  # the last loop with collectives, and later collectives
     for step in flow.equations:
         eqn = inside(step.eqn, blocks=step.bodies) if step.bodies else step.eqn
-        collective = _CollectiveStep(step, read) if _has_collectives(step) else None
-        if collective is not None:
-            awaited = [other for other in earlier if other.overlaps_later or collective.overlaps_later]
-            eqn = eqn.replace(invars=_make_dependent(step, eqn.invars, awaited, equations))
+        pending = _pending(step, read) if _has_collectives(step) else []
+        waits: dict[_Pending, set[Any]] = {}
+        if _has_collectives(step):
+            awaited = [other for other in earlier if other.overlaps_later or _overlaps_later(step)]
+            operands, waits = _make_dependent(step, awaited, equations)
+            eqn = eqn.replace(invars=operands)
         for other in earlier:
-            if other.reaches(step.eqn.invars) or (collective is not None and other in awaited):
-                other.behind.update(step.eqn.outvars)
+            other.behind |= _results_behind(step, other.behind | waits.get(other, set()))
         equations.append(eqn)
-        if collective is not None:
-            earlier = [collective] if collective.overlaps_later else [*earlier, collective]
+        earlier = pending if pending and pending[0].overlaps_later else [*earlier, *pending]
     return equations
 
 
 def _make_dependent(
-    step: EquationFlow, operands: Sequence[Any], awaited: Sequence[_CollectiveStep], equations: list[Any]
-) -> list[Any]:
-    """Makes a step's operands depend on the awaited steps; appends the equations that do so."""
-    operands = list(operands)
+    step: EquationFlow, awaited: Sequence[_Pending], equations: list[Any]
+) -> tuple[list[Any], dict[_Pending, set[Any]]]:
+    """A step's operands that depend on what it waits for, and those that do; appends their equations."""
+    operands = list(step.eqn.invars)
     axes = [axis if i not in step.gathered else None for i, axis in enumerate(step.operands)]
     candidates = [i for i, v in enumerate(operands) if not jaxprs.is_literal(v) and _can_wait(v)]
     is_one_operation = _is_one_operation(step.eqn)
@@ -199,13 +230,16 @@ def _make_dependent(
     else:
         candidates = [i for i in candidates if step.operands[i] is not None or i in step.gathered]
     dependencies: dict[int, list[tuple[Any, Axis]]] = {i: [] for i in candidates}
-    for collective in awaited:
-        if is_one_operation and collective.reaches(operands):
+    waits: dict[_Pending, set[Any]] = {pending: set() for pending in awaited}
+    for pending in awaited:
+        if is_one_operation and pending.reaches(operands):
             continue
         for i in candidates:
-            if not collective.reaches([operands[i]]):
-                dependencies[i] += (results := collective.results_for(operands[i], axes[i]))
-                if results and is_one_operation:  # it starts when all operands are ready
+            result = [] if pending.reaches([operands[i]]) else pending.result_for(operands[i], axes[i])
+            if result:
+                dependencies[i] += result
+                waits[pending].add(operands[i])
+                if is_one_operation:  # it starts when all operands are ready
                     break
     for i, results in dependencies.items():
         if results:
@@ -217,7 +251,7 @@ def _make_dependent(
             dependent = core.Var(operands[i].aval)
             equations.append(equation.replace(invars=atoms, outvars=[dependent]))
             operands[i] = dependent
-    return operands
+    return operands, waits
 
 
 def _can_wait(v: Any) -> bool:

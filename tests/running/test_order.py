@@ -77,7 +77,25 @@ class OfRows:
         return (x, rows + jnp.tanh(jnp.mean(x)), row), {"taken": jnp.mean(taken)}
 
 
-@pytest.mark.parametrize("algorithm", [Beside(), OfKeys(), OfRows()])
+@fdg.fragment("learner", in_axes=(0, 0), out_axes=(0, 0))
+def both(x, y):
+    return x, y
+
+
+class OfCalls:
+    """A loop over gathered rows follows a call, whose other result alone depends on an earlier loop."""
+
+    def init(self, key):
+        return jax.random.normal(key, (12,)), 5
+
+    def iterate(self, state):
+        x, row = state
+        x, before = both(centred(x, row, x), x)
+        summed = lax.fori_loop(1, 12, lambda r, y: y.at[r].add(jnp.sin(y[r - 1])), before)
+        return (x, row), {"summed": jnp.mean(summed)}
+
+
+@pytest.mark.parametrize("algorithm", [Beside(), OfKeys(), OfRows(), OfCalls()])
 def test_loops_are_put_in_order_and_the_numbers_stay(algorithm, devices, monkeypatch):
     def compiled():
         return fdg.compile(algorithm, policies.GPUOnly(), devices[:2])
