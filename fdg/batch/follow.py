@@ -33,7 +33,7 @@ from fdg import jaxprs
 from fdg.batch.equation import divisible, follow_operation, slice_shared
 from fdg.batch.flow import AxisAndLevel, EquationFlow, Flow, is_independent
 from fdg.batch.lengths import lengths_of, smallest_equivalent
-from fdg.batch.requested import AS_MADE, find_requested
+from fdg.batch.requested import AS_COMPUTED, find_requested
 from fdg.batch.rules import RULES
 from fdg.batch.rules.result import Axis, first, shape_of
 from fdg.fragment import boundary_p
@@ -110,9 +110,9 @@ class _Follower:
     ) -> Flow:
         """Propagates through one jaxpr.
 
-        Outputs are resharded to `output_axes`; `AS_MADE` (or None for all outputs) leaves them as they are.
+        Outputs are resharded to `output_axes`, except those that are `AS_COMPUTED`; None: all are.
         """
-        output_axes = output_axes or (AS_MADE,) * len(jaxpr.outvars)
+        output_axes = output_axes or (AS_COMPUTED,) * len(jaxpr.outvars)
         arguments = inputs, depth, output_axes
         return self._cache(jaxpr, arguments, lambda: self._follow(jaxpr, *arguments))
 
@@ -162,7 +162,7 @@ class _Follower:
         outputs, gathered, sliced = [], [], []
         for i, (atom, requested) in enumerate(zip(jaxpr.outvars, output_axes, strict=True)):
             axis, _ = value_of(atom)
-            if requested is not AS_MADE and axis != requested:
+            if requested is not AS_COMPUTED and axis != requested:
                 if axis is not None:
                     gathered.append(i)
                 if requested is not None:
@@ -222,7 +222,7 @@ class _Follower:
         results: list[Axis] = [None] * len(eqn.outvars)
         for body in bodies:
             inputs = _inputs(body, bodies, current, depth)
-            output_axes: list[Any] = [AS_MADE] * len(body.jaxpr.outvars)
+            output_axes: list[Any] = [AS_COMPUTED] * len(body.jaxpr.outvars)
             for i, previous in body.carry:
                 output_axes[previous] = inputs[i][0]
             for v, j in zip(eqn.outvars, body.results, strict=False):
@@ -262,7 +262,7 @@ class _Follower:
 def _gather_rows(
     bodies: tuple[jaxprs.Body, ...], operands: tuple[AxisAndLevel, ...]
 ) -> tuple[set[int], list[AxisAndLevel]]:
-    """The positions of scanned operands to gather, and all operands' axes then: a trip reads a whole row."""
+    """The positions of scanned operands to gather, since a trip reads whole rows; and all axes after that."""
     gathered = {
         operand
         for body in bodies

@@ -61,16 +61,10 @@ def gradient_sums(flow: Flow) -> GradientSums | None:
     for step in flow.equations:
         axis_of.update(zip(step.eqn.outvars, step.results, strict=True))
     computed = {v for step in steps for v in step.eqn.outvars}
-    inputs = list(
-        dict.fromkeys(v for step in steps for v in jaxprs.variables(step.eqn.invars) if v not in computed)
-    )
-    read = {
-        v
-        for i, other in enumerate(flow.equations)
-        if i not in members
-        for v in jaxprs.variables(other.eqn.invars)
-    }
-    read |= set(jaxprs.variables(flow.jaxpr.outvars))
+    read_by_members = (v for step in steps for v in jaxprs.variables(step.eqn.invars))
+    inputs = list(dict.fromkeys(v for v in read_by_members if v not in computed))
+    others = [step.eqn.invars for i, step in enumerate(flow.equations) if i not in members]
+    read = {v for atoms in (*others, flow.jaxpr.outvars) for v in jaxprs.variables(atoms)}
     outputs = [v for step in steps for v in step.eqn.outvars if v in read]
     batched = [v for v in (*inputs, *computed) if axis_of.get(v) is not None]
     return GradientSums(members, tuple(steps), tuple(inputs), tuple(outputs), tuple(batched), axis_of)
@@ -80,7 +74,7 @@ class GradientBytes(NamedTuple):
     """The bytes of the batched values of a program's gradients: the largest gradient's, and the total."""
 
     largest: int
-    together: int
+    total: int
 
 
 def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
@@ -88,16 +82,15 @@ def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
 
     def flow_bytes(flow: Flow) -> GradientBytes:
         sums = gradient_sums(calls_inlined(flow, 1)) if any(map(contracts_batch, flow.equations)) else None
-        size = 0 if sums is None else sums.bytes
-        largest, total_bytes = size, size
+        largest = total = 0 if sums is None else sums.bytes
         for step in flow.equations:
             if not step.bodies:  # an equation without bodies contains no gradient
                 continue
             for body, jaxpr_body in zip(step.bodies, jaxprs.bodies(step.eqn), strict=True):
                 inner = cache(body, None, functools.partial(flow_bytes, body))
                 largest = max(largest, inner.largest)
-                total_bytes += jaxpr_body.trips * inner.together
-        return GradientBytes(largest, total_bytes)
+                total += jaxpr_body.trips * inner.total
+        return GradientBytes(largest, total)
 
     cache: IdentityCache[GradientBytes] = IdentityCache()
     return flow_bytes(follow(jaxpr, axes, 1))

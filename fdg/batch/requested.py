@@ -18,11 +18,11 @@ from fdg.batch.rules.random import creates
 from fdg.batch.rules.result import Axis, shape_of
 from fdg.fragment import boundary_p
 
-AS_MADE = object()
+AS_COMPUTED = object()
 """Stands for the axis that an output has anyway: the output is not resharded."""
 
 FollowAgain = Callable[[Flow, tuple[Any, ...]], Flow]
-"""Maps (the flow of a body, the axes or `AS_MADE` for its outputs) to its flow with these output axes."""
+"""Maps (the flow of a body, the axes or `AS_COMPUTED` for its outputs) to its flow with these output axes."""
 
 
 def find_requested(
@@ -35,7 +35,7 @@ def find_requested(
     """The replicated variables of a flow to compute split, by axis, and the axes requested of its inputs."""
     requests = _Requests(values, unit, follow_again)
     for atom, axis in zip(flow.jaxpr.outvars, output_axes, strict=True):
-        requests.read(atom, None if axis is AS_MADE else axis)
+        requests.read(atom, None if axis is AS_COMPUTED else axis)
     for step in reversed(flow.equations):
         operand_axes = requests.operands_of(step)
         for i, atom in enumerate(step.eqn.invars):
@@ -92,9 +92,9 @@ class _Requests:
         if not requested or step.trips is not None or step.eqn.primitive.name == "cond":
             return step
         (body,), (inner,) = jaxprs.bodies(step.eqn), step.bodies
-        outputs: list[Any] = [AS_MADE] * len(inner.outputs)
+        outputs: list[Any] = [AS_COMPUTED] * len(inner.outputs)
         for v, j in zip(step.eqn.outvars, body.results, strict=True):
-            outputs[j] = requested.get(v, AS_MADE)
+            outputs[j] = requested.get(v, AS_COMPUTED)
         new_flow = self.follow_again(inner, tuple(outputs))
         if new_flow.sliced or new_flow.gathered:
             return step

@@ -72,10 +72,10 @@ def population_collectives(
 
 def _agents_per_cache(graph: FDG, agents: int, cores: float) -> int:
     """The divisor of `agents` whose gradients are closest to the target; all if overhead dominates."""
-    largest, total_gradient_bytes = gradient_bytes(graph.jaxpr, graph.state_axes)
-    if not largest:
+    gradients = gradient_bytes(graph.jaxpr, graph.state_axes)
+    if not gradients.largest:
         return agents
-    target = max(1.0, TARGET_GRADIENT_BYTES / largest)
+    target = max(1.0, TARGET_GRADIENT_BYTES / gradients.largest)
     count = min(divisors(agents), key=lambda divisor: abs(math.log(divisor / target)))
     operations = jaxprs.equation_count(jaxprs.open_jaxpr(graph.jaxpr))
-    return count if count * total_gradient_bytes >= cores * OPERATION_BYTES * operations else agents
+    return count if count * gradients.total >= cores * OPERATION_BYTES * operations else agents

@@ -115,9 +115,9 @@ class Repeated:
         return seconds
 
 
-def compile_all(repeated: Iterable[Repeated]) -> None:
+def compile_all(programs: Iterable[Repeated]) -> None:
     """Compiles programs in parallel and prepares each for timing."""
-    programs = list(repeated)
+    programs = list(programs)
     lowered = [program.lower() for program in programs]
     with ThreadPoolExecutor() as pool:
         runs = list(pool.map(lambda program: program.compile(), lowered))

@@ -125,13 +125,13 @@ class _Walk:
             for body, body_flow in zip(bodies, flows, strict=True)
         ]
         if eqn.primitive.name == "cond":
-            dearest = max(body_works, key=lambda work: (work.total_flops, work.total_bytes))
-            return dataclasses.replace(dearest, exact=len(bodies) == 1 and dearest.exact)
+            costliest = max(body_works, key=lambda work: (work.total_flops, work.total_bytes))
+            return dataclasses.replace(costliest, exact=len(bodies) == 1 and costliest.exact)
         total = sum_of_work((work, 1) for work in body_works)
-        loops = eqn.primitive.name in ("scan", "while")
+        is_loop = eqn.primitive.name in ("scan", "while")
         return dataclasses.replace(
             total,
-            trips=total.trips + (bodies[-1].trips if loops else 0),
+            trips=total.trips + (bodies[-1].trips if is_loop else 0),
             exact=all(body.exact for body in bodies) and all(work.exact for work in body_works),
         )
 

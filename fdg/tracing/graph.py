@@ -90,7 +90,7 @@ class FDG(Drawable):
       parameter_rules: the sharding rules that the algorithm (or its network) declares, or None.
       between_agents: what agents copy from each other (`fdg.agents.BetweenAgents`), or None.
       agents: the number of agents (`fdg.agents`); None without an axis of agents. All other attributes
-        describe one agent; `of_all` adds the axis.
+        describe one agent; `of_all` adds the axis of agents.
     """
 
     name: str

@@ -42,7 +42,7 @@ def unequal(all_curves: Sequence[Curves]) -> list[str]:
     for env in dict.fromkeys(curve.env for curve in all_curves):
         sides = {curve.label: _properties(curve) for curve in all_curves if curve.env == env}
         all_settings = [properties["settings"].items() for properties in sides.values()]
-        for properties in sides.values():  # keeps settings that another side lacks or has with another value
+        for properties in sides.values():  # drops settings that all sides share
             properties["by hand"] = _list_settings(
                 item
                 for item in properties["by hand"].items()
@@ -126,14 +126,14 @@ def _manual_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         fields = dataclass_fields(algos.get(str(config.get("algo"))))
     except (FdgError, ImportError):
         return {}
-    explained = {**(config.get("preset") or {}), **(config.get("follows") or {})}
+    preset_values = {**(config.get("preset") or {}), **(config.get("follows") or {})}
     defaults = {
         field.name: to_json(field.default) for field in fields if field.name not in ("env", "total_steps")
     }
     return {
         name: value
         for name, value in config["hyperparameters"].items()
-        if name in defaults and value != defaults[name] and value != explained.get(name, defaults[name])
+        if name in defaults and value not in (defaults[name], preset_values.get(name, defaults[name]))
     }
 
 
@@ -386,8 +386,8 @@ def compare(
 def _cell(label: str, env: str, group: Iterable[Curves]) -> Cell:
     returns, areas, seeds, failed = [], [], [], []
     for c in group:
-        for x, y, final, seed, lost in zip(c.x, c.y, c.final, c.seeds, c.failed, strict=True):
-            has_failed = bool(lost) or not math.isfinite(final)
+        for x, y, final, seed, has_failed in zip(c.x, c.y, c.final, c.seeds, c.failed, strict=True):
+            has_failed = has_failed or not math.isfinite(final)
             returns.append(-math.inf if has_failed else final)
             areas.append(-math.inf if has_failed else _area(x, y))
             seeds.append(seed)
