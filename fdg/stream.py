@@ -96,7 +96,8 @@ class Stream:
 
     Attributes:
       source: the computation of a slot.
-        batch: units per iteration.
+      slots: responses in flight at once, on all devices together.
+      batch: units per iteration.
       micro_batches: micro-batches per batch; each `take` returns one.
       ahead: batches that may be started early; the oldest token of a row is at most `ahead` iterations old.
       order: `prompt` takes units in the order of prompts; `finished` takes, among the finished units, those
