@@ -15,7 +15,7 @@ from fdg.commands import entry_points, using
 from fdg.errors import unknown_name
 from fdg.process_exit import exit_with
 
-# Built-in commands; those of `_COMMANDS` are also `python -m fdg.NAME`.
+# Built-in commands; the names in `_COMMANDS` are also `python -m fdg.NAME`.
 _COMMANDS = ("train", "plan", "launch", "evaluate", "answer", "play", "export", "plot", "calibrate")
 _SUBMODULE_COMMANDS = {name: f"fdg.commands.{name}" for name in ("demo", "study")}
 # Names that users of other tools try.

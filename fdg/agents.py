@@ -245,7 +245,7 @@ def with_copying(
     """A function that runs one iteration of several agents; then agents copy from each other, if due.
 
     Args:
-      iterate: from leaves `[agents, ...]` to new leaves and metrics. The first leaves are those of `state`;
+      iterate: from leaves `[agents, ...]` to new leaves and metrics. The first leaves are the state's;
         further ones (older parameters, under staleness) are not copied.
       state: one agent's state, a pytree of shapes; `axes` are the batch axes of its leaves.
       between: when agents copy, and what.

@@ -68,7 +68,7 @@ def _rounds_operands(eqn: Any) -> bool:
 
 
 def _product(eqn: Any) -> Callable[..., jax.Array]:
-    """A product that rounds its float32 operands to bfloat16; the products of its gradient do so too."""
+    """A product that rounds its float32 operands to bfloat16, as the products of its gradient do."""
     params = {**eqn.params, "preferred_element_type": jnp.dtype(jnp.float32)}
     bind = functools.partial(eqn.primitive.bind, **params)
     left_shape, right_shape = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)

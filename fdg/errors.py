@@ -207,7 +207,7 @@ def user_frame(error: BaseException) -> tuple[FrameType, int] | None:
 
 
 def _folders(*names: str) -> tuple[str, ...]:
-    """The folders of those of these packages that are imported."""
+    """The folders of the imported packages among these."""
     files = (getattr(sys.modules.get(name), "__file__", None) for name in names)
     return tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in files if file)
 

@@ -48,7 +48,7 @@ class Source(Protocol):
     def begin(self, parameters: Any, key: jax.Array, index: jax.Array, now: Now) -> tuple[Any, Any]:
         """The states and caches of slots that start the responses `index [F]` of the run.
 
-        Leaves may be smaller than those of the slots along axes other than the first; they are written at the
+        Leaves may be smaller than the slots' leaves along axes other than the first; they are written at the
         start of these axes. The rest of a state is as in `idle`, and of a cache undefined.
         """
 

@@ -104,7 +104,7 @@ def predict_exchanges(
     Returns:
       1. The collectives in program order. Those with the same enclosing fragments, kind and number of calls
         are one entry.
-      2. The operations without a rule, without those that have effects or that every device must run whole.
+      2. The operations without a rule. Excludes operations with effects, or that every device must run whole.
     """
     flow = prune(follow(jaxpr, input_axes, devices, output_axes))
     totals: dict[Collective | WithoutRule, int] = collections.defaultdict(int)

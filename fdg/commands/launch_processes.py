@@ -52,7 +52,7 @@ _PROCESS_FLAGS = ("--coordinator-address", "--process-id", "--distributed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Starts the processes and waits; returns the exit status of the one that failed, or 0."""
+    """Starts the processes and waits for them; returns the exit status of the run."""
 
     def run(argv: Sequence[str]) -> int:
         flags, words = _parse(argv)
@@ -108,7 +108,7 @@ def _parse(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
 
 
 class _Words:
-    """The words of a run for `fdg.train`: the original ones, and those that resume it."""
+    """The words for `fdg.train` that start or resume a run."""
 
     def __init__(self, argv: Sequence[str], may_restart: bool):
         self._words, words = list(argv), Words(argv)

@@ -23,7 +23,7 @@ def starting_preset(
 ) -> Any:
     """The preset that an algorithm starts from in an environment; None means the defaults.
 
-    `env_name` has no parameters. `hyperparameters` are those of the command line or of the starting run; some
+    `env_name` has no parameters. `hyperparameters` come from the command line or the starting run; some
     of them select the preset.
     """
     from algos import presets

@@ -23,7 +23,7 @@ _MAX_TIMED = 3  # candidates
 def choose_by_timing(choice: Choice, devices: Sequence[jax.Device], num_seeds: int | None = None) -> Choice:
     """Chooses among the best three candidates by measured time.
 
-    `choice` is from `policies.auto`, and `devices` are those that it chose from. All processes must call
+    `choice` is from `policies.auto`, and `devices` are the devices of that choice. All processes must call
     this.
     """
     start_time = time.perf_counter()

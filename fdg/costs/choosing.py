@@ -1,4 +1,4 @@
-"""Chooses among plans: predicts each, refuses those that do not fit, and takes the fastest.
+"""Chooses among plans: predicts each, refuses plans that do not fit, and takes the fastest.
 
 Runs and allocates nothing. `policies.auto` lists the policies and the sizes of their groups.
 """

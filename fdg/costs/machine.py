@@ -30,8 +30,8 @@ MEASURED = "measured here"  # the source of measured figures
 MAX_UNREST = 0.25
 FIX = "run python -m fdg.calibrate, which takes three minutes"
 
-# Figures of a core without calibration: measured on a server of 2026 (`bench/machines/intel-xeon-*`), except
-# those of float64, linear algebra and host calls, which are assumed.
+# Figures of a core without calibration: measured on a server of 2026 (`bench/machines/intel-xeon-*`).
+# The figures of float64, linear algebra and host calls are assumed.
 _ROUGH = "rough: measured on another machine's core (Intel Xeon, 2026); this machine has no calibration"
 REFERENCE = DeviceKind(
     "cpu",

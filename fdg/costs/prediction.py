@@ -147,7 +147,7 @@ class _Model:
         calls_per_iteration = {program.name: program.calls_per_iteration for program in self.plan.programs}
         for program in self.loads:
             for sent, calls in self.sent[program.name]:
-                # Bytes are those of the plan's collectives, without the factor `meetings`.
+                # The bytes of the plan's collectives, without the factor `meetings`.
                 num_runs = calls / self.overheads.meetings * calls_per_iteration[program.name]
                 inside, between = inside + sent.inside * num_runs, between + sent.between * num_runs
                 routes[f"collectives of {program.group.name}"] += (sent.inside + sent.between) * num_runs
@@ -212,7 +212,7 @@ def _single_program_times(model: _Model) -> _Times:
 
 
 def _stepped_times(model: _Model, plan: SteppedPlan) -> _Times:
-    """Times of a plan with several programs; those of long loops are extrapolated from two simulations."""
+    """Times of a plan with several programs; long loops are extrapolated from two simulations."""
     costs = model.costs()
     lengths = loop_lengths(plan.schedule.steps)
     long_lengths = [length for length in lengths if length > 2 * _FEW_TRIPS]

@@ -46,7 +46,7 @@ class Task(NamedTuple):
 
 
 class Simulation:
-    """Tasks, in the order in which they were added."""
+    """Tasks in the order of `add`."""
 
     def __init__(self, cores: float = math.inf):
         """`cores` is the size of the shared pool; infinite if tasks do not slow each other down."""

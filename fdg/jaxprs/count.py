@@ -82,7 +82,7 @@ def _operation_flops(eqn: Any) -> int:
     if name in _PRODUCTS:
         return getattr(product_of(eqn), "flops", 0)
     size = max((math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)), default=0)
-    if name == "polynomial":  # a product and a sum per coefficient, except for one
+    if name == "polynomial":  # a product and a sum for all coefficients but one
         return 2 * (len(eqn.invars) - 2) * size
     return 0 if name in _MOVES else size
 

@@ -325,7 +325,7 @@ def _expand(eqn: core.JaxprEqn) -> ClosedJaxpr:
         equation = eqn.replace(invars=inputs, outvars=outputs)
         return lower_high_level(build(inputs, outputs, [equation], checked=False))
 
-    # The other parameters are those of its derivative.
+    # The other parameters define its derivative.
     parameters = {key: value for key, value in eqn.params.items() if key != "_prim"}
     avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     return _EXPANSIONS(eqn.params["_prim"], (eqn.primitive.name, f"{parameters} {avals}"), lower)

@@ -36,7 +36,7 @@ class Here:
         address = f"localhost:{ports.free_port('localhost')}"
         processes: list[subprocess.Popen] = []
         readers: list[threading.Thread] = []
-        errors: list[str] = []  # error lines of all processes except the first
+        errors: list[str] = []  # error lines of all processes but the first
         user_ended = threading.Event()
 
         def forward(number: int, _: Any) -> None:

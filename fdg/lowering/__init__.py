@@ -1,1 +1,1 @@
-"""Lowering: from a plan to functions that XLA compiles."""
+"""Lowers a plan to functions that XLA compiles."""

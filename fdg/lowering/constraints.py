@@ -99,7 +99,7 @@ class _Rewriter:
     ) -> tuple[Any, set[Any], list[Spec | None]]:
         """The rewritten jaxpr, the inputs that it constrains, and the specs of its outputs.
 
-        `sliced` are the replicated outputs of which a reader may take a part.
+        `sliced` are the replicated outputs that a reader may slice.
         """
         return self._cache(flow, (specs, sliced), lambda: self._rewrite(flow, specs, sliced))
 
@@ -213,7 +213,7 @@ class _Rewriter:
     def _pins(self, flow: Flow, sliced: Sequence[int]) -> tuple[set[Any], set[Any]]:
         """The variables that a reader needs with a sharding other than their producer's.
 
-        Also returns the replicated ones of which a reader may take a part; `sliced` are such outputs.
+        Also returns the replicated variables that a reader may slice; `sliced` are the outputs among them.
         """
         pins: set[Any] = set()
         gathered: set[Any] = set(jaxprs.variables(flow.jaxpr.outvars[i] for i in sliced))
@@ -225,7 +225,7 @@ class _Rewriter:
                     positions.add(0)  # in erf(erf(x)), XLA would gather the inner erf
                 if step.reduced:  # otherwise XLA may exchange a small operand instead
                     positions |= {i for i, axis in enumerate(step.operands) if axis is not None}
-            # the operands that the step reads replicated, and of which it may take a part
+            # the operands that the step reads replicated, and may slice
             replicated = set(dict(step.sliced))
             if isinstance(step, EquationFlow):
                 whole_operands = {i for i, axis in enumerate(step.operands) if axis is None}

@@ -119,7 +119,7 @@ def _split(jaxpr: Any, free: set[Any], rule: HoistRule) -> _Parts | None:
 
 
 def _split_call(eqn: Any, free: set[Any], rule: HoistRule) -> list[Any]:
-    """Splits a call in two, of which the first is hoisted; any other equation is unchanged."""
+    """Splits a call into a hoisted call and the rest; any other equation is unchanged."""
     if eqn.primitive.name not in ("jit", "pjit") or eqn.effects:
         return [eqn]
     (body,) = jaxprs.bodies(eqn)

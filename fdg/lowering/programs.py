@@ -122,7 +122,7 @@ def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[
     """Adds sharding constraints to the results of a program, such as `init`, of a plan with one group."""
     if len(plan.groups) > 1:
         return keep_nan(jaxpr)
-    # JAX refuses another mesh than that of the state's shardings.
+    # JAX refuses any other mesh than the one of the state's shardings.
     mesh = _agents_mesh(plan, devices) if plan.graph.agents else group_mesh(plan.groups[0], devices)
     constrained = sharding.constrain(jaxpr, mesh, specs=()) if plan.groups[0].shards else keep_nan(jaxpr)
     return sharding.replicate_for_xla(constrained, mesh)

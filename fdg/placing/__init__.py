@@ -1,1 +1,1 @@
-"""Placement: from a graph and a distribution policy to a plan of programs and transfers."""
+"""Places a graph under a distribution policy: the result is a plan of programs and transfers."""

@@ -74,7 +74,7 @@ def transfer_movement(move: Move, times: int) -> Movement:
 
 
 def collective_movements(programs: Sequence[PlannedProgram]) -> list[Movement]:
-    """The collectives of each group; those that differ only in bytes are summed."""
+    """The collectives of each group; sums collectives that differ only in bytes."""
     totals: dict[Movement, int] = {}
     for program in programs:
         for c in program.collectives:

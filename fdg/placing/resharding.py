@@ -135,8 +135,8 @@ class Change:
     def temporary(self, size: int) -> int:
         """The maximum bytes that a device temporarily needs in addition to both parts.
 
-        Slicing needs none, nor does gathering along the first dimension, which is contiguous. Gathering along
-        another dimension needs the result before it is transposed; along several, the intermediate results.
+        Slicing needs none. Gathering along the first dimension needs none, because it is contiguous; along
+        another one it needs the result before it is transposed; along several, the intermediate results.
         For an exchange, XLA may materialise the whole array.
         """
         if self.kind == EXCHANGE:

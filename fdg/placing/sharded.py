@@ -128,7 +128,7 @@ def _layout(
 def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[ShardedLeaf]) -> Schedule:
     """Sets the layout of each value of a schedule.
 
-    Values of a sharded leaf have the leaf's layout, and so do values that become such a leaf. A value that
+    Values of a sharded leaf, and values that become one, have the leaf's layout. A value that
     becomes two leaves with different layouts is replicated. If several groups keep a leaf, the copy that is
     split into the most parts becomes the primary copy.
     """

@@ -39,7 +39,7 @@ def computations(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _walk(program: dict[str, list[str]], name: str, calls: int) -> Iterator[Collective]:
-    """Yields the collectives of a computation that runs `calls` times, and of those that it calls."""
+    """Yields the collectives of a computation that runs `calls` times, and of its callees."""
     for line in program.get(name, [""])[1:]:
         instruction = re.match(r"\s*(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\(", line)
         if not instruction:

@@ -345,7 +345,7 @@ class StepBuilder:
 def move_slots(memory: Memory, slots: Sequence[tuple[int, int]], dead_slots: Iterable[int] = ()) -> None:
     """Moves the content of the first slot of each pair to the second, as one simultaneous assignment.
 
-    Empties the slots `dead_slots`, except those that are the second of a pair.
+    Empties the slots `dead_slots` that are not the second of a pair.
     """
     for contents in (memory.arrays, memory.producers):
         if contents is None:

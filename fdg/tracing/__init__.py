@@ -1,1 +1,1 @@
-"""From an algorithm to its dataflow graph."""
+"""Traces an algorithm to its dataflow graph."""

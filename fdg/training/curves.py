@@ -165,7 +165,7 @@ def compare(
 ) -> "Drawn":
     """Plots several runs: a statistic over seeds with its 95% bootstrap interval.
 
-    Runs that differ only in their seeds form one curve, and so do the agents of a run with `num_seeds`. Each
+    Runs that differ only in their seeds, and the agents of a run with `num_seeds`, form one curve. Each
     environment has a panel.
 
     Args:

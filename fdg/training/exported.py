@@ -122,7 +122,7 @@ def load_exported(path: str | Path) -> Exported:
 
 
 def _deserialize(program: bytes, facts: Mapping[str, Any], path: str) -> Any:
-    """Deserialises the program; raises `FdgError` if this JAX version cannot read the one that wrote it."""
+    """Deserialises the program; raises `FdgError` if this JAX version cannot read it."""
     jax_version, convention = facts.get("jax"), facts.get("calling_convention")
     oldest = jax.export.minimum_supported_calling_convention_version
     newest = jax.export.maximum_supported_calling_convention_version

@@ -110,7 +110,7 @@ def load_with_names(
 
 
 def _check_equal_algorithm(algorithm: Any, config: Mapping[str, Any], path: Path) -> None:
-    """Refuses an algorithm with other hyperparameters than the run; names those of networks first."""
+    """Refuses an algorithm whose hyperparameters differ from the run's; names network fields first."""
     description = describe(algorithm, None)
     entries = {name: description[name] for name in ("algo", "env", "hyperparameters")}
     differences = sorted(changes(config, entries).items(), key=lambda item: item[0] not in NETWORK_FIELDS)

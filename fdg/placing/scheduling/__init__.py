@@ -1,1 +1,1 @@
-"""Scheduling passes: from an opened iteration to a schedule. Each works on plain values."""
+"""Passes that turn an opened iteration into a schedule. Each works on plain values."""

@@ -9,7 +9,7 @@ reading what `learn` computes:
     m = judge(a, w)   level 2, actors: `w` is transferred after level 1
 
 A program whose results no other group waits for is merged into its group's next program: `count` of level 1
-on actors, of which only actors read the result, becomes part of level 2.
+on actors becomes part of level 2, because only actors read its result.
 """
 
 import collections
@@ -232,7 +232,7 @@ class _Block:
     # --- the order ---
 
     def _in_order(self, delay: str) -> Iterator[Step]:
-        """For each level programs, loops, and then transfers of their results."""
+        """Yields each level's programs and loops, then the transfers of their results."""
         last = max([-1, *(level for _, level in self._programs), *(level for level, _ in self._loops)])
         for level in range(-1, last + 1):
             for group in self.placement.order:

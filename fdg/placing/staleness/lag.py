@@ -128,7 +128,7 @@ def _cut_graph(graph: FDG, first: int) -> tuple[FDG, int, int]:
 
 
 def _split_scan(eqn: core.JaxprEqn, first: int) -> list[core.JaxprEqn]:
-    """Splits a scan into two, of which the first runs `first` trips; concatenates their stacked results."""
+    """Splits a scan into two, the first with `first` trips; concatenates their stacked results."""
     constants, carried = jaxprs.scan_sizes(eqn.params)
     length, reverse = eqn.params["length"], eqn.params["reverse"]
 
