@@ -72,12 +72,12 @@ class Engine:
         self._structure = jax.tree.structure(plan.graph.state)
         self.state_shape = jax.tree.unflatten(self._structure, self._shapes)
         self._shardings = [shape.sharding for shape in self._shapes]
-        # One program can only lay out its results on its own devices.
-        self._is_whole = isinstance(self._execution, OneProgram)
+        # A single program can only lay out its results on its own devices.
+        self._is_single = isinstance(self._execution, OneProgram)
         self._init = jax.jit(
             self._init_leaves,
-            out_shardings=self._shardings if self._is_whole else None,
-            compiler_options=xla_options(devices[0].platform if self._is_whole else jax.default_backend()),
+            out_shardings=self._shardings if self._is_single else None,
+            compiler_options=xla_options(devices[0].platform if self._is_single else jax.default_backend()),
         )
         self._returned = ReturnedArrays()
         self._iterations = 0  # iterations behind the returned state, as far as this engine ran them
@@ -99,7 +99,7 @@ class Engine:
             raise FdgError(f"init({text:.60}): give an integer, such as init(0); init makes the key from it")
         with host_errors():
             leaves = self._make(first_start(self.algorithm, seed))
-        if not self._is_whole:
+        if not self._is_single:
             leaves = [put(x, shape) for x, shape in zip(leaves, self._shapes, strict=True)]
         return jax.tree.unflatten(self._structure, typed_like(self._shapes, leaves))
 
@@ -324,7 +324,7 @@ class Engine:
         if not host_calls.calls_host(jaxprs.open_jaxpr(traced.jaxpr).eqns):
             return self._init(key)
         jaxpr = host_calls.guard(traced.jaxpr, "init", _end_other_processes)
-        shardings = self._shardings if self._is_whole else None
+        shardings = self._shardings if self._is_single else None
         init_guarded = jax.jit(core.jaxpr_as_fun(jaxpr), out_shardings=shardings)
         leaves = jax.tree.leaves(key)  # in a sweep, `key` has hyperparameters too
         groups = [call.group for call, _ in self.plan.calls() if host_calls.calls_host(call.equations)]

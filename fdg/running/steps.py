@@ -71,16 +71,16 @@ class Resharder(Transfer):
 
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """Reshards the arrays to the target's layouts, asynchronously."""
-        moved = []
+        results = []
         for array, change, name, target_sharding in zip(
             arrays, self._changes, self._names, self._target_shardings, strict=True
         ):
             source_sharding, _ = shardings(change, self._mesh)
             resharded = self.programs[name].compiled(_with_sharding(array, source_sharding))
-            moved.append(_with_sharding(resharded, target_sharding))
+            results.append(_with_sharding(resharded, target_sharding))
             if self._donates:
                 array.delete()
-        return moved
+        return results
 
 
 def _with_sharding(array: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -248,14 +248,14 @@ class StepBuilder:
 
         On a lane it also waits for the program to finish, if the program calls Python.
         """
-        collectives, crosses = self.collectives, spans_processes(mesh)
-        waits = not crosses and self.lanes is not None and holds_host(call, mesh)
+        collectives, is_collective = self.collectives, spans_processes(mesh)
+        waits = not is_collective and self.lanes is not None and holds_host(call, mesh)
 
         def start(arrays: Sequence[Any]) -> Sequence[Any]:
-            if crosses:
+            if is_collective:
                 collectives.wait()
             results = program.compiled(*arrays)
-            if crosses:
+            if is_collective:
                 collectives.register([results[-1]])
             if waits:
                 jax.block_until_ready(results[-1])
@@ -294,10 +294,10 @@ class StepBuilder:
 
         def run(memory: Memory) -> None:
             arrays, producers = memory.arrays, memory.producers
-            moved = action(read_inputs(arrays))
+            results = action(read_inputs(arrays))
             for i in freed_slots:
                 arrays[i] = None
-            for i, array in zip(outputs, moved, strict=True):
+            for i, array in zip(outputs, results, strict=True):
                 arrays[i] = array
             if producers is not None:
                 for a, b in zip(inputs, outputs, strict=True):
