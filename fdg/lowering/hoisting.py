@@ -30,7 +30,7 @@ class HoistRule(NamedTuple):
     # the maximum bytes that are passed to a loop's trips; with `recompute`, of all hoisted values of the loop
     max_bytes: int
     recompute: bool = False  # recompute hoisted dependencies that the loop reads too, instead of passing them
-    # True for equations that are never hoisted, nor is what depends on them
+    # True for equations that stay in the loop, with all that depends on them
     is_fixed: Callable[[Any], bool] = lambda eqn: False
 
 

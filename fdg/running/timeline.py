@@ -106,7 +106,7 @@ class Timeline:
         return ProgramRun(group, dependencies, name, self.iterations)
 
     def register(self, group: str, run: ProgramRun | None, result: jax.Array) -> None:
-        """Registers a dispatched program by its result `result`; `run` is None if it is not watched."""
+        """Registers a dispatched program by one of its results; `run` is None if it is not watched."""
         self._last_results[group] = result
         if run is not None:
             self._last_runs[group] = run

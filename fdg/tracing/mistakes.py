@@ -112,7 +112,7 @@ def _space_of(error: Exception) -> str:
 
 
 def check_arrays(what: str, tree: Any, name: str = "state") -> None:
-    """Checks that all leaves of a state, or of what has another name, are arrays.
+    """Checks that all leaves of a pytree, which messages call `name`, are arrays.
 
     `what` is the function that returned it, such as `Mine.init`.
     """

@@ -20,7 +20,7 @@ _CONSTANT, _UNCHANGED, _NEW = range(3)
 class _Draw(NamedTuple):
     """A random draw whose key never changes."""
 
-    depends: int
+    depends: int  # what the key depends on: `_CONSTANT` or `_UNCHANGED`
     calls: tuple[core.JaxprEqn, ...]  # the draw, and the calls around it, outermost first
 
 
@@ -100,12 +100,12 @@ def _follow_loop(body: jaxprs.Body, inputs: tuple[int, ...]) -> tuple[tuple[int,
     """`_follow` for a loop's body, at the fixed point of its carry."""
     while True:
         outputs, draws = _follow(body.jaxpr, inputs)
-        after = list(inputs)
-        for into, out in body.carry:
-            after[into] = max(after[into], outputs[out])
-        if tuple(after) == inputs:
+        next_inputs = list(inputs)
+        for i, j in body.carry:
+            next_inputs[i] = max(next_inputs[i], outputs[j])
+        if tuple(next_inputs) == inputs:
             return outputs, draws
-        inputs = tuple(after)
+        inputs = tuple(next_inputs)
 
 
 def _line(calls: Sequence[core.JaxprEqn]) -> str | None:

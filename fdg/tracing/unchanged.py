@@ -36,9 +36,9 @@ Seen = dict[str, tuple[Any, Any]]
 def check_unchanged(root: Any, what: str, every: str = "call", warns: bool = True) -> Iterator[None]:
     """A context that raises if traced code changes attributes, objects or globals that a method reaches.
 
-    `root` is `self` of the traced method `what`; attributes of libraries' objects are not checked. `every`
-    names the unit at which the change was meant to happen. With `warns`, it also warns about Python's and
-    NumPy's random numbers, and about numbers in globals (possibly counters).
+    `root` is `self` of the traced method `what`; attributes of libraries' objects are not checked. The user
+    expected the change in each `every`. With `warns`, it also warns about Python's and NumPy's random
+    numbers, and about numbers in globals (possibly counters).
     """
     before, _alive = _reachable(root)
     yield
@@ -109,11 +109,11 @@ def _parts(path: str, value: Any) -> list[tuple[str, Any]]:
     """The objects that a value refers to, each with its path."""
     match value:
         case dict():
-            return [(f"{path}[{key!r:.40}]", item) for key, item in _few(value.items())]
+            return [(f"{path}[{key!r:.40}]", item) for key, item in _bounded_list(value.items())]
         case tuple() if hasattr(value, "_fields"):
             return [(f"{path}.{name}", getattr(value, name)) for name in value._fields]
         case list() | tuple() | deque():
-            return [(f"{path}[{i}]", item) for i, item in enumerate(_few(value))]
+            return [(f"{path}[{i}]", item) for i, item in enumerate(_bounded_list(value))]
         case functools.partial():
             return [(path, value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords)]
         case types.MethodType():
@@ -127,7 +127,7 @@ def _parts(path: str, value: Any) -> list[tuple[str, Any]]:
     return _attributes(path, value) if _module_owner(type(value).__module__) != "library" else []
 
 
-def _few(values: Any) -> list[Any]:
+def _bounded_list(values: Any) -> list[Any]:
     """The values as a list; empty if there are more than the maximum."""
     return list(values) if len(values) <= _MAX_VISITED else []
 

@@ -104,8 +104,7 @@ def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[cor
 
 
 def _cut_graph(graph: FDG, first: int) -> tuple[FDG, int, int]:
-    """Cuts the scan at trip `first`; returns the graph, and the numbers of fragments before the second scan
-    and in it."""
+    """Cuts the scan at trip `first`; returns the graph, and how many fragments are before and in the rest."""
     actors = {f.name for f in graph.fragments if f.role == "actor"}
     (scan,) = _scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors)
     num_inside = len(fragments_in([scan]))
