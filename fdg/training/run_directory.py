@@ -17,7 +17,7 @@ import numpy as np
 from fdg import files
 from fdg.errors import FdgError, FdgWarning, UnwritableError, listed
 from fdg.reading import open_regular, read_json
-from fdg.training.settings import read_settings
+from fdg.training.settings import read_settings, read_value
 from fdg.training.writable import explain_os_errors, path_error
 
 CHECKPOINTS = "checkpoints"
@@ -305,11 +305,12 @@ def check_config(file: Path, content: Any) -> dict[str, Any]:
         has_config = config != file and config.is_file()
         fix = config if has_config else "the config.json of a run directory"
         raise FdgError(f"{file} is not the configuration of a run: give {fix}")
-    for name in ("policy_fields", "hyperparameters", "resumes"):
+    for name in ("policy_fields", "hyperparameters", "preset", "follows", "versions", "resumes"):
         expected, type_name = (list, "a list") if name == "resumes" else (dict, "an object of names")
         if name in content and not isinstance(content[name], expected):
             raise FdgError(f"{file} has {name} = {content[name]!r:.60}, which is not {type_name}")
     read_settings(file, content)
+    read_value(file, "total_steps", content["hyperparameters"].get("total_steps"), int | float | None)
     return content
 
 
@@ -320,9 +321,15 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     except FdgError:
         return None
     # Only the entries that other code reads are checked.
-    mean, returns, devices = (summary.get(name) for name in ("eval_return", "eval_returns", "devices"))
+    kinds: dict[str, Any] = {
+        **dict.fromkeys(("devices", "seeds", "failed_seeds"), list | None),
+        "versions": dict | None,
+        "eval_episodes": int | None,
+    }
+    are_known = all(isinstance(summary.get(name), kind) for name, kind in kinds.items())
+    mean, returns = summary.get("eval_return"), summary.get("eval_returns")
     are_returns = _is_metric("", mean) and (returns is None or _is_metric("_per_seed", returns))
-    return summary if are_returns and isinstance(devices, list | None) else None
+    return summary if are_known and are_returns else None
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

@@ -182,6 +182,27 @@ def test_python_says_what_is_wrong_in_one_line(tmp_path):
         assert said in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("preset", "fast"), ("follows", [1]), ("versions", ["fdg"]), ("total_steps", "1e6"), ("total_steps", [1])],
+)
+def test_an_entry_of_another_type_is_named(tmp_path, name, value):
+    run = write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0], [[1.0]] * 3)
+    config = json.loads((run / "config.json").read_text())
+    (config["hyperparameters"] if name == "total_steps" else config)[name] = value
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(fdg.FdgError, match=f"config.json has {name} = .*, which is not"):
+        fdg.compare([run])
+
+
+@pytest.mark.parametrize("wrong", [{"eval_episodes": [1]}, {"versions": "x"}, {"seeds": 1}])
+def test_a_summary_of_other_types_is_none(tmp_path, wrong):
+    run = write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0], [[1.0]] * 3)
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | wrong))
+    assert "runs have not ended" in str(fdg.compare([run]))
+
+
 def test_no_episode_while_training_is_no_area(tmp_path):
     run = write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0, 2.0], [[None, None]] * 3)
     found = fdg.compare([run])
