@@ -14,7 +14,7 @@ from fdg import jaxprs
 from fdg.agents import Agents, checked_name, first_start, of_seeds
 from fdg.arguments import check_arguments, checked_names, order_of, quoted
 from fdg.batch.collective import Collective, unexplained
-from fdg.errors import Elsewhere, FdgError, FdgWarning, host_errors
+from fdg.errors import Elsewhere, FdgError, FdgWarning, host_errors, one_line
 from fdg.garbage import infrequent_gc
 from fdg.lowering import host_calls
 from fdg.lowering.programs import with_sharding_constraints
@@ -26,7 +26,7 @@ from fdg.placing.staleness import algorithm_state
 from fdg.processes import distributed
 from fdg.processes.arrays import made_by, put
 from fdg.running.interrupts import DelayedInterrupt
-from fdg.running.leaves import ReturnedArrays, difference, typed_like, without_aliases
+from fdg.running.leaves import ReturnedArrays, as_array, difference, typed_like, without_aliases
 from fdg.running.many_programs import ManyPrograms
 from fdg.running.metrics import PendingMetrics
 from fdg.running.one_program import OneProgram
@@ -345,13 +345,16 @@ class Engine:
         return jax.tree.leaves(state if self.plan.delayed is None else self.plan.delayed.start(state))
 
     def _check(self, state: Any) -> list[jax.Array]:
-        leaves, structure = jax.tree.flatten(state)
+        try:
+            leaves, structure = jax.tree.flatten(state)
+        except Exception as error:  # a user's container may raise anything
+            raise self._refusal(state, f"JAX cannot flatten it ({one_line(error)})") from error
         if structure != self._structure:  # type: ignore[operator]
             raise self._refusal(state)
         placed = []
-        for leaf, shape in zip(leaves, self._shapes, strict=True):
-            if not isinstance(leaf, jax.Array):
-                leaf = jnp.asarray(leaf)
+        for given, shape in zip(leaves, self._shapes, strict=True):
+            if (leaf := as_array(given)) is None:
+                raise self._refusal(state)
             if leaf.is_deleted():
                 can_continue = self._interrupted is not None
                 raise FdgError(
@@ -368,13 +371,13 @@ class Engine:
         self._iterations = 0
         return without_aliases(placed)
 
-    def _refusal(self, state: Any) -> FdgError:
+    def _refusal(self, state: Any, reason: str | None = None) -> FdgError:
         expected: Any = jax.tree.structure((self.state_shape,))
-        if isinstance(state, tuple) and expected == jax.tree.structure(state[:1]):
+        if reason is None and isinstance(state, tuple) and expected == jax.tree.structure(state[:1]):
             return FdgError("this is the pair (state, metrics) that run returns: give its first element")
         return FdgError(
-            f"this is not a state of {self.plan.graph.name}: {difference(state, self.state_shape)}: give"
-            f" a state from init or run of an engine with the same algorithm and sizes"
+            f"this is not a state of {self.plan.graph.name}: {reason or difference(state, self.state_shape)}:"
+            f" give a state from init or run of an engine with the same algorithm and sizes"
         )
 
     def _count(self, iterations: int) -> None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg.arguments import quoted
+from fdg.errors import kind_of
 from fdg.jax_internals import internal
 from fdg.keys import words
 from fdg.placing.scheduling.schedule import Value
@@ -55,11 +56,19 @@ def difference(state: Any, expected: Any) -> str:
     if missing:
         return f"it {', and '.join(missing)}"
     for name, leaf in state_leaves.items():
-        arrays = (x if hasattr(x, "dtype") else jnp.asarray(x) for x in (leaf, expected_leaves[name]))
-        actual, required = (f"{array.dtype}{list(array.shape)}" for array in arrays)
+        array = as_array(leaf)
+        actual, required = quoted(leaf) if array is None else kind_of(array), kind_of(expected_leaves[name])
         if actual != required:
             return f"state{name} is {actual}, not {required}"
     return f"it is a {type(state).__name__}, not a {type(expected).__name__}"
+
+
+def as_array(leaf: Any) -> jax.Array | None:
+    """A leaf of a user's state as an array; None if JAX makes no array of it."""
+    try:
+        return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def typed_like(shapes: Sequence[Any], arrays: Sequence[jax.Array]) -> list[jax.Array]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import inspect
 import linecache
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg import keys
 from fdg.arguments import quoted
 from fdg.errors import FdgError, GraphError, NoAttributeError, one_line, text_of, user_frame
 
@@ -79,9 +77,7 @@ def explained(what: str) -> Iterator[None]:
         matches = [entry for error_type, entry in _BY_TYPE.items() if isinstance(error, error_type)]
         matches += [entry for words, entry in _BY_WORDS.items() if words in text_of(error)]
         if not matches:
-            if not (where := line_of(error)):
-                raise
-            raise GraphError(f"{what}{where} raises {one_line(error)}{_space_of(error)}") from error
+            raise GraphError(f"{what}{line_of(error)} raises {one_line(error)}{_space_of(error)}") from error
         cause, fix = matches[0]
         raise GraphError(f"{what}{line_of(error)}: {cause}: {fix}") from error
 
@@ -116,7 +112,14 @@ def check_arrays(what: str, tree: Any, name: str = "state") -> None:
 
     `what` is the function that returned it, such as `Mine.init`.
     """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    try:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+    except Exception as error:  # a user's container may raise anything
+        raise GraphError(
+            f"{what}{line_of(error)} returns a {name} that JAX cannot flatten: {one_line(error)}: give the"
+            f" keys of a dict one type, and keep no container within itself"
+        ) from error
+    for path, leaf in leaves:
         where = f"{what} returns {name}{jax.tree_util.keystr(path)}"
         if not is_array(leaf):
             kind = "an array of" if isinstance(leaf, np.ndarray) else "the"
@@ -138,10 +141,10 @@ def is_array(value: Any) -> bool:
     """Whether a leaf is an array, or a Python number, which becomes one."""
     if isinstance(value, bool | int | float | complex):
         return True
-    dtype = getattr(value, "dtype", None)
-    if dtype is None or isinstance(value, type) or inspect.isroutine(dtype):  # such as jax.numpy's functions
+    if not isinstance(value, jax.Array | np.ndarray | np.generic):
         return False
     try:
-        return keys.is_key(dtype) or jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
-    except TypeError:  # another library's tensor
+        jax.typeof(value)
+    except (TypeError, ValueError):  # texts, objects, dates, masked arrays
         return False
+    return True

@@ -255,6 +255,9 @@ def _describe_part(before: Any, after: Any, where: str) -> str:
             if jax.tree.structure(x) != jax.tree.structure(y):  # type: ignore[operator]
                 return _describe_part(x, y, where + jax.tree_util.keystr(path))
     kinds = [type(x).__name__ for x in (before, after)]
+    if kinds[0] == kinds[1]:  # what a container holds beside its leaves: static fields
+        static: list[Any] = [jax.tree.structure(x).node_data() for x in (before, after)]
+        kinds = [f"{kind} with static fields {data[1]!r:.100}" for kind, data in zip(kinds, static, strict=True)]
     return f"{where} is {kinds[1]}, and was {kinds[0]}"
 
 
