@@ -256,8 +256,9 @@ def _describe_part(before: Any, after: Any, where: str) -> str:
                 return _describe_part(x, y, where + jax.tree_util.keystr(path))
     kinds = [type(x).__name__ for x in (before, after)]
     if kinds[0] == kinds[1]:  # what a container holds beside its leaves: static fields
-        static: list[Any] = [jax.tree.structure(x).node_data() for x in (before, after)]
-        kinds = [f"{kind} with static fields {data[1]!r:.100}" for kind, data in zip(kinds, static, strict=True)]
+        structures: list[Any] = [jax.tree.structure(x) for x in (before, after)]
+        static = [structure.node_data()[1] for structure in structures]
+        kinds = [f"{kind} with static fields {x!r:.100}" for kind, x in zip(kinds, static, strict=True)]
     return f"{where} is {kinds[1]}, and was {kinds[0]}"
 
 

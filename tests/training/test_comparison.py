@@ -184,7 +184,13 @@ def test_python_says_what_is_wrong_in_one_line(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("preset", "fast"), ("follows", [1]), ("versions", ["fdg"]), ("total_steps", "1e6"), ("total_steps", [1])],
+    [
+        ("preset", "fast"),
+        ("follows", [1]),
+        ("versions", ["fdg"]),
+        ("total_steps", "1e6"),
+        ("total_steps", [1]),
+    ],
 )
 def test_an_entry_of_another_type_is_named(tmp_path, name, value):
     run = write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0], [[1.0]] * 3)
