@@ -232,7 +232,7 @@ def test_a_hint_where_updates_are_too_large(metrics, words):
     both = (
         LargeUpdates(0.01).check(metrics),
         next(
-            filter(None, map(astray_by_row := LargeUpdates(0.01).look, [[row] for row in metrics])),
+            filter(None, map(astray_by_row := LargeUpdates(0.01).check, [[row] for row in metrics])),
             None,
         ),
     )
