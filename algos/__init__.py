@@ -161,12 +161,12 @@ def get(name: str) -> Any:
       UnknownNameError: no algorithm has this name; suggests the nearest.
     """
     known = {**IN_ENVIRONMENTS, **OF_TEXT}
-    found = known.get(str(name).lower())
-    if found is None:
+    matched = known.get(str(name).lower())
+    if matched is None:
         if meant := aliases.variant(str(name)):
             raise UnknownNameError(f"unknown algorithm '{name}': {meant}")
         raise unknown_name("algorithm", name, known, "algos.names()")
-    return public(found)
+    return public(matched)
 
 
 @checked

@@ -138,7 +138,7 @@ class A3C(A2C, presets="A3C"):
 
     @property
     def updates_per_iteration(self) -> int:
-        """One with the gradient of each worker."""
+        """One update with each worker's gradient."""
         return self.num_workers
 
     def init(self, key: jax.Array) -> State:

@@ -125,14 +125,14 @@ class AlphaZero(Agent, presets="AlphaZero"):
         key, rollout_key, learn_key = jax.random.split(state.key, 3)
 
         def act(seen, keys):
-            found = self.search(state.parameters, seen[1], keys)
-            return found.action, found
+            result = self.search(state.parameters, seen[1], keys)
+            return result.action, result
 
         def step(keys, env_state, action):
             env_state, time_step = self.step(keys, env_state, action)
             return env_state, time_step._replace(observation=(time_step.observation, env_state.inner))
 
-        env_state, (observation, _), (((observations, _), _), found, time_steps) = rollout(
+        env_state, (observation, _), (((observations, _), _), searches, time_steps) = rollout(
             act,
             step,
             rollout_key,
@@ -141,7 +141,7 @@ class AlphaZero(Agent, presets="AlphaZero"):
             self.num_steps,
         )
         (parameters, optimizer_state), metrics = self.learn(
-            (state.parameters, state.optimizer_state), (observations, found, time_steps), learn_key
+            (state.parameters, state.optimizer_state), (observations, searches, time_steps), learn_key
         )
         return State(parameters, optimizer_state, env_state, observation, key, state.iteration + 1), metrics
 
@@ -180,10 +180,10 @@ class AlphaZero(Agent, presets="AlphaZero"):
     @fdg.fragment("learner", in_axes=(None, 1, None), out_axes=None)
     def learn(self, learned, trajectory, key):
         """Minibatch updates of parameters and optimiser state on a rollout `[T, B]`."""
-        observation, found, time_step = trajectory
+        observation, searches, time_step = trajectory
         parameters, optimizer_state = learned
-        target = self.targets(parameters, found.value, time_step)
-        samples = jax.tree.map(environment_major, Sample(observation, found.policy, target))
+        target = self.targets(parameters, searches.value, time_step)
+        samples = jax.tree.map(environment_major, Sample(observation, searches.policy, target))
         parameters, optimizer_state, losses = self.epochs.learn(
             key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
         )

@@ -49,9 +49,9 @@ class ReplayBuffer(NamedTuple):
     `add(state, rows [T]) -> state`: appends a rollout, which continues the last one.
     `sample(state, key) -> Windows [n]`: before there is a window, any values of the right shapes.
     `update(state, indices [n], priority [n], ready) -> state`: gets the absolute errors of samples. If
-    `ready` (bool) is false, learning has not begun, and the state must not change. None: errors are not used,
-    and all samples of an iteration are drawn at once.
-    `least_rows`: rows needed for a window; learning does not begin before.
+    `ready` (bool) is false, learning has not begun, and the state must not change. Without `update`,
+    all samples of an iteration are drawn at once.
+    `least_rows`: rows needed for a window; learning begins when they are there.
     """
 
     init: Callable[[Any], Any]
@@ -204,10 +204,10 @@ def _scalar(function: Any) -> Callable[[Any, Any], Any]:
     """A function of one step's goals whose result must be a single number."""
 
     def one(achieved: Any, desired: Any) -> Any:
-        found = function(achieved, desired)
+        result = function(achieved, desired)
         what = f"hindsight: {getattr(function, '__name__', 'reward')} of one step's goals gives a value"
-        check_same(what, jnp.float32(0), found, dtypes=False)
-        return found
+        check_same(what, jnp.float32(0), result, dtypes=False)
+        return result
 
     return one
 

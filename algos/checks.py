@@ -86,8 +86,8 @@ def _expand_architecture(self: Any, field: str) -> None:
     settings = dict(network.settings)
     if not all(hasattr(self, name) for name in settings):
         able = _able(lambda one: all(hasattr(one, name) for name in settings))
-        given = ", ".join(f"{name}={value}" for name, value in settings.items())
-        require(self, False, f"{field} has {given}: use {listed(able or ['another'])}")
+        settings_text = ", ".join(f"{name}={value}" for name, value in settings.items())
+        require(self, False, f"{field} has {settings_text}: use {listed(able or ['another'])}")
     for name, value in {**settings, field: None}.items():
         object.__setattr__(self, name, value)
 
@@ -259,8 +259,8 @@ def check_q_network(self: Any, state: Any) -> None:
     parameters, numbers = state.learned.parameters, sum(sizes(self._outputs))
     if self._memory is not None:
         self._memory.check(parameters, state, numbers)
-    found = jax.eval_shape(self._network.apply, parameters, _seen_types(self, state))
-    check_action_values(found, numbers, (self.num_envs,))
+    output = jax.eval_shape(self._network.apply, parameters, _seen_types(self, state))
+    check_action_values(output, numbers, (self.num_envs,))
 
 
 def check_actor_and_critics(self: Any, state: Any) -> None:
@@ -269,11 +269,11 @@ def check_actor_and_critics(self: Any, state: Any) -> None:
     actor = jax.eval_shape(self._acts, self._acting(state.learned), seen)
     check_gaussian(actor, space, count, self._each)
     action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
-    found = jax.eval_shape(self._valued, state.learned, seen, action)
+    output = jax.eval_shape(self._valued, state.learned, seen, action)
     if hasattr(self, "_check_critics"):
-        return self._check_critics(found)
+        return self._check_critics(output)
     numbers = registry.option("networks").critic_outputs(self)
-    for value in check_two("critic_network", found, f"it gives two values, each [{count}]"):
+    for value in check_two("critic_network", output, f"it gives two values, each [{count}]"):
         if numbers > 1:
             why = f"{numbers} numbers (atoms) for each sample"
             check_shape("critic_network gives a distribution as", value, (count, numbers), why)
@@ -340,8 +340,8 @@ def _pay(self, state, time_step):
     axes = time_step.terminated.ndim  # A3C has one more axis: workers
     rows = jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[axes:]), time_step)
     before = state
-    found = by_name("--bonus", self.bonus).apply(state, rows)
-    state, reward = check_two("apply of bonus", found, "give a pair, (state, reward)")
+    output = by_name("--bonus", self.bonus).apply(state, rows)
+    state, reward = check_two("apply of bonus", output, "give a pair, (state, reward)")
     check_same("apply of bonus gives state", before, state)
     check_same("apply of bonus gives reward", rows.reward, reward, dtypes=False)
     reward = reward.reshape(time_step.reward.shape)

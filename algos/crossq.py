@@ -160,7 +160,7 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
     """CrossQ for continuous actions within bounds.
 
     Defaults are those of the paper's table of hyperparameters, except that critics have half the width, as in
-    Stable-Baselines3's sbx, and that there are four environments.
+    Stable-Baselines3's sbx, and that four environments run in parallel.
 
     >>> import envs
     >>> CrossQ(env=envs.make("Pendulum-v1"), num_envs=4, num_steps=2).updates_per_iteration
@@ -211,23 +211,23 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
             parameters.critics, parameters, statistics, renormalize, transition, keys[0]
         )
 
-        def of_actor(acting):
+        def of_actor(trained):
             return jax.grad(self._actor_loss, has_aux=True)(
-                acting, parameters.critics, statistics, renormalize, transition.observation, keys[1]
+                trained, parameters.critics, statistics, renormalize, transition.observation, keys[1]
             )
 
-        def unchanged(acting):
-            return jax.tree.map(jnp.zeros_like, acting), statistics.actor
+        def unchanged(trained):
+            return jax.tree.map(jnp.zeros_like, trained), statistics.actor
 
-        acting = (parameters.actor, parameters.log_temperature)
-        (actor, log_temperature), actor_statistics = jax.lax.cond(is_due, of_actor, unchanged, acting)
+        trained = (parameters.actor, parameters.log_temperature)
+        (actor, log_temperature), actor_statistics = jax.lax.cond(is_due, of_actor, unchanged, trained)
         gradient = Parameters(actor, critics, log_temperature)
         statistics = Statistics(actor_statistics, critics_statistics)
         return gradient, statistics, losses.pop("error", None), losses
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, statistics, learned, is_due):
-        """One step of Adam; actor and temperature move only if `is_due`."""
+        """One step of Adam; actor and temperature change only if `is_due`."""
         parameters, state = split_update(self, gradient, learned, is_due)
         return Learned(parameters, statistics, state, learned.updates + 1)
 
@@ -283,9 +283,9 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
             "temperature": temperature,
         })  # fmt: skip
 
-    def _actor_loss(self, acting, critics, statistics: Statistics, renormalize, observation, keys):
+    def _actor_loss(self, trained, critics, statistics: Statistics, renormalize, observation, keys):
         """The losses of actor and temperature, and the actor's next statistics; critics do not train."""
-        actor, log_temperature = acting
+        actor, log_temperature = trained
         output, after = self._normed_actor.apply(
             actor, statistics.actor, observation, in_training=True, renormalize=renormalize
         )
@@ -316,33 +316,33 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
 
     @property
     def _normed_actor(self) -> NormedNetwork:
-        own, space = networks.own(self, "actor_network", "actor"), self.env.observation_space
+        network, space = networks.own(self, "actor_network", "actor"), self.env.observation_space
         size, layers = math.prod(self.env.action_space.shape), sized(self.layers, space)
         module = GaussianActor(space, 2 * size, layers, _NormedTrunk)
-        return self._with_statistics(own, module)
+        return self._with_statistics(network, module)
 
     @property
     def _normed_critics(self) -> NormedNetwork:
-        own, space = networks.own(self, "critic_network", "critic"), self.env.observation_space
+        network, space = networks.own(self, "critic_network", "critic"), self.env.observation_space
         layers = sized(dataclasses.replace(self.layers, hidden=self.critic_hidden), space)
         module = TwinCritics(space, layers, self.grid.reading.outputs, _NormedTrunk)
-        return self._with_statistics(own, module)
+        return self._with_statistics(network, module)
 
-    def _with_statistics(self, own: Network | None, default: nn.Module) -> NormedNetwork:
-        found = without_statistics(own) if own else _normed_network(default, self.norm_decay)
-        return networks.computing(self, found)
+    def _with_statistics(self, network: Network | None, default: nn.Module) -> NormedNetwork:
+        normed = without_statistics(network) if network else _normed_network(default, self.norm_decay)
+        return networks.computing(self, normed)
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:
         return optax.adam(optimizers.step_size_of(self), b1=self.first_moment_decay)
 
 
-def _interleave(now: jax.Array, following: jax.Array) -> jax.Array:
+def _interleave(first: jax.Array, second: jax.Array) -> jax.Array:
     """Interleaves two minibatches `[N, ...]` into one, `[2 * N, ...]`.
 
     Interleaving keeps a sharding of the samples; concatenation would move samples between devices.
     """
-    return jnp.stack([now, following], axis=1).reshape(-1, *now.shape[1:])
+    return jnp.stack([first, second], axis=1).reshape(-1, *first.shape[1:])
 
 
 def _deinterleave(values: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -45,18 +45,18 @@ def quantile_error(quantiles: jax.Array, target: jax.Array, threshold: float) ->
 class Reading:
     """How losses read two critics' outputs; a subclass has `value`, `target`, `error` and `distance`."""
 
-    def lower(self: Any, given: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def lower(self: Any, outputs: tuple[jax.Array, jax.Array]) -> jax.Array:
         """The lower value of two critics' outputs, `[N]`."""
-        return jnp.minimum(*map(self.value, given))
+        return jnp.minimum(*map(self.value, outputs))
 
     def errors(
-        self: Any, given: tuple[jax.Array, jax.Array], target: jax.Array, weight: jax.Array | None = None
+        self: Any, outputs: tuple[jax.Array, jax.Array], target: jax.Array, weight: jax.Array | None = None
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss of both critics; with weights `[N]` also the samples' errors, `{"error": [N]}`.
 
         An error is the mean over both critics: the sample's next priority.
         """
-        first, second = given
+        first, second = outputs
         loss = self.error(first, target, weight) + self.error(second, target, weight)
         if weight is None:
             return loss, {}
@@ -135,15 +135,15 @@ class Distributions(Reading):
         [[3.0, 3.0, 0.0]]
         """
         lower = jnp.where((self.value(first) <= self.value(second))[:, None], first, second)
-        following = reward[:, None] + discount[:, None] * (self.returns[None] - cost[:, None])
-        return self.projected(jax.nn.softmax(lower), following)
+        returns = reward[:, None] + discount[:, None] * (self.returns[None] - cost[:, None])
+        return self.projected(jax.nn.softmax(lower), returns)
 
-    def projected(self, probability, following) -> jax.Array:
-        """Projects returns `following [N, K]` with their `probability [N, K]` onto the grid: `[N, K]`.
+    def projected(self, probability, returns) -> jax.Array:
+        """Projects `returns [N, K]` with their `probability [N, K]` onto the grid: `[N, K]`.
 
         Returns outside the grid count as its ends.
         """
-        held = jnp.clip(following, self.low, self.high)
+        held = jnp.clip(returns, self.low, self.high)
         distance = jnp.abs(held[:, :, None] - self.returns[None, None]) / self._spacing  # [N, K, K']
         shares = jnp.clip(1.0 - distance, 0.0, 1.0)
         return jnp.sum(probability[:, :, None] * shares, axis=1)
@@ -210,15 +210,15 @@ class DistributionalDQN(DQN):
 
     def _numbers(self, parameters: Any, observation: Observation) -> jax.Array:
         """The network's outputs for every action, allowed or not: `[N, n, K]`."""
-        found = self._network.apply(parameters, features_and_mask(observation)[0])
-        return found.reshape(*found.shape[:-1], -1, self.numbers_of_an_action)
+        outputs = self._network.apply(parameters, features_and_mask(observation)[0])
+        return outputs.reshape(*outputs.shape[:-1], -1, self.numbers_of_an_action)
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
         """Q of every action `[N, n]`: the mean return; `-inf` where the action is not allowed."""
         _, action_mask = features_and_mask(observation)
         return allowed_only(self._mean(self._numbers(parameters, observation)), action_mask)
 
-    def _following(self, parameters: Any, target_parameters: Any, transition: Transition) -> jax.Array:
+    def _best_next(self, parameters: Any, target_parameters: Any, transition: Transition) -> jax.Array:
         """The target network's numbers `[N, K]` for the best next action by the mean.
 
         The target network chooses that action, or with `double` the trained network."""
@@ -268,8 +268,8 @@ class QRDQN(DistributionalDQN, presets="QRDQN"):
 
     def _target(self, parameters, target_parameters, transition: Transition) -> jax.Array:
         """The target quantiles, `[N, K]`: those of the best next action by the mean (algorithm 1)."""
-        following = self._following(parameters, target_parameters, transition)
-        return transition.reward[:, None] + transition.discount[:, None] * following
+        quantiles = self._best_next(parameters, target_parameters, transition)
+        return transition.reward[:, None] + transition.discount[:, None] * quantiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,7 +322,7 @@ class C51(DistributionalDQN, presets="C51"):
         Equation 7: each possible return, `r + discount * z`, clipped to the grid, is split between its two
         neighbours.
         """
-        probability = jax.nn.softmax(self._following(parameters, target_parameters, transition))
+        probability = jax.nn.softmax(self._best_next(parameters, target_parameters, transition))
         returns = transition.reward[:, None] + transition.discount[:, None] * self._grid.returns[None]
         is_outside = (returns < self.value_min) | (returns > self.value_max)
         outside = jnp.sum(jnp.where(is_outside, probability, 0.0), axis=1)

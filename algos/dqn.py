@@ -95,8 +95,8 @@ def values(
     For several choices `[N, M, n]`, n being the largest choice. `-inf`: not allowed, or padding.
     """
     features, action_mask = features_and_mask(observation)
-    found = network.apply(parameters, features)
-    return registry.option("distributions").allowed_values(space, found, action_mask)
+    outputs = network.apply(parameters, features)
+    return registry.option("distributions").allowed_values(space, outputs, action_mask)
 
 
 def over_choices(each: jax.Array, reduced: Callable[[jax.Array, int], jax.Array] = jnp.mean) -> jax.Array:
@@ -182,10 +182,10 @@ def gradient_steps(
     return learned, replay, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)
 
 
-def iteration(self: Any, state: Any, acting: Any) -> tuple[Any, dict[str, jax.Array]]:
+def iteration(self: Any, state: Any, parameters: Any) -> tuple[Any, dict[str, jax.Array]]:
     """Steps all environments into the buffer, then takes gradient steps on minibatches.
 
-    `acting` are the parameters that act. The fragment `act` also takes the probability of a random action, or
+    `parameters` are those that act. The fragment `act` also takes the probability of a random action, or
     with a user's explorer the fraction of the run that is done.
     """
     key, rollout_key, replay_key = jax.random.split(state.key, 3)
@@ -193,10 +193,10 @@ def iteration(self: Any, state: Any, acting: Any) -> tuple[Any, dict[str, jax.Ar
         self.exploration.epsilon(state.iteration, self.num_iterations),
         state.observation_statistics,
     )
-    own = getattr(self, "explore", None) is not None
-    amount = state.iteration / self.num_iterations if own else epsilon
+    explores = getattr(self, "explore", None) is not None
+    amount = state.iteration / self.num_iterations if explores else epsilon
     rows, observations, after, metrics = replaying.collect(
-        self, state, lambda *seen: self.act(acting, statistics, amount, *seen), rollout_key
+        self, state, lambda *seen: self.act(parameters, statistics, amount, *seen), rollout_key
     )
     learned, replay, losses = gradient_steps(self, state, self.buffer.add(state.replay, rows), replay_key)
     # Here, so that an iteration normalises all observations with the same statistics.
@@ -328,7 +328,7 @@ class DQN(Agent, presets="DQN"):
     def loss(
         self, parameters: Any, target_parameters: Any, transition: Transition, weight: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
-        """The loss over a minibatch `[N]` with weights `[N]`; each sample's error `[N]`, and metrics."""
+        """The loss over a minibatch `[N]` with weights `[N]`, each sample's error `[N]`, and metrics."""
         value_of = registry.option("networks").of_action
         value = value_of(self._values(parameters, transition.observation), transition.action)
         target = jax.lax.stop_gradient(self._target(parameters, target_parameters, transition))

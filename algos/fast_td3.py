@@ -97,8 +97,8 @@ class FastTD3(TD3, presets="FastTD3"):
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
         """The negative lower critic's value of the actor's actions."""
         action = self._policy(actor, transition.observation).mode()
-        given = self._critics.apply(critics, transition.observation, action)
-        return -jnp.mean(self.grid.reading.lower(given))
+        values = self._critics.apply(critics, transition.observation, action)
+        return -jnp.mean(self.grid.reading.lower(values))
 
     @property
     def _critics(self) -> Network:

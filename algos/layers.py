@@ -139,8 +139,8 @@ def dropped(x: jax.Array, rate: float, keys: jax.Array, index: int = 0) -> jax.A
     Srivastava et al. 2014 (JMLR 15). Each sample has its own key, so results do not depend on how a minibatch
     is split: `keys [N]`, from which the layer at `index` derives its own.
     """
-    own = jax.vmap(lambda key: jax.random.fold_in(key, index))(keys)
-    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, x.shape[1:]))(own)
+    layer_keys = jax.vmap(lambda key: jax.random.fold_in(key, index))(keys)
+    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, x.shape[1:]))(layer_keys)
     return jnp.where(kept, x / (1.0 - rate), 0.0)
 
 

@@ -240,9 +240,9 @@ def accumulated_backwards(term: jax.Array, weight: jax.Array, last: jax.Array) -
     A plain scan: on a CPU (T = 128; B = 4, 64, 1024) neither an unrolled nor an associative scan was faster.
     """
 
-    def step(following: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def step(later: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         term_t, weight_t = row
-        current = term_t + weight_t * following
+        current = term_t + weight_t * later
         return current, current
 
     return jax.lax.scan(step, last, (term, weight), reverse=True)[1]

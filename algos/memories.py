@@ -211,16 +211,16 @@ class WindowedTransformer(nn.Module):
         distance = before + np.arange(steps)[:, None] - np.arange(before + steps)[None]  # [T, S]
         near = (distance >= 0) & (distance < self.window)
         visible = near[:, :, None] & (source[None] == episode[:, None])  # [T, S, N]
-        given = []
+        histories = []
         for layer in range(self.layers):
             past = jax.lax.stop_gradient(jnp.moveaxis(memory.inputs[:, layer], 1, 0))
             history = jnp.concatenate([past, x])  # [S, N, H]
-            given.append(history)
+            histories.append(history)
             block = GatedBlock(self.size, self.heads, name=f"layer_{layer}")
             x = block(x, history, visible, np.clip(distance, 0, before), self.window)
         # The memory after step t is positions t + 1 to t + M.
         rows = np.arange(steps)[:, None] + np.arange(1, self.window)[None]  # [T, M]
-        inputs_after = jnp.stack([history[rows] for history in given], axis=2)  # [T, M, L, N, H]
+        inputs_after = jnp.stack([history[rows] for history in histories], axis=2)  # [T, M, L, N, H]
         valid = source[rows] == episode[:, None]  # [T, M, N]
         inputs_after = jnp.where(valid[:, :, None, :, None], inputs_after, 0.0)
         memories = Window(jnp.transpose(inputs_after, (0, 3, 2, 1, 4)), jnp.moveaxis(valid, 1, 2))

@@ -113,8 +113,8 @@ class MuZero(Agent, presets="MuZero"):
     def act(self, parameters, statistics, observation, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B]`, and the `Search [B]` that chose it."""
         seen = self.normalizers.seen(statistics, observation)
-        found = self._searched(parameters, seen, keys, self.gumbel_scale)
-        return found.action, found
+        result = self._searched(parameters, seen, keys, self.gumbel_scale)
+        return result.action, result
 
     @fdg.fragment("learner", in_axes=(None, 0, 1, None), out_axes=(None, 0, None))
     def learn(self, learned, running, trajectory, key):
@@ -152,14 +152,14 @@ class MuZero(Agent, presets="MuZero"):
 
     def samples(self, parameters: Any, trajectory: Any) -> Sample:
         """The samples `[T, B]` of a rollout `[T, B]`, whose `decision` is a `Search`."""
-        time_step, found = trajectory.time_step, trajectory.decision
+        time_step, searches = trajectory.time_step, trajectory.decision
         steps = self.unroll_steps
         return Sample(
             observation=features_and_mask(trajectory.observation)[0],
             action=windows(trajectory.action, steps),
             reward=windows(time_step.reward, steps),
-            policy=windows(found.policy, steps + 1),
-            value=windows(self.targets(parameters, found.value, time_step), steps + 1),
+            policy=windows(searches.policy, steps + 1),
+            value=windows(self.targets(parameters, searches.value, time_step), steps + 1),
             **presence(time_step.terminated, time_step.truncated, steps),
         )
 

@@ -100,25 +100,25 @@ RUNNING = Normalizer(init_observations, normalize_observations, update_observati
 # --- the functions of `algos.on_policy.Normalizers`; `own` is the user's normaliser, or None ---
 
 
-def begin(own: Normalizer | None, space: ObservationSpace) -> Any:
+def begin(normalizer: Normalizer | None, space: ObservationSpace) -> Any:
     """Initial statistics of observations."""
-    return _chosen(own).init(space)
+    return _chosen(normalizer).init(space)
 
 
-def seen(own: Normalizer | None, statistics: Any, observation: Any) -> Any:
+def seen(normalizer: Normalizer | None, statistics: Any, observation: Any) -> Any:
     """Normalises observations `[..., *obs]` for the networks."""
 
     def apply(features: Any) -> Any:
-        after = _chosen(own).apply(statistics, features)
+        after = _chosen(normalizer).apply(statistics, features)
         check_same("apply of normalize gives observations", features, after, dtypes=False)
         return after
 
     return map_features(apply, observation)
 
 
-def observed(own: Normalizer | None, statistics: Any, observation: Any) -> Any:
+def observed(normalizer: Normalizer | None, statistics: Any, observation: Any) -> Any:
     """Updates the statistics with observations `[T, B, *obs]`."""
-    after = _chosen(own).update(statistics, features_and_mask(observation)[0])
+    after = _chosen(normalizer).update(statistics, features_and_mask(observation)[0])
     check_same("update of normalize gives statistics", statistics, after)
     return after
 
@@ -128,17 +128,17 @@ def begin_returns(shape: tuple[int, ...]) -> tuple[RunningStatistics, jax.Array]
     return init(()), jnp.zeros(shape, jnp.float32)
 
 
-def check(given: ObservationNormalizer, algorithm: Any) -> None:
+def check(settings: ObservationNormalizer, algorithm: Any) -> None:
     """Refuses two normalisers, and observations without a mean or variance."""
     require(
         algorithm,
-        given.normalize is None or not given.normalize_observation,
-        f"normalize_observation=True and normalize={given.normalize!r:.60}: give one of them",
+        settings.normalize is None or not settings.normalize_observation,
+        f"normalize_observation=True and normalize={settings.normalize!r:.60}: give one of them",
     )
     space = algorithm.env.observation_space
     require(
         algorithm,
-        not given.normalize_observation or has_statistics(space),
+        not settings.normalize_observation or has_statistics(space),
         f"normalize_observation=True: {space} has no mean or variance; leave it False",
     )
 
@@ -166,8 +166,8 @@ def normalize_rollout(
     return seen, (running_return, *kept), (observation_statistics, return_statistics, *more)
 
 
-def _chosen(own: Normalizer | None) -> Normalizer:
-    return RUNNING if own is None else by_name("--normalize", own)
+def _chosen(normalizer: Normalizer | None) -> Normalizer:
+    return RUNNING if normalizer is None else by_name("--normalize", normalizer)
 
 
 def update(

@@ -108,11 +108,11 @@ def init(self: Any, key: jax.Array) -> State:
 def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
     """Steps all environments, then takes the gradient steps."""
     key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
-    acting, statistics = _at_work(self, state.learned), state.observation_statistics
+    actor, statistics = _at_work(self, state.learned), state.observation_statistics
     learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
     progress = state.iteration / self.num_iterations if self.explore is not None else None
     rows, observations, after, metrics = replaying.collect(
-        self, state, lambda *seen: self.act(acting, statistics, learning, progress, *seen), rollout_key
+        self, state, lambda *seen: self.act(actor, statistics, learning, progress, *seen), rollout_key
     )
     stored = state._replace(replay=self.buffer.add(state.replay, rows))
     learned, replay, losses = gradient_steps(self, stored, sample_key, learn_key, learning)
@@ -152,8 +152,8 @@ def actor(self: Any, state: State) -> Actor:
 
 def _at_work(self: Any, learned: Any) -> Any:
     """The parameters for acting; with a memory also the critics', whose memories advance too."""
-    acting = self._acting(learned)
-    return acting if self._memory is None else (acting, learned.parameters.critics)
+    actor = self._acting(learned)
+    return actor if self._memory is None else (actor, learned.parameters.critics)
 
 
 @fdg.fragment("actor", in_axes=(None, None, None, None, 0, 0, 0))

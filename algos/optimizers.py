@@ -58,7 +58,7 @@ def user_optimizer(
     """
     if optimizer is None:
         return None
-    make = _found(optimizer) if isinstance(optimizer, str) else optimizer
+    make = _resolved(optimizer) if isinstance(optimizer, str) else optimizer
     if _is_transformation(make):
         return make
     if not callable(make):
@@ -89,7 +89,7 @@ def _is_transformation(value: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _found(name: str) -> Callable[..., Any]:
+def _resolved(name: str) -> Callable[..., Any]:
     """Resolves a name."""
     if ":" in name:
         return user_code.found("--optimizer", name)
@@ -148,10 +148,10 @@ def clipped_rmsprop(
 def optimizer_of(algorithm: Any) -> optax.GradientTransformation:
     """An algorithm's optimiser: the user's, or its default."""
     step_size, clip = step_size_of(algorithm), getattr(algorithm, "max_grad_norm", None)
-    own = user_optimizer(algorithm.optimizer, step_size, clip)
-    if own is None and hasattr(algorithm, "_default_optimizer"):
+    optimizer = user_optimizer(algorithm.optimizer, step_size, clip)
+    if optimizer is None and hasattr(algorithm, "_default_optimizer"):
         return algorithm._default_optimizer
-    return clipped_adam(step_size, algorithm.max_grad_norm) if own is None else own
+    return clipped_adam(step_size, algorithm.max_grad_norm) if optimizer is None else optimizer
 
 
 def adam_of(algorithm: Any) -> optax.GradientTransformation:

@@ -136,7 +136,7 @@ class PPO(Agent, presets="PPO"):
             decision.value, time_step, lambda final: self.policy_and_value(parameters, see(final))[1]
         )
         advantage, target = self.advantage(reward, decision.value, next_value, time_step)
-        advantage, novelty, known, running_novelty, found = self._novelty.added(
+        advantage, novelty, known, running_novelty, measured = self._novelty.added(
             advantage, parameters, known, running_novelty, see, trajectory, key
         )
         samples = self.samples(see, trajectory, advantage, target)._replace(novelty=novelty)
@@ -146,7 +146,7 @@ class PPO(Agent, presets="PPO"):
         )
         observation_statistics = self.normalizers.observed(observation_statistics, trajectory.observation)
         explained = {"explained_variance": explained_variance(target, decision.value)}
-        metrics = {**episode_metrics(time_step), **losses, **explained, **found}
+        metrics = {**episode_metrics(time_step), **losses, **explained, **measured}
         learned = parameters, optimizer_state, observation_statistics, return_statistics, known
         return learned, (running_return, running_novelty), metrics
 

@@ -149,8 +149,8 @@ class PQN(Agent, presets="PQN"):
     def check_when_traced(self, state: State) -> None:
         """Refuses a network without a value for each action."""
         features = composite.types(self.env.observation_space, (self.num_envs,))
-        found = jax.eval_shape(self._network.apply, state.parameters, features)
-        check_action_values(found, sum(sizes(choices(self.env))), (self.num_envs,))
+        output = jax.eval_shape(self._network.apply, state.parameters, features)
+        check_action_values(output, sum(sizes(choices(self.env))), (self.num_envs,))
 
     _memory = None
     _outputs = property(lambda self: choices(self.env))

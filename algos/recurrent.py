@@ -217,8 +217,8 @@ def _unroll_steps(
     )
     if actor_critic:
         of_rows = pair(of_rows, (math.prod(leading),))
-    found = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1), of_rows)
+    output = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1), of_rows)
     if not actor_critic:
-        return AgentValues(found, memory=())
-    policy, value = found
+        return AgentValues(output, memory=())
+    policy, value = output
     return Output(policy, value, memory=())

@@ -204,10 +204,8 @@ class SoftEnsemble(Agent, driver=off_policy):
     def update(self, gradient, learned, is_due):
         """One step of Adam and of the targets; actor and temperature change only if `is_due`."""
         parameters, state = split_update(self, gradient, learned, is_due)
-        target_critics = optax.incremental_update(
-            parameters.critics, learned.target_critics, self.target_rate
-        )
-        return Learned(parameters, target_critics, state, learned.updates + 1)
+        critics = optax.incremental_update(parameters.critics, learned.target_critics, self.target_rate)
+        return Learned(parameters, critics, state, learned.updates + 1)
 
     def _target(self, transition: Transition, next_values, entropy_term, keys) -> Any:
         """The regression target of the critics, leading axis `N`.
@@ -279,11 +277,11 @@ class SoftEnsemble(Agent, driver=off_policy):
         """The distribution over actions in [-1, 1], for observations `[N, *obs]`."""
         return sac.squashed(self._actor.apply(actor, observation), self.env.action_space.shape)
 
-    def _check_critics(self, found: Any) -> None:
+    def _check_critics(self, output: Any) -> None:
         outputs, shape = self._outputs, (self.num_critics, self.num_envs)
         more, what = ((), "value") if outputs == 1 else ((outputs,), f"{outputs} numbers")
         why = f"{what} of each of num_critics={self.num_critics} critics for each sample"
-        check_shape("critic_network gives", found, (*shape, *more), why)
+        check_shape("critic_network gives", output, (*shape, *more), why)
 
     @property
     def _critics(self) -> Network:

@@ -74,7 +74,7 @@ class ReplayState(NamedTuple):
         if not hasattr(ring, "is_full"):  # prioritised: its tree has the ring's length
             return self
         stored, wanted = jax.tree.leaves(ring.experience), jax.tree.leaves(shape.rings.experience)
-        axis = ring.current_index.ndim + 1  # after the axes of agents and environments, and flashbax's own
+        axis = ring.current_index.ndim + 1  # after the axes of agents and environments, and flashbax's axis
         length, longer = stored[0].shape[axis], wanted[0].shape[axis]
         if longer <= length or np.any(self.added > length):
             return self
@@ -198,13 +198,13 @@ class Replay:
         return self.buffer_size // (self.num_envs * self.steps_of_a_row)
 
     def init(self, observation: Observation, action: Any, memory: Any = None) -> ReplayState:
-        """An empty buffer for `observation [B, *obs]` and `action [B, *action]`, of which shapes and dtypes
-        count."""
+        """An empty buffer for `observation [B, *obs]` and `action [B, *action]`; only shapes and dtypes are
+        used."""
         scalar, ended = jnp.zeros(self.num_envs, jnp.float32), jnp.zeros(self.num_envs, bool)
         return self.init_of_rows(Step(observation, action, scalar, ended, ended, observation))
 
     def init_of_rows(self, rows: Any) -> ReplayState:
-        """An empty buffer for `rows`, one per environment, `[B, ...]`, of which shapes and dtypes count."""
+        """An empty buffer for `rows [B, ...]`, one per environment; only shapes and dtypes are used."""
         ring = self._ring.init(jax.tree.map(lambda x: jnp.zeros_like(x[0]), rows))
         rings = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_envs, *x.shape)), ring)
         # Some of flashbax's numbers are weakly typed only initially, which would compile twice.
@@ -280,7 +280,7 @@ class Replay:
     @fdg.fragment("buffer", in_axes=(_AXES, None, 0, 0), out_axes=_AXES, name="prioritize")
     def _prioritize(self, state: ReplayState, ready, indices, priority) -> ReplayState:
         update = self._ring.update
-        assert update is not None  # `prioritize` asked
+        assert update is not None  # `prioritize` has checked it
         mapped = jax.vmap(update, in_axes=(0, 0, 0, None))
         return state._replace(rings=mapped(state.rings, indices, priority, ready))
 
@@ -352,7 +352,7 @@ def importance_weight(probability: jax.Array, beta: float | jax.Array) -> jax.Ar
 def prioritized_steps(
     self: Any, state: Any, sample_key: jax.Array, learn_key: jax.Array, learning: jax.Array
 ) -> tuple[Any, ReplayState, Any]:
-    """`algos.off_policy.gradient_steps` where errors change priorities: minibatches are drawn one by one."""
+    """`algos.off_policy.gradient_steps` if errors change priorities: each step draws its minibatch."""
     replay, beta = self.buffer, self.replays.beta(state.iteration, self.num_iterations)
 
     def one_step(carry, keys):

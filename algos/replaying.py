@@ -226,10 +226,10 @@ def memory_of(self: Any) -> Any:
     if not hasattr(self, "memory_settings"):
         return None
     field = getattr(self, "network", None)
-    own = None if field is None else registry.option("networks").own(self, "network", "actor")
-    if self.memory is None if own is None else not hasattr(own, "unroll"):
+    network = None if field is None else registry.option("networks").own(self, "network", "actor")
+    if self.memory is None if network is None else not hasattr(network, "unroll"):
         return None
-    return registry.option("memory").with_memory(self, own)
+    return registry.option("memory").with_memory(self, network)
 
 
 # --- acting ---
@@ -273,16 +273,16 @@ def no_action(self: Any, num_envs: int) -> jax.Array:
 
 
 def choose(
-    self: Any, acting, statistics, observation, recollection, keys, amount, greedy: bool = False
+    self: Any, parameters, statistics, observation, recollection, keys, amount, greedy: bool = False
 ) -> tuple[jax.Array, Any]:
     """Actions `[B, *action]` for `observation [B, *obs]` and `keys [B]`, and the memory after it.
 
-    `acting` are the parameters that act; `amount` scales exploration, or is the progress for an `Explorer`.
+    `parameters` are those that act; `amount` scales exploration, or is the progress for an `Explorer`.
     """
     if recollection is not None:
         remembered = recollection, keys, amount, greedy
-        return registry.option("rings").choose(self, acting, statistics, observation, *remembered)
-    policy = self._policy(acting, self.normalizers.seen(statistics, observation))
+        return registry.option("rings").choose(self, parameters, statistics, observation, *remembered)
+    policy = self._policy(parameters, self.normalizers.seen(statistics, observation))
     return policy.mode() if greedy else self._sampled(policy, amount, keys), None
 
 
@@ -297,22 +297,22 @@ def collect(
     each action; changed fields of the state; and metrics.
     """
     if state.recollection is None:
-        env_state, observation, (taken, _, time_steps) = rollout(
+        env_state, observation, (chosen, _, time_steps) = rollout(
             act=lambda observation, keys: act(observation, None, keys),
             key=key, env_state=state.env_state, observation=state.observation, **self._rolling,
         )  # fmt: skip
         recollection, remembered = None, (None, None)
     else:
         remembering = registry.option("rings").recollected(self, state, act, key)
-        env_state, observation, recollection, (taken, remembered, time_steps) = remembering
+        env_state, observation, recollection, (chosen, remembered, time_steps) = remembering
     bonus, time_steps, paid = self._paid(state.bonus, time_steps)
-    steps = registry.option("replay").Step.of(*taken, time_steps)
+    steps = registry.option("replay").Step.of(*chosen, time_steps)
     after = {"env_state": env_state, "observation": observation, "recollection": recollection, "bonus": bonus}
-    return self.buffer.cut(*remembered, steps), taken[0], after, {**episode_metrics(time_steps), **paid}
+    return self.buffer.cut(*remembered, steps), chosen[0], after, {**episode_metrics(time_steps), **paid}
 
 
-def actor_of(self: Any, state: State, acting: Any, amount: jax.Array) -> Actor:
-    """An actor with the parameters `acting`; `amount` scales exploration."""
+def actor_of(self: Any, state: State, parameters: Any, amount: jax.Array) -> Actor:
+    """An actor with these `parameters`; `amount` scales exploration."""
 
     def begun(num_envs):
         recollection = first_recollection(self, num_envs)
@@ -321,7 +321,7 @@ def actor_of(self: Any, state: State, acting: Any, amount: jax.Array) -> Actor:
     def act(memory, observation, start, keys, greedy):
         recollection = None if memory == () else registry.option("rings").Recollection(memory, start)
         statistics = state.observation_statistics
-        action, after = choose(self, acting, statistics, observation, recollection, keys, amount, greedy)
+        action, after = choose(self, parameters, statistics, observation, recollection, keys, amount, greedy)
         return self._for_environment(action), memory if recollection is None else after
 
     return Actor(begun, act)

@@ -29,7 +29,7 @@ class Recollection(NamedTuple):
     """The recurrent state of an actor, and where it must be reset."""
 
     memory: Any  # leading axis B
-    start: jax.Array  # [B] bool: an episode starts here, so `memory`, left from the last one, is ignored
+    start: jax.Array  # [B] bool: an episode starts here, so `memory`, of the previous one, is ignored
 
 
 class ActorMemory(NamedTuple):
@@ -130,16 +130,16 @@ def first_recollection(self: Any, action: jax.Array) -> Recollection:
 
 
 def choose(
-    self: Any, acting, statistics, observation, recollection, keys, amount, greedy: bool
+    self: Any, parameters, statistics, observation, recollection, keys, amount, greedy: bool
 ) -> tuple[jax.Array, ActorMemory]:
     """`algos.replaying.choose` with a recollection `[B]`."""
     seen, memory = self.normalizers.seen(statistics, observation), recollection.memory
     if self._memory is None:
-        policy = self._policy(acting, seen)
+        policy = self._policy(parameters, seen)
     else:
         seen = self._memory.seen(seen, recollection)
-        policy = self._policy(self._memory.of_actor(acting), seen)
-        memory = memory._replace(network=self._memory.after(acting, seen))
+        policy = self._policy(self._memory.of_actor(parameters), seen)
+        memory = memory._replace(network=self._memory.after(parameters, seen))
     if greedy or self.explorer.explore is None:
         return policy.mode() if greedy else self._sampled(policy, amount, keys), memory
     apply = by_name("--explore", self.explorer.explore).apply
@@ -190,7 +190,7 @@ def _joined(send: Callable, recv: Callable) -> Callable:
 class _RunningStep(NamedTuple):
     """A running step of one part of the environments; leading axis `B / R`."""
 
-    sent: Any  # what `send` gave
+    sent: Any  # what `send` returned
     observation: Any
     action: Any
     extras: Any
@@ -344,7 +344,7 @@ def _segment(self: Any, act: Any, keys: jax.Array, env_state: Any) -> tuple[Any,
         action, extras = act(observation, keys)
         return self._for_environment(action), (action, extras)
 
-    acting, operands = self.env.acting(to_environment, keys)
-    carry_out = functools.partial(self.env.segment, acting)
+    traced, operands = self.env.acting(to_environment, keys)
+    carry_out = functools.partial(self.env.segment, traced)
     run = fdg.fragment("actor", in_axes=(None, 2, 0), out_axes=(0, 0, 1, 1), name="segment")(carry_out)
     return run(operands, keys, env_state)

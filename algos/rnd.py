@@ -144,8 +144,8 @@ class Distillation:
         last = jax.tree.map(lambda x: x[-1], time_step.final_observation)
         seen = see(trajectory.observation), see(last)
         key = jax.random.fold_in(key, 1)
-        found = self.judged(parameters, known, running, seen, time_step, key)
-        return advantage + self.coefficient * found[0], *found[1:]
+        results = self.judged(parameters, known, running, seen, time_step, key)
+        return advantage + self.coefficient * results[0], *results[1:]
 
     def learned(
         self, loss: jax.Array, parts: dict[str, jax.Array], parameters: Parameters, minibatch: Any

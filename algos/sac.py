@@ -88,8 +88,9 @@ class Learned(NamedTuple):
 class SAC(Agent, driver=off_policy, presets="SAC"):
     """SAC for continuous actions within bounds.
 
-    Defaults are those of the paper (table 1), except four environments, and a start as in CleanRL (Huang et
-    al. 2022, JMLR 23(274)). An iteration takes `updates_per_step` gradient steps per environment step.
+    Defaults are those of the paper (table 1), except that four environments run in parallel, and learning
+    starts as in CleanRL (Huang et al. 2022, JMLR 23(274)). An iteration takes `updates_per_step` gradient
+    steps per environment step.
 
     >>> import envs
     >>> algorithm = SAC(env=envs.make("Pendulum-v1"), num_envs=4, num_steps=2)
@@ -126,8 +127,8 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
         """One step of Adam on all parameters, then of the target critics."""
         parameters, optimizer_state = self._one_update(gradient, learned.optimizer_state, learned.parameters)
         # The last line of algorithm 1.
-        moving = optax.incremental_update(parameters.critics, learned.target_critics, self.target_rate)
-        return Learned(parameters, moving, optimizer_state)
+        critics = optax.incremental_update(parameters.critics, learned.target_critics, self.target_rate)
+        return Learned(parameters, critics, optimizer_state)
 
     def _first(self, actor_key, critics_key, observation, action) -> Learned:
         critics = self._critics.init(critics_key, observation, action)
@@ -147,13 +148,13 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
         # Critics: equation 5.
         next_policy = self._policy(constant.actor, transition.next_observation)
         next_action, next_log_prob = next_policy.sample_with_log_prob(keys[0])
-        following = self._critics.apply(target_critics, transition.next_observation, next_action)
+        next_values = self._critics.apply(target_critics, transition.next_observation, next_action)
         # Equations 2 and 3, with the lower value (section 6). The discount is zero after a termination, not
         # after a truncation.
         cost = jnp.exp(constant.log_temperature) * next_log_prob
-        target = self.grid.reading.target(transition.reward, transition.discount, *following, cost)
-        given = self._critics.apply(parameters.critics, transition.observation, transition.action)
-        critic_loss, error = self.grid.reading.errors(given, jax.lax.stop_gradient(target), transition.weight)
+        target = self.grid.reading.target(transition.reward, transition.discount, *next_values, cost)
+        both = self._critics.apply(parameters.critics, transition.observation, transition.action)
+        critic_loss, error = self.grid.reading.errors(both, jax.lax.stop_gradient(target), transition.weight)
 
         # Actor and temperature, with the lower of both critics (section 6).
         policy = self._policy(parameters.actor, transition.observation)

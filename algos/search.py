@@ -123,7 +123,7 @@ def _improved(
     transform: Callable[..., jax.Array],
 ) -> Search:
     with jax.numpy_rank_promotion("allow"):  # mctx needs it
-        found = _mctx().gumbel_muzero_policy(
+        result = _mctx().gumbel_muzero_policy(
             parameters,
             key,
             root,
@@ -134,10 +134,10 @@ def _improved(
             gumbel_scale=scale,
             qtransform=transform,
         )
-    summary = found.search_tree.summary()
-    tried = jnp.where(summary.visit_counts > 0, found.action_weights, 0.0)
+    summary = result.search_tree.summary()
+    tried = jnp.where(summary.visit_counts > 0, result.action_weights, 0.0)
     value = jnp.sum(tried * summary.qvalues, axis=1) / jnp.sum(tried, axis=1)
-    return Search(found.action[0].astype(jnp.int32), found.action_weights[0], value[0])
+    return Search(result.action[0].astype(jnp.int32), result.action_weights[0], value[0])
 
 
 def _completed(tree: Any, node: jax.Array) -> jax.Array:
@@ -222,11 +222,11 @@ class Searching:
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
         """The best move of the search."""
-        found = gumbel_search(
+        result = gumbel_search(
             self.game, self.evaluate, self.parameters, key, _not_over(self.game, key, position),
             self.simulations, self.considered, self.scale, self.discount,
         )  # fmt: skip
-        return found.action, memory
+        return result.action, memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +250,7 @@ class RandomPlayouts:
         position = _not_over(self.game, key, position)
         model_key, search_key = jax.random.split(key)
         with jax.numpy_rank_promotion("allow"):
-            found = _mctx().muzero_policy(
+            result = _mctx().muzero_policy(
                 (),
                 search_key,
                 _root(self._evaluate, (), model_key, position),
@@ -260,7 +260,7 @@ class RandomPlayouts:
                 dirichlet_fraction=0.0,
                 temperature=0.0,
             )
-        return found.action[0].astype(jnp.int32), memory
+        return result.action[0].astype(jnp.int32), memory
 
     def _evaluate(self, parameters: Any, key: jax.Array, position: Position) -> tuple[jax.Array, jax.Array]:
         game = self.game

@@ -90,19 +90,19 @@ def _apply_over_sequences(
     begins = jnp.zeros((1, count * length), bool)
     final = jax.tree.map(lambda x: x[None], final)
     *output, _ = network.unroll(parameters, memories, final, begins, *(x[None] for x in more))
-    found = jax.tree.map(lambda x: x[0], output)
-    return found[0] if len(found) == 1 else tuple(found)
+    outputs = jax.tree.map(lambda x: x[0], output)
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def _separated(observed: Observed) -> Observation:
     """Moves action masks of sequences to their rows: features with one mask, `[N * L, ...]`."""
     earlier, begins = observed.burn_in
     features, mask = features_and_mask(observed.observation)
-    found = observed._replace(observation=features, burn_in=(features_and_mask(earlier)[0], begins))
+    rows = observed._replace(observation=features, burn_in=(features_and_mask(earlier)[0], begins))
     if observed.final is not None:
         final, mask = features_and_mask(observed.final)
-        found = found._replace(final=final)
-    return found if mask is None else MaskedObservation(found, merge_axes(mask))
+        rows = rows._replace(final=final)
+    return rows if mask is None else MaskedObservation(rows, merge_axes(mask))
 
 
 def _unrolled(network: RecurrentNetwork, parameters: Any, observed: Observed, *more: Any) -> tuple[Any, Any]:
@@ -293,9 +293,9 @@ class WithMemory:
         """The network of a `part`, over rows of sequences."""
         return over_sequences(self.networks[part], part if self._several else None)
 
-    def of_actor(self, acting: Any) -> Any:
+    def of_actor(self, parameters: Any) -> Any:
         """The parameters of the actor, or of the only network."""
-        return acting[0] if self._several else acting
+        return parameters[0] if self._several else parameters
 
     def seen(self, observation: Any, recollection: Recollection) -> Observation:
         """Observations `[B, *obs]` as sequences of one step, each with its memory."""
@@ -318,16 +318,16 @@ class WithMemory:
 
     def check(self, parameters: Any, state: Any, outputs: int) -> None:
         """Raises if `unroll` does not return `outputs` numbers and a memory."""
-        found = step_types(self.networks[0], parameters, state, state.recollection.memory.network)
-        check_recurrent_values(found, outputs, (1, len(state.recollection.start)))
+        types = step_types(self.networks[0], parameters, state, state.recollection.memory.network)
+        check_recurrent_values(types, outputs, (1, len(state.recollection.start)))
 
     @property
     def _several(self) -> bool:
         return len(self.networks) > 1
 
 
-def with_memory(algorithm: Any, own: RecurrentNetwork | None) -> WithMemory:
-    """The user's `own` network with a memory, or the defaults for the algorithm's `_heads`."""
+def with_memory(algorithm: Any, network: RecurrentNetwork | None) -> WithMemory:
+    """The user's `network` with a memory, or the defaults for the algorithm's `_heads`."""
     require(
         algorithm,
         all(getattr(algorithm, name, None) is None for name in ("actor_network", "critic_network")),
@@ -338,7 +338,7 @@ def with_memory(algorithm: Any, own: RecurrentNetwork | None) -> WithMemory:
     else:  # an actor and critics
         size = algorithm._each * math.prod(algorithm.env.action_space.shape)
         heads = Head(size, scale=0.01), Head(critic_outputs(algorithm), of_actions=True)
-    networks = [own] if own else [_default(algorithm, head) for head in heads]
+    networks = [network] if network else [_default(algorithm, head) for head in heads]
     return WithMemory(
         tuple(computing(algorithm, one) for one in networks),
         algorithm.env.action_space.shape,
@@ -365,8 +365,8 @@ def _last(memories: Any) -> Any:
 
 
 def _inputs(observation: Any, start: jax.Array, seen: Callable[[Any], Any]) -> Any:
-    found = seen(jax.tree.map(merge_axes, observation))
-    return jax.tree.map(lambda x: x.reshape(*start.shape, *x.shape[1:]), found)
+    rows = seen(jax.tree.map(merge_axes, observation))
+    return jax.tree.map(lambda x: x.reshape(*start.shape, *x.shape[1:]), rows)
 
 
 class _MemoryNetwork(nn.Module):
@@ -416,8 +416,8 @@ class _MemoryCritics(nn.Module):
             _MemoryCritic(self.layers, self.memory_kind, self.outputs, name=name)
             for name in ("critic_1", "critic_2")
         ]
-        found = [critic(one, inputs, start, action) for critic, one in zip(critics, memory, strict=True)]
-        (first, after_first), (second, after_second) = found
+        outputs = [critic(one, inputs, start, action) for critic, one in zip(critics, memory, strict=True)]
+        (first, after_first), (second, after_second) = outputs
         return first, second, (after_first, after_second)
 
     def initial_memory(self, num_envs: int) -> Any:

@@ -78,7 +78,7 @@ class DelayedTargets(PolyakTargets):
 class TD3(Agent, driver=off_policy, presets="TD3"):
     """TD3 for continuous actions within bounds.
 
-    Defaults are those of the paper (section 6.1 and supplement C) as in CleanRL, except four environments.
+    Defaults are those of the paper (section 6.1 and supplement C) as in CleanRL, but with four environments.
 
     >>> import envs
     >>> TD3(env=envs.make("Pendulum-v1"), num_envs=4, num_steps=2).updates_per_iteration
@@ -120,7 +120,7 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned, is_due):
-        """One step of Adam; actor and targets move only if `is_due` (algorithm 1)."""
+        """One step of Adam; actor and targets change only if `is_due` (algorithm 1)."""
         parameters, targets, state, updates = learned
         critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
         before = parameters.actor, state.actor
@@ -149,9 +149,9 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
 
     def _critic_loss(self, critics: Any, targets: Parameters, transition: Transition, keys: jax.Array):
         target = jax.lax.stop_gradient(self._target(targets, transition, keys))
-        given = self._critics.apply(critics, transition.observation, transition.action)
-        loss, error = self.grid.reading.errors(given, target, transition.weight)
-        return loss, {"critic_loss": loss, "value": jnp.mean(self.grid.reading.lower(given)), **error}
+        values = self._critics.apply(critics, transition.observation, transition.action)
+        loss, error = self.grid.reading.errors(values, target, transition.weight)
+        return loss, {"critic_loss": loss, "value": jnp.mean(self.grid.reading.lower(values)), **error}
 
     def _target(self, targets: Parameters, transition: Transition, keys: jax.Array) -> jax.Array:
         """Equation 14, with the clipped noise of target smoothing."""

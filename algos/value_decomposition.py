@@ -185,9 +185,9 @@ class ValueDecomposition(Agent):
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network without a value for each action of each agent."""
-        found = step_types(self._network, state.learned.parameters.agents, state)
+        types = step_types(self._network, state.learned.parameters.agents, state)
         actions = sum(sizes(choices(self.env)))
-        check_recurrent_values(found, actions, (1, self.num_envs, self._agents))
+        check_recurrent_values(types, actions, (1, self.num_envs, self._agents))
 
     # --- defined by subclasses ---
 
@@ -308,9 +308,9 @@ class ValueDecomposition(Agent):
 
     @property
     def _network(self) -> RecurrentNetwork:
-        own = networks.own(self, "network", "actor")
-        if own is not None:
-            return networks.computing(self, as_recurrent(own, leading_axes=3, actor_critic=False))
+        network = networks.own(self, "network", "actor")
+        if network is not None:
+            return networks.computing(self, as_recurrent(network, leading_axes=3, actor_critic=False))
         layers, memory, space = self.layers, self._memory_kind, self.env.observation_space
         if memory is not None and layers.hidden is None:
             layers = dataclasses.replace(layers, hidden=(memory.size,))

@@ -242,12 +242,12 @@ class DecoderConfig:
             raise FdgError(f"config.json: hidden_act={quoted(activation)}: these decoders have 'silu'")
 
         def value(key: str, field: str, default: Any = None) -> Any:
-            found = config.get(key)
-            if found is None:
+            content = config.get(key)
+            if content is None:
                 return default
-            if not _FIELDS[field].holds(found):
-                raise FdgError(f"config.json: {key}={quoted(found)}: it must be {_FIELDS[field].words}")
-            return found
+            if not _FIELDS[field].holds(content):
+                raise FdgError(f"config.json: {key}={quoted(content)}: it must be {_FIELDS[field].words}")
+            return content
 
         sizes = {name: value(key, name) for key, name in _SIZES.items()}
         theta, rope = _rope_of(config, value)
@@ -357,16 +357,15 @@ def _rope_of(config: Mapping[str, Any], value: _Value) -> tuple[float, tuple[tup
         theta = value("rope_theta", "rope_theta", 10_000.0)
     if not isinstance(kind, str) or kind not in _ROPE_TYPES:
         raise FdgError(f"config.json: rope_type={quoted(kind)}: known are {', '.join(_ROPE_TYPES)}")
-    own = {name for names in _ROPE_TYPES[kind] for name in names}
-    check_config_keys(
-        rope, own | {"rope_type", "type", "rope_theta", "finetuned"}, f"config.json: {where} of {kind!r}", ()
-    )
-    if _TRAINED in own:
+    names = {name for names in _ROPE_TYPES[kind] for name in names}
+    known = names | {"rope_type", "type", "rope_theta", "finetuned"}
+    check_config_keys(rope, known, f"config.json: {where} of {kind!r}", ())
+    if _TRAINED in names:
         rope[_TRAINED] = rope.get(_TRAINED) if config.get(_TRAINED) is None else config[_TRAINED]
         if rope.get("factor") is None and all(map(_COUNT.holds, (rope[_TRAINED], config[_CONTEXT]))):
             rope["factor"] = config[_CONTEXT] / rope[_TRAINED]
-    found = {name: rope[name] for name in own if rope.get(name) is not None}
-    return theta, tuple(sorted({"rope_type": kind, **found}.items())) if kind != "default" else None
+    factors = {name: rope[name] for name in names if rope.get(name) is not None}
+    return theta, tuple(sorted({"rope_type": kind, **factors}.items())) if kind != "default" else None
 
 
 def _window_of(config: Mapping[str, Any], value: _Value) -> tuple[int | None, int]:

@@ -52,7 +52,7 @@ NEUTRAL: Mapping[str, Any] = {
 
 
 def check_config_keys(
-    found: Mapping[str, Any],
+    config: Mapping[str, Any],
     read: Collection[str],
     where: str,
     ignored: Collection[str] = IGNORED,
@@ -67,7 +67,7 @@ def check_config_keys(
     Traceback (most recent call last):
     fdg.errors.FdgError: x.json: softcap=30.0 is not supported: take another checkpoint, or ...
     """
-    for key, value in found.items():
+    for key, value in config.items():
         if key in read or key in ignored or key.startswith("_") or value is None:
             continue
         if value == NEUTRAL[key] if key in NEUTRAL else value in (False, "", [], {}):

@@ -195,27 +195,27 @@ class Decoder:
         n, t = tokens.shape
         some = min(t, max(1, _LOGITS_AT_ONCE // self.config.vocab_size))
         missing = -t % some
-        following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1 + missing)))
+        next_tokens = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1 + missing)))
         chunks = jnp.pad(hidden, ((0, 0), (0, missing), (0, 0))).reshape(n, -1, some, hidden.shape[-1])
 
         @jax.checkpoint
-        def of_some(hidden: jax.Array, following: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def of_some(hidden: jax.Array, next_tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
             every = jax.nn.log_softmax(self.logits(parameters, hidden) / temperature)
-            chosen = jnp.arange(self.config.vocab_size)[None, None] == following[..., None]
+            chosen = jnp.arange(self.config.vocab_size)[None, None] == next_tokens[..., None]
             entropy = -jnp.sum(jnp.exp(every) * every, axis=-1)
             return jnp.sum(jnp.where(chosen, every, 0.0), axis=-1), entropy
 
         if chunks.shape[1] == 1:
-            found = of_some(chunks[:, 0], following)
+            computed = of_some(chunks[:, 0], next_tokens)
         else:
             stacked = jax.lax.map(
                 lambda each: of_some(*each),
-                (jnp.moveaxis(chunks, 1, 0), jnp.moveaxis(following.reshape(n, -1, some), 1, 0)),
+                (jnp.moveaxis(chunks, 1, 0), jnp.moveaxis(next_tokens.reshape(n, -1, some), 1, 0)),
             )
-            found = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(n, -1), stacked)
+            computed = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(n, -1), stacked)
         goes_on = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
         first, second = (
-            jnp.pad(jnp.where(goes_on, each[:, : t - 1], 0.0), ((0, 0), (1, 0))) for each in found
+            jnp.pad(jnp.where(goes_on, each[:, : t - 1], 0.0), ((0, 0), (1, 0))) for each in computed
         )
         return first, second
 
@@ -259,13 +259,13 @@ class Decoder:
         there = jnp.concatenate([mask, jnp.arange(room)[None] < length[:, None]], axis=1)
 
         def read(tokens: jax.Array, segments: jax.Array) -> Any:
-            found = self._sequences(parameters, tokens, segments, None)[1:]
-            return jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), found)
+            pair = self._sequences(parameters, tokens, segments, None)[1:]
+            return jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), pair)
 
         whole = jnp.concatenate([tokens, generated], axis=1)
         rows = self.config.packed_rows or _PACKED_ROWS
-        found = registry.option("packed rows").without_padding(read, whole, there, rows)
-        keys, values = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), found)
+        pair = registry.option("packed rows").without_padding(read, whole, there, rows)
+        keys, values = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), pair)
         at = ((jnp.arange(room)[None] - step[:, None]) % room)[:, None, :, None]
 
         def turned(x: jax.Array) -> jax.Array:

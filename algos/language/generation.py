@@ -377,12 +377,12 @@ class Answers:
         """Samples tokens [S] at `position`; returns log-probabilities and versions, too."""
         how = self.sampling
         tokens, drawn, plain = draw(logits, jax.vmap(jax.random.fold_in)(keys, position), how)
-        found = [tokens, drawn]
+        drawings = [tokens, drawn]
         if how.filters:
-            found.append(log_prob(logits / how.temperature, tokens) if how.is_tempered else plain)
+            drawings.append(log_prob(logits / how.temperature, tokens) if how.is_tempered else plain)
         if how.is_tempered:
-            found.append(plain)
-        return (*found, jnp.full_like(tokens, now.version)) if self.records else tuple(found)
+            drawings.append(plain)
+        return (*drawings, jnp.full_like(tokens, now.version)) if self.records else tuple(drawings)
 
     def ended(self, token: jax.Array, length: jax.Array) -> jax.Array:
         """True where a sample [S] of this `length` ends with this token."""

@@ -91,10 +91,10 @@ class _File(NamedTuple):
 
     def of_kind(self, name: str, kind: type, where: object, default: Any = None) -> Any:
         """A value of one type, or the default."""
-        found = self.values.get(name, default)
-        if found is not default and (not isinstance(found, kind) or isinstance(found, bool)):
-            raise FdgError(f"{where}: {name}={quoted(found)} is no {kind.__name__}")
-        return found
+        value = self.values.get(name, default)
+        if value is not default and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise FdgError(f"{where}: {name}={quoted(value)} is no {kind.__name__}")
+        return value
 
 
 _SCALARS = {
@@ -151,8 +151,8 @@ class _Header:
             raise self.wrong(f"an array of {count} values of type {inner} at {self.at}")
         return self.numbers(_SCALARS[inner], count)
 
-    def wrong(self, said: str) -> FdgError:
-        return FdgError(f"{self._where}: is no GGUF file, or not whole: its header says {said}")
+    def wrong(self, what: str) -> FdgError:
+        return FdgError(f"{self._where}: is no GGUF file, or not whole: its header says {what}")
 
 
 def _open(file: str | os.PathLike[str]) -> _File:
@@ -189,11 +189,11 @@ def _open(file: str | os.PathLike[str]) -> _File:
             block, size = gguf.GGML_QUANT_SIZES[kind]
         except (ValueError, KeyError):
             raise header.wrong(f"'{name:.60}' of type {number}, which is not known") from None
-        taken = math.prod(shape) // block * size
-        if name in tensors or not shape or shape[-1] % block or start + offset + taken > header.size:
+        length = math.prod(shape) // block * size
+        if name in tensors or not shape or shape[-1] % block or start + offset + length > header.size:
             raise header.wrong(f"'{name:.60}' is {shape} of type {kind.name} at {start + offset}")
         decode = functools.partial(_decoded, kind, shape[-1] // block * size, where)
-        tensors[name] = Stored(where, tuple(shape), start + offset, taken, decode)
+        tensors[name] = Stored(where, tuple(shape), start + offset, length, decode)
     if tensors and sum(tensor.size for tensor in tensors.values()) > header.size - start:
         raise header.wrong("that tensors lie over each other")
     return _File(values, tensors)
@@ -223,10 +223,10 @@ def _config(opened: _File, file: str, changes: dict[str, Any]) -> DecoderConfig:
         raise FdgError(f"{file}: has no matrix token_embd.weight")
 
     def number(name: str, kind: type = int, default: Any = None) -> Any:
-        found = opened.of_kind(f"{family}.{name}", kind, file, default)
-        if found is None:
+        value = opened.of_kind(f"{family}.{name}", kind, file, default)
+        if value is None:
             raise FdgError(f"{file}: has no {family}.{name}")
-        return found
+        return value
 
     heads = number("attention.head_count")
     read: dict[str, Any] = {
@@ -265,20 +265,20 @@ def _check_keys(opened: _File, family: str, config: DecoderConfig, where: str) -
     read |= {"attention.layer_norm_rms_epsilon", "context_length"}
     same: dict[str, Any] = dict.fromkeys(("rope.dimension_count", "attention.value_length"), config.width)
     same |= {"rope.scaling.factor": 1.0, "attention.causal": True}
-    found = {
+    values = {
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in opened.values.items()
         if name.startswith(f"{family}.") and value is not None
     }
-    neutral = [name for name, value in same.items() if found.get(f"{family}.{name}") == value]
+    neutral = [name for name, value in same.items() if values.get(f"{family}.{name}") == value]
     known = [f"{family}.{name}" for name in (*read, *neutral, *_IGNORED)]
-    check_config_keys(found, known, where, (), "convert it from Hugging Face's checkpoint, or take another")
+    check_config_keys(values, known, where, (), "convert it from Hugging Face's checkpoint, or take another")
 
 
 def _by_key(opened: _File, config: DecoderConfig) -> dict[str, Stored]:
     """The tensors by Hugging Face's names."""
     turned = opened.values["general.architecture"] == "llama"
-    found = {}
+    tensors = {}
     for name, tensor in opened.tensors.items():
         block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
         whole = re.fullmatch(r"(\w+)\.weight", name)
@@ -292,8 +292,8 @@ def _by_key(opened: _File, config: DecoderConfig) -> dict[str, Stored]:
             heads = config.num_heads if block[2] == "attn_q" else config.num_kv_heads
             decode = functools.partial(_split_pairs, heads, config.width, tensor.shape, tensor.decode)
             tensor = tensor._replace(decode=decode)
-        found[key] = tensor
-    return found
+        tensors[key] = tensor
+    return tensors
 
 
 def _split_pairs(

@@ -98,9 +98,9 @@ def pack_rows(tokens: jax.Array, mask: jax.Array, rows: int, length: int, pad: i
         room = used + size <= length
         fits = jnp.any(room) & (size > 0)
         row = jnp.argmax(room)
-        found = fits, row, used[row], numbers[row] + 1
+        placed = fits, row, used[row], numbers[row] + 1
         at = (jnp.arange(rows) == row) & fits
-        return (used + at * size, numbers + at), found
+        return (used + at * size, numbers + at), placed
 
     nothing = jnp.zeros(rows, jnp.int32)
     _, (fits, row, start, number) = jax.lax.scan(place, (nothing, nothing), sizes[order])
@@ -112,10 +112,10 @@ def pack_rows(tokens: jax.Array, mask: jax.Array, rows: int, length: int, pad: i
     place_of = jnp.arange(count * width, dtype=jnp.int32)
     source = jnp.full(rows * length, count * width, jnp.int32).at[at.reshape(-1)].set(place_of, mode="drop")
     source = source.reshape(rows, length)
-    found = Rows(tokens, tokens, source, at, fits)
+    packed = Rows(tokens, tokens, source, at, fits)
     numbers = jnp.broadcast_to(number[:, None].astype(jnp.int32), mask.shape)
-    return found._replace(
-        tokens=jnp.where(source < count * width, found.moved(tokens), pad), segments=found.moved(numbers)
+    return packed._replace(
+        tokens=jnp.where(source < count * width, packed.moved(tokens), pad), segments=packed.moved(numbers)
     )
 
 
@@ -146,7 +146,7 @@ def without_padding(
     def in_blocks(x: jax.Array) -> jax.Array:
         return x.reshape(blocks, each, *x.shape[1:])
 
-    found = jax.vmap(packed)(in_blocks(tokens), in_blocks(segments > 0))
+    together = jax.vmap(packed)(in_blocks(tokens), in_blocks(segments > 0))
 
     @jax.checkpoint
     def trip(_: tuple[()], row: tuple[jax.Array, jax.Array]) -> tuple[tuple[()], Any]:
@@ -154,12 +154,12 @@ def without_padding(
         nothing = lambda *_: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
         return (), jax.lax.cond(jnp.any(row[1] > 0), function, nothing, *row)
 
-    packed_rows = jnp.moveaxis(found.tokens, 1, 0), jnp.moveaxis(found.segments, 1, 0)
+    packed_rows = jnp.moveaxis(together.tokens, 1, 0), jnp.moveaxis(together.segments, 1, 0)
     results = jax.lax.scan(trip, (), packed_rows)[1]
 
     def padded(x: jax.Array) -> jax.Array:  # [each, K, T, ...] to [N, T, ...]
         x = jnp.moveaxis(x, 0, 1).reshape(blocks, each * width, *x.shape[3:])
         take = lambda x, place: x.at[place].get(mode="fill", fill_value=0)  # noqa: E731
-        return jax.vmap(take)(x, found.place.reshape(blocks, -1)).reshape(count, width, *x.shape[2:])
+        return jax.vmap(take)(x, together.place.reshape(blocks, -1)).reshape(count, width, *x.shape[2:])
 
     return jax.tree.map(padded, results)

@@ -48,19 +48,19 @@ def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> Dec
         refuse_run(folder, "a folder with adapters", "--format peft ")
         known = f"it has no {CONFIG}" if os.path.isdir(folder) else "no such directory"
         raise FdgError(f"{folder}: {known}: give a folder that PEFT has written, with {TENSORS}")
-    file, found = folder / CONFIG, read_json(folder / CONFIG, any_number=True)
-    if found.get("peft_type") != "LORA":
-        raise FdgError(f"{file}: peft_type={quoted(found.get('peft_type'))}: only 'LORA' is read")
+    file, content = folder / CONFIG, read_json(folder / CONFIG, any_number=True)
+    if content.get("peft_type") != "LORA":
+        raise FdgError(f"{file}: peft_type={quoted(content.get('peft_type'))}: only 'LORA' is read")
     advice = "merge it into its base with PEFT (merge_and_unload), and give that as the checkpoint"
-    check_config_keys(found, _READ, str(file), _IGNORED, advice)
-    if found.get("bias", "none") != "none":
-        raise FdgError(f"{file}: bias={quoted(found['bias'])} is not supported: {advice}")
-    begins = found.get("init_lora_weights")
+    check_config_keys(content, _READ, str(file), _IGNORED, advice)
+    if content.get("bias", "none") != "none":
+        raise FdgError(f"{file}: bias={quoted(content['bias'])} is not supported: {advice}")
+    begins = content.get("init_lora_weights")
     if not (begins is None or isinstance(begins, bool) or begins in _BEGINNINGS):
         raise FdgError(f"{file}: init_lora_weights={quoted(begins)} changes the base: {advice}")
-    rank: Any = found.get("r")
-    alpha: Any = found.get("lora_alpha")
-    root = found.get("use_rslora", False)
+    rank: Any = content.get("r")
+    alpha: Any = content.get("lora_alpha")
+    root = content.get("use_rslora", False)
     if type(rank) is not int or not 0 < rank <= config.hidden_size + config.intermediate_size:
         raise FdgError(f"{file}: r={quoted(rank)}: it must be a whole number, at most a width")
     if type(alpha) not in (int, float) or not isinstance(root, bool):
@@ -78,8 +78,8 @@ def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> Dec
 
 def base_name(directory: str | os.PathLike[str]) -> str:
     """The base's name in a folder of adapters; empty if it is missing."""
-    found = read_json(pathlib.Path(directory) / CONFIG, any_number=True).get("base_model_name_or_path")
-    return found if isinstance(found, str) else ""
+    name = read_json(pathlib.Path(directory) / CONFIG, any_number=True).get("base_model_name_or_path")
+    return name if isinstance(name, str) else ""
 
 
 def load(directory: str | os.PathLike[str], config: DecoderConfig) -> tuple[DecoderConfig, Weights]:
@@ -118,7 +118,7 @@ def _matched(
     if not tensors:
         raise FdgError(f"{folder / TENSORS}: holds no tensor")
     kernels = weights.names(config)
-    found = set()
+    pairs = set()
     for key, tensor in tensors.items():
         name, part, _ = key.removeprefix(_PREFIX).partition(".lora_")
         letter = _PARTS.get(key[len(key) - len(".lora_A.weight") :])
@@ -136,9 +136,9 @@ def _matched(
                 f" would be {list(wanted)}: give the base that it was trained on, or write its rank as r in"
                 f" {CONFIG}"
             )
-        found.add((path, letter))
+        pairs.add((path, letter))
         yield path[:4], letter, key, tensor
-    alone = [path for path, letter in found if (path, "b" if letter == "a" else "a") not in found]
+    alone = [path for path, letter in pairs if (path, "b" if letter == "a" else "a") not in pairs]
     if alone:
         raise FdgError(
             f"{folder / TENSORS}: {'.'.join(alone[0][:4])} has only one of lora_A and"
@@ -171,7 +171,7 @@ def save(
             for ending, letter in _PARTS.items():
                 array = np.asarray(adapter[letter], np.float32)
                 tensors[f"{_PREFIX}{key.removesuffix('.weight')}{ending}"] = np.ascontiguousarray(array.T)
-    said = {
+    settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
@@ -188,4 +188,4 @@ def save(
     }
     with weights.writing(directory, CONFIG, files) as partial:
         weights.write_tensors(partial / TENSORS, tensors)
-        (partial / CONFIG).write_text(json.dumps(said, indent=2) + "\n")
+        (partial / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")

@@ -60,7 +60,7 @@ def safetensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
             )
         header = json_object(file.read(length), path)
     header.pop("__metadata__", None)
-    entries = {name: _entry(str(path), name, said) for name, said in header.items()}
+    entries = {name: _entry(str(path), name, entry) for name, entry in header.items()}
     end = 0
     for name, (_, _, first, last) in sorted(entries.items(), key=lambda item: item[1][2:]):
         if first != end:
@@ -78,14 +78,14 @@ def safetensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
     }
 
 
-def _entry(path: str, name: str, said: Any) -> tuple[str, tuple[int, ...], int, int]:
+def _entry(path: str, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     """Parses a header's entry: dtype, shape, first byte and end."""
 
     def whole(value: Any) -> bool:
         return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
 
-    said = said if isinstance(said, dict) else {}
-    dtype, shape, at = said.get("dtype"), said.get("shape"), said.get("data_offsets")
+    entry = entry if isinstance(entry, dict) else {}
+    dtype, shape, at = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not (isinstance(dtype, str) and whole(shape) and whole(at) and len(at) == 2 and len(shape) <= 8):
         raise FdgError(f"{path}: '{name:.{_NAMES}}' has no valid dtype, shape and data_offsets")
     known = {**_FLOATS, **_OTHERS}

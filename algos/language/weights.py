@@ -43,13 +43,13 @@ def names(
     (('layers', '1', 'attention', 'key', 'kernel'), (32, 64), True)
     """
     c = config
-    found: dict[str, tuple[tuple[str, ...], tuple[int, ...], bool]] = {}
-    found["model.embed_tokens.weight"] = ("embedding",), (c.vocab_size, c.hidden_size), False
-    found["model.norm.weight"] = ("norm",), (c.hidden_size,), False
+    table: dict[str, tuple[tuple[str, ...], tuple[int, ...], bool]] = {}
+    table["model.embed_tokens.weight"] = ("embedding",), (c.vocab_size, c.hidden_size), False
+    table["model.norm.weight"] = ("norm",), (c.hidden_size,), False
     if scores:
-        found["score.weight"] = ("score",), (1, c.hidden_size), True
+        table["score.weight"] = ("score",), (1, c.hidden_size), True
     elif not c.tie_embeddings:
-        found["lm_head.weight"] = ("head",), (c.vocab_size, c.hidden_size), True
+        table["lm_head.weight"] = ("head",), (c.vocab_size, c.hidden_size), True
     queries, pairs = c.num_heads * c.width, c.num_kv_heads * c.width
     linear = {  # name there: name here, columns, rows, whether there is a bias
         "self_attn.q_proj": (("attention", "query"), queries, c.hidden_size, c.qkv_bias),
@@ -70,12 +70,12 @@ def names(
     for i in range(c.num_layers):
         at, there = ("layers", str(i)), f"model.layers.{i}"
         for key, (pair, columns, rows, bias) in linear.items():
-            found[f"{there}.{key}.weight"] = (*at, *pair, "kernel"), (columns, rows), True
+            table[f"{there}.{key}.weight"] = (*at, *pair, "kernel"), (columns, rows), True
             if bias:
-                found[f"{there}.{key}.bias"] = (*at, *pair, "bias"), (columns,), False
+                table[f"{there}.{key}.bias"] = (*at, *pair, "bias"), (columns,), False
         for key, (path, size) in norms.items():
-            found[f"{there}.{key}.weight"] = (*at, *path), (size,), False
-    return found
+            table[f"{there}.{key}.weight"] = (*at, *path), (size,), False
+    return table
 
 
 def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderConfig:
@@ -90,10 +90,10 @@ def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderCon
         if known == "no such directory" and re.fullmatch(r"[\w.-]+/[\w.-]+", name) and name[0] != ".":
             fix += f" (nothing is downloaded: hf download {name} --local-dir {name})"
         raise FdgError(f"{directory}: {known}: {fix}")
-    found = read_json(file, any_number=True)
+    content = read_json(file, any_number=True)
     refuse_run(directory, "a checkpoint")
     try:
-        return DecoderConfig.from_hugging_face(found, **changes)
+        return DecoderConfig.from_hugging_face(content, **changes)
     except FdgError as error:
         raise FdgError(f"{file}: {str(error).partition(': ')[2]}") from None
 
@@ -124,14 +124,14 @@ def assemble(
     config: DecoderConfig, tensors: Mapping[str, Stored], where: str, scores: bool = False
 ) -> Weights:
     """Makes parameters from tensors with Hugging Face's names and shapes."""
-    found: Weights = {}
+    whole: Weights = {}
     for key, (path, transposed, tensor) in _matched(config, tensors, where, scores).items():
         array = finite(tensor, f"{where}: '{key}'")
-        at = found
+        at = whole
         for name in path[:-1]:
             at = at.setdefault(name, {})
         at[path[-1]] = _transpose(array) if transposed else array
-    return found
+    return whole
 
 
 def finite(tensor: Stored, where: str) -> np.ndarray:
@@ -195,9 +195,9 @@ def _matched(
             f" {len(tensors)} tensors in all"
         )
     expected = names(config, scores)
-    found: dict[str, tuple[tuple[str, ...], bool, Stored]] = {}
-    for given, tensor in tensors.items():
-        plain = _WRAPPERS.sub("", given)
+    matched: dict[str, tuple[tuple[str, ...], bool, Stored]] = {}
+    for name, tensor in tensors.items():
+        plain = _WRAPPERS.sub("", name)
         key = plain if plain in expected else f"model.{plain}"  # saved without its head
         if plain == "lm_head.weight" and config.tie_embeddings:
             key = "model.embed_tokens.weight"
@@ -212,18 +212,18 @@ def _matched(
                     " GRPO, PPORLHF or DPO, and a language model here"
                 )
             raise FdgError(
-                f"{where}: holds '{given:.120}', which the {config.family} of its config.json"
+                f"{where}: holds '{name:.120}', which the {config.family} of its config.json"
                 f" lacks: is the checkpoint of another architecture?"
             )
         path, wanted, transposed = expected[key]
-        if key in found:
-            raise FdgError(f"{where}: '{key}' is there twice, as '{given}' too: remove one")
+        if key in matched:
+            raise FdgError(f"{where}: '{key}' is there twice, as '{name}' too: remove one")
         if tensor.shape != wanted:
             raise FdgError(
                 f"{where}: '{key}' is {list(tensor.shape)}, and by its config.json it would be {list(wanted)}"
             )
-        found[key] = path, transposed, tensor
-    missing = [key for key in expected if key not in found]
+        matched[key] = path, transposed, tensor
+    missing = [key for key in expected if key not in matched]
     if missing:
         raise FdgError(
             f"{where}: '{missing[0]}' is missing"
@@ -235,7 +235,7 @@ def _matched(
                 else ""
             )
         )
-    return found
+    return matched
 
 
 # Prefixes of compiled, distributed and wrapped models.
@@ -373,7 +373,7 @@ def _stored(folder: pathlib.Path) -> dict[str, Stored]:
             else ""
         )
         raise FdgError(f"{folder}: it has neither {_ONE} nor {_INDEX}{hint}")
-    found: dict[str, Stored] = {}
+    stored: dict[str, Stored] = {}
     for file in files:
         if not os.path.lexists(folder / file):
             count = sum(each == file for each in index.values())
@@ -382,11 +382,11 @@ def _stored(folder: pathlib.Path) -> dict[str, Stored]:
                 f" {_INDEX} lists: copy it there"
             )
         tensors = safetensors(folder / file)
-        twice = sorted(found.keys() & tensors.keys())
+        twice = sorted(stored.keys() & tensors.keys())
         if twice:
             raise FdgError(f"{folder / file}: '{twice[0]}' is in an earlier shard too: remove one")
-        found |= tensors
-    return found
+        stored |= tensors
+    return stored
 
 
 def _is_plain(file: Any) -> bool:

@@ -29,8 +29,8 @@ from fdg.settings.fields import hyperparameter, require_not_negative, require_po
 class CQL(Agent, driver=learning, presets="CQL"):
     """CQL(H) for continuous actions within bounds, from a data set, then online.
 
-    Defaults are those of the paper for locomotion (appendix F), except one learning rate for actor and
-    critics, and a constant alpha.
+    Defaults are those of the paper for locomotion (appendix F), except that actor and critics have
+    one learning rate, and alpha is constant.
     """
 
     env: Environment
@@ -93,12 +93,12 @@ class CQL(Agent, driver=learning, presets="CQL"):
         The mean over samples, summed over both critics. Importance sampling of actions `[M, N, *action]`
         estimates the integral (appendix F).
         """
-        given = self._critics.apply(critics, transition.observation, transition.action)
+        values = self._critics.apply(critics, transition.observation, transition.action)
         others = jax.vmap(lambda action: self._critics.apply(critics, transition.observation, action))(
             actions
         )
         gap = jnp.float32(0.0)
-        for of_data, of_others in zip(given, others, strict=True):
+        for of_data, of_others in zip(values, others, strict=True):
             value = self.grid.reading.value(of_others) - log_density
             total = jax.nn.logsumexp(value, axis=0) - math.log(len(actions))
             gap += jnp.mean(total - self.grid.reading.value(of_data))

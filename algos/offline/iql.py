@@ -31,7 +31,7 @@ class Parameters(NamedTuple):
     """The trained parameters."""
 
     actor: Any
-    critics: Any  # of both critics
+    critics: Any  # those of both critics
     value: Any
 
 
@@ -39,8 +39,8 @@ class Parameters(NamedTuple):
 class IQL(Agent, driver=learning, presets="IQL"):
     """IQL for continuous actions within bounds, from a data set, then online.
 
-    Defaults are those of the paper for locomotion, except standard deviations that depend on the observation,
-    and a constant step size of the actor.
+    Defaults are those of the paper for locomotion, except that the standard deviations depend on the
+    observation, and the actor's step size is constant.
 
     >>> import envs
     >>> IQL(env=envs.make("Pendulum-v1")).updates_per_iteration
@@ -93,7 +93,7 @@ class IQL(Agent, driver=learning, presets="IQL"):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The sum of three losses, each with gradients for its own parameters only.
 
-        So all are updated at once; the authors' code updates one after another.
+        So one step updates all; the authors' code updates one after another.
         """
         pair = transition.observation, transition.action
         value = self._value.apply(parameters.value, transition.observation)

@@ -124,10 +124,10 @@ def learning_starts(algorithm: Any) -> int:
 
 def buffer(algorithm: Any, kind: Callable[..., Replay] = Replay, **options: Any) -> Replay:
     """The replay buffer of the data set's steps and the agent's."""
-    own = algorithm.num_iterations * algorithm.steps_per_iteration if algorithm.data.acts else 0
+    new_steps = algorithm.num_iterations * algorithm.steps_per_iteration if algorithm.data.acts else 0
     return kind(
         num_envs=algorithm.num_envs,
-        buffer_size=algorithm.num_envs * algorithm.data.rows(algorithm) + own,
+        buffer_size=algorithm.num_envs * algorithm.data.rows(algorithm) + new_steps,
         batch_size=algorithm.updates_per_iteration * algorithm.batch_size,
         discount=algorithm.discount,
         **options,
@@ -206,9 +206,9 @@ def _read(path: str, observation_space: Any, action_space: Any, rows: int, count
     def divided(x: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(x[: rows * count].reshape(count, rows, *x.shape[1:]).swapaxes(0, 1))
 
-    found = jax.tree.map(divided, steps)
-    found.truncated[-1] |= ~found.terminated[-1]  # the next row in the ring belongs to another episode
-    return found
+    parts = jax.tree.map(divided, steps)
+    parts.truncated[-1] |= ~parts.terminated[-1]  # the next row in the ring belongs to another episode
+    return parts
 
 
 MEMBERS = {

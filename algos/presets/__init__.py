@@ -47,8 +47,8 @@ def of(algorithm: str, env_name: str, env: Any = None) -> dict[str, Any]:
     >>> of("PPO", "gymnasium:Pendulum-v1") == of("PPO", "Pendulum-v1")
     True
     """
-    found = find(algorithm, env_name, env)
-    return dict(found.values) if found else {}
+    preset = find(algorithm, env_name, env)
+    return dict(preset.values) if preset else {}
 
 
 def find(algorithm: str, env_name: str, env: Any = None) -> Preset | None:
@@ -70,8 +70,8 @@ def find(algorithm: str, env_name: str, env: Any = None) -> Preset | None:
         kinds.append(family_by_spaces(env.observation_space, env.action_space))
     patterns = [key for key in table if key != env_name and fnmatch.fnmatchcase(env_name, key)]
     key = next((key for key in (env_name, *patterns, *kinds) if key in table), None)
-    found = None if key is None else _fitting(_preset(key, table[key]), env)
-    return found if found and found.values else None
+    preset = None if key is None else _fitting(_preset(key, table[key]), env)
+    return preset if preset and preset.values else None
 
 
 def named(algorithm: str, name: str) -> Preset:
@@ -80,13 +80,13 @@ def named(algorithm: str, name: str) -> Preset:
     Raises:
       UnknownNameError: the algorithm has no such preset; suggests the nearest name.
     """
-    found = find(algorithm, name)
+    preset = find(algorithm, name)
     table = _entries(algorithm)
-    if found is None and name in table:
-        found = _preset(name, table[name])
-    if found is None:
+    if preset is None and name in table:
+        preset = _preset(name, table[name])
+    if preset is None:
         raise unknown_name(f"preset of {algorithm}", name, ("none", *names(algorithm)))
-    return found
+    return preset
 
 
 def names(algorithm: str) -> tuple[str, ...]:

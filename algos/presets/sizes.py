@@ -20,15 +20,15 @@ def fitting_sizes(values: Mapping[str, Any], named: Collection[str]) -> dict[str
     >>> fitting_sizes({"num_envs": 24, "num_steps": 1, "batch_size": 256}, ["num_envs"])
     {'batch_size': 264}
     """
-    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
 
     def size(name: str) -> int:
-        value = found.get(name, values.get(name))
+        value = changes.get(name, values.get(name))
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
     def settle(name: str, fitting: int) -> None:
         if size(name) and name not in named and fitting > 0 and fitting != size(name):
-            found[name] = fitting
+            changes[name] = fitting
 
     num_envs, num_steps = size("num_envs"), size("num_steps")
     if not num_envs or not num_steps:
@@ -49,8 +49,8 @@ def fitting_sizes(values: Mapping[str, Any], named: Collection[str]) -> dict[str
     if isinstance(rate, int | float) and rate > 0 and "updates_per_step" not in named:
         updates = max(1, round(rate * steps))
         if not math.isclose(updates, rate * steps):
-            found["updates_per_step"] = updates / steps
-    return found
+            changes["updates_per_step"] = updates / steps
+    return changes
 
 
 def _divisor(count: int, most: int) -> int:

@@ -38,10 +38,10 @@ def adapted_config_of(path: str, adapters: str) -> DecoderConfig:
 
     Warns if the adapters name another base.
     """
-    found = peft.read_config(adapters, config_of(path))
+    adapted = peft.read_config(adapters, config_of(path))
     named = peft.base_name(adapters)
-    own = read_json(Path(path) / "config.json", any_number=True).get("_name_or_path")
-    known = f"{Path(path).resolve()} {own}".lower()
+    base = read_json(Path(path) / "config.json", any_number=True).get("_name_or_path")
+    known = f"{Path(path).resolve()} {base}".lower()
     if Path(named).name.lower() not in known:  # as in `models--Qwen--Qwen3-0.6B/snapshots/...`
         warnings.warn(
             f"adapters={adapters}: they were trained on '{named}' (base_model_name_or_path of {peft.CONFIG}),"
@@ -50,7 +50,7 @@ def adapted_config_of(path: str, adapters: str) -> DecoderConfig:
             FdgWarning,
             stacklevel=2,
         )
-    return found
+    return adapted
 
 
 def begun(network: Decoder, path: str, adapters: str | None, key: jax.Array) -> Any:
@@ -91,13 +91,13 @@ def in_its_words(env: Any, path: str | None, tokenizer: str | None, max_response
     Responses have `max_response` tokens, or the task's limit; else, with tokens longer than characters, 64,
     or as many as a file's longest answer, or as the context allows.
     """
-    own = isinstance(env.tokenizer, CharacterTokenizer)
-    if tokenizer == CHARACTERS or (tokenizer is None and not own):
+    by_character = isinstance(env.tokenizer, CharacterTokenizer)
+    if tokenizer == CHARACTERS or (tokenizer is None and not by_character):
         return env
     where = path if tokenizer is None else tokenizer
     kind, _, alphabet = str(tokenizer).partition("=")
-    found = CharacterTokenizer(alphabet) if kind == CHARACTERS else tokenizer_of(str(where))
-    if found == env.tokenizer:
+    stored = CharacterTokenizer(alphabet) if kind == CHARACTERS else tokenizer_of(str(where))
+    if stored == env.tokenizer:
         return env
     if not isinstance(env, TextTask):
         raise FdgError(
@@ -105,9 +105,9 @@ def in_its_words(env: Any, path: str | None, tokenizer: str | None, max_response
             f" game's, or say tokenizer='{CHARACTERS}' if the checkpoint was trained on them"
         )
     named = max_response or env.max_response
-    if type(found) is CharacterTokenizer:
-        return env.with_tokenizer(found, max_response=named)
-    spoken = env.with_tokenizer(found, max_response=named)
+    if type(stored) is CharacterTokenizer:
+        return env.with_tokenizer(stored, max_response=named)
+    spoken = env.with_tokenizer(stored, max_response=named)
     if named is not None:
         return spoken
     longest = spoken.response_length if hasattr(env.problem, "rows") else 0

@@ -68,7 +68,7 @@ class DPO(PreferenceAgent, presets="DPO"):
         stream = state.stream
         if self._reads:
             pairs = self.read(*self._problem_keys(state, self.num_prompts))
-            known, said = self.refer(reference, pairs), self._lengths(pairs.chosen)
+            known, facts = self.refer(reference, pairs), self._lengths(pairs.chosen)
         else:
 
             def judged(rollout):
@@ -78,14 +78,14 @@ class DPO(PreferenceAgent, presets="DPO"):
             speaking = state._replace(parameters=respondent)
             (rollout, pairs, known), stream, _ = rollouts(self, speaking, self.num_prompts, judged)
             responses, reward = rollout.responses, rollout.reward
-            said = self._said(responses, reward, has_reward(responses))
-            said |= registry.option("stream").measures(self, state.stream, stream)
+            facts = self._said(responses, reward, has_reward(responses))
+            facts |= registry.option("stream").measures(self, state.stream, stream)
             if self.respondent == "policy":
-                said |= staleness(rollout.version, state.iteration, rollout.responses.own)
+                facts |= staleness(rollout.version, state.iteration, rollout.responses.own)
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, (pairs, known), self._iteration_key(state, 2)
         )
-        return self._next_state(state, trained, optimizer_state, stream=stream), {**metrics, **said}
+        return self._next_state(state, trained, optimizer_state, stream=stream), {**metrics, **facts}
 
     def evaluate(
         self, state: Any, key: jax.Array, episodes: int, greedy: bool = True

@@ -106,10 +106,10 @@ class GRPO(LanguageAgent, presets="GRPO"):
         return cls.family.times_drawn(values)
 
     @classmethod
-    def gives_way(cls, given: Mapping[str, Any]) -> frozenset[str]:
+    def gives_way(cls, values: Mapping[str, Any]) -> frozenset[str]:
         """A variant's values override a preset; a correction needs samples of an older policy."""
-        own = frozenset(cls.family.own_values(given))
-        return own | {"old_log_prob"} if given.get("correction", "none") != "none" else own
+        names = frozenset(cls.family.own_values(values))
+        return names | {"old_log_prob"} if values.get("correction", "none") != "none" else names
 
     @property
     def objective(self) -> Objective:
@@ -136,11 +136,11 @@ class GRPO(LanguageAgent, presets="GRPO"):
 
         if self._learns_by_parts:
             none = jax.tree.map(jnp.zeros_like, self._trained(state.parameters))
-            batch, stream, found = rollouts(
+            batch, stream, rest = rollouts(
                 self, state, self._candidates, judged, learned, Sums(none, jnp.float32(0), jnp.float32(0))
             )
             trained, optimizer_state, metrics = self.learn_sums(
-                state.parameters, state.optimizer_state, state.iteration, batch, *found
+                state.parameters, state.optimizer_state, state.iteration, batch, *rest
             )
         else:
             batch, stream, _ = rollouts(self, state, self._candidates, judged)
@@ -175,8 +175,8 @@ class GRPO(LanguageAgent, presets="GRPO"):
         weight, count = weight_sums(mask, wanted.aggregation, self.longest, wanted.count_empty)
         share, tokens = weight_sums(mask, "token_mean", self.longest)
         slope = functools.partial(self.gradient, parameters, jnp.bool(True))
-        found = accumulate_gradient(slope, samples._replace(weight=weight, share=share), self.at_once)
-        return jax.tree.map(jnp.add, sums, Sums(found[0], count, tokens)), found[1]
+        gradient = accumulate_gradient(slope, samples._replace(weight=weight, share=share), self.at_once)
+        return jax.tree.map(jnp.add, sums, Sums(gradient[0], count, tokens)), gradient[1]
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0, None, None), out_axes=None)
     def learn_sums(self, parameters, optimizer_state, iteration, batch, sums, measures):
@@ -244,8 +244,8 @@ class GRPO(LanguageAgent, presets="GRPO"):
             old = self._log_probs(parameters, batch.responses)
         lengths = jnp.sum(batch.responses.own, axis=1, dtype=jnp.int32)
         reward = wanted.reward(batch.reward.total, lengths, self.longest)
-        given = has_reward(batch.responses)
-        advantage = wanted.advantage(reward, old, batch.reference_log_prob, mask, self.group_size, given)
+        rated = has_reward(batch.responses)
+        advantage = wanted.advantage(reward, old, batch.reference_log_prob, mask, self.group_size, rated)
         nothing = jnp.zeros_like(advantage)
         age: Any = ()
         if self.proximal == "interpolate":
@@ -268,10 +268,10 @@ class GRPO(LanguageAgent, presets="GRPO"):
         return jax.tree.map(lambda x: x[rows], batch)
 
     def _measured(self, batch: Batch, iteration: jax.Array) -> dict[str, jax.Array]:
-        reward, given = batch.reward, has_reward(batch.responses)
-        differ = informative(reward.total, self.group_size, given)
+        reward, rated = batch.reward, has_reward(batch.responses)
+        differ = informative(reward.total, self.group_size, rated)
         return {
-            **self._said(batch.responses, reward, given),
+            **self._said(batch.responses, reward, rated),
             "informative": jnp.mean(differ, dtype=jnp.float32),
             **staleness(batch.version, iteration, batch.responses.own),
         }

@@ -169,8 +169,8 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def respond(self, parameters, version, prompts, keys):
         """`prompts [N]`, `keys [N]` -> `Samples [N]`, and the `version [N]` of the parameters."""
-        said = self._speaker.say(parameters, prompts, keys)
-        return said, jnp.full(keys.shape, version, jnp.int32)
+        samples = self._speaker.say(parameters, prompts, keys)
+        return samples, jnp.full(keys.shape, version, jnp.int32)
 
     @fdg.fragment("reward")
     def score(self, answer, tokens, mask):
@@ -250,8 +250,8 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
 
     def _problem_keys(self, state: Any, count: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         key = jax.random.fold_in(state.key, 0)
-        found = registry.option("speaker").problems_of
-        return found(self.env, key, state.iteration, count, self.dataset_size)
+        draw = registry.option("speaker").problems_of
+        return draw(self.env, key, state.iteration, count, self.dataset_size)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
@@ -296,10 +296,10 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         if is_game(self.env):
             responses, log_prob, reward = registry.option("speaker").played(self.env, problem, keys, respond)
         else:
-            said = respond(problem.prompts, keys)
-            reward = self.score(problem.answer, said.tokens, said.mask)
-            responses = Responses(problem.prompts, said.tokens, said.mask, said.mask)
-            log_prob = said.tempered_log_probs
+            sampled = respond(problem.prompts, keys)
+            reward = self.score(problem.answer, sampled.tokens, sampled.mask)
+            responses = Responses(problem.prompts, sampled.tokens, sampled.mask, sampled.mask)
+            log_prob = sampled.tempered_log_probs
         return self._rated(state, Rollout(responses, log_prob, versions[0], reward, None))
 
     def _rated(self, state: Any, rollout: Rollout) -> Rollout:
@@ -321,10 +321,10 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
     def _lengths(self, responses: Responses) -> dict[str, jax.Array]:
         return lengths(responses, self._stops, judged=not self._needs_answers)
 
-    def _said(self, responses: Responses, reward: Reward, given: jax.Array) -> dict[str, jax.Array]:
-        """Metrics of an iteration's `Responses [N]` and rewards; only those `given [N]` count."""
+    def _said(self, responses: Responses, reward: Reward, rated: jax.Array) -> dict[str, jax.Array]:
+        """Metrics of an iteration's `Responses [N]` and rewards; only those `rated [N]` count."""
         return {
-            "episode_return": masked_mean(reward.total, given),
+            "episode_return": masked_mean(reward.total, rated),
             **{f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()},
             **self._lengths(responses),
         }

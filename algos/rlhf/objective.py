@@ -265,17 +265,17 @@ def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array, lev
     """
     change = jnp.where(mask, log_prob - old_log_prob, 0.0)
     if level == "token":
-        found = change
+        ratio = change
     else:
         whole = jnp.sum(change, axis=1, keepdims=True)
         if level != "trajectory":
             whole = whole / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32), 1)
-        found = jnp.broadcast_to(whole, change.shape)
+        ratio = jnp.broadcast_to(whole, change.shape)
         if level == "sequence_token":
             # The value is the response's ratio; the gradient is that of the token's log-probability.
-            own = log_prob - jax.lax.stop_gradient(log_prob)
-            found = jax.lax.stop_gradient(found) + own
-    return jnp.where(mask, jnp.clip(found, -_LARGEST, _LARGEST), 0.0)
+            zero = log_prob - jax.lax.stop_gradient(log_prob)
+            ratio = jax.lax.stop_gradient(ratio) + zero
+    return jnp.where(mask, jnp.clip(ratio, -_LARGEST, _LARGEST), 0.0)
 
 
 def surrogate(

@@ -33,9 +33,9 @@ class TextOptimizer(ClippedOptimizer):
     def of(self, updates: int) -> optax.GradientTransformation:
         """The user's optimiser, or AdamW (arXiv 1711.05101), for a run of `updates` updates."""
         step_size = warmed_up(self.learning_rate, self.warmup, updates if self.anneal_learning_rate else None)
-        given = user_optimizer(self.optimizer, step_size, self.max_grad_norm)
-        if given is not None:  # it may count nothing, which `count` needs
-            return optax.chain(optax.scale_by_schedule(lambda _: 1.0), given)
+        users = user_optimizer(self.optimizer, step_size, self.max_grad_norm)
+        if users is not None:  # it may count nothing, which `count` needs
+            return optax.chain(optax.scale_by_schedule(lambda _: 1.0), users)
         return optax.chain(
             optax.clip_by_global_norm(self.max_grad_norm),
             optax.adamw(step_size, weight_decay=self.weight_decay),

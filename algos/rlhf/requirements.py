@@ -182,19 +182,19 @@ def other_alphabets(env: Any, earlier: Any) -> tuple[str, str] | None:
 
 def wider_alphabet(algorithm: Any, earlier: Any) -> dict[str, str]:
     """The field `tokenizer` for an earlier run's characters, if all of this task's are among them."""
-    found = other_alphabets(algorithm.env, earlier)
+    both = other_alphabets(algorithm.env, earlier)
     named = algorithm.model is not None or algorithm.tokenizer is not None or is_game(algorithm.env)
-    if named or found is None or not set(found[0]) <= set(found[1]):
+    if named or both is None or not set(both[0]) <= set(both[1]):
         return {}
-    return {"tokenizer": f"characters={found[1]}"}
+    return {"tokenizer": f"characters={both[1]}"}
 
 
 def other_tokens(env: Any, earlier: Any) -> str | None:
     """Why the tokens of a task are not those of an earlier run, or None."""
-    found = other_alphabets(env, earlier)
-    if found is None:
+    both = other_alphabets(env, earlier)
+    if both is None:
         return None
-    here, there = found
+    here, there = both
     lacking = next((c for c in here if c not in there), None)
     if lacking is not None:
         return (
@@ -226,11 +226,11 @@ def check_room(algorithm: Any, config: DecoderConfig, longest: int) -> None:
 # --- methods of `LanguageAgent` ---
 
 
-def preset_name(cls: Any, given: Mapping[str, Any]) -> str | None:
+def preset_name(cls: Any, values: Mapping[str, Any]) -> str | None:
     """For a checkpoint, its published settings, not the task's."""
-    if given.get("model") is None:
+    if values.get("model") is None:
         return None
-    return "checkpoint-lora" if given.get("lora_rank") or given.get("adapters") else "checkpoint"
+    return "checkpoint-lora" if values.get("lora_rank") or values.get("adapters") else "checkpoint"
 
 
 def changed(self: Any, **values: Any) -> Any:
@@ -247,11 +247,11 @@ def sizes(cls: Any, values: Mapping[str, Any], named: Collection[str]) -> dict[s
         none = value is None and name in ("micro_batch", "dataset_size")
         if not none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             return {}  # the algorithm then refuses the sizes
-    found = fitting_sizes(values, named, cls.rows_of, cls.times_drawn(values))
+    changes = fitting_sizes(values, named, cls.rows_of, cls.times_drawn(values))
     heads, pairs = values["num_heads"], values["num_kv_heads"]
     if "num_heads" not in named and pairs in range(1, 1 << 16) and heads % pairs:
-        found["num_heads"] = pairs * max(1, round(heads / pairs))
-    return found
+        changes["num_heads"] = pairs * max(1, round(heads / pairs))
+    return changes
 
 
 MEMBERS = {"_sizes": classmethod(sizes), "changed": changed, "preset_name": classmethod(preset_name)}

@@ -62,9 +62,9 @@ def scores(
         tokens, segments = tokens[:, start:], segments[:, start:]
         return decoder.token_log_probs(parameters, hidden, tokens, segments, temperature)
 
-    found = decoder.per_token(every, tokens, segments)
+    scored = decoder.per_token(every, tokens, segments)
     width = responses.mask.shape[1]
-    log_prob, entropy = (jnp.where(responses.mask, x[:, -width:], 0.0) for x in found)
+    log_prob, entropy = (jnp.where(responses.mask, x[:, -width:], 0.0) for x in scored)
     return log_prob, entropy
 
 
@@ -84,14 +84,14 @@ def lengths(responses: Responses, stop_tokens: tuple[int, ...], judged: bool = F
 
     `judged`: some responses may have no reward; these are counted.
     """
-    own = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
+    counts = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
     counted = has_reward(responses)
     there = jnp.sum(responses.mask, dtype=jnp.int32) + jnp.sum(responses.prompts.mask, dtype=jnp.int32)
     ended = finished(responses, stop_tokens)
     return {
         "tokens": there,
-        "response_length": masked_mean(own.astype(jnp.float32), counted),
-        "response_length_max": jnp.max(own).astype(jnp.float32),
+        "response_length": masked_mean(counts.astype(jnp.float32), counted),
+        "response_length_max": jnp.max(counts).astype(jnp.float32),
         "truncation_rate": masked_mean((~ended).astype(jnp.float32), counted),
         **({"no_reward_rate": jnp.mean(~counted, dtype=jnp.float32)} if judged else {}),
     }
@@ -159,18 +159,18 @@ def rollouts(
 
 def loss_mask(agent: Any, rollout: Rollout) -> jax.Array:
     """Loss mask `[N, R]`: tokens of the policy; with `late="mask"` not those that are too old."""
-    own = rollout.responses.own
+    mask = rollout.responses.own
     if rollout.age is None or agent.late == "wait":
-        return own
-    return own & (rollout.age <= (agent.ahead if agent.max_age is None else agent.max_age))
+        return mask
+    return mask & (rollout.age <= (agent.ahead if agent.max_age is None else agent.max_age))
 
 
-def staleness(version: jax.Array, iteration: jax.Array, own: jax.Array) -> dict[str, jax.Array]:
+def staleness(version: jax.Array, iteration: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
     """Updates by which the data lags the learner: the mean; of a stream also the maximum."""
     age = (iteration - version).astype(jnp.float32)
     if age.ndim == 1:
         return {"staleness": jnp.mean(age)}
     return {
-        "staleness": masked_mean(age, own),
-        "staleness_max": jnp.max(jnp.where(own, age, 0.0)),
+        "staleness": masked_mean(age, mask),
+        "staleness_max": jnp.max(jnp.where(mask, age, 0.0)),
     }

@@ -89,16 +89,16 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         problem_keys = self._problem_keys(state, self.num_prompts)
         if self._reads:
             pairs = self.read(*problem_keys)
-            said = self._lengths(pairs.chosen)
+            facts = self._lengths(pairs.chosen)
         else:
             speaking = state._replace(parameters=self._speaking(state))
             rollout = self._rollout(speaking, self.num_prompts)
             pairs, responses = self._paired(rollout), rollout.responses
-            said = self._said(responses, rollout.reward, has_reward(responses))
+            facts = self._said(responses, rollout.reward, has_reward(responses))
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, (pairs, ()), self._iteration_key(state, 2)
         )
-        return self._next_state(state, trained, optimizer_state), {**metrics, **said}
+        return self._next_state(state, trained, optimizer_state), {**metrics, **facts}
 
     def evaluate(
         self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
@@ -131,16 +131,16 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         )
         asked = self.env.prompts_of(list(prompts))
         tokens, mask = self.env.responses_of(list(responses), list(prompts))
-        found = model_reward(self.network, state.parameters, Responses(asked, tokens, mask, mask))
-        return found.tolist()
+        rewards = model_reward(self.network, state.parameters, Responses(asked, tokens, mask, mask))
+        return rewards.tolist()
 
     def examples(self, state: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
         """Held-out problems and sampled responses with their rewards, the model's included."""
-        found = super().examples(state, key, count)
-        prompts = Prompts(found["prompt"], found["prompt_mask"])
-        mask = found["response_mask"]
-        said = Responses(prompts, found["response"], mask, mask)
-        return {**found, "reward_model": model_reward(self.network, state.parameters, said)}
+        arrays = super().examples(state, key, count)
+        prompts = Prompts(arrays["prompt"], arrays["prompt_mask"])
+        mask = arrays["response_mask"]
+        responses = Responses(prompts, arrays["response"], mask, mask)
+        return {**arrays, "reward_model": model_reward(self.network, state.parameters, responses)}
 
     def export(self, state: Any, path: Path) -> None:
         """Writes the reward model in Hugging Face's format: see `LanguageAgent.export`."""

@@ -101,10 +101,10 @@ class SFT(LanguageAgent, presets="SFT"):
             return Responses(prompts, tokens, mask, mask)
         content = self.env.draw(keys, "train", *numbers)
         prompts, (tokens, mask) = self.env.prompts(content), self.env.solutions(content)
-        own = jnp.concatenate([self.env.said_before(content), mask], axis=1)
+        imitated = jnp.concatenate([self.env.said_before(content), mask], axis=1)
         tokens, there = (jnp.concatenate(x, axis=1) for x in ((prompts.tokens, tokens), (prompts.mask, mask)))
         # A response to the first token, as in a game.
-        return Responses(Prompts(tokens[:, :1], there[:, :1]), tokens[:, 1:], there[:, 1:], own[:, 1:])
+        return Responses(Prompts(tokens[:, :1], there[:, :1]), tokens[:, 1:], there[:, 1:], imitated[:, 1:])
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, responses, key):
@@ -112,10 +112,10 @@ class SFT(LanguageAgent, presets="SFT"):
         longest, nothing = self.env.response_length, jnp.zeros(responses.own.shape)
 
         def weighed(minibatch):
-            own = minibatch.text.own
+            imitated = minibatch.text.own
             return minibatch._replace(
-                weight=token_weights(own, self.aggregation, longest, count_empty=False),
-                share=token_weights(own, "token_mean", longest),
+                weight=token_weights(imitated, self.aggregation, longest, count_empty=False),
+                share=token_weights(imitated, "token_mean", longest),
             )
 
         groups = self.rows_of(vars(self)).groups

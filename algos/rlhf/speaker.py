@@ -33,10 +33,10 @@ Respond = Callable[[Prompts, jax.Array], Samples]  # to prompts [N], by keys [N]
 
 def of_transcript(transcript: Transcript) -> tuple[Responses, jax.Array]:
     """A conversation as a response to its first token, with log-probabilities `[N, T - 1]` of its tokens."""
-    tokens, mask, own = transcript.tokens, transcript.mask, transcript.said
+    tokens, mask, spoken = transcript.tokens, transcript.mask, transcript.said
     first = Prompts(tokens[:, :1], mask[:, :1])
-    log_prob = jnp.where(own, transcript.about, 0.0)
-    return Responses(first, tokens[:, 1:], mask[:, 1:], own[:, 1:]), log_prob[:, 1:]
+    log_prob = jnp.where(spoken, transcript.about, 0.0)
+    return Responses(first, tokens[:, 1:], mask[:, 1:], spoken[:, 1:]), log_prob[:, 1:]
 
 
 def prompt_up_to_policy(responses: Responses) -> Responses:
@@ -60,8 +60,8 @@ def converse(game: Any, problem: Problem, keys: jax.Array, respond: Respond) -> 
     """
 
     def speak(prompts: Prompts, turn: int) -> Message:
-        said = respond(prompts, jax.vmap(jax.random.fold_in, (0, None))(keys, turn))
-        return Message(said.tokens, said.mask, said.tempered_log_probs)
+        samples = respond(prompts, jax.vmap(jax.random.fold_in, (0, None))(keys, turn))
+        return Message(samples.tokens, samples.mask, samples.tempered_log_probs)
 
     transcript = play(game, problem, speak)
     parts = {name.replace(" ", "_"): part for name, part in transcript.reward.parts.items()}
@@ -134,14 +134,14 @@ class Speaker:
         def respond(prompts: Prompts, keys: jax.Array) -> Samples:
             return self.say(parameters, prompts, keys, greedy)
 
-        def played(given: tuple[Problem, jax.Array]) -> tuple[Responses, Reward]:
-            problem, keys = given
+        def played(rows: tuple[Problem, jax.Array]) -> tuple[Responses, Reward]:
+            problem, keys = rows
             if is_game(self.env):
                 responses, _, reward = converse(self.env, problem, keys, respond)
                 return responses, reward
-            said = respond(problem.prompts, keys)
-            reward = self.env.reward(problem.answer, said.tokens, said.mask)
-            return Responses(problem.prompts, said.tokens, said.mask, said.mask), reward
+            samples = respond(problem.prompts, keys)
+            reward = self.env.reward(problem.answer, samples.tokens, samples.mask)
+            return Responses(problem.prompts, samples.tokens, samples.mask, samples.mask), reward
 
         return _in_parts(played, (problem, keys))
 
@@ -151,24 +151,24 @@ def held_out_numbers(env: Any, count: int) -> tuple[jax.Array, ...]:
     return () if getattr(env, "num_held_out", None) is None else (jnp.arange(count),)
 
 
-def _in_parts(function: Callable[[Any], Any], given: Any) -> Any:
+def _in_parts(function: Callable[[Any], Any], rows: Any) -> Any:
     """Applies a function to rows `[N, ...]`, at most `_AT_ONCE` at a time."""
-    parts, rest = divmod(jax.tree.leaves(given)[0].shape[0], _AT_ONCE)
+    parts, rest = divmod(jax.tree.leaves(rows)[0].shape[0], _AT_ONCE)
     if (parts, rest) <= (1, 0):
-        return function(given)
-    whole = jax.tree.map(lambda x: x[: parts * _AT_ONCE].reshape(parts, _AT_ONCE, *x.shape[1:]), given)
-    found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(function, whole))
+        return function(rows)
+    whole = jax.tree.map(lambda x: x[: parts * _AT_ONCE].reshape(parts, _AT_ONCE, *x.shape[1:]), rows)
+    results = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(function, whole))
     if not rest:
-        return found
-    last = function(jax.tree.map(lambda x: x[parts * _AT_ONCE :], given))
-    return jax.tree.map(lambda *x: jnp.concatenate(x), found, last)
+        return results
+    last = function(jax.tree.map(lambda x: x[parts * _AT_ONCE :], rows))
+    return jax.tree.map(lambda *x: jnp.concatenate(x), results, last)
 
 
 def return_metrics(responses: Responses, reward: Reward) -> dict[str, jax.Array]:
     """`return` `[]`, the mean of the given rewards; `returns` and `lengths` (in tokens) `[N]`."""
-    given = jnp.ones(reward.total.shape, bool) if reward.given is None else reward.given
+    rated = jnp.ones(reward.total.shape, bool) if reward.given is None else reward.given
     return {
-        "return": masked_mean(reward.total, given),
+        "return": masked_mean(reward.total, rated),
         "returns": reward.total,
         "lengths": jnp.sum(responses.own, axis=1, dtype=jnp.int32),
     }
@@ -305,8 +305,8 @@ def answer(
         env = dataclasses.replace(env, system=system)
     asked = env.prompts_of(list(prompts), longest=context - how.max_new_tokens)
     keys = jax.random.split(jax.random.key(seed), len(prompts))
-    said = dataclasses.replace(self._speaker, sampling=how).say(self._speaking(state), asked, keys)
-    return env.texts(said.tokens, said.mask)
+    samples = dataclasses.replace(self._speaker, sampling=how).say(self._speaking(state), asked, keys)
+    return env.texts(samples.tokens, samples.mask)
 
 
 def export(self: Any, state: Any, path: Path) -> None:

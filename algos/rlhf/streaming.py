@@ -196,7 +196,8 @@ def next_micro_batch(
         keys.reshape(-1),
         stream,
     )
-    (prompts, answer), said = rows.asked, rows.samples
-    reward = agent.score(answer, said.tokens, said.mask)
-    responses = Responses(prompts, said.tokens, said.mask, said.mask)
-    return agent._rated(state, Rollout(responses, said.tempered_log_probs, rows.version, reward, age)), stream
+    (prompts, answer), samples = rows.asked, rows.samples
+    reward = agent.score(answer, samples.tokens, samples.mask)
+    responses = Responses(prompts, samples.tokens, samples.mask, samples.mask)
+    rollout = Rollout(responses, samples.tempered_log_probs, rows.version, reward, age)
+    return agent._rated(state, rollout), stream

@@ -63,8 +63,8 @@ def accumulate_gradient(
     shape = jax.eval_shape(gradient, jax.tree.map(lambda x: x[0], parts))[0]
 
     def one(total: Any, part: Any) -> tuple[Any, dict[str, jax.Array]]:
-        found, measures = gradient(part)
-        return jax.tree.map(jnp.add, total, found), measures
+        more, measures = gradient(part)
+        return jax.tree.map(jnp.add, total, more), measures
 
     total, measures = jax.lax.scan(one, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape), parts)
     return total, together(measures)
@@ -134,9 +134,9 @@ def run_updates(
         trained, optimizer_state = carry
         now = agent._with_trained(parameters, trained)
         slope = functools.partial(agent.gradient, now, is_first if compares else ())
-        found, measures = accumulate_gradient(slope, weighed(minibatch), agent.at_once)
-        trained, optimizer_state = agent.update(found, optimizer_state, trained)
-        return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(found)}
+        total, measures = accumulate_gradient(slope, weighed(minibatch), agent.at_once)
+        trained, optimizer_state = agent.update(total, optimizer_state, trained)
+        return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(total)}
 
     carry = agent._trained(parameters), optimizer_state
     (trained, optimizer_state), measures = epochs(

@@ -127,11 +127,11 @@ def objective(variant: Variant = "grpo", convention: Convention = "paper", **val
             near = nearest(name, fields, 1)
             hint = f": did you mean {near[0]!r}?" if near else f": there are {', '.join(fields)}"
             raise FdgError(f"an objective has no value {name!r}{hint}")
-    own = VARIANTS[variant]
+    settings = VARIANTS[variant]
     habits = {
         name: value for name, value in CONVENTIONS[convention].items() if name not in _OWN.get(variant, ())
     }
-    return Objective(**{**own, **habits, **values})
+    return Objective(**{**settings, **habits, **values})
 
 
 # A part with the fields of `Objective` that have a help text, each None by default.
@@ -157,19 +157,19 @@ class Family(Part):
 
     def objective(self, choices: Any) -> Objective:
         """The objective with the `ObjectiveChoices` that are not None."""
-        given = {name: x for name, x in vars(choices).items() if x is not None}
-        return objective(self.variant, self.convention, **given)
+        chosen = {name: x for name, x in vars(choices).items() if x is not None}
+        return objective(self.variant, self.convention, **chosen)
 
     @staticmethod
-    def own_values(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    def own_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
         """The values of the variant among given fields; empty without one."""
-        return VARIANTS.get(str(given.get("variant")), {})
+        return VARIANTS.get(str(values.get("variant")), {})
 
     @classmethod
-    def times_drawn(cls, given: Mapping[str, Any]) -> int:
+    def times_drawn(cls, values: Mapping[str, Any]) -> int:
         """The oversampling factor of dynamic sampling among given fields; by default the variant's."""
-        times = given.get("dynamic_sampling")
-        times = cls.own_values(given).get("dynamic_sampling", 0) if times is None else times
+        times = values.get("dynamic_sampling")
+        times = cls.own_values(values).get("dynamic_sampling", 0) if times is None else times
         return max(1, times) if isinstance(times, int) else 1
 
 
