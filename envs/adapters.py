@@ -26,36 +26,36 @@ def importing(who_needs: str, package: str, extra: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def accepting(where: str, package: str, given: Iterable[tuple[str, Any]]) -> Iterator[None]:
+def accepting(where: str, package: str, arguments: Iterable[tuple[str, Any]]) -> Iterator[None]:
     """A context for a package's constructor, which may refuse its arguments."""
     try:
         yield
     except FdgError:  # such as for a missing package
         raise
     except (AssertionError, KeyError, TypeError, ValueError) as error:
-        values = ", ".join(f"{name}={value!r}" for name, value in given)
-        said = " ".join(str(error).split())
-        raise FdgError(f"{where}: {package} does not accept {values}: {said}") from error
+        values = ", ".join(f"{name}={value!r}" for name, value in arguments)
+        message = " ".join(str(error).split())
+        raise FdgError(f"{where}: {package} does not accept {values}: {message}") from error
 
 
-def check_names(where: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_names(where: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Raises an `FdgError` for the first unknown parameter; lists the known ones."""
     known = [*known]
-    if unknown := next((name for name in given if name not in known), None):
+    if unknown := next((name for name in names if name not in known), None):
         takes = f"takes {', '.join(known)}" if known else "takes no parameters"
         raise FdgError(f"{where}: unknown parameter '{unknown}': {takes}")
 
 
-def plain(where: str, given: Mapping[str, Any], kinds: Any = PLAIN) -> dict[str, Any]:
+def plain(where: str, arguments: Mapping[str, Any], kinds: Any = PLAIN) -> dict[str, Any]:
     """Converts lists in parameters to tuples."""
-    found = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    for name, value in found.items():
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
+    for name, value in values.items():
         if not isinstance(value, kinds):
             words = "number, string or tuple" if kinds is PLAIN else "number or string"
             raise FdgError(
                 f"{where}: {name}={value!r} must be a Python {words}, so that the environment hashes"
             )
-    return found
+    return values
 
 
 def of_type(where: str, name: str, value: Any, kind: type) -> Any:

@@ -39,7 +39,7 @@ _STEP_FIELDS = {  # dtype, and whether there is one per agent
 
 
 def check_inside(wrapper: Any) -> None:
-    """`check_spec` of a wrapper's environment; names the order of fields if another field is one."""
+    """`check_spec` of a wrapper's environment; if another field is one, it tells the order of fields."""
     names = [field.name for field in dataclass_fields(wrapper) if field.init]
     if not hasattr(wrapper.env, "step") and any(hasattr(getattr(wrapper, name), "step") for name in names):
         kind = type(wrapper).__name__
@@ -58,14 +58,14 @@ def check_spec(env: Any, single: bool = False) -> None:
       FdgError: it is a name, a class, another library's environment or not hashable, or an attribute is
         missing or has the wrong type.
     """
-    given = _as_written(env)
+    shown = _as_written(env)
     if network := aliases.not_a_policy(env):
         raise FdgError(f"env={network}, and give the environment, such as envs.make('CartPole-v1')")
     if isinstance(env, str):
         raise FdgError(f"env={env!r} is a name: write env=envs.make({env!r})")
     if isinstance(env, type) and not foreign.is_of_gymnasium(env):
         made = f"envs.vectorize({env.__name__}())"
-        raise FdgError(f"env={given} is a class, and an environment is a value: write {made}")
+        raise FdgError(f"env={shown} is a class, and an environment is a value: write {made}")
     if inspect.isroutine(env):
         raise FdgError(f"env={env.__name__} is a function, not an environment: pass what it returns")
     if hasattr(env, "demonstration"):
@@ -74,15 +74,15 @@ def check_spec(env: Any, single: bool = False) -> None:
             f" sft, dpo, ppo_rlhf"
         )
     if reason := foreign.refused(env):
-        raise FdgError(f"env={given} {reason}")
+        raise FdgError(f"env={shown} {reason}")
     if foreign.package_of(env) is not None:
-        raise FdgError(f"env={given} is one instance: write envs.vectorize({given})")
+        raise FdgError(f"env={shown} is one instance: write envs.vectorize({shown})")
     missing = [name for name in _ATTRIBUTES if not _has(env, name)]
     missing += [name for name in ("reset", "step") if not callable(getattr(env, name, None))]
     if missing:
         lines = [_ATTRIBUTES.get(name, f"def {name}(self, key, ...)") for name in missing]
         raise FdgError(
-            f"environment {given} has no {listed(missing, 'and')}: give its class {'; '.join(lines)}"
+            f"environment {shown} has no {listed(missing, 'and')}: give its class {'; '.join(lines)}"
         )
     if not single:
         _check_kinds(env)
@@ -90,16 +90,16 @@ def check_spec(env: Any, single: bool = False) -> None:
         hash(env)
     except TypeError as error:
         raise FdgError(
-            f"environment {given} does not hash ({error}): make its class a frozen dataclass"
+            f"environment {shown} does not hash ({error}): make its class a frozen dataclass"
             f" whose fields hash, tuples in place of lists and arrays"
         ) from None
     if not single and _first_parameter(env.reset) == "key":
         raise FdgError(
-            f"environment {given} is one instance (its reset takes one key): write envs.vectorize({given})"
+            f"environment {shown} is one instance (its reset takes one key): write envs.vectorize({shown})"
         )
     key = "key" if single else "keys"
-    check_takes(env.reset, (key,), f"reset of environment {given}")
-    check_takes(env.step, (key, "state", "action"), f"step of environment {given}")
+    check_takes(env.reset, (key,), f"reset of environment {shown}")
+    check_takes(env.step, (key, "state", "action"), f"step of environment {shown}")
 
 
 def _check_kinds(env: Any) -> None:
@@ -179,11 +179,11 @@ def _check_flags(name: str, reward: Any, *flags: Any) -> None:
         kind = getattr(flag, "dtype", type(flag))
         if not jnp.issubdtype(kind, jnp.floating):
             continue
-        said = f"environment '{name}': step gives {getattr(kind, '__name__', kind)} as {what}"
+        told = f"environment '{name}': step gives {getattr(kind, '__name__', kind)} as {what}"
         if jnp.issubdtype(getattr(reward, "dtype", type(reward)), jnp.bool_):
-            raise FdgError(f"{said}, and a bool as reward: return five, {_FIVE}, in this order")
+            raise FdgError(f"{told}, and a bool as reward: return five, {_FIVE}, in this order")
         warnings.warn(
-            f"{said}, of which any number but 0 counts as true: give a bool, x != 0", FdgWarning, stacklevel=2
+            f"{told}, of which any number but 0 counts as true: give a bool, x != 0", FdgWarning, stacklevel=2
         )
 
 
@@ -215,12 +215,12 @@ def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
     for field, (dtype, each) in _STEP_FIELDS.items():
         value, shape = getattr(step, field), (count, *(agents if each else ()))
         if value is None or jnp.shape(value) != shape or jnp.result_type(value) != dtype:
-            found = "None" if value is None else f"{jnp.result_type(value)}{list(jnp.shape(value))}"
-            raise FdgError(f"environment '{name}': step gives {field} as {found}: it is {dtype}{list(shape)}")
+            kind = "None" if value is None else f"{jnp.result_type(value)}{list(jnp.shape(value))}"
+            raise FdgError(f"environment '{name}': step gives {field} as {kind}: it is {dtype}{list(shape)}")
     for field, value in step.episode_info.items():
         if jnp.shape(value) != (count,) or jnp.result_type(value) != "float32":
-            found = f"{jnp.result_type(value)}{list(jnp.shape(value))}"
-            raise FdgError(f"environment '{name}': step gives '{field}' as {found}: it is float32[{count}]")
+            kind = f"{jnp.result_type(value)}{list(jnp.shape(value))}"
+            raise FdgError(f"environment '{name}': step gives '{field}' as {kind}: it is float32[{count}]")
     check_observation(env, "step", step.observation, count)
     check_observation(env, "step", step.final_observation, count)
     return state, step
@@ -228,8 +228,8 @@ def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
 
 def check_observation(env: Any, method: str, observation: Any, count: int) -> None:
     """Refuses a batch of observations that does not fit the environment's `observation_space`."""
-    own = f"wrapper {type(env).__name__} of " if hasattr(env, "begin") else ""
-    whose, fix = f"{own}environment '{env.name}': {method} gives", ": define observation_space" if own else ""
+    of = f"wrapper {type(env).__name__} of " if hasattr(env, "begin") else ""
+    whose, fix = f"{of}environment '{env.name}': {method} gives", ": define observation_space" if of else ""
     agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
     features = getattr(observation, "observation", observation)  # without its mask
     in_parts = composite.is_composite(env.observation_space)
@@ -238,8 +238,8 @@ def check_observation(env: Any, method: str, observation: Any, count: int) -> No
             f"{whose} {_described(features)} as observation, and its parts are others than those of"
             f" {env.observation_space!r:.200}{fix}"
         )
-    given = jax.tree.leaves(features) if in_parts else [features]
-    for (path, space), part in zip(composite.parts(env.observation_space), given, strict=True):
+    leaves = jax.tree.leaves(features) if in_parts else [features]
+    for (path, space), part in zip(composite.parts(env.observation_space), leaves, strict=True):
         expected = (count, *agents, *space.shape)
         if not hasattr(part, "dtype") or jnp.shape(part) != expected:
             raise FdgError(
@@ -293,7 +293,7 @@ def check_traced(env: Any, num_envs: int = 2) -> None:
 
 
 def _as_written(env: Any) -> str:
-    """How an environment was written, about."""
+    """Roughly how the user wrote an environment, for messages."""
     return env.__name__ if isinstance(env, type) else f"{type(env).__name__}()"
 
 

@@ -224,8 +224,8 @@ def _spaces_left(env: Any, seen: Any) -> Iterator[str]:
             if part.shape != (*leading, *space.shape) or part.dtype != space.dtype:
                 yield f"{what}{path} is {part.dtype}{list(part.shape)}, and its space {space}"
             elif not _inside(space, part):
-                found = f"from {np.min(part):g} to {np.max(part):g} in {space!r:.200}"
-                yield f"{what}{path} is outside its space: {found}"
+                bounds = f"from {np.min(part):g} to {np.max(part):g} in {space!r:.200}"
+                yield f"{what}{path} is outside its space: {bounds}"
 
 
 def _inside(space: Any, part: np.ndarray) -> bool:
@@ -237,14 +237,14 @@ def _inside(space: Any, part: np.ndarray) -> bool:
 
 def _masks_lost(env: Any, seen: list[Any]) -> Iterator[str]:
     masks = [features_and_mask(value)[1] for value in seen]
-    given = [mask for mask in masks if mask is not None]
-    if not given:
+    present = [mask for mask in masks if mask is not None]
+    if not present:
         return
-    if len(given) < len(masks):
+    if len(present) < len(masks):
         yield "a mask at some steps only"
-    elif len({mask.shape[-1] for mask in given}) > 1 or any(mask.dtype != bool for mask in given):
+    elif len({mask.shape[-1] for mask in present}) > 1 or any(mask.dtype != bool for mask in present):
         yield "masks of different lengths, or not of bools"
-    elif not all(mask.any(-1).all() for mask in given[:2]):
+    elif not all(mask.any(-1).all() for mask in present[:2]):
         yield "no action is allowed at some step: a mask is true for at least one"
 
 
@@ -281,7 +281,7 @@ def _alike(rollout: Rollout, backward: Rollout) -> bool:
 
     def same(one: np.ndarray, other: np.ndarray) -> bool:
         axis = 0 if id(one) in first else 1
-        own, reverse = (np.moveaxis(x, axis, 0) for x in (one, np.flip(other, axis)))
-        return np.allclose(own[1:], reverse[1:], 1e-6, 1e-6, equal_nan=_may_be_nan(one))
+        forward, reverse = (np.moveaxis(x, axis, 0) for x in (one, np.flip(other, axis)))
+        return np.allclose(forward[1:], reverse[1:], 1e-6, 1e-6, equal_nan=_may_be_nan(one))
 
     return all(map(same, jax.tree.leaves(rollout), jax.tree.leaves(backward)))

@@ -421,10 +421,10 @@ def check_state(name: str, state: Any, size: int | None = None) -> None:
             f"environment '{name}': step takes the state, and this is a value of type {kind_of(state)}: reset"
             " gives (state, observation), in that order, and step (state, step)"
         )
-    if size is not None and (found := len(jax.tree.leaves(state)[0])) != size:
+    if size is not None and (count := len(jax.tree.leaves(state)[0])) != size:
         raise FdgError(
             f"environment '{name}': step takes a key for each episode, and there are {size} keys for a state"
-            f" of {found}: use jax.random.split(key, {found})"
+            f" of {count}: use jax.random.split(key, {count})"
         )
 
 
@@ -432,21 +432,21 @@ def actions(name: str, action: Any, space: Space, leading: tuple[int, ...]) -> j
     """Actions `[*leading, *space.shape]` in the space's dtype."""
     expected, is_counted = leading + space.shape, jnp.issubdtype(space.dtype, jnp.integer)
     try:
-        given = jnp.asarray(action)
+        array = jnp.asarray(action)
     except (TypeError, ValueError):  # not an array
         raise FdgError(
             f"environment '{name}': action is a value of type {kind_of(action)}: give an array of"
             f" {space.dtype}{list(expected)}"
         ) from None
-    if given.shape != expected:
-        raise FdgError(f"environment '{name}': action has shape {given.shape}, expected {expected}")
+    if array.shape != expected:
+        raise FdgError(f"environment '{name}': action has shape {array.shape}, expected {expected}")
     kinds = (jnp.bool_, jnp.integer) if is_counted else (jnp.bool_, jnp.integer, jnp.floating)
-    if not any(jnp.issubdtype(given.dtype, kind) for kind in kinds):
+    if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
         fix = "choose one by jnp.argmax, or write action.astype(int)" if is_counted else "give numbers"
         raise FdgError(
-            f"environment '{name}': action is {given.dtype}, expected {space.dtype} of {space}: {fix}"
+            f"environment '{name}': action is {array.dtype}, expected {space.dtype} of {space}: {fix}"
         )
-    return given.astype(space.dtype)
+    return array.astype(space.dtype)
 
 
 def _strong(x: Any) -> jax.Array:

@@ -83,10 +83,10 @@ def made_by(factory: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
         for name, value in parameters.items()
         if name not in known and (is_adapted or name in _OF_WORKERS)
     }
-    given = {name: value for name, value in parameters.items() if name not in others}
+    arguments = {name: value for name, value in parameters.items() if name not in others}
     if inspect.isfunction(factory) or inspect.isfunction(getattr(factory, "__init__", None)):
-        check_call(factory, (), given, "parameter")
-    made = factory(**given)
+        check_call(factory, (), arguments, "parameter")
+    made = factory(**arguments)
     if others and not is_adapted and not is_of_gymnasium(made):
         made = factory(**parameters)  # it raises for unknown parameters
     ours = single(made, **others)

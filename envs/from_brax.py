@@ -186,10 +186,10 @@ def _checked(where: str, environment: str, overrides: Mapping[str, Any]) -> dict
     """Hashable overrides; raises if brax's environment does not accept one."""
     known = _arguments(environment)
     check_names(where, overrides, sorted((*known, "backend", "episode_length", "repeat_start")))
-    found = plain(where, overrides)
+    values = plain(where, overrides)
     parameters = inspect.signature(_registry()[environment]).parameters.values()
-    check_options(where, {one.name: one.default for one in parameters}, found)
-    return found
+    check_options(where, {one.name: one.default for one in parameters}, values)
+    return values
 
 
 @functools.cache
@@ -198,8 +198,8 @@ def _arguments(environment: str) -> tuple[str, ...]:
     step."""
     parameters = inspect.signature(_registry()[environment]).parameters.values()
     kinds = (bool, int, float, str, tuple)
-    own = tuple(p.name for p in parameters if isinstance(p.default, kinds) and p.name != "backend")
-    return own if environment == "fast" else (*own, "n_frames")
+    names = tuple(p.name for p in parameters if isinstance(p.default, kinds) and p.name != "backend")
+    return names if environment == "fast" else (*names, "n_frames")
 
 
 @contextlib.contextmanager

@@ -76,8 +76,8 @@ def known() -> tuple[str, ...]:
 def beyond(name: str) -> str | None:
     """Describes what an environment does outside this process (only ViZDoom's), or None; `name` has the
     prefix."""
-    found = _envpool().registration.registry.specs.get(name.removeprefix(PREFIX), ("",))
-    is_vizdoom = "vizdoom" in found[0]
+    spec = _envpool().registration.registry.specs.get(name.removeprefix(PREFIX), ("",))
+    is_vizdoom = "vizdoom" in spec[0]
     return "starts ViZDoom, which writes into the current folder" if is_vizdoom else None
 
 
@@ -179,7 +179,7 @@ class EnvPoolPool:
         self._thread = Deadline()
 
     def _step(self, env: Any, action: np.ndarray) -> Transition:
-        observed, reward, terminated, truncated, said = env.step(action)
+        observed, reward, terminated, truncated, infos = env.step(action)
         final_observation = self._source.encoded(observed)
         observation = final_observation
         ended = np.flatnonzero(terminated | truncated).astype(np.int32)
@@ -193,13 +193,13 @@ class EnvPoolPool:
             np.array(terminated),
             np.array(truncated),
             final_observation,
-            tuple(self._reported(name, said) for name in self._source.info),
+            tuple(self._reported(name, infos) for name in self._source.info),
         )
 
-    def _reported(self, name: str, said: Any) -> np.ndarray:
-        values = np.array(said[name], np.float32) if name in said else np.empty(0)
+    def _reported(self, name: str, info: Any) -> np.ndarray:
+        values = np.array(info[name], np.float32) if name in info else np.empty(0)
         if values.shape != (self._size,):
-            there = [key for key, each in said.items() if np.shape(each) == (self._size,)]
+            there = [key for key, each in info.items() if np.shape(each) == (self._size,)]
             raise HostError(f"its info has no numbers '{name}' of episodes, but {listed(there, 'and')}")
         return values
 
@@ -235,9 +235,9 @@ def threads_for(size: int) -> int:
 def _facts(source: EnvPoolSource) -> gymnasium_spaces.Facts:
     spec = _spec(source.name, **dict(source.options))
     with _quiet():
-        observed, acting = spec.gymnasium_observation_space, spec.gymnasium_action_space
+        observed, actions = spec.gymnasium_observation_space, spec.gymnasium_action_space
     limit = getattr(spec.config, "max_episode_steps", 0)
-    return gymnasium_spaces.facts(source.name, observed, acting, limit if 0 < limit < _NO_LIMIT else None)
+    return gymnasium_spaces.facts(source.name, observed, actions, limit if 0 < limit < _NO_LIMIT else None)
 
 
 @contextlib.contextmanager
@@ -255,8 +255,8 @@ def _spec(name: str, **options: Any) -> Any:
     except ImportError as error:  # some families need libraries of the system
         raise FdgError(f"environment '{name}' cannot be loaded: {one_line(error)}") from error
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        given = "".join(f" with {option}={value!r}" for option, value in options.items())
-        raise FdgError(f"environment '{name}'{given} cannot be made: {one_line(error)}") from error
+        text = "".join(f" with {option}={value!r}" for option, value in options.items())
+        raise FdgError(f"environment '{name}'{text} cannot be made: {one_line(error)}") from error
     players = getattr(spec.config, "max_num_players", 1)
     if players != 1:
         raise FdgError(f"environment '{name}' has {players} players: use one for a single player")

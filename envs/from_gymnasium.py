@@ -249,9 +249,9 @@ class _Worker:
 _EXTRAS = {"gymnasium[box2d]": "box2d", "gymnasium[mujoco]": "gymnasium"}
 
 
-def _extra_for(said: str) -> str | None:
+def _extra_for(message: str) -> str | None:
     """Our extra for Gymnasium's missing dependency; None if there is none."""
-    return next((ours for theirs, ours in _EXTRAS.items() if theirs in said), None)
+    return next((ours for theirs, ours in _EXTRAS.items() if theirs in message), None)
 
 
 def known() -> tuple[str, ...]:
@@ -279,12 +279,12 @@ def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.
             raise FdgError(
                 f"'{name}' needs packages that are not installed: pip install 'fdg[{extra}]'"
             ) from error
-        given = f" with {', '.join(f'{k}={v!r}' for k, v in options)}" if options else ""
+        text = f" with {', '.join(f'{k}={v!r}' for k, v in options)}" if options else ""
         bare = name.removeprefix(PREFIX)
         unknown = isinstance(error, gymnasium.error.UnregisteredEnv) and ":" not in bare
         near = "".join(f"write {PREFIX}{one}; " for one in nearest(bare, gymnasium.registry, count=1))
         where = f": {near}if a module registers it, write {PREFIX}MODULE:{bare}" if unknown else ""
-        raise FdgError(f"environment '{name}'{given} cannot be made: {raised(error)}{where}") from error
+        raise FdgError(f"environment '{name}'{text} cannot be made: {raised(error)}{where}") from error
     try:
         check_options(f"environment '{name}'", type(env.unwrapped), dict(options))
         limit = getattr(env.spec, "max_episode_steps", None)

@@ -145,8 +145,8 @@ def own(env: Any, **parameters: Any) -> GymnaxEnvironment:
         for field in dataclasses.fields(env.default_params)
     }
     check_names(f"environment '{env.name}'", parameters, sorted(known))
-    given = {k: float(v) if isinstance(known[k], float) else v for k, v in parameters.items()}
-    return GymnaxEnvironment(env.name, tuple(sorted(given.items())), env)
+    values = {k: float(v) if isinstance(known[k], float) else v for k, v in parameters.items()}
+    return GymnaxEnvironment(env.name, tuple(sorted(values.items())), env)
 
 
 def _make(name: str, **overrides: Any) -> Vectorized:
@@ -189,9 +189,9 @@ def _check_memory(name: str, arguments: dict[str, Scalar]) -> None:
         return
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory // 4:  # JAX computes them from arrays of equal size
-        given = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
+        text = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
         raise FdgError(
-            f"environment '{name}': {given} makes arrays of {size / 1e9:.0f} GB, and this machine has"
+            f"environment '{name}': {text} makes arrays of {size / 1e9:.0f} GB, and this machine has"
             f" {memory / 1e9:.0f} GB: use smaller numbers"
         )
 

@@ -178,8 +178,8 @@ def _check(name: str, overrides: dict[str, Any]) -> None:
     check_options(where, {one.name: one.default for one in parameters}, overrides)
     check_count(where, "max_steps", overrides.get("max_steps", 1))
     if overrides.get("action_type", "Discrete") not in ("Discrete", "Continuous"):
-        given = overrides["action_type"]
-        raise FdgError(f"{where}: action_type={given!r} must be 'Discrete' or 'Continuous'")
+        value = overrides["action_type"]
+        raise FdgError(f"{where}: action_type={value!r} must be 'Discrete' or 'Continuous'")
 
 
 @functools.cache
@@ -187,9 +187,9 @@ def _arguments(name: str) -> tuple[str, ...]:
     """Arguments that a user may override."""
     parameters = inspect.signature(_constructor(name)).parameters.values()
     numbers = (bool, int, float, str)
-    own = [parameter.name for parameter in parameters if isinstance(parameter.default, numbers)]
+    names = [parameter.name for parameter in parameters if isinstance(parameter.default, numbers)]
     # Arguments of the common base pass through `**kwargs`; three environments accept none.
-    return (*own, *(common for common in _COMMON_ARGUMENTS if parameters and common not in own))
+    return (*names, *(common for common in _COMMON_ARGUMENTS if parameters and common not in names))
 
 
 def _constructor(name: str) -> Callable[..., Any]:

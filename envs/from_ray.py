@@ -57,7 +57,7 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
     ray_cluster.module()
     workers, cpus = overrides.pop("workers", None), overrides.pop("cpus", 1)
     acts = overrides.pop("acts", False)
-    own = {"restarts": RESTARTS, **{k: overrides.pop(k) for k in HostEnvironment.FIELDS & overrides.keys()}}
+    host = {"restarts": RESTARTS, **{k: overrides.pop(k) for k in HostEnvironment.FIELDS & overrides.keys()}}
     check_options(
         f"environment '{PREFIX}{name}'", FleetSource, {"workers": workers, "cpus": cpus, "acts": acts}
     )
@@ -77,7 +77,7 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
         )
     if isinstance(inner.source, FleetSource):
         raise FdgError(f"environment '{PREFIX}{name}': say {PREFIX} once")
-    return HostEnvironment(FleetSource(inner.source, workers, float(cpus), acts), **own)
+    return HostEnvironment(FleetSource(inner.source, workers, float(cpus), acts), **host)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,8 +366,8 @@ class FleetPool:
             if share[0] not in rows:
                 continue
             mine = None if begun is None else begun.of(np.searchsorted(rows, share))
-            given = self._programs[program], parameters, keys[:, share], mine, timeout
-            asked.append((i, self._at[i].segment.remote(self._key(i), *given)))
+            arguments = self._programs[program], parameters, keys[:, share], mine, timeout
+            asked.append((i, self._at[i].segment.remote(self._key(i), *arguments)))
         failures: list[Failure] = []
         parts: list[Segment | None] = []
         for (i, _), (part, reason) in zip(

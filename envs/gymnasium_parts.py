@@ -80,7 +80,7 @@ class LibrarySource:
 @functools.cache
 def _native_of(source: LibrarySource) -> Native:
     facts = source.facts
-    observed, acting = facts.library_observation_space, facts.library_action_space
+    observed, actions = facts.library_observation_space, facts.library_action_space
     observation = described("observation", observed)
 
     def encode_(arrays: Sequence[jax.Array], mask: Any) -> Any:
@@ -92,9 +92,9 @@ def _native_of(source: LibrarySource) -> Native:
         return seen if mask is None else MaskedObservation(seen, mask)
 
     def decode(action: jax.Array) -> Sequence[jax.Array]:
-        return [*_arrays(gymnasium_spaces.decode(acting, action))]
+        return [*_arrays(gymnasium_spaces.decode(actions, action))]
 
-    return Native(observation, described("action", acting), encode_, decode)
+    return Native(observation, described("action", actions), encode_, decode)
 
 
 def _arrays(batch: Any) -> Iterator[Any]:
@@ -142,13 +142,13 @@ def split_mask(facts: gymnasium_spaces.Facts, observation: Any) -> Any:
 
 def _has_mask(facts: gymnasium_spaces.Facts) -> bool:
     """True if one part is a mask with a bit for each action."""
-    theirs, acting = facts.library_observation_space, facts.action_space
+    theirs, actions = facts.library_observation_space, facts.action_space
     if type(theirs).__name__ != "Dict" or _MASK not in theirs.spaces or len(theirs.spaces) == 1:
         return False
     part = theirs.spaces[_MASK]
     if type(part).__name__ not in ("MultiBinary", "Box"):
         return False
-    match acting:
+    match actions:
         case Discrete(n):
             return math.prod(part.shape) == n
         case MultiDiscrete(nvec):  # a row for each choice; a square array is ambiguous, so not a mask

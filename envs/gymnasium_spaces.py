@@ -46,11 +46,9 @@ class Facts(NamedTuple):
     max_episode_steps: int | None
 
 
-def facts(name: str, observed: Any, acting: Any, max_episode_steps: int | None) -> Facts:
+def facts(name: str, seen: Any, acts: Any, max_episode_steps: int | None) -> Facts:
     """Properties of environment `name`, from Gymnasium's spaces of observations and actions."""
-    return Facts(
-        observed, acting, observation_box(name, observed), action_space(name, acting), max_episode_steps
-    )
+    return Facts(seen, acts, observation_box(name, seen), action_space(name, acts), max_episode_steps)
 
 
 def observation_box(name: str, space: Any) -> Box:

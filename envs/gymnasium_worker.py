@@ -47,7 +47,7 @@ class Instance:
                 f"step returned {_shown(answer)}: return five"
                 " (observation, reward, terminated, truncated, info)"
             )
-        observation, reward, *flags, said = answer
+        observation, reward, *flags, infos = answer
         ended = [
             bool(_scalar(what, flag)) for what, flag in zip(("terminated", "truncated"), flags, strict=True)
         ]
@@ -55,7 +55,7 @@ class Instance:
             element(self.env.observation_space, observation),
             _scalar("reward", reward),
             *ended,
-            *(_reported(name, said) if any(ended) else 0.0 for name in info),
+            *(_reported(name, infos) if any(ended) else 0.0 for name in info),
         )
 
 
@@ -98,8 +98,8 @@ class Instances:
         if isinstance(error, WrongAnswerError):
             return f"its instance {self._at}: {text}"
         frames = traceback.extract_tb(error.__traceback__)
-        own = [one for one in frames if "site-packages" not in one.filename and one.filename != __file__]
-        at = f" ({own[-1].filename.rpartition('/')[2]}, line {own[-1].lineno})" if own else ""
+        users = [one for one in frames if "site-packages" not in one.filename and one.filename != __file__]
+        at = f" ({users[-1].filename.rpartition('/')[2]}, line {users[-1].lineno})" if users else ""
         return f"its instance {self._at} raised {type(error).__name__}: {text}{at}"
 
     def _of(self, i: int) -> Instance:
@@ -112,10 +112,10 @@ def made(name: str, **options: Any) -> Any:
     import gymnasium
 
     module, _, attribute = name.rpartition(":")
-    found: Any = importlib.import_module(module) if module else None
+    value: Any = importlib.import_module(module) if module else None
     for part in attribute.split("."):
-        found = getattr(found, part, None)
-    entry = gymnasium.envs.registration.EnvSpec(attribute, entry_point=found) if callable(found) else name
+        value = getattr(value, part, None)
+    entry = gymnasium.envs.registration.EnvSpec(attribute, entry_point=value) if callable(value) else name
     return gymnasium.make(entry, disable_env_checker=True, **options)
 
 
@@ -145,17 +145,17 @@ def element(space: Any, value: Any, where: str = "observation") -> Any:
     if space.dtype is None or np.issubdtype(space.dtype, np.str_):
         return str(value)
     try:
-        given = np.asarray(value)
-        array = given.astype(space.dtype)  # a copy
+        raw = np.asarray(value)
+        array = raw.astype(space.dtype)  # a copy
     except (TypeError, ValueError) as error:
         raise WrongAnswerError(f"{where} is {_shown(value)}, which is no array of numbers: {error}") from None
     if array.shape != tuple(space.shape):
         raise WrongAnswerError(
             f"{where} has the shape {list(array.shape)}, where its space has {list(space.shape)}"
         )
-    if array.dtype.kind not in "fc" and given.dtype != array.dtype and not np.array_equal(array, given):
+    if array.dtype.kind not in "fc" and raw.dtype != array.dtype and not np.array_equal(array, raw):
         raise WrongAnswerError(
-            f"{where} has {given[array != given].flat[0]}, which its space's dtype {array.dtype} cannot hold"
+            f"{where} has {raw[array != raw].flat[0]}, which its space's dtype {array.dtype} cannot hold"
         )
     if kind in ("Discrete", "MultiDiscrete"):
         low, count = space.start, space.n if kind == "Discrete" else space.nvec

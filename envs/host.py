@@ -81,8 +81,8 @@ class HostEnvironment(Whole):
     restarts: int = 0
 
     def __post_init__(self) -> None:
-        given = {"timeout": self.timeout, "restarts": self.restarts}
-        check_options(f"environment '{self.name}'", HostEnvironment, given)
+        fields = {"timeout": self.timeout, "restarts": self.restarts}
+        check_options(f"environment '{self.name}'", HostEnvironment, fields)
         if not self.timeout > 0:
             raise FdgError(f"environment '{self.name}': timeout={self.timeout!r} must be above 0 seconds")
         if self.restarts < 0:
@@ -181,12 +181,12 @@ class HostEnvironment(Whole):
         return satellites.trace(self.name, of_rows, seen, self.source.shares(len(data)))
 
     def segment(
-        self, acting: satellites.Acting, operands: list[jax.Array], keys: jax.Array, state: EpisodeState
+        self, policy: satellites.Acting, operands: list[jax.Array], keys: jax.Array, state: EpisodeState
     ) -> tuple[EpisodeState, Any, Any, TimeStep]:
         """Makes a fleet's workers act and step T times.
 
         Args:
-          acting, operands: from `acting`.
+          policy, operands: results of `acting`.
           keys: `[T, 2, B]`: for actions and for steps.
           state: from `reset` or the last step.
 
@@ -195,17 +195,17 @@ class HostEnvironment(Whole):
           B]`.
         """
         check_state(self.name, state)
-        kept, tree = jax.tree.flatten(acting.kept)
+        kept, tree = jax.tree.flatten(policy.kept)
         data = jax.random.key_data(keys[:, 0])
         flat, of_step = jax.tree.flatten(self._results(data.shape[1]))
         shapes = [jax.ShapeDtypeStruct((len(data), *x.shape), x.dtype) for x in [*kept, *flat]]
         packed = _packed(state.inner.pool, state.inner.steps, _seeds(keys[0, 1]))
-        call = _HostCall(self, "segment", acting.program)
-        found = _called(call, shapes, packed, data, state.inner.observation, *operands)
-        results = jax.tree.unflatten(of_step, found[len(kept) :])
+        call = _HostCall(self, "segment", policy.program)
+        arrays = _called(call, shapes, packed, data, state.inner.observation, *operands)
+        results = jax.tree.unflatten(of_step, arrays[len(kept) :])
         state, steps = jax.lax.scan(self._stepped, state, results)
         last = jax.tree.map(lambda x: x[-1], steps.observation)
-        return state, last, jax.tree.unflatten(tree, found[: len(kept)]), steps
+        return state, last, jax.tree.unflatten(tree, arrays[: len(kept)]), steps
 
     def _asked(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> jax.Array:
         """The operand of a step's callback."""

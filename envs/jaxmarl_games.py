@@ -219,18 +219,18 @@ def _make(
 def _arguments(game: str) -> dict[str, Any]:
     """Arguments that a user may override, with defaults: numbers, strings, and a choice by name."""
     constructor = _constructor(game)
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for kind in constructor.__mro__:
         if "__init__" in vars(kind):
             for parameter in inspect.signature(kind.__init__).parameters.values():
                 if isinstance(parameter.default, bool | int | float | str):
-                    found.setdefault(parameter.name, parameter.default)
+                    defaults.setdefault(parameter.name, parameter.default)
     if game == "HeuristicEnemySMAX":
-        found = {**_arguments("SMAX"), **found}
+        defaults = {**_arguments("SMAX"), **defaults}
     choices = KINDS[game].choices
     if choices:
-        found[choices[0]] = None
-    return found
+        defaults[choices[0]] = None
+    return defaults
 
 
 @functools.cache
@@ -309,8 +309,8 @@ def _facts(single: JaxmarlGame) -> _Facts:
         )
         actions = Box(tuple(low.tolist()), tuple(high.tolist()), tuple(space.shape))
     defaults = _arguments(single.game)
-    given = {**defaults, **dict(single.overrides)}
-    limit = math.prod(int(given[name]) for name in kind.limit) if kind.limit else None
+    arguments = {**defaults, **dict(single.overrides)}
+    limit = math.prod(int(arguments[name]) for name in kind.limit) if kind.limit else None
     return _Facts(agents, picture, tuple(shape), actions, limit)
 
 

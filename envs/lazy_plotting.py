@@ -63,14 +63,14 @@ class _StandIn(types.ModuleType):
         self._finder = finder
 
     def __getattr__(self, name: str) -> Any:
-        own = self.__name__
+        module = self.__name__
         if name.startswith("__"):
-            raise AttributeError(f"module '{own}' has no attribute '{name}'")
-        if sys.modules.get(own) is self:
-            if _is_module(f"{own}.{name}"):  # the import system then asks the finder for it
-                raise AttributeError(f"module '{own}.{name}' is not imported yet")
-            self._finder.forget(own.partition(".")[0])
-        return getattr(importlib.import_module(own), name)
+            raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        if sys.modules.get(module) is self:
+            if _is_module(f"{module}.{name}"):  # the import system then asks the finder for it
+                raise AttributeError(f"module '{module}.{name}' is not imported yet")
+            self._finder.forget(module.partition(".")[0])
+        return getattr(importlib.import_module(module), name)
 
 
 def _is_module(name: str) -> bool:

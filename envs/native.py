@@ -55,12 +55,12 @@ def native(env: Any) -> Native:
     >>> described("action", Discrete(2))["n"]
     2
     """
-    own = getattr(env, "native", None)
-    return of_spaces(env) if own is None else own
+    method = getattr(env, "native", None)
+    return of_spaces(env) if method is None else method
 
 
 def of_spaces(env: Any) -> Native:
-    """The `Native` of an environment in JAX: its own spaces, without the parts that only critics see."""
+    """The `Native` of an environment in JAX: the spaces without the parts that only critics see."""
     count = num_agents(env)
     agents = () if count is None else (count,)
     space = composite.public(env.observation_space)
@@ -73,37 +73,37 @@ def of_spaces(env: Any) -> Native:
         return observation if mask is None else MaskedObservation(observation, mask)
 
     single = getattr(env, "single", None)
-    joined = single if isinstance(single, Joined) and single.action_space == env.action_space else None
-    acting = env.action_space if joined is None else joined.parts_of_action
+    team = single if isinstance(single, Joined) and single.action_space == env.action_space else None
+    actions = env.action_space if team is None else team.parts_of_action
     return Native(
         described("observation", space, agents),
-        described("action", acting, agents),
+        described("action", actions, agents),
         encode,
-        lambda action: [action] if joined is None else jax.tree.leaves(joined.apart(action)),
+        lambda action: [action] if team is None else jax.tree.leaves(team.apart(action)),
     )
 
 
 def described(root: str, space: Any, agents: tuple[int, ...] = ()) -> Description:
     """The description of a space, fdg's or Gymnasium's.
 
-    `root` is the name of a single array, and the prefix of a part's name that is taken.
+    `root` is the name of a single array, and the prefix of a part's name that another array has.
 
     >>> described("observation", composite.Dict({"a": composite.Discrete(2)}))["parts"]["a"]["name"]
     'a'
     """
-    found = _described(space, agents)
-    taken: set[str] = set()
-    for path, leaf in leaves(found):
+    tree = _described(space, agents)
+    names: set[str] = set()
+    for path, leaf in leaves(tree):
         name = ".".join(map(str, path))
         if not path:
             name = root
-        elif root == "action" or name in taken or _RESERVED.fullmatch(name):
+        elif root == "action" or name in names or _RESERVED.fullmatch(name):
             name = f"{root}.{name}"
-        while name in taken:
+        while name in names:
             name += "_"
-        taken.add(name)
+        names.add(name)
         leaf["name"] = name
-    return found
+    return tree
 
 
 def leaves(
@@ -148,11 +148,11 @@ def _described(space: Any, agents: tuple[int, ...]) -> Description:
         case "MultiBinary":
             return _array(kind, shape, dtype)
     low, high = (np.asarray(getattr(space, f"{end}_array", getattr(space, end))) for end in ("low", "high"))
-    found = _array("Box", shape, dtype, low=_bound(low), high=_bound(high))
+    entry = _array("Box", shape, dtype, low=_bound(low), high=_bound(high))
     limits = np.iinfo(np.int32)
     if dtype.kind in "iu" and dtype.itemsize > 4 and (low.min() < limits.min or high.max() > limits.max):
-        found["jax_dtype"] = "float32"  # out of int32's range, and programs convert amounts to float32 anyway
-    return found
+        entry["jax_dtype"] = "float32"  # out of int32's range, and programs convert amounts to float32 anyway
+    return entry
 
 
 def _array(kind: str, shape: tuple[int, ...], dtype: np.dtype, **numbers: Any) -> Description:

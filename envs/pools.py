@@ -85,12 +85,12 @@ class Segment(NamedTuple):
         if known is None:
             nothing = np.zeros((0, 0))
             return Segment((), Transition._make([*[nothing] * 5, (), failures]))
-        given = [*known.kept, *known.steps[:5], *known.steps.info]
+        shapes = [*known.kept, *known.steps[:5], *known.steps.info]
 
         def arrays(part: "Segment | None", size: int) -> list[np.ndarray]:
             if part is not None:
                 return [*part.kept, *part.steps[:5], *part.steps.info]
-            return [np.zeros((len(x), size, *x.shape[2:]), x.dtype) for x in given]
+            return [np.zeros((len(x), size, *x.shape[2:]), x.dtype) for x in shapes]
 
         each = [arrays(part, size) for part, size in zip(parts, sizes, strict=True)]
         whole = [np.concatenate(x, axis=1) for x in zip(*each, strict=True)]

@@ -135,8 +135,8 @@ def make(name: str, **overrides: Any) -> Any:
         fix = f": it {refused}" if refused else "; an environment is used as it is, one by envs.vectorize"
         raise FdgError(f"envs.make({quoted(name)}): give a name, such as 'CartPole-v1'{fix}")
     if "?" in name and name not in _registered:
-        plain, given = parse(name)
-        keywords = "".join(f", {key}={value!r}" for key, value in {**given, **overrides}.items())
+        plain, parameters = parse(name)
+        keywords = "".join(f", {key}={value!r}" for key, value in {**parameters, **overrides}.items())
         raise FdgError(
             f"envs.make({name!r}): in Python, parameters are keywords: envs.make('{plain}'{keywords})"
         )
@@ -209,8 +209,8 @@ def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, FdgError) or not overrides:
             raise
-        given = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
-        raise FdgError(f"environment '{name}' does not take {given}: {one_line(error)}") from error
+        arguments = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
+        raise FdgError(f"environment '{name}' does not take {arguments}: {one_line(error)}") from error
 
 
 # Prefixes of other libraries; a name follows the sign.
@@ -225,15 +225,15 @@ def _of_another_library(name: str) -> list[str] | None:
 
     None without such a prefix, or if nothing is similar and the user has a module with the prefix's name.
     """
-    found = _OTHER_PREFIX.fullmatch(name)
-    if found is None:
+    match = _OTHER_PREFIX.fullmatch(name)
+    if match is None:
         return None
-    task = found["task"].rpartition("/")[2]
-    library = name[: found.start("task") - 1].lower()
+    task = match["task"].rpartition("/")[2]
+    library = name[: match.start("task") - 1].lower()
     there = f"{'gymnasium' if library == 'gym' else library}:{task}"
     known = [one for one in names() if one.lower() in (task.lower(), there.lower())]
     if library in ("gym", "gymnasium"):
-        return [f"{from_gymnasium.PREFIX}{found['task']}", *known]
+        return [f"{from_gymnasium.PREFIX}{match['task']}", *known]
     spec = None if (meant := known or _near_names(task)) else find_spec(library)
     return None if spec is not None and whose_file(spec.origin) == "user" else meant
 
@@ -253,11 +253,11 @@ def _near_names(name: str) -> list[str]:
         versions = [one for one in known if stem and task(one).rpartition("-v")[0] == stem]
         return alike[:1] or sorted(versions, key=lambda one: (len(one), one))[-1:]
 
-    found = like([one for one in names() if ":" not in one])
-    for prefix, known in _HOSTS.items() if not found else ():
+    near = like([one for one in names() if ":" not in one])
+    for prefix, known in _HOSTS.items() if not near else ():
         there = [f"{prefix}{one}" for one in known()]
-        found += like(there) if there else [one for one in families.hosted(name) if one.startswith(prefix)]
-    return found
+        near += like(there) if there else [one for one in families.hosted(name) if one.startswith(prefix)]
+    return near
 
 
 # Up to an `&` outside quotation marks; an opening quotation mark follows punctuation or a space.
@@ -282,8 +282,8 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         raise FdgError(f"environment {text!r}: give its name, a string such as 'CartPole-v1'")
     name, mark, options = text.partition("?")
     overrides = {}
-    if not mark and (found := _UNMARKED.fullmatch(text)):
-        raise FdgError(f"environment '{text}': parameters begin with ?: write '{found[1]}?{found[2]}'")
+    if not mark and (match := _UNMARKED.fullmatch(text)):
+        raise FdgError(f"environment '{text}': parameters begin with ?: write '{match[1]}?{match[2]}'")
     for option in _OPTION.findall(options) or [""] if mark else ():
         parameter, equals, value = option.partition("=")
         if not (parameter.isidentifier() and equals):
@@ -311,16 +311,16 @@ def files_of(name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
     >>> files_of("text:file", {"path": "sums.jsonl"}), files_of("codesign:mine.toml", {})
     ({'path': 'sums.jsonl'}, {'path': 'mine.toml'})
     """
-    found = (x.files(name, parameters) for prefix, x in _PREFIXES.items() if name.startswith(prefix))
-    return next(found, {})
+    files = (x.files(name, parameters) for prefix, x in _PREFIXES.items() if name.startswith(prefix))
+    return next(files, {})
 
 
 def _absolute_files(name: str) -> str:
     before, mark, options = name.partition("?")
     parts = [option.partition("=") for option in options.split("&")]
     spelled = [f"{n}={os.path.abspath(value)}" if n in text.FILES else n + e + value for n, e, value in parts]
-    found = before + mark + "&".join(spelled)
-    return found if len(found.split("&")) == len(parts) else name  # unless a folder's name has an &
+    full = before + mark + "&".join(spelled)
+    return full if len(full.split("&")) == len(parts) else name  # unless a folder's name has an &
 
 
 def _value(text: str) -> Any:

@@ -232,10 +232,10 @@ class _Pools:
         """
         waiting = np.flatnonzero(packed[:, 2])
         fewest = waiting[np.argsort(packed[waiting, 1], kind="stable")]
-        found = [(i, self._find(int(packed[i, 0]))) for i in fewest]
+        pools = [(i, self._find(int(packed[i, 0]))) for i in fewest]
         end = time.monotonic() + environment.timeout
         while time.monotonic() < end:
-            for i, running in found:
+            for i, running in pools:
                 if running is None or running.ready():
                     return np.array(i, np.int32)
             time.sleep(_POLL)
@@ -269,20 +269,20 @@ class _Pools:
 
         `sent`: True if a step must be running.
         """
-        found = self._find(int(number))
-        if found is None:
+        running = self._find(int(number))
+        if running is None:
             yield None
             return
-        with found.lock:
-            same = found.environment is environment or found.environment == environment
-            if not same or (found.size, found.steps, found.sent is not None) != (size, steps, sent):
+        with running.lock:
+            same = running.environment is environment or running.environment == environment
+            if not same or (running.size, running.steps, running.sent is not None) != (size, steps, sent):
                 yield None
                 return
             try:
-                yield found
+                yield running
             except BaseException:
-                self._forget(found.number)
-                found.close()
+                self._forget(running.number)
+                running.close()
                 raise
 
     def _start_again(self, environment: Any, seeds: np.ndarray, parts: int) -> _Running:

@@ -104,23 +104,23 @@ class Alike:
         return MaskedObservation(together, jnp.stack([self._mask(a, mask) for a, mask in enumerate(masks)]))
 
     def apart(self, action: jax.Array) -> tuple[jax.Array, ...]:
-        """Converts uniform actions `[A, ...]` to each agent's own."""
+        """Converts uniform actions `[A, ...]` to an action of each agent's space."""
         return tuple(_own_action(space, action[a]) for a, space in enumerate(self._team.acting))
 
-    def _mask(self, agent: int, own: Any) -> jax.Array:
+    def _mask(self, agent: int, mask: Any) -> jax.Array:
         """The actions that an agent has and may take: `[n]` bool."""
         there = self._team.masks[agent]
-        if own is None:
+        if mask is None:
             return jnp.asarray(there)
-        # Choices that the agent lacks follow its own, each with one constant answer.
+        # Choices that the agent lacks come last, each with one constant answer.
         space = self._team.acting[agent]
         size = space.n if isinstance(space, Discrete) else sum(getattr(space, "nvec", ()))
-        if jnp.shape(own) != (size,):
+        if jnp.shape(mask) != (size,):
             raise FdgError(
-                f"environment '{self.name}': agent {agent} has an action_mask of shape {jnp.shape(own)}, but"
+                f"environment '{self.name}': agent {agent} has an action_mask of shape {jnp.shape(mask)}, but"
                 f" for {space} it is {(size,)}"
             )
-        return jnp.asarray(there).at[np.flatnonzero(there)[:size]].set(jnp.asarray(own, bool))
+        return jnp.asarray(there).at[np.flatnonzero(there)[:size]].set(jnp.asarray(mask, bool))
 
     def _named(self, kinds: tuple[Any, ...]) -> dict[str, Any]:
         return {"seen": kinds[0]} if len(kinds) == 1 else {f"seen_{i}": kind for i, kind in enumerate(kinds)}
@@ -152,15 +152,15 @@ class _Team:
 
 
 @functools.lru_cache(maxsize=256)
-def _team(name: str, agents: int, observed: Any, acting: Any) -> _Team:
-    for what, space in (("observation_space", observed), ("action_space", acting)):
+def _team(name: str, agents: int, observations: Any, actions: Any) -> _Team:
+    for what, space in (("observation_space", observations), ("action_space", actions)):
         if not isinstance(space, Tuple) or len(space.spaces) != agents:
             raise FdgError(
                 f"environment '{name}': of {agents} unlike agents, its {what} is an envs.Tuple of as many"
                 f" spaces, and not {space!r:.100}"
             )
-    kinds = tuple(dict.fromkeys(observed.spaces))
-    spaces = acting.spaces
+    kinds = tuple(dict.fromkeys(observations.spaces))
+    spaces = actions.spaces
     if all(isinstance(space, Box) for space in spaces):
         most = max(math.prod(space.shape) for space in spaces)
         common: Space = Box(*_common_bounds(spaces, most), (most,))
@@ -178,9 +178,9 @@ def _team(name: str, agents: int, observed: Any, acting: Any) -> _Team:
     else:
         raise FdgError(
             f"environment '{name}': some of its agents act by choices, others by numbers"
-            f" ({acting!r:.200}): one network cannot do both; give all of them one kind"
+            f" ({actions!r:.200}): one network cannot do both; give all of them one kind"
         )
-    return _Team(observed.spaces, spaces, kinds, common, tuple(masks))
+    return _Team(observations.spaces, spaces, kinds, common, tuple(masks))
 
 
 def _common_bounds(spaces: tuple[Box, ...], most: int) -> tuple[Any, Any]:

@@ -80,7 +80,7 @@ def make(name: str, overrides: Mapping[str, Any]) -> Any:
 
 def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
     """Calls a factory; vectorizes a `SingleEnvironment`, and makes a task of a `TextProblem`."""
-    given = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
+    arguments = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
     if isinstance(factory, type) and foreign.is_of_gymnasium(factory):
         return from_gymnasium.make(foreign.path(factory), **overrides)
     is_value = not isinstance(factory, type) and (
@@ -93,7 +93,7 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
         )
     if is_value and overrides:
         raise FdgError(
-            f"environment '{name}' is an object, which takes no {given}: name its class or factory"
+            f"environment '{name}' is an object, which takes no {arguments}: name its class or factory"
         )
     try:
         check_options(f"environment '{name}'", factory, overrides)
@@ -101,7 +101,7 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
     except FdgError:
         raise
     except Exception as error:  # the user's code may raise anything
-        does = f"does not take {given}" if overrides else "cannot be made"
+        does = f"does not take {arguments}" if overrides else "cannot be made"
         raise FdgError(f"environment '{name}' {does}: {raised(error)}") from error
     if foreign.is_of_gymnasium(made) and not is_value:
         made.close()

@@ -102,11 +102,11 @@ class Wrapper(Whole):
         inside: Native = self.env.native
 
         def see(kept: Any, start: jax.Array, seen: Any) -> tuple[Any, Any]:
-            of_inside, own = kept
+            of_inside, state = kept
             of_inside, seen = inside.see(of_inside, start, seen)
             begun = _of_features(self.begin, seen)
-            own, shown = _where(start, begun, _of_features(lambda x: self.after(own, x), seen))
-            return (of_inside, own), shown
+            state, shown = _where(start, begun, _of_features(lambda x: self.after(state, x), seen))
+            return (of_inside, state), shown
 
         def kept(count: int) -> Any:
             arrays = [
@@ -119,8 +119,8 @@ class Wrapper(Whole):
                 _, seen = inside.see(before, start, inside.encode(arrays, None))
                 return _of_features(self.begin, seen)[0]
 
-            own = jax.eval_shape(first, start, before, *arrays)
-            return before, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), own)
+            shapes = jax.eval_shape(first, start, before, *arrays)
+            return before, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
         return inside._replace(see=see, kept=kept)
 
@@ -158,7 +158,7 @@ class Wrapper(Whole):
 
     @property
     def ready(self) -> Callable[..., jax.Array]:
-        """Waits for one of several sent steps; absent if `send` is."""
+        """Waits for one of several sent steps; absent without `send`."""
         return self.send is not None and (lambda sent, waiting: self.env.ready(sent[0], waiting))
 
     def _after(self, before: Any, inside: State, step: TimeStep) -> tuple[State, TimeStep]:
@@ -285,15 +285,15 @@ class HideObservations(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = tuple(self.hidden) if isinstance(self.hidden, tuple | list) else (self.hidden,)
-        object.__setattr__(self, "hidden", given)
+        hidden = tuple(self.hidden) if isinstance(self.hidden, tuple | list) else (self.hidden,)
+        object.__setattr__(self, "hidden", hidden)
         space, there = self.env.observation_space, self._there
         kind = f"environment '{self.name}': HideObservations"
         if not there:
             raise FdgError(f"{kind}: an observation of {space} has no parts to hide")
-        if unknown := [one for one in given if isinstance(one, bool) or one not in there]:
+        if unknown := [one for one in hidden if isinstance(one, bool) or one not in there]:
             raise FdgError(f"{kind}: there is no part {unknown[0]!r}, but {listed(map(repr, there), 'and')}")
-        if set(given) >= set(there):
+        if set(hidden) >= set(there):
             raise FdgError(f"{kind}: all parts are hidden: leave one")
 
     @property
@@ -471,5 +471,5 @@ def _is_flat(part: Space) -> bool:
 def _check_count(wrapper: Any, field: str) -> None:
     value = getattr(wrapper, field)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        said = f"{type(wrapper).__name__}({field}={value!r})"
-        raise FdgError(f"environment '{wrapper.name}': {said}: give an integer of at least 1")
+        setting = f"{type(wrapper).__name__}({field}={value!r})"
+        raise FdgError(f"environment '{wrapper.name}': {setting}: give an integer of at least 1")

@@ -78,19 +78,19 @@ def read_table(table: str = "") -> dict[str, Any]:
 
     Without `table`, the one that is shipped.
     """
-    found = read_json(table or Path(__file__).with_name(SHIPPED), _LARGEST_FILE)
+    shares = read_json(table or Path(__file__).with_name(SHIPPED), _LARGEST_FILE)
     is_table = all(
         isinstance(row, dict)
         and isinstance(row.get("accuracy"), list)
         and row["accuracy"]
         and all(isinstance(one, list) and all(_is_share(x) for x in one) for one in row["accuracy"])
-        for row in found.values()
+        for row in shares.values()
     )
     if not is_table:
         raise FdgError(
             f"{table or SHIPPED} is no table of accuracies: python -m bench.codesign_table makes one"
         )
-    return found
+    return shares
 
 
 def _is_share(x: Any) -> bool:
@@ -104,9 +104,9 @@ def _supernet(task: Task) -> np.ndarray:
 
 
 def _images(task: Task) -> images.Images:
-    found = images.get(task.data)
-    children.check_images(task, found)
-    return found
+    loaded = images.get(task.data)
+    children.check_images(task, loaded)
+    return loaded
 
 
 def accuracies(
@@ -117,18 +117,18 @@ def accuracies(
     `networks` [B, M] int32 are positions among each task's `choices()`. With the source "train" only those
     `wanted` [B] bool are trained; the others are 0.
     """
-    found = [
+    columns = [
         _train_networks(task, networks[:, at], wanted)
         if source == "train" and task.decisions
         else jnp.asarray(of_choices(task, source, table))[networks[:, at]]
         for at, task in enumerate(tasks)
     ]
-    return jnp.stack(found, axis=1)
+    return jnp.stack(columns, axis=1)
 
 
 def _train_networks(task: Task, networks: jax.Array, wanted: jax.Array) -> jax.Array:
     """Trains the `wanted` networks in chunks of `_CHUNK`; [B] float32."""
-    total, found = len(networks), _images(task)
+    total, data = len(networks), _images(task)
     all_of, options = children.network(task), jnp.asarray(children.options(task))
     first = jnp.argsort(~wanted, stable=True)
     first = jnp.pad(first, (0, -total % _CHUNK), constant_values=total)  # `total` is out of range: dropped
@@ -140,7 +140,7 @@ def _train_networks(task: Task, networks: jax.Array, wanted: jax.Array) -> jax.A
         at, accuracy = carry
         rows = jax.lax.dynamic_slice_in_dim(first, at * _CHUNK, _CHUNK)
         choices = options[networks[jnp.minimum(rows, total - 1)]]
-        new = children.train(all_of, found, choices, 0, children.settings(found))
+        new = children.train(all_of, data, choices, 0, children.settings(data))
         return at + 1, accuracy.at[rows].set(new, mode="drop")
 
     _, accuracy = jax.lax.while_loop(more, train, (jnp.int32(0), jnp.zeros(total)))

@@ -104,11 +104,11 @@ def _resnet9(task: Task, space: ResNet9) -> Network:
 
     def of(choice: jax.Array) -> Widths:
         each = [choice[0], choice[1], choice[3], choice[5]]
-        found: Widths = {"first": (space.channels, each[0]), "last": (each[3], space.classes)}
+        used: Widths = {"first": (space.channels, each[0]), "last": (each[3], space.classes)}
         for stage in (1, 2, 3):
-            found[f"down {stage}"] = each[stage - 1], each[stage]
-            found |= {f"pair {stage} {i}": (each[stage], each[stage]) for i in (0, 1)}
-        return found
+            used[f"down {stage}"] = each[stage - 1], each[stage]
+            used |= {f"pair {stage} {i}": (each[stage], each[stage]) for i in (0, 1)}
+        return used
 
     def apply(kernels: dict[str, Kernel], choice: jax.Array, images: jax.Array) -> jax.Array:
         now = _up_to(choice[0], jax.nn.relu(convolve(images, kernels["first"])))
@@ -141,12 +141,12 @@ def _unet(task: Task, space: UNet) -> Network:
         return first if level == 0 else jnp.where(level == height - 1, last, inner)
 
     def of(choice: jax.Array) -> Widths:
-        found: Widths = {"first": (space.channels, choice[1]), "end": (choice[1], 1)}
+        widths: Widths = {"first": (space.channels, choice[1]), "end": (choice[1], 1)}
         for level in range(1, levels):
             above, here = width(choice, level - 1), width(choice, level)
-            found |= {f"down {level}": (above, here), f"up {level}": (here, above)}
-            found[f"join {level}"] = 2 * above, above
-        return found
+            widths |= {f"down {level}": (above, here), f"up {level}": (here, above)}
+            widths[f"join {level}"] = 2 * above, above
+        return widths
 
     def apply(kernels: dict[str, Kernel], choice: jax.Array, images: jax.Array) -> jax.Array:
         now = _up_to(choice[1], _leaky(convolve(images, kernels["first"])))
@@ -192,14 +192,14 @@ def init(children: Network, choice: jax.Array, key: jax.Array) -> dict[str, Kern
 
     Children with the same key share random numbers, which reduces the noise between them.
     """
-    widths, found = children.widths(choice), {}
+    widths, kernels = children.widths(choice), {}
     for at, (name, (taps, inputs, outputs)) in enumerate(children.sizes.items()):
         draw = jax.random.normal(jax.random.fold_in(key, at), (taps, inputs, outputs))
         summed = widths[name][0] * (1 if name.startswith("up") else taps)  # products summed in each output
         # A residual pair starts as zero, so that a deeper child starts equal to a shallower one.
         scale = jnp.where(name.startswith("pair") and name.endswith(" 1"), 0, jnp.sqrt(2 / summed))
-        found[name] = Kernel(scale * draw, jnp.zeros(outputs))
-    return found
+        kernels[name] = Kernel(scale * draw, jnp.zeros(outputs))
+    return kernels
 
 
 def _loss(children: Network, kernels: Any, choice: jax.Array, images: jax.Array, labels: jax.Array) -> Any:
@@ -210,8 +210,8 @@ def _loss(children: Network, kernels: Any, choice: jax.Array, images: jax.Array,
     """
     logits = children.apply(kernels, choice, images)
     if labels.ndim > 1:
-        masks, found = jnp.asarray(labels, jnp.float32), jax.nn.sigmoid(logits)
-        overlap = 2 * (masks * found).sum() / (masks + found).sum()
+        masks, probability = jnp.asarray(labels, jnp.float32), jax.nn.sigmoid(logits)
+        overlap = 2 * (masks * probability).sum() / (masks + probability).sum()
         return optax.sigmoid_binary_cross_entropy(logits, masks).mean() + 1 - overlap
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
@@ -232,8 +232,8 @@ def measure(children: Network, kernels: Any, choice: jax.Array, images: Images) 
         logits = children.apply(kernels, choice, part[0])
         if part[1].ndim == 1:
             return (logits.argmax(-1) == part[1]).sum(), (part[1] >= 0).sum()
-        found, there, is_test = logits > 0, part[1] == 1, part[1] >= 0
-        return (found & there & is_test).sum(), ((found | there) & is_test).sum()
+        mask, there, is_test = logits > 0, part[1] == 1, part[1] >= 0
+        return (mask & there & is_test).sum(), ((mask | there) & is_test).sum()
 
     right, of = (x.sum() for x in jax.lax.map(count, (tests, labels)))
     return right / jnp.maximum(of, 1)
@@ -305,9 +305,9 @@ def check_images(task: Task, images: Images) -> None:
             f" its networks take {size} x {size} with {channels}: write size = {rows}, channels = {there}"
         )
     if images.is_segmentation != isinstance(build, UNet):
-        given, fits = ("masks", "unet") if images.is_segmentation else ("classes", "resnet9")
+        labels, fits = ("masks", "unet") if images.is_segmentation else ("classes", "resnet9")
         raise FdgError(
-            f"task '{task.name}': labels of '{task.data}' are {given}, which need space = '{fits}'"
+            f"task '{task.name}': labels of '{task.data}' are {labels}, which need space = '{fits}'"
         )
     most = 1 + int(max(images.train_labels.max(), images.test_labels.max()))
     if isinstance(build, ResNet9) and most > build.classes:

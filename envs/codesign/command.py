@@ -55,9 +55,9 @@ def _run(argv: Sequence[str]) -> int:
     file = words.pop(0) if words and not words[0].startswith("-") else None
     if words and not words[0].startswith("-"):
         raise FdgError(f"'{words[0]}' after '{file}': give one problem, and flags after it")
-    given, rest = _parser().parse_known_args(words)
-    own = vars(given)
-    own.pop("file", None)
+    options, rest = _parser().parse_known_args(words)
+    parameters = vars(options)
+    parameters.pop("file", None)
     for word in rest:
         name = word.partition("=")[0].removeprefix("--")
         if word.startswith("--") and name in _REFUSED:
@@ -66,10 +66,10 @@ def _run(argv: Sequence[str]) -> int:
     resumes = any(word == "--resume" or word.startswith("--resume=") for word in rest)
     if file is None and not resumes:
         raise FdgError(f"name the problem first: {_PROGRAM} FILE.toml [flags], or {_PROGRAM} w1")
-    samples = own.pop("samples", None)
+    samples = parameters.pop("samples", None)
     if samples is not None and samples < 1:
         raise FdgError(f"--samples {samples}: it must be at least 1")
-    env = _resumed(own, rest) if file is None else _environment(file, own, "--trust" in rest)
+    env = _resumed(parameters, rest) if file is None else _environment(file, parameters, "--trust" in rest)
     try:
         return _search(env, samples, resumes, rest)
     except FdgError as error:
@@ -97,17 +97,17 @@ def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str])
         searching.check(job)
         steps = ["--total-steps", str(searching.steps_of(samples or searching.SAMPLES, job.algorithm))]
     job = parse([*env, *rest, *steps, "--eval-episodes", "0"], _PROGRAM, _ABOUT)
-    found = searching.run(job)
+    outcome = searching.run(job)
     if not distributed.is_first():
-        return 0 if found.is_feasible else INFEASIBLE
-    print(f"\n{found}\n", flush=True)
-    if found.caught is None or math.isfinite(found.best.violation):
-        for path in found.write():
+        return 0 if outcome.is_feasible else INFEASIBLE
+    print(f"\n{outcome}\n", flush=True)
+    if outcome.caught is None or math.isfinite(outcome.best.violation):
+        for path in outcome.write():
             print(path)
-    if found.caught is not None:
-        print(f"interrupted: continue with {_PROGRAM} --resume {found.path}", file=sys.stderr)
-        return 128 + found.caught
-    return 0 if found.is_feasible else INFEASIBLE
+    if outcome.caught is not None:
+        print(f"interrupted: continue with {_PROGRAM} --resume {outcome.path}", file=sys.stderr)
+        return 128 + outcome.caught
+    return 0 if outcome.is_feasible else INFEASIBLE
 
 
 def _resumed(parameters: Mapping[str, Any], rest: Sequence[str]) -> list[str]:
@@ -123,8 +123,8 @@ def _resumed(parameters: Mapping[str, Any], rest: Sequence[str]) -> list[str]:
         if parameters["module"] == ((there,) if isinstance(there, str) else tuple(there)):
             return ["--env", env]
     name, value = next(iter(parameters.items()))
-    said = ",".join(map(str, value)) if isinstance(value, tuple) else value
-    raise FdgError(f"--{name} {said}: a resumed search keeps what it has; leave it out")
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else value
+    raise FdgError(f"--{name} {text}: a resumed search keeps what it has; leave it out")
 
 
 def _environment(file: str, parameters: dict[str, Any], trusts: bool) -> list[str]:
@@ -134,8 +134,8 @@ def _environment(file: str, parameters: dict[str, Any], trusts: bool) -> list[st
         parameters = {**parameters, "module": modules}
     if len(modules := parameters.get("module", ())) == 1:
         parameters = {**parameters, "module": modules[0]}
-    said = "&".join(filter(None, [options, *(f"{key}={value}" for key, value in parameters.items())]))
-    return ["--env", f"codesign:{name}" + (f"?{said}" if said else "")]
+    query = "&".join(filter(None, [options, *(f"{key}={value}" for key, value in parameters.items())]))
+    return ["--env", f"codesign:{name}" + (f"?{query}" if query else "")]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -79,7 +79,7 @@ def sub_accelerator(
     >>> sub_accelerator("shi", 64, **sizes).rows.item()
     8
     """
-    found = templates.get(template)
+    entry = templates.get(template)
     if template not in known:
         raise FdgError(f"sub-accelerator: template '{template}' is not among {', '.join(known)}; pass known=")
     if [pes is None, rows is None, columns is None] not in ([True, False, False], [False, True, True]):
@@ -99,7 +99,7 @@ def sub_accelerator(
     for name, rate in (("noc", noc_bytes_per_cycle), ("dram", dram_bytes_per_cycle)):
         if not isinstance(rate, int | float | np.number) or not 0 < rate < float("inf"):
             raise FdgError(f"sub-accelerator: {name}_bytes_per_cycle is {rate!r}; give a number above 0")
-    shape = (rows, columns) if pes is None else found.shape(pes)
+    shape = (rows, columns) if pes is None else entry.shape(pes)
     return SubAccelerators(
         template=jnp.int32(known.index(template)),
         rows=jnp.int32(shape[0]),
@@ -138,9 +138,9 @@ def _cost(
     """The costs of one layer on one sub-accelerator: scalars."""
     pes, is_there = L.product(sub.rows, sub.columns), (sub.rows > 0) & (sub.columns > 0)
     has_weights = layer.has_weights > 0
-    found = [_of_template(one, layer, sub, technology) for one in dataflows]
+    costs = [_of_template(one, layer, sub, technology) for one in dataflows]
     cycles, words, fill, pe_mm2 = jax.tree.map(
-        lambda *each: jnp.select([sub.template == i for i in range(len(found))], each, each[-1]), *found
+        lambda *each: jnp.select([sub.template == i for i in range(len(costs))], each, each[-1]), *costs
     )
     tensors = [jnp.asarray(x(layer), jnp.float32) for x in (L.weight_words, L.input_words, L.output_words)]
     words = jax.tree.map(lambda a, b: jnp.where(has_weights, a, b), words, BufferWords(*tensors))

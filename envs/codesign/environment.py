@@ -92,9 +92,9 @@ def make(
     if limits:
         if specs not in (None, "explicit"):
             raise FdgError(f"{PREFIX}{name}: specs={specs} and {next(iter(limits))} are given: leave one out")
-        given = reading.specs(f"{PREFIX}{name}", limits, made.technology)
-        own = Specs() if made.specs in dict(made.levels).values() else made.specs
-        both = (old if math.isinf(new) else new for old, new in zip(own, given, strict=True))
+        limited = reading.specs(f"{PREFIX}{name}", limits, made.technology)
+        base = Specs() if made.specs in dict(made.levels).values() else made.specs
+        both = (old if math.isinf(new) else new for old, new in zip(base, limited, strict=True))
         made = dataclasses.replace(made, specs=Specs(*both))
     elif specs in reading.LEVELS:
         made = made.at(specs)
@@ -265,22 +265,22 @@ class CoDesign:
         )
         # Episodes are in step, so this runs once per episode. Where they are not, unfinished rows are
         # ignored.
-        taken = jax.lax.cond(done.any(), evaluate, lambda *_: nothing, chosen, state.specs)
-        penalty = jax.vmap(self._penalty)(taken.excess, state.specs)
+        result = jax.lax.cond(done.any(), evaluate, lambda *_: nothing, chosen, state.specs)
+        penalty = jax.vmap(self._penalty)(result.excess, state.specs)
         if self.reward == "paper":
-            worth = taken.score - state.rho * penalty
+            worth = result.score - state.rho * penalty
         else:
-            worth = jnp.where(taken.feasible, taken.score, -jnp.minimum(taken.violation, _MOST))
+            worth = jnp.where(result.feasible, result.score, -jnp.minimum(result.violation, _MOST))
         reward = jnp.where(done, worth, 0)
-        after = self._with_found(state._replace(chosen=chosen, at=at), taken, penalty, done)
-        final = self._observed(after, taken, done)
+        after = self._with_found(state._replace(chosen=chosen, at=at), result, penalty, done)
+        final = self._observed(after, result, done)
         start = after._replace(
             chosen=jnp.where(done[:, None], 0, after.chosen),
             at=jnp.where(done, 0, after.at),
             specs=jnp.where(done[:, None], jax.vmap(self._specs)(keys), after.specs),
         )
         reported = {
-            **{key: getattr(taken, key) for key in INFO if key != "best_score"},
+            **{key: getattr(result, key) for key in INFO if key != "best_score"},
             "best_score": jnp.where(after.best.violation == 0, after.best.score, jnp.nan),
         }
         time_step = TimeStep(
@@ -297,39 +297,39 @@ class CoDesign:
         )
         return start, time_step
 
-    def _with_found(self, state: State, taken: Evaluation, penalty: jax.Array, done: jax.Array) -> State:
+    def _with_found(self, state: State, result: Evaluation, penalty: jax.Array, done: jax.Array) -> State:
         """Inserts completed designs into the best designs."""
-        judged = taken.violation
+        judged = result.violation
         if self.draws_specs:
-            costs = problem.Costs(taken.latency_cycles, taken.energy_pj, taken.area_mm2)
+            costs = problem.Costs(result.latency_cycles, result.energy_pj, result.area_mm2)
             judged = jax.vmap(lambda one: problem.over(one, self.problem.specs).sum())(costs)
-        new = found.evaluated_designs(state.chosen, taken, jnp.where(done, judged, jnp.inf))
+        new = found.evaluated_designs(state.chosen, result, jnp.where(done, judged, jnp.inf))
         reward, leading = (x[:, 0] - state.rho * x[:, 1] for x in (
-            jnp.stack([taken.score, penalty], 1), state.leader
+            jnp.stack([result.score, penalty], 1), state.leader
         ))  # fmt: skip
         leads = done & (reward > leading)
         # The reward prefers a design that violates a spec to one that meets all: increase the penalty.
-        is_wrong = leads & ~taken.feasible & (state.best.violation == 0)
+        is_wrong = leads & ~result.feasible & (state.best.violation == 0)
         rho = jnp.where(
             is_wrong & (not self.draws_specs), jnp.minimum(2 * state.rho, _LARGEST_RHO), state.rho
         )
         return state._replace(
             rho=rho,
-            leader=jnp.where(leads[:, None], jnp.stack([taken.score, penalty], 1), state.leader),
+            leader=jnp.where(leads[:, None], jnp.stack([result.score, penalty], 1), state.leader),
             best=jax.vmap(found.better)(new, state.best),
             front=jax.vmap(found.insert)(state.front, new),
         )
 
     def _observed(
-        self, state: State, taken: Evaluation | None = None, done: jax.Array | None = None
+        self, state: State, result: Evaluation | None = None, done: jax.Array | None = None
     ) -> Observation:
         """Observations [B]; include a design's costs if its episode is done."""
         loosest = dict(self.problem.levels).get("loose", self.problem.specs)
         specs = jax.vmap(lambda one: jnp.nan_to_num(one / jnp.asarray(loosest), posinf=0.0))(state.specs)
         results = jnp.zeros((len(state.at), 3 + len(self.problem.tasks)))
-        if taken is not None and done is not None:
-            costs = jnp.stack([jnp.asarray(x, jnp.float32) for x in taken[:3]], 1) / state.specs
-            known = jnp.concatenate([costs, jnp.nan_to_num(taken.accuracy)], 1)
+        if result is not None and done is not None:
+            costs = jnp.stack([jnp.asarray(x, jnp.float32) for x in result[:3]], 1) / state.specs
+            known = jnp.concatenate([costs, jnp.nan_to_num(result.accuracy)], 1)
             results = jnp.where(done[:, None], known, results)
         parts = [specs, results]
         if self._at_once:

@@ -49,8 +49,8 @@ def designs_at(problem: Problem, indices: jax.Array) -> tuple[jax.Array, jax.Arr
 def specs_at(problem: Problem, quantile: float, samples: int = 100_000, seed: int = 0) -> Specs:
     """Quantiles of latency, energy and area over uniformly sampled designs: smaller is tighter."""
     drawn = np.random.default_rng(seed).integers(0, problem.count(), samples)
-    found = designs_at(problem, jnp.asarray(drawn, jnp.int32))[2]
-    return Specs(*(float(np.quantile(x, quantile)) for x in found))
+    costs = designs_at(problem, jnp.asarray(drawn, jnp.int32))[2]
+    return Specs(*(float(np.quantile(x, quantile)) for x in costs))
 
 
 def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs) -> Enumerated:
@@ -67,16 +67,16 @@ def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs
     total = problem.count()
     if total + _CHUNK >= 2**31:
         raise FdgError(f"enumerate: {total:,} designs, more than 2^31; give fewer options")
-    given = jnp.asarray(np.stack([np.pad(x, (0, max(counts) - len(x))) for x in scores]), jnp.float32)
-    feasible, best, index = _best(problem, jnp.asarray(problem.chips.all()), given, specs)
-    networks, kinds, found = jax.tree.map(lambda x: x[0], designs_at(problem, index[None]))
+    padded = jnp.asarray(np.stack([np.pad(x, (0, max(counts) - len(x))) for x in scores]), jnp.float32)
+    feasible, best, index = _best(problem, jnp.asarray(problem.chips.all()), padded, specs)
+    networks, kinds, costs = jax.tree.map(lambda x: x[0], designs_at(problem, index[None]))
     return Enumerated(
         designs=total,
         feasible=int(feasible),
         networks=tuple(networks.tolist()),
         kinds=tuple(kinds.tolist()),
         score=float(sum(each[i] for each, i in zip(scores, networks.tolist(), strict=True))),
-        costs=Costs(*(x.item() for x in found)),
+        costs=Costs(*(x.item() for x in costs)),
         violation=float(best[0]),
     )
 
@@ -88,11 +88,11 @@ def _best(problem: Problem, chips: jax.Array, scores: jax.Array, specs: Specs) -
     def step(carry: tuple, first: jax.Array) -> tuple[tuple, None]:
         feasible, best, index = carry
         indices = first + jnp.arange(_CHUNK)
-        networks, _, found = _chunk(problem, chips, jnp.minimum(indices, total - 1))
-        excess = jnp.where(indices < total, over(found, specs).sum(0), jnp.inf)
+        networks, _, costs = _chunk(problem, chips, jnp.minimum(indices, total - 1))
+        excess = jnp.where(indices < total, over(costs, specs).sum(0), jnp.inf)
         score = scores[tasks[None], networks].sum(1)
         # The lexicographic minimum of (violation, -score, energy).
-        keys = excess, -score, found.energy_pj
+        keys = excess, -score, costs.energy_pj
         at = jnp.lexsort(keys[::-1])[0]
         key = tuple(x[at] for x in keys)
         is_better = precedes(key, best)

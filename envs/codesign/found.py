@@ -39,10 +39,10 @@ def empty(problem: Problem, shape: tuple[int, ...] = ()) -> Designs:
     )
 
 
-def evaluated_designs(choices: jax.Array, found: Evaluation, violation: jax.Array) -> Designs:
+def evaluated_designs(choices: jax.Array, result: Evaluation, violation: jax.Array) -> Designs:
     """Evaluated designs [B], with violations [B]."""
-    taken = found.latency_cycles, found.energy_pj, found.area_mm2
-    return Designs(choices, *taken, found.accuracy, found.score, violation)
+    costs = result.latency_cycles, result.energy_pj, result.area_mm2
+    return Designs(choices, *costs, result.accuracy, result.score, violation)
 
 
 def better(a: Designs, b: Designs) -> Designs:

@@ -47,10 +47,10 @@ def digits(noise: float = 0.35, degrees: float = 0.0) -> Images:
         raise FdgError("the images 'digits' come with scikit-learn: pip install 'fdg[codesign]'") from None
     import scipy.ndimage
 
-    found = load_digits()
+    loaded = load_digits()
     random = np.random.default_rng(0)
-    order = random.permutation(len(found.images))[: _TRAIN + _TEST]
-    images, labels = found.images[order] / 16, found.target[order].astype(np.int32)
+    order = random.permutation(len(loaded.images))[: _TRAIN + _TEST]
+    images, labels = loaded.images[order] / 16, loaded.target[order].astype(np.int32)
     if degrees:
         angles = random.uniform(-degrees, degrees, len(images))
         turned = [

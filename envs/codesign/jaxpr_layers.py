@@ -34,8 +34,8 @@ def read(function: Callable[..., Any], *inputs: Any, weights: Any = None) -> Net
     [32]
     """
     try:
-        given = inputs if weights is None else (weights, *inputs)
-        jaxpr = jax.make_jaxpr(function)(*given).jaxpr
+        arguments = inputs if weights is None else (weights, *inputs)
+        jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
     except FdgError:
         raise
     except Exception as error:
@@ -104,12 +104,12 @@ class _Reader:
                 )
             return [self.builder.free_result(read)]
         (body,) = inner
-        given = [read[at] for at in body.operands]
+        operands = [read[at] for at in body.operands]
         results = [graph.CONSTANT] * len(body.jaxpr.outvars)
         for _ in range(body.trips if _has_layers(body.jaxpr) else 1):
-            results = self.run(body.jaxpr, given)
+            results = self.run(body.jaxpr, operands)
             for at, result in body.carry:
-                given[at] = results[result]
+                operands[at] = results[result]
         return [results[at] for at in body.results]
 
     def _axis(self, aval: Any) -> int:
@@ -144,11 +144,11 @@ class _Reader:
     def _pooling(self, eqn: Any, read: list[Value]) -> Value:
         image, result = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
         kernel, strides = eqn.params["window_dimensions"], eqn.params["window_strides"]
-        moving = [at for at in range(len(image)) if kernel[at] > 1 or strides[at] > 1]
-        if len(image) < 3 or not moving or min(moving) == 0 or image[0] > 1:
+        pooled = [at for at in range(len(image)) if kernel[at] > 1 or strides[at] > 1]
+        if len(image) < 3 or not pooled or min(pooled) == 0 or image[0] > 1:
             return self.builder.free_result(read)
         axes = [at for at in range(1, len(image)) if at != self._channel_axis % len(image)]
-        axes = axes if set(moving) <= set(axes) else [at for at in range(1, len(image)) if at in moving]
+        axes = axes if set(pooled) <= set(axes) else [at for at in range(1, len(image)) if at in pooled]
         return self._pooled(image, result, kernel, strides, axes, read)
 
     def _reduction(self, eqn: Any, read: list[Value]) -> Value:

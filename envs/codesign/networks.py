@@ -31,22 +31,22 @@ def _resnet(blocks: tuple[int, ...], expansion: int) -> list[Layer]:
     `blocks` are residual blocks per stage, `expansion` is the ratio of a block's outputs to its width; above
     1: bottlenecks, with the stride in the 3 x 3.
     """
-    found = [convolution(3, 64, 224, kernel=7, stride=2), pooling(64, 113, kernel=3, stride=2)]
+    layers = [convolution(3, 64, 224, kernel=7, stride=2), pooling(64, 113, kernel=3, stride=2)]
     channels, size = 64, 56
     for stage, number in enumerate(blocks):
         width = 64 << stage
         for block in range(number):
             stride, inner, outputs = 2 if stage and not block else 1, channels, expansion * width
             if expansion > 1:
-                found += [convolution(channels, width, size, kernel=1)]
+                layers += [convolution(channels, width, size, kernel=1)]
                 inner = width
-            found += [convolution(inner, width, size, stride=stride)]
+            layers += [convolution(inner, width, size, stride=stride)]
             if channels != outputs:
-                found += [convolution(channels, outputs, size, kernel=1, stride=stride)]
+                layers += [convolution(channels, outputs, size, kernel=1, stride=stride)]
             size, channels = size // stride, outputs
             last = convolution(width, outputs, size, kernel=1 if expansion > 1 else 3)
-            found += [last, addition(outputs, size)]
-    return [*found, pooling(channels, 7, kernel=7, stride=1), gemm(1, 1000, channels)]
+            layers += [last, addition(outputs, size)]
+    return [*layers, pooling(channels, 7, kernel=7, stride=1), gemm(1, 1000, channels)]
 
 
 def resnet18() -> list[Layer]:
@@ -70,43 +70,43 @@ def mobilenet_v2() -> list[Layer]:
         (6, 160, 3, 2),
         (6, 320, 1, 1),
     )
-    found, channels, size = [convolution(3, 32, 224, stride=2)], 32, 112
+    layers, channels, size = [convolution(3, 32, 224, stride=2)], 32, 112
     for expansion, width, blocks, first_stride in stages:
         for block in range(blocks):
             stride, inner = first_stride if not block else 1, expansion * channels
             if expansion > 1:
-                found += [convolution(channels, inner, size, kernel=1)]
-            found += [depthwise(inner, size, stride=stride)]
+                layers += [convolution(channels, inner, size, kernel=1)]
+            layers += [depthwise(inner, size, stride=stride)]
             size //= stride
-            found += [convolution(inner, width, size, kernel=1)]
+            layers += [convolution(inner, width, size, kernel=1)]
             if stride == 1 and channels == width:
-                found += [addition(width, size)]
+                layers += [addition(width, size)]
             channels = width
-    found += [convolution(320, 1280, 7, kernel=1), pooling(1280, 7, kernel=7, stride=1)]
-    return [*found, gemm(1, 1000, 1280)]
+    layers += [convolution(320, 1280, 7, kernel=1), pooling(1280, 7, kernel=7, stride=1)]
+    return [*layers, gemm(1, 1000, 1280)]
 
 
 def unet(size: int = 128, height: int = 4, width: int = 16) -> list[Layer]:
     """A U-Net (arXiv 1505.04597) that keeps its size: two 3 x 3 a level, transposed convolutions upwards."""
-    found, channels = [], 1
+    layers, channels = [], 1
     for level in range(height):
         if level:
-            found += [pooling(channels, size, kernel=2, stride=2)]
+            layers += [pooling(channels, size, kernel=2, stride=2)]
             size //= 2
-        found += [
+        layers += [
             convolution(channels, width << level, size),
             convolution(width << level, width << level, size),
         ]
         channels = width << level
     for level in reversed(range(height - 1)):
-        found += [transposed_convolution(channels, width << level, size, kernel=2, stride=2)]
+        layers += [transposed_convolution(channels, width << level, size, kernel=2, stride=2)]
         size *= 2
-        found += [
+        layers += [
             convolution(channels, width << level, size),
             convolution(width << level, width << level, size),
         ]
         channels = width << level
-    return [*found, convolution(channels, 1, size, kernel=1)]
+    return [*layers, convolution(channels, 1, size, kernel=1)]
 
 
 NETWORKS: dict[str, Callable[[], list[Layer]]] = {

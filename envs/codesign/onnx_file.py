@@ -79,12 +79,12 @@ def _shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
         inferred = shape_inference.infer_shapes(model, data_prop=True).graph
     except Exception as error:
         raise FdgError(f"its shapes do not fit together ({one_line(error)[:200]})") from error
-    found: dict[str, tuple[int | None, ...]] = {one.name: tuple(one.dims) for one in inferred.initializer}
+    shapes: dict[str, tuple[int | None, ...]] = {one.name: tuple(one.dims) for one in inferred.initializer}
     for one in (*inferred.input, *inferred.value_info, *inferred.output):
         kind = one.type.tensor_type
         if kind.HasField("shape"):
-            found[one.name] = tuple(size.dim_value or None for size in kind.shape.dim)
-    return found
+            shapes[one.name] = tuple(size.dim_value or None for size in kind.shape.dim)
+    return shapes
 
 
 class _Reader:
@@ -159,12 +159,12 @@ class _Reader:
         return self._convolution(node, weights=3)
 
     def _transposed(self, node: Any) -> Value:
-        given = _attributes(node)
+        attributes = _attributes(node)
         kernel, inputs = self._shape(node.input[1]), self._shape(node.input[0])
         _check_fits(inputs[1], kernel[0])
-        strides = given.get("strides", [1] * len(kernel[2:]))
+        strides = attributes.get("strides", [1] * len(kernel[2:]))
         return self._builder.layer(
-            transposed(kernel[0], kernel[1], inputs[2:], kernel[2:], strides, given.get("group", 1)),
+            transposed(kernel[0], kernel[1], inputs[2:], kernel[2:], strides, attributes.get("group", 1)),
             self._values[node.input[0]],
         )
 
@@ -244,10 +244,10 @@ def transposed(
     return transposed_convolution(in_channels, out_channels, *inputs, kernel=kernel[0], stride=strides[0])
 
 
-def _check_fits(given: int, expected: int) -> None:
-    """Refuses weights of other channels, or rows, than the feature map has: shape inference does not."""
-    if given != expected:
-        raise FdgError(f"its input has {given} channels, and its weights are for {expected}; export it again")
+def _check_fits(size: int, expected: int) -> None:
+    """Refuses weights whose channels or rows are not those of the feature map: shape inference does not."""
+    if size != expected:
+        raise FdgError(f"its input has {size} channels, and its weights are for {expected}; export it again")
 
 
 def _operator(node: Any) -> str:

@@ -17,10 +17,10 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 _SPEC = {"color": "#555555", "linestyle": "--", "linewidth": 1}
 
 
-def draw(found: Outcome, folder: Path) -> list[Path]:
+def draw(outcome: Outcome, folder: Path) -> list[Path]:
     """Draws all pictures; returns their paths."""
-    layers = layer_rows(found.scheduled)
-    figures = (_front(found), _gantt(found, layers), _utilisation(layers), _search(found))
+    layers = layer_rows(outcome.scheduled)
+    figures = (_front(outcome), _gantt(outcome, layers), _utilisation(layers), _search(outcome))
     paths = [folder / name for name in NAMES]
     for path, figure in zip(paths, figures, strict=True):
         figure.savefig(path, dpi=150)
@@ -36,23 +36,23 @@ def _figure(width: float, height: float) -> Any:
     return figure
 
 
-def _front(found: Outcome) -> Any:
+def _front(outcome: Outcome) -> Any:
     """Score over latency, energy and area, with the specs."""
     figure = _figure(11.0, 4.0)
     panels = figure.subplots(1, 3, sharey=True)
-    is_met = np.asarray(found.front.violation) == 0
-    for axes, amount in zip(panels, amounts(found.problem), strict=True):
-        x = np.asarray(getattr(found.front, amount.field), float) * amount.per_unit
-        score, spec = np.asarray(found.front.score), getattr(found.problem.specs, amount.field)
+    is_met = np.asarray(outcome.front.violation) == 0
+    for axes, amount in zip(panels, amounts(outcome.problem), strict=True):
+        x = np.asarray(getattr(outcome.front, amount.field), float) * amount.per_unit
+        score, spec = np.asarray(outcome.front.score), getattr(outcome.problem.specs, amount.field)
         for fits, colour, label in (
             (is_met, _COLOURS[0], "meets the specs"),
             (~is_met, _COLOURS[1], "violates them"),
         ):
             if fits.any():
                 axes.scatter(x[fits], score[fits], s=18, color=colour, label=label)
-        best = float(getattr(found.best, amount.field)) * amount.per_unit
+        best = float(getattr(outcome.best, amount.field)) * amount.per_unit
         best_style = {"marker": "*", "s": 140, "color": _COLOURS[4], "edgecolor": "black", "zorder": 3}
-        axes.scatter([best], [float(found.best.score)], label="best", **best_style)
+        axes.scatter([best], [float(outcome.best.score)], label="best", **best_style)
         if math.isfinite(spec):
             axes.axvline(spec * amount.per_unit, label="spec", **_SPEC)
         axes.set_xlabel(f"{amount}, {amount.unit}")
@@ -60,17 +60,17 @@ def _front(found: Outcome) -> Any:
     panels[0].set_ylabel("score (weighted accuracy)")
     handles, labels = panels[-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
-    figure.suptitle(f"{_name(found)}: designs that no other one dominates")
+    figure.suptitle(f"{_name(outcome)}: designs that no other one dominates")
     return figure
 
 
-def _gantt(found: Outcome, layers: Sequence[Mapping[str, Any]]) -> Any:
+def _gantt(outcome: Outcome, layers: Sequence[Mapping[str, Any]]) -> Any:
     """The schedule: when and where each layer runs."""
-    there = chips(found.problem, found.best)
+    there = chips(outcome.problem, outcome.best)
     figure = _figure(11.0, 1.8 + 0.8 * len(there))
     axes = figure.subplots()
-    microseconds = 1e6 / found.problem.technology.clock_hz
-    tasks = [task.name for task in found.problem.tasks]
+    microseconds = 1e6 / outcome.problem.technology.clock_hz
+    tasks = [task.name for task in outcome.problem.tasks]
     end = max(row["end_cycle"] for row in layers) * microseconds
     named: set[str] = set()
     for row in layers:
@@ -84,7 +84,7 @@ def _gantt(found: Outcome, layers: Sequence[Mapping[str, Any]]) -> Any:
         axes.barh(where, width, left=start, color=colour, edgecolor="white", linewidth=0.5, label=label)
         if width > 0.015 * end:
             axes.text(start + width / 2, where, number, ha="center", va="center", fontsize=7, color="white")
-    spec = found.problem.specs.latency_cycles * microseconds
+    spec = outcome.problem.specs.latency_cycles * microseconds
     if spec <= 3 * end:
         axes.axvline(spec, label="spec", **_SPEC)
     axes.set_yticks(
@@ -117,9 +117,9 @@ def _utilisation(layers: Sequence[Mapping[str, Any]]) -> Any:
     return figure
 
 
-def _search(found: Outcome) -> Any:
+def _search(outcome: Outcome) -> Any:
     """By designs: the best feasible score, and the violation while no design is feasible."""
-    curve = np.asarray(found.curve, float).reshape(-1, 3)
+    curve = np.asarray(outcome.curve, float).reshape(-1, 3)
     known = curve[np.isfinite(curve[:, 2])]
     met, not_yet = known[known[:, 2] == 0], known[known[:, 2] > 0]
     parts = [
@@ -138,10 +138,10 @@ def _search(found: Outcome) -> Any:
         if colour == _COLOURS[1] and len(y) and max(y) > 10 * min(y):
             axes.set_yscale("log")
     panels[-1].set_xlabel("designs evaluated")
-    panels[-1].set_xlim(0, found.samples)
-    figure.suptitle(f"{_name(found)}: {found.samples:,} designs in {found.seconds:.0f} s", fontsize=11)
+    panels[-1].set_xlim(0, outcome.samples)
+    figure.suptitle(f"{_name(outcome)}: {outcome.samples:,} designs in {outcome.seconds:.0f} s", fontsize=11)
     return figure
 
 
-def _name(found: Outcome) -> str:
-    return Path(found.problem.name).name
+def _name(outcome: Outcome) -> str:
+    return Path(outcome.problem.name).name

@@ -190,8 +190,8 @@ _MOST_COSTS = 2**24  # cached: 128 MiB
 
 def tables(problem: Problem) -> Tables:
     """Look-up tables of costs; sizes are padded to the largest network's."""
-    found = tuple(map(templates.get, problem.chips.templates))  # a template may be registered again
-    return _tables(problem.tasks, problem.chips, problem.technology, found)
+    registered = tuple(map(templates.get, problem.chips.templates))  # a template may be registered again
+    return _tables(problem.tasks, problem.chips, problem.technology, registered)
 
 
 @functools.lru_cache(maxsize=16)
@@ -215,7 +215,7 @@ def _tables(tasks: tuple[Task, ...], chips: Chips, technology: Technology, _: tu
         words = jax.vmap(output_words)(layers)
         one_each = jax.tree.map(lambda x: x[:, None], subs)
         areas = jax.vmap(lambda one: cost.area_mm2(one, chips.templates, technology))(one_each)
-        found = (
+        arrays = (
             layer,
             jnp.where(words[:, None] > 0, costs.latency_cycles, 0).T,
             costs.energy_pj.T,
@@ -223,7 +223,7 @@ def _tables(tasks: tuple[Task, ...], chips: Chips, technology: Technology, _: tu
             jnp.where(subs.rows > 0, subs.noc_bytes_per_cycle, jnp.inf),
             areas - technology.chip_mm2,
         )
-        return Tables(*map(np.asarray, found))
+        return Tables(*map(np.asarray, arrays))
 
 
 class Costs(NamedTuple):
@@ -268,10 +268,10 @@ def positions(problem: Problem, choices: jax.Array) -> tuple[jax.Array, jax.Arra
 
 
 def _mixed(digits: Any, bases: list[int]) -> jax.Array:
-    found = jnp.int32(0)
+    index = jnp.int32(0)
     for at, base in enumerate(bases):
-        found = found * base + digits[at]
-    return found
+        index = index * base + digits[at]
+    return index
 
 
 class Evaluation(NamedTuple):
@@ -313,20 +313,20 @@ def evaluate(problem: Problem, choices: jax.Array, specs: Any = None) -> Evaluat
 def _evaluate(problem: Problem, choices: jax.Array, specs: Any) -> Evaluation:
     specs = jnp.broadcast_to(jnp.asarray(specs, jnp.float32), (len(choices), 3))
     networks, kinds = jax.vmap(lambda one: positions(problem, one))(choices)
-    taken = jax.vmap(functools.partial(costs_of, problem, tables(problem)))(networks, kinds)
-    excess = jax.vmap(over)(taken, specs)
+    costs = jax.vmap(functools.partial(costs_of, problem, tables(problem)))(networks, kinds)
+    excess = jax.vmap(over)(costs, specs)
     violation = excess.sum(1)
     feasible = violation == 0
-    found = accuracy.accuracies(problem.tasks, problem.accuracy, problem.table, networks, feasible)
+    accuracies = accuracy.accuracies(problem.tasks, problem.accuracy, problem.table, networks, feasible)
     weights = jnp.asarray([task.weight for task in problem.tasks], jnp.float32)
-    score = (jnp.nan_to_num(found) * weights[None]).sum(1)
-    return Evaluation(*taken, found, score, excess, violation, feasible)
+    score = (jnp.nan_to_num(accuracies) * weights[None]).sum(1)
+    return Evaluation(*costs, accuracies, score, excess, violation, feasible)
 
 
-def over(taken: Costs, specs: Any) -> jax.Array:
+def over(costs: Costs, specs: Any) -> jax.Array:
     """The excess over the specs, each relative to its spec; 0 if it is met: [3] float32."""
     # Not x / spec - 1: XLA may multiply by the reciprocal, and a value equal to its spec would exceed it.
-    pairs = [(x, jnp.asarray(spec, jnp.float32)) for x, spec in zip(taken, specs, strict=True)]
+    pairs = [(x, jnp.asarray(spec, jnp.float32)) for x, spec in zip(costs, specs, strict=True)]
     return jnp.stack([jnp.where(x > spec, (x - spec) / spec, 0) for x, spec in pairs])
 
 
@@ -336,10 +336,10 @@ def precedes(keys: tuple, others: tuple) -> jax.Array:
     >>> precedes((0, 2.0), (0, 3.0)).item(), precedes((1, 2.0), (0, 3.0)).item()
     (True, False)
     """
-    found = jnp.bool_(False)
+    result = jnp.bool_(False)
     for key, other in zip(reversed(keys), reversed(others), strict=True):
-        found = (key < other) | ((key == other) & found)
-    return found
+        result = (key < other) | ((key == other) & result)
+    return result
 
 
 class Scheduled(NamedTuple):

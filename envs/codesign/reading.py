@@ -82,12 +82,12 @@ def modules(path: str) -> tuple[str, ...]:
         tasks = read_toml(path, "").get("task")
     except FdgError:
         return ()
-    found = [x.get("module") for x in tasks if isinstance(x, Mapping)] if isinstance(tasks, list) else []
-    return tuple(x for x in found if isinstance(x, str))
+    names = [x.get("module") for x in tasks if isinstance(x, Mapping)] if isinstance(tasks, list) else []
+    return tuple(x for x in names if isinstance(x, str))
 
 
 def from_dict(
-    said: Mapping[str, Any],
+    content: Mapping[str, Any],
     name: str = "codesign",
     folder: Path | None = None,
     modules: Sequence[str] = (),
@@ -101,7 +101,7 @@ def from_dict(
       modules: values of `module = "MODULE:NAME"` that may be imported; a file by itself cannot cause an
         import.
     """
-    return _from_dict(said, name, _Files(folder or Path()), modules)
+    return _from_dict(content, name, _Files(folder or Path()), modules)
 
 
 class _Files:
@@ -121,11 +121,11 @@ class _Files:
         return self.read[key]
 
 
-def _from_dict(said: Mapping[str, Any], name: str, files: _Files, modules: Sequence[str]) -> Problem:
-    whole = _Keys(name, "", said, "budget chip technology specs bounds accuracy task")
+def _from_dict(content: Mapping[str, Any], name: str, files: _Files, modules: Sequence[str]) -> Problem:
+    whole = _Keys(name, "", content, "budget chip technology specs bounds accuracy task")
     technology = _technology(whole.table("technology"))
     chips = _chips(whole, technology)
-    own, levels = _specs(whole.table("specs"), technology)
+    limits, levels = _specs(whole.table("specs"), technology)
     of_accuracy = whole.table("accuracy", "source table")
     source = of_accuracy.text("source", "table")
     if source not in accuracy.SOURCES:
@@ -152,20 +152,20 @@ def _from_dict(said: Mapping[str, Any], name: str, files: _Files, modules: Seque
         name=name,
         read_from=tuple(files.read.items()),
     )
-    if own != Specs():
-        return dataclasses.replace(problem, specs=own)
+    if limits != Specs():
+        return dataclasses.replace(problem, specs=limits)
     return problem.at("medium") if "medium" in dict(levels) else problem
 
 
 class _Keys:
     """A table with known keys; mistakes are one-line errors with their location."""
 
-    def __init__(self, name: str, table: str, said: Any, known: str = ""):
+    def __init__(self, name: str, table: str, content: Any, known: str = ""):
         self.where, self.table_name, self.file = f"{name}: [{table}]" if table else name, table, name
-        if not isinstance(said, Mapping):
-            raise FdgError(f"{self.where} is {said!r:.60}; write a table of keys, KEY = VALUE")
-        self.said, self.known = said, known.split()
-        for key in said if known else ():
+        if not isinstance(content, Mapping):
+            raise FdgError(f"{self.where} is {content!r:.60}; write a table of keys, KEY = VALUE")
+        self.said, self.known = content, known.split()
+        for key in content if known else ():
             if key not in self.known:
                 close = nearest(str(key), self.known)
                 hint = f": did you mean {close[0]}?" if close else ""
@@ -268,17 +268,17 @@ def _specs(keys: _Keys, technology: Technology) -> tuple[Specs, tuple[tuple[str,
     """The specs in a file, and those of its levels."""
     levels = {key: x for key, x in keys.said.items() if isinstance(x, Mapping) and key not in UNITS}
     _Keys(keys.file, "specs", levels, " ".join(LEVELS))
-    own = _Keys(keys.file, "specs", {key: x for key, x in keys.said.items() if key not in levels})
+    flat = _Keys(keys.file, "specs", {key: x for key, x in keys.said.items() if key not in levels})
     read = [
         (level, _one_specs(_Keys(keys.file, f"specs.{level}", levels[level]), technology))
         for level in LEVELS
         if level in levels
     ]
-    return _one_specs(own, technology), tuple(read)
+    return _one_specs(flat, technology), tuple(read)
 
 
 def _one_specs(keys: _Keys, technology: Technology) -> Specs:
-    found = [math.inf] * 3
+    limits = [math.inf] * 3
     for key in keys.said:
         if key not in UNITS:
             units = [one for one in UNITS if one.startswith(f"{key}_")]
@@ -287,23 +287,22 @@ def _one_specs(keys: _Keys, technology: Technology) -> Specs:
             hint = hint or (f"did you mean {close[0]}?" if close else f"known: {', '.join(UNITS)}")
             raise FdgError(f"{keys.where} has an unknown key '{key}': {hint}")
         at, factor = UNITS[key]
-        if found[at] < math.inf:
+        if limits[at] < math.inf:
             others = [one for one in keys.said if one != key and UNITS.get(one, (None,))[0] == at]
             raise FdgError(
                 f"{keys.where}: {key} is a second value of {Specs._fields[at]}: leave one out of {key} and"
                 f" {others[0]}"
             )
         value = keys.number(key, 0)
-        found[at] = value * (factor * (technology.clock_hz if at == 0 else 1) if factor else 1)
-    return Specs(*found)
+        limits[at] = value * (factor * (technology.clock_hz if at == 0 else 1) if factor else 1)
+    return Specs(*limits)
 
 
 def _task(
-    name: str, at: int, said: Mapping[str, Any], tasks: int, files: _Files, modules: Sequence[str]
+    name: str, at: int, content: Mapping[str, Any], tasks: int, files: _Files, modules: Sequence[str]
 ) -> Task:
-    keys = _Keys(
-        name, f"task {at + 1}", said, f"name space weight data accuracy input {_OF_SPACES} {' '.join(GIVEN)}"
-    )
+    known = f"name space weight data accuracy input {_OF_SPACES} {' '.join(GIVEN)}"
+    keys = _Keys(name, f"task {at + 1}", content, known)
     title = keys.text("name", f"task{at + 1}")
     if not title or len(title) > 64 or not title.isprintable():
         raise keys.wrong("name", title, "a short name")
@@ -313,19 +312,19 @@ def _task(
     }
     if fields["data"].endswith(".npz"):
         fields["data"] = files.place(f"data{at + 1}", fields["data"])
-    sources = [key for key in ("space", *GIVEN) if key in said]
+    sources = [key for key in ("space", *GIVEN) if key in content]
     if len(sources) != 1:
         both = f"both {' and '.join(sources)}" if sources else "no network"
         raise FdgError(f"{keys.where} has {both}: write one of {', '.join(('space', *GIVEN))}")
     (source,) = sources
     value = keys.text(source, "")
     shape: tuple[int, ...] = ()
-    if "input" in said:
+    if "input" in content:
         shape = keys.options("input", (), int, "whole numbers, such as [1, 224, 224, 3]")
         if source != "module":
             raise FdgError(f"{keys.where}: input is a module's: leave it out with {source}")
     if source != "space":
-        if wrong := next((key for key in _OF_SPACES.split() if key in said), None):
+        if wrong := next((key for key in _OF_SPACES.split() if key in content), None):
             raise FdgError(f"{keys.where}: {wrong} is for a space, and {source} is given: leave {wrong} out")
         if source == "module" and value not in modules:
             raise FdgError(
@@ -337,17 +336,17 @@ def _task(
             layers, branches = GIVEN[source](named, shape)
         except FdgError as error:
             raise FdgError(f"{keys.where}: {error}") from None
-        known = keys.number("accuracy", 0.0, above=False) if "accuracy" in said else None
+        known = keys.number("accuracy", 0.0, above=False) if "accuracy" in content else None
         if known is not None and known > 1:
             raise keys.wrong("accuracy", known, "a number from 0 to 1")
         return space.given(title, list(layers), accuracy=known, branches=branches, **fields)
-    if "accuracy" in said:
+    if "accuracy" in content:
         raise FdgError(
             f"{keys.where}: accuracy is for a given network; [accuracy] says where a space's are from"
         )
     if value not in space.SPACES:
         raise keys.error("space", value, space.SPACES)
-    sizes = {key: keys.whole(key, 1, 1, 4096) for key in _OF_SPACES.split() if key in said}
+    sizes = {key: keys.whole(key, 1, 1, 4096) for key in _OF_SPACES.split() if key in content}
     try:
         return space.SPACES[value](title, **sizes, **fields)
     except TypeError:
@@ -356,6 +355,6 @@ def _task(
         raise FdgError(f"{keys.where}: {error}") from None
 
 
-def specs(name: str, said: Mapping[str, Any], technology: Technology) -> Specs:
+def specs(name: str, content: Mapping[str, Any], technology: Technology) -> Specs:
     """Specs from a table such as {"latency_ms": 0.8}."""
-    return _one_specs(_Keys(name, "", said), technology)
+    return _one_specs(_Keys(name, "", content), technology)

@@ -49,32 +49,32 @@ def amounts(of: Problem) -> tuple[Amount, ...]:
     )
 
 
-def text(found: Outcome) -> str:
+def text(outcome: Outcome) -> str:
     """The command's output: design, specs, bounds of layers, accuracies, samples."""
-    if not math.isfinite(found.best.violation):
-        return f"no design is complete after {found.samples:,} samples: give more"
-    if not any(map(math.isfinite, found.problem.specs)):
+    if not math.isfinite(outcome.best.violation):
+        return f"no design is complete after {outcome.samples:,} samples: give more"
+    if not any(map(math.isfinite, outcome.problem.specs)):
         head = "no specs are given"
     else:
-        head = "meets the specs" if found.is_feasible else "NO DESIGN MEETS THE SPECS; the nearest one"
-    lines = [f"best of {found.samples:,} designs, {found.seconds:.1f} s: {head}", ""]
-    lines += table(["", "design", "spec", ""], _rows(found))
-    lines += [f"  accuracy of {name}: {value}" for name, value in _accuracies(found.problem, found.best)]
-    lines += [f"  score, their weighted sum: {float(found.best.score):.4f}", ""]
-    lines += [f"  {name}: {value}" for name, value in _choices(found.problem, found.best)]
-    scheduled = found.scheduled
+        head = "meets the specs" if outcome.is_feasible else "NO DESIGN MEETS THE SPECS; the nearest one"
+    lines = [f"best of {outcome.samples:,} designs, {outcome.seconds:.1f} s: {head}", ""]
+    lines += table(["", "design", "spec", ""], _rows(outcome))
+    lines += [f"  accuracy of {name}: {value}" for name, value in _accuracies(outcome.problem, outcome.best)]
+    lines += [f"  score, their weighted sum: {float(outcome.best.score):.4f}", ""]
+    lines += [f"  {name}: {value}" for name, value in _choices(outcome.problem, outcome.best)]
+    scheduled = outcome.scheduled
     lines += ["", f"  layers bound by {_bounds(scheduled)}"]
-    if found.least is not None:
-        lines += ["", *(f"  {line}" for line in infeasible(found))]
+    if outcome.least is not None:
+        lines += ["", *(f"  {line}" for line in infeasible(outcome))]
     return "\n".join(lines)
 
 
-def infeasible(found: Outcome) -> list[str]:
+def infeasible(outcome: Outcome) -> list[str]:
     """Explains that no design meets the specs: the least violation, and each spec's least value."""
-    assert found.least is not None
-    lines = [f"least violation: the specs are exceeded by {excess(float(found.best.violation))} in all"]
-    for amount, least in zip(amounts(found.problem), found.least, strict=True):
-        spec = getattr(found.problem.specs, amount.field)
+    assert outcome.least is not None
+    lines = [f"least violation: the specs are exceeded by {excess(float(outcome.best.violation))} in all"]
+    for amount, least in zip(amounts(outcome.problem), outcome.least, strict=True):
+        spec = getattr(outcome.problem.specs, amount.field)
         if math.isfinite(spec):
             reach = "within" if least <= spec else "ABOVE"
             lines.append(
@@ -84,15 +84,15 @@ def infeasible(found: Outcome) -> list[str]:
     return lines
 
 
-def _rows(found: Outcome) -> list[tuple[str, ...]]:
+def _rows(outcome: Outcome) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for amount in amounts(found.problem):
-        value, spec = getattr(found.best, amount.field), getattr(found.problem.specs, amount.field)
+    for amount in amounts(outcome.problem):
+        value, spec = getattr(outcome.best, amount.field), getattr(outcome.problem.specs, amount.field)
         is_there = math.isfinite(spec)
-        said = f"{_number(spec * amount.per_unit)} {amount.unit}" if is_there else "none"
+        limit = f"{_number(spec * amount.per_unit)} {amount.unit}" if is_there else "none"
         share = f"{excess(float(value / spec))} of it" if is_there else ""
         share += " EXCEEDED" if is_there and value > spec else ""
-        rows.append((str(amount), f"{_number(value * amount.per_unit)} {amount.unit}", said, share))
+        rows.append((str(amount), f"{_number(value * amount.per_unit)} {amount.unit}", limit, share))
     return rows
 
 
@@ -107,11 +107,11 @@ def _number(value: float) -> str:
 
 def _accuracies(of: Problem, design: Designs) -> list[tuple[str, str]]:
     """Each task's name, and its accuracy with its source."""
-    said = []
+    rows = []
     for task, value in zip(of.tasks, np.atleast_1d(design.accuracy), strict=True):
         source = SOURCES[of.accuracy] if task.decisions else "as its file says"
-        said.append((task.name, "unknown" if math.isnan(value) else f"{value:.4f} ({source})"))
-    return said
+        rows.append((task.name, "unknown" if math.isnan(value) else f"{value:.4f} ({source})"))
+    return rows
 
 
 def options(of: Problem, design: Designs) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _choices(of: Problem, design: Designs) -> list[tuple[str, str]]:
     for name, value in options(of, design).items():
         owner, _, what = name.rpartition(": ")
         parts.setdefault(owner, []).append(f"{what} {value}")
-    return [(owner, ", ".join(said)) for owner, said in parts.items()]
+    return [(owner, ", ".join(choices)) for owner, choices in parts.items()]
 
 
 def _bounds(scheduled: Scheduled) -> str:
@@ -172,7 +172,7 @@ def layer_rows(scheduled: Scheduled) -> list[dict[str, Any]]:
 
 def design_row(of: Problem, design: Designs) -> dict[str, Any]:
     """A design as plain values: options, costs with units, accuracies, score and violation."""
-    taken = {
+    choices = {
         f"{amount}_{amount.unit.lower()}": float(getattr(design, amount.field)) * amount.per_unit
         for amount in amounts(of)
     }
@@ -182,7 +182,7 @@ def design_row(of: Problem, design: Designs) -> dict[str, Any]:
     return {
         **options(of, design),
         "latency_cycles": int(design.latency_cycles),
-        **taken,
+        **choices,
         **accuracy,
         "score": float(design.score),
         "violation": float(design.violation),
@@ -190,22 +190,22 @@ def design_row(of: Problem, design: Designs) -> dict[str, Any]:
     }
 
 
-def write(found: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]:
+def write(outcome: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]:
     """Writes report, designs and files for other tools into an existing folder; returns their paths.
 
     `pictures` are the file names of pictures in the report.
     """
-    of, best = found.problem, found.best
-    scheduled = found.scheduled
+    of, best = outcome.problem, outcome.best
+    scheduled = outcome.scheduled
     layers = layer_rows(scheduled)
     texts = _tool_files(of, best, scheduled)
     missing = texts.pop("missing", "")
-    texts["best.json"] = json.dumps(_plain(_best(found, layers)), indent=1) + "\n"
+    texts["best.json"] = json.dumps(_plain(_best(outcome, layers)), indent=1) + "\n"
     written = []
     for name, content in texts.items():
         (folder / name).write_text(content)
         written.append(folder / name)
-    front = [Designs(*(x[at] for x in found.front)) for at in range(len(found.front.score))]
+    front = [Designs(*(x[at] for x in outcome.front)) for at in range(len(outcome.front.score))]
     others = [one for one in front if not np.array_equal(one.choices, best.choices)]
     rows = [{"is_best": one is best, **design_row(of, one)} for one in (best, *others)]
     keys = list(dict.fromkeys(key for row in rows for key in row))
@@ -213,22 +213,22 @@ def write(found: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]:
         lines = csv.DictWriter(file, keys, restval="")
         lines.writeheader()
         lines.writerows(rows)
-    (folder / "report.md").write_text(_markdown(found, layers, texts, missing, pictures))
+    (folder / "report.md").write_text(_markdown(outcome, layers, texts, missing, pictures))
     return [folder / "report.md", folder / "designs.csv", *written]
 
 
-def _best(found: Outcome, layers: list[dict[str, Any]]) -> dict[str, Any]:
-    of = found.problem
+def _best(outcome: Outcome, layers: list[dict[str, Any]]) -> dict[str, Any]:
+    of = outcome.problem
     return {
         "problem": of.name,
-        "meets_specs": found.is_feasible,
+        "meets_specs": outcome.is_feasible,
         "specs": of.specs._asdict(),
-        "design": design_row(of, found.best),
-        "choices": found.best.choices.tolist(),
+        "design": design_row(of, outcome.best),
+        "choices": outcome.best.choices.tolist(),
         "accuracy_source": of.accuracy,
-        "least_reached_alone": found.least._asdict() if found.least else None,
-        "samples": found.samples,
-        "seconds": round(found.seconds, 2),
+        "least_reached_alone": outcome.least._asdict() if outcome.least else None,
+        "samples": outcome.samples,
+        "seconds": round(outcome.seconds, 2),
         "layers": layers,
     }
 
@@ -246,11 +246,11 @@ def chips(of: Problem, design: Designs) -> list[Chip]:
     """The sub-accelerators of a design; absent ones have no rows."""
     _, kinds = problem.positions(of, jnp.asarray(design.choices))
     subs = of.chips.subs()
-    found = []
+    result = []
     for kind in np.asarray(kinds).tolist():
         one = {name: value[kind].item() for name, value in subs._asdict().items()}
-        found.append(Chip(**{**one, "template": of.chips.templates[int(one["template"])]}))
-    return found
+        result.append(Chip(**{**one, "template": of.chips.templates[int(one["template"])]}))
+    return result
 
 
 def _layers(of: Problem, design: Designs) -> list[Layer]:
@@ -282,18 +282,18 @@ def _tool_files(of: Problem, design: Designs, scheduled: Scheduled) -> dict[str,
 
 
 def _markdown(
-    found: Outcome,
+    outcome: Outcome,
     layers: list[dict[str, Any]],
     files: Mapping[str, str],
     missing: str,
     names: Sequence[str],
 ) -> str:
-    of, best, scheduled = found.problem, found.best, found.scheduled
+    of, best, scheduled = outcome.problem, outcome.best, outcome.scheduled
     lines = [
         f"# Co-design of {of.name}",
         "",
         "```text",
-        text(found),
+        text(outcome),
         "```",
         "",
         *_assumptions(of, best),

@@ -82,18 +82,18 @@ def _list_schedule(work: Work, allowed: jax.Array, eagerness: jax.Array) -> Sche
     left = (after + cycles).min(1)
 
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
-        done, waits, earliest, free, sub, start, end = carry
+        is_done, waits, earliest, free, sub, start, end = carry
         starts = jnp.maximum(earliest, free[None])
         ends = add(starts, latency)
         best = jnp.where(allowed, ends + after, jnp.inf).argmin(1)
         first = jnp.take_along_axis(starts, best[:, None], 1)[:, 0]
-        layer = jnp.where(done | (waits > 0), jnp.inf, first - eagerness * left).argmin()
+        layer = jnp.where(is_done | (waits > 0), jnp.inf, first - eagerness * left).argmin()
         where = best[layer]
         its_end, follows = ends[layer, where], work.before[layer]
         moved = add(its_end, work.transfer_cycles[layer])
         arrives = jnp.where(jnp.arange(number) == where, its_end, moved)
         carry = (
-            done.at[layer].set(True),
+            is_done.at[layer].set(True),
             waits - follows,
             jnp.where(follows[:, None], jnp.maximum(earliest, arrives[None]), earliest),
             free.at[where].set(its_end),
@@ -192,8 +192,8 @@ MOVES = 24
 
 
 def _shortest(work: Work, allowed: jax.Array, eagerness: tuple[float, ...]) -> Schedule:
-    found = jax.vmap(lambda one: _list_schedule(work, allowed, one))(jnp.float32(eagerness))
-    return jax.tree.map(lambda x: x[found.latency_cycles.argmin()], found)
+    results = jax.vmap(lambda one: _list_schedule(work, allowed, one))(jnp.float32(eagerness))
+    return jax.tree.map(lambda x: x[results.latency_cycles.argmin()], results)
 
 
 def _schedule_assigned(work: Work, assigned: jax.Array) -> Schedule:
@@ -230,10 +230,10 @@ def _tabu_search(work: Work, first: Schedule, moves: int) -> Schedule:
         assigned, best, stays_until = carry
         changed, tried = _moves(work, assigned)
         stays = (changed & (stays_until > at)[None]).any(1) & (tried.latency_cycles >= best.latency_cycles)
-        taken = jnp.where(stays | ~changed.any(1), jnp.inf, tried.latency_cycles).argmin()
-        new = jax.tree.map(lambda x: x[taken], tried)
+        least = jnp.where(stays | ~changed.any(1), jnp.inf, tried.latency_cycles).argmin()
+        new = jax.tree.map(lambda x: x[least], tried)
         best = _better(new.latency_cycles < best.latency_cycles, new, best)
-        stays_until = jnp.where(changed[taken], at + 1 + min(8, 2 * total // 3), stays_until)
+        stays_until = jnp.where(changed[least], at + 1 + min(8, 2 * total // 3), stays_until)
         return (new.sub_accelerator, best, stays_until), None
 
     begin = first.sub_accelerator, first, jnp.zeros(total, jnp.int32)
@@ -249,8 +249,8 @@ def _save_energy(work: Work, first: Schedule, spec_cycles: jax.Array, moves: int
         added = jnp.maximum(tried.latency_cycles - now.latency_cycles, 0)
         is_gain = (saved > 0) & (tried.latency_cycles <= spec_cycles)
         value = jnp.where(is_gain, saved / (1 + added), -1)
-        taken = value.argmax()
-        return _better(value[taken] > 0, jax.tree.map(lambda x: x[taken], tried), now), None
+        best = value.argmax()
+        return _better(value[best] > 0, jax.tree.map(lambda x: x[best], tried), now), None
 
     saving = jax.lax.scan(step, first, None, moves)[0]
     # the least energy of any assignment
@@ -279,12 +279,12 @@ def schedule(work: Work, spec_cycles: jax.Array | int = 0, moves: int = MOVES) -
 
 @functools.partial(jax.jit, static_argnames="moves")
 def _schedule(work: Work, spec_cycles: jax.Array, moves: int) -> Schedule:
-    found = _shortest(work, jnp.ones_like(work.latency_cycles, bool), _FIRST)
+    best = _shortest(work, jnp.ones_like(work.latency_cycles, bool), _FIRST)
     if not moves:
-        return found
-    found = _tabu_search(work, found, moves)
-    saving = _save_energy(work, found, spec_cycles, moves)
-    return _better(found.latency_cycles <= spec_cycles, saving, found)
+        return best
+    best = _tabu_search(work, best, moves)
+    saving = _save_energy(work, best, spec_cycles, moves)
+    return _better(best.latency_cycles <= spec_cycles, saving, best)
 
 
 def work_of(

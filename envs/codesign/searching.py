@@ -162,12 +162,12 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
         state = fdg.load(outcome.run.path, algorithm=job.algorithm, trust=job.trust).state
     else:
         state = None
-    found = _found(env, state)
-    is_met = bool(found.best.violation == 0)
+    designs = _found(env, state)
+    is_met = bool(designs.best.violation == 0)
     return Search(
         problem=env.problem,
-        best=found.best,
-        front=found.front,
+        best=designs.best,
+        front=designs.front,
         samples=_samples(job, env, outcome.iteration),
         seconds=time.perf_counter() - begun,
         curve=tuple(
@@ -184,8 +184,8 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
 def _found(env: CoDesign, state: Any) -> Results:
     """The results of process 0, in every process; `state` is None on the others."""
     leaves = [] if state is None else [np.asarray(x) for x in jax.tree.leaves(env.designs(state))]
-    said = distributed.exchange([(str(x.dtype), x.shape, x.ravel().tolist()) for x in leaves])[0]
-    arrays: list[Any] = [np.asarray(x, dtype).reshape(shape) for dtype, shape, x in said]
+    sent = distributed.exchange([(str(x.dtype), x.shape, x.ravel().tolist()) for x in leaves])[0]
+    arrays: list[Any] = [np.asarray(x, dtype).reshape(shape) for dtype, shape, x in sent]
     number = len(Designs._fields)
     return Results(Designs(*arrays[:number]), Designs(*arrays[number:]))
 
@@ -216,11 +216,11 @@ class WithBest:
         least = best.violation.min()
         score = jnp.where(best.violation == least, best.score, -jnp.inf).max()
         known = jnp.isfinite(least)
-        found = {
+        best_design = {
             "best_score": jnp.where(known, score, jnp.nan),
             "best_violation": jnp.where(known, least, jnp.nan),
         }
-        return state, {**metrics, **found}
+        return state, {**metrics, **best_design}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "algorithm":
@@ -229,7 +229,7 @@ class WithBest:
 
 
 class _Progress:
-    """Prints the best design so far: when it improves, at most every few seconds; and ten times a run."""
+    """Prints the best design so far: ten times a run, and when it improves, at most every few seconds."""
 
     def __init__(self, job: Job, env: CoDesign, begun: float):
         self._job, self._env, self._begun = job, env, begun

@@ -32,7 +32,7 @@ class Task:
     build: Callable[..., list[Layer]]
     weight: float = 1.0  # weight of its accuracy in a design's score
     data: str = ""  # name of the images for measuring accuracies, or path of an image file
-    accuracy: float | None = None  # of a given network, from 0 to 1; None if it is measured, or unknown
+    accuracy: float | None = None  # of a network without decisions, from 0 to 1; None: measured, or unknown
     # dependencies (i, j) of a given network: layer i must end before j starts; None: a chain
     branches: tuple[tuple[int, int], ...] | None = None
 
@@ -48,7 +48,7 @@ class Given:
     layers: tuple[Layer, ...]
 
     def __call__(self) -> list[Layer]:
-        """Its layers."""
+        """The layers of the network."""
         return list(self.layers)
 
 
@@ -78,12 +78,12 @@ class ResNet9:
     def __call__(self, width: int, *stages: int) -> list[Layer]:
         """The layers, from the filters of the first convolution, and each stage's filters and residual
         pairs."""
-        found, channels, rows = [convolution(self.channels, width, self.size)], width, self.size
+        layers, channels, rows = [convolution(self.channels, width, self.size)], width, self.size
         for width, residuals in zip(stages[::2], stages[1::2], strict=True):
-            found, rows = [*found, convolution(channels, width, rows, stride=2)], -(-rows // 2)
+            layers, rows = [*layers, convolution(channels, width, rows, stride=2)], -(-rows // 2)
             pair = [convolution(width, width, rows)] * 2
-            found, channels = [*found, *[*pair, addition(width, rows)] * residuals], width
-        return [*found, gemm(1, self.classes, channels)]
+            layers, channels = [*layers, *[*pair, addition(width, rows)] * residuals], width
+        return [*layers, gemm(1, self.classes, channels)]
 
 
 def resnet9(
@@ -125,14 +125,14 @@ class UNet:
     def __call__(self, height: int, first: int, inner: int, last: int) -> list[Layer]:
         """The layers of `height` levels, with filters of the first, the inner and the last level."""
         widths = [first, *[inner] * (height - 2), last]
-        found = [convolution(self.channels, first, self.size)]
+        layers = [convolution(self.channels, first, self.size)]
         for level in range(1, height):
-            found += [convolution(widths[level - 1], widths[level], self.size >> (level - 1), stride=2)]
+            layers += [convolution(widths[level - 1], widths[level], self.size >> (level - 1), stride=2)]
         for level in reversed(range(height - 1)):
             rows = self.size >> (level + 1)
-            found += [transposed_convolution(widths[level + 1], widths[level], rows, kernel=2, stride=2)]
-            found += [convolution(2 * widths[level], widths[level], 2 * rows)]  # with this level's map
-        return [*found, convolution(first, 1, self.size, kernel=1)]
+            layers += [transposed_convolution(widths[level + 1], widths[level], rows, kernel=2, stride=2)]
+            layers += [convolution(2 * widths[level], widths[level], 2 * rows)]  # with this level's map
+        return [*layers, convolution(first, 1, self.size, kernel=1)]
 
 
 def unet(name: str = "segment", *, size: int = 64, width: int = 4, channels: int = 3, **fields: Any) -> Task:

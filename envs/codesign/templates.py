@@ -201,8 +201,8 @@ def _systolic(stationary: str) -> Template:
         folds_down, folds_across = _float(ceil_div(down, rows), ceil_div(across, columns))
         if stationary == "os":  # inputs from the left for each fold of kernels, weights from the top
             return BufferWords(top * folds_down, left * folds_across, result)
-        moving, sums = left * folds_across, top * jnp.maximum(2 * folds_down - 1, 0)
-        return BufferWords(result, moving, sums) if stationary == "ws" else BufferWords(moving, result, sums)
+        stream, sums = left * folds_across, top * jnp.maximum(2 * folds_down - 1, 0)
+        return BufferWords(result, stream, sums) if stationary == "ws" else BufferWords(stream, result, sums)
 
     return Template(
         cycles, words, lambda technology: technology.pe_mm2, fill_cycles=lambda rows, columns: 0 * rows
@@ -252,9 +252,9 @@ def register(
     if name in _BUILT_IN:
         raise FdgError(f"template '{name}' is built in and cannot be replaced; register another name")
     layer, size = jax.tree.map(lambda x: x[0], L.stack([L.convolution(3, 4, 8)])), jnp.int32(4)
-    found = jax.eval_shape(cycles, layer, size, size)
-    if getattr(found, "shape", None) != () or found.dtype != jnp.int32:
-        raise FdgError(f"template '{name}': cycles returns {found}; return one int32 number of cycles")
+    result = jax.eval_shape(cycles, layer, size, size)
+    if getattr(result, "shape", None) != () or result.dtype != jnp.int32:
+        raise FdgError(f"template '{name}': cycles returns {result}; return one int32 number of cycles")
     words = jax.eval_shape(buffer_words, layer, size, size)
     if not isinstance(words, BufferWords) or any(x.shape != () or x.dtype != jnp.float32 for x in words):
         raise FdgError(
@@ -277,7 +277,7 @@ def get(name: str) -> Template:
     Raises:
       FdgError: unknown name; suggests the nearest.
     """
-    found = {**_BUILT_IN, **_registered}.get(name)
-    if found is None:
+    template = {**_BUILT_IN, **_registered}.get(name)
+    if template is None:
         raise unknown_name("template", name, names())
-    return found
+    return template

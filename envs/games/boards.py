@@ -43,8 +43,8 @@ class _BoardGame:
 
     def observe(self, position: Board) -> jax.Array:
         """`[rows, columns, 2]` float32: own stones, and the other player's."""
-        own = self._stone(position)
-        return jnp.stack([position.stones == own, position.stones == -own], axis=-1).astype(jnp.float32)
+        stone = self._stone(position)
+        return jnp.stack([position.stones == stone, position.stones == -stone], axis=-1).astype(jnp.float32)
 
     @property
     def observation_space(self) -> Box:
@@ -127,14 +127,14 @@ class LineGame(_BoardGame):
 @functools.cache
 def _lines(rows: int, columns: int, length: int) -> np.ndarray:
     """The places of each line: `[lines, length]` int32."""
-    found = []
+    lines = []
     for row in range(rows):
         for column in range(columns):
             for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
                 places = [(row + i * down, column + i * right) for i in range(length)]
                 if all(0 <= r < rows and 0 <= c < columns for r, c in places):
-                    found.append([r * columns + c for r, c in places])
-    return np.array(found, np.int32)
+                    lines.append([r * columns + c for r, c in places])
+    return np.array(lines, np.int32)
 
 
 @checked_names
@@ -172,9 +172,9 @@ class HexGame(_BoardGame):
 
     def observe(self, position: Board) -> jax.Array:
         """`[size, size, 2]` float32: own stones, and the other player's."""
-        own = self._stone(position)
+        stone = self._stone(position)
         stones = self._as_seen_by_mover(position, position.stones)
-        return jnp.stack([stones == own, stones == -own], axis=-1).astype(jnp.float32)
+        return jnp.stack([stones == stone, stones == -stone], axis=-1).astype(jnp.float32)
 
     def play(self, position: Board, action: jax.Array) -> Board:
         """Places a stone, and merges the groups that it touches."""
@@ -187,10 +187,10 @@ class HexGame(_BoardGame):
         groups = position.groups.at[row + 1, column + 1].set(label)
         touched = groups[row + 1 + _NEIGHBOURS[:, 0], column + 1 + _NEIGHBOURS[:, 1]]  # [6]
         joins = jnp.where(touched * stone > 0, touched, 0)[None, None]
-        joined = (groups != 0) & jnp.any(groups[..., None] == joins, axis=-1)
-        groups = jnp.where(joined, label, groups)
-        own = jnp.where(stone == 1, jnp.stack([groups[0, 1], groups[-1, 1]]), groups[1, jnp.array([0, -1])])
-        won = own[0] == own[1]
+        merged = (groups != 0) & jnp.any(groups[..., None] == joins, axis=-1)
+        groups = jnp.where(merged, label, groups)
+        ends = jnp.where(stone == 1, jnp.stack([groups[0, 1], groups[-1, 1]]), groups[1, jnp.array([0, -1])])
+        won = ends[0] == ends[1]
         winner = jnp.where(legal, jnp.where(won, stone, 0), -stone).astype(jnp.float32)
         return Board(stones, position.moves + 1, winner, winner != 0, groups)
 

@@ -87,8 +87,8 @@ def concatenate(*texts: Text) -> Text:
         room = text.codes.shape[0]
         if not room:
             continue
-        own = jnp.take(text.codes, jnp.clip(places - offset, 0, room - 1))
-        codes = jnp.where((places >= offset) & (places < offset + text.length), own, codes)
+        mine = jnp.take(text.codes, jnp.clip(places - offset, 0, room - 1))
+        codes = jnp.where((places >= offset) & (places < offset + text.length), mine, codes)
         offset = offset + text.length
     return Text(codes, offset)
 

@@ -33,8 +33,8 @@ def encode(
     tokens, offset = jnp.zeros(width, jnp.int32), jnp.int32(0)
     for piece, length in ((front, len(before)), (ids, text.length), (back, len(after))):
         if piece.shape[0]:
-            own = jnp.take(piece, jnp.clip(place - offset, 0, piece.shape[0] - 1))
-            tokens = jnp.where((place >= offset) & (place < offset + length), own, tokens)
+            piece_tokens = jnp.take(piece, jnp.clip(place - offset, 0, piece.shape[0] - 1))
+            tokens = jnp.where((place >= offset) & (place < offset + length), piece_tokens, tokens)
         offset = offset + length
     mask = (place >= 0) & (place < total)
     return jnp.where(mask, tokens, tokenizer.pad), mask
@@ -51,9 +51,9 @@ def decode(
     tables = _tables(tokenizer)
     codes, starts, counts, blanks = (jnp.asarray(table) for table in tables)
     stop = functools.reduce(jnp.logical_or, [tokens == s for s in tokenizer.stops]) & mask
-    said = mask & (jnp.cumsum(stop) == 0)
+    is_said = mask & (jnp.cumsum(stop) == 0)
     tokens = jnp.clip(tokens, 0, counts.shape[0] - 1)  # a model may have more rows than the tokenizer
-    starts, sizes = starts[tokens], jnp.where(said, counts[tokens], 0)
+    starts, sizes = starts[tokens], jnp.where(is_said, counts[tokens], 0)
     is_first = (jnp.cumsum(sizes) == sizes) & (sizes > 0)
     lost = jnp.where(is_first, blanks[tokens], 0)
     starts, sizes = starts + lost, sizes - lost
@@ -65,9 +65,9 @@ def decode(
     token = jnp.searchsorted(ends, place, side="right", method="scan_unrolled")  # by the place in the text
     token = jnp.clip(token, 0, tokens.shape[0] - 1)
     at = starts[token] + place - (ends - sizes)[token]
-    found = codes[jnp.clip(at, 0, codes.shape[0] - 1)].astype(jnp.int32)
-    found = jnp.where(ends[-1] > width, _UNREADABLE, jnp.where(place < ends[-1], found, 0))
-    return Text(found, jnp.minimum(ends[-1], width).astype(jnp.int32)), jnp.any(stop)
+    shown = codes[jnp.clip(at, 0, codes.shape[0] - 1)].astype(jnp.int32)
+    shown = jnp.where(ends[-1] > width, _UNREADABLE, jnp.where(place < ends[-1], shown, 0))
+    return Text(shown, jnp.minimum(ends[-1], width).astype(jnp.int32)), jnp.any(stop)
 
 
 @functools.cache

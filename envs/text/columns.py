@@ -32,14 +32,14 @@ def row(record: Record, prompt: str = "", answer: str = "") -> Row:
     """
     where, columns = record
     asked = _column(record, PROMPTS, prompt)
-    said = _column(record, ANSWERS, answer)
-    if said is None and columns.keys() >= {"chosen", "rejected"}:
+    column = _column(record, ANSWERS, answer)
+    if column is None and columns.keys() >= {"chosen", "rejected"}:
         raise FdgError(f"{where}: has preferences, 'chosen' and 'rejected': write text:preferences?path=...")
     if asked is None and "messages" in columns and not prompt:
         messages = _messages(where, "messages", columns["messages"])
         last = messages[-1]
         if last["role"] != "assistant":
-            return Row(messages, _answer(record, said), columns, where)
+            return Row(messages, _answer(record, column), columns, where)
         if len(messages) == 1:
             raise FdgError(f"{where}: 'messages' has an answer alone: put a message of the user in front")
         return Row(messages[:-1], _content(f"{where}: the last of 'messages'", last), columns, where)
@@ -49,9 +49,9 @@ def row(record: Record, prompt: str = "", answer: str = "") -> Row:
         raise FdgError(
             f"{where}: has no column {wanted}, only {others}: rename one of them, or name it (prompt_column=)"
         )
-    if answer and said is None:
+    if answer and column is None:
         raise FdgError(f"{where}: has no column '{answer}': rename one, or leave answer_column= out")
-    return Row(_text(where, asked, columns[asked]), _answer(record, said), columns, where)
+    return Row(_text(where, asked, columns[asked]), _answer(record, column), columns, where)
 
 
 def pair(record: Record) -> tuple[Row, Row]:
@@ -104,13 +104,13 @@ def _answer(record: Record, column: str | None) -> str | None:
 
 def _answer_text(where: str, column: str, value: Any) -> str:
     """An answer as text; it may be an assistant message."""
-    found = _text(where, column, value, "")
-    if isinstance(found, str):
-        return found
-    if len(found) != 1 or found[0]["role"] != "assistant":
-        roles = listed([message["role"] for message in found], "and")
+    content = _text(where, column, value, "")
+    if isinstance(content, str):
+        return content
+    if len(content) != 1 or content[0]["role"] != "assistant":
+        roles = listed([message["role"] for message in content], "and")
         raise FdgError(f"{where}: '{column}' has messages of {roles} where one of the assistant's is wanted")
-    return _content(f"{where}: '{column}'", found[0])
+    return _content(f"{where}: '{column}'", content[0])
 
 
 def _content(what: str, message: Message) -> str:

@@ -84,8 +84,8 @@ class Countdown:
 
     def prompt(self, content: Content) -> Text:
         """`5,3,7=56?`."""
-        given = numbers(content.shown, self._digits)
-        return concatenate(given, literal("="), number(content.target, len(str(self.target))), literal("?"))
+        shown = numbers(content.shown, self._digits)
+        return concatenate(shown, literal("="), number(content.target, len(str(self.target))), literal("?"))
 
     def solution(self, content: Content) -> Text:
         """The sampled operations, with the necessary parentheses."""

@@ -46,8 +46,8 @@ class Ragged(NamedTuple):
         start, length = starts[i], starts[i + 1] - starts[i]
         place = jnp.arange(width) - (width - length if left_padded else 0)
         mask = (place >= 0) & (place < length)
-        found = values[jnp.clip(start + place, 0, len(self.values) - 1)]
-        return jnp.where(mask, found, filler).astype(jnp.int32), mask
+        tokens = values[jnp.clip(start + place, 0, len(self.values) - 1)]
+        return jnp.where(mask, tokens, filler).astype(jnp.int32), mask
 
 
 class Encoded(NamedTuple):
@@ -77,10 +77,10 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
     with jax.ensure_compile_time_eval():
         if rows is None:
             keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), count)
-            found = jax.jit(jax.vmap(lambda key: seen(problem.draw(key))))(keys)
+            arrays = jax.jit(jax.vmap(lambda key: seen(problem.draw(key))))(keys)
         else:
-            found = jax.jit(jax.vmap(seen))(np.arange(len(rows), dtype=np.int32)[:, None])
-        contents, held_out, texts = jax.tree.map(np.asarray, found)
+            arrays = jax.jit(jax.vmap(seen))(np.arange(len(rows), dtype=np.int32)[:, None])
+        contents, held_out, texts = jax.tree.map(np.asarray, arrays)
         held_out = getattr(problem, "held_out", held_out)  # rows may be in a separate file
     if rows is None:
         rows = [Row(asked, right) for asked, right in zip(*map(_strings, texts), strict=True)]
@@ -101,8 +101,8 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
 @functools.lru_cache(maxsize=16)
 def said_before(problem: Any, tokenizer: Any, system: str, arguments: str) -> Ragged:
     """Masks of the assistant's tokens in the prompts of a problem's rows, 1 or 0: as long as `prompts`."""
-    given = problem.instruction, system, json.loads(arguments or "{}")
-    return Ragged.of(tokenizer.said_before(problem.rows, *given), np.uint8)
+    messages = problem.instruction, system, json.loads(arguments or "{}")
+    return Ragged.of(tokenizer.said_before(problem.rows, *messages), np.uint8)
 
 
 def _strings(texts: Text) -> list[str]:
@@ -122,9 +122,9 @@ def _encoded_rows(
     ]
     unique = dict(zip(named, rows, strict=True))
     pairs = tokenizer.encode_rows([*unique.values()], instruction, system, arguments)
-    found, stop = {}, tokenizer.stops[:1]
+    rows_of, stop = {}, tokenizer.stops[:1]
     for (name, row), (prompt, answer) in zip(unique.items(), pairs, strict=True):
         ended = [] if row.answer is None else [*answer, *stop]
-        found[name] = prompt, ended, tokenizer.decode(answer)
-    prompts, answers, decoded = zip(*(found[name] for name in named), strict=True)
+        rows_of[name] = prompt, ended, tokenizer.decode(answer)
+    prompts, answers, decoded = zip(*(rows_of[name] for name in named), strict=True)
     return prompts, answers, decoded

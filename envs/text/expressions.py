@@ -21,7 +21,7 @@ class Value(NamedTuple):
     valid: jax.Array  # [] bool: well-formed, no division by zero, no overflow
     numerator: jax.Array  # [] int32
     denominator: jax.Array  # [] int32, positive
-    uses_all: jax.Array  # [] bool: it uses the given numbers, each once
+    uses_all: jax.Array  # [] bool: it uses the allowed numbers, each once
 
     def equals(self, target: jax.Array) -> jax.Array:
         """True where the expression is valid and equals `target`, `[] bool`."""
@@ -45,15 +45,15 @@ class _Pass(NamedTuple):
     operand_next: jax.Array  # bool: a number, "(" or a sign must follow
     digits: jax.Array  # bool: the previous character was a digit
     number: jax.Array  # the digits so far
-    used: jax.Array  # [K] bool, which of the given numbers
+    used: jax.Array  # [K] bool, which of the allowed numbers
     valid: jax.Array
-    uses_given: jax.Array
+    uses_allowed: jax.Array
 
 
-def evaluate(text: Text, given: jax.Array | None = None) -> Value:
+def evaluate(text: Text, allowed: jax.Array | None = None) -> Value:
     """Evaluates an expression of non-negative integers, `+ - * /` and parentheses; `-` may be a sign.
 
-    The text has no blanks. It must use the numbers `given`, `[K] int32`, each once (None: any numbers).
+    The text has no blanks. It must use each of the numbers `allowed [K]` int32 once; None: any numbers.
 
     >>> from envs.text.characters import literal
     >>> value = evaluate(literal("(1+5)*7/4"), jnp.array([7, 5, 4, 1]))
@@ -62,7 +62,7 @@ def evaluate(text: Text, given: jax.Array | None = None) -> Value:
     >>> [bool(evaluate(literal(text)).valid) for text in ("1+", "2)", "3/0", "1 1", "-2*3")]
     [False, False, False, False, True]
     """
-    numbers = jnp.zeros(0, jnp.int32) if given is None else given
+    numbers = jnp.zeros(0, jnp.int32) if allowed is None else allowed
     start = _Pass(
         _Level(
             jnp.zeros(_DEPTH, jnp.int32),
@@ -77,7 +77,7 @@ def evaluate(text: Text, given: jax.Array | None = None) -> Value:
         number=jnp.int32(0),
         used=jnp.zeros(numbers.shape, jnp.bool_),
         valid=jnp.bool_(True),
-        uses_given=jnp.bool_(True),
+        uses_allowed=jnp.bool_(True),
     )
     # A final step with code 0 closes a number at the end of the text.
     codes = jnp.concatenate([text.codes, jnp.zeros(1, jnp.int32)])
@@ -91,14 +91,14 @@ def evaluate(text: Text, given: jax.Array | None = None) -> Value:
     end, _ = jax.lax.scan(step, start, (codes, here))
     top, bottom, fits = _add(_at(end.levels, jnp.int32(0)))
     valid = end.valid & fits & ~end.operand_next & (end.depth == 0)
-    uses_all = end.uses_given & jnp.all(end.used)
+    uses_all = end.uses_allowed & jnp.all(end.used)
     return Value(valid, top, bottom, valid & uses_all)
 
 
-def _read(state: _Pass, code: jax.Array, given: jax.Array) -> _Pass:
+def _read(state: _Pass, code: jax.Array, allowed: jax.Array) -> _Pass:
     """The state after one character; the first non-digit closes a number."""
     digit = (code >= ord("0")) & (code <= ord("9"))
-    closed = _closed(state, given)
+    closed = _closed(state, allowed)
     ended = jax.tree.map(lambda a, b: jnp.where(state.digits & ~digit, a, b), closed, state)
 
     grown = state.number * 10 + (code - ord("0"))
@@ -111,9 +111,9 @@ def _read(state: _Pass, code: jax.Array, given: jax.Array) -> _Pass:
     return jax.tree.map(lambda a, b: jnp.where(digit, a, b), with_digit, other)
 
 
-def _closed(state: _Pass, given: jax.Array) -> _Pass:
+def _closed(state: _Pass, allowed: jax.Array) -> _Pass:
     """Multiplies the open product by the number that ended, and marks the number as used."""
-    fitting = (given == state.number) & ~state.used
+    fitting = (allowed == state.number) & ~state.used
     first = fitting & (jnp.cumsum(fitting) == 1)
     levels, fits = _multiply(state.levels, state.depth, state.number, jnp.int32(1))
     return state._replace(
@@ -121,7 +121,7 @@ def _closed(state: _Pass, given: jax.Array) -> _Pass:
         operand_next=jnp.bool_(False),
         used=state.used | first,
         valid=state.valid & fits,
-        uses_given=state.uses_given & jnp.any(fitting),
+        uses_allowed=state.uses_allowed & jnp.any(fitting),
     )
 
 

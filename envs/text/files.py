@@ -58,13 +58,13 @@ def _object(where: str, line: bytes, example: str) -> dict[str, Any]:
 
 
 def _of_list(path: str, content: bytes) -> list[Record]:
-    found = json_object(b'{"rows":' + content.removeprefix(b"\xef\xbb\xbf") + b"}", path)["rows"]
-    for i, row in enumerate(found, 1):
+    rows = json_object(b'{"rows":' + content.removeprefix(b"\xef\xbb\xbf") + b"}", path)["rows"]
+    for i, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise FdgError(
                 f'{path}, row {i}: is {json.dumps(row):.60}, and no object: write {{"prompt": ...}}'
             )
-    return [Record(f"{path}, row {i}", row) for i, row in enumerate(found, 1)]
+    return [Record(f"{path}, row {i}", row) for i, row in enumerate(rows, 1)]
 
 
 def _of_csv(path: str, separator: str) -> list[Record]:

@@ -120,10 +120,10 @@ def checked_sample(game: TextGame, keys: jax.Array, split: Split = "train") -> P
     return problem
 
 
-def _check(game: TextGame, method: str, found: Any, **expected: tuple[tuple[int, ...], str]) -> None:
+def _check(game: TextGame, method: str, result: Any, **expected: tuple[tuple[int, ...], str]) -> None:
     """Checks that fields are arrays of these shapes and dtypes, with first axis N."""
     for name, (shape, dtype) in expected.items():
-        value = getattr(found, name)
+        value = getattr(result, name)
         whose = f"game '{game.name}': {method} gives {name}"
         if not isinstance(value, jax.Array | np.ndarray):
             raise FdgError(f"{whose} of type {kind_of(value)}: give an array")

@@ -68,8 +68,8 @@ class Guess:
         """`more,`, `less,` or the end."""
 
         def one(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
-            said, _ = codec.decode(self.tokenizer, tokens, mask)
-            guess = evaluate(said)
+            text, _ = codec.decode(self.tokenizer, tokens, mask)
+            guess = evaluate(text)
             high = guess.valid & (guess.numerator > target * guess.denominator)
             hint = concatenate(when(high, literal("less,")), when(~high, literal("more,")))
             right = guess.equals(target)
@@ -132,13 +132,13 @@ class Calculator:
         problem = self.task.problem
 
         def one(content: Any, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
-            said, ended = codec.decode(self.tokenizer, tokens, mask)
-            asks = said.codes[0] == ord("?")
-            value = evaluate(Text(jnp.roll(said.codes, -1).at[-1].set(0), said.length - 1))
+            text, ended = codec.decode(self.tokenizer, tokens, mask)
+            asks = text.codes[0] == ord("?")
+            value = evaluate(Text(jnp.roll(text.codes, -1).at[-1].set(0), text.length - 1))
             whole = value.valid & (value.numerator % value.denominator == 0)
             shown = number(value.numerator // value.denominator, self.reply_length - 2)
             answer = concatenate(when(whole, shown), when(~whole, literal("?")), literal(","))
-            right = ended & ~asks & equal(stripped(said), problem.solution(content))
+            right = ended & ~asks & equal(stripped(text), problem.solution(content))
             return *codec.encode(self.tokenizer, answer, self.reply_length), right, ~asks
 
         words, shown, right, done = jax.vmap(one)(state, tokens, mask)

@@ -104,14 +104,14 @@ class HostReward:
         """
         calls = self._calls(task)
         shape = jax.ShapeDtypeStruct((responses[0].shape[0], len(calls)), jnp.float32)
-        found = io_callback(_Calls(calls), shape, prompts, responses, content)
-        said = ~jnp.isnan(found)
-        found = jnp.where(said, found, 0.0)
-        parts = {one.name: found[:, i] for i, one in enumerate(calls)}
+        scores = io_callback(_Calls(calls), shape, prompts, responses, content)
+        is_given = ~jnp.isnan(scores)
+        scores = jnp.where(is_given, scores, 0.0)
+        parts = {one.name: scores[:, i] for i, one in enumerate(calls)}
         weighted = [
             w * part for w, part in zip(self.weights or [1.0] * len(parts), parts.values(), strict=True)
         ]
-        return sum(weighted[1:], weighted[0]), parts, jnp.any(said, axis=1)
+        return sum(weighted[1:], weighted[0]), parts, jnp.any(is_given, axis=1)
 
     def check(self, task: Any) -> None:
         """Refuses a function that needs columns that the task's rows do not have.
@@ -161,12 +161,12 @@ class _Calls:
 
     def __call__(self, prompts: Any, responses: Any, content: Any) -> np.ndarray:
         task = self.calls[0].task
-        asked, said = task.texts(*prompts), task.texts(*responses)
+        asked, answers = task.texts(*prompts), task.texts(*responses)
         whole = jax.tree.map(np.asarray, content)
-        contents = [jax.tree.map(lambda leaf, i=i: leaf[i], whole) for i in range(len(said))]
+        contents = [jax.tree.map(lambda leaf, i=i: leaf[i], whole) for i in range(len(answers))]
         rows = [_row(task, one, text) for one, text in zip(contents, asked, strict=True)]
-        given = [one(rows, said, asked) for one in self.calls]
-        return np.stack(given, axis=1)
+        columns = [one(rows, answers, asked) for one in self.calls]
+        return np.stack(columns, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,38 +181,38 @@ class _Call:
     def __name__(self) -> str:
         return f"reward '{self.name}' of task '{self.task.name}'"
 
-    def __call__(self, rows: Sequence[Row], said: list[str], asked: list[str]) -> np.ndarray:
+    def __call__(self, rows: Sequence[Row], texts: list[str], asked: list[str]) -> np.ndarray:
         """The function's results, NaN for None."""
         known: dict[str, list[Any]] = {
             name: [copy.deepcopy(row.columns.get(name)) for row in rows]
             for name in _columns(self.task.problem)
         }
         known["prompts"] = [copy.deepcopy(_plain(row.prompt)) for row in rows]
-        known["responses"] = list(said)
-        known["completions"] = [_as_prompt(row, text) for row, text in zip(rows, said, strict=True)]
+        known["responses"] = list(texts)
+        known["completions"] = [_as_prompt(row, text) for row, text in zip(rows, texts, strict=True)]
         known["answers"] = [row.answer for row in rows]
         by_place, by_name = self.arguments(known)
         try:
-            given = self.function(*by_place, **by_name)
-            if not hasattr(given, "__len__"):
-                raise HostError(f"{self.__name__} gave {given!r:.60}: return a list of {len(said)} numbers")
-            found = [math.nan if value is None else float(value) for value in given]
+            result = self.function(*by_place, **by_name)
+            if not hasattr(result, "__len__"):
+                raise HostError(f"{self.__name__} gave {result!r:.60}: return a list of {len(texts)} numbers")
+            numbers = [math.nan if value is None else float(value) for value in result]
         except HostError:
             raise
         except (Exception, SystemExit) as error:
-            i = _index_of(error, said, asked)
-            at = f"for {said[i]!r:.60}, asked {asked[i]!r:.60}" if said else "for no responses"
+            i = _index_of(error, texts, asked)
+            at = f"for {texts[i]!r:.60}, asked {asked[i]!r:.60}" if texts else "for no responses"
             raise HostError(f"{self.__name__} raised {raised(error)} {at}") from error
-        if len(found) != len(said):
+        if len(numbers) != len(texts):
             raise HostError(
-                f"{self.__name__} gave {len(found)} numbers for {len(said)} responses: return one for each"
+                f"{self.__name__} gave {len(numbers)} numbers for {len(texts)} responses: return one for each"
             )
         with np.errstate(over="ignore"):
-            rewards = np.asarray(found, np.float32)
-        is_given = np.array([value is not None for value in given], bool)
+            rewards = np.asarray(numbers, np.float32)
+        is_given = np.array([value is not None for value in result], bool)
         for i in np.flatnonzero(~np.isfinite(rewards) & is_given).tolist():
             raise HostError(
-                f"{self.__name__} gave {found[i]} for {said[i]!r:.60}, asked {asked[i]!r:.60}: return a"
+                f"{self.__name__} gave {numbers[i]} for {texts[i]!r:.60}, asked {asked[i]!r:.60}: return a"
                 " finite number, or None for no reward (it is stored as float32)"
             )
         return rewards
@@ -267,8 +267,8 @@ def _singular(name: str) -> str:
 @functools.lru_cache(maxsize=16)
 def _columns(problem: Any) -> tuple[str, ...]:
     """Names of the columns that a function can use."""
-    found = {name: None for row in getattr(problem, "rows", ()) for name in row.columns}
-    return tuple(name for name in found if name not in _HIDDEN)
+    names = {name: None for row in getattr(problem, "rows", ()) for name in row.columns}
+    return tuple(name for name in names if name not in _HIDDEN)
 
 
 def _row(task: Any, content: Any, asked: str) -> Row:
@@ -277,18 +277,18 @@ def _row(task: Any, content: Any, asked: str) -> Row:
     return Row(asked, content) if rows is None else rows[int(content[0])]
 
 
-def _index_of(error: BaseException, said: Sequence[str], asked: Sequence[str]) -> int:
+def _index_of(error: BaseException, answers: Sequence[str], asked: Sequence[str]) -> int:
     """The response that a function processed when it raised; else the first.
 
     By its variables, or the error: since Python 3.12, those of a comprehension are gone.
     """
-    found = user_frame(error)
-    variables = [] if found is None else list(found[0].f_locals.values())
-    for texts in (said, asked):
+    frame = user_frame(error)
+    variables = [] if frame is None else list(frame[0].f_locals.values())
+    for texts in (answers, asked):
         for i, text in enumerate(texts):
             if any(one is text for one in variables):
                 return i
-    for texts in (said, asked):
+    for texts in (answers, asked):
         named = [i for i, text in enumerate(texts) if repr(text) in text_of(error)]
         if len(named) == 1:
             return named[0]
@@ -299,5 +299,5 @@ def _plain(prompt: Any) -> Any:
     return prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
 
 
-def _as_prompt(row: Row, said: str) -> Any:
-    return said if isinstance(row.prompt, str) else [{"role": "assistant", "content": said}]
+def _as_prompt(row: Row, answer: str) -> Any:
+    return answer if isinstance(row.prompt, str) else [{"role": "assistant", "content": answer}]

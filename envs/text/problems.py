@@ -82,8 +82,8 @@ class _Operation(OneAnswer):
 
     def solution(self, content: jax.Array) -> Text:
         """`46`."""
-        found = number(self.result(content[0], content[1]), min(9, self.response_length - 1))
-        return backwards(found) if self.reverse else found
+        result = number(self.result(content[0], content[1]), min(9, self.response_length - 1))
+        return backwards(result) if self.reverse else result
 
     def identity(self, content: jax.Array) -> jax.Array:
         """The two numbers, sorted if their order does not matter."""

@@ -16,8 +16,8 @@ FILES = tables.FILES  # parameters that are file paths
 
 def files_of(_: str, parameters: Mapping[str, Any]) -> dict[str, str]:
     """The files of a task, by parameter."""
-    given = ((field, parameters.get(field)) for field in FILES)
-    return {field: path for field, path in given if isinstance(path, str) and path}
+    files = ((field, parameters.get(field)) for field in FILES)
+    return {field: path for field, path in files if isinstance(path, str) and path}
 
 
 def beyond(name: str, parameters: Mapping[str, Any]) -> str | None:
@@ -79,16 +79,16 @@ def make(name: str, /, **overrides: Any) -> TextTask:
     problem = _PROBLEMS.get(name) or _OTHERS.get(name)
     if problem is None:
         raise unknown_name("text task", name, (*names(), *_OTHERS), "envs.text.names()")
-    own = {name: overrides.pop(name) for name in OPTIONS if name in overrides}
+    more = {name: overrides.pop(name) for name in OPTIONS if name in overrides}
     fields = [field.name for field in dataclasses.fields(problem) if field.init]
     for field in overrides:
         if field not in fields:
             known = listed([*fields, *OPTIONS], "and")
             raise FdgError(f"task 'text:{name}' has no parameter '{field}': it has {known}")
-    for takes, given in ((problem, overrides), (TextTask, own)):
-        check_options(f"task 'text:{name}'", takes, given)
+    for takes, values in ((problem, overrides), (TextTask, more)):
+        check_options(f"task 'text:{name}'", takes, values)
     made = problem(**overrides)
-    return TextTask(made, host_reward=getattr(made, "host_reward", None), tokenizer=_tokenizer(made), **own)
+    return TextTask(made, host_reward=getattr(made, "host_reward", None), tokenizer=_tokenizer(made), **more)
 
 
 def _tokenizer(problem: Any) -> CharacterTokenizer:

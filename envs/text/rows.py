@@ -34,8 +34,8 @@ class Row:
         text is parsed as JSON.
         """
         tools, more = (_read(self.columns.get(name)) for name in ("tools", "chat_template_kwargs"))
-        found = {"tools": tools} if isinstance(tools, list) and tools else {}
-        return {**found, **more} if isinstance(more, Mapping) else found
+        arguments = {"tools": tools} if isinstance(tools, list) and tools else {}
+        return {**arguments, **more} if isinstance(more, Mapping) else arguments
 
     @property
     def text(self) -> str:
@@ -74,21 +74,21 @@ def refuse_calls(rows: Sequence[Row]) -> None:
 
 
 def messages_of(prompt: str | Sequence[Message], instruction: str, system: str) -> list[Message]:
-    """A problem as messages: its own, or one user message.
+    """A problem as messages: a conversation is unchanged, a text becomes one user message.
 
     `instruction` is prepended to the last user message; `system` becomes the first message, unless there is
     one.
     """
-    found: list[Message] = [*prompt] if not isinstance(prompt, str) else [{"role": "user", "content": prompt}]
-    if system and not (found and found[0].get("role") == "system"):
-        found = [{"role": "system", "content": system}, *found]
-    last = max((i for i, one in enumerate(found) if one.get("role") == "user"), default=None)
+    messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
+    if system and not (messages and messages[0].get("role") == "system"):
+        messages = [{"role": "system", "content": system}, *messages]
+    last = max((i for i, one in enumerate(messages) if one.get("role") == "user"), default=None)
     if instruction and last is not None:
-        content = found[last].get("content") or ""
+        content = messages[last].get("content") or ""
         parts = [{"type": "text", "text": f"{instruction}\n"}]
         content = f"{instruction}\n{content}" if isinstance(content, str) else [*parts, *content]
-        found[last] = {**found[last], "content": content}
-    return found
+        messages[last] = {**messages[last], "content": content}
+    return messages
 
 
 def as_json(arguments: Any, what: str, example: Mapping[str, Any]) -> str:
@@ -96,16 +96,16 @@ def as_json(arguments: Any, what: str, example: Mapping[str, Any]) -> str:
 
     `what` begins messages, which show `example`.
     """
-    found = arguments
+    value = arguments
     for read in (json.loads, ast.literal_eval) if isinstance(arguments, str) and arguments else ():
         try:
-            found = read(arguments)
+            value = read(arguments)
             break
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
     try:
-        if not found or (isinstance(found, Mapping) and all(isinstance(key, str) for key in found)):
-            return json.dumps(dict(found)) if found else ""
+        if not value or (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
+            return json.dumps(dict(value)) if value else ""
     except (TypeError, ValueError):
         pass
     raise FdgError(f"{what}={arguments!r:.60} must be a mapping by name, or its JSON: {json.dumps(example)}")

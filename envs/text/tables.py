@@ -109,10 +109,10 @@ def _hashes(rows: tuple[Row, ...]) -> np.ndarray:
 @functools.lru_cache(maxsize=16)
 def _eighth(rows: tuple[Row, ...]) -> np.ndarray:
     hashes = _hashes(rows)
-    found = np.asarray(jax.vmap(is_held_out)(jnp.asarray(hashes)[:, None]))
-    if found.all() or not found.any():  # with few problems
-        found = hashes == hashes.min()
-    return found
+    held_out = np.asarray(jax.vmap(is_held_out)(jnp.asarray(hashes)[:, None]))
+    if held_out.all() or not held_out.any():  # with few problems
+        held_out = hashes == hashes.min()
+    return held_out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,13 +130,13 @@ class _OfFile(Table):
 
     def __post_init__(self) -> None:
         for field in FILES:
-            given = getattr(self, field)
-            if not isinstance(given, str | os.PathLike) or (field == "path" and not given):
+            path = getattr(self, field)
+            if not isinstance(path, str | os.PathLike) or (field == "path" and not path):
                 raise FdgError(
-                    f"task 'text:{self.name}': {field}={given!r:.60} is no file: give one, as in"
+                    f"task 'text:{self.name}': {field}={path!r:.60} is no file: give one, as in"
                     f" text:{self.name}?path=data.jsonl"
                 )
-            object.__setattr__(self, field, os.path.abspath(given) if given else "")
+            object.__setattr__(self, field, os.path.abspath(path) if path else "")
         try:
             data = self._read()
         except FdgError as error:
@@ -224,8 +224,8 @@ class Preferences(_OfFile):
     @property
     def sides(self) -> tuple["Preferences", "Preferences"]:
         """The prompts with their preferred answers, and with their rejected ones."""
-        given = self.instruction, self.path, self.test_path
-        return Preferences(*given), _Rejected(*given)
+        files = self.instruction, self.path, self.test_path
+        return Preferences(*files), _Rejected(*files)
 
     def _read(self) -> _Data:
         return _read("chosen", self.path, self.test_path)
@@ -243,10 +243,10 @@ def _read(kind: str, *paths_and_names: str) -> _Data:
 def _stamp(path: str) -> tuple[int, int]:
     """Changes when a file does."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):  # reading it raises a better error
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 @functools.lru_cache(maxsize=16)
@@ -259,11 +259,11 @@ def _data(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, 
         if place and not some:
             raise FdgError(f"{place}: has no rows: write one object a line")
     if kind == "row":
-        found = [[columns.row(one, *names) for one in some] for some in records]
+        sides = [[columns.row(one, *names) for one in some] for some in records]
     else:
-        found = [[columns.pair(one)[kind == "rejected"] for one in some] for some in records]
-    rows = [row for some in found for row in some]
-    trained, asked = ({row.text for row in some} for some in found)
+        sides = [[columns.pair(one)[kind == "rejected"] for one in some] for some in records]
+    rows = [row for some in sides for row in some]
+    trained, asked = ({row.text for row in some} for some in sides)
     shared = None
     if trained & asked:
         shared = (
@@ -271,11 +271,11 @@ def _data(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, 
             " an evaluation of them says little"
         )
     places = [one.where for some in records for one in some]
-    silent = not any((row.answer or "").strip() for row in found[0])
+    silent = not any((row.answer or "").strip() for row in sides[0])
     without = ((p, row) for p, row in zip(places, rows, strict=True) if silent or row.answer is None)
     unanswered = next((_place(p, row) for p, row in without), None)
     content = hashlib.sha256(b"".join(read_bytes(one, 1 << 30) for one in (path, test_path) if one))
-    return _Data(tuple(rows), len(found[0]), shared, unanswered, content.hexdigest())
+    return _Data(tuple(rows), len(sides[0]), shared, unanswered, content.hexdigest())
 
 
 def _place(where: str, row: Row) -> str:

@@ -160,8 +160,8 @@ class TextTask:
             ),
         )
         for method, takes in _TAKES.items():
-            if callable(own := getattr(self.problem, method, None)):
-                check_takes(own, takes, f"{method} of problem '{self.problem.name}'")
+            if callable(function := getattr(self.problem, method, None)):
+                check_takes(function, takes, f"{method} of problem '{self.problem.name}'")
         check_members(
             f"task '{self.name}': tokenizer",
             self.tokenizer,
@@ -185,12 +185,12 @@ class TextTask:
         defaults.
         """
         fields = dataclasses.fields(self.problem) if dataclasses.is_dataclass(self.problem) else ()
-        given = [
+        values = [
             (field.name, getattr(self.problem, field.name), field.default) for field in fields if field.init
         ]
-        own = [field for field in dataclasses.fields(self) if field.name in OPTIONS]
-        given += [(field.name, getattr(self, field.name), field.default) for field in own]
-        return tuple((name, value) for name, value, usual in given if value != usual)
+        options = [field for field in dataclasses.fields(self) if field.name in OPTIONS]
+        values += [(field.name, getattr(self, field.name), field.default) for field in options]
+        return tuple((name, value) for name, value, usual in values if value != usual)
 
     @property
     def prompt_length(self) -> int:
@@ -324,8 +324,8 @@ class TextTask:
         """Mask of the assistant's tokens from earlier turns in the prompts: `[N, P] bool`."""
         if not hasattr(self.problem, "rows"):
             return jnp.zeros((jax.tree.leaves(content)[0].shape[0], self.prompt_length), bool)
-        said = said_before(self.problem, self.tokenizer, self.system, self.template_arguments)
-        row = functools.partial(said.row, width=self.prompt_length, filler=0, left_padded=True)
+        ragged = said_before(self.problem, self.tokenizer, self.system, self.template_arguments)
+        row = functools.partial(ragged.row, width=self.prompt_length, filler=0, left_padded=True)
         return jax.vmap(lambda i: row(i)[0] > 0)(content)
 
     def solutions(self, content: Any) -> tuple[jax.Array, jax.Array]:
@@ -443,8 +443,8 @@ class TextTask:
         return codec.encode(self.tokenizer, self.problem.solution(content), width, after=stop)
 
     def _score(self, content: Any, tokens: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
-        own = self.own(content)
-        room = jax.eval_shape(self.problem.solution, own).codes.shape[0] + 16
+        problem = self.own(content)
+        room = jax.eval_shape(self.problem.solution, problem).codes.shape[0] + 16
         response, finished = codec.decode(self.tokenizer, tokens, mask, room)
         table = self._encoded
         if table is not None and table.decoded is not None:
@@ -452,8 +452,8 @@ class TextTask:
             codes, there = table.decoded.row(content, table.decoded.longest, 0)
             heard = Text(codes, jnp.sum(there, dtype=jnp.int32))
             same = equal(stripped(response), stripped(heard))
-            response = concatenate(when(same, self.problem.solution(own)), when(~same, response))
-        scores = self.problem.score(own, response)
+            response = concatenate(when(same, self.problem.solution(problem)), when(~same, response))
+        scores = self.problem.score(problem, response)
         return {name: jnp.where(finished, part, 0).astype(jnp.float32) for name, part in scores.items()}
 
     def own(self, content: Any) -> Any:

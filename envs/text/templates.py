@@ -167,9 +167,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         owner = getattr(obj, "__self__", None)
         if not isinstance(owner, Mapping):  # `get` reads one value
             self._before(getattr(obj, "__name__", ""), (owner, *args), kwargs)
-        found = super().call(context, obj, *args, **kwargs)
-        self.weigh(found)
-        return found
+        value = super().call(context, obj, *args, **kwargs)
+        self.weigh(value)
+        return value
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Applies an operator; a large result is paid for, or refused, first."""
@@ -210,11 +210,11 @@ class _Environment(ImmutableSandboxedEnvironment):
             self.pay(1)
             if free:
                 return function(*args, **kwargs)
-            given = tuple(map(self._whole, args[first:]))
-            self._before(name, given, kwargs)
-            found = function(*args[:first], *given, **kwargs)
-            self.weigh(found)
-            return found
+            whole = tuple(map(self._whole, args[first:]))
+            self._before(name, whole, kwargs)
+            value = function(*args[:first], *whole, **kwargs)
+            self.weigh(value)
+            return value
 
         return metered
 
@@ -222,32 +222,32 @@ class _Environment(ImmutableSandboxedEnvironment):
         """Pays for a function's inputs, and for a result that is longer."""
         before = self.left
         self.weigh(args, kwargs)
-        read, given = before - self.left, [*args, *kwargs.values()]
-        widths = [abs(one) for one in given[1:] if isinstance(one, int)]
+        read, values = before - self.left, [*args, *kwargs.values()]
+        widths = [abs(one) for one in values[1:] if isinstance(one, int)]
         if name in _WIDE and any(width > _WIDTH for width in widths):
             raise TemplateError(f"{name} by more than {_WIDTH}")
         match name:
             case "join":
-                sizes = [len(one) for one in given if isinstance(one, str | list | tuple | Mapping)]
-                self.pay(sum(sizes) * sum(len(one) for one in given if isinstance(one, str)) // _CHARACTERS)
-            case "replace" if len(given) > 2:
-                text, *pair = map(str, given[:3])
+                sizes = [len(one) for one in values if isinstance(one, str | list | tuple | Mapping)]
+                self.pay(sum(sizes) * sum(len(one) for one in values if isinstance(one, str)) // _CHARACTERS)
+            case "replace" if len(values) > 2:
+                text, *pair = map(str, values[:3])
                 for old, new in (pair, pair[::-1]):  # in either order, since they may be keyword arguments
                     self.pay((text.count(old) + 1) * len(new) // _CHARACTERS)
             case "indent":
-                width = sum(widths) + sum(len(one) for one in given[1:] if isinstance(one, str))
-                self.pay((str(given[0]).count("\n") + 1) * width // _CHARACTERS)
+                width = sum(widths) + sum(len(one) for one in values[1:] if isinstance(one, str))
+                self.pay((str(values[0]).count("\n") + 1) * width // _CHARACTERS)
             case "tojson":
-                inner = [x for one in given[1:] for x in (one if isinstance(one, list | tuple) else [one])]
+                inner = [x for one in values[1:] for x in (one if isinstance(one, list | tuple) else [one])]
                 longest = max((len(x) for x in inner if isinstance(x, str)), default=0)
                 self.pay(50 * read * (sum(widths) + longest))  # per level
             case "format" | "strftime_now":
-                text = str(given[0] if name == "format" else given[-1])
+                text = str(values[0] if name == "format" else values[-1])
                 if _LARGE_FIELD.search(text):
                     raise SecurityError("wide fields are not formatted")
                 self.pay(text.count("%") * read)
-            case "sum" if len(given) > 1 and isinstance(given[0], list | tuple):
-                self.pay(len(given[0]) ** 2)
+            case "sum" if len(values) > 1 and isinstance(values[0], list | tuple):
+                self.pay(len(values[0]) ** 2)
 
     def _whole(self, value: Any) -> Any:
         """Pays for a value; converts iterators to lists."""

@@ -38,17 +38,17 @@ def read(loaded: Any) -> tuple[list[bytes], np.ndarray]:
     # If all tokens are separated by a blank, the blank is common too, and belongs to the later token.
     start = min(_in_common(texts), len(loaded.decode(anchor, skip_special_tokens=False)))
     end = _in_common([text[::-1] for text in texts])
-    found, lost = [b""] * size, np.zeros(size, np.int32)
+    pieces, lost = [b""] * size, np.zeros(size, np.int32)
     for token, text, first in zip(tokens, texts, firsts, strict=True):
         if token in special:
             continue
         text, first = text[start : len(text) - end], first[: len(first) - end]
-        found[token] = text.encode()
+        pieces[token] = text.encode()
         if "\ufffd" in text:  # part of a character: its spelling gives the bytes
-            found[token] = _spelled_bytes(loaded.id_to_token(token), text)
+            pieces[token] = _spelled_bytes(loaded.id_to_token(token), text)
         elif text.endswith(first):
-            lost[token] = len(found[token]) - len(first.encode())
-    return found, lost
+            lost[token] = len(pieces[token]) - len(first.encode())
+    return pieces, lost
 
 
 def _in_common(texts: Sequence[str]) -> int:

@@ -15,15 +15,15 @@ from fdg.reading import read_json, read_text
 
 def stops(path: str, name: str) -> list[int]:
     """The stop tokens in a file of the folder."""
-    found = read(path, name).get("eos_token_id")
-    ids = [] if found is None else found if isinstance(found, list) else [found]
+    value = read(path, name).get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(type(one) is not int or not 0 <= one < 1 << 31 for one in ids):
-        raise _wrong(path, name, "eos_token_id", found, "a token's number, or several")
+        raise _wrong(path, name, "eos_token_id", value, "a token's number, or several")
     return ids
 
 
-def _wrong(path: str, file: str, name: str, found: Any, kind: str) -> FdgError:
-    return FdgError(f"{pathlib.Path(path) / file}: {name}={quoted(found)}: it must be {kind}")
+def _wrong(path: str, file: str, name: str, value: Any, kind: str) -> FdgError:
+    return FdgError(f"{pathlib.Path(path) / file}: {name}={quoted(value)}: it must be {kind}")
 
 
 @functools.cache
@@ -51,9 +51,9 @@ def size(path: str) -> int:
 def digest(path: str) -> str:
     """A hash of all tokenizer files in the folder."""
     ends = [read(path, name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
-    said = json.dumps([special_tokens(path), templates(path), ends], sort_keys=True)
+    settings = json.dumps([special_tokens(path), templates(path), ends], sort_keys=True)
     content = (pathlib.Path(path) / "tokenizer.json").read_bytes()  # `loaded` has checked its size
-    return hashlib.sha256(content + said.encode(errors="surrogatepass")).hexdigest()
+    return hashlib.sha256(content + settings.encode(errors="surrogatepass")).hexdigest()
 
 
 @functools.cache
@@ -69,19 +69,19 @@ def templates(path: str) -> dict[str, str]:
     folder = pathlib.Path(path)
     files = {"default": folder / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    found = {name: read_text(file) for name, file in files.items() if os.path.lexists(file)}
-    if found:
-        return found
-    given = read(path, "tokenizer_config.json").get("chat_template")
-    if given is None:
+    texts = {name: read_text(file) for name, file in files.items() if os.path.lexists(file)}
+    if texts:
+        return texts
+    value = read(path, "tokenizer_config.json").get("chat_template")
+    if value is None:
         return {}
-    if isinstance(given, list) and all(isinstance(one, dict) for one in given):
-        found = {one.get("name"): one.get("template") for one in given}
+    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
+        texts = {one.get("name"): one.get("template") for one in value}
     else:
-        found = {"default": given}
-    if not all(isinstance(one, str) for one in [*found, *found.values()]):
-        raise _wrong(path, "tokenizer_config.json", "chat_template", given, "a string")
-    return found
+        texts = {"default": value}
+    if not all(isinstance(one, str) for one in [*texts, *texts.values()]):
+        raise _wrong(path, "tokenizer_config.json", "chat_template", value, "a string")
+    return texts
 
 
 @functools.cache
@@ -92,18 +92,18 @@ def special_tokens(path: str) -> dict[str, str | list[str]]:
         config = {**config, **read(path, "special_tokens_map.json")}
     more, several = config.get("extra_special_tokens"), config.get("additional_special_tokens")
     named = {**config, **(more if isinstance(more, dict) else {})}
-    found: dict[str, Any] = {
+    words: dict[str, Any] = {
         name: _word(path, name, word)
         for name, word in named.items()
         if name.endswith("_token") and not isinstance(word, bool)  # such as `add_bos_token`
     }
     if isinstance(several, list):
-        found["additional_special_tokens"] = [_word(path, "additional_special_tokens", x) for x in several]
-    return {name: word for name, word in found.items() if word is not None}
+        words["additional_special_tokens"] = [_word(path, "additional_special_tokens", x) for x in several]
+    return {name: word for name, word in words.items() if word is not None}
 
 
-def _word(path: str, name: str, found: Any) -> str | None:
-    word = found.get("content") if isinstance(found, dict) else found
+def _word(path: str, name: str, value: Any) -> str | None:
+    word = value.get("content") if isinstance(value, dict) else value
     if not isinstance(word, str | None):
-        raise _wrong(path, "tokenizer_config.json", name, found, "a token")
+        raise _wrong(path, "tokenizer_config.json", name, value, "a token")
     return word

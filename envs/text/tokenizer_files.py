@@ -65,13 +65,13 @@ def size_of(loaded: Any) -> int:
     return 1 + max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
-def _check(found: dict[str, Any], file: str) -> None:
+def _check(content: dict[str, Any], file: str) -> None:
     def require(holds: bool, what: str) -> None:
         if not holds:
             raise FdgError(f"tokenizer '{file}' is not read: {what}")
 
-    model: Any = found.get("model")
-    added = found.get("added_tokens") or []
+    model: Any = content.get("model")
+    added = content.get("added_tokens") or []
     require(isinstance(model, dict), "it has no model")
     vocabulary, merges = model.get("vocab"), model.get("merges") or []
     require(isinstance(vocabulary, dict | list), f"model.vocab={quoted(vocabulary)}")
@@ -96,7 +96,7 @@ def _check(found: dict[str, Any], file: str) -> None:
         number = one.get("id") if isinstance(one, dict) else None
         require(type(number) is int and 0 <= number < _LARGEST_ID, f"an added token with id={quoted(number)}")
 
-    rest = {key: value for key, value in found.items() if key not in ("model", "added_tokens")}
+    rest = {key: value for key, value in content.items() if key not in ("model", "added_tokens")}
     rest["model"] = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
     items, characters = 0, 0
     for key, value in _leaves(rest):
@@ -116,23 +116,23 @@ def _check(found: dict[str, Any], file: str) -> None:
     )
     for part, most in _GROWTH.items():
         growth = 1.0
-        for step in _steps(found.get(part)):
+        for step in _steps(content.get(part)):
             growth *= _growth(step, require)
         require(
             growth <= most, f"its {part} makes texts {growth:.0f} times longer, and {most} at most is read"
         )
 
 
-def _leaves(found: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Leaf keys and values; at most 64 levels, as in all JSON here."""
-    if isinstance(found, dict):
-        yield from itertools.chain.from_iterable(_leaves(value, name) for name, value in found.items())
-        yield from (("", name) for name in found)
-    elif isinstance(found, list):
+    if isinstance(node, dict):
+        yield from itertools.chain.from_iterable(_leaves(value, name) for name, value in node.items())
+        yield from (("", name) for name in node)
+    elif isinstance(node, list):
         yield key, None
-        yield from itertools.chain.from_iterable(_leaves(value, key) for value in found)
+        yield from itertools.chain.from_iterable(_leaves(value, key) for value in node)
     else:
-        yield key, found
+        yield key, node
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
@@ -155,8 +155,8 @@ def _growth(step: dict[str, Any], require: Any) -> float:
     if kind != "Replace" or not isinstance(pattern, dict):
         return 1.0
     literal = pattern.get("String")
-    found = len(literal) if isinstance(literal, str) else 0  # a regular expression may match the empty string
-    return max(1.0, len(content) / found) if found else 1.0 + len(content)
+    least = len(literal) if isinstance(literal, str) else 0  # a regular expression may match the empty string
+    return max(1.0, len(content) / least) if least else 1.0 + len(content)
 
 
 def _longest(charsmap: str, require: Any) -> float:

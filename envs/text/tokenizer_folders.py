@@ -41,9 +41,9 @@ def tokenizer_of(folder: str | os.PathLike[str]) -> Any:
         fix = "make one with Transformers, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         raise FdgError(f"{path}: has {older} ({_OLDER[older]}), and no {_TOKENIZER}: {fix}, {other}")
     try:
-        found = _characters_of(path / _TOKENIZER) or HuggingFaceTokenizer(str(folder))
-        _ = found.stops  # raises if there are none
-        return found
+        tokenizer = _characters_of(path / _TOKENIZER) or HuggingFaceTokenizer(str(folder))
+        _ = tokenizer.stops  # raises if there are none
+        return tokenizer
     except FdgError as error:
         raise FdgError(f"{error}: mend it, {other}") from None
 
@@ -79,13 +79,13 @@ def files_of(tokenizer: Any) -> dict[str, bytes]:
             **{name: _written(content) for name, content in made.items()},
             "chat_template.jinja": _TEMPLATE.encode(),
         }
-    own = getattr(tokenizer, "files", None)
-    if not callable(own):
+    method = getattr(tokenizer, "files", None)
+    if not callable(method):
         raise FdgError(
             f"{type(tokenizer).__name__} cannot be written with the network: give it a method files() that"
             " returns {name: bytes}, or write the network alone: algos.language.weights.save"
         )
-    return dict(own())
+    return dict(method())
 
 
 def same_tokens(one: Any, other: Any) -> bool:
@@ -96,8 +96,8 @@ def same_tokens(one: Any, other: Any) -> bool:
     """
     if one == other:
         return True
-    found = (json.loads(files_of(each)[_TOKENIZER]) for each in (one, other))
-    first, second = ((each["model"]["vocab"], each.get("added_tokens")) for each in found)
+    pair = (json.loads(files_of(each)[_TOKENIZER]) for each in (one, other))
+    first, second = ((each["model"]["vocab"], each.get("added_tokens")) for each in pair)
     return bool(first == second)
 
 
@@ -151,17 +151,17 @@ def _characters_of(file: Path) -> CharacterTokenizer | None:
     with open_regular(file) as opened:
         if os.fstat(opened.fileno()).st_size > _FEW_BYTES:
             return None
-    found = read_json(file, any_number=True)
-    model = found.get("model")
+    content = read_json(file, any_number=True)
+    model = content.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     words = list(vocabulary)[len(_SPECIAL) :] if isinstance(vocabulary, dict) else []
     if not words or any(len(word) != 1 for word in words):
         return None
     made = CharacterTokenizer("".join(words))
-    after = found.get("post_processor")
+    after = content.get("post_processor")
     if isinstance(after, dict) and after.get("single") == _AS_IT_IS and not after.get("special_tokens"):
-        found["post_processor"] = None  # Transformers 5 writes one that adds nothing
-    return made if found == _of_characters(made) else None
+        content["post_processor"] = None  # Transformers 5 writes one that adds nothing
+    return made if content == _of_characters(made) else None
 
 
 def _copied(tokenizer: HuggingFaceTokenizer) -> dict[str, bytes]:

@@ -221,17 +221,17 @@ class HuggingFaceTokenizer:
           FdgError: the checkpoint defines none.
         """
         named = self._named("eos_token")
-        found = [
+        ids = [
             *([] if named is None else [named]),
             *tokenizer_config.stops(self.path, "generation_config.json"),
             *tokenizer_config.stops(self.path, "config.json"),
         ]
-        if not found:
+        if not ids:
             raise FdgError(
                 f"checkpoint '{self.path}': neither its tokenizer nor config.json has an eos token"
                 " (eos_token_id)"
             )
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(ids))
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without special tokens around it; special tokens spelled out in it are
@@ -273,13 +273,13 @@ class HuggingFaceTokenizer:
         front = [] if templated else self._front
         asked = self._encoded(prompts)
         whole = self._encoded([p + (row.answer or "") for p, row in zip(prompts, rows, strict=True)])
-        found = []
+        encoded = []
         for row, before, both in zip(rows, asked, whole, strict=True):
             answer = [] if row.answer is None else both[len(before) :]
             if both[: len(before)] != before:
                 answer = self._continued(before, both, row.answer or "")
-            found.append(([*front, *before], answer))
-        return found
+            encoded.append(([*front, *before], answer))
+        return encoded
 
     def said_before(
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
@@ -294,8 +294,8 @@ class HuggingFaceTokenizer:
     def places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens of a text, as in `encode`, and each token's start and end characters."""
         with self._library():
-            found = tokenizer_config.loaded(self.path).encode(text, add_special_tokens=False)
-        return found.ids, found.offsets
+            encoding = tokenizer_config.loaded(self.path).encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
 
     def _continued(self, before: list[int], both: list[int], answer: str) -> list[int]:
         """An answer after tokens that its joint encoding does not begin with."""
@@ -317,9 +317,9 @@ class HuggingFaceTokenizer:
     def _front(self) -> list[int]:
         """The special tokens that the library puts before a text."""
         with self._library():
-            found = tokenizer_config.loaded(self.path).encode("a", add_special_tokens=True)
-        own = [i for i, special in enumerate(found.special_tokens_mask) if not special]
-        return found.ids[: own[0]] if own else []
+            encoding = tokenizer_config.loaded(self.path).encode("a", add_special_tokens=True)
+        plain = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
+        return encoding.ids[: plain[0]] if plain else []
 
     def chat(
         self,
@@ -358,11 +358,11 @@ class HuggingFaceTokenizer:
                     ' {"role": "user", "content": "..."}'
                 )
         kept = [{key: value for key, value in one.items() if value is not None} for one in messages]
-        given = {"tools": None, "documents": None, **self.special_tokens, **arguments, "messages": kept}
-        given = {"add_generation_prompt": add_generation_prompt, **given}
-        given.pop("chat_template", None)
+        context = {"tools": None, "documents": None, **self.special_tokens, **arguments, "messages": kept}
+        context = {"add_generation_prompt": add_generation_prompt, **context}
+        context.pop("chat_template", None)
         try:
-            values = json.loads(json.dumps(given))
+            values = json.loads(json.dumps(context))
         except (TypeError, ValueError, RecursionError) as error:
             raise FdgError(f"messages and arguments of a chat template: {one_line(error)}") from error
         try:
@@ -390,18 +390,18 @@ class HuggingFaceTokenizer:
             return known.get(named, named)
         if named is not None:
             raise FdgError(f"chat_template={quoted(named)}: it must be the name of a template, or its text")
-        found = known.get("tool_use") if tools is not None else None
-        found = known.get("default") if found is None else found
-        if found is None and known:
+        template = known.get("tool_use") if tools is not None else None
+        template = known.get("default") if template is None else template
+        if template is None and known:
             raise FdgError(
                 f"checkpoint '{self.path}': no chat template is its default: give chat_template="
                 f"{listed([repr(name) for name in known], 'or')}"
             )
-        if found is None:
+        if template is None:
             raise FdgError(
                 f"checkpoint '{self.path}': no chat_template in tokenizer_config.json: give chat_template="
             )
-        return found
+        return template
 
     @property
     def special_tokens(self) -> Mapping[str, str | list[str]]:

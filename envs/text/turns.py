@@ -25,10 +25,10 @@ def of_template(
     generation prompt, up to the token that ends it.
     """
     messages = messages_of(row.prompt, instruction, system)
-    given = {**arguments, **row.template_arguments}
-    text = tokenizer.chat(messages, True, **given)
+    values = {**arguments, **row.template_arguments}
+    text = tokenizer.chat(messages, True, **values)
     marks = "".join(itertools.islice((c for c in map(chr, _PRIVATE) if c not in text), 2))
-    marked = tokenizer.chat(messages, True, marks, **given)
+    marked = tokenizer.chat(messages, True, marks, **values)
     if marked != text:
         spans = _unmarked(marked, marks, text)
         return _within(tokenizer.places(text), spans, ())
@@ -36,8 +36,8 @@ def of_template(
     for i, one in enumerate(messages):
         if one["role"] == "assistant":
             before, behind = (
-                tokenizer.chat(messages[:i], True, **given),
-                tokenizer.chat(messages[: i + 1], False, **given),
+                tokenizer.chat(messages[:i], True, **values),
+                tokenizer.chat(messages[: i + 1], False, **values),
             )
             if not (text.startswith(before) and text.startswith(behind) and len(before) <= len(behind)):
                 raise FdgError(
@@ -87,10 +87,10 @@ def _within(
     """Mask of tokens (ids, and positions in a text) within spans; none after the last of `stops` in a
     span."""
     ids, places = read
-    found = [False] * len(ids)
+    marked = [False] * len(ids)
     for start, end in spans:
         touched = [i for i, (a, b) in enumerate(places) if a < end and b > start and b > a]
         last = max((i for i in touched if ids[i] in stops), default=max(touched, default=-1))
         for i in range(min(touched, default=0), last + 1):
-            found[i] = True
-    return found
+            marked[i] = True
+    return marked

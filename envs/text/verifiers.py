@@ -92,17 +92,17 @@ class _Scored:
 
     def __call__(self, responses: list[str], idx: list[int]) -> list[float]:
         tasks = _tasks(self.environment, self.arguments, self.size)
-        scores = [self._score(tasks[i], said) for i, said in zip(idx, responses, strict=True)]
+        scores = [self._score(tasks[i], response) for i, response in zip(idx, responses, strict=True)]
         return _completed(_together(scores))
 
-    async def _score(self, task: Any, said: str) -> float:
-        trace = _trace(task, said)
+    async def _score(self, task: Any, text: str) -> float:
+        trace = _trace(task, text)
         try:
             await task.score(trace)
         except (Exception, SystemExit) as error:
             cause = error.__cause__ or error  # `verifiers` wraps what a reward raises
             raise HostError(
-                f"reward of environment '{self.environment}' raised {raised(cause)} for {said!r:.60}, asked"
+                f"reward of environment '{self.environment}' raised {raised(cause)} for {text!r:.60}, asked"
                 f" {task.data.prompt_text!r:.60}"
             ) from error
         return trace.reward
@@ -129,14 +129,14 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _trace(task: Any, said: str) -> Any:
+def _trace(task: Any, response: str) -> Any:
     """A completed trace of the task's prompt and one answer."""
     vf = _package()
     data = task.data
     asked = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt)
     if data.system_prompt:
         asked = [vf.SystemMessage(content=data.system_prompt), *asked]
-    messages = [*asked, vf.AssistantMessage(content=said)]
+    messages = [*asked, vf.AssistantMessage(content=response)]
     nodes = [
         vf.MessageNode(message=one, parent=i - 1 if i else None, sampled=i == len(asked))
         for i, one in enumerate(messages)
@@ -205,15 +205,15 @@ def _unserved(vf: Any, environment: str, taskset: Any, tasks: Sequence[Any]) -> 
         return "gives the model tools: only those are served in which the model answers once, by text"
     if kind.NEEDS_CONTAINER or first.data.image:
         return "needs a container, and responses are scored in this process"
-    own = [name for name in ("setup", "finalize") if getattr(kind, name) is not getattr(vf.Task, name)]
+    users = [name for name in ("setup", "finalize") if getattr(kind, name) is not getattr(vf.Task, name)]
     judged = [*first.hooks("reward"), *(one.score for one in first.plugged_judges())]
     for function in judged:
-        given = inspect.signature(function).parameters.get("runtime")
-        if given is not None and given.default is given.empty:
-            own.append(function.__name__)
-    if own:
+        runtime = inspect.signature(function).parameters.get("runtime")
+        if runtime is not None and runtime.default is runtime.empty:
+            users.append(function.__name__)
+    if users:
         return (
-            f"runs programs ({listed(own, 'and')} take a runtime), and responses are scored in this process"
+            f"runs programs ({listed(users, 'and')} take a runtime), and responses are scored in this process"
         )
     return None if judged else "has no reward (a method marked @verifiers.v1.reward)"
 
@@ -226,8 +226,8 @@ def _rows(environment: str, arguments: str, size: int | None) -> tuple[Row, ...]
         where = f"verifiers' environment '{environment}', task {i}"
         columns = {**task.data.model_dump(exclude=common), "idx": i}
         answer = columns.get("answer")
-        given = answer if isinstance(answer, str) else None
-        rows.append(Row(_prompt(task.data, where), given, columns, where))
+        text = answer if isinstance(answer, str) else None
+        rows.append(Row(_prompt(task.data, where), text, columns, where))
     return tuple(rows)
 
 
@@ -244,5 +244,5 @@ def _prompt(data: Any, where: str) -> str | tuple[Mapping[str, Any], ...]:
 
 
 def _message(message: Any) -> dict[str, Any]:
-    found = message.model_dump(exclude_none=True)
-    return {**found, "content": found.get("content", "")}
+    fields = message.model_dump(exclude_none=True)
+    return {**fields, "content": fields.get("content", "")}
