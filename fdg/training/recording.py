@@ -35,7 +35,8 @@ from fdg.training.writable import writing
 FACTS, _FORMAT = "recording.json", 1
 _MAX_BYTES = 4 << 30
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-_DTYPE = re.compile(r"bool|u?int(2|4|8|16|32|64)|b?float\w{1,16}|complex(64|128)")
+# At most 64 bits, unless complex: `bits` needs integers of the same size.
+_DTYPE = re.compile(r"bool|u?int(2|4|8|16|32|64)|b?float16|float(32|64|\d_\w{1,16})|complex(64|128)")
 _PLACE_TYPE = tuple[int, str, int, str, Literal["input", "result", "state"]]  # the type of `Border.place`
 
 

@@ -182,6 +182,14 @@ def rewritten(path, change):
     return file.getvalue()
 
 
+def test_a_dtype_beyond_64_bits_is_refused(pupil, tmp_path):
+    _, path = pupil
+    file, array = tmp_path / "wide.npz", ["x", "float128", [], "0" * 32]
+    file.write_bytes(rewritten(path, lambda facts: facts["borders"][-1][5].append(array)))
+    with pytest.raises(FdgError, match="an array has no dtype"):
+        read_recording(file)
+
+
 def test_a_damaged_recording_is_refused_in_one_line(pupil, tmp_path):
     _, path = pupil
     content, draw = path.read_bytes(), random.Random(0)
