@@ -311,7 +311,8 @@ def writing(
 ) -> Iterator[pathlib.Path]:
     """Yields a temporary folder, then moves its files into a directory; `last` comes last."""
     folder = pathlib.Path(directory)
-    partial = folder.with_name(f".{folder.name}.partial")
+    whole = pathlib.Path(os.path.abspath(folder))  # "." has no name, and ".." another's
+    partial = whole.parent / f".{whole.name}.partial"
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -323,9 +324,10 @@ def writing(
         for file in sorted(new, key=lambda file: str(file) == last):
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             os.replace(partial / file, folder / file)
-        shutil.rmtree(partial)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null character
         raise FdgError(f"{folder}: the checkpoint cannot be written: {one_line(error)}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _shards(config: DecoderConfig, base: Weights, most: int, dtype: np.dtype) -> list[dict[str, Any]]:

@@ -30,6 +30,24 @@ def made(**options):
     return Decoder(config), parameters
 
 
+@pytest.mark.parametrize("name", [".", "", "../here"])
+def test_the_current_folder_may_be_written(tmp_path, monkeypatch, name):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    decoder, parameters = made()
+    weights.save(name, decoder, parameters)
+    assert weights.load(tmp_path / "here")[0] == decoder
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def test_a_failed_write_leaves_nothing(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for name in ("file", "null\0"):
+        with pytest.raises(FdgError, match="the checkpoint cannot be written"):
+            weights.save(tmp_path / name, *made())
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_written_is_read_again(tmp_path, family):
     decoder, parameters = made(**FAMILIES[family])
