@@ -104,9 +104,9 @@ def _check(content: dict[str, Any], file: str) -> None:
         if isinstance(value, str) and key != "precompiled_charsmap":
             characters += len(value)
         if isinstance(value, str) and key == "Regex":
-            counts = [int(number) for one in _REPEAT.findall(value) for number in one if number.isdigit()]
             product = 1
-            for count in counts:
+            for number in itertools.chain.from_iterable(_REPEAT.findall(value)):
+                count = int(number.lstrip("0")[:5] or 1)  # the first digits: Python refuses long integers
                 product *= max(min(count, _REPEATS + 1), 1)
             require(product <= _REPEATS, f"the pattern {quoted(value)} repeats more than {_REPEATS} times")
     require(
@@ -114,6 +114,15 @@ def _check(content: dict[str, Any], file: str) -> None:
         f"{', '.join(_PARTS)} have {items} values of {characters} characters,"
         f" and {_ITEMS} of {_CHARACTERS} at most are read",
     )
+    for step in itertools.chain.from_iterable(_steps(found.get(part)) for part in _PARTS):
+        # The library panics at these when it encodes.
+        require(step.get("type") != "FixedLength" or step.get("length") != 0, "a FixedLength of 0")
+        known = step.get("special_tokens")
+        for piece in _list_of(step, "single"):  # texts are not encoded in pairs
+            special = piece.get("SpecialToken") if isinstance(piece, dict) else None
+            name = special.get("id") if isinstance(special, dict) else None
+            missing = isinstance(name, str) and isinstance(known, dict) and name not in known
+            require(not missing, f"its post_processor adds {quoted(name)}, which its special_tokens lack")
     for part, most in _GROWTH.items():
         growth = 1.0
         for step in _steps(content.get(part)):
@@ -138,10 +147,15 @@ def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
     """The steps that rewrite a text, in order."""
     if isinstance(part, dict):
-        inner = part.get("normalizers", part.get("decoders"))
         yield part
-        for each in inner if isinstance(inner, list) else []:
-            yield from _steps(each)
+        for name in ("normalizers", "pretokenizers", "processors", "decoders"):
+            for each in _list_of(part, name):
+                yield from _steps(each)
+
+
+def _list_of(step: dict[str, Any], name: str) -> list[Any]:
+    found = step.get(name)
+    return found if isinstance(found, list) else []
 
 
 def _growth(step: dict[str, Any], require: Any) -> float:

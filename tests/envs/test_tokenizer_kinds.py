@@ -345,3 +345,45 @@ def test_a_large_gap_between_tokens_is_not_decoded(tmp_path):
     began = time.process_time()
     _, counts = HuggingFaceTokenizer(str(folder)).codes_of_tokens()
     assert counts[1_000_000] == 3 and not counts[999_999] and time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "said"),
+    [
+        (
+            "post_processor",
+            {
+                "type": "TemplateProcessing",
+                "single": [
+                    {"SpecialToken": {"id": "<s>", "type_id": 0}},
+                    {"Sequence": {"id": "A", "type_id": 0}},
+                ],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+                "special_tokens": {},
+            },
+            "adds '<s>', which its special_tokens lack",
+        ),
+        ("pre_tokenizer", {"type": "FixedLength", "length": 0}, "a FixedLength of 0"),
+        (
+            "pre_tokenizer",
+            {
+                "type": "Split",
+                "pattern": {"Regex": f"a{{{'9' * 5000}}}"},
+                "behavior": "Isolated",
+                "invert": False,
+            },
+            "repeats more than 1000 times",
+        ),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_makes_the_library_panic_is_refused_before(tmp_path, capfd, part, value, said, nested):
+    found = json.loads(KINDS["bytes as GPT-2"]().to_str())
+    inside = {"post_processor": "processors", "pre_tokenizer": "pretokenizers"}[part]
+    found[part] = {"type": "Sequence", inside: [value]} if nested else value
+    folder = tmp_path / "panics"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(found))
+    with pytest.raises(FdgError, match=said):
+        HuggingFaceTokenizer(str(folder)).encode("1+1")
+    assert "panicked" not in capfd.readouterr().err
