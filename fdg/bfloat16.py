@@ -44,7 +44,13 @@ def in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
-        closed, shapes = jax.make_jaxpr(functools.partial(function, **options), return_shape=True)(*arguments)
+        name = getattr(function, "__name__", "function")
+
+        def traced(*arguments: Any) -> Any:
+            return jaxprs.check_arrays(f"in_bfloat16 '{name}': result", function(*arguments, **options))
+
+        jaxprs.check_arrays(f"in_bfloat16 '{name}': argument", arguments)
+        closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*arguments)
         rounded = core.jaxpr_as_fun(jaxprs.rewrite(closed, _rewrite_equation))
         return jax.tree.unflatten(jax.tree.structure(shapes), rounded(*jax.tree.leaves(arguments)))
 

@@ -19,7 +19,7 @@ from jax.interpreters import ad, batching, mlir
 
 from fdg import jaxprs
 from fdg.aliases import METHODS
-from fdg.arguments import checked
+from fdg.arguments import checked, quoted
 from fdg.errors import GraphError, structure_of
 
 # The boundary primitive is the identity of an array; `axis` is its batch axis (None: the batch shares it).
@@ -160,6 +160,13 @@ class FragmentFunction:
     """
 
     def __init__(self, function: Callable, role: str, in_axes: Any, out_axes: Any, name: str | None):
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # no function, or one of C without a signature
+            raise GraphError(
+                f"fragment({role!r:.60}) of {quoted(function)}: it has no signature: give a function, written"
+                " with def"
+            ) from None
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self.mark = FragmentMark(role, name or getattr(function, "__name__", role).strip("<>"))
@@ -167,8 +174,6 @@ class FragmentFunction:
         for part in self.mark:
             if not part or ":" in part:
                 raise GraphError(f"fragment: {part!r} is not a role or name: give words without ':'")
-
-        signature = inspect.signature(function)
 
         def body(bound, numbers, args, kwargs):
             axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes

@@ -10,6 +10,8 @@ import pytest
 from algos import memories
 from fdg import jaxprs
 from fdg.bfloat16 import in_bfloat16
+from fdg.errors import GraphError
+from fdg.rowwise import rowwise
 
 
 def products(jaxpr):
@@ -108,3 +110,14 @@ def test_rows_are_mapped_and_types_are_kept():
     assert both["y"].dtype == jnp.float32
     assert both["n"].dtype == jnp.int32
     np.testing.assert_allclose(both["y"][1], one(x[1], w[1])["y"], atol=1e-6)
+
+
+@pytest.mark.parametrize("mark", [in_bfloat16, rowwise])
+def test_arguments_and_results_must_be_arrays(mark):
+    x = jnp.ones(3)
+    for function, argument, said in (
+        (lambda x: {"a": object()}, x, r"result\['a'\] is <object"),
+        (lambda x: x, ["b"], r"argument\[0\]\[0\] is 'b'"),
+    ):
+        with pytest.raises(GraphError, match=f"{mark.__name__} '<lambda>': {said}.*must be an array"):
+            mark(function)(argument)

@@ -153,3 +153,9 @@ def test_mistakes_name_fragment_values_and_fix():
 def test_role_and_name_are_words():
     with pytest.raises(fdg.GraphError, match="words without ':'"):
         fdg.fragment("actor:critic")(lambda x: x)
+
+
+@pytest.mark.parametrize("odd", ["3", 3, max, dict])
+def test_only_a_function_with_a_signature_is_marked(odd):
+    with pytest.raises(fdg.GraphError, match="it has no signature: give a function"):
+        fdg.fragment("actor")(odd)

@@ -9,6 +9,7 @@ from fdg.jaxprs.read import (
     bodies,
     build,
     bytes_of,
+    check_arrays,
     closed_bodies,
     constants_of,
     inner_jaxprs,

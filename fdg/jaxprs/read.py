@@ -13,6 +13,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from fdg.arguments import quoted
+from fdg.errors import GraphError
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import CLOSED_JAXPR_IS_JAXPR, HIGH_LEVEL_PRIMITIVES, ClosedJaxpr, lower_high_level
 
@@ -363,3 +365,14 @@ def bytes_of(aval: Any) -> int:
     """The bytes of an array; a typed PRNG key counts as its words."""
     itemsize = getattr(aval.dtype, "itemsize", None)
     return math.prod(aval.shape) * (itemsize if itemsize else 1)
+
+
+def check_arrays(what: str, tree: Any) -> Any:
+    """The tree, if all of its leaves are arrays or numbers."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        try:
+            jax.typeof(leaf)
+        except TypeError:
+            where = jax.tree_util.keystr(path)
+            raise GraphError(f"{what}{where} is {quoted(leaf)}: it must be an array or a number") from None
+    return tree
