@@ -172,7 +172,7 @@ class FragmentFunction:
         self.mark = FragmentMark(role, name or getattr(function, "__name__", role).strip("<>"))
         self.in_axes, self.out_axes = in_axes, out_axes
         for part in self.mark:
-            if not part or ":" in part:
+            if not part or ":" in part or not part.isprintable():
                 raise GraphError(f"fragment: {part!r} is not a role or name: give words without ':'")
 
         def body(bound, numbers, args, kwargs):

@@ -150,9 +150,10 @@ def test_mistakes_name_fragment_values_and_fix():
     refuse(0, 0, (X,), "differ in size", "out: 2", result=lambda x: x[:2])
 
 
-def test_role_and_name_are_words():
+@pytest.mark.parametrize("word", ["actor:critic", "", "two\nlines", "\x1b[31mred"])
+def test_role_and_name_are_words(word):
     with pytest.raises(fdg.GraphError, match="words without ':'"):
-        fdg.fragment("actor:critic")(lambda x: x)
+        fdg.fragment(word)(lambda x: x)
 
 
 @pytest.mark.parametrize("odd", ["3", 3, max, dict])
