@@ -336,10 +336,10 @@ def _task(
             layers, branches = GIVEN[source](named, shape)
         except FdgError as error:
             raise FdgError(f"{keys.where}: {error}") from None
-        known = keys.number("accuracy", 0.0, above=False) if "accuracy" in content else None
-        if known is not None and known > 1:
-            raise keys.wrong("accuracy", known, "a number from 0 to 1")
-        return space.given(title, list(layers), accuracy=known, branches=branches, **fields)
+        accuracy = keys.number("accuracy", 0.0, above=False) if "accuracy" in content else None
+        if accuracy is not None and accuracy > 1:
+            raise keys.wrong("accuracy", accuracy, "a number from 0 to 1")
+        return space.given(title, list(layers), accuracy=accuracy, branches=branches, **fields)
     if "accuracy" in content:
         raise FdgError(
             f"{keys.where}: accuracy is for a given network; [accuracy] says where a space's are from"

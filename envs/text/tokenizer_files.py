@@ -114,15 +114,15 @@ def _check(content: dict[str, Any], file: str) -> None:
         f"{', '.join(_PARTS)} have {items} values of {characters} characters,"
         f" and {_ITEMS} of {_CHARACTERS} at most are read",
     )
-    for step in itertools.chain.from_iterable(_steps(found.get(part)) for part in _PARTS):
+    for step in itertools.chain.from_iterable(_steps(content.get(part)) for part in _PARTS):
         # The library panics at these when it encodes.
         require(step.get("type") != "FixedLength" or step.get("length") != 0, "a FixedLength of 0")
         known = step.get("special_tokens")
-        for piece in _list_of(step, "single"):  # texts are not encoded in pairs
-            special = piece.get("SpecialToken") if isinstance(piece, dict) else None
-            name = special.get("id") if isinstance(special, dict) else None
-            missing = isinstance(name, str) and isinstance(known, dict) and name not in known
-            require(not missing, f"its post_processor adds {quoted(name)}, which its special_tokens lack")
+        for one in _list_of(step, "single"):  # texts are not encoded in pairs
+            special = one.get("SpecialToken") if isinstance(one, dict) else None
+            token = special.get("id") if isinstance(special, dict) else None
+            missing = isinstance(token, str) and isinstance(known, dict) and token not in known
+            require(not missing, f"its post_processor adds {quoted(token)}, which its special_tokens lack")
     for part, most in _GROWTH.items():
         growth = 1.0
         for step in _steps(content.get(part)):
