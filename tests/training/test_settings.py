@@ -133,7 +133,7 @@ def test_two_parsers_in_turn_read_what_one_reads():
         def in_turn(argv=argv):
             words = Words(argv)
             first = words.take(settings_alone)
-            return {**first, **every.parse_strictly(words.left)}
+            return {**first, **every.parse_strictly(words.remaining)}
 
         assert outcome(in_turn) == alone, argv
         agreed += 1
