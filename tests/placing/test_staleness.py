@@ -65,7 +65,19 @@ def taking_turns(p, s):
     return {"w": w, "v": act(p, s["w"], w), "x": x}, {"x": x}
 
 
-PROGRAMS = [scanned_hand_on, two_readers, taking_turns]
+def shifted(p, s):
+    """After one trip the first carried value is the weight, of which two readers get two versions."""
+
+    def trip(carry, i):
+        learn(p, s["x"], s["x"], "update")
+        return carry[1], s["w"]
+
+    moved, _ = p.loop(1, trip, (s["x"], s["w"]))
+    x = act(p, moved, s["x"])
+    return {"w": learn(p, s["w"], x), "v": moved, "x": x}, {"moved": moved}
+
+
+PROGRAMS = [scanned_hand_on, two_readers, taking_turns, shifted]
 
 
 # --- random programs ---
@@ -122,7 +134,7 @@ class Random:
                     first, *others = inner(*carry)
                     return (first, carry[1], others[1]) if keep else (first, *others)
 
-                values += p.loop(int(draw.integers(2, 4)), trip, (a, b, c), how)
+                values += p.loop(int(draw.integers(1, 4)), trip, (a, b, c), how)
         return values
 
     def _inner(self, p, seed, depth):

@@ -131,14 +131,15 @@ def _read_loop(
     choice = frozenset().union(
         *(_resolve_origins(block.ends[0].origins, totals) for block in blocks if fragment is None)
     )
-    for k, value in carried.items():
-        value.origins = totals[value]
-        value.same = starts[value] if _resolve(last.ends[k], [value]) is value else None
     if length is None:
         final_origins = {value: origins | choice for value, origins in totals.items()}
     else:
         last_trip = length if repeat is None else repeat + (length - repeat) % (len(trips) - repeat)
         final_origins = trips[min(length, last_trip)]
+    for k, value in carried.items():
+        # A scan also carries each version that its results need.
+        value.origins = totals[value] if tests else totals[value] | final_origins[value]
+        value.same = starts[value] if _resolve(last.ends[k], [value]) is value else None
     results = []
     for k, v in enumerate(eqn.outvars):
         if k in body.stacked:
