@@ -179,11 +179,13 @@ def _check_flags(name: str, reward: Any, *flags: Any) -> None:
         kind = getattr(flag, "dtype", type(flag))
         if not jnp.issubdtype(kind, jnp.floating):
             continue
-        told = f"environment '{name}': step gives {getattr(kind, '__name__', kind)} as {what}"
+        problem = f"environment '{name}': step gives {getattr(kind, '__name__', kind)} as {what}"
         if jnp.issubdtype(getattr(reward, "dtype", type(reward)), jnp.bool_):
-            raise FdgError(f"{told}, and a bool as reward: return five, {_FIVE}, in this order")
+            raise FdgError(f"{problem}, and a bool as reward: return five, {_FIVE}, in this order")
         warnings.warn(
-            f"{told}, of which any number but 0 counts as true: give a bool, x != 0", FdgWarning, stacklevel=2
+            f"{problem}, of which any number but 0 counts as true: give a bool, x != 0",
+            FdgWarning,
+            stacklevel=2,
         )
 
 

@@ -47,9 +47,9 @@ def in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
         name = getattr(function, "__name__", "function")
 
         def traced(*arguments: Any) -> Any:
-            return jaxprs.check_arrays(f"in_bfloat16 '{name}': result", function(*arguments, **options))
+            return jaxprs.require_arrays(f"in_bfloat16 '{name}': result", function(*arguments, **options))
 
-        jaxprs.check_arrays(f"in_bfloat16 '{name}': argument", arguments)
+        jaxprs.require_arrays(f"in_bfloat16 '{name}': argument", arguments)
         closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*arguments)
         rounded = core.jaxpr_as_fun(jaxprs.rewrite(closed, _rewrite_equation))
         return jax.tree.unflatten(jax.tree.structure(shapes), rounded(*jax.tree.leaves(arguments)))

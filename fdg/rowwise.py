@@ -101,7 +101,7 @@ def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
         name = getattr(function, "__name__", "function")
-        jaxprs.check_arrays(f"rowwise '{name}': argument", arguments)
+        jaxprs.require_arrays(f"rowwise '{name}': argument", arguments)
         operands, tree = jax.tree.flatten(arguments)
         operands = [jax.numpy.asarray(x) if not isinstance(x, jax.Array) else x for x in operands]
         out_tree: Any = None
@@ -109,7 +109,7 @@ def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -
         def flat(*operands: Any) -> list[Any]:
             nonlocal out_tree
             results, out_tree = jax.tree.flatten(
-                jaxprs.check_arrays(
+                jaxprs.require_arrays(
                     f"rowwise '{name}': result", function(*jax.tree.unflatten(tree, operands))
                 )
             )

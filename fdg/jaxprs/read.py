@@ -367,7 +367,7 @@ def bytes_of(aval: Any) -> int:
     return math.prod(aval.shape) * (itemsize if itemsize else 1)
 
 
-def check_arrays(what: str, tree: Any) -> Any:
+def require_arrays(what: str, tree: Any) -> Any:
     """The tree, if all of its leaves are arrays or numbers."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         try:

@@ -126,7 +126,7 @@ class _Pending:
 
     def reaches(self, atoms: Iterable[Any]) -> bool:
         """Whether one of these values depends on the collective."""
-        return any(not jaxprs.is_literal(v) and v in self.behind for v in atoms)
+        return not self.behind.isdisjoint(jaxprs.variables(atoms))
 
     def result_for(self, v: Any, axis: Axis) -> list[tuple[Any, Axis]]:
         """The result on which a value with this batch axis can depend; an empty list if there is none."""
@@ -168,22 +168,24 @@ def _results_behind(step: EquationFlow, variables: set[Any], collectives: bool =
         return set()
     if not _is_call(step):
         unchanged = {result: eqn.invars[i] for i, result, is_changed in _carry(step) if not is_changed}
-        return {v for v in eqn.outvars if v not in unchanged or unchanged[v] in variables}
+        return {v for v in eqn.outvars if v not in unchanged or _is_among(unchanged[v], variables)}
     (flow,), (body,) = step.bodies, jaxprs.bodies(eqn)
     gathered = step.gathered if collectives else ()
-    is_behind = [
-        (not jaxprs.is_literal(v) and v in variables) or k in gathered for k, v in enumerate(eqn.invars)
-    ]
+    is_behind = [_is_among(v, variables) or k in gathered for k, v in enumerate(eqn.invars)]
     inner = {v for v, k in zip(flow.jaxpr.invars, body.operands, strict=True) if is_behind[k]}
     size = -1
     while len(inner) > size:  # again for the later trips of a loop
         size = len(inner)
         for one in flow.equations:
             inner |= _results_behind(one, inner, collectives)
-        inner |= {flow.jaxpr.invars[i] for i, j in body.carry if flow.jaxpr.outvars[j] in inner}
-    ends = {j for j, v in enumerate(flow.jaxpr.outvars) if not jaxprs.is_literal(v) and v in inner}
+        inner |= {flow.jaxpr.invars[i] for i, j in body.carry if _is_among(flow.jaxpr.outvars[j], inner)}
+    ends = {j for j, v in enumerate(flow.jaxpr.outvars) if _is_among(v, inner)}
     ends |= set(flow.gathered if collectives else ())
     return {v for v, j in zip(eqn.outvars, body.results, strict=True) if j in ends}
+
+
+def _is_among(atom: Any, variables: set[Any]) -> bool:
+    return not jaxprs.is_literal(atom) and atom in variables  # literals cannot be hashed
 
 
 def _carry(step: EquationFlow) -> list[tuple[int, Any, bool]]:

@@ -45,7 +45,7 @@ class FragmentCall(NamedTuple):
     inside: Scope  # the scope of the fragment's body
 
 
-class Route(NamedTuple):
+class EdgeRoute(NamedTuple):
     """How a value reaches a fragment."""
 
     crossings: int  # transfers per iteration
@@ -128,7 +128,7 @@ class Reader:
         # The values of an edge have the same number of stacked trips.
         grouped: dict[tuple, list[tuple[int, int]]] = {}
         for target, call in enumerate(self.fragment_calls):
-            routes: dict[tuple[int, int], Route] = {}
+            routes: dict[tuple[int, int], EdgeRoute] = {}
             for source, value, route in self.sources(call.outside, call.eqn.invars):
                 key = (source, value)
                 # A value may have several routes (in each step, and from the last iteration to the first
@@ -165,7 +165,7 @@ class Reader:
                 eqn = current.producer[v]
                 index = eqn.outvars.index(v)
                 if current.nodes.get(id(eqn)) not in {None, *open_nodes}:
-                    route = Route(crossings, delay, trips[-1], jaxprs.bytes_of(v.aval) * trips[-1])
+                    route = EdgeRoute(crossings, delay, trips[-1], jaxprs.bytes_of(v.aval) * trips[-1])
                     yield current.nodes[id(eqn)], self.number(current, v), route
                 elif id(eqn) in current.inner:
                     for inner in current.inner[id(eqn)]:
@@ -197,6 +197,6 @@ def _enclosing(scope: Scope | None) -> list[Scope]:
     return [] if scope is None else [scope, *_enclosing(scope.parent)]
 
 
-def _precedence(route: Route) -> tuple[int, int, int]:
+def _precedence(route: EdgeRoute) -> tuple[int, int, int]:
     """The rank of a route: more crossings first, then a smaller delay, then more bytes."""
     return route.crossings, -["", "step", "iteration"].index(route.delay), route.bytes

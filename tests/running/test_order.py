@@ -95,6 +95,20 @@ class OfCalls:
         return (x, row), {"summed": jnp.mean(summed)}
 
 
+class OfLiterals:
+    """Loops that hand on a literal: the initial value of a carry, and the carry of an unrolled trip."""
+
+    def init(self, key):
+        return jax.random.normal(key, (8,)), 5
+
+    def iterate(self, state):
+        x, count = state
+        x = centred(x, count, x)
+        x, half = lax.while_loop(lambda c: jnp.mean(c[0]) > 9, lambda c: (c[0] * c[1], c[1]), (x + 1, 0.5))
+        (_, x), means = lax.scan(lambda c, _: ((0.0, x + c[0]), jnp.mean(c[1])), (half, x), None, length=1)
+        return (centred(x, count, x), count), {"mean": jnp.sum(means)}
+
+
 @pytest.mark.parametrize("algorithm", [Beside(), OfKeys(), OfRows(), OfCalls()])
 def test_loops_are_put_in_order_and_the_numbers_stay(algorithm, devices, monkeypatch):
     def compiled():
@@ -110,6 +124,11 @@ def test_loops_are_put_in_order_and_the_numbers_stay(algorithm, devices, monkeyp
     for a, b in zip(jax.tree.leaves((state, metrics)), jax.tree.leaves(expected), strict=True):
         is_key = jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key)
         np.testing.assert_array_equal(*map(jax.random.key_data, (a, b)) if is_key else (a, b))
+
+
+def test_loops_that_hand_on_literals_are_put_in_order(devices):
+    engine = fdg.compile(OfLiterals(), policies.GPUOnly(), devices[:2])
+    assert is_in_order(engine) and not engine.unexplained()
 
 
 @pytest.mark.parametrize("sign", [jnp.float32(jnp.nan), jnp.arange(4), jnp.array([True]), jnp.float32(-0.0)])
