@@ -95,8 +95,9 @@ class Engine:
         """
         is_integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
         if not is_integer or abs(seed) >= 2**63:
-            text = " ".join(repr(seed).split())
-            raise FdgError(f"init({text:.60}): give an integer, such as init(0); init makes the key from it")
+            raise FdgError(
+                f"init({quoted(seed)}): give an integer, such as init(0); init makes the key from it"
+            )
         with host_errors():
             leaves = self._make(first_start(self.algorithm, seed))
         if not self._is_single:

@@ -115,8 +115,11 @@ def _check(content: dict[str, Any], file: str) -> None:
         f" and {_ITEMS} of {_CHARACTERS} at most are read",
     )
     for step in itertools.chain.from_iterable(_steps(content.get(part)) for part in _PARTS):
-        # The library panics at these when it encodes.
+        # The library panics at these when it encodes or decodes.
         require(step.get("type") != "FixedLength" or step.get("length") != 0, "a FixedLength of 0")
+        for side in ("start", "stop"):
+            count = step.get(side) if step.get("type") == "Strip" else 0
+            require(not isinstance(count, int) or count <= _CONTENT, f"a Strip with {side}={quoted(count)}")
         known = step.get("special_tokens")
         for one in _list_of(step, "single"):  # texts are not encoded in pairs
             special = one.get("SpecialToken") if isinstance(one, dict) else None

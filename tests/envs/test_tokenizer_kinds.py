@@ -365,6 +365,11 @@ def test_a_large_gap_between_tokens_is_not_decoded(tmp_path):
         ),
         ("pre_tokenizer", {"type": "FixedLength", "length": 0}, "a FixedLength of 0"),
         (
+            "decoder",
+            {"type": "Strip", "content": "x", "start": 0, "stop": 2**40},
+            "a Strip with stop=1099511",
+        ),
+        (
             "pre_tokenizer",
             {
                 "type": "Split",
@@ -379,7 +384,7 @@ def test_a_large_gap_between_tokens_is_not_decoded(tmp_path):
 @pytest.mark.parametrize("nested", [False, True])
 def test_what_makes_the_library_panic_is_refused_before(tmp_path, capfd, part, value, said, nested):
     found = json.loads(KINDS["bytes as GPT-2"]().to_str())
-    inside = {"post_processor": "processors", "pre_tokenizer": "pretokenizers"}[part]
+    inside = {"post_processor": "processors", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}[part]
     found[part] = {"type": "Sequence", inside: [value]} if nested else value
     folder = tmp_path / "panics"
     folder.mkdir()

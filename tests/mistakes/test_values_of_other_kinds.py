@@ -33,6 +33,12 @@ def deep():
     return made
 
 
+def deleted():
+    key = jax.random.key(0)
+    key.delete()
+    return key
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -44,6 +50,7 @@ def deep():
         (lambda: fdg.load(KEY), "give a string or a path"),
         (lambda: fdg.load(deep()), "load(path=<list object"),
         (lambda: fdg.load(Unwritten()), "give a string or a path"),
+        (lambda: fdg.compile(PPO, policies.GPUOnly()).init(deleted()), "give an integer, such as init(0)"),
         (lambda: fdg.host_devices(deep()), "give an integer from 1"),
         (lambda: envs.make(deep()), "give a name, such as"),
         (lambda: algos.PPO(env=ENV, learning_rate=KEY), "it must be a number"),
