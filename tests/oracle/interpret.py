@@ -159,11 +159,9 @@ class Interpreter:
     def _fori(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
         (block,) = line.blocks
 
-        def one(t: Any, carry: Any) -> Any:
-            # Among 64-bit types JAX counts in int64; generated integers are int32.
-            return self.block(block, [t if t.dtype == jnp.int32 else t.astype(jnp.int32), *carry], around)
-
-        return lax.fori_loop(0, line.number, one, reads)
+        return lax.fori_loop(
+            0, line.number, lambda t, carry: self.block(block, [counter(t), *carry], around), reads
+        )
 
     def _while(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
         (block,), (number, *carry) = line.blocks, reads
@@ -235,6 +233,11 @@ class Interpreter:
             return [io_callback(lambda x: self.host.receive(name, x), shape, x, ordered=self.ordered)]
         jax.debug.callback(lambda x: self.host.note(name, x), x)
         return []
+
+
+def counter(trip: Any) -> Any:
+    """The trip's number as int32, weakly typed as JAX counts; of int64, for programs have none, strongly."""
+    return trip if trip.dtype == jnp.int32 else trip.astype(jnp.int32)
 
 
 def rows_of(x: Any, count: int) -> Any:

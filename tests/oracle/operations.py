@@ -245,7 +245,7 @@ _define("wide", "m h o", hidden=lambda c, m, h, o: jnp.tanh(jnp.tanh(m @ h + 0.1
         fit_hidden=lambda c, m, h, o: h - 0.1 * jax.grad(
             lambda h: jnp.mean(jnp.square(jnp.tanh(m @ h) @ o - m)))(h))  # fmt: skip
 _define("wide", "h o", tied=lambda c, h, o: jnp.tanh(h + 0.2 * o.T), cycle=lambda c, h, o: jnp.tanh(h @ o))
-_define("wide", "h", clipped=lambda c, h: h / jnp.maximum(1, jnp.sqrt(jnp.sum(h * h))),
+_define("wide", "h", clipped=lambda c, h: h / jnp.maximum(0.7, jnp.sqrt(jnp.sum(h * h))),
         largest=lambda c, h: jnp.max(h, 1)[:, None] * 0.5 + 0.5 * h)  # fmt: skip
 
 # --- linear algebra, a matrix [3, 3] for each row ---

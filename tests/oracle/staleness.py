@@ -18,7 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tests.oracle.interpret import Host, Interpreter, metrics_of, rows_of
+from fdg.jax_internals import internal
+from tests.oracle.interpret import Host, Interpreter, counter, metrics_of, rows_of
 from tests.oracle.program import Block, Line, Program, walk
 
 Label = tuple[str, Any]  # ("leaf", position), ("made", group), or of an environment ("stepped", group)
@@ -205,8 +206,10 @@ class _Iteration:
         if line.kind == "scan":
             return self.scan(line, reads, around, chain)
         if line.kind == "fori":
+            weak = [_is_weak(x.plain) for x in reads]
             for t in range(line.number):
-                reads = self.block(line.blocks[0], [Versions(jnp.int32(t), {}), *reads], around, chain)
+                trip = Versions(counter(jnp.asarray(t)), {})
+                reads = self.block(line.blocks[0], [trip, *_typed(reads, weak)], around, chain)
             return reads
         if line.kind == "while":
             return self.while_(line, reads, around, chain)
@@ -237,11 +240,12 @@ class _Iteration:
     ) -> list[Versions]:
         (block,), (carried, direction, stacked) = line.blocks, line.options
         carry, operands = reads[:carried], reads[carried:]
+        weak = [_is_weak(x.plain) for x in carry]
         rows = [self.rows(x, line.number, s, chain) for x, s in zip(operands, stacked, strict=True)]
         trips = range(line.number)
         made: dict[int, list[Versions]] = {}
         for t in reversed(trips) if direction == "reverse" else trips:
-            results = self.block(block, [*carry, *[row[t] for row in rows]], around, chain)
+            results = self.block(block, [*_typed(carry, weak), *[row[t] for row in rows]], around, chain)
             carry, made[t] = results[:carried], results[carried:]
         stacks = [
             self.one(lambda *x: jnp.stack(x), *[made[t][k] for t in trips], chain=chain)
@@ -302,6 +306,23 @@ class _Iteration:
             self.one(lambda a, b: jnp.stack([a, b], out_axis), *pair, chain=chain)
             for pair in zip(*made, strict=True)
         ]
+
+
+def _is_weak(x: Any) -> bool:
+    return getattr(jax.typeof(x), "weak_type", False)
+
+
+def _typed(carry: Sequence[Versions], weak: Sequence[bool]) -> list[Versions]:
+    """A trip's carry as weakly typed as the first, as in JAX's loops."""
+
+    def one(x: Versions, weak: bool) -> Versions:
+        if _is_weak(x.plain) == weak:
+            return x
+        convert = internal("lax.lax", "_convert_element_type", "give an array a weak type")
+        cast = lambda y: convert(y, x.plain.dtype, weak_type=weak)  # noqa: E731
+        return Versions(cast(x.plain), {chain: cast(y) for chain, y in x.old.items()})
+
+    return [one(x, w) for x, w in zip(carry, weak, strict=True)]
 
 
 def _choose(number: Any, *branches: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -137,6 +138,29 @@ def test_two_versions_in_one_loop():
     _, metrics = stale_run(program, [jnp.float32(0.7), jnp.float32(0)], 2, APART, 1, Host())
     mixed = [0.6 * np.sin(w) + 0.3 * np.tanh(w) for w in (0.7, bend(0.7))]
     np.testing.assert_allclose(metrics["m0"], mixed, rtol=1e-6)
+
+
+def test_loops_have_the_types_of_plain_jax():
+    """`wrap` tells a Python number from an array: a loop's counter is one, and a carry that was one first."""
+    count, fixed, rows = value("count", kind="i"), value("fixed", kind="i"), value("rows", 12, kind="i")
+    trip, carry, last = (value(name, kind="i") for name in ("trip", "carry", "last"))
+    first, second, stack = (value(name, *n, 12, kind="i") for name, n in (("u", ()), ("v", ()), ("vs", (2,))))
+    counted = Line("fori", "fori", (count,), (last,), 3, (Block((trip, carry), (), (trip,)),))
+    body = Block((carry,), (op("wrap", [rows, carry], second),), (fixed, second))
+    fixing = Line("scan", "scan", (count,), (value("end", kind="i"), stack), 2, (body,), "", (1, "", ()))
+    program = Program(
+        (Leaf(count, 51, is_number=True), Leaf(fixed, 7), Leaf(rows, 53)),
+        (counted, op("wrap", [rows, last], first), fixing),
+        (count, fixed, rows),
+        (first, stack),
+    )
+    algorithm = Algorithm(program)
+    state = algorithm.init(jax.random.key(0))
+    _, expected = algorithm.iterate(state)
+    _, metrics = stale_run(program, state, 1, {}, 1, Host())
+    assert expected and {k: float(x[0]) for k, x in metrics.items()} == {
+        k: float(x) for k, x in expected.items()
+    }
 
 
 def test_a_fragment_within_another_reads_what_that_one_reads():
