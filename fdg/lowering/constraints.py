@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
-from fdg.batch.rules.reduce import window_covers
+from fdg.batch.rules.reduce import has_all_reduce, window_covers
 from fdg.batch.rules.result import Axis, shape_of
 from fdg.fragment import boundary_p
 from fdg.identity_cache import IdentityCache
@@ -41,8 +41,8 @@ def unsplit(step: EquationFlow) -> tuple[Dimensions, Dimensions]:
 
     With parameters split over `model`, XLA's partitioner handles some dimensions wrongly (jaxlib 0.10.2). If
     a convolution's windows move over a dimension that is split over `model` only, it sums over all devices,
-    so the result is multiplied by the mesh's size along the batch axis. For a reduction with a user-defined
-    function it emits an all-reduce that it cannot compile. Such dimensions are gathered first.
+    so the result is multiplied by the mesh's size along the batch axis. For a reduction that XLA has no
+    all-reduce for, it emits one that it cannot compile. Such dimensions are gathered first.
     """
     eqn = step.eqn
     if step.bodies or step.local:
@@ -59,6 +59,8 @@ def unsplit(step: EquationFlow) -> tuple[Dimensions, Dimensions]:
         case name if name.startswith(("reduce_window", "select_and_")):
             dimensions = tuple(d for d in range(len(eqn.params["padding"])) if window_covers(eqn, d))
             return dict.fromkeys(arrays, dimensions), dict.fromkeys(range(len(eqn.outvars)), dimensions)
+        case name if name.startswith("reduce_") and "axes" in eqn.params and not has_all_reduce(eqn):
+            return dict.fromkeys(arrays, tuple(eqn.params["axes"])), {}
     return {}, {}
 
 

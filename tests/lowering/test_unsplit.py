@@ -20,6 +20,10 @@ def largest(x):
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 4, 2), (1, 2, 1), "SAME")
 
 
+def integers(x):
+    return (100 * x).astype(jnp.int32)
+
+
 def total(function):
     return jax.grad(lambda x: jnp.sum(function(x) ** 2))
 
@@ -33,6 +37,11 @@ OPERATIONS = {
     "the largest": largest,
     "where it is": total(largest),
     "a function's": lambda x: lax.reduce(x, jnp.float32(0), lambda a, b: a + b + 0.1 * a * b, (2,)),
+    "xor of integers": lambda x: lax.reduce_xor(integers(x), (2,)),
+    "and of integers": lambda x: lax.reduce_and(integers(x), (0, 1, 2)),
+    "or of booleans": lambda x: lax.reduce_or(x > 1, (1, 2)),
+    "max of complex numbers": lambda x: lax.reduce_max(x.astype(int) + 1j * x, (0, 1)).real,
+    "min of complex numbers": lambda x: lax.reduce_min(x + 1j * x[:1], (2,)).imag,
 }
 
 

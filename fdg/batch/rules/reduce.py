@@ -17,25 +17,26 @@ from fdg.batch.rules.result import (
 )
 
 
+def has_all_reduce(eqn: Any) -> bool:
+    """Whether XLA has an all-reduce for a reduction.
+
+    It has none for max and min of complex numbers, and of the bitwise ones only `and` and `or` of booleans.
+    """
+    name, dtype = eqn.primitive.name, eqn.invars[0].aval.dtype
+    if name in _BITWISE:
+        return name != "reduce_xor" and jnp.issubdtype(dtype, jnp.bool_)
+    return name not in _EXTREMES or not jnp.issubdtype(dtype, jnp.complexfloating)
+
+
+_BITWISE = ("reduce_and", "reduce_or", "reduce_xor")
+_EXTREMES = ("reduce_max", "reduce_min")
+
+
 def _reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     (axis,), reduced_axes = operands, eqn.params["axes"]
     if axis is None or axis in reduced_axes:
-        return every_result(eqn, None, reduced=True)
+        return every_result(eqn, None, reduced=True) if has_all_reduce(eqn) else None
     return every_result(eqn, without(axis, reduced_axes))
-
-
-def _reduce_extreme(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """XLA reduces complex numbers in an order that its all-reduce does not support."""
-    result = _reduce(eqn, operands)
-    is_complex = jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.complexfloating)
-    return None if result is None or (result.reduced and is_complex) else result
-
-
-def _reduce_bits(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Bitwise reductions: XLA can all-reduce `and` and `or` of booleans only, and `xor` not at all."""
-    result = _reduce(eqn, operands)
-    is_supported = eqn.invars[0].aval.dtype == bool and eqn.primitive.name != "reduce_xor"
-    return None if result is None or (result.reduced and not is_supported) else result
 
 
 def _arg_reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
@@ -77,9 +78,7 @@ def _fourier(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys("reduce_sum reduce_prod".split(), _reduce),
-    **dict.fromkeys("reduce_max reduce_min".split(), _reduce_extreme),
-    **dict.fromkeys("reduce_and reduce_or reduce_xor".split(), _reduce_bits),
+    **dict.fromkeys(("reduce_sum", "reduce_prod", *_EXTREMES, *_BITWISE), _reduce),
     **dict.fromkeys(("argmax", "argmin"), _arg_reduce),
     "reduce": locally(_any_function),
     **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), except_axes("axis")),
