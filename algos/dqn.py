@@ -272,7 +272,7 @@ class DQN(Agent, presets="DQN"):
         return iteration(self, state, state.learned.parameters)
 
     def actor(self, state: State) -> Actor:
-        """Acts epsilon-greedily, or by the explorer."""
+        """The actor with these parameters: epsilon-greedy, as in this iteration, or by the explorer."""
         epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
         progress = state.iteration / self.num_iterations
         amount = epsilon if self.explore is None else progress

@@ -201,8 +201,9 @@ def features(observation: Any, space: ObservationSpace, convolve: bool = True) -
 def _of_part(observation: jax.Array, space: Space, convolve: bool) -> jax.Array:
     if observation.shape[1:] != space.shape:
         raise FdgError(
-            f"the network was made for observations [N, {', '.join(map(str, space.shape))}] of {space},"
-            f" but was given {list(observation.shape)}: flatten all leading axes into one"
+            f"the network was made for observations [{', '.join(map(str, ('N', *space.shape)))}] of"
+            f" {space!r:.200}, but was given {list(observation.shape)}: give one leading axis, then"
+            " those of the space"
         )
     count = observation.shape[0]
     match space:

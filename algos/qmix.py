@@ -55,7 +55,7 @@ class QMIX(ValueDecomposition, presets="QMIX"):
         return self._mixer.init(key, values, self._state_of(observation))
 
     def _mixed(self, mixer, values: jax.Array, observation: Observation) -> jax.Array:
-        """The mixing network (`MonotonicMixer`)."""
+        """The joint value, by the mixing network (`MonotonicMixer`)."""
         return self._mixer.apply(mixer, values, self._state_of(observation))
 
     @property
@@ -73,7 +73,7 @@ class MonotonicMixer(nn.Module):
     units: int  # `H`, of the only hidden layer, with ELU
     hypernetwork: tuple[int, ...]  # widths of the layers between state and weights; none in the paper
     # Scale of the hypernetworks' initial weights; 1: uniform within 1 / sqrt(inputs) of zero, as in the
-    # authors' code. With larger ones, a mixer of 32 units overestimates, and targets diverge.
+    # authors' code. With a larger scale, a mixer of 32 units overestimates, and targets diverge.
     scale: float = 1.0
 
     @nn.compact

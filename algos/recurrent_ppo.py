@@ -270,7 +270,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         return jax.grad(self.loss, has_aux=True)(parameters, minibatch)
 
     def check_when_traced(self, state: State) -> None:
-        """Refuses a network whose outputs do not fit the action space."""
+        """Refuses a network whose `unroll` gives no `Output`, or one that does not fit the action space."""
         output = step_types(self._network, state.parameters, state)
         each = (1, self.num_envs, *self._agents)
         fix = "give an algos.recurrent.Output(policy, value, memory)"

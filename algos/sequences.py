@@ -159,7 +159,7 @@ class SequenceReplay(Replay):
 
     @property
     def steps_of_a_row(self) -> int:
-        """L, the steps of a row."""
+        """The steps of a row of the buffer: a row is a sequence."""
         return self.sequence_length
 
     @property

@@ -104,7 +104,9 @@ Torso = Literal["dense", "simba"]
 class Layers(Part):
     """The layers of an algorithm's default networks."""
 
-    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
+    hidden: tuple[int, ...] | None = hyperparameter(
+        None, "widths of the layers (None: chosen by observation)"
+    )
     activation: Activation = hyperparameter("tanh", "activation function of the layers")
     convolve: bool = hyperparameter(True, "use a CNN for images; otherwise flatten them")
     layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
@@ -155,7 +157,9 @@ class ClippedOptimizer(OptimizerSettings):
 class Discount(Part):
     """The discount of rewards."""
 
-    discount: float = hyperparameter(0.99, "gamma, per step: a move of a game, a token of a text")
+    discount: float = hyperparameter(
+        0.99, "gamma, the discount per step (in a game per move, in a text per token)"
+    )
 
 
 BONUS: dict[str, Any] = {

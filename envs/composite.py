@@ -135,7 +135,7 @@ def map_parts(function: Callable[..., Any], space: ObservationSpace, *trees: Any
 
 
 def parts(space: ObservationSpace) -> list[tuple[str, Space]]:
-    """The spaces of the parts with their paths: `[('.camera', Box(...)), ...]`.
+    """The spaces of the parts with their paths: `[("['camera']", Box(...)), ...]`.
 
     >>> parts(Dict({"a": Tuple((Discrete(3),))})), parts(Discrete(2))
     ([("['a'][0]", Discrete(n=3))], [('', Discrete(n=2))])
@@ -168,9 +168,9 @@ def types(space: ObservationSpace, leading: tuple[int, ...] = ()) -> Any:
 
 def sample(space: ObservationSpace, key: jax.Array) -> Any:
     """Samples an element; each part gets its own key."""
-    leaves, structure = jax.tree.flatten(tree(space))
     if not is_composite(space):
-        return leaves[0].sample(key)
+        return space.sample(key)
+    leaves, structure = jax.tree.flatten(tree(space))
     keys = jax.random.split(key, len(leaves))
     return jax.tree.unflatten(structure, [part.sample(keys[i]) for i, part in enumerate(leaves)])
 
@@ -184,9 +184,10 @@ def contains(space: ObservationSpace, x: Any) -> jax.Array:
 
 
 def fitting(space: ObservationSpace, observation: Any, leading: tuple[int, ...], whose: str) -> Any:
-    """Casts an observation to the dtypes of its space.
+    """Checks an observation's structure and shapes, and casts it to the dtypes of its space.
 
-    Each part is `[*leading, *part.shape]`; messages begin with `whose`: "environment 'maze': reset gives".
+    Each part is `[*leading, *part.shape]`. Error messages begin with `whose`, such as "environment 'maze':
+    reset gives".
     """
     expected = tree(space)
     if not has_parts_of(space, observation):
@@ -202,9 +203,9 @@ def fitting(space: ObservationSpace, observation: Any, leading: tuple[int, ...],
 
     def fit(path: Any, part: Space, value: Any) -> jax.Array:
         if jnp.shape(value) != (*leading, *part.shape):
-            of = f"{'' if not path else f'observation{jax.tree_util.keystr(path)}'}"
+            what = f"observation{jax.tree_util.keystr(path)}" if path else "an observation"
             raise FdgError(
-                f"{whose} {of or 'an observation'} of shape {jnp.shape(value)},"
+                f"{whose} {what} of shape {jnp.shape(value)},"
                 f" but its observation_space{f' of {leading[-1]} agents' if leading else ''} has"
                 f" {(*leading, *part.shape)}; make the two agree"
             )

@@ -1,6 +1,6 @@
-"""Recognises users' environments written for other packages' interfaces, and names their adapters.
+"""Recognises users' environments written for other packages' interfaces: adapts them, or says what to write.
 
-Classes are recognised by name, so nothing is imported.
+Classes are recognised by the names of their base classes' packages, so no package is imported for it.
 """
 
 import importlib
@@ -45,16 +45,18 @@ _INSTEAD = {
     "envpool": "write envs.make('envpool:NAME')",
 }
 
-# Arguments of Gymnasium's `make`, besides an environment's own parameters.
-_OF_WORKERS = ("workers", "timeout", "restarts", "max_episode_steps")
+# Arguments of `envs.from_gymnasium.make` that are not passed to the environment's factory.
+_GYMNASIUM_ARGUMENTS = ("workers", "timeout", "restarts", "max_episode_steps")
 
-_made: dict[Any, Any] = {}  # by factory and parameters: resuming needs equal values for equal arguments
+_made: dict[
+    Any, Any
+] = {}  # adapted environments, by factory and parameters: equal arguments give the same object
 
 
 def package_of(env: Any) -> str | None:
     """The package whose interface a class or value implements; None for ours."""
     kinds = inspect.getmro(env if isinstance(env, type) else type(env))
-    return next((p for p in map(_package, kinds) if p in _BASES), None)
+    return next((p for p in map(_top_package, kinds) if p in _BASES), None)
 
 
 def is_of_gymnasium(made: Any) -> bool:
@@ -71,24 +73,25 @@ def single(env: Any, **parameters: Any) -> Any:
 
 
 def made_by(factory: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
-    """The result of a user's factory, converted by `single`.
+    """Calls a user's factory, and adapts the result by `single`.
 
-    Parameters that the class does not accept are passed to its interface, such as gymnax's
-    `max_steps_in_episode`.
+    Parameters that the factory does not take go to the adapter, such as gymnax's `max_steps_in_episode`. A
+    Gymnasium environment is returned as it is: its workers make it again, with the parameters of
+    `from_gymnasium.make`.
     """
     known = _known(factory, parameters)
     is_adapted = isinstance(factory, type) and package_of(factory) in _ADAPTERS
     others = {
         name: value
         for name, value in parameters.items()
-        if name not in known and (is_adapted or name in _OF_WORKERS)
+        if name not in known and (is_adapted or name in _GYMNASIUM_ARGUMENTS)
     }
     arguments = {name: value for name, value in parameters.items() if name not in others}
     if inspect.isfunction(factory) or inspect.isfunction(getattr(factory, "__init__", None)):
         check_call(factory, (), arguments, "parameter")
     made = factory(**arguments)
     if others and not is_adapted and not is_of_gymnasium(made):
-        made = factory(**parameters)  # it raises for unknown parameters
+        made = factory(**parameters)  # not of Gymnasium: the factory refuses them
     ours = single(made, **others)
     return made if ours is made else _made.setdefault((factory, tuple(sorted(parameters.items()))), ours)
 
@@ -106,16 +109,16 @@ def path(factory: Any) -> str:
 
 
 def refused(env: Any) -> str | None:
-    """Error text for a value that `single` does not accept: what it is, and the fix."""
+    """Why `single` does not adapt a value, and the fix, as the end of an error message; None if it may."""
     package = package_of(env)
     if package is None:
         proxy = hasattr(env, "default_params") or hasattr(env, "unwrapped")
         return "is a wrapper of another package's: give the environment within it" if proxy else None
     kind = env if isinstance(env, type) else type(env)
-    bases = [(_package(base), base.__name__) for base in kind.__mro__]
+    bases = [(_top_package(base), base.__name__) for base in kind.__mro__]
     whose = f"is an environment of {_CALLED.get(package, package)}"
     if package == "gymnasium":
-        return f"{whose}: {_of_gymnasium(env)}"
+        return f"{whose}: {_gymnasium_fix(env)}"
     if package in _INSTEAD:
         return f"{whose}: {_INSTEAD[package]}"
     if (package, "Wrapper") in bases or not any((package, base) in bases for base in _BASES[package]):
@@ -123,11 +126,11 @@ def refused(env: Any) -> str | None:
     return f"is a class: write envs.vectorize({kind.__name__}())" if isinstance(env, type) else None
 
 
-def _of_gymnasium(env: Any) -> str:
+def _gymnasium_fix(env: Any) -> str:
     inside = env if isinstance(env, type) else getattr(env, "unwrapped", env)
     kind = inside if isinstance(inside, type) else type(inside)
     spec = getattr(inside, "spec", None)
-    if spec is not None and _package(kind) == "gymnasium":
+    if spec is not None and _top_package(kind) == "gymnasium":
         return f"write envs.make('gymnasium:{spec.id}')"
     if kind.__module__ == "__main__":
         kept = f"put {kind.__name__} into a file of its own, {kind.__name__.lower()}.py, say"
@@ -135,5 +138,5 @@ def _of_gymnasium(env: Any) -> str:
     return f"write envs.make('{path(kind)}'), whose workers import it"
 
 
-def _package(kind: type) -> str:
+def _top_package(kind: type) -> str:
     return kind.__module__.partition(".")[0]

@@ -115,7 +115,7 @@ class GymnaxEnvironment:
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Takes one step, without reset."""
+        """One step without reset: `(state, observation, reward, terminated, truncated)`."""
         env, params = _theirs(self)
         with jax.numpy_rank_promotion("allow"), as_arrays(env):
             observation, state, reward, terminated, _ = env.step_env(key, state, action, params)

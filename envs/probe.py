@@ -72,8 +72,8 @@ class Value(_Constant):
 class ValueOfObservation(_Sign):
     """One action, one step, observation `x = ±1` at random, reward `x`. The value of `x` is `x`.
 
-    Fails, if `probe:value` does not, when the value does not depend on the observation (no gradients in the
-    network, observations of another step).
+    An agent that passes `probe:value` fails here if its value does not depend on the observation (no
+    gradients in the network, observations of another step).
     """
 
     name: ClassVar[str] = "probe:value_of_observation"
@@ -111,7 +111,7 @@ class Discount(_Probe):
 class Policy(_Constant):
     """Two actions, one step, reward 1 for action 1 and -1 for action 0.
 
-    The policy is `P(action 1) = 1`; the value of a policy that takes action 1 with probability `p` is
+    The best policy has `P(action 1) = 1`; the value of a policy that takes action 1 with probability `p` is
     `2p - 1`. Fails if the advantage or the policy loss is wrong (such as its sign).
     """
 
@@ -127,9 +127,9 @@ class Policy(_Constant):
 class PolicyOfObservation(_Sign):
     """Two actions, one step, observation `x = ±1` at random; reward 1 if the action is `x > 0`, else -1.
 
-    The policy is action 1 where `x = 1` and action 0 where `x = -1`, and its value is 1 for both. Fails, if
-    `probe:policy` does not, when actions, advantages and observations of different steps or environments are
-    mixed up (such as by a wrong reshape from `[T, B]`).
+    The best policy takes action 1 where `x = 1` and action 0 where `x = -1`; its value is 1 for both. An
+    agent that passes `probe:policy` fails here if actions, advantages and observations of different steps or
+    environments are mixed up (such as by a wrong reshape from `[T, B]`).
     """
 
     name: ClassVar[str] = "probe:policy_of_observation"
@@ -182,8 +182,8 @@ class Memory(_Probe):
 class MultiDiscreteTarget(_Probe):
     """One step, a multi-discrete action; the observation is a random target, one-hot for each component.
 
-    Reward: the fraction of components that equal their target. The policy copies the target, and its value is
-    1 everywhere; a uniform policy has `mean(1 / nvec)`.
+    Reward: the fraction of components that equal their target. The best policy copies the target, and its
+    value is 1 everywhere; a uniform policy has `mean(1 / nvec)`.
     """
 
     nvec: tuple[int, ...] = (2, 3)
@@ -217,8 +217,8 @@ class MultiDiscreteTarget(_Probe):
 class ContinuousTarget(_Probe):
     """One step, a continuous action; the observation is a random target in `[-1, 1]^size`.
 
-    Reward: `-sum((action - target)²)`. The policy copies the target, and its value is 0 everywhere; a
-    Gaussian policy around the target with standard deviation `σ` has `-size σ²`.
+    Reward: `-sum((action - target)²)`. The best policy copies the target, and its value is 0 everywhere;
+    a Gaussian policy around the target with standard deviation `σ` has `-size σ²`.
     """
 
     size: int = 1
@@ -253,8 +253,8 @@ class Masked(_Probe):
     """Three actions, one step; the observation is the forbidden action `f`, one-hot; the mask forbids it.
 
     Action `f + 1` (modulo 3) has reward 1, action `f + 2` reward -1. The forbidden action has reward 1,000,
-    so an agent that ignores the mask learns to take it, and one such action in fewer than 500 episodes raises
-    the mean return above 1. The value is 1 everywhere.
+    so an agent that ignores the mask learns to take it. A mean return above 1 shows that it was taken: once
+    in 500 episodes is enough. The value is 1 everywhere.
     """
 
     name: ClassVar[str] = "probe:masked"
@@ -281,7 +281,8 @@ class Truncation(_Constant):
     """One action, one observation, reward 1 at every step; never terminates, truncated after `steps` steps.
 
     The value is `1 / (1 - γ)` at every step, because the observation does not show the time. An agent that
-    treats truncation as termination learns less: the mean over steps of `(1 - γ^left) / (1 - γ)`.
+    treats truncation as termination learns a smaller value, the mean over steps of `(1 - γ^n) / (1 - γ)` with
+    `n` steps left.
     """
 
     steps: int = 10
@@ -356,8 +357,8 @@ class Agents(_Probe):
 
     def _observe(self, state: dict[str, jax.Array]) -> jax.Array:
         seen = jnp.where(state["time"] == 0, state["target"], 0.0)
-        counts = jnp.full_like(seen, state["time"] == self.delay)
-        return jnp.stack([seen, counts], axis=1)
+        is_last = jnp.full_like(seen, state["time"] == self.delay)
+        return jnp.stack([seen, is_last], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)

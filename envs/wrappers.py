@@ -349,10 +349,15 @@ class TimeAware(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.env.max_episode_steps is None:
-            raise FdgError(f"environment '{self.name}': TimeAware: it has no time limit, max_episode_steps")
+            raise FdgError(
+                f"environment '{self.name}' has no time limit for TimeAware: give it max_episode_steps"
+            )
         space = self.env.observation_space
         if isinstance(space, Dict) and "time" in dict(space.spaces):
-            raise FdgError(f"environment '{self.name}': TimeAware: its observation already has a part 'time'")
+            raise FdgError(
+                f"environment '{self.name}': its observation has a part 'time' already: leave TimeAware out,"
+                " or rename that part"
+            )
 
     @property
     def observation_space(self) -> ObservationSpace:

@@ -80,7 +80,7 @@ class Engine:
             compiler_options=xla_options(devices[0].platform if self._is_single else jax.default_backend()),
         )
         self._returned = ReturnedArrays()
-        self._iterations = 0  # iterations behind the returned state, as far as this engine ran them
+        self._iterations = 0  # iterations of this engine that led to the returned state
         self._interrupted: tuple[Any, PendingMetrics] | None = None
 
     @checked_names
@@ -90,13 +90,13 @@ class Engine:
         Several agents (`fdg.agents`) start from the seeds `seed`, `seed + 1`, ...
 
         Raises:
-          FdgError: `seed` is not an integer (such as a key).
+          FdgError: `seed` is not an integer (such as a key), or does not fit into int64.
           HostError: a function on the host has failed, for example while reading a file.
         """
         is_integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
         if not is_integer or abs(seed) >= 2**63:
             raise FdgError(
-                f"init({quoted(seed)}): give an integer, such as init(0); init makes the key from it"
+                f"init({quoted(seed)}): give an integer below 2**63, such as init(0): a key is made from it"
             )
         with host_errors():
             leaves = self._make(first_start(self.algorithm, seed))
@@ -241,7 +241,8 @@ class Engine:
     def unexplained(self) -> tuple[tuple[str, Collective], ...]:
         """Collectives of the compiled programs that the plan does not name, as (program, collective).
 
-        Reads the programs with devices of this process. The result should be empty.
+        Reads the programs with devices of this process, except those that only move data between groups. The
+        result should be empty.
         """
         predicted: dict[str, list[Collective]] = {program.name: [] for program in self.plan.programs}
         for move in self.plan.movements:
@@ -258,9 +259,9 @@ class Engine:
         )
 
     def is_in_order(self) -> bool:
-        """True if each device waits in at most one collective at a time, which lowering ensures.
+        """Whether lowering guarantees that each device waits in at most one collective at a time.
 
-        False for several programs, and with sharded parameters, for which XLA chooses the collectives.
+        It does not for several programs, nor with sharded parameters, for which XLA chooses the collectives.
         """
         return len(self.programs) == 1 and not any(group.shards for group in self.plan.groups)
 

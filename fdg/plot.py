@@ -1,4 +1,4 @@
-"""`python -m fdg.plot`: compares runs."""
+"""`python -m fdg.plot`: plots a metric of runs, with intervals over seeds."""
 
 from fdg.commands.using import COMMANDS
 from fdg.process_exit import exit_with

@@ -1,7 +1,6 @@
 """Reads untrusted files: only regular files of limited size, and JSON within limits.
 
-All files of checkpoint folders and packages are opened here. FIFOs, devices and sockets are refused without
-waiting, sizes are limited, and every error is one line.
+FIFOs, devices and sockets are refused without waiting, sizes are limited, and every error is one line.
 """
 
 import io
@@ -21,7 +20,7 @@ JSON_BYTES = 8 << 20
 
 _MAX_DEPTH = 64  # maximum nesting of objects and arrays
 _INTEGER_LIMIT = 2**63  # integers must be smaller, to fit int64
-_MAYBE_LARGE = re.compile(rb"\d{19}|[eE]\+?\d{3}")
+_MAYBE_LARGE = re.compile(rb"\d{19}|[eE]\+?\d{3}")  # numbers that may be out of range
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -37,11 +36,11 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     fdg.errors.FdgError: /dev/zero: is a device: give a regular file
     """
     try:
-        kind = _FILE_KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+        kind = _REFUSED_KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
         if kind is None:
             # Do not block: a FIFO may have replaced the file meanwhile.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            kind = _FILE_KINDS.get(stat.S_IFMT(os.fstat(descriptor).st_mode))
+            kind = _REFUSED_KINDS.get(stat.S_IFMT(os.fstat(descriptor).st_mode))
             if kind is None:
                 return open(descriptor, "rb")
             os.close(descriptor)
@@ -52,7 +51,7 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     raise FdgError(f"{path}: is a {kind}: give a regular file")
 
 
-_FILE_KINDS = {
+_REFUSED_KINDS = {
     stat.S_IFDIR: "directory",
     stat.S_IFIFO: "FIFO",
     stat.S_IFCHR: "device",
@@ -89,8 +88,8 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
     """Parses a JSON object without duplicate keys, NaN, integers above 64 bits, lone surrogates or deep
     nesting.
 
-    With `any_number`, NaN, infinity and larger integers become floats, if the caller checks each value:
-    Transformers writes `int(1e30)` and Infinity for "no limit".
+    With `any_number`, NaN, infinities and larger integers are accepted, as floats; the caller must check each
+    value. Transformers writes `int(1e30)` and Infinity for "no limit".
 
     >>> json_object(b'{"a": [1, 2.5]}', "some.json")
     {'a': [1, 2.5]}
@@ -148,9 +147,9 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
 
 
 def read_toml(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
-    """The tables in a regular TOML file, within the bounds of JSON.
+    """The tables in a regular TOML file; depth and integers are limited as in JSON.
 
-    `fix` is the end of error messages about its text.
+    Error messages about its content end with `fix`.
     """
     text = read_text(path)
     try:
@@ -197,7 +196,7 @@ def check_encoding(content: bytes, where: object) -> None:
 def refuse_run(directory: str | os.PathLike[str], what: str, options: str = "") -> None:
     """Raises an error for a run directory in place of a folder in Hugging Face's format.
 
-    `what` is the expected folder; `options` are flags for `fdg export`, followed by a blank.
+    `what` is the expected folder; `options` are flags for `fdg export`, and end with a space.
     """
     try:
         config = read_json(os.path.join(directory, "config.json"), any_number=True)

@@ -104,12 +104,13 @@ class Lags(ShardsParameters):
 
 
 def generating(group: Group, name: str, width: int) -> Group:
-    """The group's devices for generation, in more rows of fewer devices that share parameters.
+    """A group for generation on the same devices: rows of `width` of them share the parameters.
 
-    In each row of the group, devices whose training shards form one generation shard are neighbours, and each
-    device's training shard lies within its generation shard (Sheng et al., arXiv 2409.19256, section 5.3).
+    Devices are reordered so that each device's training shard lies within its generation shard, and shards
+    that are merged are neighbours (Sheng et al., arXiv 2409.19256, section 5.3).
 
     Args:
+      name: name of the new group.
       width: devices that share parameters in generation.
 
     >>> generating(Group("all", tuple(range(8)), model=4), "generation", 2).devices

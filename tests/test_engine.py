@@ -31,9 +31,9 @@ def test_metrics_have_one_row_an_iteration(walker):
     assert isinstance(state, type(Walker().init(jax.random.key(0))))
 
 
-@pytest.mark.parametrize("seed", [jax.random.key(0), 1.5, None])
+@pytest.mark.parametrize("seed", [jax.random.key(0), 1.5, None, 2**63])
 def test_a_seed_is_an_integer(seed, walker):
-    with pytest.raises(FdgError, match=r"^init\(.*: give an integer, such as init\(0\)"):
+    with pytest.raises(FdgError, match=r"^init\(.*: give an integer below 2\*\*63, such as init\(0\)"):
         walker.init(seed)
 
 

@@ -116,7 +116,7 @@ def _matched(
         raise FdgError(f"{folder}: its base has num_layers={config.num_layers}, of {_MOST_LAYERS} at most")
     tensors: Mapping[str, Stored] = safetensors(folder / TENSORS)
     if not tensors:
-        raise FdgError(f"{folder / TENSORS}: holds no tensor")
+        raise FdgError(f"{folder / TENSORS} holds no tensor: save the adapters again with PEFT")
     kernels = weights.names(config)
     pairs = set()
     for key, tensor in tensors.items():

@@ -62,7 +62,8 @@ def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs
     counts = [len(task.choices()) for task in problem.tasks]
     if [len(each) for each in scores] != counts:
         raise FdgError(
-            f"enumerate: scores of {[len(each) for each in scores]} choices; give {counts}, one a choice"
+            f"enumerate_all: the tasks have {counts} choices, but the scores are of"
+            f" {[len(each) for each in scores]}: give one score for each choice"
         )
     total = problem.count()
     if total + _CHUNK >= 2**31:

@@ -322,7 +322,7 @@ def _task(
     if "input" in content:
         shape = keys.options("input", (), int, "whole numbers, such as [1, 224, 224, 3]")
         if source != "module":
-            raise FdgError(f"{keys.where}: input is a module's: leave it out with {source}")
+            raise FdgError(f"{keys.where}: input is for a module, and {source} is given: leave input out")
     if source != "space":
         if wrong := next((key for key in _OF_SPACES.split() if key in content), None):
             raise FdgError(f"{keys.where}: {wrong} is for a space, and {source} is given: leave {wrong} out")

@@ -201,8 +201,7 @@ class _Call:
             raise
         except (Exception, SystemExit) as error:
             i = _index_of(error, texts, asked)
-            at = f"for {texts[i]!r:.60}, asked {asked[i]!r:.60}" if texts else "for no responses"
-            raise HostError(f"{self.__name__} raised {raised(error)} {at}") from error
+            raise HostError(f"{self.__name__} raised {raised(error)} for {_pair(texts, asked, i)}") from error
         if len(numbers) != len(texts):
             raise HostError(
                 f"{self.__name__} gave {len(numbers)} numbers for {len(texts)} responses: return one for each"
@@ -212,8 +211,8 @@ class _Call:
         is_given = np.array([value is not None for value in result], bool)
         for i in np.flatnonzero(~np.isfinite(rewards) & is_given).tolist():
             raise HostError(
-                f"{self.__name__} gave {numbers[i]} for {texts[i]!r:.60}, asked {asked[i]!r:.60}: return a"
-                " finite number, or None for no reward (it is stored as float32)"
+                f"{self.__name__} gave {numbers[i]} for {_pair(texts, asked, i)}: return a finite number, or"
+                " None for no reward (it is stored as float32)"
             )
         return rewards
 
@@ -275,6 +274,10 @@ def _row(task: Any, content: Any, asked: str) -> Row:
     """What is known about a problem."""
     rows = getattr(task.problem, "rows", None)
     return Row(asked, content) if rows is None else rows[int(content[0])]
+
+
+def _pair(texts: Sequence[str], asked: Sequence[str], i: int) -> str:
+    return f"the response {texts[i]!r:.60} to the prompt {asked[i]!r:.60}" if texts else "no responses"
 
 
 def _index_of(error: BaseException, answers: Sequence[str], asked: Sequence[str]) -> int:

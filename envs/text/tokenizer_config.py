@@ -14,11 +14,11 @@ from fdg.reading import read_json, read_text
 
 
 def stops(path: str, name: str) -> list[int]:
-    """The stop tokens in a file of the folder."""
+    """The stop tokens in the JSON file `name` of the folder."""
     value = read(path, name).get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(type(one) is not int or not 0 <= one < 1 << 31 for one in ids):
-        raise _wrong(path, name, "eos_token_id", value, "a token's number, or several")
+        raise _wrong(path, name, "eos_token_id", value, "a token's number, or additional")
     return ids
 
 
@@ -28,7 +28,7 @@ def _wrong(path: str, file: str, name: str, value: Any, kind: str) -> FdgError:
 
 @functools.cache
 def loaded(path: str) -> Any:
-    """The library's tokenizer, with the special tokens of the configuration."""
+    """The folder's `tokenizers.Tokenizer`, with the special tokens of the configuration."""
     file = pathlib.Path(path) / "tokenizer.json"
     if not os.path.lexists(file):
         raise FdgError(
@@ -49,11 +49,11 @@ def size(path: str) -> int:
 
 @functools.cache
 def digest(path: str) -> str:
-    """A hash of all tokenizer files in the folder."""
-    ends = [read(path, name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
-    settings = json.dumps([special_tokens(path), templates(path), ends], sort_keys=True)
+    """A hash of the tokenizer: its file, special tokens, chat templates and stop tokens."""
+    stop_tokens = [read(path, name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
+    settings = json.dumps([special_tokens(path), templates(path), stop_tokens], sort_keys=True)
     content = (pathlib.Path(path) / "tokenizer.json").read_bytes()  # `loaded` has checked its size
-    return hashlib.sha256(content + settings.encode(errors="surrogatepass")).hexdigest()
+    return hashlib.sha256(content + settings.encode()).hexdigest()
 
 
 @functools.cache
@@ -88,17 +88,17 @@ def templates(path: str) -> dict[str, str]:
 def special_tokens(path: str) -> dict[str, str | list[str]]:
     """Special tokens by name; see `HuggingFaceTokenizer.special_tokens`."""
     config = read(path, "tokenizer_config.json")
-    if "added_tokens_decoder" not in config:
+    if "added_tokens_decoder" not in config:  # older checkpoints keep special tokens in a file of their own
         config = {**config, **read(path, "special_tokens_map.json")}
-    more, several = config.get("extra_special_tokens"), config.get("additional_special_tokens")
-    named = {**config, **(more if isinstance(more, dict) else {})}
+    extra, additional = config.get("extra_special_tokens"), config.get("additional_special_tokens")
+    named = {**config, **(extra if isinstance(extra, dict) else {})}
     words: dict[str, Any] = {
         name: _word(path, name, word)
         for name, word in named.items()
         if name.endswith("_token") and not isinstance(word, bool)  # such as `add_bos_token`
     }
-    if isinstance(several, list):
-        words["additional_special_tokens"] = [_word(path, "additional_special_tokens", x) for x in several]
+    if isinstance(additional, list):
+        words["additional_special_tokens"] = [_word(path, "additional_special_tokens", x) for x in additional]
     return {name: word for name, word in words.items() if word is not None}
 
 

@@ -111,8 +111,8 @@ def _check(content: dict[str, Any], file: str) -> None:
             require(product <= _REPEATS, f"the pattern {quoted(value)} repeats more than {_REPEATS} times")
     require(
         items <= _ITEMS and characters <= _CHARACTERS,
-        f"{', '.join(_PARTS)} have {items} values of {characters} characters,"
-        f" and {_ITEMS} of {_CHARACTERS} at most are read",
+        f"{', '.join(_PARTS)} have {items} values of {characters} characters;"
+        f" the limit is {_ITEMS} values of {_CHARACTERS}",
     )
     for step in itertools.chain.from_iterable(_steps(content.get(part)) for part in _PARTS):
         # The library panics at these when it encodes or decodes.
@@ -131,7 +131,8 @@ def _check(content: dict[str, Any], file: str) -> None:
         for step in _steps(content.get(part)):
             growth *= _growth(step, require)
         require(
-            growth <= most, f"its {part} makes texts {growth:.0f} times longer, and {most} at most is read"
+            growth <= most,
+            f"its {part} can make a text {growth:.0f} times longer, and the limit is {most} times",
         )
 
 
@@ -184,7 +185,7 @@ def _longest(charsmap: str, require: Any) -> float:
         table = b""
     size = int.from_bytes(table[:4], "little")
     right = 4 <= len(table) <= _CHARSMAP_BYTES and size % 1024 == 0 and 0 < size <= len(table) - 4
-    require(right, f"a precompiled_charsmap of {len(table)} bytes, {size} of them its table")
+    require(right, f"its precompiled_charsmap, of {len(table)} bytes, is damaged or too large")
     # A double array (Darts-clone): a unit points to the units at its own index XOR an offset and a byte;
     # leaves hold the start of their text.
     units, texts = np.frombuffer(table[4 : 4 + size], "<u4").astype(np.int64), table[4 + size :]

@@ -89,7 +89,9 @@ def files_of(tokenizer: Any) -> dict[str, bytes]:
 
 
 def same_tokens(one: Any, other: Any) -> bool:
-    """True if two tokenizers give the same numbers to the same words.
+    """Whether two tokenizers give each token the same number, added tokens included.
+
+    Merges and normalisers are not compared.
 
     >>> same_tokens(CharacterTokenizer("ab"), CharacterTokenizer("ba"))
     False

@@ -102,8 +102,8 @@ class _Scored:
         except (Exception, SystemExit) as error:
             cause = error.__cause__ or error  # `verifiers` wraps what a reward raises
             raise HostError(
-                f"reward of environment '{self.environment}' raised {raised(cause)} for {text!r:.60}, asked"
-                f" {task.data.prompt_text!r:.60}"
+                f"reward of environment '{self.environment}' raised {raised(cause)} for the response"
+                f" {text!r:.60} to the prompt {task.data.prompt_text!r:.60}"
             ) from error
         return trace.reward
 

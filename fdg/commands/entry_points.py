@@ -15,7 +15,7 @@ _SUMMARY_WIDTH = 60  # characters of a package's summary in the help
 Commands = Mapping[str, Sequence[EntryPoint]]  # by name; packages may register the same name
 
 
-_FDG_SUMMARIES = {"codesign": "searches networks and an accelerator that meet specs."}
+_FDG_SUMMARIES = {"codesign": "searches for networks and an accelerator that meet specs."}
 
 
 def commands() -> Commands:

@@ -35,7 +35,8 @@ FLAG = Flag(
     " constant:LENGTH",
 )
 ABOUT = (
-    f"With {FLAG.option}: the share of a stream's slots that is busy, and the age of its tokens. {FLAG.help}."
+    f"With {FLAG.option}: the share of a stream's slots that is busy, and the age of its tokens."
+    f" {FLAG.option}: {FLAG.help}."
 )
 _LAST_ITERATIONS = 20  # iterations of a run whose lengths count
 _NUM_AGES = 32  # ages in updates that are counted separately
@@ -309,7 +310,13 @@ def take_lengths(flags: dict[str, Any]) -> str | None:
 
 
 def report_of(algorithm: Any, policy: Any, text: str) -> str:
-    """The report on the simulated stream of an algorithm under a policy."""
+    """The report on the simulated stream of an algorithm under a policy.
+
+    `text` is the value of --lengths: a run directory or a distribution.
+
+    Raises:
+      FdgError: the algorithm generates no responses.
+    """
     if not hasattr(algorithm, "ahead"):
         raise FdgError(
             f"--lengths {text:.60}: {type(algorithm).__name__} does not generate responses: use --algo grpo,"

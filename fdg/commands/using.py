@@ -23,7 +23,7 @@ _MEMBER = Flag(
     "member",
     str | None,
     None,
-    "agents of a sweep: best, or values of a point and a seed: learning_rate=1e-3,seed=2 (None: all)",
+    "which agents of a sweep: best, or values and a seed, as in learning_rate=1e-3,seed=2 (None: all)",
 )
 _AGENT = Flag("agent", int, 0, "the index of the agent, if the run has several seeds")
 _LABEL = Flag(
@@ -145,8 +145,8 @@ def _play(flags: dict[str, Any]) -> None:
         "out",
         str | None,
         None,
-        "the file, .jax or .onnx (None: RUN/policy.jax, or RUN/policy.onnx), with its description, .json,"
-        " next to it; for a language model, the folder (None: RUN/exported)",
+        "the file, ending in .jax or .onnx; its description is a .json next to it (None: RUN/policy.jax, or"
+        " RUN/policy.onnx); for a language model, a folder (None: RUN/exported)",
     ),
     Flag(
         "format",
@@ -249,10 +249,20 @@ def _compare(flags: dict[str, Any]) -> None:
     "Finds the first iteration, fragment and array whose values differ between two runs. Exit status:"
     " 0: no difference, 1: a difference, 2: an error.",
     Flag("record", str | None, None, "write a recording of one run to this file, for another machine"),
-    Flag("iterations", int | None, None, "iterations to replay (None: by the metrics, else 1)"),
-    Flag("checkpoint", int | None, None, "iteration of the checkpoint to start from, 0: init (None: chosen)"),
+    Flag(
+        "iterations",
+        int | None,
+        None,
+        "iterations to replay (None: up to the first metrics that differ, else 1)",
+    ),
+    Flag(
+        "checkpoint",
+        int | None,
+        None,
+        "iteration of the checkpoint to start from; 0: the initial state (None: chosen)",
+    ),
     Flag("tolerance", float, 0.0, "x and y are equal where |x - y| <= tolerance * (1 + |y|); 0: equal bits"),
-    Flag("limit_mb", int, 64, "with --record: MiB of arrays to store; only digests of further arrays"),
+    Flag("limit_mb", int, 64, "with --record: MiB of arrays to store; of further arrays only digests"),
     _AGENT,
     _TRUST,
     positionals={"runs": {"nargs": "+", "metavar": "RUN", "help": "run directories or recordings: two"}},

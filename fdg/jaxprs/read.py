@@ -182,7 +182,7 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
             inner = open_jaxpr(value)
             if _same_shapes(inner.invars, eqn.invars) and _same_shapes(inner.outvars, eqn.outvars):
                 return _callee(inner)
-    return ()  # the scalar function of a reduction is not a body
+    return ()  # of other shapes, such as the scalar function of a reduction: not a body
 
 
 def walk(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
@@ -277,9 +277,9 @@ def inner_jaxprs(eqn: core.JaxprEqn) -> tuple[Any, ...]:
 
 
 def with_bodies(eqn: core.JaxprEqn, closed: Sequence[ClosedJaxpr]) -> core.JaxprEqn:
-    """Replaces the jaxprs `inner_jaxprs(eqn)` of an equation by others with the same inputs and outputs.
+    """The equation with the jaxprs `closed` in place of `inner_jaxprs(eqn)`, and with their effects.
 
-    A `cond` may get branches with other inputs and outputs, if its variables match them.
+    Their inputs and outputs must match the variables of `eqn`. A high-level operation becomes a call.
     """
     old = inner_jaxprs(eqn)
     match eqn.primitive.name:
@@ -307,9 +307,7 @@ def with_bodies(eqn: core.JaxprEqn, closed: Sequence[ClosedJaxpr]) -> core.Jaxpr
 
 
 def with_new_bodies(eqn: core.JaxprEqn, new: Sequence[core.Jaxpr]) -> core.JaxprEqn:
-    """Replaces the inner jaxprs of an equation by `new`, in the order of `inner_jaxprs(eqn)`.
-
-    Returns the same object if nothing changes."""
+    """`with_bodies` for open jaxprs, over the old constants; the same object if nothing changes."""
     old = inner_jaxprs(eqn)
     closed = [with_jaxpr(old_body, new_body) for old_body, new_body in zip(old, new, strict=True)]
     return eqn if all(a is b for a, b in zip(closed, old, strict=True)) else with_bodies(eqn, closed)
@@ -327,14 +325,14 @@ def _expand(eqn: core.JaxprEqn) -> ClosedJaxpr:
         equation = eqn.replace(invars=inputs, outvars=outputs)
         return lower_high_level(build(inputs, outputs, [equation], checked=False))
 
-    # The other parameters define its derivative.
+    # Cached by operation, types, and the other parameters, which define the derivative.
     parameters = {key: value for key, value in eqn.params.items() if key != "_prim"}
     avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     return _EXPANSIONS(eqn.params["_prim"], (eqn.primitive.name, f"{parameters} {avals}"), lower)
 
 
 def as_one(function: Callable[..., Any], operands: Sequence[Any], results: Sequence[Any]) -> core.JaxprEqn:
-    """Traces a function to a single equation with the operands `operands` and the variables `results`."""
+    """Traces a function of one operation; returns its equation from `operands` to the variables `results`."""
     jaxpr = open_jaxpr(jax.make_jaxpr(function)(*shapes_of(operands)))
     (eqn,) = jaxpr.eqns
     assert list(eqn.invars) == list(jaxpr.invars) and len(eqn.outvars) == len(results), eqn

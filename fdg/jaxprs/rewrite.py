@@ -36,10 +36,10 @@ Inside: TypeAlias = Callable[..., core.JaxprEqn]
 """`Rewriter.inside`: maps (equation, context=None, blocks=None) to the equation with its bodies rewritten."""
 
 Rule: TypeAlias = Callable[[core.JaxprEqn, Inside], core.JaxprEqn | Iterable[core.JaxprEqn]]
-"""Maps (equation, inside) to its replacement: one or several equations; none if its results are unread."""
+"""Maps (equation, inside) to its replacement: an equation or several; none only if its results are unread."""
 
 BlockRule: TypeAlias = Callable[[Any, Any, Inside], Any]
-"""Maps (block, context, inside) to new equations of the block, or to an open jaxpr of its inputs and outputs.
+"""Maps (block, context, inside) to the block's new equations, or to an open jaxpr that replaces it.
 
 A block is an open jaxpr, or an object with an open jaxpr as its attribute `jaxpr` (a `batch.flow.Flow`).
 """
@@ -68,8 +68,8 @@ def rewrite_blocks(closed: Any, rule: BlockRule, context: Any = None, traces: bo
 class Rewriter:
     """Applies a rule to blocks; a block that several places call with equal `context` is rewritten once.
 
-    If a rule `traces` new equations, these do not declare how values vary over devices, so it is not applied
-    inside a `shard_map` that checks this.
+    `traces` says that the rule traces new equations. These lack the types that say how values vary over
+    devices, so such a rule is not applied inside a `shard_map` with `check_vma`.
     """
 
     def __init__(self, rule: BlockRule, traces: bool = True):
@@ -134,7 +134,7 @@ def traced(
     names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
     if results is not None:
         assert len({*jaxpr.invars, *jaxpr.outvars}) == len(jaxpr.invars) + len(results), (
-            "a result is an operand"
+            "a result is an operand, a literal or another result"
         )
         names.update(zip(jaxpr.outvars, results, strict=True))
     return list(copied(jaxpr.eqns, names)), renamed(jaxpr.outvars, names)

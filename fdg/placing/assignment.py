@@ -66,8 +66,8 @@ def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], 
     for group, its_roles in groups.items():
         if roles and len(groups) > 1 and roles.isdisjoint(its_roles) and not group.optional:
             raise PlanError(
-                f"{policy} has its {group.name} for {listed(map(repr, its_roles))}, and {graph.name} has no"
-                f" fragment of {'that role' if len(its_roles) == 1 else 'those roles'} (it has"
+                f"{policy} runs {listed(map(repr, its_roles))} on its {group.name}, and {graph.name} has no"
+                f" fragment of {'that role' if len(its_roles) == 1 else 'those roles'} (its roles are"
                 f" {listed(map(repr, sorted(roles)), 'and')}): mark one with"
                 f" fdg.fragment('{its_roles[0]}'), or use another policy, such as policies.GPUOnly()"
             )
@@ -174,8 +174,8 @@ def fit_to_batches(group: Group, fragments: Sequence[Fragment], policy: Policy) 
     """The group with the largest number of its devices that divides every batch; all if there is no batch."""
     if len(group) % group.model and (group.exact or len(group) < group.model):
         raise PlanError(
-            f"{policy}: the {len(group)} devices of its {group.name} do not divide into rows of {group.model}"
-            f" that share a part of the batch: use a multiple of {group.model}"
+            f"{policy}: group '{group.name}' has {len(group)} devices, but its model is split over"
+            f" {group.model}: use a multiple of {group.model}"
         )
     sizes = [f.batch_size for f in fragments if f.batch_size]
     width = largest_divisor(math.gcd(*sizes), group.rows) if sizes else group.rows

@@ -2,8 +2,8 @@
 
 `multiprocessing.connection` does the framing and the authentication. Each message has a length prefix, which
 is checked before the message is read. Each side sends a challenge, which the other answers with an HMAC under
-the shared key. A peer can make this process allocate at most `_MAX_MESSAGE_BYTES` for a message, and without
-the key at most `_MAX_HELLO_BYTES`.
+the shared key. Without the key, a peer can make this process allocate at most `_MAX_HELLO_BYTES`. With it,
+each part of a message has at most `_MAX_MESSAGE_BYTES`, and the number of parts is not limited.
 """
 
 import contextlib
@@ -53,12 +53,12 @@ class Line:
     def __init__(self, connected_socket: socket.socket):
         connected_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected_socket.settimeout(None)
-        # Limits a message that stalls after its first byte, for which alone `poll` below waits.
+        # `poll` below waits for the first byte of a message; this limits the wait for the rest.
         seconds = struct.pack("ll", int(SILENT_SECONDS), 0)
         connected_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
         self.who = ""
         self.inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._sending = threading.Lock()
+        self._send_lock = threading.Lock()
         self._connection = Connection(connected_socket.detach())
 
     def authenticate(self, key: bytes, asks_first: bool) -> None:
@@ -84,9 +84,9 @@ class Line:
     def send(self, kind: bytes, data: bytes = b"", wait: float = -1) -> None:
         """Sends a message, in parts if it is long.
 
-        Waits `wait` seconds while another thread is sending; -1 for no limit.
+        Waits at most `wait` seconds while another thread is sending; -1 for no limit.
         """
-        if not self._sending.acquire(timeout=wait):
+        if not self._send_lock.acquire(timeout=wait):
             raise TimeoutError
         try:
             view = memoryview(data)
@@ -95,12 +95,12 @@ class Line:
                 view = view[_MAX_MESSAGE_BYTES - 1 :]
             self._connection.send_bytes(kind + view)
         finally:
-            self._sending.release()
+            self._send_lock.release()
 
     def read(self, seconds: float = BEAT_SECONDS, tries: int = SILENT_BEATS) -> tuple[bytes, bytes]:
         """The next message: its kind and its content.
 
-        Waits `seconds` up to `tries` times: several short waits let a process that was suspended wait again.
+        Waits `seconds` up to `tries` times: after this process was suspended, only one of them is over.
 
         Raises:
           TimeoutError: no message came.

@@ -25,7 +25,7 @@ def setting(default: Any, description: str, **rules: Any) -> Any:
       description: a phrase; it explains a default of None by "(None: ...)".
       rules: `least` and `most` bound a number. `free=True`: a resumed run may change the field.
         `kept=False`: the field is not stored in `config.json`. `words=True`: its value may be several words.
-        `several`: the error message's fix if n values are given for one; `{n}` is replaced by their number.
+        `several`: the fix in the error message for several values in place of one; `{n}` is their number.
         `flag`: the type of its flag if that is not its annotation; False for no flag. See also the rules that
         `hyperparameter` adds.
     """
@@ -47,7 +47,7 @@ def hyperparameter(
       structural: why the compiled program depends on this float, as a phrase. Such a float cannot be traced,
         so it cannot be swept. None for all other fields.
       holds: "folder" if the value is a path. It is stored as an absolute path, so a run can be used from any
-        folder. "folder or WORD" if WORD is allowed as well.
+        folder. "folder or WORD" if WORD or WORD=TEXT is allowed as well.
       only_with: the field without which this one has no effect, such as "rnd", or the field with a value,
         such as "memory=transformer".
     """
@@ -58,7 +58,10 @@ def hyperparameter(
 
 
 def own_value(description: str, holds: str) -> Any:
-    """A field for a user-defined object, None by default. Its flag takes `module:name`, which is imported."""
+    """A field for a user-defined object, None by default. Its flag takes `module:name`, which is imported.
+
+    `holds` is the kind of object, such as "optimizer", for `fdg.training.name_resolver`.
+    """
     return dataclasses.field(default=None, metadata={"help": description, "flag": str | None, "holds": holds})
 
 
@@ -115,7 +118,7 @@ def float_or_array(value: Any) -> Any:
 
 
 def structural(algorithm_class: Any) -> dict[str, str]:
-    """Float fields that cannot be traced, since the compiled program depends on them: name -> reason."""
+    """The fields that `hyperparameter` marks as `structural`, which cannot be traced: name -> reason."""
     fields = kinds.dataclass_fields(algorithm_class)
     return {field.name: field.metadata["structural"] for field in fields if "structural" in field.metadata}
 
@@ -171,13 +174,13 @@ def _matches(value: Any, kind: Any) -> bool:
 def _matches_plain(value: Any, kind: Any) -> bool | None:
     """Whether a value matches an annotation without type arguments; None to let `kinds.matches` decide.
 
-    Arrays do not match integers, since they are not hashable. A named tuple of functions that has the method
-    `described` matches any value with these functions.
+    Arrays do not match integers, since they are not hashable. A named tuple class with the method `described`
+    matches any object that has functions of its field names.
     """
     if kind is int:
         return isinstance(value, int | np.integer) and not isinstance(value, bool)
     if kind is float and isinstance(value, jax.Array):  # it may be traced
-        return value.ndim == 0 and jax.dtypes.issubdtype(value.dtype, np.number)  # a key is none
+        return value.ndim == 0 and jax.dtypes.issubdtype(value.dtype, np.number)  # a random key is no number
     if hasattr(kind, "described"):
         return all(callable(getattr(value, part, None)) for part in kind._fields)
     return True if isinstance(kind, type) and kind not in _PLAIN else None

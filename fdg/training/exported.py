@@ -208,7 +208,10 @@ def _description_leaves(facts: Any, label: str) -> Iterator[Mapping[str, Any]]:
         case {"shape": ["N", *_], "dtype": str()}:
             yield facts
         case _:
-            raise FdgError(f"{label}: an observation or action lacks shapes and dtypes")
+            raise FdgError(
+                f"{label}: an observation or action is {facts!r:.60}, not of a shape [N, ...] and a dtype:"
+                " export the policy again"
+            )
 
 
 def _check_program(exported: Any) -> Any:

@@ -28,7 +28,7 @@ class Job(Settings):
     resumes: bool = False  # whether to resume the run in `out`
     start_from: Path | None = None  # a run whose weights initialise this one, or None
     trust: bool = False  # whether that run's files may name code outside fdg (`fdg.training.name_resolver`)
-    cores: int | None = None  # the maximum number of host devices to choose; None: it is not chosen
+    cores: int | None = None  # at most so many host devices are chosen; None: their number is not chosen
     explains: bool = True  # whether to print the candidates of `auto`; False: only the reason
     # further entries of `config.json`: the sources of values, and the command that started the run
     record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -75,7 +75,7 @@ class Job(Settings):
 
     @property
     def agents(self) -> int | None:
-        """The number of agents (seeds, in a sweep times points); None if states have no axis of agents."""
+        """The number of agents: seeds, in a sweep times its points. None if states have no axis of agents."""
         return agent_count(self.algorithm, self.num_seeds)
 
     @property
@@ -89,7 +89,7 @@ class Job(Settings):
 
     @property
     def loggers(self) -> dict[str, Any]:
-        """Experiment trackers that receive the metrics too: name and project or experiment."""
+        """The experiment trackers that also receive the metrics: name -> project or experiment."""
         values = {name: getattr(self, name) for name in TRACKERS}
         return {name: value for name, value in values.items() if value not in (None, False)}
 
@@ -155,7 +155,7 @@ def steps_unit(algorithm: Any) -> str:
 
 
 def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = True) -> dict[str, Any]:
-    """The fields `num_iterations` and `steps_per_iteration` of a job.
+    """Checks an algorithm's steps and files; returns the job's `num_iterations` and `steps_per_iteration`.
 
     With `runs=False` the job is only planned: it may be shorter than an iteration; files are not checked.
     """

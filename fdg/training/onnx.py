@@ -28,8 +28,10 @@ class Output(NamedTuple):
     name: str
     dtype: str  # the dtype of the model's output
     program_dtype: str  # the dtype of the function's result
-    low: Any = None  # bounds in `dtype`, numbers or nested lists; None: unbounded. A float64 output that
-    high: Any = None  # equals a bound rounded to float32 becomes the exact bound
+    # Bounds in `dtype`, numbers or nested lists; None: unbounded. A float64 output that equals a bound
+    # rounded to float32 becomes the exact bound.
+    low: Any = None
+    high: Any = None
 
 
 def to_onnx(

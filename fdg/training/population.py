@@ -37,7 +37,7 @@ class Population:
 
     every: int  # iterations from copying to copying
     bounds: tuple[tuple[str, float, float], ...]  # `(name, lowest, highest)` of each hyperparameter
-    share: float = 0.2  # fraction of agents that are replaced, and of those to copy from
+    share: float = 0.2  # this fraction of the agents is replaced, and as many, the best, are copied
 
     def __post_init__(self):
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
@@ -51,7 +51,7 @@ class Population:
         period = "iteration" if self.every == 1 else f"{self.every} iterations"
         return (
             f"every {period}, the worst {self.share:.0%} of the agents take over what the best have learned;"
-            " bytes within the group are those of such an iteration"
+            " bytes within the group are counted for an iteration in which they do"
         )
 
     def initial_membership(self, key: jax.Array) -> Membership:
@@ -60,7 +60,7 @@ class Population:
         return Membership(key, jnp.int32(0), jnp.float32(0), jnp.float32(0), jnp.float32(jnp.nan))
 
     def add_iteration(self, member: Membership, metrics: Mapping[str, jax.Array]) -> Membership:
-        """The membership after one more iteration; `episode_return` is the mean return of `episodes`."""
+        """The membership after one more iteration; the metric `episode_return` is a mean over `episodes`."""
         if "episode_return" not in metrics:
             raise FdgError(
                 "exploit_every: the algorithm's metrics have no episode_return, by which to compare"
@@ -74,7 +74,7 @@ class Population:
             episodes=member.episodes + jnp.where(is_known, episodes, 0.0),
         )
 
-    # --- the interface to the engine ---
+    # --- fdg.agents.BetweenAgents ---
 
     def due(self, state: Any) -> jax.Array:
         """Whether agents copy after this iteration: [] bool."""
@@ -96,12 +96,12 @@ class Population:
 
     def taken(self, state: Any, axes: Sequence[int | None]) -> list[bool]:
         """Whether each leaf is copied: all but keys, memberships and leaves with a batch axis (`axes`)."""
-        is_shared = state._replace(
+        may_copy = state._replace(
             hyperparameters=jax.tree.map(lambda _: True, state.hyperparameters),
             state=jax.tree.map(lambda leaf: not is_key(leaf.dtype), state.state),
             membership=jax.tree.map(lambda _: False, state.membership),
         )
-        leaves = jax.tree.leaves(is_shared)
+        leaves = jax.tree.leaves(may_copy)
         return [shared and axis is None for shared, axis in zip(leaves, axes, strict=True)]
 
     def after(self, state: Any, source: jax.Array, agent: jax.Array) -> Any:

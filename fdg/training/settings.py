@@ -37,8 +37,8 @@ class Names:
     )
     policy: str = setting(
         "auto",
-        "a distribution policy: which devices each fragment runs on; auto: the one that is"
-        " predicted to be fastest; auto:measure: the fastest of the best three, which are timed",
+        "a distribution policy: which devices each fragment runs on; auto: the one"
+        " predicted to be fastest; auto:measure: times the three predicted to be fastest, and takes the best",
         free=True,
     )
     preset: str | None = setting(
@@ -113,8 +113,8 @@ class Settings:
     sweep: str | None = setting(
         None,
         "grid of float hyperparameters, all combinations in one program, --num-seeds agents for each:"
-        " learning_rate=1e-4,3e-4,1e-3 entropy_coefficient=0,0.01; a range is log:1e-4..1e-2x8 or"
-        " lin:0.9..0.99x4 (None: no sweep)",
+        " learning_rate=1e-4,3e-4,1e-3 entropy_coefficient=0,0.01; a range is log:1e-4..1e-2x8 (8 values)"
+        " or lin:0.9..0.99x4 (4 values) (None: no sweep)",
         words=True,
     )
     self_play: str | None = setting(
@@ -139,8 +139,8 @@ class Settings:
     )
     search: str | None = setting(
         None,
-        "search space of --optuna: hidden=64,64/128,128 num_steps=64,128 learning_rate=log:1e-4..1e-2"
-        " (None: nothing)",
+        "search space of --optuna: choices, num_steps=64,128 (of tuples: hidden=64,64/128,128), or a range,"
+        " learning_rate=log:1e-4..1e-2 (None: nothing)",
         words=True,
     )
     halving: bool = setting(
@@ -168,8 +168,8 @@ class Settings:
     )
     eval_every: int | None = setting(
         None,
-        "evaluate every this many iterations, with greedy and with sampled actions; keep the checkpoint with"
-        " the best greedy return besides the last one (None: never)",
+        "evaluate every this many iterations, with greedy and with sampled actions; also keep the checkpoint"
+        " with the best greedy return (None: never)",
         least=1,
         free=True,
     )

@@ -281,7 +281,7 @@ def test_an_observation_of_another_shape_is_refused_with_the_fix():
     network = actor_critic(OBSERVATIONS["vector"], ACTIONS["discrete"])
     parameters = jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, 4)))
     for wrong in (jnp.zeros(4), jnp.zeros((3, 5)), jnp.zeros((2, 3, 4))):
-        with pytest.raises(FdgError, match=r"made for observations \[N, 4\] .*: flatten all leading axes"):
+        with pytest.raises(FdgError, match=r"made for observations \[N, 4\] .*: give one leading axis"):
             network.apply(parameters, wrong)
 
 

@@ -257,7 +257,8 @@ def test_a_configuration_makes_the_same_job_again(tmp_path):
 def test_help_shows_every_hyperparameter_with_its_preset(capsys):
     assert train_main(["--env", "Pendulum-v1", "--help"]) == 0
     text = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert "--discount FLOAT gamma, per step: a move of a game, a token of a text (default: 0.95)" in text
+    assert "--discount FLOAT gamma, the discount per step (in a game per move, in a text per" in text
+    assert "per token) (default: 0.95)" in text
     assert "--shuffle {each,all,time}" in text and "--staleness INT" in text and "--resume [DIR]" in text
     assert train_main([*WALK, "--help"]) == 0
     text = re.sub(r"\s+", " ", capsys.readouterr().out)

@@ -294,18 +294,28 @@ def mute():
         (lambda p, r, a: 1 / 0, "raised ZeroDivisionError: division by zero (test_text.py, line LINE) for"),
         (
             lambda p, r, a: [1 / len(x.strip("ab=")) for x in r],
-            "raised ZeroDivisionError: division by zero (test_text.py, line LINE) for 'ab=', asked 'ab='",
+            "raised ZeroDivisionError: division by zero (test_text.py, line LINE) for the response 'ab=' to"
+            " the prompt 'ab='",
         ),
         (
             lambda p, r, a: [float(int(x, 16)) for x in p if x[0] == "c"],
             "raised ValueError: invalid literal for int() with base 16: 'cd=' (test_text.py, line LINE)"
-            " for 'cd=', asked 'cd='",
+            " for the response 'cd=' to the prompt 'cd='",
         ),
-        (lambda p, r, a: [1.0, math.nan], "gave nan for 'cd=', asked 'cd=': return a finite number, or None"),
-        (lambda p, r, a: [1.0, -math.inf], "gave -inf for '"),
-        (lambda p, r, a: [1.0, 1e39], "gave 1e+39 for 'cd=', asked 'cd=': return a finite number"),
-        (lambda p, r, a: sys.exit(3), "raised SystemExit: 3 (test_text.py, line LINE) for 'ab='"),
-        (lambda p, r, a: mute(), "raised Mute: no message (test_text.py, line LINE) for 'ab='"),
+        (
+            lambda p, r, a: [1.0, math.nan],
+            "gave nan for the response 'cd=' to the prompt 'cd=': return a finite number, or None",
+        ),
+        (lambda p, r, a: [1.0, -math.inf], "gave -inf for the response '"),
+        (
+            lambda p, r, a: [1.0, 1e39],
+            "gave 1e+39 for the response 'cd=' to the prompt 'cd=': return a finite",
+        ),
+        (
+            lambda p, r, a: sys.exit(3),
+            "raised SystemExit: 3 (test_text.py, line LINE) for the response 'ab='",
+        ),
+        (lambda p, r, a: mute(), "raised Mute: no message (test_text.py, line LINE) for the response 'ab='"),
         (lambda p, r, a: [1.0], "gave 1 numbers for 2 responses"),
         (lambda p, r, a: ["good", "bad"], "raised ValueError: could not convert string to float: 'good'"),
     ],

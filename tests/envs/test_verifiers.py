@@ -128,7 +128,10 @@ def test_arguments_are_those_of_the_taskset(folder):
             "raise",
             r"reward of environment 'sums' raised ValueError: no such sum \(sums.py, line 21\) for 'ra",
         ),
-        ("text", "raised ValueError: could not convert string to float: 'much'.* for 'text', asked '1.1='"),
+        (
+            "text",
+            "raised ValueError: could not convert string to float: 'much'.* for the response 'text' to the",
+        ),
         ("nan", "reward 'sums' of task 'text:verifiers' gave nan for 'nan'"),
     ],
 )

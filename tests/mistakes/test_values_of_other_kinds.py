@@ -50,7 +50,10 @@ def deleted():
         (lambda: fdg.load(KEY), "give a string or a path"),
         (lambda: fdg.load(deep()), "load(path=<list object"),
         (lambda: fdg.load(Unwritten()), "give a string or a path"),
-        (lambda: fdg.compile(PPO, policies.GPUOnly()).init(deleted()), "give an integer, such as init(0)"),
+        (
+            lambda: fdg.compile(PPO, policies.GPUOnly()).init(deleted()),
+            "give an integer below 2**63, such as init(0)",
+        ),
         (lambda: fdg.host_devices(deep()), "give an integer from 1"),
         (lambda: envs.make(deep()), "give a name, such as"),
         (lambda: algos.PPO(env=ENV, learning_rate=KEY), "it must be a number"),

@@ -100,7 +100,10 @@ def test_fitted(devices, model, batches, used):
         ),
         (Group("a", tuple(range(8)), exact=True), "by the 8 devices of its a: use 6, or a batch of 8"),
         (Group("a", tuple(range(8)), exact=True, model=2), "by the 4 rows of its a: use 3,"),
-        (Group("a", (0, 1, 2), exact=True, model=2), "the 3 devices of its a do not divide into rows of 2"),
+        (
+            Group("a", (0, 1, 2), exact=True, model=2),
+            "group 'a' has 3 devices, but its model is split over 2",
+        ),
         (Group("a", (0,), model=2), "use a multiple of 2"),
     ],
 )
@@ -155,7 +158,10 @@ ACTING = graph(fragment("act", "actor"), fragment("learn", "learner"))
             {"actor": A, "x": A, "learner": Group("a", (2,))},
             "two groups 'a', of 'actor' on devices (0, 1)",
         ),
-        ({"actor": A, "critic": B}, "has its b for 'critic', and mine has no fragment of that role (it has"),
+        (
+            {"actor": A, "critic": B},
+            "runs 'critic' on its b, and mine has no fragment of that role (its roles are",
+        ),
         ({"actor": A, "critic": B, "buffer": B}, "no fragment of those roles"),
         ({"actor": A, "critic": B, "buffer": B}, "mark one with fdg.fragment('critic')"),
     ],

@@ -394,7 +394,7 @@ ROW = "" if sys.version_info < (3, 12) else ".*"
     [
         (
             lambda responses: [1 / len(one) for one in responses],
-            f"division by zero .* for '{ROW}', asked '",
+            f"division by zero .* for the response '{ROW}' to the prompt '",
         ),
         (lambda responses: [1.0], "gave 1 numbers for 3 responses"),
     ],

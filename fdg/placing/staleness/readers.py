@@ -175,9 +175,9 @@ class Readers:
             if self.version(predicate, reader):
                 kind = "branch (cond)" if eqn.primitive.name == "cond" else "while loop"
                 raise PlanError(
-                    f"{self.where}: a {kind} between fragments depends on {self._leaves(predicate)}, of which"
-                    f" {self._label(reader)} reads an older version than others, and it cannot go both ways:"
-                    f" decide it in a fragment, or use {self.without}"
+                    f"{self.where}: a {kind} between fragments depends on {self._leaves(predicate)}."
+                    f" {self._label(reader)} reads an older version of it than others, so they may disagree:"
+                    f" compute the condition in a fragment, or use {self.without}"
                 )
 
     def check_unknown(
