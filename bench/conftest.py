@@ -1,12 +1,14 @@
 """Options of `make bench`, and where its figures are kept."""
 
+from functools import partial
+
 import pytest
 
 from bench.results import RESULTS, keep
 
 
 def pytest_ignore_collect(collection_path):
-    """Only benchmarks: others set XLA's flags when they are imported, or need a peer's environment."""
+    """Collects only benchmarks: other modules set XLA's flags at import, or need a peer's environment."""
     is_other = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
     return True if is_other else None
 
@@ -21,7 +23,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without `--thorough`, sizes that are marked so are left out."""
+    """Skips benchmarks that are marked as thorough, unless `--thorough` is set."""
     if config.getoption("--thorough"):
         return
     skip = pytest.mark.skip(reason="one of the sizes of --thorough")
@@ -32,10 +34,5 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture
 def record(request):
-    """A function `(name, figures)` that keeps figures, where that is asked for."""
-
-    def recorded(name, figures):
-        if request.config.getoption("--record"):
-            keep("bench", name, figures)
-
-    return recorded
+    """A function `(name, figures)` that keeps figures if `--record` is set."""
+    return partial(keep, "bench") if request.config.getoption("--record") else lambda name, figures: None

@@ -128,13 +128,13 @@ def _env(task: str) -> Any:
 
 def main() -> None:
     """Trains the cells that are missing."""
-    line = parser("bench.corrections", __doc__)
-    line.add_argument("task", choices=("sorting", "countdown"))
-    line.add_argument("--only", choices=METHODS, action="append")
-    line.add_argument("--eta", type=int, action="append")
-    line.add_argument("--seeds", type=int, default=5)
-    line.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps")
-    args = line.parse_args()
+    command = parser("bench.corrections", __doc__)
+    command.add_argument("task", choices=("sorting", "countdown"))
+    command.add_argument("--only", choices=METHODS, action="append")
+    command.add_argument("--eta", type=int, action="append")
+    command.add_argument("--seeds", type=int, default=5)
+    command.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps")
+    args = command.parse_args()
     fdg.host_devices(2)
     fdg.keep_programs()
     kept = f"{args.task}{'' if args.scale == 1 else f'-{args.scale:g}'}"

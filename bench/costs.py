@@ -31,8 +31,8 @@ from typing import Any
 
 import fdg
 from bench import harness
-from bench.harness import ROOT, said_by
-from bench.results import described
+from bench.harness import ROOT, run_module
+from bench.results import machine_facts
 from fdg.costs import machine
 from fdg.costs.choosing import TIE
 from fdg.costs.fitting import JobSample
@@ -85,7 +85,7 @@ class Machine:
 
 def this_machine() -> Machine:
     """By its processor: what it is called, and its features."""
-    called = described()["processor"].lower().replace("(r)", "").replace("(tm)", "")
+    called = machine_facts()["processor"].lower().replace("(r)", "").replace("(tm)", "")
     words = "".join(c if c.isalnum() else " " for c in called).split()
     return Machine("-".join([*words[:2], machine.fingerprint("cpu")["processor"][:6]]))
 
@@ -191,12 +191,12 @@ def measured_apart(cell: Cell, processes: int) -> float:
     from fdg.processes.ports import free_port
 
     if processes == 1:
-        return said_by("bench.costs", "one", cell.key, seconds=_TIMEOUT)
+        return run_module("bench.costs", "one", cell.key, seconds=_TIMEOUT)
     address = f"localhost:{free_port('localhost')}"
 
     def said(process: int) -> float:
         words = ("one", cell.key, "--address", address, "--process", str(process))
-        return said_by("bench.costs", *words, seconds=_TIMEOUT, JAX_NUM_CPU_DEVICES="1")
+        return run_module("bench.costs", *words, seconds=_TIMEOUT, JAX_NUM_CPU_DEVICES="1")
 
     with ThreadPoolExecutor(processes) as pool:
         return next(pool.map(said, range(processes)))
@@ -227,7 +227,7 @@ def measure(kind: str, only: str = "", again: bool = False, seconds: float = mat
         except subprocess.SubprocessError as problem:
             if before == math.inf:
                 stored["cells"][cell.key] = {"error": str(problem)}
-        stored["machine"] = described()
+        stored["machine"] = machine_facts()
         here.file(kind).write_text(json.dumps(stored, indent=1) + "\n")
         print(f"{cell}: {stored['cells'][cell.key]}", flush=True)
 

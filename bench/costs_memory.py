@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 import fdg
-from bench.harness import ROOT, said_by
+from bench.harness import ROOT, run_module
 from fdg.training.reference_jobs import ReferenceJob
 
 KEPT = ROOT / "bench" / "costs_memory.json"
@@ -89,7 +89,7 @@ def memory(only: str, again: bool) -> None:
             continue
         if again or not kept()[str(job)]:
             try:
-                peaks = said_by("bench.costs_memory", str(job), seconds=900)
+                peaks = run_module("bench.costs_memory", str(job), seconds=900)
             except subprocess.SubprocessError as error:
                 print(f"{job}: {error}", flush=True)
                 continue

@@ -21,22 +21,23 @@ Result = TypeVar("Result")
 def in_turns(
     sides: Mapping[Key, Callable[[int], Result]], rounds: int, warm_up: int = 1
 ) -> dict[Key, list[Result]]:
-    """What each side returns in each round, which it is given the number of; the order turns every round.
+    """Calls all sides in each round, in reverse order every other round; returns each side's results.
 
-    So what else the machine does falls on all of them. Rounds that warm up are left out.
+    A side gets the number of the round. Sides take turns so that other work on the machine slows all of them.
+    The results of warm-up rounds are left out.
 
     >>> in_turns({"a": lambda i: i, "b": lambda i: -i}, rounds=2)
     {'a': [1, 2], 'b': [-1, -2]}
     """
-    found: dict[Key, list[Result]] = {name: [] for name in sides}
+    results: dict[Key, list[Result]] = {name: [] for name in sides}
     for number in range(warm_up + rounds):
         for name in list(sides) if number % 2 else reversed(sides):
-            found[name].append(sides[name](number))
-    return {name: results[warm_up:] for name, results in found.items()}
+            results[name].append(sides[name](number))
+    return {name: of_side[warm_up:] for name, of_side in results.items()}
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """What a call takes until the arrays that it returns are there."""
+    """Seconds from the start of a call until the arrays that it returns are computed."""
     import jax
 
     begun = time.perf_counter()
@@ -45,21 +46,19 @@ def seconds(call: Callable[[], Any]) -> float:
 
 
 def timed_in_turns(calls: Mapping[Key, Callable[[], Any]], rounds: int) -> dict[Key, list[float]]:
-    """Seconds of each call in each round, after one more."""
+    """Seconds of each call in each round; a warm-up round comes first."""
     sides = {name: lambda _, call=call: seconds(call) for name, call in calls.items()}
     return in_turns(sides, rounds)
 
 
-def said_by(
-    module: str, *words: str, seconds: float, python: str | Path = sys.executable, **environment: str
-) -> Any:
-    """The last line, as JSON, of a module that runs in a process of its own, on CPUs by default.
+def run_module(module: str, *arguments: str, seconds: float, **environment: str) -> Any:
+    """Runs a module in a new process, on CPUs by default; returns the last line of its output, as JSON.
 
     Raises:
       subprocess.SubprocessError: it took longer, or failed; with the last line of its errors.
     """
     process = subprocess.run(
-        [python, "-m", module, *words],
+        [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
         env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
         capture_output=True,
@@ -72,25 +71,33 @@ def said_by(
     return json.loads(process.stdout.splitlines()[-1])
 
 
-def filled(shapes: Any) -> Any:
-    """Arrays of zeros, or keys, for the arguments of a compiled program, in their shardings."""
+def zeros_and_keys(shapes: Any) -> Any:
+    """Zeros, or random keys, as arguments of a compiled program, with their shapes and shardings."""
     import jax
     import jax.numpy as jnp
 
-    def one(shape: Any) -> Any:
+    def array(shape: Any) -> Any:
         if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
             key = jax.random.key(0)
             return jax.device_put(jax.random.split(key, shape.shape) if shape.shape else key, shape.sharding)
         return jax.device_put(jnp.zeros(shape.shape, shape.dtype), shape.sharding)
 
-    return jax.block_until_ready(jax.tree.map(one, shapes))
+    return jax.block_until_ready(jax.tree.map(array, shapes))
+
+
+def environment(text: str) -> Any:
+    """The environment of a text such as "text:sorting?length=4"."""
+    import envs
+
+    name, parameters = envs.parse(text)
+    return envs.make(name, **parameters)
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
     """The median of some values, and their middle half.
 
-    The middle half is without the lowest and the highest quarter of the values, rounded down to whole values.
+    The middle half leaves out a quarter of the values, rounded down, at each end.
 
     >>> print(f"{Spread.of([5.0, 1.0, 3.0, 2.0, 4.0]):.1f}")
     3.0 (2.0 to 4.0)
@@ -102,14 +109,13 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread":
-        """Of values in any order."""
         ordered = sorted(values)
-        without = len(ordered) // 4
-        return cls(statistics.median(ordered), ordered[without], ordered[-1 - without])
+        quarter = len(ordered) // 4
+        return cls(statistics.median(ordered), ordered[quarter], ordered[-1 - quarter])
 
     @classmethod
     def ratio(cls, above: Iterable[float], below: Iterable[float]) -> "Spread":
-        """Of the ratios of each round."""
+        """The spread of the ratios, one of each round."""
         return cls.of(a / b for a, b in zip(above, below, strict=True))
 
     def __format__(self, spec: str) -> str:
@@ -117,12 +123,12 @@ class Spread:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """As results keep a ratio."""
+        """A ratio's entries in files of results."""
         return {"ratio": self.median, "ratio_middle_half": [self.low, self.high]}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Markdown.
+    """A table in Markdown.
 
     >>> print(table(("a", "b"), [(1, "x")]))
     | a | b |
@@ -148,13 +154,13 @@ def rewrite(document: Path, module: str, text: str) -> None:
 
 
 def parser(module: str, doc: str | None) -> argparse.ArgumentParser:
-    """The command line of a module, whose documentation is its help as it stands."""
-    shown = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(prog=f"python -m {module}", description=doc, formatter_class=shown)
+    """A parser of a module's command line, whose help shows the module's docstring unchanged."""
+    verbatim = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog=f"python -m {module}", description=doc, formatter_class=verbatim)
 
 
 def interpreter(name: str) -> str:
-    """The absolute path of a Python: for `type=` of an argument, since it may run in another folder."""
+    """The absolute path of a Python interpreter; `type=` of an argument. It may run in another folder."""
     if path := shutil.which(name):
         return os.path.abspath(path)
     raise argparse.ArgumentTypeError(f"there is no program {name}: create its environment first")

@@ -1,11 +1,10 @@
-"""Stages that sleep: how near streams and lags in micro-batches come to what a pipeline can do.
+"""How near lags in micro-batches come to the bound of a pipeline, with stages that sleep in host callbacks.
 
-Each micro-batch is generated, judged, scored by a reference and learned from, by stubs that sleep in a
-function on the host, each on a device of its own; parameters change after the last micro-batch. With `M`
-micro-batches, stages of `s` seconds and lag `d` (0 to 3), an iteration takes `(M + 3 - d) s` at best, and
-`4 M s` one after the other. Each run is compared with a simulation of all of it, in which a stage begins when
-the one before it and its device are done. One call of `run` each, in turns. Cores that have other work wake a
-stage up late; longer stages (`--milliseconds 200 --iterations 3`) show how the rest overlaps there.
+The four stages (generation, reward, reference, learning) have a device each; parameters change after the last
+micro-batch. With `M` micro-batches, stages of `s` seconds and lag `d` (0 to 3), an iteration takes
+`(M + 3 - d) s` at best, and `4 M s` one after the other. Each run is compared with a simulation, in which a
+stage begins when the stage before it and its own device are done. Sides take turns; each measurement is one
+`run`. On busy cores sleeps end late; longer stages (`--milliseconds 200 --iterations 3`) hide that.
 
     python -m bench.lag
 """
@@ -24,17 +23,27 @@ from bench.harness import in_turns, parser, seconds
 
 PARTS, MILLISECONDS, ITERATIONS, ROUNDS = 8, 20, 8, 7
 EQUAL = (1, 1, 1, 1)  # times of the stages
-RATIOS = {"3:1": (3, 0, 0, 1), "1:1": (1, 0, 0, 1), "1:3": (1, 0, 0, 3)}  # generating and training
+RATIOS = {"3:1": (3, 0, 0, 1), "1:1": (1, 0, 0, 1), "1:3": (1, 0, 0, 3)}  # generation : learning
 
 
-def slept(x, count):
-    """`x`, after that many seconds in a function on the host; 0 calls none."""
+def slept(x, duration):
+    """Returns `x` after a host callback has slept for `duration` seconds; 0 makes no callback."""
 
     def sleep(x):
-        time.sleep(count)
+        time.sleep(duration)
         return np.asarray(x)
 
-    return jax.pure_callback(sleep, jax.ShapeDtypeStruct(x.shape, x.dtype), x) if count else x + 0
+    return jax.pure_callback(sleep, jax.ShapeDtypeStruct(x.shape, x.dtype), x) if duration else x + 0
+
+
+def timed_runs(engines, iterations, rounds):
+    """Seconds of `iterations` iterations of each engine, in turns, each time from a new state."""
+
+    def run(engine):
+        state = jax.block_until_ready(engine.init(0))
+        return seconds(lambda: engine.run(state, iterations))
+
+    return in_turns({name: lambda _, engine=engine: run(engine) for name, engine in engines.items()}, rounds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Stages:
     """Four stages of a micro-batch.
 
     Attributes:
-      times: seconds of each; one of none calls nothing.
+      times: seconds of each stage.
       parts: micro-batches of an iteration.
     """
 
@@ -69,38 +78,37 @@ class Stages:
 
         @fdg.fragment("learner", in_axes=(None, 0), out_axes=None)
         def learn(total, rows):
-            return slept(total + 1 + 1e-6 * jnp.sum(rows), learn_s)  # by zero, stages would be left out
+            return slept(total + 1 + 1e-6 * jnp.sum(rows), learn_s)  # times 0, XLA would remove the stages
 
         @fdg.fragment("learner", in_axes=None, out_axes=None)
         def update(weight, total):
             return weight + total / self.parts
 
-        def one(total, part):
-            rows = respond(state["weight"], part, state["rows"])  # of its own, so that no loop moves it out
+        def micro_batch(total, part):
+            rows = respond(state["weight"], part, state["rows"])  # depends on `part`: no loop hoists it
             return learn(total, refer(judge(rows))), rows[0, 0]
 
-        total, read = jax.lax.scan(one, jnp.float32(0), jnp.arange(self.parts))
+        total, read = jax.lax.scan(micro_batch, jnp.float32(0), jnp.arange(self.parts))
         return {**state, "weight": update(state["weight"], total)}, {"read": read[0], "last": read[-1]}
 
 
 def simulated(times, parts, lag, iterations):
-    """Seconds of some iterations; stages of one device each, none that waits for more than it reads."""
-    free, made, ends = [0.0] * len(times), {0: 0.0}, 0.0
+    """Seconds of some iterations if every stage has a device and waits only for what it reads."""
+    device_free, parameters_ready, end = [0.0] * len(times), {0: 0.0}, 0.0
     for n in range(iterations * parts):
-        ready = made[max(0, (n - lag) // parts)]
-        for stage, count in enumerate(times):
-            ready = free[stage] = max(ready, free[stage]) + count
-        ends = ready
+        end = parameters_ready[max(0, (n - lag) // parts)]
+        for stage, duration in enumerate(times):
+            end = device_free[stage] = max(end, device_free[stage]) + duration
         if n % parts == parts - 1:
-            made[n // parts + 1] = ends
-    return ends
+            parameters_ready[n // parts + 1] = end
+    return end
 
 
 def sides(unit, iterations):
-    """By name: seconds of the stages, the lag (None: one after the other), and of the whole run at best."""
+    """By name: seconds of the stages, the lag (None: one after the other), the bound of the whole run."""
     settings = {"sequential": (EQUAL, None)} | {f"lag {lag}": (EQUAL, lag) for lag in (0, 1, 2, 4, 8)}
     settings |= {f"{name}, lag {lag}": (times, lag) for name, times in RATIOS.items() for lag in (0, 1)}
-    scaled = {name: (tuple(unit * one for one in times), lag) for name, (times, lag) in settings.items()}
+    scaled = {name: (tuple(unit * time for time in times), lag) for name, (times, lag) in settings.items()}
     return {
         name: (times, lag, iterations * PARTS * sum(times) if lag is None
                else simulated(times, PARTS, lag, iterations))
@@ -109,31 +117,26 @@ def sides(unit, iterations):
 
 
 def main():
-    """Prints a line for each side."""
-    line = parser("bench.lag", __doc__)
-    line.add_argument("--rounds", type=int, default=ROUNDS)
-    line.add_argument("--iterations", type=int, default=ITERATIONS)
-    line.add_argument("--milliseconds", type=float, default=MILLISECONDS, help="of a stage")
-    args = line.parse_args()
+    command = parser("bench.lag", __doc__)
+    command.add_argument("--rounds", type=int, default=ROUNDS)
+    command.add_argument("--iterations", type=int, default=ITERATIONS)
+    command.add_argument("--milliseconds", type=float, default=MILLISECONDS, help="time of a stage")
+    args = command.parse_args()
     fdg.host_devices(4)
-    wanted = sides(args.milliseconds / 1e3, args.iterations)
+    runs = sides(args.milliseconds / 1e3, args.iterations)
 
     def engine_of(times, lag):
         if lag is None:
             return fdg.compile(Stages(times), policies.GPUOnly(), jax.devices()[:1])
         return fdg.compile(Stages(times), policies.Standalone(rewards=1, lag=lag), jax.devices()[:4])
 
-    def run(engine):
-        state = jax.block_until_ready(engine.init(0))
-        return seconds(lambda: engine.run(state, args.iterations))
-
-    engines = {name: engine_of(times, lag) for name, (times, lag, _) in wanted.items()}
-    timed = in_turns({name: lambda _, one=one: run(one) for name, one in engines.items()}, args.rounds)
-    for name, (times, _, bound) in wanted.items():
-        median, apart = statistics.median(timed[name]), sum(times) * PARTS * args.iterations
+    engines = {name: engine_of(times, lag) for name, (times, lag, _) in runs.items()}
+    timed = timed_runs(engines, args.iterations, args.rounds)
+    for name, (times, _, bound) in runs.items():
+        median, sequential = statistics.median(timed[name]), sum(times) * PARTS * args.iterations
         print(
             f"{name:12}  {median:.3f} s ({min(timed[name]):.3f} to {max(timed[name]):.3f}),"
-            f" {bound / median:.3f} of its bound, {apart / median:.2f} times the sum of its stages"
+            f" {bound / median:.3f} of its bound, {sequential / median:.2f} times the sum of its stages"
         )
 
 

@@ -1,7 +1,7 @@
-"""Two groups of stubs that sleep in a function on the host: how near lanes come to their overlap's bound.
+"""How near lanes come to the bound of their overlap: an actor and a learner that sleep in host callbacks.
 
-With parameters of one iteration ago acting and learning do not wait for each other, so n iterations of two
-stubs of s seconds take at least (n + 1) s; one after the other they take 2 n s. One call of `run` each.
+With a staleness of 1, acting and learning do not wait for each other: n iterations of two fragments of s
+seconds each take at least (n + 1) s; with a staleness of 0 they take 2 n s. Each measurement is one `run`.
 
     python -m bench.lanes
 """
@@ -14,16 +14,13 @@ import jax.numpy as jnp
 
 import fdg
 import policies
-from bench.harness import in_turns, seconds
-from bench.lag import slept
+from bench.lag import slept, timed_runs
 
 ROUNDS, ITERATIONS, SECONDS = 7, 20, 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class Stubs:
-    """Acting and learning that sleep."""
-
+class Sleeping:
     def init(self, key):
         return {"weight": jnp.ones(4), "walks": jnp.zeros((2, 4))}
 
@@ -43,17 +40,12 @@ class Stubs:
 def main():
     fdg.host_devices(2)
     engines = {
-        k: fdg.compile(Stubs(), policies.SingleLearnerCoarse(staleness=k), jax.devices()[:2]) for k in (0, 1)
+        k: fdg.compile(Sleeping(), policies.SingleLearnerCoarse(staleness=k), jax.devices()[:2])
+        for k in (0, 1)
     }
     bounds = {0: 2 * ITERATIONS * SECONDS, 1: (ITERATIONS + 1) * SECONDS}
-
-    def run(engine):
-        state = jax.block_until_ready(engine.init(0))
-        return seconds(lambda: engine.run(state, ITERATIONS))
-
-    sides = {k: lambda _, engine=engine: run(engine) for k, engine in engines.items()}
-    for k, each in in_turns(sides, ROUNDS).items():
-        median = statistics.median(each)
+    for k, seconds in timed_runs(engines, ITERATIONS, ROUNDS).items():
+        median = statistics.median(seconds)
         print(f"staleness {k}: {median:.3f} s, bound {bounds[k]:.2f} s: {bounds[k] / median:.3f} of it")
 
 

@@ -127,10 +127,10 @@ def _run(python: str, what: str, inputs: str, out: str) -> dict:
 
 def main() -> None:
     """Compares, and prints."""
-    line = parser("bench.language_oracle", __doc__)
-    line.add_argument("what", choices=("logits", "smollm2"))
-    line.add_argument("--python", type=interpreter, default=str(ROOT / "build/venvs/language/bin/python"))
-    chosen = line.parse_args()
+    command = parser("bench.language_oracle", __doc__)
+    command.add_argument("what", choices=("logits", "smollm2"))
+    command.add_argument("--python", type=interpreter, default=str(ROOT / "build/venvs/language/bin/python"))
+    chosen = command.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         sys.exit({"logits": logits, "smollm2": smollm2}[chosen.what](chosen.python, folder))
 

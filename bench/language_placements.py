@@ -127,12 +127,12 @@ def compare(name, placement, iterations):
 
 def main() -> int:
     """Compares, and prints a line each."""
-    line = parser("bench.language_placements", __doc__)
-    line.add_argument("--only", choices=ALGORITHMS, action="append")
-    line.add_argument("--placement", choices=PLACEMENTS, action="append")
-    line.add_argument("--iterations", type=int, default=3)
-    line.add_argument("--float32", action="store_true")
-    args = line.parse_args()
+    command = parser("bench.language_placements", __doc__)
+    command.add_argument("--only", choices=ALGORITHMS, action="append")
+    command.add_argument("--placement", choices=PLACEMENTS, action="append")
+    command.add_argument("--iterations", type=int, default=3)
+    command.add_argument("--float32", action="store_true")
+    args = command.parse_args()
     jax.config.update("jax_enable_x64", not args.float32)
     bound, worst = (1e-5 if args.float32 else 1e-12), 0.0
     for name in args.only or ALGORITHMS:

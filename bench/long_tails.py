@@ -119,13 +119,13 @@ class Side:
 
 
 def main():
-    line = parser("bench.long_tails", __doc__)
-    line.add_argument("--policy", choices=("colocated", "split", "generation"), default="colocated")
-    line.add_argument("--rounds", type=int, default=7)
-    line.add_argument("--iterations", type=int, default=10, help="of a round")
-    line.add_argument("--mean", type=int, default=24, help="tokens of a response")
-    line.add_argument("--hidden", type=int, default=64)
-    args = line.parse_args()
+    command = parser("bench.long_tails", __doc__)
+    command.add_argument("--policy", choices=("colocated", "split", "generation"), default="colocated")
+    command.add_argument("--rounds", type=int, default=7)
+    command.add_argument("--iterations", type=int, default=10, help="of a round")
+    command.add_argument("--mean", type=int, default=24, help="tokens of a response")
+    command.add_argument("--hidden", type=int, default=64)
+    args = command.parse_args()
     fdg.host_devices(2)
     fdg.keep_programs()
     policy, count = {

@@ -23,7 +23,7 @@ import algos
 import envs
 import fdg
 import policies
-from bench.harness import Spread, filled, in_turns, seconds
+from bench.harness import Spread, in_turns, seconds, zeros_and_keys
 
 ROUNDS, ITERATIONS = 7, 40  # long calls: at their ends one of the two has nothing to do
 
@@ -76,7 +76,7 @@ def _bare_programs(engine):
     parts = [program for program in engine.programs if program.fragments]
 
     def together(programs):
-        arguments = [filled(program.arguments) for program in programs]
+        arguments = [zeros_and_keys(program.arguments) for program in programs]
         return seconds(lambda: [p.compiled(*a) for p, a in zip(programs, arguments, strict=True)])
 
     def measure(_):

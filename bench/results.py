@@ -1,4 +1,4 @@
-"""Figures that are kept in the repository, with the machine: `docs/performance.json`, by section and name."""
+"""Measured figures in `docs/performance.json`, by section and name, each with its machine."""
 
 import datetime
 import importlib.metadata
@@ -15,18 +15,18 @@ RESULTS = ROOT / "docs" / "performance.json"
 
 
 def keep(section: str, name: str, figures: dict[str, Any], path: Path = RESULTS) -> None:
-    """Enters figures in place of earlier ones of that name, with the machine that they are of."""
+    """Replaces the figures of a name, and adds this machine."""
     results = read(path)
-    results.setdefault(section, {})[name] = {**figures, "machine": described()}
+    results.setdefault(section, {})[name] = {**figures, "machine": machine_facts()}
     path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 
 def read(path: Path = RESULTS) -> dict[str, Any]:
-    """All that is kept; empty if nothing is."""
+    """The content of a JSON file; empty if there is no file."""
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def described() -> dict[str, Any]:
+def machine_facts() -> dict[str, Any]:
     """Date, processor, cores, versions, and the commit of the checkout."""
     return {
         "date": datetime.date.today().isoformat(),
@@ -46,12 +46,12 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """The commit, `-dirty` if files differ but for those under docs/, which figures are written to."""
+    """The commit, with `-dirty` if files outside docs/ differ; figures are written to docs/."""
     commit = _git("rev-parse", "--short=12", "HEAD")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
     return (commit or "unknown") + ("-dirty" if changed else "")
 
 
-def _git(*words: str) -> str:
-    git = ["git", "-C", str(ROOT), *words]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -179,14 +179,14 @@ def uneven(rounds: int, workers: int, median: float, steps: int) -> None:
 
 def main(words: list[str] | None = None) -> int:
     """Exit status 1 where a bound is missed."""
-    line = parser("bench.rings", __doc__)
-    line.add_argument("which", choices=("even", "uneven"))
-    line.add_argument("--rounds", type=int, default=7)
-    line.add_argument("--inference", type=float, default=INFERENCE, help="even: seconds a row")
-    line.add_argument("--workers", type=int, default=64, help="uneven: instances")
-    line.add_argument("--median", type=float, default=0.1, help="uneven: seconds of a step")
-    line.add_argument("--steps", type=int, default=32, help="uneven: of a rollout")
-    args = line.parse_args(words)
+    command = parser("bench.rings", __doc__)
+    command.add_argument("which", choices=("even", "uneven"))
+    command.add_argument("--rounds", type=int, default=7)
+    command.add_argument("--inference", type=float, default=INFERENCE, help="even: seconds a row")
+    command.add_argument("--workers", type=int, default=64, help="uneven: instances")
+    command.add_argument("--median", type=float, default=0.1, help="uneven: seconds of a step")
+    command.add_argument("--steps", type=int, default=32, help="uneven: of a rollout")
+    args = command.parse_args(words)
     if args.which == "even":
         return 0 if even(args.rounds, args.inference) else 1
     uneven(args.rounds, args.workers, args.median, args.steps)

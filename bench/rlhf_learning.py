@@ -122,13 +122,13 @@ def made(algo: str, env: Any, fields: dict[str, Any], scale: float) -> Any:
 
 def main() -> None:
     """Trains the seeds that are missing."""
-    line = parser("bench.rlhf_learning", __doc__)
-    line.add_argument("task", choices=EXPERIMENTS)
-    line.add_argument("--reward", choices=("task", "random"), default="task")
-    line.add_argument("--seeds", type=int, default=5)
-    line.add_argument("--first-seed", type=int, default=0)
-    line.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps")
-    args = line.parse_args()
+    command = parser("bench.rlhf_learning", __doc__)
+    command.add_argument("task", choices=EXPERIMENTS)
+    command.add_argument("--reward", choices=("task", "random"), default="task")
+    command.add_argument("--seeds", type=int, default=5)
+    command.add_argument("--first-seed", type=int, default=0)
+    command.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps")
+    args = command.parse_args()
     chosen = EXPERIMENTS[args.task]
     target = f"{'ratio to the start' if chosen.as_ratio else 'share'} >= {chosen.at_least:g}"
     settings = {"task": chosen.env, "reward": args.reward, "scale": args.scale, "target": target}

@@ -142,12 +142,12 @@ def repeat(name: str, iterations: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    line = parser("bench.rlhf_peers", __doc__)
-    line.add_argument("what", nargs="?", choices=("speed", "repeat"), default="speed")
-    line.add_argument("--peer", choices=PEERS, default="trl")
-    line.add_argument("--rounds", type=int, default=7, help="of speed")
-    line.add_argument("--iterations", type=int, default=20, help="of a round")
-    args = line.parse_args()
+    command = parser("bench.rlhf_peers", __doc__)
+    command.add_argument("what", nargs="?", choices=("speed", "repeat"), default="speed")
+    command.add_argument("--peer", choices=PEERS, default="trl")
+    command.add_argument("--rounds", type=int, default=7, help="of speed")
+    command.add_argument("--iterations", type=int, default=20, help="of a round")
+    args = command.parse_args()
     result = (
         repeat(args.peer, args.iterations)
         if args.what == "repeat"

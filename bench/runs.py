@@ -1,4 +1,4 @@
-"""Trainings by `fdg.train` in run directories, and what they reached, as cells of a table."""
+"""Trains with `fdg.train` into run directories; their evaluation returns as cells of a table."""
 
 import dataclasses
 import json
@@ -13,25 +13,25 @@ import numpy as np
 from fdg.training.statistics import interquartile_mean, interval
 
 
-def train(words: Sequence[str], out: Path) -> Path:
-    """Trains into a run directory, continues what is there, or leaves alone what has ended."""
+def train(flags: Sequence[str], out: Path) -> Path:
+    """Trains into a run directory; resumes an interrupted run, and does nothing if the run has ended."""
     if not (out / "summary.json").exists():
-        words = ["--resume", str(out)] if (out / "config.json").exists() else [*words, "--out", str(out)]
-        print("python -m fdg.train", shlex.join(words), flush=True)
-        subprocess.run([sys.executable, "-m", "fdg.train", *words], check=True)
+        flags = ["--resume", str(out)] if (out / "config.json").exists() else [*flags, "--out", str(out)]
+        print("python -m fdg.train", shlex.join(flags), flush=True)
+        subprocess.run([sys.executable, "-m", "fdg.train", *flags], check=True)
     return out
 
 
-def train_seeds(words: Sequence[str], out: Path, first: int, count: int, together: bool) -> list[Path]:
-    """The run directories of so many seeds: of one program, or one after the other."""
+def train_seeds(flags: Sequence[str], out: Path, first: int, count: int, together: bool) -> list[Path]:
+    """Trains `count` seeds, in one program or one after the other; returns the run directories."""
     if together:
-        return [train([*words, "--num-seeds", str(count), "--seed", str(first)], out)]
-    return [train([*words, "--seed", str(s)], out / f"seed-{s}") for s in range(first, first + count)]
+        return [train([*flags, "--num-seeds", str(count), "--seed", str(first)], out)]
+    return [train([*flags, "--seed", str(s)], out / f"seed-{s}") for s in range(first, first + count)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """Of all seeds: evaluation returns; environment steps of each, seconds of all.
+    """Evaluation returns of all seeds, environment steps of one seed, and seconds of all together.
 
     >>> Reached(np.array([0.0, 2.0, 4.0, 100.0]), 1000, 2.0).cells[:2]
     ('4', '26.5')
@@ -43,7 +43,6 @@ class Reached:
 
     @classmethod
     def of(cls, runs: Sequence[Path]) -> "Reached":
-        """Of run directories."""
         summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
         returns = [r for s in summaries for r in s.get("eval_returns", [s["eval_return"]])]
         return cls(np.array(returns), summaries[0]["env_steps"], sum(s["wall_s"] for s in summaries))

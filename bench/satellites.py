@@ -76,14 +76,14 @@ def alone(source: Any, rows: int, steps: int, rounds: int) -> float:
 
 def main() -> None:
     """Prints the table."""
-    line = parser("bench.satellites", __doc__)
-    line.add_argument("--workers", type=int, default=16)
-    line.add_argument("--rows", type=int, default=4, help="instances of each worker")
-    line.add_argument("--steps", type=int, default=64, help="of a segment")
-    line.add_argument("--milliseconds", type=float, default=5.0, help="that one instance's step sleeps")
-    line.add_argument("--rounds", type=int, default=7)
-    line.add_argument("--kill", type=int, default=0, help="workers that are killed between rounds")
-    args = line.parse_args()
+    command = parser("bench.satellites", __doc__)
+    command.add_argument("--workers", type=int, default=16)
+    command.add_argument("--rows", type=int, default=4, help="instances of each worker")
+    command.add_argument("--steps", type=int, default=64, help="of a segment")
+    command.add_argument("--milliseconds", type=float, default=5.0, help="that one instance's step sleeps")
+    command.add_argument("--rounds", type=int, default=7)
+    command.add_argument("--kill", type=int, default=0, help="workers that are killed between rounds")
+    args = command.parse_args()
     source, rows = Sleeping(args.milliseconds / 1e3), args.workers * args.rows
     alone_s = alone(source, args.rows, args.steps, args.rounds)
     ray_cluster.connect(local_cpus=2 * args.workers + 1)  # which it says it has: instances sleep

@@ -1,12 +1,12 @@
-"""The table of all algorithms in all small environments: a study (`fdg study bench/table.toml`), or a part.
+"""Trains all algorithms in all small environments: a study (`fdg study bench/table.toml`), or a part of it.
 
-    python -m bench.table --list                              # its cells
-    python -m bench.table                                     # all of them, into runs/table
+    python -m bench.table --list                              # prints the cells
+    python -m bench.table                                     # trains all cells, into runs/table
     python -m bench.table --only ppo dqn Acrobot-v1           # two algorithms in one environment
-    python -m bench.table --budget short --write              # what was trained, into docs/results.md
+    python -m bench.table --budget short --write              # writes trained cells into docs/results.md
 
-A run ends with its tables in runs/table/short/comparison.md and runs/table/long/comparison.md; those of a
-part are of that part alone. A cell that is marked is at the level of random actions.
+A run ends with its tables in runs/table/short/comparison.md and runs/table/long/comparison.md; tables of a
+part have only its cells. A † marks a cell at the level of random actions.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _ACROSS = 6  # environments of one table
 
 
 def part(study: Study, only: list[str], budgets: list[str], seeds: int | None) -> Study:
-    """The cells of some environments, algorithms and budgets; all where none of a kind is named."""
+    """The study with the cells of the named environments, algorithms and budgets; no names of a kind: all."""
 
     def is_named(name: str, kind: set[str]) -> bool:
         return name in only or not kind & set(only)
@@ -49,14 +49,14 @@ def tables(comparison: Comparison) -> str:
         rows = [["random", *(f"{comparison.random_estimate(env).value:.4g}" for env in envs)]]
         for side in comparison.sides:
             cells = [(comparison.estimate(side, env), " †" * comparison.is_random(side, env)) for env in envs]
-            if any(one for one, _ in cells):
-                rows.append([side, *("" if one is None else f"{one}{mark}" for one, mark in cells)])
+            if any(value for value, _ in cells):
+                rows.append([side, *("" if value is None else f"{value}{mark}" for value, mark in cells)])
         parts.append(harness.table(("algorithm", *envs), rows))
     return "\n\n".join(parts)
 
 
 def write(study: Study, out: Path) -> int:
-    """Writes the tables of the cells that were trained into the document, each budget by itself."""
+    """Writes a table of the trained cells of each budget into the document."""
     random = read_json(out / "random.json")
     for budget in dict.fromkeys(cell.budget for cell in study.cells):
         trained = {
@@ -71,14 +71,13 @@ def write(study: Study, out: Path) -> int:
 
 
 def main() -> int:
-    """The command line."""
     parser = harness.parser("bench.table", __doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="environments or algorithms")
     parser.add_argument("--budget", nargs="+", default=[], help="short, long")
-    parser.add_argument("--seeds", type=int, default=None, help="fewer, or more, than the file's")
+    parser.add_argument("--seeds", type=int, default=None, help="number of seeds, in place of the file's")
     parser.add_argument("--out", type=Path, default=Path("runs/table"))
     parser.add_argument("--list", action="store_true", help="print the cells and run nothing")
-    parser.add_argument("--write", action="store_true", help="train nothing; enter what there is in the docs")
+    parser.add_argument("--write", action="store_true", help="train nothing; write trained cells into docs")
     args = parser.parse_args()
     study = part(read_study(FILE), args.only, args.budget, args.seeds)
     if not study.cells or not study.seeds:

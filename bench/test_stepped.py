@@ -24,7 +24,7 @@ import envs
 import fdg
 import policies
 from algos.rollout import rollout
-from bench.harness import Spread, filled, in_turns, seconds
+from bench.harness import Spread, in_turns, seconds, zeros_and_keys
 
 ROUNDS, ITERATIONS = 9, 3
 
@@ -109,7 +109,7 @@ def measure(num_envs, devices, rounds=ROUNDS):
 
 def _chain(program, call):
     """A call that runs a program as often as an iteration does, each time on what it gave up before."""
-    arguments = jax.tree.leaves(filled(program.arguments))
+    arguments = jax.tree.leaves(zeros_and_keys(program.arguments))
     free, output_of = list(range(len(call.outputs))), {}
     for i in sorted(call.donated):
         kind = _kind(call.inputs[i])

@@ -30,12 +30,12 @@ def steps_per_s(python: str, envs: int, steps: int, seed: int) -> float:
 
 
 def main() -> int:
-    line = parser("bench.versions", __doc__)
-    line.add_argument("pythons", nargs="+", help="interpreters; ratios are to the first")
-    line.add_argument("--envs", nargs="+", type=int, default=[64, 1024])
-    line.add_argument("--steps", type=int, default=2_000_000)
-    line.add_argument("--rounds", type=int, default=5)
-    args = line.parse_args()
+    command = parser("bench.versions", __doc__)
+    command.add_argument("pythons", nargs="+", help="interpreters; ratios are to the first")
+    command.add_argument("--envs", nargs="+", type=int, default=[64, 1024])
+    command.add_argument("--steps", type=int, default=2_000_000)
+    command.add_argument("--rounds", type=int, default=5)
+    args = command.parse_args()
     rows = []
     for envs in args.envs:
         sides = {

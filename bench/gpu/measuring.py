@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bench.results import described
+from bench.results import machine_facts
 from fdg.errors import FdgError
 
 Figures = dict[str, Any]
@@ -129,7 +129,7 @@ class Record:
         for other in ("measured", "failed", "left out"):
             self.content[other].pop(name, None)
         self.content[kind][name] = value
-        self.content["machine"] = {**self.content["machine"], **described()}
+        self.content["machine"] = {**self.content["machine"], **machine_facts()}
         with contextlib.suppress(FileExistsError):
             self._path.parent.mkdir(parents=True)
         new = self._path.with_suffix(".new")
