@@ -1,8 +1,6 @@
 """The cost model compared with published chips: Eyeriss (JSSC 2017, Table V), NVDLA's seven configurations.
 
-    python -m bench.codesign_published
-
-prints both tables.
+python -m bench.codesign_published
 """
 
 import itertools
@@ -34,11 +32,11 @@ NVDLA = (
     (64, 128, 1.0, 0.91, 7.3),
     (32, 128, 0.5, 0.85, 3.6),
 )
-FITTED = 128  # multipliers from which rows are held to one efficiency; smaller ones wait for memory
+FITTED = 128  # multipliers, at least, of the rows that share one efficiency; smaller ones wait for memory
 
 
 def eyeriss() -> list[dict]:
-    """Ours and Table V, a layer a line; compulsory bytes are uncompressed, the chip codes runs of 0."""
+    """Our figures and Table V's by layer. Our DRAM bytes are uncompressed; the chip codes runs of zeros."""
     parts = networks.alexnet()
     stacked, rows, columns = layers.stack(parts), jnp.int32(12), jnp.int32(14)
     per_ms = EYERISS_MHZ * 1e3 / EYERISS_IMAGES
@@ -68,15 +66,15 @@ def eyeriss() -> list[dict]:
 
 
 def nvdla() -> list[dict]:
-    """Ours and the primer's, a configuration a line: frames/s at 1 GHz; area, also fitted without it."""
+    """Our figures and the primer's by configuration: frames/s at 1 GHz; area, also fitted to the others."""
     stacked = layers.stack(networks.resnet50())
-    each = [
+    chips = [
         cost.sub_accelerator(
             "dla", macs, buffer_bytes=1024 * kb, noc_bytes_per_cycle=128, dram_bytes_per_cycle=gb_s
         )
         for macs, kb, gb_s, _, _ in NVDLA
     ]
-    subs = jax.tree.map(lambda *x: jnp.stack(x), *each)
+    subs = jax.tree.map(lambda *x: jnp.stack(x), *chips)
     frames = 1e9 / np.asarray(cost.layer_costs(stacked, subs).latency_cycles, np.int64).sum(0)
     sizes = np.asarray([(macs, kb, 1) for macs, kb, *_ in NVDLA], np.float64)
     published_mm2 = np.asarray([row[3] for row in NVDLA])
@@ -101,12 +99,12 @@ def nvdla() -> list[dict]:
 
 
 def fitted_errors(lines: list[dict]) -> dict[tuple[int, int], float]:
-    """Largest error of frames/s of rows of >= 128 multipliers, by the two that give the efficiency."""
+    """The largest error of frames/s over the other rows, if one efficiency is fitted to a pair of rows."""
     ratios = {line["macs"]: line["ratio"] for line in lines if line["macs"] >= FITTED}
     errors = {}
     for pair in itertools.combinations(ratios, 2):
         efficiency = np.sqrt(ratios[pair[0]] * ratios[pair[1]])
-        errors[pair] = max(abs(ratios[one] / efficiency - 1) for one in ratios if one not in pair)
+        errors[pair] = max(abs(ratio / efficiency - 1) for macs, ratio in ratios.items() if macs not in pair)
     return errors
 
 

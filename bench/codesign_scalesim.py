@@ -1,13 +1,14 @@
-"""Cycles of systolic arrays compared with SCALE-Sim 3.0.0, which runs in an environment of its own.
+"""Cycles of systolic arrays compared with SCALE-Sim 3.0.0, which runs in its own environment.
 
     python -m venv build/venvs/scalesim
     build/venvs/scalesim/bin/pip install scalesim==3.0.0 "numpy<2.2" "pandas<3"
     python -m bench.codesign_scalesim --python build/venvs/scalesim/bin/python
 
-writes tests/codesign/scalesim.json, which a test compares with.
+This writes tests/codesign/scalesim.json, which a test compares with.
 """
 
 import csv
+import itertools
 import json
 import pathlib
 import subprocess
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from bench import harness
 from envs.codesign import layers, templates
 
-KEPT = pathlib.Path(__file__).parents[1] / "tests/codesign/scalesim.json"
+KEPT = harness.ROOT / "tests/codesign/scalesim.json"
 DATAFLOWS = ("os", "ws", "is")
 ARRAYS = ((8, 8), (16, 4), (4, 16), (12, 14), (32, 32))
 # Rows and columns of the input, rows and columns of the kernel, channels, kernels, stride.
@@ -68,7 +69,7 @@ UseRamulatorTrace: False
 
 
 def simulate(python: str, dataflow: str, rows: int, columns: int) -> list[int]:
-    """SCALE-Sim's cycles of `LAYERS` without stalls (at calculated bandwidth there are none)."""
+    """SCALE-Sim's cycles of `LAYERS`, without stalls."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         configuration = _CONFIGURATION.format(dataflow=dataflow, rows=rows, columns=columns)
@@ -85,7 +86,7 @@ def simulate(python: str, dataflow: str, rows: int, columns: int) -> list[int]:
 
 
 def ours(case: dict) -> int:
-    """Cycles by the template of a case that `scalesim.json` keeps."""
+    """Our template's cycles for a case of `scalesim.json`."""
     in_rows, in_columns, kernel_rows, kernel_columns, channels, kernels, stride = case["layer"]
     # SCALE-Sim counts outputs as the quotient rounded up.
     out_rows = (in_rows - kernel_rows + stride + stride - 1) // stride
@@ -98,19 +99,15 @@ def ours(case: dict) -> int:
 
 def main() -> None:
     parser = harness.parser("bench.codesign_scalesim", __doc__)
-    parser.add_argument(
-        "--python", type=harness.interpreter, required=True, help="of the environment that has SCALE-Sim"
-    )
-    cases = []
-    for dataflow in DATAFLOWS:
-        for rows, columns in ARRAYS:
-            for layer, cycles in zip(
-                LAYERS, simulate(parser.parse_args().python, dataflow, rows, columns), strict=True
-            ):
-                sizes = {"dataflow": dataflow, "rows": rows, "columns": columns}
-                cases.append({**sizes, "layer": layer, "cycles": cycles})
+    parser.add_argument("--python", type=harness.interpreter, required=True, help="an interpreter with it")
+    python = parser.parse_args().python
+    cases = [
+        {"dataflow": dataflow, "rows": rows, "columns": columns, "layer": layer, "cycles": cycles}
+        for dataflow, (rows, columns) in itertools.product(DATAFLOWS, ARRAYS)
+        for layer, cycles in zip(LAYERS, simulate(python, dataflow, rows, columns), strict=True)
+    ]
     KEPT.write_text("[\n " + ",\n ".join(map(json.dumps, cases)) + "\n]\n")
-    print(f"{len(cases)} cases, {sum(ours(one) != one['cycles'] for one in cases)} differ")
+    print(f"{len(cases)} cases, {sum(ours(case) != case['cycles'] for case in cases)} differ")
 
 
 if __name__ == "__main__":

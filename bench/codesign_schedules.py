@@ -1,14 +1,13 @@
-"""Schedules compared with the optimum that OR-tools' CP-SAT finds, in an environment of its own.
+"""Schedules compared with optimal ones by OR-tools' CP-SAT, which runs in its own environment.
 
     python -m venv build/venvs/ortools
     build/venvs/ortools/bin/pip install ortools
     python -m bench.codesign_schedules --python build/venvs/ortools/bin/python
 
-prints the gaps of latency, and writes CP-SAT's latencies to tests/codesign/cpsat.json for a test.
+This prints the gaps of latency, and writes CP-SAT's latencies to tests/codesign/cpsat.json for a test.
 """
 
 import json
-import pathlib
 import subprocess
 
 import jax.numpy as jnp
@@ -17,15 +16,15 @@ import numpy as np
 from bench import harness
 from envs.codesign import schedule
 
-KEPT = pathlib.Path(__file__).parents[1] / "tests/codesign/cpsat.json"
+KEPT = harness.ROOT / "tests/codesign/cpsat.json"
 NUMBERS = {12: 100, 24: 60}  # instances by layers
 _SOLVER = """
 import json, sys
 from ortools.sat.python import cp_model
 
-found = []
-for one in json.load(sys.stdin):
-    cycles, transfer = one["latency"], one["transfer"]
+optima = []
+for instance in json.load(sys.stdin):
+    cycles, transfer = instance["latency"], instance["transfer"]
     layers, subs = range(len(cycles)), range(len(cycles[0]))
     horizon = sum(map(max, cycles)) + sum(transfer)
     model = cp_model.CpModel()
@@ -37,7 +36,7 @@ for one in json.load(sys.stdin):
     for a in subs:
         interval = model.new_optional_interval_var
         model.add_no_overlap(interval(start[i], cycles[i][a], end[i], runs[i][a], "") for i in layers)
-    for i, j in one["before"]:
+    for i, j in instance["before"]:
         model.add(start[j] >= end[i])
         for a in subs:
             model.add(start[j] >= end[i] + transfer[i]).only_enforce_if([runs[i][a], runs[j][a].negated()])
@@ -48,16 +47,16 @@ for one in json.load(sys.stdin):
     solver.parameters.max_time_in_seconds, solver.parameters.num_workers = 60, 4
     if solver.solve(model) != cp_model.OPTIMAL:
         sys.exit("no optimum within a minute")
-    found.append(int(solver.objective_value))
-print(json.dumps(found))
+    optima.append(int(solver.objective_value))
+print(json.dumps(optima))
 """
 
 
 def instance(seed: int, total: int, number: int | None = None) -> dict:
-    """Layers of two or three chains, or of two networks with branches, on two or three sub-accelerators.
+    """A random scheduling problem: two or three chains of layers, or two networks with branches.
 
-    Cycles span a factor of 64 between layers and of 8 between sub-accelerators; transfers take up to half as
-    long as their layers.
+    There are two or three sub-accelerators, unless `number` is set. Cycles differ by up to 64 times between
+    layers and 8 times between sub-accelerators; a transfer takes at most half as long as its layer.
     """
     random = np.random.default_rng(seed)
     number = number or int(random.integers(2, 4))
@@ -76,26 +75,24 @@ def instance(seed: int, total: int, number: int | None = None) -> dict:
     return {"latency": cycles.tolist(), "transfer": transfer.tolist(), "before": before}
 
 
-def work(one: dict) -> schedule.Work:
-    """As arrays; energies are the cycles."""
-    cycles = np.asarray(one["latency"], np.int32)
+def work(problem: dict) -> schedule.Work:
+    """An instance as arrays; energies are the cycles."""
+    cycles = np.asarray(problem["latency"], np.int32)
     before = np.zeros((len(cycles), len(cycles)), bool)
-    before[tuple(np.transpose(one["before"]))] = True
-    transfer = jnp.asarray(one["transfer"], jnp.int32)
+    before[tuple(np.transpose(problem["before"]))] = True
+    transfer = jnp.asarray(problem["transfer"], jnp.int32)
     return schedule.Work(jnp.asarray(cycles), jnp.asarray(cycles, jnp.float32), transfer, jnp.asarray(before))
 
 
 def gaps(optima: list[int], total: int, number: int | None = None) -> list[float]:
-    """Latency over the optimum, less 1, of the first `number` instances of `total` layers."""
+    """Relative gaps between latency and optimum of the first `number` instances of `total` layers."""
     schedules = [schedule.schedule(work(instance(seed, total))) for seed in range(len(optima))[:number]]
-    return [int(one.latency_cycles) / least - 1 for one, least in zip(schedules, optima, strict=False)]
+    return [int(x.latency_cycles) / optimum - 1 for x, optimum in zip(schedules, optima, strict=False)]
 
 
 def main() -> None:
     parser = harness.parser("bench.codesign_schedules", __doc__)
-    parser.add_argument(
-        "--python", type=harness.interpreter, required=True, help="of the environment that has ortools"
-    )
+    parser.add_argument("--python", type=harness.interpreter, required=True, help="an interpreter with it")
     python, kept = parser.parse_args().python, {}
     for total, number in NUMBERS.items():
         instances = json.dumps([instance(seed, total) for seed in range(number)])

@@ -1,10 +1,11 @@
-"""Specs of the workloads by a rule: quantiles of a million random designs; and how many designs meet them.
+"""Specs of the workloads: quantiles of a million random designs, and the share of designs that meet them.
 
-python -m bench.codesign_specs            # prints what envs/codesign/workloads/*.toml say
+python -m bench.codesign_specs            # prints the specs in envs/codesign/workloads/*.toml
 """
 
 import dataclasses
 import functools
+import tomllib
 
 import jax
 import numpy as np
@@ -16,16 +17,16 @@ CHUNK, SAMPLES = 10_000, 1_000_000
 
 
 @functools.partial(jax.jit, static_argnames="designs")
-def taken(designs, key):
+def costs_of_chunk(designs, key):
     choices = jax.vmap(functools.partial(problem.draw, designs))(jax.random.split(key, CHUNK))
     return problem.evaluate(designs, choices)[:3]
 
 
-def drawn(designs, samples=SAMPLES, seed=0):
-    """Latency, energy and area of random designs, [samples, 3]."""
+def random_costs(designs):
+    """Latency, energy and area of random designs, [SAMPLES, 3]."""
     designs = dataclasses.replace(designs, accuracy="surrogate", specs=problem.Specs())
-    keys = jax.random.split(jax.random.key(seed), samples // CHUNK)
-    costs = [np.stack([np.asarray(x, np.float64) for x in taken(designs, key)], 1) for key in keys]
+    keys = jax.random.split(jax.random.key(0), SAMPLES // CHUNK)
+    costs = [np.stack([np.asarray(x, np.float64) for x in costs_of_chunk(designs, key)], 1) for key in keys]
     return np.concatenate(costs)
 
 
@@ -39,19 +40,14 @@ def line(values, clock_hz):
 def main():
     for name in reading.WORKLOADS:
         designs = reading.get(name)
-        costs = drawn(designs)
+        costs = random_costs(designs)
         print(f"# {name}: of {len(costs):,} designs drawn uniformly")
         for level, quantile in LEVELS.items():
             text = line(np.quantile(costs, quantile, axis=0), designs.technology.clock_hz)
-            specs = reading.specs(name, dict(tuple_of(one) for one in text.splitlines()), designs.technology)
+            specs = reading.specs(name, tomllib.loads(text), designs.technology)
             share = np.all(costs <= np.asarray(specs)[None], 1).mean()
             print(f"[specs.{level}] # quantiles {quantile}; {share:.3%} of them meet all three\n{text}")
         print(f"[bounds] # the largest\n{line(costs.max(0), designs.technology.clock_hz)}\n")
-
-
-def tuple_of(text):
-    key, _, value = text.partition(" = ")
-    return key, float(value)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Designs a second: the compiled program, the same formulas in a Python loop, an empty process a design.
+"""Designs per second: the compiled program, the same formulas in a Python loop, one empty process per design.
 
 python -m bench.codesign_speed
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from envs.codesign import problem, reading, templates
 
-BATCH, AT_ONCE, ROUNDS = 16384, 512, 25  # what 512 designs need fits in the caches of a core
+BATCH, AT_ONCE, ROUNDS = 16384, 512, 25  # the data of 512 designs fit in the caches of a core
 
 
 def ceil_div(a, b):
@@ -23,7 +23,7 @@ def ceil_div(a, b):
 
 
 def compute(layer, template, rows, columns):
-    """Cycles, and words of weights, inputs and outputs at the buffer, of one layer; plain integers."""
+    """Cycles of one layer, and its words of weights, inputs and outputs at the buffer, as Python integers."""
     k, c, groups = layer.out_channels // layer.groups, layer.in_channels // layer.groups, layer.groups
     p, q, r, s, u = layer.out_rows, layer.out_columns, layer.kernel_rows, layer.kernel_columns, layer.stride
     outputs = layer.output_words
@@ -72,9 +72,9 @@ def layer_cost(layer, kind, dram, technology):
 
 
 def plain(designs, choices):
-    """Cycles, pJ and mm2 of one design, by Python's loops alone."""
+    """Cycles, pJ and mm2 of one design, in plain Python."""
     decisions, technology = designs.decisions(), designs.technology
-    chosen = [one.options[at] for one, at in zip(decisions, choices, strict=True)]
+    chosen = [decision.options[at] for decision, at in zip(decisions, choices, strict=True)]
     first, networks = 0, []
     for task in designs.tasks:
         networks.append(task.build(*chosen[first : first + len(task.decisions)]))
@@ -83,13 +83,14 @@ def plain(designs, choices):
     present = [at for at, kind in enumerate(kinds) if kind[0]]
     dram = designs.chips.dram_bytes_per_cycle
     costs = [
-        [{a: layer_cost(x, kinds[a], dram, technology) for a in present} for x in one] for one in networks
+        [{a: layer_cost(x, kinds[a], dram, technology) for a in present} for x in network]
+        for network in networks
     ]
     slowest = min(kinds[a][2] for a in present)
-    moved = [[math.ceil(x.output_words / slowest) for x in one] for one in networks]
-    after = [[dict.fromkeys(present, 0.0) for _ in one] for one in networks]
-    for n, one in enumerate(networks):
-        for at in reversed(range(len(one) - 1)):
+    moved = [[math.ceil(x.output_words / slowest) for x in network] for network in networks]
+    after = [[dict.fromkeys(present, 0.0) for _ in network] for network in networks]
+    for n, network in enumerate(networks):
+        for at in reversed(range(len(network) - 1)):
             for a in present:
                 ways = (
                     after[n][at + 1][b] + costs[n][at + 1][b][0] + (a != b) * moved[n][at] for b in present
@@ -100,14 +101,14 @@ def plain(designs, choices):
     energy = 0.0
     for _ in range(sum(map(len, networks))):
         best = None
-        for n, one in enumerate(networks):
-            if at[n] == len(one):
+        for n, network in enumerate(networks):
+            if at[n] == len(network):
                 continue
             starts = {a: max(ready[n][a], free[a]) for a in present}
             cost = costs[n][at[n]]
             where = min(present, key=lambda a: starts[a] + cost[a][0] + after[n][at[n]][a])
-            left = min(after[n][at[n]][a] + cost[a][0] for a in present)
-            key = starts[where] - 0.3 * left
+            remaining = min(after[n][at[n]][a] + cost[a][0] for a in present)
+            key = starts[where] - 0.3 * remaining
             if best is None or key < best[0]:
                 best = key, n, where, starts[where] + cost[where][0], cost[where][1]
         _, n, where, end, spent = best
@@ -124,7 +125,7 @@ def plain(designs, choices):
 
 
 def rates(evaluate):
-    """Designs a second by the clock and a second of CPU: median and highest of each."""
+    """Designs per second of wall time and of CPU time: their medians, their maxima."""
     jax.block_until_ready(evaluate())
     speeds = []
     for _ in range(ROUNDS):
@@ -143,7 +144,7 @@ def main():
     number, python = 200, []
     for _ in range(5):
         before = time.process_time()
-        alone = np.asarray([plain(designs, one) for one in np.asarray(choices)[:number].tolist()])
+        expected = np.asarray([plain(designs, choice) for choice in np.asarray(choices)[:number].tolist()])
         python.append(number / (time.process_time() - before))
     print(
         f"the same formulas in Python: {np.median(python):,.0f} a second of CPU, at most {max(python):,.0f}"
@@ -151,20 +152,20 @@ def main():
     for devices in (1, 2):
         mesh = jax.make_mesh((devices,), ("rows",), devices=jax.devices()[:devices])
         rows = jax.sharding.PartitionSpec("rows")
-        each = jax.shard_map(
+        evaluate_shard = jax.shard_map(
             lambda x: jax.lax.map(functools.partial(problem.evaluate, designs), x),
             mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False,
         )  # fmt: skip
         sharded = jax.device_put(chunks, jax.sharding.NamedSharding(mesh, rows))
-        evaluate = functools.partial(jax.jit(each), sharded)
+        evaluate = functools.partial(jax.jit(evaluate_shard), sharded)
         (clock, cpu), (most, most_cpu) = rates(evaluate)
         print(
             f"compiled, {devices} devices: {clock:,.0f} designs/s (highest {most:,.0f}), {cpu:,.0f} a second"
             f" of CPU ({most_cpu:,.0f}): {clock / np.median(python):,.0f} ({most / max(python):,.0f}) and"
             f" {cpu / np.median(python):,.0f} ({most_cpu / max(python):,.0f}) times Python"
         )
-    same = np.stack([np.asarray(x, np.float64).ravel()[:number] for x in evaluate()[:3]], 1)
-    print("  largest relative differences", np.abs(same / alone - 1).max(0))
+    costs = np.stack([np.asarray(x, np.float64).ravel()[:number] for x in evaluate()[:3]], 1)
+    print("  largest relative differences", np.abs(costs / expected - 1).max(0))
     before = time.perf_counter()
     for _ in range(20):
         subprocess.run([sys.executable, "-S", "-c", ""], check=True)

@@ -1,15 +1,14 @@
-"""Search methods on co-design at equal evaluations; a cell (problem, method) is a JSON file, which is kept.
+"""Compares search methods for co-design at equal evaluations; each cell (problem, method) is a JSON file.
 
-python -m bench.codesign_study                      # runs what is missing in runs/codesign-study
-python -m bench.codesign_study --only 'small.*ppo'  # cells whose name has this, a regular expression
-python -m bench.codesign_study --show               # tables of what is there, and the picture
+python -m bench.codesign_study                      # runs the missing cells in runs/codesign-study
+python -m bench.codesign_study --only 'small.*ppo'  # cells whose names match a regular expression
+python -m bench.codesign_study --show               # prints tables of finished cells, and draws the picture
 python -m bench.codesign_study --area               # one, two equal or two different sub-accelerators
 
-Methods propose 50 designs at a time. A design's worth is its score if it meets the specs, else -1 less what
-exceeds them: the order of constrained domination.
+Methods propose 50 designs at a time. A design's worth is its score if it meets the specs, else -1 minus its
+violation of them: the order of constrained domination.
 """
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -22,14 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import algos
+from bench import harness
+from bench.codesign_specs import LEVELS
 from envs.codesign import accuracy, exhaustive, problem, reading
 from envs.codesign.environment import CoDesign
 from envs.codesign.searching import WithBest
+from fdg import files
 from fdg.training import statistics
 
-SEEDS, TUNING = range(20), range(500, 580)  # reported; settings are chosen on these alone
+SEEDS = range(20)  # settings were chosen on seeds 500 to 579
 EVALUATIONS, BUDGETS, AT_ONCE = 5_000, (500, 2_000, 5_000), 50
-LEVELS = {"tight": 0.08, "medium": 0.15, "loose": 0.30}
 WITHIN = 0.005  # of the optimum's score
 PICTURE = Path("docs/images/codesign/search.png")
 
@@ -47,52 +48,60 @@ def problem_of(name, level):
     return small(level) if name == "small" else reading.get(name).at(level)
 
 
-def unspecified(of):
-    """The same for all levels, so one program."""
-    return dataclasses.replace(of, specs=problem.Specs())
+def evaluated(workload, proposals):
+    """Proposals [n], repaired to fit the budgets, and their evaluation. One program serves all levels."""
+    specs = jnp.asarray(workload.specs)
+    workload = dataclasses.replace(workload, specs=problem.Specs())
+    return _evaluated(workload, jnp.asarray(proposals, jnp.int32), specs)
 
 
-@functools.partial(jax.jit, static_argnames="of")
-def measured(of, drawn, specs):
-    """Designs [n] within the budgets, and what they take."""
-    designs = jax.vmap(functools.partial(problem.repair, of))(drawn)
-    return designs, problem.evaluate(of, designs, specs)
+@functools.partial(jax.jit, static_argnames="workload")
+def _evaluated(workload, proposals, specs):
+    designs = jax.vmap(functools.partial(problem.repair, workload))(proposals)
+    return designs, problem.evaluate(workload, designs, specs)
 
 
-@functools.partial(jax.jit, static_argnames="of")
-def drawn(of, seed):
-    return jax.vmap(functools.partial(problem.draw, of))(jax.random.split(jax.random.key(seed), AT_ONCE))
+def accuracies(workload):
+    """The accuracies of all networks of each task."""
+    return [accuracy.of_choices(task, workload.accuracy, workload.table) for task in workload.tasks]
 
 
-# Generators: each yields designs [50, decisions], and gets them back within the budgets, with what they take.
+@functools.partial(jax.jit, static_argnames="workload")
+def random_designs(workload, seed):
+    return jax.vmap(functools.partial(problem.draw, workload))(
+        jax.random.split(jax.random.key(seed), AT_ONCE)
+    )
 
 
-def random(of, rng):
+# Generators: each yields designs [50, decisions], and gets (repaired designs, worths, evaluation).
+
+
+def random(workload, rng):
     while True:
-        yield np.asarray(drawn(of, int(rng.integers(2**31))))
+        yield np.asarray(random_designs(workload, int(rng.integers(2**31))))
 
 
-def evolution(of, rng, population=100, sample=25):
+def evolution(workload, rng, population=100, sample=25):
     """Regularised evolution (arXiv 1802.01548): children change one decision of the best of a sample."""
-    counts = np.asarray([len(one.options) for one in of.decisions()])
+    counts = np.asarray([len(decision.options) for decision in workload.decisions()])
     designs, worth = np.zeros((0, len(counts)), int), np.zeros(0)
     while True:
         if len(worth) < population:
-            new = next(random(of, rng))
+            new = next(random(workload, rng))
         else:
-            of_sample = rng.integers(len(worth), size=(AT_ONCE, sample))
-            new = designs[of_sample[np.arange(AT_ONCE), worth[of_sample].argmax(1)]]
+            samples = rng.integers(len(worth), size=(AT_ONCE, sample))
+            new = designs[samples[np.arange(AT_ONCE), worth[samples].argmax(1)]]
             which = rng.integers(len(counts), size=AT_ONCE)
             new[np.arange(AT_ONCE), which] = rng.integers(counts[which])
         new, value, _ = yield new
         designs, worth = np.concatenate([designs, new])[-population:], np.append(worth, value)[-population:]
 
 
-def genetic(of, rng, begin=None, fixed=()):
+def genetic(workload, rng, begin=None, fixed=()):
     """Tournaments of two, uniform crossover, one decision changed on average; the best 50 stay."""
-    counts = np.asarray([len(one.options) for one in of.decisions()])
+    counts = np.asarray([len(decision.options) for decision in workload.decisions()])
     free = ~np.isin(np.arange(len(counts)), fixed)
-    new = next(random(of, rng))
+    new = next(random(workload, rng))
     designs, worth = np.zeros((0, len(counts)), int), np.zeros(0)
     while True:
         new, value, _ = yield np.where(free, new, new if begin is None else begin)
@@ -106,30 +115,30 @@ def genetic(of, rng, begin=None, fixed=()):
         new = np.where(changed, rng.integers(counts, size=new.shape), new)
 
 
-def network_then_hardware(of, rng):
-    """The networks of highest accuracy, which cost no evaluations here; then all of them for a chip."""
-    best = [task.choices()[accuracy.of_choices(task, of.accuracy, of.table).argmax()] for task in of.tasks]
-    options = [one.options for task in of.tasks for one in task.decisions]
-    networks = [one.index(x) for one, x in zip(options, sum(best, ()), strict=True)]
-    begin = np.pad(networks, (0, len(of.decisions()) - len(networks)))
-    return genetic(of, rng, begin, range(len(networks)))
+def network_then_hardware(workload, rng):
+    """Takes the networks of highest accuracy, which costs no evaluations here; then searches for a chip."""
+    best = [task.choices()[x.argmax()] for task, x in zip(workload.tasks, accuracies(workload), strict=True)]
+    options = [decision.options for task in workload.tasks for decision in task.decisions]
+    networks = [values.index(x) for values, x in zip(options, sum(best, ()), strict=True)]
+    begin = np.pad(networks, (0, len(workload.decisions()) - len(networks)))
+    return genetic(workload, rng, begin, range(len(networks)))
 
 
-def hardware_then_network(of, rng):
-    """Half of the designs are drawn, for the chip of the one nearest to the specs; then networks for it."""
-    networks = sum(len(task.decisions) for task in of.tasks)
+def hardware_then_network(workload, rng):
+    """Takes the chip of the random design nearest to the specs; then searches for networks for it."""
+    networks = sum(len(task.decisions) for task in workload.tasks)
     seen = []
     for _ in range(EVALUATIONS // AT_ONCE // 2):
-        new, _, result = yield next(random(of, rng))
-        apart = np.abs(np.log(np.stack(result[:3], 1) / np.asarray(of.specs)[None])).sum(1)
-        first = np.lexsort((apart, result.violation))[0]
-        seen.append((result.violation[first], apart[first], new[first]))
-    nearest = min(seen, key=lambda one: one[:2])[2]
-    yield from genetic(of, rng, nearest, range(networks, len(of.decisions())))
+        new, _, result = yield next(random(workload, rng))
+        distance = np.abs(np.log(np.stack(result[:3], 1) / np.asarray(workload.specs)[None])).sum(1)
+        first = np.lexsort((distance, result.violation))[0]
+        seen.append((result.violation[first], distance[first], new[first]))
+    nearest = min(seen, key=lambda design: design[:2])[2]
+    yield from genetic(workload, rng, nearest, range(networks, len(workload.decisions())))
 
 
 def batched_tpe(seed, candidates=24):
-    """Optuna's multivariate TPE; all trials of a batch share their history: densities are computed once."""
+    """Optuna's multivariate TPE. All trials of a batch have one history: densities are computed once."""
     from optuna.samplers import TPESampler
     from optuna.samplers._tpe import sampler as tpe
     from optuna.trial import TrialState
@@ -147,8 +156,9 @@ def batched_tpe(seed, candidates=24):
                 )
                 drawn = below.sample(self._rng.rng, candidates * AT_ONCE)
                 rows, of_row = np.unique(np.stack([*drawn.values()]), axis=1, return_inverse=True)
-                differ = dict(zip(drawn, rows, strict=True))
-                value = (below.log_pdf(differ) - above.log_pdf(differ))[of_row].reshape(AT_ONCE, candidates)
+                distinct = dict(zip(drawn, rows, strict=True))
+                value = below.log_pdf(distinct) - above.log_pdf(distinct)
+                value = value[of_row].reshape(AT_ONCE, candidates)
                 best = value.argmax(1) + candidates * np.arange(AT_ONCE)
                 self.proposed = [{key: int(x[at]) for key, x in drawn.items()} for at in best]
             return self.proposed.pop(0)
@@ -159,7 +169,7 @@ def batched_tpe(seed, candidates=24):
 def optuna_by(name):
     """One of Optuna's samplers, with excess over the specs as constraints."""
 
-    def propose(of, rng):
+    def propose(workload, rng):
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -171,15 +181,15 @@ def optuna_by(name):
         )
         study = optuna.create_study(sampler=sampler, direction="maximize")
         space = {
-            f"{at:02d}": optuna.distributions.IntDistribution(0, len(one.options) - 1)
-            for at, one in enumerate(of.decisions())
+            f"{at:02d}": optuna.distributions.IntDistribution(0, len(decision.options) - 1)
+            for at, decision in enumerate(workload.decisions())
         }
         while True:
             trials = [study.ask(space) for _ in range(AT_ONCE)]
             _, _, costs = yield np.asarray([list(trial.params.values()) for trial in trials])
             for trial, excess, score in zip(trials, costs.excess.tolist(), costs.score.tolist(), strict=True):
-                for at, each in enumerate(excess):
-                    trial.set_constraint(str(at), each)
+                for at, value in enumerate(excess):
+                    trial.set_constraint(str(at), value)
                 study.tell(trial, score)
 
     return propose
@@ -196,18 +206,17 @@ PROPOSERS = {
 }
 
 
-def proposed(method, of, seeds):
+def search(method, workload, seeds):
     """Worth of the best so far [seeds, batches], and the best designs [seeds, decisions]."""
 
     def by_seed(x):
         return np.asarray(x).reshape(len(seeds), AT_ONCE, *x.shape[1:])
 
-    makers = [PROPOSERS[method](of, np.random.default_rng([seed, 41])) for seed in seeds]
-    new = [next(one) for one in makers]
+    proposers = [PROPOSERS[method](workload, np.random.default_rng([seed, 41])) for seed in seeds]
+    new = [next(proposer) for proposer in proposers]
     curve, best = np.full((len(seeds), 0), -np.inf), np.asarray(new)[:, 0]
     for _ in range(EVALUATIONS // AT_ONCE):
-        flat = jnp.asarray(np.concatenate(new), jnp.int32)
-        designs, result = jax.tree.map(by_seed, measured(unspecified(of), flat, jnp.asarray(of.specs)))
+        designs, result = jax.tree.map(by_seed, evaluated(workload, np.concatenate(new)))
         worth = np.where(result.feasible, result.score, -1 - result.violation)
         top = worth.argmax(1)
         before = curve[:, -1] if curve.size else np.full(len(seeds), -np.inf)
@@ -215,8 +224,8 @@ def proposed(method, of, seeds):
         best = np.where(is_better[:, None], designs[np.arange(len(seeds)), top], best)
         curve = np.concatenate([curve, np.maximum(before, worth.max(1))[:, None]], 1)
         new = [
-            one.send((designs[i], worth[i], type(result)(*(x[i] for x in result))))
-            for i, one in enumerate(makers)
+            proposer.send((designs[i], worth[i], type(result)(*(x[i] for x in result))))
+            for i, proposer in enumerate(proposers)
         ]
     return curve, best
 
@@ -225,19 +234,19 @@ def proposed(method, of, seeds):
 def trained(algorithm, keys):
     best = WithBest(algorithm)
 
-    def one(state):
+    def train(state):
         state, metrics = jax.lax.scan(
             lambda state, _: best.iterate(state), state, None, algorithm.num_iterations
         )
         return state.env_state.best, (metrics["best_score"], metrics["best_violation"])
 
-    # One after the other: a batch of orthogonal matrices may wait for itself on a CPU of two threads.
-    return jax.vmap(one)(jax.lax.map(best.init, keys))
+    # `map`, since a batch of orthogonal initialisers may deadlock on a CPU of two threads.
+    return jax.vmap(train)(jax.lax.map(best.init, keys))
 
 
-def ppo(of, seeds):
-    """PPO by its preset, all seeds in one program."""
-    env = CoDesign(of)
+def ppo(workload, seeds):
+    """PPO with its preset, all seeds in one program."""
+    env = CoDesign(workload)
     steps = env.max_episode_steps
     preset = algos.PPO.preset(env.name, env)
     algorithm = algos.PPO(env=env, **{**preset, "total_steps": EVALUATIONS * steps})
@@ -253,11 +262,11 @@ def ppo(of, seeds):
     return curve, episodes.choices[np.arange(len(top)), top]
 
 
-def exhaustively(of, seeds):
-    """The best of all designs, for every seed: as a curve that is level."""
-    scores = tuple(task.weight * accuracy.of_choices(task, of.accuracy, of.table) for task in of.tasks)
-    optimum = exhaustive.enumerate_all(of, scores, of.specs)
-    print(f"{of.name}, {of.specs}: {optimum}")
+def exhaustively(workload, seeds):
+    """The best of all designs, for every seed, as a constant curve."""
+    scores = tuple(task.weight * x for task, x in zip(workload.tasks, accuracies(workload), strict=True))
+    optimum = exhaustive.enumerate_all(workload, scores, workload.specs)
+    print(f"{workload.name}, {workload.specs}: {optimum}")
     return np.full((len(seeds), EVALUATIONS // AT_ONCE), optimum.score), np.full(
         (len(seeds), 1), optimum.feasible
     )
@@ -265,7 +274,7 @@ def exhaustively(of, seeds):
 
 METHODS = ("ppo", *PROPOSERS)
 JOINT = ("ppo", "genetic", "random", "network-then-hardware", "hardware-then-network")
-SLOW = {"tpe"}  # a seed at a time
+SLOW = {"tpe"}  # methods that run one seed at a time
 CELLS = [
     *(("small", level, method) for level in ("tight", "medium") for method in ("exhaustive", *METHODS)),
     *(("w1", level, method) for level in LEVELS for method in METHODS),
@@ -273,20 +282,18 @@ CELLS = [
 ]
 
 
-def run(name, level, method, path, seeds=SEEDS):
+def run(name, level, method, path):
     """Adds the seeds that a cell lacks."""
     cell = json.loads(path.read_text()) if path.is_file() else {"worth": [], "design": [], "cpu_seconds": 0.0}
-    of, together = problem_of(name, level), 1 if method in SLOW else len(seeds)
-    search = {"ppo": ppo, "exhaustive": exhaustively}.get(method, functools.partial(proposed, method))
-    while missing := list(seeds)[len(cell["worth"]) :][:together]:
+    workload, together = problem_of(name, level), 1 if method in SLOW else len(SEEDS)
+    best_of = {"ppo": ppo, "exhaustive": exhaustively}.get(method, functools.partial(search, method))
+    while missing := SEEDS[len(cell["worth"]) :][:together]:
         before = time.process_time()
-        curve, best = search(of, missing)
+        curve, best = best_of(workload, missing)
         cell["worth"] += curve.round(5).tolist()
         cell["design"] += best.tolist()
         cell["cpu_seconds"] = round(cell["cpu_seconds"] + time.process_time() - before, 1)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(cell))
-        part.replace(path)
+        files.write(path, json.dumps(cell).encode())
         print(f"{path.stem}: {len(cell['worth'])} seeds, {cell['cpu_seconds']} s of CPU", flush=True)
 
 
@@ -299,7 +306,7 @@ def read(folder):
 
 
 def score(worth):
-    """Scores, 0 where no design met the specs."""
+    """Scores; 0 if no design met the specs."""
     return np.maximum(np.asarray(worth), 0)
 
 
@@ -309,77 +316,80 @@ def with_interval(values):
 
 
 def show_methods(cells):
-    """Score by evaluations, mean and interval over seeds; in brackets the seeds that meet the specs."""
-    optimum = {cell[:2]: one["worth"][0][0] for cell, one in cells.items() if cell[2] == "exhaustive"}
-    print(f"\n| problem | method | seeds | {' | '.join(f'{x:,}' for x in BUDGETS)} |\n|{'---|' * 6}")
-    for (name, level, method), one in cells.items():
+    """Prints mean scores with intervals over seeds; in brackets the number of seeds that meet the specs."""
+    optimum = {cell[:2]: stored["worth"][0][0] for cell, stored in cells.items() if cell[2] == "exhaustive"}
+    rows = []
+    for (name, level, method), stored in cells.items():
         if name not in ("small", "w1") or method == "exhaustive":
             continue
-        worth = np.asarray(one["worth"])
+        worth = np.asarray(stored["worth"])
         worth = worth[:, [budget // AT_ONCE - 1 for budget in BUDGETS if budget <= AT_ONCE * worth.shape[1]]]
         columns = [f"{with_interval(score(x))} [{(x >= 0).sum()}]" for x in worth.T]
         if (name, level) in optimum:
             hits = (worth >= optimum[name, level] - WITHIN).sum(0)
             columns = [f"{x} {hit} near" for x, hit in zip(columns, hits, strict=True)]
         columns += [""] * (len(BUDGETS) - len(columns))
-        print(f"| {name}, {level} | {method} | {len(worth)} | {' | '.join(columns)} |")
+        rows.append((f"{name}, {level}", method, len(worth), *columns))
+    print("", harness.table(("problem", "method", "seeds", *(f"{x:,}" for x in BUDGETS)), rows), sep="\n")
     for key, value in optimum.items():
         print(f"optimum of {', '.join(key)}: {value:.4f}; near is within {WITHIN} of it")
 
 
-def show_order(cells, seeds=10):
-    """One after the other or jointly, of ten seeds; the last columns: relative to networks first."""
-    print("\n| problem | method | score | meet all | us, uJ, mm2 | excess | less of each | points |")
-    print("|" + "---|" * 8)
+def show_order(cells):
+    """Prints sequential and joint search, of ten seeds; the last columns are relative to networks first."""
+    rows = []
     for name, level in dict.fromkeys(cell[:2] for cell in cells if cell[0] != "small"):
-        of, rows = problem_of(name, level), {}
+        workload, results = problem_of(name, level), {}
         for method in JOINT:
-            if one := cells.get((name, level, method)):
-                number = len(one["design"][:seeds])
-                padded = np.resize(one["design"][:seeds], (len(SEEDS) * AT_ONCE, len(of.decisions())))
-                result = measured(unspecified(of), jnp.asarray(padded, jnp.int32), jnp.asarray(of.specs))[1]
-                rows[method] = jax.tree.map(lambda x, number=number: np.asarray(x)[:number], result)
-        for method, result in rows.items():
+            if stored := cells.get((name, level, method)):
+                designs = np.asarray(stored["design"][:10])
+                number, shape = len(designs), (len(SEEDS) * AT_ONCE, len(workload.decisions()))
+                result = evaluated(workload, np.resize(designs, shape))[1]
+                results[method] = jax.tree.map(lambda x, number=number: np.asarray(x)[:number], result)
+        for method, result in results.items():
             means = [np.mean(x) for x in result[:3]]
-            us, uj = means[0] / of.technology.clock_hz * 1e6, means[1] / 1e6
+            us, uj = means[0] / workload.technology.clock_hz * 1e6, means[1] / 1e6
             columns = [with_interval(result.score), f"{result.feasible.sum()} of {len(result.score)}"]
             columns += [f"{us:.2f}, {uj:.2f}, {means[2]:.2f}", f"{result.violation.mean():.0%}"]
-            if (first := rows.get("network-then-hardware")) and first is not result:
+            if (first := results.get("network-then-hardware")) and first is not result:
                 less = [np.mean(x) / y for x, y in zip(first[:3], means, strict=True)]
                 columns += [", ".join(f"{x:.2f} x" for x in less)]
                 columns += [f"{100 * (result.score.mean() - first.score.mean()):+.1f}"]
             else:
                 columns += ["", ""]
-            print(f"| {name}, {level} | {method} | {' | '.join(columns)} |")
+            rows.append((f"{name}, {level}", method, *columns))
+    head = ("problem", "method", "score", "meet all", "us, uJ, mm2", "excess", "less of each", "points")
+    print("", harness.table(head, rows), sep="\n")
 
 
-@functools.partial(jax.jit, static_argnames="of")
-def on_chips(of, networks, kinds):
-    costs = problem.tables(of)
-    return jax.lax.map(lambda one: problem.costs_of(of, costs, networks, one), kinds, batch_size=4096)
+@functools.partial(jax.jit, static_argnames="workload")
+def on_chips(workload, networks, kinds):
+    costs = problem.tables(workload)
+    return jax.lax.map(lambda chip: problem.costs_of(workload, costs, networks, chip), kinds, batch_size=4096)
 
 
 def show_area():
-    """Least latency of the most accurate networks within an area, over all chips of a workload."""
-    kinds = ("one", "two equal ones", "two that differ")
-    print(f"\n| workload | mm2 at most | us with {' | '.join(kinds)} | its templates |\n|{'---|' * 6}")
+    """Prints the least latency of the most accurate networks within an area, over all chips of a workload."""
+    rows = []
     for name in reading.WORKLOADS:
-        of = reading.get(name)
-        chips, known = of.chips.all(), of.chips.kinds()
-        networks = [accuracy.of_choices(task, of.accuracy, of.table).argmax() for task in of.tasks]
-        costs = on_chips(of, jnp.asarray(networks, jnp.int32), jnp.asarray(chips))
+        workload = reading.get(name)
+        chips, known = workload.chips.all(), workload.chips.kinds()
+        networks = [x.argmax() for x in accuracies(workload)]
+        costs = on_chips(workload, jnp.asarray(networks, jnp.int32), jnp.asarray(chips))
         cycles = np.asarray(costs.latency_cycles, float)
         kind = np.where(chips[:, 0] == 0, 0, np.where(chips[:, 0] == chips[:, 1], 1, 2))
-        for level, specs in of.levels:
+        for level, specs in workload.levels:
             fits = np.asarray(costs.area_mm2) <= specs.area_mm2
-            at = [np.where(fits & (kind == each), cycles, np.inf).argmin() for each in range(3)]
-            us = [cycles[i] / of.technology.clock_hz * 1e6 for i in at]
+            at = [np.where(fits & (kind == i), cycles, np.inf).argmin() for i in range(3)]
+            us = [cycles[i] / workload.technology.clock_hz * 1e6 for i in at]
             columns = [*(f"{x:.2f}" for x in us), " and ".join(known[i][1] for i in chips[at[2]])]
-            print(f"| {name} | {specs.area_mm2} ({level}) | {' | '.join(columns)} |")
+            rows.append((name, f"{specs.area_mm2} ({level})", *columns))
+    kinds = ("us with one", "two equal ones", "two that differ")
+    print("", harness.table(("workload", "mm2 at most", *kinds, "its templates"), rows), sep="\n")
 
 
 def plot(cells, path):
-    """Score by evaluations of w1, means and intervals over seeds, a panel a level."""
+    """Draws scores of w1 by evaluations, means and intervals over seeds, with a panel for each level."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -393,9 +403,9 @@ def plot(cells, path):
                 continue
             curves = score(cells["w1", level, method]["worth"])
             low, high = statistics.intervals(curves)
-            here = evaluations[: curves.shape[1]]
-            axes.plot(here, curves.mean(0), color=f"C{at}", label=method, linewidth=1.6)
-            axes.fill_between(here, low, high, color=f"C{at}", alpha=0.15, linewidth=0)
+            x = evaluations[: curves.shape[1]]
+            axes.plot(x, curves.mean(0), color=f"C{at}", label=method, linewidth=1.6)
+            axes.fill_between(x, low, high, color=f"C{at}", alpha=0.15, linewidth=0)
         axes.set_title(f"w1, {level} specs", loc="left", fontsize=11)
         axes.set_xlabel("designs evaluated")
         axes.set_xscale("log")
@@ -409,11 +419,11 @@ def plot(cells, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="", help="cells whose name has this, a regular expression")
+    parser = harness.parser("bench.codesign_study", __doc__)
+    parser.add_argument("--only", default="", help="a regular expression that the cell's name matches")
     parser.add_argument("--out", type=Path, default=Path("runs/codesign-study"))
-    parser.add_argument("--show", action="store_true", help="prints tables of what is there")
-    parser.add_argument("--area", action="store_true", help="prints latencies at equal area")
+    parser.add_argument("--show", action="store_true", help="print tables of finished cells")
+    parser.add_argument("--area", action="store_true", help="print latencies at equal area")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for cell in CELLS:

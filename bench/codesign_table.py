@@ -1,11 +1,10 @@
-"""Trains every network of the tasks of workloads, and keeps their accuracies in a table; resumes.
+"""Trains every network of the workloads' tasks; writes their accuracies to a table, and resumes from it.
 
-python -m bench.codesign_table --seeds 4            # the table that is shipped
+python -m bench.codesign_table --seeds 4            # the shipped table
 python -m bench.codesign_table mine.toml --seeds 3 --out mine.json
 python -m bench.codesign_table --show               # spreads, and whether halves of the seeds agree
 """
 
-import argparse
 import functools
 import json
 import time
@@ -13,16 +12,18 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import scipy  # imports `stats` when it is asked for
+import scipy  # imports `stats` on first use
 
+from bench import harness, results
 from envs.codesign import accuracy, children, images, reading
+from fdg import files
 
 SHIPPED = Path(accuracy.__file__).with_name(accuracy.SHIPPED)
 CHUNK = 16
 
 
 def tasks_of(workloads):
-    """Tasks whose accuracies differ, by signature."""
+    """Tasks by signature: equal tasks of several workloads are trained once."""
     return {
         accuracy.signature(task): task
         for name in workloads
@@ -31,50 +32,44 @@ def tasks_of(workloads):
     }
 
 
-def saved(path):
-    return json.loads(path.read_text()) if path.is_file() else {}
-
-
 def save(path, table):
-    """Whole or not at all, a line a seed."""
+    """Writes the table atomically, with one line per seed."""
     lines = []
     for key, row in table.items():
-        seeds = ",\n  ".join(json.dumps(one, separators=(",", ":")) for one in row["accuracy"])
+        seeds = ",\n  ".join(json.dumps(scores, separators=(",", ":")) for scores in row["accuracy"])
         head = "".join(
             f"{json.dumps(name)}: {json.dumps(x)}, " for name, x in row.items() if name != "accuracy"
         )
         lines.append(f'{json.dumps(key)}: {{{head}"accuracy": [\n  {seeds}]}}')
-    part = path.with_suffix(".part")
-    part.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    part.replace(path)
+    files.write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
 @functools.lru_cache(maxsize=4)
 def trainer(task):
     data = images.get(task.data)
     children.check_images(task, data)
-    network, how = children.network(task), children.settings(data)
-    return jax.jit(lambda choices, seed: children.train(network, data, choices, seed, how)), how
+    network, settings = children.network(task), children.settings(data)
+    return jax.jit(lambda choices, seed: children.train(network, data, choices, seed, settings)), settings
 
 
 def measure(tasks, seeds, path):
     for seed in range(seeds):
         for key, task in tasks.items():
-            table = saved(path)
-            how = list(trainer(task)[1])
-            if table.get(key, {}).get("settings") != how:  # of other settings nothing is kept
-                table[key] = {"settings": how, "accuracy": []}
+            table = results.read(path)
+            train, settings = trainer(task)
+            if table.get(key, {}).get("settings") != list(settings):  # drops results of other settings
+                table[key] = {"settings": list(settings), "accuracy": []}
             row = table[key]
             if len(row["accuracy"]) > seed:
                 continue
             unfinished, at = path.with_suffix(".part.json"), {"task": key, "seed": seed}
-            part = saved(unfinished)
+            part = results.read(unfinished)
             scores = part["found"] if part and part["at"] == at else []
             options, before = children.options(task), time.process_time()
             while len(scores) < len(options):
                 chunk = options[len(scores) : len(scores) + CHUNK]
                 padded = np.pad(chunk, ((0, CHUNK - len(chunk)), (0, 0)), mode="edge")
-                shares = np.asarray(trainer(task)[0](padded, seed))[: len(chunk)]
+                shares = np.asarray(train(padded, seed))[: len(chunk)]
                 scores += np.rint(shares * accuracy.UNIT).astype(int).tolist()
                 unfinished.write_text(json.dumps({"at": at, "found": scores}))
                 seconds = time.process_time() - before
@@ -101,7 +96,7 @@ def show(tasks, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = harness.parser("bench.codesign_table", __doc__)
     parser.add_argument("workloads", nargs="*", default=list(reading.WORKLOADS))
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--out", type=Path, default=SHIPPED)

@@ -1,11 +1,11 @@
-"""Latency and energy of layers compared with ZigZag 3.9, which runs in an environment of its own.
+"""Latency and energy of layers compared with ZigZag 3.9, which runs in its own environment.
 
     python -m venv build/venvs/zigzag
     build/venvs/zigzag/bin/pip install zigzag-dse==3.9.1 six
     python -m bench.codesign_zigzag --python build/venvs/zigzag/bin/python
 
-writes tests/codesign/zigzag.json, which a test compares with; without --python it prints what is kept.
-ZigZag searches the loops around the same arrays, with the same buffers, bandwidths and energies.
+This writes tests/codesign/zigzag.json, which a test compares with; without --python it only prints the file.
+ZigZag searches loop orders for the same arrays, with the same buffers, bandwidths and energies.
 """
 
 import json
@@ -15,12 +15,12 @@ import tempfile
 
 import jax
 import numpy as np
-import scipy  # imports `stats` when it is asked for
+import scipy  # imports `stats` on first use
 
 from bench import harness
 from envs.codesign import cost, exports, layers, networks
 
-KEPT = pathlib.Path(__file__).parents[1] / "tests/codesign/zigzag.json"
+KEPT = harness.ROOT / "tests/codesign/zigzag.json"
 MEMORY = {"buffer_bytes": 2**18, "noc_bytes_per_cycle": 64, "dram_bytes_per_cycle": 16}
 ARRAYS = {"dla": (64, 16), "shi": (16, 16), "rs": (12, 14)}
 _DRIVER = """
@@ -29,78 +29,76 @@ from zigzag.api import get_hardware_performance_zigzag as run
 logging.disable(logging.CRITICAL)
 for at in range(int(sys.argv[1])):
     files = f"workload_{at}.yaml", "accelerator.yaml", f"mapping_{at}.yaml"
-    energy, latency, found = run(
+    energy, latency, results = run(
         *files, opt="latency", dump_folder=f"out{at}", loma_show_progress_bar=False
     )
-    one = found[0][1][0][0]
+    cost = results[0][1][0][0]
     print(json.dumps({
-        "energy_pj": float(energy), "latency_cycles": float(latency), "macs": int(one.layer.total_mac_count),
-        "compute_cycles": float(one.ideal_temporal_cycle), "stall_cycles": float(one.stall_slack_comb)}),
+        "energy_pj": float(energy), "latency_cycles": float(latency), "macs": int(cost.layer.total_mac_count),
+        "compute_cycles": float(cost.ideal_temporal_cycle), "stall_cycles": float(cost.stall_slack_comb)}),
         flush=True)
 """
 
 
-def chosen() -> list[tuple[str, layers.Layer]]:
-    """Distinct layers that multiply: all of ResNet-18, each sixth of MobileNetV2, each fourth of a U-Net."""
-    chosen_layers = []
+def sampled_layers() -> list[tuple[str, layers.Layer]]:
+    """Distinct layers with weights: all of ResNet-18, every sixth of MobileNetV2, every fourth of a U-Net."""
+    sample = []
     for name, every in (("resnet18", 1), ("mobilenet_v2", 6), ("unet", 4)):
-        distinct = list(dict.fromkeys(one for one in networks.get(name) if one.has_weights))
-        chosen_layers += [(f"{name} {at}", layer) for at, layer in enumerate(distinct) if at % every == 0]
-    return chosen_layers
+        distinct = list(dict.fromkeys(layer for layer in networks.get(name) if layer.has_weights))
+        sample += [(f"{name} {at}", layer) for at, layer in enumerate(distinct) if at % every == 0]
+    return sample
 
 
 def run(python: str, template: str) -> list[dict]:
-    """What ZigZag finds for each layer, one after another."""
-    chip = exports.Chip(template, *ARRAYS[template], **MEMORY)
+    """ZigZag's cost of each layer."""
+    chip, sample = exports.Chip(template, *ARRAYS[template], **MEMORY), sampled_layers()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        for at, (_, layer) in enumerate(chosen()):
+        for at, (_, layer) in enumerate(sample):
             files = exports.zigzag([layer], chip, cost.PROCESS)
             (folder / "accelerator.yaml").write_text(files["accelerator"])
             (folder / f"mapping_{at}.yaml").write_text(files["mapping"])
             (folder / f"workload_{at}.yaml").write_text(files["workload"])
         process = subprocess.run(
-            [python, "-c", _DRIVER, str(len(chosen()))], capture_output=True, text=True, cwd=folder
+            [python, "-c", _DRIVER, str(len(sample))], capture_output=True, text=True, cwd=folder
         )
     if process.returncode:
         raise SystemExit(process.stderr[-2000:])
     rows = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
-    return [
-        {"template": template, "layer": name, **one} for (name, _), one in zip(chosen(), rows, strict=True)
-    ]
+    return [{"template": template, "layer": name, **row} for (name, _), row in zip(sample, rows, strict=True)]
 
 
 def compared(kept: list[dict]) -> list[dict]:
-    """Each case with what our model says of it, and which of its terms is longest."""
-    by_name = dict(chosen())
-    errors = []
+    """Each case with our model's figures, and the term that bounds its latency."""
+    by_name = dict(sampled_layers())
+    cases = []
     for template, (rows, columns) in ARRAYS.items():
-        mine = [one for one in kept if one["template"] == template]
+        of_template = [case for case in kept if case["template"] == template]
         sub = cost.sub_accelerator(template, rows=rows, columns=columns, **MEMORY)
         one_sub = jax.tree.map(lambda x: x[None], sub)
-        ours = cost.layer_costs(layers.stack([by_name[one["layer"]] for one in mine]), one_sub)
-        errors += [
+        ours = cost.layer_costs(layers.stack([by_name[case["layer"]] for case in of_template]), one_sub)
+        cases += [
             {
-                **one,
-                "our_macs": by_name[one["layer"]].macs,
+                **case,
+                "our_macs": by_name[case["layer"]].macs,
                 "our_latency_cycles": int(ours.latency_cycles[at, 0]),
                 "our_energy_pj": float(ours.energy_pj[at, 0]),
                 "bound": cost.BOUNDS[int(ours.bound[at, 0])],
             }
-            for at, one in enumerate(mine)
+            for at, case in enumerate(of_template)
         ]
-    return errors
+    return cases
 
 
 def agreement(cases: list[dict]) -> dict[str, float]:
-    """Rank correlations, median of the latency's error without its sign, and cases whose MACs differ."""
+    """Rank correlations, the median absolute error of latency, and the number of cases whose MACs differ."""
     latency, energy = (
-        np.asarray([[one[f"our_{key}"], one[key]] for one in cases]).T
+        np.asarray([[case[f"our_{key}"], case[key]] for case in cases]).T
         for key in ("latency_cycles", "energy_pj")
     )
     return {
         "cases": len(cases),
-        "macs_differ": sum(one["macs"] != one["our_macs"] for one in cases),
+        "macs_differ": sum(case["macs"] != case["our_macs"] for case in cases),
         "latency_spearman": float(scipy.stats.spearmanr(*latency)[0]),
         "energy_spearman": float(scipy.stats.spearmanr(*energy)[0]),
         "latency_median_error": float(np.median(abs(latency[0] / latency[1] - 1))),
@@ -109,10 +107,10 @@ def agreement(cases: list[dict]) -> dict[str, float]:
 
 def main() -> None:
     parser = harness.parser("bench.codesign_zigzag", __doc__)
-    parser.add_argument("--python", type=harness.interpreter, help="of the environment that has ZigZag")
+    parser.add_argument("--python", type=harness.interpreter, help="an interpreter with ZigZag")
     python = parser.parse_args().python
     if python:
-        results = [one for template in ARRAYS for one in run(python, template)]
+        results = [row for template in ARRAYS for row in run(python, template)]
         KEPT.write_text("[\n " + ",\n ".join(map(json.dumps, results)) + "\n]\n")
     cases = compared(json.loads(KEPT.read_text()))
     kinds = {
@@ -124,7 +122,7 @@ def main() -> None:
          f"{x['latency_median_error']:.1%}") for name, x in kinds.items()
     ]  # fmt: skip
     print(harness.table(head, rows), "\n")
-    worst = sorted(cases, key=lambda one: -abs(np.log(one["our_latency_cycles"] / one["latency_cycles"])))
+    worst = sorted(cases, key=lambda x: -abs(np.log(x["our_latency_cycles"] / x["latency_cycles"])))
     columns = ("our_latency_cycles", "latency_cycles", "compute_cycles", "stall_cycles")
     rows = [(x["layer"], x["template"], *(f"{x[c]:,.0f}" for c in columns), x["bound"]) for x in worst[:10]]
     print(harness.table(("layer", "array", *columns, "ours bound by"), rows))
