@@ -1,17 +1,17 @@
-"""What older parameters cost in learning, and which correction gives it back: GRPO on sorting or countdown.
+"""How much stale parameters slow down learning, and what corrections regain: GRPO on sorting or countdown.
 
     python -m bench.corrections sorting                 # five seeds in one program, eta 0, 1, 4, 16
     python -m bench.corrections countdown --scale 0.1   # a tenth of the steps, to try it
     python -m bench.corrections sorting --only decoupled --eta 0 --eta 4
 
-Responses are drawn by parameters that are `eta` iterations old (`Split(staleness=eta)`; the numbers are those
-of any devices). All seeds begin with one network that has imitated, as in `bench.rlhf_learning`, and see
-equally many samples. Problems and networks are small, so that a cell takes a minute on two cores; step sizes
-and numbers of steps were chosen on seeds 100 to 104. Generation and learning have a device each, so they
-overlap where `eta` is above zero. `runs/corrections/TASK.json` has the share of 512 held-out problems that
-each seed has right at the end, with the most likely tokens and with sampled ones, rewards and seconds of
-every iteration; started again, it continues with the cells that are missing. The interval is Student's, of
-95%; `seconds to half` is when the mean reward of 10 iterations first is half of what eta = 0 ends with.
+Responses are sampled with parameters that are `eta` iterations old (`Split(staleness=eta)`). All seeds start
+from one network that was trained by imitation, as in `bench.rlhf_learning`, and train on equally many
+samples. Problems and networks are small: a cell takes a minute on two cores. Step sizes and numbers of steps
+were chosen on seeds 100 to 104. Generation and learning have a device each; they overlap if `eta` is above 0.
+`runs/corrections/TASK.json` has the share of 512 held-out problems that each seed solves at the end, greedily
+and by sampling, and rewards and seconds of every iteration. A second start continues with the missing cells.
+The interval is Student's, of 95%; `seconds to half` is the time until the mean reward of 10 iterations is
+half of the last mean reward of eta = 0.
 """
 
 import dataclasses
@@ -21,11 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import envs
 import fdg
 import policies
-from bench.harness import parser, table
-from bench.rlhf_learning import EPISODES, Experiment, imitate, made
+from bench.harness import environment, parser, table
+from bench.rlhf_learning import EPISODES, Experiment, imitate, scaled
 
 RUNS = Path("runs/corrections")
 _SMALL = {"hidden_size": 32}
@@ -57,14 +56,14 @@ METHODS: dict[str, dict[str, Any]] = {
     "tis": {"old_log_prob": "learner", "correction": "truncate_token"},
     "mis": {"old_log_prob": "learner", "correction": "mask_token"},
 }
-AT_ONCE = ("naive", "decoupled")  # of the newest parameters the others are the same as the latter
+WITHOUT_STALENESS = ("naive", "decoupled")  # with eta = 0 all others equal "decoupled"
 
 
 def cell(task: str, method: str, eta: int, start: Path, seeds: int, scale: float) -> dict[str, Any]:
-    """Trains all seeds of one method at one age."""
-    begun, chosen = time.process_time(), EXPERIMENTS[task]
-    env = _env(task)
-    learner = dataclasses.replace(made("grpo", env, chosen.grpo, scale), **METHODS[method])
+    """Trains all seeds with one method and one eta."""
+    begun, experiment = time.process_time(), EXPERIMENTS[task]
+    learner = scaled("grpo", environment(experiment.env), experiment.grpo, scale)
+    learner = dataclasses.replace(learner, **METHODS[method])
     out = RUNS / f"{start.name}-{method}-{eta}"
     run = fdg.fit(
         learner,
@@ -92,7 +91,7 @@ def cell(task: str, method: str, eta: int, start: Path, seeds: int, scale: float
 
 
 def shown(cells: list[dict[str, Any]]) -> str:
-    """A table of cells: points, and points from training with the newest parameters."""
+    """A table of cells: solved problems in %, and the difference from training with eta = 0."""
     means = {(c["method"], c["eta"]): statistics.mean(c["greedy"]) for c in cells}
     goal = next(
         (statistics.mean(map(statistics.mean, c["reward"][-10:])) / 2 for c in cells if not c["eta"]), 0.0
@@ -102,12 +101,11 @@ def shown(cells: list[dict[str, Any]]) -> str:
         values = [100 * x for x in c["greedy"]]
         spread = STUDENT.get(len(values), 1.96) * statistics.stdev(values) / len(values) ** 0.5
         best = means.get((c["method"] if (c["method"], 0) in means else "decoupled", 0))
-        away = "" if best is None else f"{statistics.mean(values) - 100 * best:+.1f}"
+        difference = "" if best is None else f"{statistics.mean(values) - 100 * best:+.1f}"
         right = f"{statistics.mean(values):.1f} ± {spread:.1f}"
         sampled = f"{100 * statistics.mean(c['sampled']):.1f}"
-        rows.append(
-            (c["method"], c["eta"], right, away, sampled, _seconds_to(goal, c), f"{c['wall_s'][-1]:.0f}")
-        )
+        seconds = _seconds_to(goal, c), f"{c['wall_s'][-1]:.0f}"
+        rows.append((c["method"], c["eta"], right, difference, sampled, *seconds))
     heads = ("method", "eta", "right, %", "from eta = 0", "sampled, %", "seconds to half", "seconds in all")
     return table(heads, rows)
 
@@ -121,32 +119,26 @@ def _seconds_to(goal: float, cell: dict[str, Any]) -> str:
     return next((f"{cell['wall_s'][k + 10]:.0f}" for k, mean in enumerate(means) if mean >= goal), "never")
 
 
-def _env(task: str) -> Any:
-    name, parameters = envs.parse(EXPERIMENTS[task].env)
-    return envs.make(name, **parameters)
-
-
 def main() -> None:
-    """Trains the cells that are missing."""
     command = parser("bench.corrections", __doc__)
     command.add_argument("task", choices=("sorting", "countdown"))
     command.add_argument("--only", choices=METHODS, action="append")
     command.add_argument("--eta", type=int, action="append")
     command.add_argument("--seeds", type=int, default=5)
-    command.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps")
+    command.add_argument("--scale", type=float, default=1.0, help="factor for all numbers of steps")
     args = command.parse_args()
     fdg.host_devices(2)
     fdg.keep_programs()
-    kept = f"{args.task}{'' if args.scale == 1 else f'-{args.scale:g}'}"
-    start, path = RUNS / kept, RUNS / f"{kept}.json"
-    imitate(
-        EXPERIMENTS[args.task], _env(args.task), 1.0, out=start, seed=0, devices=1, eval_episodes=EPISODES
-    )
+    name = f"{args.task}{'' if args.scale == 1 else f'-{args.scale:g}'}"
+    start, path = RUNS / name, RUNS / f"{name}.json"
+    experiment = EXPERIMENTS[args.task]
+    env = environment(experiment.env)
+    imitate(experiment, env, 1.0, out=start, seed=0, devices=1, eval_episodes=EPISODES)
     cells = json.loads(path.read_text()) if path.exists() else []
     for eta in args.eta or ETAS:
         for method in args.only or METHODS:
             is_there = any((c["method"], c["eta"]) == (method, eta) for c in cells)
-            if not is_there and (eta or method in AT_ONCE):
+            if not is_there and (eta or method in WITHOUT_STALENESS):
                 cells.append(cell(args.task, method, eta, start, args.seeds, args.scale))
                 path.write_text(json.dumps(cells) + "\n")
                 print({k: v for k, v in cells[-1].items() if k not in ("reward", "wall_s")}, flush=True)

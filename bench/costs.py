@@ -1,17 +1,17 @@
-"""Predicted and measured: seconds of an iteration by the cost model of `fdg.costs`, and by the clock.
+"""Compares the cost model (`fdg.costs`) with measured seconds per iteration.
 
-    python -m bench.costs measure        each cell in a process of its own; continues where it was stopped
-    python -m bench.costs report         the other half, of every machine: rank, median error, choices
-    python -m bench.costs fit            the model's own numbers, from the first halves
-    python -m bench.costs fit --machines and each machine's calibration to its jobs
-    python -m bench.costs memory         estimated peak by XLA's own, of jobs of its own (`costs_memory`)
+    python -m bench.costs measure        measures each cell in its own process; resumes
+    python -m bench.costs report         cells that were not fitted, by machine: rank, median error, choices
+    python -m bench.costs fit            fits the model's constants to the other half of the cells
+    python -m bench.costs fit --machines fits each machine's calibration to its jobs, too
+    python -m bench.costs memory         estimated peak memory relative to XLA's (`costs_memory`)
     python -m bench.costs search         CPU seconds of a choice among 244 candidates
 
 A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness; with
-`--of processes` two processes with a device each; with `--of streaming` a lag in micro-batches, where the
-smallest lag that is predicted to be within 5% of the best is compared with the fastest. What was measured is
-kept by machine (`bench/machines/`), with the machine's calibration. Measure on a quiet machine, after
-`python -m fdg.calibrate` on the same.
+`--of processes` it has two processes with a device each; with `--of streaming` a lag in micro-batches: the
+smallest lag that is predicted to be within 5% of the best is compared with the fastest. Measured seconds are
+in `bench/machines/`, by machine, with the machine's calibration. Measure on a quiet machine, after
+`python -m fdg.calibrate`.
 """
 
 import dataclasses
@@ -30,9 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import fdg
-from bench import harness
+from bench import harness, results
 from bench.harness import ROOT, run_module
-from bench.results import machine_facts
 from fdg.costs import machine
 from fdg.costs.choosing import TIE
 from fdg.costs.fitting import JobSample
@@ -42,22 +41,26 @@ MACHINES = ROOT / "bench" / "machines"
 _TIMEOUT = 300
 
 
+_GPU_ONLY: tuple[str, Any] = ("GPUOnly", ())
+_COARSE: list[tuple[str, Any]] = [("SingleLearnerCoarse", (("staleness", k),)) for k in (0, 1, 2)]
+
+
 class Cell(ReferenceJob):
-    """One thing to predict and measure."""
+    """A job to predict and measure."""
 
     @property
     def group(self) -> str:
-        """What a policy is chosen for: all but the policy."""
+        """The job without its policy: policies of one group compete."""
         return json.dumps([self.algorithm, self.env, self.fields, self.devices])
 
     @property
     def is_fitted(self) -> bool:
-        """Which half: by the cell's own name, so that neither order nor number of cells moves it."""
+        """Whether the model is fitted to it: by a hash of its group, independent of other cells."""
         return hashlib.sha256(self.group.encode()).digest()[0] % 2 == 0
 
 
 class Machine:
-    """What was measured of one, in a folder: its calibration, and a file for each kind of cells."""
+    """The folder of a machine: its calibration, and a file of measured seconds for each kind of cells."""
 
     def __init__(self, name: str):
         self.name = name
@@ -65,38 +68,30 @@ class Machine:
 
     @functools.cached_property
     def calibration(self) -> machine.Calibration:
-        """That its predictions go by."""
         return machine.read(self.calibration_file)
 
     def file(self, kind: str) -> Path:
-        """Of a kind of cells."""
         return MACHINES / self.name / f"{kind}.json"
 
-    def stored(self, kind: str) -> dict[str, Any]:
-        """What the file of a kind has so far."""
-        file = self.file(kind)
-        return json.loads(file.read_text()) if file.exists() else {"cells": {}}
-
     def measured(self, kind: str = "cells") -> list[tuple[Cell, float]]:
-        """Cells of a kind, with seconds of an iteration."""
-        cells = self.stored(kind)["cells"]
+        """Cells of a kind, with seconds per iteration."""
+        cells = results.read(self.file(kind)).get("cells", {})
         return [(Cell.of_key(key), result["seconds"]) for key, result in cells.items() if "seconds" in result]
 
 
 def this_machine() -> Machine:
-    """By its processor: what it is called, and its features."""
-    called = machine_facts()["processor"].lower().replace("(r)", "").replace("(tm)", "")
-    words = "".join(c if c.isalnum() else " " for c in called).split()
-    return Machine("-".join([*words[:2], machine.fingerprint("cpu")["processor"][:6]]))
+    """This machine, named by its processor's name and a hash of its features."""
+    name = results.machine_facts()["processor"].lower().replace("(r)", "").replace("(tm)", "")
+    parts = "".join(c if c.isalnum() else " " for c in name).split()
+    return Machine("-".join([*parts[:2], machine.fingerprint("cpu")["processor"][:6]]))
 
 
 def machines() -> list[Machine]:
-    """All that have cells."""
+    """All machines with measured cells."""
     return [Machine(path.parent.name) for path in sorted(MACHINES.glob("*/cells.json"))]
 
 
 def cells() -> list[Cell]:
-    """All of them."""
     jobs = [
         ("PPO", "CartPole-v1", (("num_envs", 16), ("num_steps", 32))),
         ("PPO", "CartPole-v1", (("num_envs", 256), ("num_steps", 32))),
@@ -117,30 +112,25 @@ def cells() -> list[Cell]:
         ("IPPO", "MPE_simple_spread_v3", (("num_envs", 64), ("num_steps", 25))),
     ]
     result = []
-    for some, counts in ((jobs, (1, 2, 4, 8)), (others, (1, 2, 4))):
-        for (algorithm, env, fields), devices in itertools.product(some, counts):
-            ways: list[tuple[str, tuple[tuple[str, Any], ...]]] = [("GPUOnly", ())]
-            if devices > 1:
-                ways += [("SingleLearnerCoarse", (("staleness", k),)) for k in (0, 1, 2)]
-                ways += [("SingleLearnerFine", ()), ("Central", ())]
-            result += [Cell(algorithm, env, fields, policy, sizes, devices) for policy, sizes in ways]
+    for job_list, counts in ((jobs, (1, 2, 4, 8)), (others, (1, 2, 4))):
+        for job, devices in itertools.product(job_list, counts):
+            placements = [*_COARSE, ("SingleLearnerFine", ()), ("Central", ())] if devices > 1 else []
+            result += [Cell(*job, policy, sizes, devices) for policy, sizes in [_GPU_ONLY, *placements]]
     return result
 
 
 def cells_of_processes() -> list[Cell]:
-    """Three algorithms, all on both processes, or actors on one and the learner on the other."""
+    """Three jobs: every role on both processes, or actors on one and the learner on the other."""
     jobs = [
         ("PPO", "CartPole-v1", (("num_envs", 256), ("num_steps", 32))),
         ("PPO", "Pendulum-v1", (("num_envs", 128), ("num_steps", 64), ("hidden", (256, 256)))),
         ("PQN", "CartPole-v1", (("num_envs", 128), ("num_steps", 32))),
     ]
-    ways: list[tuple[str, Any]] = [("GPUOnly", ())]
-    ways += [("SingleLearnerCoarse", (("staleness", k),)) for k in (0, 1, 2)]
-    return [Cell(*job, policy, sizes, 2) for job in jobs for policy, sizes in ways]
+    return [Cell(*job, policy, sizes, 2) for job in jobs for policy, sizes in (_GPU_ONLY, *_COARSE)]
 
 
 def cells_of_lags() -> list[Cell]:
-    """Five lags of each of eight jobs: language models in micro-batches; rollouts, whose steps are these."""
+    """Five lags of each of eight jobs, half of them language models; a micro-batch of a rollout is a step."""
     sizes = (("group_size", 4), ("hidden_size", 32), ("num_layers", 2), ("num_heads", 4))
     jobs: list[tuple] = [
         ("GRPO", f"text:{task}", (("num_prompts", prompts), ("micro_batches", parts), *sizes), "Split", parts)
@@ -162,14 +152,14 @@ def cells_of_lags() -> list[Cell]:
 
 
 KINDS = {"cells": cells, "processes": cells_of_processes, "streaming": cells_of_lags}
-PROCESSES = {"processes": 2}  # one for cells of other kinds
+PROCESSES = {"processes": 2}  # other kinds have one process
 
 
 # --- measuring ---
 
 
 def measure_one(key: str, address: str, process: int) -> float:
-    """In a process of its own, or one of two of them with an address: seconds of an iteration."""
+    """Seconds per iteration, in this process; an address: this process is one of two."""
     import jax
 
     from fdg.costs.candidate_times import iteration_seconds
@@ -186,25 +176,26 @@ def measure_one(key: str, address: str, process: int) -> float:
     return seconds
 
 
-def measured_apart(cell: Cell, processes: int) -> float:
-    """Seconds of an iteration, in one or two processes of their own."""
+def measure_in_processes(cell: Cell, processes: int) -> float:
+    """Seconds per iteration, in one or two new processes."""
     from fdg.processes.ports import free_port
 
     if processes == 1:
         return run_module("bench.costs", "one", cell.key, seconds=_TIMEOUT)
     address = f"localhost:{free_port('localhost')}"
 
-    def said(process: int) -> float:
-        words = ("one", cell.key, "--address", address, "--process", str(process))
-        return run_module("bench.costs", *words, seconds=_TIMEOUT, JAX_NUM_CPU_DEVICES="1")
+    def run(process: int) -> float:
+        arguments = ("one", cell.key, "--address", address, "--process", str(process))
+        return run_module("bench.costs", *arguments, seconds=_TIMEOUT, JAX_NUM_CPU_DEVICES="1")
 
     with ThreadPoolExecutor(processes) as pool:
-        return next(pool.map(said, range(processes)))
+        return next(pool.map(run, range(processes)))
 
 
-def measure(kind: str, only: str = "", again: bool = False, seconds: float = math.inf) -> None:
-    """Every cell that was not measured here yet, or all once more; of two passes the better one is kept, for
-    a shared machine is slow for minutes. Saved one by one.
+def measure(kind: str, only: str, again: bool, seconds: float) -> None:
+    """Measures the missing cells, or all cells again, and saves each at once.
+
+    A cell keeps its shortest time, since a shared machine is slow for minutes at a time.
     """
     calibration = machine.path_of("cpu")
     if calibration is None or not calibration.exists():
@@ -212,22 +203,22 @@ def measure(kind: str, only: str = "", again: bool = False, seconds: float = mat
     here = this_machine()
     here.calibration_file.parent.mkdir(parents=True, exist_ok=True)
     here.calibration_file.write_bytes(calibration.read_bytes())
-    stored = here.stored(kind)
+    stored = results.read(here.file(kind)) or {"cells": {}}
     end = time.monotonic() + seconds
     for cell in KINDS[kind]():
         if only not in str(cell) or (cell.key in stored["cells"] and not again):
             continue
         if time.monotonic() > end:
-            print("time is up: run it again to go on")
+            print("time is up: run it again to continue")
             return
         before = stored["cells"].get(cell.key, {}).get("seconds", math.inf)
         try:
-            seconds_now = measured_apart(cell, PROCESSES.get(kind, 1))
+            seconds_now = measure_in_processes(cell, PROCESSES.get(kind, 1))
             stored["cells"][cell.key] = {"seconds": min(before, seconds_now)}
         except subprocess.SubprocessError as problem:
             if before == math.inf:
                 stored["cells"][cell.key] = {"error": str(problem)}
-        stored["machine"] = machine_facts()
+        stored["machine"] = results.machine_facts()
         here.file(kind).write_text(json.dumps(stored, indent=1) + "\n")
         print(f"{cell}: {stored['cells'][cell.key]}", flush=True)
 
@@ -236,27 +227,27 @@ def measure(kind: str, only: str = "", again: bool = False, seconds: float = mat
 
 
 def is_of(half: str, cell: Cell) -> bool:
-    """Whether a cell is of a half: "fitted", "other" or "all"."""
+    """Whether a cell belongs to "fitted", "other" or "all"."""
     return half == "all" or cell.is_fitted == (half == "fitted")
 
 
 def report(kind: str, half: str) -> None:
-    """Of every machine, with the model as it is now: rank, errors and choices of cells of a half."""
+    """Prints rank, errors and choices of a half of the cells, by machine, with the present cost model."""
     from scipy.stats import spearmanr
 
     from fdg.costs.choosing import break_ties
     from fdg.costs.prediction import predict
 
     processes = PROCESSES.get(kind, 1)
-    for one in machines():
-        print(f"{one.name}:")
-        rows, of_groups = [], {}
-        for cell, seconds in one.measured(kind):
+    for measured_machine in machines():
+        print(f"{measured_machine.name}:")
+        rows, num_groups = [], {}
+        for cell, seconds in measured_machine.measured(kind):
             if is_of(half, cell):
                 plan = fdg.place(*cell.build(), cell.devices)
-                cluster = one.calibration.cluster(cell.devices // processes, processes)
+                cluster = measured_machine.calibration.cluster(cell.devices // processes, processes)
                 rows.append((cell, seconds, predict(plan, cluster).seconds))
-                of_groups[cell] = len(plan.groups)
+                num_groups[cell] = len(plan.groups)
         if len(rows) < 3:
             print(f"{len(rows)} cells ({kind}) were measured: python -m bench.costs measure --of {kind}")
             continue
@@ -269,12 +260,12 @@ def report(kind: str, half: str) -> None:
             if dict(row[0].sizes).get("staleness", 0) == 0:
                 groups.setdefault(row[0].group, []).append(row)
         losses = []
-        for some in (some for some in groups.values() if len(some) > 1):
+        for group in (group for group in groups.values() if len(group) > 1):
             if kind == "streaming":
-                chosen = lag_taken(some)
+                chosen = seconds_of_chosen_lag(group)
             else:
-                chosen = some[break_ties([(p, of_groups[cell], cell.devices) for cell, _, p in some])][1]
-            losses.append(chosen / min(row[1] for row in some))
+                chosen = group[break_ties([(p, num_groups[cell], cell.devices) for cell, _, p in group])][1]
+            losses.append(chosen / min(row[1] for row in group))
         if losses:
             within = TIE if kind == "streaming" else 1.1
             good, worst = sum(loss <= within for loss in losses) / len(losses), max(losses)
@@ -287,51 +278,52 @@ def report(kind: str, half: str) -> None:
             print(f"{len(stale)} cells of actors and learners: median error {median_error(stale)}")
 
 
-def lag_taken(rows: Sequence[tuple[Cell, float, float]]) -> float:
+def seconds_of_chosen_lag(rows: Sequence[tuple[Cell, float, float]]) -> float:
     """Measured seconds with the smallest lag that is predicted to be within 5% of the best."""
     enough = TIE * min(p for *_, p in rows)
     return next(s for _, s, p in sorted(rows, key=lambda row: dict(row[0].sizes)["lag"]) if p <= enough)
 
 
 def median_error(rows: Sequence[tuple[Any, float, float]]) -> str:
-    """Of predictions beside what was measured."""
+    """The median relative error of predictions."""
     return f"{statistics.median(abs(predicted / seconds - 1) for _, seconds, predicted in rows):.1%}"
 
 
 def fit(half: str, of_machines: bool) -> None:
-    """Prints the numbers to enter in `program_time.JOINED` and `overheads.OVERHEADS`: what a machine has that
-    was not calibrated, and what a calibration starts from.
+    """Prints new values of `program_time.JOINED` and `overheads.OVERHEADS`.
+
+    A machine without a calibration has these values, and a calibration starts from them.
 
     Args:
-      half: "fitted"; "all" says how well the model can do at best, and is not to be entered.
-      of_machines: whether each kept calibration is fitted as `python -m fdg.calibrate` would. A machine that
-        was calibrated before there were jobs has the times of its cells for them.
+      half: "fitted"; "all" gives the best possible fit, whose values are not for the code.
+      of_machines: whether to fit each machine's calibration as `python -m fdg.calibrate` does. If a
+        calibration has no reference jobs, the times of the machine's cells replace them.
     """
     from fdg.costs.fitting import fit_overheads
     from fdg.training.reference_jobs import REFERENCE_JOBS, fit_to_jobs
 
     samples = [
-        JobSample(fdg.place(*cell.build(), cell.devices), one.calibration.cluster(cell.devices), seconds)
-        for one in machines()
-        for cell, seconds in one.measured()
+        JobSample(fdg.place(*cell.build(), cell.devices), source.calibration.cluster(cell.devices), seconds)
+        for source in machines()
+        for cell, seconds in source.measured()
         if is_of(half, cell)
     ]
-    # Of two hundred cells a few classes would end far from what a program can lose.
+    # `known` keeps classes of operations with few cells near values that a program can have.
     fits = fit_overheads(samples, known=0.4)
     print(f"fitted to {len(samples)} cells: median error {fits.before:.1%} before, {fits.after:.1%} after")
     print(f"fdg/costs/program_time.py: {json.dumps(fits.joined)}")
     print(f"fdg/costs/overheads.py: {fits.overheads}")
-    for one in machines() if of_machines else ():
-        cells = {cell.key: seconds for cell, seconds in one.measured()}
+    for source in machines() if of_machines else ():
+        cells = {cell.key: seconds for cell, seconds in source.measured()}
         jobs = {job.key: cells[job.key] for job in REFERENCE_JOBS if job.key in cells}
-        kept = one.calibration if one.calibration.jobs else dataclasses.replace(one.calibration, jobs=jobs)
-        kept = fit_to_jobs(kept)
-        one.calibration_file.write_text(json.dumps(kept.as_json(), indent=1) + "\n")
-        print(f"{one.name}: fitted to {len(kept.jobs)} jobs: {kept.kind.joined}, {kept.kind.overheads}")
+        old = source.calibration
+        new = fit_to_jobs(old if old.jobs else dataclasses.replace(old, jobs=jobs))
+        source.calibration_file.write_text(json.dumps(new.as_json(), indent=1) + "\n")
+        print(f"{source.name}: fitted to {len(new.jobs)} jobs: {new.kind.joined}, {new.kind.overheads}")
 
 
 def search() -> None:
-    """CPU seconds of a choice among more than two hundred: PPO with 4,096 environments on 64 H100s."""
+    """Prints the CPU seconds of a choice of policy for PPO with 4,096 environments on 64 H100s."""
     import algos
     import envs
     import policies
@@ -348,17 +340,15 @@ def search() -> None:
 def main() -> None:
     parser = harness.parser("bench.costs", __doc__)
     parser.add_argument("what", choices=("measure", "one", "report", "fit", "memory", "search"))
-    parser.add_argument("cell", nargs="?", default="", help="of `one`, which `measure` starts")
-    parser.add_argument("--of", choices=KINDS, default="cells", help="measure, report: which cells")
-    parser.add_argument("--only", default="", help="cells whose name holds this")
-    parser.add_argument(
-        "--again", action="store_true", help="once more what was already; the better of both is kept"
-    )
-    parser.add_argument("--half", choices=("other", "fitted", "all"), help="of cells; report: other")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="to measure for at most")
-    parser.add_argument("--machines", action="store_true", help="fit: the calibrations of machines, too")
-    parser.add_argument("--address", default="", help="one: of two processes")
-    parser.add_argument("--process", type=int, default=0, help="one: its number")
+    parser.add_argument("cell", nargs="?", default="", help="one: the cell (`measure` starts `one`)")
+    parser.add_argument("--of", choices=KINDS, default="cells", help="measure, report: kind of cells")
+    parser.add_argument("--only", default="", help="cells whose name contains this")
+    parser.add_argument("--again", action="store_true", help="measure all again; the shorter time is kept")
+    parser.add_argument("--half", choices=("other", "fitted", "all"), help="half of the cells; report: other")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no cell after these seconds")
+    parser.add_argument("--machines", action="store_true", help="fit: calibrations of machines, too")
+    parser.add_argument("--address", default="", help="one: address of process 0, if there are two")
+    parser.add_argument("--process", type=int, default=0, help="one: number of this process")
     args = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from bench.costs_memory import memory

@@ -1,12 +1,12 @@
-"""Memory: the estimate that plans have, beside what XLA sets aside on a device.
+"""Compares the memory that plans estimate with the memory that XLA allocates on a device.
 
-    python -m bench.costs memory                   each job in a process of its own; continues
-    python -m bench.costs memory --only staleness  jobs whose name holds this
-    python -m bench.costs memory --again           compiles what was compiled before
+    python -m bench.costs memory                   compiles each job in its own process; resumes
+    python -m bench.costs memory --only staleness  jobs whose name contains this
+    python -m bench.costs memory --again           compiles all jobs again
 
-No clock is involved, so a busy machine does as well. The jobs are those of `bench/costs_memory.json`, with
-what XLA says of each program, which the tests read: a further job is an entry `"NAME": {}`. Estimates
-are made each time. Of each group the program that needs most is compared.
+Nothing is timed, so a busy machine is fine. `bench/costs_memory.json` has the jobs, with XLA's peak of each
+program, and the tests read it: to add a job, add an entry `"NAME": {}`. The comparison takes the program of
+each group that needs most.
 """
 
 import ast
@@ -25,55 +25,53 @@ LEAST = 0.6
 
 
 def kept() -> dict[str, dict[str, int]]:
-    """What XLA said so far, by job and program: bytes on one device."""
+    """XLA's bytes on one device, by job and program."""
     return json.loads(KEPT.read_text())
 
 
 def job_of(name: str) -> ReferenceJob:
-    """The job of a name.
+    """The job with a name.
 
     >>> job_of("PPO CartPole-v1 GPUOnly on 2 (num_envs=4, hidden=(8,), staleness=1)").sizes
     (('staleness', 1),)
     """
     parts = re.fullmatch(r"(\S+) (\S+) (\S+) on (\d+) \((.*)\)", name)
     assert parts is not None, name
-    algorithm, env, policy, devices, words = parts.groups()
-    call = ast.parse(f"f({words})", mode="eval").body
+    algorithm, env, policy, devices, arguments = parts.groups()
+    call = ast.parse(f"f({arguments})", mode="eval").body
     assert isinstance(call, ast.Call)
     values = [
-        (str(one.arg), one.value.id if isinstance(one.value, ast.Name) else ast.literal_eval(one.value))
-        for one in call.keywords
+        (str(x.arg), x.value.id if isinstance(x.value, ast.Name) else ast.literal_eval(x.value))
+        for x in call.keywords
     ]
     fields, sizes = (tuple(v for v in values if (v[0] == "staleness") == of_policy) for of_policy in (0, 1))
     return ReferenceJob(algorithm, env, fields, policy, sizes, int(devices))
 
 
 def most(job: ReferenceJob) -> float:
-    """The largest estimate by XLA's. Gradients in tiles, where devices have a core each, need less."""
+    """The largest accepted ratio of estimate to XLA's bytes.
+
+    It is larger on several devices: with a core each, they compute gradients in tiles, which need less.
+    """
     return 1.5 if job.devices == 1 else 2.6
 
 
 def jobs() -> list[ReferenceJob]:
-    """All of them."""
     return [job_of(name) for name in kept()]
 
 
 def compiled(job: ReferenceJob) -> dict[str, int]:
-    """By program, bytes on one device as XLA counts them."""
+    """XLA's bytes on one device, by program."""
     import jax
 
     fdg.host_devices(job.devices)
     engine = fdg.compile(*job.build(), jax.devices("cpu")[: job.devices])
     names = {program.name for program in engine.plan.programs}
-    peaks: dict[str, int] = {}
-    for program in engine.programs:
-        if program.name in names:
-            peaks[program.name] = int(program.cost()["peak_bytes"])
-    return peaks
+    return {p.name: int(p.cost()["peak_bytes"]) for p in engine.programs if p.name in names}
 
 
 def compared(job: ReferenceJob) -> list[tuple[str, int, int]]:
-    """Group, estimated and XLA's bytes: of each group, of the program that XLA says needs most."""
+    """Each group with its estimated bytes, and XLA's bytes of its largest program."""
     plan, measured = fdg.place(*job.build(), job.devices), kept()[str(job)]
     estimated, largest = dict(plan.memory), dict.fromkeys((group.name for group in plan.groups), 0)
     for program in plan.programs:
@@ -82,7 +80,7 @@ def compared(job: ReferenceJob) -> list[tuple[str, int, int]]:
 
 
 def memory(only: str, again: bool) -> None:
-    """Compiles what was not yet, and prints estimates by XLA's."""
+    """Compiles the missing jobs, or all, and prints ratios of estimates to XLA's bytes."""
     ratios = []
     for job in jobs():
         if only not in str(job):

@@ -1,18 +1,16 @@
-"""Whether every environment starts: three iterations with no flag but its name, one after the other.
+"""Whether every environment starts: three iterations, with its name as the only flag.
 
-    python -m bench.every_environment                       # all, and the table docs/every_environment.md
-    python -m bench.every_environment --only jumanji: MPE_  # those that begin so; the table keeps the others
-    python -m bench.every_environment --drawn 100 --seed 0  # so many of EnvPool's and Gymnasium's, half each
-    python -m bench.every_environment --again               # what was refused before, once more
-    python -m bench.every_environment --trace               # all, only traced: quick
-    python -m bench.every_environment --list                # names, in the order in which they are tried
+    python -m bench.every_environment                       # all; writes docs/every_environment.md
+    python -m bench.every_environment --only jumanji: MPE_  # names with these prefixes; the table keeps all
+    python -m bench.every_environment --drawn 100 --seed 0  # a sample of 100, half EnvPool, half Gymnasium
+    python -m bench.every_environment --again               # tries again those that were refused
+    python -m bench.every_environment --trace               # only traces: quick
+    python -m bench.every_environment --list                # prints names, in the order of the trials
 
-Each runs in a fork of its own, on one device, and has `--limit` seconds of CPU time: what hangs or dies takes
-no other along, and other work on the machine makes no difference. A refusal is a line with its reason. What
-was tried before is not tried again, so an interrupted run is continued; the order is drawn from `--seed`,
-so that a part of it is a fair sample.
-
-The algorithm is the default: PPO for one agent, IPPO for several.
+Each environment runs in its own fork, on one device, with `--limit` seconds of CPU time: a hang or a crash
+affects no other, and other work on the machine makes no difference. Finished environments are skipped, so an
+interrupted run continues. `--seed` shuffles the order: any first part is a fair sample. The algorithm is PPO
+for one agent, IPPO for several.
 """
 
 import dataclasses
@@ -28,6 +26,7 @@ from typing import Any
 
 from bench import harness
 from bench.forks import LateError, LostError, forked
+from bench.results import read
 
 TABLE = Path("docs/every_environment.md")
 KEPT = Path("docs/every_environment.json")
@@ -36,7 +35,7 @@ ON_THE_HOST = ("envpool:", "gymnasium:")
 
 
 def drawn(count: int, seed: int) -> list[str]:
-    """Environments of EnvPool's and of Gymnasium's in turn, so many in all, at random."""
+    """Random environments, alternately of EnvPool and Gymnasium."""
     if not count:
         return []
     import envpool
@@ -53,18 +52,15 @@ def drawn(count: int, seed: int) -> list[str]:
 
 
 def registered(seed: int) -> list[str]:
-    """Those of the JAX sources in an order of chance; probes are tests."""
+    """Names of the environments in JAX, shuffled, without probes."""
     import envs
 
     names = [name for name in envs.names() if not name.startswith("probe:")]
     return random.Random(seed).sample(names, len(names))
 
 
-def one(name: str, trace: bool) -> dict[str, Any]:
-    """Trains one in this process, or only traces it, and steps it if it lives on the host.
-
-    Returns what came of it.
-    """
+def attempt(name: str, trace: bool) -> dict[str, Any]:
+    """Trains in an environment; or traces it and, if it lives on the host, steps it. Returns the result."""
     import jax
 
     import envs
@@ -92,7 +88,7 @@ def one(name: str, trace: bool) -> dict[str, Any]:
 
 
 def _step(env: Any, count: int) -> None:
-    """Some environments of the host for two steps; what they give is checked there."""
+    """Checks two steps of a batch of environments on the host."""
     import jax
 
     from envs.checking import check_batch_step
@@ -105,21 +101,20 @@ def _step(env: Any, count: int) -> None:
 
 
 def tried(name: str, trace: bool, limit: int) -> dict[str, Any]:
-    """What came of an environment, in a fork."""
+    """The result of `attempt` in a fork."""
     begun = time.perf_counter()
 
     def call() -> dict[str, Any]:
         try:
-            result = one(name, trace)
+            result = attempt(name, trace)
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
-            # What a callback raised is the end of JAX's account of it.
+            # JAX's error ends with the error of a host callback.
             message = next((line for line in lines if line.startswith("HostError: ")), lines[0])
-            # An error of one line is a refusal; any other is a fault, and where it is from helps.
-            at = (
-                "" if isinstance(error, ValueError) else f" ({traceback.extract_tb(error.__traceback__)[-1]})"
-            )
-            message = f"{type(error).__name__}: {message}"[:300] + at[-150:]
+            # A ValueError is a refusal; any other error is a bug, which needs its place.
+            is_refusal = isinstance(error, ValueError)
+            place = "" if is_refusal else f" ({traceback.extract_tb(error.__traceback__)[-1]})"
+            message = f"{type(error).__name__}: {message}"[:300] + place[-150:]
             result = {"ok": False, "how": "refused", "said": message}
         return {**result, "cpu_s": round(time.process_time() + sum(os.times()[2:4]), 1)}
 
@@ -130,7 +125,7 @@ def tried(name: str, trace: bool, limit: int) -> dict[str, Any]:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """The counts, the refusals with their reasons, and what started."""
+    """The page: counts, refusals with reasons, and the environments that started."""
     started = {name: result for name, result in results.items() if result["ok"]}
     refused = {name: result for name, result in results.items() if not result["ok"]}
     counts = []
@@ -139,9 +134,9 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         "EnvPool": lambda name: name.startswith("envpool:"),
         "Gymnasium": lambda name: name.startswith("gymnasium:"),
     }.items():
-        those = [result for name, result in results.items() if is_of(name)]
-        how = [result["how"] if result["ok"] else "refused" for result in those]
-        counts.append((source, len(those), *(how.count(what) for what in ("trained", "traced", "refused"))))
+        of_source = [result for name, result in results.items() if is_of(name)]
+        how = [result["how"] if result["ok"] else "refused" for result in of_source]
+        counts.append((source, len(how), *(how.count(what) for what in ("trained", "traced", "refused"))))
     head = ("", "tried", "train", "traced, and stepped on the host", "refused")
     why = [(f"`{name}`", result["said"].replace("|", "/")) for name, result in refused.items()]
     how = [(f"`{n}`", r["algo"], r["preset"] or "none", r["how"]) for n, r in started.items()]
@@ -160,7 +155,6 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """The command line."""
     parser = harness.parser("bench.every_environment", __doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="PREFIX")
     parser.add_argument("--drawn", type=int, default=0, metavar="N")
@@ -175,10 +169,10 @@ def main() -> None:
     if args.list:
         print("\n".join(names))
         return
-    for module in ("fdg.commands.parse", "envs", "algos", "policies"):  # which every fork needs
-        importlib.import_module(module)  # and none starts one of JAX's backends
+    for module in ("fdg.commands.parse", "envs", "algos", "policies"):  # every fork needs these
+        importlib.import_module(module)  # none of them starts a backend of JAX
     print(f"in the order of seed {args.seed}", flush=True)
-    results = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    results = read(KEPT)
     for name in names:
         before = results.get(name)
         enough = before is not None and (args.trace or before["how"] != "traced")

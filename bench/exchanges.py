@@ -1,14 +1,12 @@
-"""What the plans of all presets exchange on four devices, a line each: the same with every version of JAX.
+"""Prints the exchanges of the plans of all presets on four devices: they are equal in every version of JAX.
 
-    python -m bench.exchanges > one.txt        # with another JAX too; then: diff one.txt other.txt
-
-An algorithm of a family of environments is there with its preset for one environment of the family.
+python -m bench.exchanges > one.txt        # then with another JAX: diff one.txt other.txt
 """
 
 import os
 import sys
 
-# Each algorithm, and one environment of each family that it has a preset for (or its defaults on).
+# Each algorithm with one environment of each family that it has a preset for (or runs with defaults).
 JOBS = {
     "ppo": """CartPole-v1 Acrobot-v1 Pendulum-v1 MountainCar-v0 MountainCarContinuous-v0 Breakout-MinAtar
         SpaceInvaders-MinAtar Catch-bsuite brax:reacher Craftax-Symbolic-v1 octax:brix jumanji:Snake-v1""",
@@ -52,7 +50,7 @@ def graph_of(algorithm, environment):
 
 
 def lines(graph, policy):
-    """What a plan moves between its devices, sorted."""
+    """The movements between devices of a plan, sorted."""
     import fdg
     import policies
 
@@ -65,7 +63,7 @@ def lines(graph, policy):
     )
 
 
-def main() -> int:
+def main() -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     import jax
 
@@ -82,8 +80,7 @@ def main() -> int:
                     printed = [str(error)]
                 for line in printed or ["nothing"]:
                     print(algorithm, environment, policy, line, flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,14 +1,13 @@
-"""Exported folders in Transformers and PEFT: equal logits, equal token ids, equal adapters.
+"""Compares exported folders in fdg with Transformers and PEFT: logits, token ids, adapters.
 
     python -m venv build/venvs/transformers
     build/venvs/transformers/bin/pip install torch==2.14.1 transformers==5.24.0 peft==0.21.2
     python -m bench.exports --python build/venvs/transformers/bin/python
 
-Each shape of network is written once, with random parameters; the kinds of tokenizers are taken in turn. This
-engine and Transformers (`bench/exports_reference.py`) then both read the folder.
+Each shape of network is exported once, with random parameters and the next kind of tokenizer. Then fdg and
+Transformers (`bench/exports_reference.py`) read the folder.
 """
 
-import argparse
 import json
 import pathlib
 import random
@@ -24,11 +23,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from algos.language import Decoder, DecoderConfig, peft, weights
 from algos.rlhf.checkpoints import save
-from bench.harness import interpreter
+from bench.harness import ROOT, interpreter, parser
 from envs.text import CharacterTokenizer, HuggingFaceTokenizer
 from envs.text.tokenizer_folders import tokenizer_of
 
-ROOT = pathlib.Path(__file__).parents[1]
 LIMIT = 1e-5  # largest accepted difference of logits, float32
 
 _SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_layers": 3, "num_heads": 4, "max_positions": 64}
@@ -78,7 +76,7 @@ WORDS = "the quick brown fox sums 12 and 345, then jumps over été naïve grö�
 
 
 def corpus() -> list[str]:
-    """Texts that tokenizers are trained on."""
+    """Training texts of tokenizers."""
     draw = random.Random(0)
     return [" ".join(draw.choices(WORDS, k=12)) for _ in range(300)]
 
@@ -159,7 +157,7 @@ KINDS = {
 
 
 def tokenizer(kind: str, folder: pathlib.Path) -> Any:
-    """A tokenizer of this kind, read from a folder like that of a checkpoint."""
+    """A tokenizer of this kind, read from a folder with the files of a checkpoint."""
     if kind == "characters":
         return CharacterTokenizer()
     folder.mkdir()
@@ -174,7 +172,7 @@ def tokenizer(kind: str, folder: pathlib.Path) -> Any:
 
 
 def texts(kind: str, count: int) -> list[str]:
-    """Random strings of characters, words, blanks, numbers and special tokens, which are written out."""
+    """Random strings of characters, words, blanks, numbers and the names of special tokens."""
     draw = random.Random(f"{kind} strings")
     if kind == "characters":
         return [
@@ -200,7 +198,7 @@ def texts(kind: str, count: int) -> list[str]:
 
 
 def random_parameters(config: DecoderConfig, seed: int) -> Any:
-    """Parameters large enough that logits differ."""
+    """Random parameters, large enough that logits differ."""
     shapes = jax.eval_shape(Decoder(config).init, jax.random.key(0))
     draw = np.random.default_rng(seed)
     return jax.tree.map(
@@ -213,13 +211,11 @@ def logits(decoder: Decoder, parameters: Any, tokens: np.ndarray) -> np.ndarray:
 
 
 def main() -> int:
-    """Compares, and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--python", type=interpreter, default=str(ROOT / "build/venvs/transformers/bin/python")
-    )
-    parser.add_argument("--strings", type=int, default=1000)
-    args = parser.parse_args()
+    command = parser("bench.exports", __doc__)
+    default = str(ROOT / "build/venvs/transformers/bin/python")
+    command.add_argument("--python", type=interpreter, default=default)
+    command.add_argument("--strings", type=int, default=1000)
+    args = command.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         return compare(pathlib.Path(scratch), args.python, args.strings)
 
@@ -263,8 +259,8 @@ def compare(scratch: pathlib.Path, python: str, count: int) -> int:
         theirs = dict(file)
 
     config, adapters = peft.load(scratch / "made", weights.read_config(scratch / base))
-    both = {"base": weights.load(scratch / base)[1], "adapters": adapters}
-    ours["adapters written by PEFT"] = logits(Decoder(config), both, tokens), None
+    parameters = {"base": weights.load(scratch / base)[1], "adapters": adapters}
+    ours["adapters written by PEFT"] = logits(Decoder(config), parameters, tokens), None
     wrong = 0
     print(f"{'logits':<36}{'max |diff|':>10}")
     for name, (values, _) in ours.items():
@@ -281,9 +277,8 @@ def compare(scratch: pathlib.Path, python: str, count: int) -> int:
         ]
         chat = HuggingFaceTokenizer(str(ours[name][1])).chat(job["messages"])
         special = [getattr(read, "bos", None), read.stops[0], read.pad]
-        same_special = theirs[f"{name} special"].tolist() == special and theirs[f"{name} eos"].tolist() == [
-            *read.stops
-        ]
+        their_tokens = theirs[f"{name} special"].tolist(), theirs[f"{name} eos"].tolist()
+        same_special = their_tokens == (special, list(read.stops))
         same_chat = str(theirs[f"{name} chat"]) == chat
         wrong += sum(not x for x in same) + (not same_chat) + (not same_special)
         print(

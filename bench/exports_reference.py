@@ -1,9 +1,9 @@
-"""Transformers' and PEFT's side of `bench.exports`, in an environment of its own: torch, and no jax.
+"""The side of Transformers and PEFT in `bench.exports`, which runs in its own environment without JAX.
 
 <venv>/bin/python bench/exports_reference.py JOBS.json OUT.npz
 
-A job has a folder, and perhaps `tokens` to compute logits of row by row, `texts` to encode and decode, a chat
-of `messages`, `adapters` to load first, or `make_adapters`: a folder to write random ones into.
+A job has a folder. It may have `tokens` whose logits are computed, `texts` to encode and decode, a chat of
+`messages`, `adapters` to load first, and `make_adapters`: a folder for new random adapters.
 """
 
 import json
@@ -21,7 +21,7 @@ transformers.logging.set_verbosity_error()
 
 
 def adapters(model, folder: str) -> None:
-    """Writes random adapters, as PEFT does."""
+    """Writes random adapters with PEFT."""
     settings = peft.LoraConfig(
         r=3, lora_alpha=5, use_rslora=True, target_modules=["q_proj", "v_proj", "down_proj"],
         layers_to_transform=[1], task_type="CAUSAL_LM",
@@ -36,13 +36,13 @@ def adapters(model, folder: str) -> None:
 
 
 def logits(model, tokens: list[list[int]]) -> np.ndarray:
-    """Of each row by itself: rotary positions of some kinds go by the longest row of a batch."""
+    """Logits row by row: some kinds of rotary positions depend on the longest row of a batch."""
     with torch.no_grad():
         return np.stack([model(torch.tensor([row])).logits[0].numpy() for row in tokens])
 
 
 def answers(job: dict) -> dict:
-    """What the libraries make of a folder."""
+    """The libraries' results for a job."""
     result: dict = {}
     if "tokens" in job:
         model = AutoModelForCausalLM.from_pretrained(job["folder"], dtype=torch.float32)
@@ -57,19 +57,19 @@ def answers(job: dict) -> dict:
     if "texts" in job:
         tokenizer = AutoTokenizer.from_pretrained(job["folder"])
         ids = [tokenizer(text, add_special_tokens=False).input_ids for text in job["texts"]]
-        result["ids"] = np.array([json.dumps(one) for one in ids])
+        result["ids"] = np.array([json.dumps(tokens) for tokens in ids])
         result["decoded"] = np.array(
-            [json.dumps(tokenizer.decode(one, skip_special_tokens=True)) for one in ids]
+            [json.dumps(tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in ids]
         )
         result["chat"] = np.array(
             tokenizer.apply_chat_template(job["messages"], tokenize=False, add_generation_prompt=True)
         )
         special = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
-        result["special"] = np.array([-1 if one is None else one for one in special])
+        result["special"] = np.array([-1 if token is None else token for token in special])
     return result
 
 
 if __name__ == "__main__":
-    jobs, out = sys.argv[1:]
-    listed = json.loads(pathlib.Path(jobs).read_text())
-    np.savez(out, **{f"{name} {key}": x for name, job in listed.items() for key, x in answers(job).items()})
+    path, out = sys.argv[1:]
+    jobs = json.loads(pathlib.Path(path).read_text())
+    np.savez(out, **{f"{name} {key}": x for name, job in jobs.items() for key, x in answers(job).items()})

@@ -1,4 +1,4 @@
-"""Calls in forks of this process, which has imported what they need and started none of JAX's backends."""
+"""Calls functions in forks of this process, which has imported their modules and started no JAX backend."""
 
 import contextlib
 import json
@@ -15,30 +15,30 @@ from typing import Any
 
 
 class LateError(Exception):
-    """A call used too much CPU time."""
+    """The call used too much CPU time."""
 
 
 class LostError(Exception):
-    """A call raised an error, or its process ended; why."""
+    """The call raised an error, or its process ended."""
 
 
 def forked(call: Callable[[], Any], limit: float = math.inf) -> Any:
-    """What a call returns, as JSON, from a fork, which is killed with all that it has started.
+    """Makes a call in a fork, then kills the fork and its children; returns the result, through JSON.
 
     Args:
-      call: whatever it prints goes nowhere.
-      limit: seconds of CPU time, so that other work on the machine makes no difference; and as many on the
-        clock without any.
+      call: the function; its output is discarded.
+      limit: seconds of CPU time, so that other work on the machine makes no difference; also of wall time
+        without progress in CPU time.
 
     Raises:
-      LateError: it was not done within the limit.
-      LostError: it raised, or its process ended.
+      LateError: the call exceeded the limit.
+      LostError: the call raised an error, or its process ended.
     """
     reading, writing = os.pipe()
-    with warnings.catch_warnings(action="ignore"):  # JAX warns of forks; none of its threads runs yet
+    with warnings.catch_warnings(action="ignore"):  # JAX warns of forks, but none of its threads runs yet
         child = os.fork()
     if child == 0:
-        os.setsid()  # so that what it starts ends with it
+        os.setsid()  # `killpg` then kills its children, too
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(nowhere, stream)
@@ -64,21 +64,21 @@ def forked(call: Callable[[], Any], limit: float = math.inf) -> Any:
 
 
 def _wait(reading: int, session: int, limit: float) -> None:
-    """Waits for something to read."""
-    used, moved = 0.0, time.monotonic()
+    """Waits until the pipe is readable."""
+    used, progressed = 0.0, time.monotonic()
     while not select.select([reading], [], [], 2.0)[0]:
-        now = _cpu_seconds(session)
-        if now > used + 0.01 * limit:
-            used, moved = now, time.monotonic()
-        if now > limit or time.monotonic() - moved > limit:
+        cpu_seconds = _cpu_seconds(session)
+        if cpu_seconds > used + 0.01 * limit:
+            used, progressed = cpu_seconds, time.monotonic()
+        if cpu_seconds > limit or time.monotonic() - progressed > limit:
             raise LateError(f"not done after {limit:g} s of CPU time")
 
 
 def _cpu_seconds(session: int) -> float:
-    """CPU time that the living processes of a session have used, with that of their dead children."""
+    """CPU time of a session's processes, with that of their ended children."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[3]) == session:
                 ticks += sum(map(int, fields[11:15]))

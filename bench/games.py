@@ -1,13 +1,13 @@
-"""Matches between AlphaZero, PPO under self-play, older selves, and players that were not trained.
+"""Matches of AlphaZero, PPO trained by self-play, their earlier checkpoints, and untrained players.
 
     python -m bench.games                                   # Connect Four on 5 x 4 places
     python -m bench.games --env game:tic_tac_toe --steps 100000 --out build/games
 
 AlphaZero trains for `--steps` moves, or for `--seconds` if that is less; the moves of both sides count.
-PPO then trains for the same number of moves; its opponents' moves do not count. AlphaZero plays by search.
-PPO draws from its policy, "ppo greedy" plays the most probable move. Each game begins with two random moves,
-and each side begins half of the games. Ratings are Elo's, fitted to all matches (Bradley and Terry).
-With --out: games.json after each match, and the ratings over training as a picture.
+PPO then trains for the same number of moves, without those of its opponents. AlphaZero plays by search. PPO
+samples from its policy; "ppo greedy" plays the most probable move. Each game begins with two random moves;
+each side has the first move in half of the games. Elo ratings are fitted to all matches (Bradley and Terry).
+`--out` writes games.json after each match, and a picture of the ratings over training.
 """
 
 import functools
@@ -22,7 +22,6 @@ import jax
 import numpy as np
 
 import algos
-import envs
 import fdg
 import policies
 from algos.search import RandomPlayouts
@@ -30,15 +29,15 @@ from bench import harness
 from envs import games
 
 CHECKPOINTS = 4
-_PIECES = 24  # into which a run is divided; the time limit is checked after each
+_PIECES = 24  # pieces of a training; the time limit is checked after each
 _OUTCOMES = {1: "won", 0: "drawn", -1: "lost"}
 
 
 class Residual(nn.Module):
     """Policy and value of boards `[N, H, W, C]` from one residual tower: `([N, moves], [N])` float32.
 
-    As of Silver et al. 2017 (Nature 550, Methods, "Neural network architecture"), but smaller, and without
-    batch normalisation: each block begins as the identity.
+    The network of Silver et al. 2017 (Nature 550, Methods, "Neural network architecture"), but smaller, and
+    without batch normalisation: each block is initialised as the identity.
     """
 
     moves: int
@@ -57,7 +56,7 @@ class Residual(nn.Module):
 
 
 class Training:
-    """A run whose program is compiled."""
+    """A training run, compiled at once."""
 
     def __init__(self, algorithm: Any, seed: int):
         self.algorithm = algorithm
@@ -69,7 +68,7 @@ class Training:
         """Trains for this many moves, or about `limit` seconds if that is less.
 
         Returns:
-          Parameters at `CHECKPOINTS` equally spaced times of the training, moves made, and seconds taken.
+          Parameters at `CHECKPOINTS` equally spaced times of the training, the number of moves, and seconds.
         """
         moves_per_iteration = self.algorithm.steps_per_iteration
         total = min(self.algorithm.num_iterations, round(moves / moves_per_iteration))
@@ -86,25 +85,25 @@ class Training:
 
 
 def policy_of(state: Any) -> Any:
-    """The parameters of a state that a player needs."""
+    """The policy's parameters in a state."""
     return state.learner.parameters if hasattr(state, "learner") else state.parameters
 
 
 def elo(names: list[str], results: dict[tuple[str, str], np.ndarray]) -> dict[str, float]:
-    """Ratings by maximum likelihood, with one drawn game added to each match; the first name has 0.
+    """Elo ratings by maximum likelihood, with one drawn game added to each match; the first player has 0.
 
     Args:
-      names: players.
-      results: for two players, scores of the first: 1 won, 0 drawn, -1 lost.
+      names: the players.
+      results: by pair of players, the scores of the first: 1 won, 0 drawn, -1 lost.
 
-    >>> found = elo(["a", "b"], {("a", "b"): np.array([-1.0] * 10 + [1.0] * 0 + [0.0] * 0)})
-    >>> round(found["b"])  # 10.5 of 11 points: 400 log10(21)
+    >>> ratings = elo(["a", "b"], {("a", "b"): -np.ones(10)})
+    >>> round(ratings["b"])  # 10.5 of 11 points: 400 log10(21)
     529
     """
     index = {name: i for i, name in enumerate(names)}
     points, played = np.zeros(len(names)), np.zeros((len(names), len(names)))
-    for (one, other), scores in results.items():
-        i, j, count = index[one], index[other], len(scores) + 1
+    for (first, second), scores in results.items():
+        i, j, count = index[first], index[second], len(scores) + 1
         won = float(np.sum(np.asarray(scores) + 1) / 2) + 0.5
         points[i] += won
         points[j] += count - won
@@ -121,24 +120,23 @@ def elo(names: list[str], results: dict[tuple[str, str], np.ndarray]) -> dict[st
     return dict(zip(names, ratings.tolist(), strict=True))
 
 
-def main() -> int:
-    """The command line."""
+def main() -> None:
     parser = harness.parser("bench.games", __doc__)
     add, never = parser.add_argument, float("inf")
     add("--env", default="game:connect_four?rows=5&columns=4")
-    add("--steps", type=int, default=300_000, help="moves that each is trained for")
-    add("--seconds", type=float, default=never, help="AlphaZero's training ends after these at the latest")
-    add("--until", type=float, default=never, help="no match begins later than these seconds from the start")
-    add("--games", type=int, default=200, help="of each match")
-    add("--simulations", type=int, default=32, help="of each move, of AlphaZero while it trains")
-    add("--playouts", type=int, default=64, help="simulations of each move in matches, of all that search")
-    add("--num-envs", type=int, default=64, help="games side by side, of AlphaZero")
-    add("--ppo-num-envs", type=int, default=64, help="games side by side, of PPO")
-    add("--minibatch", type=int, default=256, help="moves of a minibatch, of both")
-    add("--epochs", type=int, default=1, help="passes over each rollout, of AlphaZero (PPO: 4)")
-    add("--hidden", type=int, nargs="*", default=(128, 128), help="widths of the dense network of both")
-    add("--blocks", type=int, default=0, help="residual blocks of the network of both, in place of --hidden")
-    add("--channels", type=int, default=64, help="of the residual blocks")
+    add("--steps", type=int, default=300_000, help="moves in training")
+    add("--seconds", type=float, default=never, help="limit of AlphaZero's training time")
+    add("--until", type=float, default=never, help="seconds from the start after which no match begins")
+    add("--games", type=int, default=200, help="games of each match")
+    add("--simulations", type=int, default=32, help="AlphaZero's simulations per move in training")
+    add("--playouts", type=int, default=64, help="simulations per move in matches, for all that search")
+    add("--num-envs", type=int, default=64, help="AlphaZero's parallel games")
+    add("--ppo-num-envs", type=int, default=64, help="PPO's parallel games")
+    add("--minibatch", type=int, default=256, help="moves per minibatch")
+    add("--epochs", type=int, default=1, help="AlphaZero's passes over each rollout (PPO: 4)")
+    add("--hidden", type=int, nargs="*", default=(128, 128), help="widths of dense layers")
+    add("--blocks", type=int, default=0, help="residual blocks in place of dense layers")
+    add("--channels", type=int, default=64, help="channels of residual blocks")
     add("--seed", type=int, default=0)
     add("--out", type=Path, default=None)
     args = parser.parse_args()
@@ -147,8 +145,7 @@ def main() -> int:
     def report(text: str) -> None:
         print(f"{time.perf_counter() - begun:4.0f} s  {text}", flush=True)
 
-    name, parameters = envs.parse(args.env)
-    env = envs.make(name, **parameters)
+    env = harness.environment(args.env)
     game = env.single.game
     network = Residual(game.num_actions, args.blocks, args.channels) if args.blocks else None
 
@@ -183,20 +180,20 @@ def main() -> int:
         return games.Trained(game, actor, greedy=kind != "ppo")
 
     @functools.partial(jax.jit, static_argnums=(0, 2))
-    def play(one: str, first: Any, other: str, second: Any, key: Any) -> Any:
-        return games.match(game, player(one, first), player(other, second), key, args.games, 2)
+    def play(kind: str, first: Any, other_kind: str, second: Any, key: Any) -> Any:
+        return games.match(game, player(kind, first), player(other_kind, second), key, args.games, 2)
 
     shapes = {kind: policy_of(state_shapes[kind]) for kind in state_shapes}
     shapes |= {"network": shapes["alphazero"], "ppo greedy": shapes["ppo"]}
     pool, programs = ThreadPoolExecutor(), {}
 
-    def program(one: str, other: str) -> Any:
-        if (one, other) not in programs:
-            lowered = play.lower(one, shapes.get(one, ()), other, shapes.get(other, ()), key)
-            programs[one, other] = pool.submit(lowered.compile)
-        return programs[one, other]
+    def program(kind: str, other: str) -> Any:
+        if (kind, other) not in programs:
+            lowered = play.lower(kind, shapes.get(kind, ()), other, shapes.get(other, ()), key)
+            programs[kind, other] = pool.submit(lowered.compile)
+        return programs[kind, other]
 
-    # The most important programs of matches compile in parallel, before anything is timed.
+    # The programs of the most important matches compile in parallel, before anything is timed.
     early = [program("alphazero", other) for other in ("ppo", "playouts", "ppo greedy", "alphazero")]
     training = Training(alphazero, args.seed)
     every = max(1, ppo.num_iterations // 60)
@@ -218,27 +215,28 @@ def main() -> int:
     fixed = [("playouts", 0), ("random", 0), ("greedy", 0)]
     versions |= dict.fromkeys(fixed, ())
     earlier = [[(kind, part) for part in parts[:-1]] for kind in ("alphazero", "ppo")]
-    pairs = [  # those that matter most first, and by programs that are compiled
-        *((last, one) for one in (rival, fixed[0], ("ppo greedy", CHECKPOINTS), *earlier[1], *earlier[0])),
-        *((one, fixed[0]) for one in earlier[0]),
-        *((rival, one) for one in fixed),
-        *((("network", CHECKPOINTS), one) for one in (fixed[2], rival)),
-        *((last, one) for one in fixed[1:]),
-        *((one, fixed[2]) for one in (*fixed[:2], *earlier[0], *earlier[1])),
+    pairs = [  # the most important matches first, whose programs are compiled
+        *((last, x) for x in (rival, fixed[0], ("ppo greedy", CHECKPOINTS), *earlier[1], *earlier[0])),
+        *((x, fixed[0]) for x in earlier[0]),
+        *((rival, x) for x in fixed),
+        *((("network", CHECKPOINTS), x) for x in (fixed[2], rival)),
+        *((last, x) for x in fixed[1:]),
+        *((x, fixed[2]) for x in (*fixed[:2], *earlier[0], *earlier[1])),
     ]
 
-    def label(one: tuple[str, int]) -> str:
-        return f"{one[0]} {100 * one[1] // CHECKPOINTS}%" if one[1] else one[0]
+    def label(kind: str, part: int) -> str:
+        return f"{kind} {100 * part // CHECKPOINTS}%" if part else kind
 
     results = {}
-    for i, (one, other) in enumerate(pairs):
+    for i, (first, second) in enumerate(pairs):
         if results and time.perf_counter() - begun > args.until:
             break
-        played = program(one[0], other[0]).result()
-        scores = np.asarray(played(versions[one], versions[other], jax.random.fold_in(key, i)))
-        results[label(one), label(other)] = scores
+        match = program(first[0], second[0]).result()
+        scores = np.asarray(match(versions[first], versions[second], jax.random.fold_in(key, i)))
+        names = label(*first), label(*second)
+        results[names] = scores
         shares = ", ".join(f"{np.mean(scores == x):.1%} {word}" for x, word in _OUTCOMES.items())
-        report(f"{label(one)} against {label(other)}: {shares}")
+        report(f"{names[0]} against {names[1]}: {shares}")
         if args.out:
             write(args, moves, results, seconds)
     ratings = elo(list(dict.fromkeys(name for pair in results for name in pair)), results)
@@ -246,11 +244,9 @@ def main() -> int:
     print(harness.table(("player", "Elo"), [(name, round(ratings[name])) for name in best_first]))
     if args.out:
         draw(args, moves, ratings)
-    return 0
 
 
 def write(args: Any, moves: int, results: dict[Any, Any], seconds: dict[str, float]) -> None:
-    """games.json."""
     args.out.mkdir(parents=True, exist_ok=True)
     facts = {
         **{name: value for name, value in vars(args).items() if value not in (args.out, float("inf"))},
@@ -258,20 +254,20 @@ def write(args: Any, moves: int, results: dict[Any, Any], seconds: dict[str, flo
         "moves": moves,
         "training seconds": seconds,
         "won, drawn, lost": {
-            f"{one}, {other}": [int((s == x).sum()) for x in _OUTCOMES] for (one, other), s in results.items()
+            ", ".join(names): [int((s == x).sum()) for x in _OUTCOMES] for names, s in results.items()
         },
     }
     (args.out / "games.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def draw(args: Any, moves: int, ratings: dict[str, float]) -> None:
-    """ratings.png: of both over training, and of the others as lines."""
+    """Draws the ratings of AlphaZero and PPO over training, with lines for untrained players."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 4))
     for kind in ("alphazero", "ppo"):
-        made = {moves * part / CHECKPOINTS: f"{kind} {100 * part // CHECKPOINTS}%" for part in range(1, 5)}
-        rated = [(x, ratings[name]) for x, name in made.items() if name in ratings]
+        names = {moves * part / CHECKPOINTS: f"{kind} {100 * part // CHECKPOINTS}%" for part in range(1, 5)}
+        rated = [(x, ratings[name]) for x, name in names.items() if name in ratings]
         axes.plot(*zip(*rated, strict=True), marker="o", label=kind)
     for kind in ratings.keys() & {"greedy", "playouts", "random"}:
         axes.axhline(ratings[kind], linestyle=":", color="grey")
@@ -282,4 +278,4 @@ def draw(args: Any, moves: int, ratings: dict[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

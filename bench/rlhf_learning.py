@@ -1,16 +1,15 @@
-"""How far GRPO gets beyond imitation: curves and samples of `docs/results.md`.
+"""How much GRPO improves on imitation: the curves and shares of `docs/results.md`.
 
     python -m bench.rlhf_learning addition                       # 5 seeds, one after the other
-    python -m bench.rlhf_learning addition --first-seed 5        # others than settings were chosen on
-    python -m bench.rlhf_learning addition --reward random       # a reward that knows nothing
+    python -m bench.rlhf_learning addition --first-seed 5        # seeds on which no setting was chosen
+    python -m bench.rlhf_learning addition --reward random       # a reward that ignores the answer
     python -m bench.rlhf_learning sorting --seeds 1 --scale 0.1  # a tenth of the steps, to try it
 
-Settings are those of `--algo sft` and `--algo grpo` on these tasks (`algos/presets/language.py`). Each seed
-first imitates right answers until `start` of the held-out problems are right, with the most likely tokens,
-and goes on from there by rewards alone. `runs/rlhf/TASK-REWARD.json` has the share of 512 held-out problems
-that are right at the start and at the end, with the most likely tokens and with sampled ones, seconds of work
-of all cores, compilation included, and the target. `runs/rlhf/TASK-REWARD.png` has the curves. Started again,
-it continues with the seeds that are missing.
+Settings are the presets of `--algo sft` and `--algo grpo` on these tasks (`algos/presets/language.py`). Each
+seed first imitates right answers until it solves the share `start` of held-out problems greedily; then it
+learns from rewards alone. `runs/rlhf/TASK-REWARD.json` has the shares of 512 held-out problems solved at the
+start and at the end, greedily and by sampling, CPU seconds with compilation, and the target.
+`runs/rlhf/TASK-REWARD.png` has the curves. A second start continues with the missing seeds.
 """
 
 import dataclasses
@@ -22,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import algos
-import envs
 import fdg
-from bench.harness import parser
+from bench.harness import environment, parser
 from fdg.training.curves import compare
 
 RUNS = Path("runs/rlhf")
@@ -36,11 +34,12 @@ class Experiment:
     """One task.
 
     Attributes:
-      env: with its parameters.
-      start: the share of right answers at which imitation ends.
-      every: iterations from one look at it to the next.
-      sft, grpo: numbers of steps that are not those of the presets.
-      at_least: target of the share of right answers at the end; or of its ratio to that at the start.
+      env: the environment, with its parameters.
+      start: the share of solved problems at which imitation ends.
+      every: iterations between evaluations of this share.
+      sft, grpo: settings that differ from the presets.
+      at_least: target of the share of solved problems at the end.
+      as_ratio: whether `at_least` is a ratio to the share at the start.
     """
 
     env: str
@@ -67,22 +66,21 @@ EXPERIMENTS = {
 
 
 def at_random(prompts: list[str], responses: list[str], answers: list[Any]) -> list[float]:
-    """A reward that has nothing to do with the answer: a bit of a hash of the text."""
+    """A reward that ignores the answer: a bit of a hash of the text."""
     texts = (f"{prompt}|{response}" for prompt, response in zip(prompts, responses, strict=True))
     return [float(zlib.crc32(text.encode()) >> 7 & 1) for text in texts]
 
 
 def one_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
-    """Trains one seed, and says what share of held-out problems it has right before and after."""
-    chosen, begun = EXPERIMENTS[name], time.process_time()
-    task, parameters = envs.parse(chosen.env)
-    env = envs.make(task, **parameters)
+    """Trains one seed; returns its shares of solved held-out problems before and after."""
+    experiment, begun = EXPERIMENTS[name], time.process_time()
+    env = environment(experiment.env)
     folder = _folder(name, seed, reward)
     shutil.rmtree(folder, ignore_errors=True)
     common: dict[str, Any] = {"seed": seed, "devices": 1, "eval_episodes": EPISODES}
-    imitation = imitate(chosen, env, scale, out=folder / "sft", **common)
-    judged = env.with_reward(at_random) if reward == "random" else env
-    grpo = made("grpo", judged, chosen.grpo, scale)
+    imitation = imitate(experiment, env, scale, out=folder / "sft", **common)
+    rewarding = env.with_reward(at_random) if reward == "random" else env
+    grpo = scaled("grpo", rewarding, experiment.grpo, scale)
     learned = fdg.fit(grpo, out=folder / "grpo", start_from=folder / "sft", **common)
     row = {
         f"{when}{'' if greedy else '_sampled'}": _right(run, env, greedy)
@@ -92,20 +90,23 @@ def one_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
     return {"seed": seed, **row, "cpu_s": round(time.process_time() - begun)}
 
 
-def imitate(chosen: Experiment, env: Any, scale: float, **common: Any) -> fdg.Run:
-    """Imitation until the share of right answers is there; returns have what else is paid for in them too."""
-    learner = made("sft", env, chosen.sft, scale)
-    returned = chosen.start
+def imitate(experiment: Experiment, env: Any, scale: float, **common: Any) -> fdg.Run:
+    """Trains by imitation until the share `start` is solved.
+
+    The target return is raised step by step, since returns contain rewards for more than right answers.
+    """
+    learner = scaled("sft", env, experiment.sft, scale)
+    returned = experiment.start
     while True:
-        run = fdg.fit(learner, eval_every=chosen.every, stop_at=returned, resume=True, **common)
-        missing = chosen.start - _right(run, env, greedy=True)
+        run = fdg.fit(learner, eval_every=experiment.every, stop_at=returned, resume=True, **common)
+        missing = experiment.start - _right(run, env, greedy=True)
         if missing <= 0 or run.iteration * learner.steps_per_iteration >= learner.total_steps:
             return run
         returned += missing
 
 
 def _right(run: fdg.Run, env: Any, greedy: bool) -> float:
-    """The share of held-out problems that it has right; what else a task pays for does not count."""
+    """The share of solved held-out problems, without partial rewards."""
     returns = run.evaluate(EPISODES, env=env, greedy=greedy).returns
     assert returns is not None
     return float((returns >= 1).mean())
@@ -115,36 +116,36 @@ def _folder(name: str, seed: int, reward: str) -> Path:
     return RUNS / f"{name}-{reward}-{seed}"
 
 
-def made(algo: str, env: Any, fields: dict[str, Any], scale: float) -> Any:
+def scaled(algo: str, env: Any, fields: dict[str, Any], scale: float) -> Any:
+    """The algorithm with its number of steps multiplied by `scale`."""
     learner = algos.make(algo, env, **fields)
     return dataclasses.replace(learner, total_steps=int(learner.total_steps * scale))
 
 
 def main() -> None:
-    """Trains the seeds that are missing."""
     command = parser("bench.rlhf_learning", __doc__)
     command.add_argument("task", choices=EXPERIMENTS)
     command.add_argument("--reward", choices=("task", "random"), default="task")
     command.add_argument("--seeds", type=int, default=5)
     command.add_argument("--first-seed", type=int, default=0)
-    command.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps")
+    command.add_argument("--scale", type=float, default=1.0, help="factor for all numbers of steps")
     args = command.parse_args()
-    chosen = EXPERIMENTS[args.task]
-    target = f"{'ratio to the start' if chosen.as_ratio else 'share'} >= {chosen.at_least:g}"
-    settings = {"task": chosen.env, "reward": args.reward, "scale": args.scale, "target": target}
+    experiment = EXPERIMENTS[args.task]
+    target = f"{'ratio to the start' if experiment.as_ratio else 'share'} >= {experiment.at_least:g}"
+    settings = {"task": experiment.env, "reward": args.reward, "scale": args.scale, "target": target}
     fdg.keep_programs()  # the second seed compiles nothing, in this process or another
-    kept = f"{args.task}-{args.reward}{'' if args.scale == 1 else f'-{args.scale:g}'}"
-    path = RUNS / f"{kept}.json"
+    name = f"{args.task}-{args.reward}{'' if args.scale == 1 else f'-{args.scale:g}'}"
+    path = RUNS / f"{name}.json"
     rows = json.loads(path.read_text())["seeds"] if path.exists() else []
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         if all(row["seed"] != seed for row in rows):
             rows.append(one_seed(args.task, seed, args.reward, args.scale))
             print(rows[-1], flush=True)
             path.write_text(json.dumps({**settings, "seeds": rows}, indent=1) + "\n")
-    if args.reward == "task":  # of another, nobody knows in training what is right
+    if args.reward == "task":  # with a random reward, training does not record `reward_correct`
         folders = [_folder(args.task, row["seed"], args.reward) / "grpo" for row in rows]
         figure, _ = compare([folder for folder in folders if folder.exists()], metric="reward_correct")
-        figure.savefig(RUNS / f"{kept}.png", dpi=110)
+        figure.savefig(RUNS / f"{name}.png", dpi=110)
 
 
 if __name__ == "__main__":
