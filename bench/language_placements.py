@@ -1,12 +1,12 @@
-"""Learning from language under every placement beside plain `iterate`, in float64 and token by token.
+"""Compares training of language models under every placement with plain `iterate`, in float64.
 
     python -m bench.language_placements                # all algorithms, three iterations, all placements
     python -m bench.language_placements --only grpo --placement hybrid
 
-Every line says how far any number of the state is from plain `iterate`, relative to the largest of its leaf,
-and whether all tokens were the same. With `--float32` the bound is 1e-5 in place of 1e-12. `judged` is GRPO
-with a reward model, `reward_model` one that learns, with adapters. `grpo equal` and
-`ppo equal` have the same reward for all responses: they move nowhere, and not by rounding either.
+Every line has the largest difference from plain `iterate` in any leaf of the state, relative to the leaf's
+largest value, and whether all tokens are equal. With `--float32` the bound is 1e-5 instead of 1e-12. `judged`
+is GRPO with a reward model; `reward_model` trains a reward model with adapters. In `grpo equal` and
+`ppo equal` all responses have the same reward: parameters must not move, not even by rounding.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Equal(envs.text.TextTask):
         return envs.text.Reward(total, {"equal": total})
 
 
-def checked(base):
+def checksummed(base):
     def _lengths(self, responses):
         rows, width = responses.tokens.shape
         factors = 2 * jnp.arange(rows * width, dtype=jnp.int32).reshape(rows, width) + 1
@@ -50,13 +50,13 @@ def checked(base):
     return dataclasses.dataclass(frozen=True)(type(base.__name__, (base,), {"_lengths": _lengths}))
 
 
-def judge(env):
-    """The folder of a reward model with an opinion."""
+def reward_model_folder(env):
+    """The folder of a reward model with random scores."""
     folder = tempfile.mkdtemp()
     algorithm = RewardModel(env=env, **SIZES)
     state = jax.jit(algorithm.init)(jax.random.key(0))
-    opinion = jax.random.normal(jax.random.key(7), state.parameters["score"].shape)
-    algorithm.export(state._replace(parameters={**state.parameters, "score": opinion}), folder)
+    score = jax.random.normal(jax.random.key(7), state.parameters["score"].shape)
+    algorithm.export(state._replace(parameters={**state.parameters, "score": score}), folder)
     return folder
 
 
@@ -65,13 +65,17 @@ env = counted()
 equal = Equal(env.problem)
 group = {"env": env, "num_prompts": 8, "group_size": 2, **SIZES}
 ALGORITHMS = {
-    "grpo": lambda: checked(GRPO)(**group, kl_coefficient=0.04, num_minibatches=2),
-    "lora": lambda: checked(GRPO)(**group, kl_coefficient=0.04, lora_rank=2),
-    "ppo_rlhf": lambda: checked(PPORLHF)(env=env, num_prompts=16, **SIZES),
-    "judged": lambda: checked(GRPO)(**group, kl_coefficient=0.04, num_minibatches=2, reward_model=judge(env)),
-    "reward_model": lambda: checked(RewardModel)(env=env, num_prompts=8, lora_rank=2, **SIZES),
-    "grpo equal": lambda: checked(GRPO)(**{**group, "env": equal}, kl_coefficient=0.04, num_minibatches=2),
-    "ppo equal": lambda: checked(PPORLHF)(env=equal, num_prompts=16, **SIZES),
+    "grpo": lambda: checksummed(GRPO)(**group, kl_coefficient=0.04, num_minibatches=2),
+    "lora": lambda: checksummed(GRPO)(**group, kl_coefficient=0.04, lora_rank=2),
+    "ppo_rlhf": lambda: checksummed(PPORLHF)(env=env, num_prompts=16, **SIZES),
+    "judged": lambda: checksummed(GRPO)(
+        **group, kl_coefficient=0.04, num_minibatches=2, reward_model=reward_model_folder(env)
+    ),
+    "reward_model": lambda: checksummed(RewardModel)(env=env, num_prompts=8, lora_rank=2, **SIZES),
+    "grpo equal": lambda: checksummed(GRPO)(
+        **{**group, "env": equal}, kl_coefficient=0.04, num_minibatches=2
+    ),
+    "ppo equal": lambda: checksummed(PPORLHF)(env=equal, num_prompts=16, **SIZES),
 }
 
 PLACEMENTS = {  # policies, and numbers of devices
@@ -86,15 +90,14 @@ PLACEMENTS = {  # policies, and numbers of devices
 
 
 @functools.cache
-def made(name):
-    """One of the algorithms."""
+def algorithm_of(name):
     return ALGORITHMS[name]()
 
 
 @functools.cache
 def plain(name, iterations):
-    """State and checksums of plain calls of `iterate`."""
-    algorithm = made(name)
+    """State and token checksums of plain calls of `iterate`."""
+    algorithm = algorithm_of(name)
     state, sums = jax.jit(algorithm.init)(jax.random.key(3)), []
     iterate = jax.jit(algorithm.iterate)
     for _ in range(iterations):
@@ -104,11 +107,11 @@ def plain(name, iterations):
 
 
 def compare(name, placement, iterations):
-    """Largest relative difference of any leaf of the state, and whether all tokens are equal."""
-    algorithm = made(name)
+    """The largest relative difference of any leaf of the state, and whether all tokens are equal."""
+    algorithm = algorithm_of(name)
     policy, count = PLACEMENTS[placement]
     engine = fdg.compile(algorithm, policy, jax.devices()[:count])
-    if placement == "stale":  # beside the same on one device
+    if placement == "stale":  # the reference is the same policy on one device
         other = fdg.compile(algorithm, policy, jax.devices()[:1])
         state, metrics = other.run(other.init(3), iterations)
         state, sums = other.algorithm_state(state), list(np.asarray(metrics["token_checksum"]))
@@ -126,7 +129,6 @@ def compare(name, placement, iterations):
 
 
 def main() -> int:
-    """Compares, and prints a line each."""
     command = parser("bench.language_placements", __doc__)
     command.add_argument("--only", choices=ALGORITHMS, action="append")
     command.add_argument("--placement", choices=PLACEMENTS, action="append")

@@ -1,4 +1,4 @@
-"""transformers' side of `bench.language_oracle`, in an environment of its own: torch, and no jax.
+"""The side of transformers in `bench.language_oracle`, which runs in its own environment without JAX.
 
 <venv>/bin/python -m bench.language_reference logits CASES.json OUT.npz   logits and gradients of each case
 <venv>/bin/python -m bench.language_reference gguf FILE.gguf OUT.npz      tokens and logits of a GGUF file
@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bench.language_numbers import inputs, numbers, projections
+from bench.language_numbers import inputs, projections, random_parameters
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -25,10 +25,10 @@ def logits(file: str) -> dict[str, np.ndarray]:
         config = AutoConfig.for_model(**case["config"])
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
         state = {k: v for k, v in model.state_dict().items() if not (k == "lm_head.weight" and case["tied"])}
-        made = numbers({k: tuple(v.shape) for k, v in state.items()}, case["seed"])
+        arrays_of = random_parameters({k: tuple(v.shape) for k, v in state.items()}, case["seed"])
         with torch.no_grad():
             for name, value in state.items():
-                value.copy_(torch.from_numpy(made[name]))
+                value.copy_(torch.from_numpy(arrays_of[name]))
         for padded in (False, True):
             tokens, mask = inputs(config.vocab_size, case["seed"], padded)
             positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
@@ -39,11 +39,11 @@ def logits(file: str) -> dict[str, np.ndarray]:
             key = f"{case['name']}{' padded' if padded else ''}"
             arrays[key] = np.where(mask[..., None], out.detach().numpy(), 0)
             if padded:
-                chances = torch.log_softmax(out[:, :-1], dim=-1)
-                chosen = chances.gather(-1, torch.from_numpy(tokens[:, 1:, None]))[..., 0]
-                goes_on = torch.from_numpy(mask[:, :-1])
+                log_probs = torch.log_softmax(out[:, :-1], dim=-1)
+                log_probs = log_probs.gather(-1, torch.from_numpy(tokens[:, 1:, None]))[..., 0]
+                continues = torch.from_numpy(mask[:, :-1])
                 model.zero_grad()
-                (-(chosen * goes_on).sum() / goes_on.sum()).backward()
+                (-(log_probs * continues).sum() / continues.sum()).backward()
                 for name, parameter in model.named_parameters():
                     arrays[f"{key} gradient {name}"] = projections(parameter.grad.numpy(), name)
     return arrays
@@ -63,5 +63,5 @@ def gguf(file: str) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    what, given, out = sys.argv[1:]
-    np.savez_compressed(out, **{"logits": logits, "gguf": gguf}[what](given))
+    what, path, out = sys.argv[1:]
+    np.savez_compressed(out, **{"logits": logits, "gguf": gguf}[what](path))

@@ -1,11 +1,11 @@
-"""The learning results of `docs/results.md`: each row one experiment, of several seeds, with its presets.
+"""The learning results of `docs/results.md`: a row for each experiment of several seeds, with presets.
 
-    python -m bench.learning --list            # what there is
-    python -m bench.learning a2c-CartPole-v1   # trains it into runs/learning/, unless that is done
-    python -m bench.learning --all --pictures  # all, and their learning curves into docs/images/learning/
+    python -m bench.learning --list            # lists the experiments
+    python -m bench.learning a2c-CartPole-v1   # trains into runs/learning/, if not done yet
+    python -m bench.learning --all --pictures  # trains all; learning curves go to docs/images/learning/
 
-Seeds run together as one program, except where the environments live on the host: there one run follows the
-other. An interrupted run is continued.
+All seeds run in one program, or one after the other if the environments live on the host. An interrupted run
+continues.
 """
 
 import dataclasses
@@ -29,14 +29,14 @@ class Experiment:
     """One row.
 
     Attributes:
-      algo, env: as the command line names them.
+      algo, env: names for the command line.
       total_steps: environment steps of each seed.
       at_least: target of the evaluation return.
-      of: the statistic over seeds that is compared with it.
-      num_seeds: how many.
-      together: in one program, with seeds over the devices.
-      flags: further ones.
-      label: its name, where algorithm and environment do not say enough.
+      of: the statistic over seeds that the target is for.
+      num_seeds: the number of seeds.
+      together: whether all seeds run in one program, split over the devices.
+      flags: further flags.
+      label: its name; if empty, made of algorithm and environment.
     """
 
     algo: str
@@ -51,16 +51,15 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """As the command line of this module takes it."""
         return self.label or f"{self.algo}-{self.env}".replace(":", "-")
 
     @property
-    def words(self) -> list[str]:
-        """Flags of `fdg.train`, apart from seeds."""
-        words = ["--algo", self.algo, "--env", self.env, "--total-steps", str(self.total_steps)]
-        words += self.flags.split()
-        devices = next(n for n in (2, 1) if self.num_seeds % n == 0)
-        return [*words, "--devices", str(devices)] if self.together else words
+    def train_flags(self) -> list[str]:
+        """Flags of `fdg.train`, without seeds."""
+        flags = ["--algo", self.algo, "--env", self.env, "--total-steps", str(self.total_steps)]
+        flags += self.flags.split()
+        devices = 1 + (self.num_seeds % 2 == 0)
+        return [*flags, "--devices", str(devices)] if self.together else flags
 
 
 EXPERIMENTS = (
@@ -87,7 +86,7 @@ EXPERIMENTS = (
     Experiment("vdn", "MPE_simple_spread_v3", 500_000, -21.0),
     Experiment("qmix", "MPE_simple_spread_v3", 1_000_000, -21.0),
     Experiment("recurrent_ppo", "probe:memory", 100_000, 0.95, flags="--learning-rate 1e-3 --memory-size 32"),
-    # One path in 65,536 is paid; without `--rnd true` all seeds stay at zero.
+    # One path in 65,536 has a reward; without `--rnd true` all seeds stay at zero.
     Experiment(
         "ppo",
         "DeepSea-bsuite?size=16",
@@ -116,7 +115,7 @@ def row(experiment: Experiment, runs: Sequence[Path]) -> str:
 
 
 def draw(experiment: Experiment, runs: Sequence[Path]) -> None:
-    """The learning curve, into the documents: that of a run, or the mean over several."""
+    """Writes the learning curve, of one run or the mean of several, into the docs."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     picture = PICTURES / f"{experiment.name}.png"
     if len(runs) == 1:
@@ -126,14 +125,13 @@ def draw(experiment: Experiment, runs: Sequence[Path]) -> None:
 
 
 def main() -> None:
-    """The command line."""
     known = {experiment.name: experiment for experiment in EXPERIMENTS}
     parser = harness.parser("bench.learning", __doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments; see --list")
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
-    parser.add_argument("--all", action="store_true", help="all of them")
-    parser.add_argument("--seed", type=int, default=0, help="the first one")
-    parser.add_argument("--num-seeds", type=int, default=None, help="fewer, or more, than the experiment's")
+    parser.add_argument("--all", action="store_true", help="train all experiments")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--num-seeds", type=int, default=None, help="number of seeds, not the experiment's")
     parser.add_argument("--pictures", action="store_true", help=f"copy learning curves to {PICTURES}")
     args = parser.parse_args()
     unknown = [name for name in args.names if name not in known]
@@ -145,10 +143,11 @@ def main() -> None:
     for experiment in chosen:
         if args.list:
             seeds = f"--num-seeds {experiment.num_seeds} " if experiment.together else ""
-            print(f"{experiment.name}: python -m fdg.train", *experiment.words, f"{seeds}--seed {args.seed}")
+            flags = " ".join(experiment.train_flags)
+            print(f"{experiment.name}: python -m fdg.train {flags} {seeds}--seed {args.seed}")
             continue
         out = RUNS / (experiment.name + f"-from-{args.seed}" * (args.seed != 0))
-        runs = train_seeds(experiment.words, out, args.seed, experiment.num_seeds, experiment.together)
+        runs = train_seeds(experiment.train_flags, out, args.seed, experiment.num_seeds, experiment.together)
         if args.pictures:
             draw(experiment, runs)
         print(row(experiment, runs), flush=True)

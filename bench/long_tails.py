@@ -1,20 +1,19 @@
-"""Streams of responses whose longest is ten times their mean: tokens a second against synchronous training.
+"""Streams compared with synchronous training: tokens per second if the longest response is 10 means long.
 
-Lengths are drawn from a lognormal distribution by each response's own key, whatever the network says; slots
-are as many as responses of a batch, and all sides run on the same devices. What is counted is tokens of
-non-zero weight. Sides take turns; the ratio is that of each round: of tokens a second; of tokens a second of
-CPU time, which other work on the machine changes less; and of tokens a tick, which is what the first would be
-if nothing but ticks took time.
+Each response's key gives its length, from a lognormal distribution, whatever the network generates. There are
+as many slots as responses in a batch, and all sides run on the same devices. Tokens with non-zero weight are
+counted. Sides take turns; the ratios are of tokens per second, of tokens per second of CPU time, which other
+work on the machine affects less, and of tokens per tick: the ratio if only ticks took time.
 
     python -m bench.long_tails                      # one device: Colocated
-    python -m bench.long_tails --policy split       # two: Split, staleness 1
-    python -m bench.long_tails --policy generation  # nothing is learned: one device
+    python -m bench.long_tails --policy split       # two devices: Split, staleness 1
+    python -m bench.long_tails --policy generation  # one device, without learning
     python -m bench.long_tails --mean 48 --hidden 128
 """
 
 import os
 
-# Before JAX starts: as many threads as devices, and no operation on more than one.
+# Set before JAX starts: one thread per device, and each operation on one thread.
 os.environ["PJRT_NPROC"] = "2"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
 
@@ -39,14 +38,14 @@ SIDES = {
     "synchronous": {},
     "wait": {"ahead": 4},
     "mask": {"ahead": 4, "late": "mask"},
-    "padded": {"remove_padding": False, "micro_batch": 32},  # synchronous, and learns from padded rows
+    "padded": {"remove_padding": False, "micro_batch": 32},  # synchronous, with padded rows in learning
 }
 GROUP, PROMPTS, LONGEST = 8, 8, 10  # responses to a prompt, prompts, longest over mean
 
 
 @dataclasses.dataclass(frozen=True)
-class Weighed(GRPO):
-    """GRPO that counts the tokens that its loss is over."""
+class CountedTokens(GRPO):
+    """GRPO that counts the tokens in its loss."""
 
     def _measured(self, batch, iteration):
         return {
@@ -55,10 +54,10 @@ class Weighed(GRPO):
         }
 
 
-def forced(draw, mean):
-    """`Answers.draw`, with ends where each response's own length has them."""
+def with_drawn_lengths(draw, mean):
+    """`Answers.draw`, changed so that each response ends at a random length."""
 
-    def drawn(self, logits, keys, position, now):
+    def draw_and_end(self, logits, keys, position, now):
         tokens, *rest = draw(self, logits, keys, position, now)
         normal = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 1 << 20)))(keys)
         length = jnp.clip(jnp.round(mean * jnp.exp(normal - 0.5)), 2, self.width).astype(jnp.int32)
@@ -66,11 +65,11 @@ def forced(draw, mean):
         other = jnp.where(tokens == stop, (stop + 1) % logits.shape[-1], tokens)
         return jnp.where(position + 1 >= length, stop, other), *rest
 
-    return drawn
+    return draw_and_end
 
 
-def generated(algorithm, state):
-    """The responses of an iteration, and what the metrics of training say of them."""
+def generate(algorithm, state):
+    """An iteration without learning: the state with new responses, and their metrics."""
     rollout, stream, _ = rollouts(algorithm, state, PROMPTS, lambda rollout: rollout)
     length = jnp.sum(rollout.responses.own, axis=1)
     metrics = {
@@ -88,7 +87,7 @@ class Side:
 
     def __init__(self, policy, devices, args, **fields):
         task = dataclasses.replace(envs.make("text:addition"), max_response=LONGEST * args.mean)
-        algorithm = Weighed(
+        algorithm = CountedTokens(
             env=task, num_prompts=PROMPTS, group_size=GROUP, hidden_size=args.hidden, kl_coefficient=0.0,
             old_log_prob="actor", total_steps=10**9,
             **{"remove_padding": True, "micro_batch": 4, **fields},
@@ -98,7 +97,7 @@ class Side:
             self.state = jax.jit(algorithm.init)(jax.random.key(0))
             self.run = jax.jit(
                 lambda state: jax.lax.scan(
-                    lambda state, _: generated(algorithm, state), state, None, args.iterations
+                    lambda state, _: generate(algorithm, state), state, None, args.iterations
                 )
             )
         else:
@@ -114,7 +113,7 @@ class Side:
         return tokens / wall, tokens / work, tokens / float(self.seen[-1].get("ticks", self.ticks()).sum())
 
     def ticks(self):
-        """Those of a synchronous iteration: the longest response's tokens but one."""
+        """Ticks of a synchronous iteration: the longest response's tokens, minus one."""
         return np.maximum(self.seen[-1]["response_length_max"] - 1, 1)
 
 
@@ -122,8 +121,8 @@ def main():
     command = parser("bench.long_tails", __doc__)
     command.add_argument("--policy", choices=("colocated", "split", "generation"), default="colocated")
     command.add_argument("--rounds", type=int, default=7)
-    command.add_argument("--iterations", type=int, default=10, help="of a round")
-    command.add_argument("--mean", type=int, default=24, help="tokens of a response")
+    command.add_argument("--iterations", type=int, default=10, help="iterations per round")
+    command.add_argument("--mean", type=int, default=24, help="mean tokens of a response")
     command.add_argument("--hidden", type=int, default=64)
     args = command.parse_args()
     fdg.host_devices(2)
@@ -134,7 +133,7 @@ def main():
         "generation": (None, 1),
     }[args.policy]
     devices = jax.devices()[:count]
-    with mock.patch.object(Answers, "draw", forced(Answers.draw, args.mean)):
+    with mock.patch.object(Answers, "draw", with_drawn_lengths(Answers.draw, args.mean)):
         sides = {
             name: Side(policy, devices, args, **fields)
             for name, fields in SIDES.items()

@@ -1,9 +1,8 @@
-"""Do actors and learners work at the same time under staleness? Two host devices, one thread each.
+"""Whether actors and learners overlap under staleness, on two host devices with one thread each.
 
-Measured in one process, in turns: an iteration without staleness (actor, then learner), and one with
-`staleness=1`. Without it the two parts never overlap, so their busy times are what each takes alone. And
-since two devices of one machine share its caches and memory, also what the machine itself can do: the same
-two programs, each on its device, started at once on arrays that are there already, without an engine.
+One process alternates between iterations without staleness, in which the actor and the learner never overlap,
+and iterations with `staleness=1`. Two devices of a machine share its caches and memory: so `machine` measures
+how much the same two programs slow each other down without an engine, started at once on ready arrays.
 
     python -m bench.overlap
 """
@@ -13,7 +12,7 @@ import os
 import statistics
 import time
 
-# Before JAX starts: as many threads as devices, and no operation on more than one.
+# Set before JAX starts: one thread per device, and each operation on one thread.
 os.environ["PJRT_NPROC"] = "2"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
 
@@ -25,31 +24,31 @@ import fdg
 import policies
 from bench.harness import Spread, in_turns, seconds, zeros_and_keys
 
-ROUNDS, ITERATIONS = 7, 40  # long calls: at their ends one of the two has nothing to do
+ROUNDS, ITERATIONS = 7, 40  # long calls, since at their ends one of the two groups is idle
 
 
 def main() -> dict:
-    """Medians over the rounds; seconds an iteration."""
+    """Medians over the rounds, of seconds per iteration and of ratios."""
     fdg.host_devices(2)
     devices = jax.devices("cpu")
     algorithm = algos.PPO(
         env=envs.make("Acrobot-v1"), num_envs=256, num_steps=64, num_epochs=1, total_steps=10**9
     )
     runs = {k: _Run(algorithm, policies.SingleLearnerCoarse(staleness=k), devices) for k in (0, 1)}
-    machine = _bare_programs(runs[1].engine)
-    rounds = in_turns({**{k: one.seconds for k, one in runs.items()}, "machine": machine}, ROUNDS, warm_up=0)
-    rows = []
-    for (apart, parts), (together, _), alone in zip(*rounds.values(), strict=True):
-        rows.append(
-            {
-                "synchronous": apart,
-                "staleness_1": together,
-                **parts,
-                "over_longer": together / max(parts.values()),
-                "synchronous_over_sum": apart / sum(parts.values()),
-                "machine": alone,
-            }
-        )
+    machine = _slowdown_without_engine(runs[1].engine)
+    sides = {**{k: run.seconds for k, run in runs.items()}, "machine": machine}
+    rounds = in_turns(sides, ROUNDS, warm_up=0)
+    rows = [
+        {
+            "synchronous": synchronous,
+            "staleness_1": overlapped,
+            **busy,
+            "over_longer": overlapped / max(busy.values()),
+            "synchronous_over_sum": synchronous / sum(busy.values()),
+            "machine": slowdown,
+        }
+        for (synchronous, busy), (overlapped, _), slowdown in zip(*rounds.values(), strict=True)
+    ]
     medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     middle = Spread.of(row["over_longer"] for row in rows)
     return {**medians, "over_longer_middle_half": [middle.low, middle.high]}
@@ -62,7 +61,7 @@ class _Run:
         jax.block_until_ready(metrics)
 
     def seconds(self, _):
-        """Of one iteration, and each group's share of it."""
+        """Seconds per iteration, and each group's busy seconds."""
         before, begun = self.engine.busy_seconds(), time.perf_counter()
         self.state, metrics = self.engine.run(self.state, ITERATIONS)
         jax.block_until_ready((self.state, metrics))
@@ -71,17 +70,17 @@ class _Run:
         return wall, {group: (after[group] - before[group]) / ITERATIONS for group in after}
 
 
-def _bare_programs(engine):
-    """How much longer the two parts take at once than the longer alone, without schedule or transfers."""
+def _slowdown_without_engine(engine):
+    """A function that measures the time of two concurrent programs relative to the longer one alone."""
     parts = [program for program in engine.programs if program.fragments]
 
-    def together(programs):
+    def concurrent_seconds(programs):
         arguments = [zeros_and_keys(program.arguments) for program in programs]
         return seconds(lambda: [p.compiled(*a) for p, a in zip(programs, arguments, strict=True)])
 
     def measure(_):
         medians = [
-            statistics.median(together(programs) for _ in range(ITERATIONS // 2))
+            statistics.median(concurrent_seconds(programs) for _ in range(ITERATIONS // 2))
             for programs in (*([part] for part in parts), parts)
         ]
         return medians[-1] / max(medians[:-1])

@@ -1,6 +1,6 @@
-"""`python -m bench.performance`: tables and pictures of `docs/performance.md`, from `docs/performance.json`.
+"""Writes tables and pictures of `docs/performance.md`, from `docs/performance.json`.
 
-What stands between the two marks of the document is written anew; the rest is kept as it is.
+python -m bench.performance            # rewrites the text between the two marks of the document
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 from bench import harness, pictures
 from bench.harness import table
-from bench.results import RESULTS, read
+from bench.results import RESULTS, read, returns
 
 DOCUMENT = RESULTS.with_suffix(".md")
 PICTURES = DOCUMENT.parent / "images" / "performance"
@@ -19,7 +19,6 @@ Figures = Mapping[str, Any]
 
 
 def main() -> None:
-    """Writes document and pictures."""
     results = read()
     PICTURES.mkdir(parents=True, exist_ok=True)
     drawn = pictures.draw(results, PICTURES)
@@ -28,11 +27,8 @@ def main() -> None:
 
 
 def measured(results: Figures, drawn: Sequence[Path]) -> str:
-    """All that is between the marks."""
-    sections = [
-        _peers(results.get("peers", {}), drawn),
-        _bench(results.get("bench", {}), drawn),
-    ]
+    """The text between the marks."""
+    sections = _peers(results.get("peers", {}), drawn), _bench(results.get("bench", {}), drawn)
     return "\n\n".join(text for text in sections if text)
 
 
@@ -72,7 +68,7 @@ def _peer_row(figures: Figures) -> Sequence[str]:
         f"{figures['at_least']:g}: {verdict}",
         _both(ours["compile_seconds"], theirs["compile_seconds"]),
         _both(ours["start_seconds"], theirs["start_seconds"]),
-        " / ".join("-" if x["returned"] is None else f"{x['returned']:.4g}" for x in (ours, theirs)),
+        returns(figures),
     )
 
 
@@ -81,7 +77,7 @@ def _both(ours: float, theirs: float) -> str:
 
 
 def _equal(rows: Iterable[Figures]) -> str:
-    """What is the same on both sides, and our command line, a task once."""
+    """For each task, what is equal on both sides, and our command line."""
     by_text: dict[tuple[str, str], str] = {}
     for row in rows:
         command = re.sub(r" --num-envs \d+ --total-steps \d+", " --num-envs N", row["flags"])
@@ -147,12 +143,12 @@ def _cost_row(item: tuple[str, Figures]) -> Sequence[str]:
 
 
 def _picture(name: str, text: str, drawn: Sequence[Path]) -> str:
-    there = [path for path in drawn if path.stem == name]
-    return f"![{text}](images/performance/{there[0].name})" if there else ""
+    path = next((path for path in drawn if path.stem == name), None)
+    return f"![{text}](images/performance/{path.name})" if path else ""
 
 
 def _where(rows: Iterable[Figures]) -> str:
-    """When, and on which machine, rows were measured."""
+    """The dates and the machines of rows."""
     lines = {
         f"{m['date']}, commit {m['commit']}, {m['cores']} cores of {m['processor']}, Python {m['python']},"
         f" JAX {m['jax']}": None

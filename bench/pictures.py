@@ -12,24 +12,26 @@ from matplotlib import pyplot as plt
 
 _OURS, _ASKED = "#1f6f8b", "#c8553d"
 _TICKS = (0.5, 1, 2, 3, 5, 10, 25, 50)
-_SEVERAL = 3  # sizes that make a line
+_SEVERAL = 3  # sizes, at least, of a line
 
 
 def draw(results: Mapping[str, Any], directory: Path) -> list[Path]:
-    """Draws what there are figures of, and returns the files."""
+    """Draws the figures there are; returns the files."""
     drawn = []
     if results.get("peers"):
         drawn.append(_ratios(results["peers"], directory / "ratios.png"))
         drawn += _by_size(results["peers"], directory)
     for group in ("environments", "seeds"):
-        rows = [one for one in results.get("bench", {}).values() if one.get("group") == group]
+        rows = [row for row in results.get("bench", {}).values() if row.get("group") == group]
         if len(rows) > 1:
-            drawn.append(_sizes(rows, group, directory / f"{group}.png"))
+            rows.sort(key=lambda row: row["value"])
+            drawn.append(directory / f"{group}.png")
+            _lines([row["value"] for row in rows], {"fdg": rows}, group, drawn[-1])
     return drawn
 
 
 def _ratios(peers: Mapping[str, Any], path: Path) -> Path:
-    """A bar for each pair, with its middle half, and a mark at what is asked for."""
+    """Draws a bar for each pair, with its middle half and its target."""
     rows = sorted(peers.values(), key=lambda row: (row["peer"], row["task"], row["size"]), reverse=True)
     figure, axes = plt.subplots(figsize=(9, 0.32 * len(rows) + 1.2), layout="constrained")
     for y, row in enumerate(rows):
@@ -53,7 +55,7 @@ def _ratios(peers: Mapping[str, Any], path: Path) -> Path:
 
 
 def _by_size(peers: Mapping[str, Any], directory: Path) -> list[Path]:
-    """Steps/s of both over the number of environments, a picture for each task of several sizes."""
+    """Draws steps/s of both sides by number of environments, for each task with several sizes."""
     tasks: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in peers.values():
         tasks.setdefault((row["peer"], row["task"]), []).append(row)
@@ -65,13 +67,6 @@ def _by_size(peers: Mapping[str, Any], directory: Path) -> list[Path]:
             sides = {"fdg": [row["ours"] for row in rows], peer: [row["theirs"] for row in rows]}
             _lines([row["size"] for row in rows], sides, "environments", drawn[-1], task)
     return drawn
-
-
-def _sizes(rows: list[Mapping[str, Any]], group: str, path: Path) -> Path:
-    """Steps/s of all agents together over a size."""
-    rows = sorted(rows, key=lambda row: row["value"])
-    _lines([row["value"] for row in rows], {"fdg": rows}, group, path)
-    return path
 
 
 def _lines(

@@ -1,11 +1,10 @@
-"""`fdg.diff` on algorithms in which one operation of one fragment was changed: is that fragment named?
+"""Whether `fdg.diff` names the fragment in which one operation was changed.
 
     python -m bench.planted --count 50 --seed 0
 
-Each of `--count` algorithms with a planted change is compared with a recording of the algorithm as it was,
-each followed by an unchanged one. The change multiplies the result of a random operation by 1 + 1e-6. One
-that changes no value (a product with zero, say) is drawn again; that is checked by a whole iteration
-of its own, in one program.
+Each of `--count` algorithms with a change is compared with a recording of the original algorithm; an
+unchanged algorithm follows each. The change multiplies the result of a random operation by 1 + 1e-6. A change
+without effect on an iteration's values (such as in a product with zero) is drawn again.
 """
 
 import random
@@ -45,12 +44,12 @@ ENVS = {"sac": "Pendulum-v1"}
 
 
 class Planted:
-    """An algorithm with another iteration.
+    """An algorithm with a changed iteration.
 
     Args:
-      algorithm: as it was.
-      jaxpr: of the iteration, as in `fdg.FDG`.
-      metrics: their pytree.
+      algorithm: the original.
+      jaxpr: the changed iteration, as in `fdg.FDG`.
+      metrics: the pytree of the metrics.
     """
 
     def __init__(self, algorithm: Any, jaxpr: Any, metrics: Any):
@@ -66,24 +65,26 @@ class Planted:
 
 
 def plant(algorithm: Any, graph: fdg.FDG, fragment: str, choose: random.Random) -> Planted | None:
-    """The algorithm with a change in an operation of a fragment, none of a fragment nested in it.
+    """The algorithm with a change in an operation of a fragment, but not of a fragment nested in it.
 
-    None where the fragment has no operation whose result is a float32.
+    Returns None if the fragment has no operation whose result is a float32.
     """
-    found: list[int] = []
+    count = 0
 
-    def rewritten(chosen: int | None) -> Any:
-        found.clear()
+    def rewritten(chosen: int) -> Any:
+        nonlocal count
+        count = 0
 
         def block(jaxpr: Any, inside_of: str, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
+            nonlocal count
             for eqn in jaxpr.eqns:
                 mark = FragmentMark.of(eqn)
                 eqn = inside(eqn, inside_of if mark is None else mark.name)
                 if inside_of != fragment or not _is_candidate(eqn):
                     yield eqn
                     continue
-                found.append(len(found))
-                if chosen == found[-1]:
+                count += 1
+                if chosen == count - 1:
                     yield from jaxprs.traced(
                         lambda *x, eqn=eqn: jaxprs.bind(eqn, x)[0] * np.float32(CHANGE),
                         eqn.invars,
@@ -94,10 +95,8 @@ def plant(algorithm: Any, graph: fdg.FDG, fragment: str, choose: random.Random) 
 
         return jaxprs.rewrite_blocks(graph.jaxpr, block, "")
 
-    rewritten(None)
-    if not found:
-        return None
-    return Planted(algorithm, rewritten(choose.choice(list(found))), graph.metrics)
+    rewritten(-1)
+    return Planted(algorithm, rewritten(choose.choice(range(count))), graph.metrics) if count else None
 
 
 def _is_candidate(eqn: core.JaxprEqn) -> bool:
@@ -107,19 +106,18 @@ def _is_candidate(eqn: core.JaxprEqn) -> bool:
 
 
 def run_of(algorithm: Any, seed: int) -> Run:
-    """A run that holds the first state of a seed."""
+    """A run with the first state of a seed."""
     return Run(algorithm, jax.jit(algorithm.init)(jax.random.key(seed)), 0, seed=seed)
 
 
 def changes_nothing(before: Run, after: Run) -> bool:
-    """Whether one iteration, as one program, gives the same bits."""
+    """Whether the changed iteration returns the same bits."""
     ends = [jax.tree.leaves(jax.jit(run.algorithm.iterate)(before.state)) for run in (before, after)]
     return all(np.asarray(keys.words(a)).tobytes() == np.asarray(keys.words(b)).tobytes()
                for a, b in zip(*ends, strict=True))  # fmt: skip
 
 
 def main() -> None:
-    """Prints a line for each algorithm, and the sums."""
     parser = harness.parser("bench.planted", __doc__)
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
@@ -143,16 +141,16 @@ def main() -> None:
                 if planted is None:
                     continue
                 changed = Run(planted, run.state, 0, seed=args.seed)
-                found = fdg.diff(path, changed)
-                if found.differs or not changes_nothing(run, changed):
+                diff = fdg.diff(path, changed)
+                if diff.differs or not changes_nothing(run, changed):
                     break
                 redrawn += 1
-            named += found.fragment == fragment
-            print(f"{number:3} {name} {fragment}: {found.fragment} {found.where}", flush=True)
+            named += diff.fragment == fragment
+            print(f"{number:3} {name} {fragment}: {diff.fragment} {diff.where}", flush=True)
             name = choose.choice(list(SMALL))
             run, _, path = recorded[name]
-            none += not (found := fdg.diff(path, run)).differs
-            print(f"{number:3} {name}, unchanged: {'none' if not found.differs else found}", flush=True)
+            none += not (diff := fdg.diff(path, run)).differs
+            print(f"{number:3} {name}, unchanged: {diff if diff.differs else 'none'}", flush=True)
     print(f"named {named} of {args.count}; none in {none} of {args.count} equal ones; {redrawn} drawn again")
 
 

@@ -1,16 +1,15 @@
-"""What changing the layout of parameters costs, as planned and as XLA does it, on 8 host devices.
+"""The cost of resharding parameters on 8 host devices, as planned and as compiled by XLA.
 
     python -m bench.resharding
 
-First the engines of HybridFlow's Table 2 (Sheng et al., arXiv 2409.19256): DeepSpeed-Chat's, HybridFlow's
-with generation on consecutive devices ("-V"), and its own; then single leaves. All figures are a device's, in
-units of the leaf (or model) M: what arrives, the most that is held at once for it, and what it keeps twice.
+The first table has the engines of HybridFlow's Table 2 (Sheng et al., arXiv 2409.19256): DeepSpeed-Chat's,
+HybridFlow's with generation on consecutive devices ("-V"), and its own; the second has single leaves. All
+figures are per device, in units of the leaf (or model) M: received data, peak memory, data kept twice.
 """
 
 import math
 import os
 import re
-import sys
 
 from bench.harness import table
 
@@ -35,7 +34,7 @@ LEAVES = {
 }
 
 
-def main() -> int:
+def main() -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     print(f"t = {TRAIN}, tg = {GENERATE}, d = {DATA}, p = 1; per device, in units of the model M\n")
@@ -45,7 +44,7 @@ def main() -> int:
         way, program = compiled(before, after)
         arrives, temporary, _ = read(program)
         part = 1 / way.target.number
-        # What it trains with lies within what it generates with, or stays beside it.
+        # The shard for training lies within the shard for generation, or is kept in addition to it.
         twice = 0.0 if way.kind == "all-gather" and after else 1 / way.source.number
         arriving, peak, kept = (value(formula, sizes) for formula in formulas)
         figures = (arriving, arrives, peak, part + temporary, kept, twice)
@@ -62,26 +61,22 @@ def main() -> int:
         rows.append((name, way.kind, *cells, ", ".join(kinds) or "none"))
     head = ("leaf", "change", "arrives: plan", "read", "aside: plan, at most", "read", "collectives")
     print(table(head, rows))
-    return 0
 
 
 def value(formula: str, sizes: dict[str, int]) -> float:
-    """A formula of the paper's with sizes put in: products are written without a sign."""
+    """The value of one of the paper's formulas, which write products without a sign."""
     top, _, bottom = formula.partition("/")
 
     def product(text: str) -> int:
-        found = 1
-        for factor in re.findall(r"tg|[tpd]|\d+", text):
-            found *= sizes[factor] if factor in sizes else int(factor)
-        return found
+        factors = re.findall(r"tg|[tpd]|\d+", text)
+        return math.prod(sizes[factor] if factor in sizes else int(factor) for factor in factors)
 
-    terms = re.split("-", top.strip("()"))
-    upper = product(terms[0]) - sum(product(term) for term in terms[1:])
-    return (0 if top == "0" else upper) / product(bottom or "1")
+    first, *rest = map(product, top.strip("()").split("-"))
+    return (first - sum(rest)) / product(bottom)
 
 
 def compiled(before, after):
-    """The change of a leaf, and its program on this machine's devices."""
+    """The change of layout of a leaf, and its compiled program."""
     import jax
     import numpy as np
 
@@ -100,7 +95,7 @@ def compiled(before, after):
 
 
 def read(program):
-    """What arrives at a device and what it needs aside, in units of the leaf; the kinds of collectives."""
+    """Received data and temporary memory of a device, in units of the leaf, and the kinds of collectives."""
     from fdg.running.hlo import read_collectives
 
     size = 4 * SHAPE[0] * SHAPE[1]
@@ -115,7 +110,7 @@ def read(program):
 
 
 def neighbours(line: str) -> int:
-    """How many devices take part in a collective together: `[4,2]<=...`, or `mesh['a'=4,'b'=2]... {'a'}`."""
+    """The group size of a collective: of `[4,2]<=...`, or of `mesh['a'=4,'b'=2]... {'a'}`."""
     if count := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
         return int(count[1])
     sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", line)}
@@ -129,4 +124,4 @@ def lines(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ def keep(section: str, name: str, figures: dict[str, Any], path: Path = RESULTS)
 def read(path: Path = RESULTS) -> dict[str, Any]:
     """The content of a JSON file; empty if there is no file."""
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+def returns(figures: Mapping[str, Any]) -> str:
+    """Our return and the peer's at the end of training."""
+    sides = (figures["ours"]["returned"], figures["theirs"]["returned"])
+    return " / ".join("-" if value is None else f"{value:.4g}" for value in sides)
 
 
 def machine_facts() -> dict[str, Any]:

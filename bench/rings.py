@@ -1,8 +1,8 @@
-"""Rollouts in rings, with environments and inference that sleep in functions on the host.
+"""Speed of rollouts in rings, with environments and inference that sleep in host callbacks.
 
-*Even*: instances sleep s in each step, one after the other, and inference f for each row. In R parts these
-overlap: at most min(R, 1 + s / f) times as fast as in one. *Uneven*: every instance has a worker of its own,
-whose steps take lognormal times; the bound is free-running workers, which do not wait for each other.
+*Even*: each step sleeps s seconds per instance, one after the other, and inference f seconds per row. R rings
+overlap them: they are at most min(R, 1 + s / f) times as fast as one. *Uneven*: every instance has its own
+worker with lognormal step times; the bound is free-running workers, which do not wait for each other.
 
     python -m bench.rings even
     python -m bench.rings uneven --rounds 3 --workers 64 --median 0.1 --steps 32
@@ -26,7 +26,7 @@ from bench.harness import in_turns, parser, seconds
 from envs import Box, Discrete, HostEnvironment, host
 from envs.pools import Transition
 
-STEPS, ROWS, INFERENCE = 16, 8, 0.01  # seconds a row
+STEPS, ROWS, INFERENCE = 16, 8, 0.01  # inference: seconds per row
 RATIOS, RINGS = (1, 3), (1, 2, 4)
 SEEN, ACTIONS = Box(-1.0, 1.0, (1,)), Discrete(2)
 SIGMAS = (0.5, 1.0)
@@ -34,7 +34,7 @@ SIGMAS = (0.5, 1.0)
 
 @dataclasses.dataclass(frozen=True)
 class Sleeping:
-    """Instances that sleep: `seconds` each, one after the other, or with `sigma` lognormal times at once."""
+    """Instances that sleep `seconds` each, one after the other; with `sigma` in parallel, lognormal times."""
 
     seconds: float
     sigma: float | None = None
@@ -44,65 +44,59 @@ class Sleeping:
     max_episode_steps: int | None = None
 
     def start(self, size: int) -> "SleepingPool":
-        """A pool of `size` instances."""
         return SleepingPool(self, size)
 
-    def lasts(self, seed: int, steps: int) -> np.ndarray:
-        """Seconds of each of an instance's steps."""
+    def durations(self, seed: int, steps: int) -> np.ndarray:
+        """Seconds of each step of an instance."""
         return self.seconds * np.random.default_rng(seed).lognormal(0, self.sigma, steps)
 
 
 class SleepingPool:
-    """Its pool. Steps are begun, and slept, by workers; `recv` waits until the last of them would be done."""
+    """A pool of sleeping instances: `recv` waits until the slowest of them is done."""
 
     def __init__(self, source: Sleeping, size: int):
         self._source, self._size, self._step = source, size, 0
-        self._lasts = np.full((size, 1), source.seconds * size)
-        self._ends = 0.0
+        self._durations = np.full((size, 1), source.seconds * size)
+        self._end = 0.0
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
-        """Draws the times of all steps of each instance."""
         if self._source.sigma is not None:
-            self._lasts = np.stack([self._source.lasts(int(seed), 4096) for seed in seeds])
+            self._durations = np.stack([self._source.durations(int(seed), 4096) for seed in seeds])
         return np.zeros((len(rows), 1), np.float32)
 
     def send(self, action: np.ndarray, timeout: float) -> None:
-        """Begins a step."""
-        lasts = self._lasts[:, self._step % self._lasts.shape[1]].max()
-        self._ends, self._step = time.perf_counter() + lasts, self._step + 1
+        duration = self._durations[:, self._step % self._durations.shape[1]].max()
+        self._end, self._step = time.perf_counter() + duration, self._step + 1
 
     def ready(self) -> bool:
-        """Whether it has ended."""
-        return time.perf_counter() >= self._ends
+        return time.perf_counter() >= self._end
 
     def recv(self, timeout: float) -> Transition:
-        """Waits for it."""
-        time.sleep(max(0.0, self._ends - time.perf_counter()))
+        time.sleep(max(0.0, self._end - time.perf_counter()))
         return Transition.empty(self._size, self._source.observation_space)
 
     def step(self, action: np.ndarray, timeout: float) -> Transition:
-        """Both."""
         self.send(action, timeout)
         return self.recv(timeout)
 
     def close(self) -> None:
-        """Nothing is running."""
+        pass
 
 
-def act(each: float, observation: jax.Array, keys: jax.Array) -> tuple[jax.Array, None]:
-    """Sleeps `each` seconds a row."""
+def act(row_seconds: float, observation: jax.Array, keys: jax.Array) -> tuple[jax.Array, None]:
+    """Zero actions, after a sleep of `row_seconds` per row."""
+    if not row_seconds:
+        return jnp.zeros(keys.shape, jnp.int32), None
 
     def sleep(observation: jax.Array) -> np.ndarray:
-        if each:
-            time.sleep(each * len(observation))
+        time.sleep(row_seconds * len(observation))
         return np.zeros(len(observation), np.int32)
 
-    shape = jax.ShapeDtypeStruct(keys.shape, jnp.int32)
-    return (jax.pure_callback(sleep, shape, observation) if each else jnp.zeros(shape.shape, jnp.int32)), None
+    return jax.pure_callback(sleep, jax.ShapeDtypeStruct(keys.shape, jnp.int32), observation), None
 
 
-def rolling(source: Sleeping, rows: int, rings: int, inference: float, steps: int = STEPS) -> Any:
-    """A function that takes `steps` steps of all instances, in seconds."""
+def timed_rollout(source: Sleeping, rows: int, rings: int, inference: float, steps: int = STEPS) -> Any:
+    """A function that takes `steps` steps with all instances, and returns the seconds."""
     env = HostEnvironment(source)
     step = env.step if rings == 1 else (env.send, env.recv, env.ready)
 
@@ -120,25 +114,23 @@ def rolling(source: Sleeping, rows: int, rings: int, inference: float, steps: in
             functools.partial(act, inference), step, jax.random.key(1), state, observation, steps, rings
         )[:2]
 
-    now = [jax.block_until_ready(begin(jax.random.split(jax.random.key(0), rows)))]
+    now = jax.block_until_ready(begin(jax.random.split(jax.random.key(0), rows)))
 
-    def once() -> float:
-        def run() -> Any:
-            now[0] = jax.block_until_ready(roll(*now[0], steps))
-            return now[0]
+    def run() -> Any:
+        nonlocal now
+        now = roll(*now, steps)
+        return now
 
-        return seconds(run)
-
-    once()  # compiles
-    return once
+    seconds(run)  # compiles
+    return lambda _: seconds(run)
 
 
 def even(rounds: int, inference: float = INFERENCE) -> bool:
-    """Prints each ratio of s to f in each number of rings; whether all are within 0.9 of the bound."""
+    """Prints the gain for each s / f and number of rings; returns whether all reach 0.9 of the bound."""
     met = True
     for ratio in RATIOS:
-        sides = {r: rolling(Sleeping(ratio * inference), ROWS, r, inference) for r in RINGS}
-        seconds = in_turns({rings: lambda _, once=once: once() for rings, once in sides.items()}, rounds)
+        sides = {r: timed_rollout(Sleeping(ratio * inference), ROWS, r, inference) for r in RINGS}
+        seconds = in_turns(sides, rounds)
         for rings in RINGS[1:]:
             gain = statistics.median(a / b for a, b in zip(seconds[1], seconds[rings], strict=True))
             bound = min(rings, 1 + ratio)
@@ -148,26 +140,24 @@ def even(rounds: int, inference: float = INFERENCE) -> bool:
 
 
 def uneven(rounds: int, workers: int, median: float, steps: int) -> None:
-    """Prints the steps a second, in one part and in a part each, as a share of free-running workers'."""
+    """Prints the speed in one ring, and in a ring per instance, as a share of free-running workers'."""
     for sigma in SIGMAS:
         source = Sleeping(median, sigma)
 
         def free(_: int, source: Sleeping = source) -> float:
             def work(seed: int) -> float:
-                lasts, begin = source.lasts(seed, steps), time.perf_counter()
-                for last in lasts:
-                    time.sleep(last)
+                durations, begin = source.durations(seed, steps), time.perf_counter()
+                for duration in durations:
+                    time.sleep(duration)
                 return steps / (time.perf_counter() - begin)
 
             with ThreadPoolExecutor(workers) as threads:
-                rate = sum(threads.map(work, range(workers)))  # each at its own pace, all the time
+                rate = sum(threads.map(work, range(workers)))  # workers never wait for each other
             return workers * steps / rate
 
         sides: dict[Any, Any] = {"free": free}
-        for rings in (1, workers):
-            once = rolling(source, workers, rings, 0.0, steps)
-            sides[rings] = lambda _, once=once: once()
-        seconds = {side: statistics.median(each) for side, each in in_turns(sides, rounds, 0).items()}
+        sides |= {rings: timed_rollout(source, workers, rings, 0.0, steps) for rings in (1, workers)}
+        seconds = {side: statistics.median(times) for side, times in in_turns(sides, rounds, 0).items()}
         shares = [seconds["free"] / seconds[rings] for rings in (1, workers)]
         mean = 1e3 * median * math.exp(sigma**2 / 2)
         print(
@@ -177,16 +167,16 @@ def uneven(rounds: int, workers: int, median: float, steps: int) -> None:
         )
 
 
-def main(words: list[str] | None = None) -> int:
-    """Exit status 1 where a bound is missed."""
+def main() -> int:
+    """Returns exit status 1 if a bound is missed."""
     command = parser("bench.rings", __doc__)
     command.add_argument("which", choices=("even", "uneven"))
     command.add_argument("--rounds", type=int, default=7)
-    command.add_argument("--inference", type=float, default=INFERENCE, help="even: seconds a row")
+    command.add_argument("--inference", type=float, default=INFERENCE, help="even: seconds per row")
     command.add_argument("--workers", type=int, default=64, help="uneven: instances")
-    command.add_argument("--median", type=float, default=0.1, help="uneven: seconds of a step")
-    command.add_argument("--steps", type=int, default=32, help="uneven: of a rollout")
-    args = command.parse_args(words)
+    command.add_argument("--median", type=float, default=0.1, help="uneven: median seconds of a step")
+    command.add_argument("--steps", type=int, default=32, help="uneven: steps of a rollout")
+    args = command.parse_args()
     if args.which == "even":
         return 0 if even(args.rounds, args.inference) else 1
     uneven(args.rounds, args.workers, args.median, args.steps)

@@ -1,12 +1,12 @@
-"""TRL's losses on tensors: `tests/rlhf/trl_losses.json`, which the tests compare with.
+"""Writes TRL's losses on tensors to `tests/rlhf/trl_losses.json`, which the tests compare with.
 
-Runs in an environment of its own, with torch, transformers and trl 1.16.0 (nothing of fdg is imported):
+It runs in an environment with torch, transformers and trl 1.16.0, and imports nothing of fdg:
 
     build/venvs/language/bin/python bench/rlhf_oracle.py
 
-Each case is one call of the very method that TRL's trainers compute their loss by, on a stand-in for the
-trainer that has only its settings, and on a model that answers with given log-probabilities. Kept are the
-loss and its gradient with respect to these.
+Each case calls the loss method of one of TRL's trainers, on a stand-in for the trainer that has only its
+settings, and on a model that returns fixed log-probabilities. The file has the loss and its gradient with
+respect to the log-probabilities.
 """
 
 import collections
@@ -63,7 +63,7 @@ class Accelerator:
 
 
 def trainer(log_prob, **settings):
-    """What `_compute_loss` of a trainer looks at."""
+    """The attributes of a trainer that `_compute_loss` reads."""
     args = {"delta": None, "use_bias_correction_kl": False, "steps_per_generation": 1}
     args |= {name: settings.pop(name) for name in tuple(settings) if name in args}
     defaults = {
@@ -96,7 +96,7 @@ def inputs(batch) -> dict:
     }
 
 
-def one(compute, log_prob) -> dict:
+def loss_and_gradient(compute, log_prob) -> dict:
     loss = compute(log_prob)
     loss.backward()
     return {"loss": float(loss.detach()), "gradient": log_prob.grad.tolist()}
@@ -107,7 +107,7 @@ def grpo(batch, importance=None, **settings):
         more = {} if importance is None else {"importance_sampling_ratio": torch.tensor(importance)}
         return GRPOTrainer._compute_loss(trainer(log_prob, **settings), None, {**inputs(batch), **more})
 
-    return one(compute, torch.tensor(batch["log_prob"], requires_grad=True))
+    return loss_and_gradient(compute, torch.tensor(batch["log_prob"], requires_grad=True))
 
 
 def rloo(batch):
@@ -117,11 +117,11 @@ def rloo(batch):
         old = (torch.tensor(batch["old"]) * mask).sum(1)
         return RLOOTrainer._compute_loss(trainer(log_prob), None, {**inputs(batch), "old_logps": old})
 
-    return one(compute, torch.tensor(batch["log_prob"], requires_grad=True))
+    return loss_and_gradient(compute, torch.tensor(batch["log_prob"], requires_grad=True))
 
 
 def dpo(arrays, **settings):
-    """The first half of the responses is chosen, the second rejected."""
+    """DPO, where the first half of the responses is chosen and the second rejected."""
     mask = np.concatenate([np.zeros((N, 1), bool), arrays["mask"]], axis=1)
     reference = torch.tensor(np.where(arrays["mask"], arrays["reference"], 0.0))
 
@@ -161,7 +161,7 @@ def dpo(arrays, **settings):
         }
         return DPOTrainer._compute_loss(fake, Model(), batch, return_outputs=False)
 
-    return one(compute, torch.tensor(arrays["log_prob"], requires_grad=True))
+    return loss_and_gradient(compute, torch.tensor(arrays["log_prob"], requires_grad=True))
 
 
 def sft(batch):

@@ -1,4 +1,4 @@
-"""GRPO compared with TRL's trainers (1.16) and tunix's (0.1.7): speed in turns, and whether they repeat.
+"""Compares GRPO with the trainers of TRL (1.16) and tunix (0.1.7): speed in turns, and reproducibility.
 
     python -m bench.rlhf_peers speed                     # `GRPOTrainer`, target 3
     python -m bench.rlhf_peers speed --peer tunix        # `GRPOLearner`, target 1.2
@@ -6,18 +6,18 @@
     python -m bench.rlhf_peers speed --peer tunix-async  # the agentic `GRPOLearner`, target 1.2
     python -m bench.rlhf_peers repeat --peer trl-async
 
-Both sides have the same network in float32, in a folder of Hugging Face's format, the same problems, lengths,
-responses, updates and step sizes; asynchronous ones have two devices on each side (for TRL, processes
-with a thread each) and tokens that are at most two updates old. Peers run in environments of their own:
+Both sides have the same network in float32, in a folder of Hugging Face's format, and the same problems,
+lengths, responses, updates and step sizes. Asynchronous trainers have two devices on each side (TRL: two
+processes with a thread each) and tokens at most two updates old. Peers run in their own environments:
 
     python -m venv build/venvs/language
     build/venvs/language/bin/pip install torch==2.13.0 trl==1.16.0 requests
     python -m venv build/venvs/tunix
     build/venvs/tunix/bin/pip install google-tunix==0.1.7
 
-2 prompts x 4 responses of at most 16 tokens, one update, 77 thousand parameters; a round is some iterations
-of each side in turn, so that what else the machine does falls on both. `repeat` trains a peer for two rounds,
-twice with one seed, and once killed after the first round and resumed from its last checkpoint.
+An iteration has 2 prompts x 4 responses of at most 16 tokens, and one update of 77 thousand parameters; a
+round is some iterations. `repeat` trains a peer for two rounds, twice with one seed, and once killed after
+the first round and resumed from its last checkpoint.
 """
 
 import contextlib
@@ -31,22 +31,18 @@ from typing import Any
 import jax
 import numpy as np
 
-import envs
 from algos.language import Decoder, DecoderConfig, weights
-from bench.harness import ROOT, Spread, in_turns, parser
-from bench.peers.alternate import FRESH, Driver, ours
+from bench.harness import ROOT, Spread, environment, in_turns, parser
+from bench.peers.alternate import ON_CPU, Driver, ours, speeds
 
 _SPLIT = "--policy split --devices 2 --slots 8 --ahead 1 --staleness 1 --old-log-prob actor"
-
-
-# Environment and driver, the target of the ratio, what the driver's configuration has besides, and our flags.
+# Environment and driver, the target of the ratio, additions to the driver's configuration, and our flags.
 PEERS: dict[str, tuple[str, str, float, dict[str, Any], str]] = {
     "trl": ("language", "trl", 3.0, {}, ""),
     "tunix": ("tunix", "tunix", 1.2, {}, ""),
     "trl-async": ("language", "trl_async", 3.0, {"lag": 2}, _SPLIT),
     "tunix-async": ("tunix", "tunix", 1.2, {"lag": 2}, _SPLIT),
 }
-_ENVIRONMENT = {**FRESH, "JAX_PLATFORMS": "cpu"}
 _DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 NETWORK = {"hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
 _PROBLEMS = 8_192
@@ -62,10 +58,9 @@ def pairs_of(env: Any, count: int) -> list[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _task(rounds: int, iterations: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Our flags and the configuration of drivers, of a network and problems in a folder that is deleted."""
+    """Our flags and the configuration of drivers, with a network and problems in a temporary folder."""
     env_name = "text:addition?max_response=16"
-    task, parameters = envs.parse(env_name)
-    env = envs.make(task, **parameters)
+    env = environment(env_name)
     with tempfile.TemporaryDirectory() as folder:
         decoder = Decoder(DecoderConfig(env.tokenizer.vocab_size, **NETWORK))
         weights.save(folder, decoder, jax.jit(decoder.init)(jax.random.key(0)))
@@ -93,27 +88,27 @@ def _task(rounds: int, iterations: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _driver(name: str, config: dict[str, Any]) -> Driver:
-    environment, driver, _, more, _ = PEERS[name]
-    python = ROOT / "build" / "venvs" / environment / "bin" / "python"
+    venv, driver, _, more, _ = PEERS[name]
+    python = ROOT / "build" / "venvs" / venv / "bin" / "python"
     if not python.exists():
-        raise SystemExit(f"{python} is not there: python -m bench.rlhf_peers --help says how it is made")
-    return Driver(python, driver, {**config, **more}, _ENVIRONMENT | (_DEVICES if more else {}))
+        raise SystemExit(f"{python} does not exist: python -m bench.rlhf_peers --help says how to make it")
+    return Driver(python, driver, {**config, **more}, ON_CPU | (_DEVICES if more else {}))
 
 
 def speed(name: str, rounds: int, iterations: int) -> dict[str, Any]:
-    """Responses a second of both sides, in turns, and their ratio."""
+    """Responses per second of both sides, in turns, and their ratio."""
     _, _, target, _, more = PEERS[name]
     with (
         _task(rounds + 2, iterations) as (flags, theirs),
         ours(f"{flags} {more}", continues=True) as mine,
         _driver(name, theirs) as driver,
     ):
-        rounds_of = in_turns({"ours": mine.round, "theirs": driver.round}, rounds)
-    speeds = {side: [one["steps"] / one["seconds"] for one in ones] for side, ones in rounds_of.items()}
+        figures = in_turns({"ours": mine.round, "theirs": driver.round}, rounds)
+    rates = {side: speeds(of_side) for side, of_side in figures.items()}
     return {
         "peer": name,
-        **{f"{side}_responses_per_s": statistics.median(each) for side, each in speeds.items()},
-        **Spread.ratio(speeds["ours"], speeds["theirs"]).figures,
+        **{f"{side}_responses_per_s": statistics.median(rate) for side, rate in rates.items()},
+        **Spread.ratio(rates["ours"], rates["theirs"]).figures,
         "target": target,
         "rounds": rounds,
         "iterations": iterations,
@@ -121,17 +116,17 @@ def speed(name: str, rounds: int, iterations: int) -> dict[str, Any]:
 
 
 def repeat(name: str, iterations: int) -> dict[str, Any]:
-    """Largest differences of parameters: between two runs, and to a run that was killed and resumed."""
+    """The largest differences of parameters from the first run's: of a second run, of a resumed run."""
     with _task(2, iterations) as (_, theirs):
 
         def parameters(folder: str, rounds: int) -> np.ndarray:
-            place = Path(theirs["model"], folder)
-            place.mkdir(exist_ok=True)
-            with _driver(name, {**theirs, "run": str(place)}) as driver:  # it is killed at the end
+            path = Path(theirs["model"], folder)
+            path.mkdir(exist_ok=True)
+            with _driver(name, {**theirs, "run": str(path)}) as driver:  # it is killed at the end
                 figures = driver.facts["first"]
                 while figures["updates"] < rounds * iterations:
                     figures = driver.round(0)
-            return np.load(place / "parameters.npy")
+            return np.load(path / "parameters.npy")
 
         first, second, half = parameters("first", 2), parameters("second", 2), parameters("killed", 1)
         resumed = parameters("killed", 2)
@@ -145,15 +140,11 @@ def main() -> None:
     command = parser("bench.rlhf_peers", __doc__)
     command.add_argument("what", nargs="?", choices=("speed", "repeat"), default="speed")
     command.add_argument("--peer", choices=PEERS, default="trl")
-    command.add_argument("--rounds", type=int, default=7, help="of speed")
-    command.add_argument("--iterations", type=int, default=20, help="of a round")
+    command.add_argument("--rounds", type=int, default=7, help="rounds of speed")
+    command.add_argument("--iterations", type=int, default=20, help="iterations per round")
     args = command.parse_args()
-    result = (
-        repeat(args.peer, args.iterations)
-        if args.what == "repeat"
-        else speed(args.peer, args.rounds, args.iterations)
-    )
-    print(json.dumps(result, indent=1))
+    sizes = (args.iterations,) if args.what == "repeat" else (args.rounds, args.iterations)
+    print(json.dumps({"speed": speed, "repeat": repeat}[args.what](args.peer, *sizes), indent=1))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Satellites on this machine: workers of a Ray fleet that act, and workers that are sent actions.
+"""Compares workers of a Ray fleet on this machine: satellites, which act, and workers that receive actions.
 
 Instances sleep in each step, so that many workers share a few cores; the actor is a small network. A worker's
-*own rate* is that of one process that acts and steps its rows and waits for no other, measured in this one.
-With `--kill N`, N workers are killed by SIGKILL between rounds: only their rows are lost.
+*own rate* is the rate of this process when it acts for a worker's rows and steps them, without a fleet. With
+`--kill N`, SIGKILL ends N workers between rounds: only their rows are lost.
 
     python -m bench.satellites                           # 16 workers of 4 instances
     python -m bench.satellites --workers 64 --kill 8
@@ -11,7 +11,6 @@ With `--kill N`, N workers are killed by SIGKILL between rounds: only their rows
 import os
 import signal
 import statistics
-import time
 from typing import Any
 
 import jax
@@ -20,14 +19,14 @@ import numpy as np
 
 import algos
 import fdg
-from bench.harness import in_turns, parser, table
+from bench.harness import in_turns, parser, seconds, table
 from bench.rings import Sleeping
 from envs import HostEnvironment, from_ray, host, satellites
 from fdg import ray_cluster
 
 
-def rolling(env: HostEnvironment, rows: int, steps: int) -> Any:
-    """A function that takes `steps` steps of all instances, and gives the time in seconds."""
+def timed_rollout(env: HostEnvironment, rows: int, steps: int) -> Any:
+    """A function that takes `steps` steps with all instances, and returns the seconds."""
     algorithm = algos.IMPALA(env=env, num_envs=rows, num_steps=steps, total_steps=10**9)
     state = jax.jit(algorithm.init)(jax.random.key(0))
 
@@ -41,18 +40,18 @@ def rolling(env: HostEnvironment, rows: int, steps: int) -> Any:
         )
         return state._replace(env_state=env_state, observation=observation)
 
-    now = [jax.block_until_ready(roll(state))]  # compiles, here and in the workers
+    now = jax.block_until_ready(roll(state))  # compiles, here and in the workers
 
-    def once(_: Any = None) -> float:
-        start = time.perf_counter()
-        now[0] = jax.block_until_ready(roll(now[0]))
-        return time.perf_counter() - start
+    def run() -> Any:
+        nonlocal now
+        now = roll(now)
+        return now
 
-    return once
+    return lambda _: seconds(run)
 
 
-def alone(source: Any, rows: int, steps: int, rounds: int) -> float:
-    """Seconds in which one process acts for a worker's rows and steps them, without a fleet."""
+def seconds_without_fleet(source: Any, rows: int, steps: int, rounds: int) -> float:
+    """Seconds in which this process acts for a worker's rows and steps them."""
     algorithm = algos.IMPALA(env=HostEnvironment(source), num_envs=rows, total_steps=10**9)
     network = algorithm._network
     shape = jnp.zeros((rows, *source.observation_space.shape))
@@ -66,45 +65,42 @@ def alone(source: Any, rows: int, steps: int, rounds: int) -> float:
     shapes = lambda count: (shape[:count], keys[0, :count])  # noqa: E731
     fragment, operands = satellites.trace("sleeping", act, shapes, [rows])
     pool, seen = source.start(rows), np.zeros(shape.shape, np.float32)
-    seconds = []
-    for _ in range(rounds + 1):
-        start = time.perf_counter()
+
+    def run() -> None:
         satellites.carry_out(fragment.program, pool, seen, operands, keys, None, 60.0)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:])
+
+    return statistics.median([seconds(run) for _ in range(rounds + 1)][1:])
 
 
 def main() -> None:
-    """Prints the table."""
     command = parser("bench.satellites", __doc__)
     command.add_argument("--workers", type=int, default=16)
     command.add_argument("--rows", type=int, default=4, help="instances of each worker")
-    command.add_argument("--steps", type=int, default=64, help="of a segment")
-    command.add_argument("--milliseconds", type=float, default=5.0, help="that one instance's step sleeps")
+    command.add_argument("--steps", type=int, default=64, help="steps of a segment")
+    command.add_argument("--milliseconds", type=float, default=5.0, help="sleep of an instance's step")
     command.add_argument("--rounds", type=int, default=7)
     command.add_argument("--kill", type=int, default=0, help="workers that are killed between rounds")
     args = command.parse_args()
     source, rows = Sleeping(args.milliseconds / 1e3), args.workers * args.rows
-    alone_s = alone(source, args.rows, args.steps, args.rounds)
-    ray_cluster.connect(local_cpus=2 * args.workers + 1)  # which it says it has: instances sleep
+    own = seconds_without_fleet(source, args.rows, args.steps, args.rounds)
+    ray_cluster.connect(local_cpus=2 * args.workers + 1)  # more than there are, since instances sleep
     sides = {}
     for name, acts in (("workers are sent actions", False), ("satellites", True)):
         fleet = from_ray.FleetSource(source, args.workers, 1.0, acts)
-        sides[name] = rolling(HostEnvironment(fleet, restarts=args.kill), rows, args.steps)
-    seconds = in_turns(sides, args.rounds)
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
-    seen = [
-        (name, f"{rows * args.steps / each:.0f}", f"{alone_s / each:.2f}", f"{1e3 * (each - alone_s):.1f}")
-        for name, each in medians.items()
+        sides[name] = timed_rollout(HostEnvironment(fleet, restarts=args.kill), rows, args.steps)
+    medians = {name: statistics.median(times) for name, times in in_turns(sides, args.rounds).items()}
+    cells = [
+        (name, f"{rows * args.steps / median:.0f}", f"{own / median:.2f}", f"{1e3 * (median - own):.1f}")
+        for name, median in medians.items()
     ]
-    print(table(("side", "steps/s", "of the workers' own rate", "ms a segment beyond it"), seen))
+    print(table(("side", "steps/s", "of the workers' own rate", "ms a segment beyond it"), cells))
     if args.kill:
         workers = from_ray.fleet(from_ray.FleetSource(source, args.workers, 1.0, True))
         where = [workers.where(i) for i in range(len(workers))]
         for text in where[: args.kill]:
             os.kill(int(text.rsplit("process ", 1)[1].rstrip(")")), signal.SIGKILL)
         before = host.losses()
-        sides["satellites"]()
+        sides["satellites"](0)
         lost = host.losses()
         failures, episodes = lost.failures - before.failures, lost.episodes - before.episodes
         print(f"killed {args.kill}: {failures} failures, {episodes} of {rows} episodes lost")

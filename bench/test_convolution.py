@@ -1,7 +1,6 @@
-"""A convolution as a product of matrices (`algos.layers.Convolution`) against `flax.linen.Conv`.
+"""A convolution as a matrix product (`algos.layers.Convolution`) compared with `flax.linen.Conv`.
 
-Both layers, of the same parameters, in the gradients of a few minibatches one after the other, as in a
-compiled training loop; alternating in one process.
+Both layers have the same parameters, and compute gradients of some minibatches in a loop, in turns.
 """
 
 from typing import Any
@@ -33,8 +32,8 @@ def test_product_of_matrices_against_flax(images, benchmark):
             return jnp.mean(layer.apply(parameters, x * scale) ** 2)
 
         def several(parameters: Any) -> Any:
-            one = jax.value_and_grad(loss)
-            return jax.lax.map(lambda scale: one(parameters, scale), jnp.linspace(0.5, 1.5, UPDATES))
+            gradient = jax.value_and_grad(loss)
+            return jax.lax.map(lambda scale: gradient(parameters, scale), jnp.linspace(0.5, 1.5, UPDATES))
 
         compiled = jax.jit(several)
         return lambda: compiled(parameters)
@@ -46,5 +45,5 @@ def test_product_of_matrices_against_flax(images, benchmark):
     ratio = Spread.ratio(seconds["flax"], seconds["product"])
     benchmark.extra_info.update(ratio.figures)
     benchmark.pedantic(lambda: jax.block_until_ready(product()), rounds=3)
-    times = ", ".join(f"{name} {1e3 * Spread.of(each).median:.1f} ms" for name, each in seconds.items())
+    times = ", ".join(f"{name} {1e3 * Spread.of(times).median:.1f} ms" for name, times in seconds.items())
     print(f"\n{images} {list(shape)}: {times}; {ratio:.1f} times as fast")

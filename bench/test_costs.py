@@ -1,9 +1,9 @@
-"""What a run costs besides its steps: the start, memory, evaluation, files; what large runs and sweeps cost.
+"""Costs of a run besides its steps: start, memory, evaluation, files; costs of large runs and sweeps.
 
 make bench ARGS="-k costs -s"
-make bench ARGS="-k sweep -s"            # 3 x 16 agents, a few of the separate runs that they stand for
-make bench ARGS="-k sweep -s --thorough" # all of the separate runs
-make bench ARGS="-k while_training -s"   # whole runs of some ten seconds, one after the other in pairs
+make bench ARGS="-k sweep -s"            # 3 x 16 agents, compared with a few separate runs
+make bench ARGS="-k sweep -s --thorough" # compared with all separate runs
+make bench ARGS="-k while_training -s"   # whole runs of some ten seconds, in turns
 """
 
 import functools
@@ -21,18 +21,18 @@ import algos
 import envs
 import fdg
 from bench.harness import ROOT, Spread, in_turns
-from bench.peers.alternate import ours
+from bench.peers.alternate import ours, speeds
 
 _PROGRESS = re.compile(r"\s*\d+% ")
 PAIRS = 5
-_NOISE = 4 * 2**20  # bytes that a process may grow by without keeping anything of an iteration
+_NOISE = 4 * 2**20  # bytes that a process may grow by without a leak
 
 
 def test_costs_first_progress_line(benchmark, record, tmp_path):
-    """Seconds from a process's start to its first line of progress, of a configuration that ran before."""
+    """Seconds from a process's start to its first line of progress, if the configuration ran before."""
     first = _seconds_to_progress(tmp_path, "first")
     again = [_seconds_to_progress(tmp_path, str(i)) for i in range(3)]
-    benchmark.pedantic(lambda: None, rounds=1)  # timed here: what counts ends before the process does
+    benchmark.pedantic(lambda: None, rounds=1)  # timed here, since the process runs beyond the first line
     figures = {"first_seconds": first, "again_seconds": statistics.median(again), "at_most": 4.0}
     benchmark.extra_info.update(figures)
     record("first progress line", figures)
@@ -42,7 +42,7 @@ def test_costs_first_progress_line(benchmark, record, tmp_path):
 
 
 def _seconds_to_progress(directory, name):
-    """A run with defaults, as long as its first lines; programs are kept in the directory alone."""
+    """Seconds to the first line of progress of a run with defaults; its program cache is in the directory."""
     begun = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "fdg.train", "--seed", "1", "--out", str(directory / name)],
@@ -63,7 +63,7 @@ def _seconds_to_progress(directory, name):
 
 
 def test_costs_memory_over_a_thousand_iterations(benchmark, record):
-    """The peak of a process's memory after 100 iterations, and after 1,000 more."""
+    """Growth of a process's peak memory between 100 iterations and 1,100."""
     with ours("--total-steps 51200", continues=True) as driver:
         driver.round(0)
         before = driver.round(1)["peak_bytes"]
@@ -79,23 +79,23 @@ def test_costs_memory_over_a_thousand_iterations(benchmark, record):
 
 
 def test_costs_step_of_many_environments(benchmark, record):
-    """Seconds a step with 16,384 environments by those with 1,024, in turns."""
+    """Seconds per step with 16,384 environments, relative to 1,024 environments."""
     many, few = "--num-envs 16384 --total-steps 2097152", "--num-envs 1024 --total-steps 1048576"
     _ratio("a step of 16,384 environments by one of 1,024", many, few, 1.0, benchmark, record)
 
 
 def test_costs_agent_of_many_seeds(benchmark, record):
-    """Seconds that one of 256 agents in one program takes, by those of an agent that trains alone."""
+    """Seconds per agent of 256 agents in one program, relative to a single agent."""
     many, alone = "--num-seeds 256 --total-steps 10240", "--total-steps 102400"
     _ratio("an agent of 256 by one alone", many, alone, 1 / 20, benchmark, record)
 
 
 def _ratio(name, flags, of_flags, at_most, benchmark, record):
-    """Seconds an agent's step under some flags by those under others: the median of pairs."""
-    with ours(flags) as one, ours(of_flags) as other:
-        rounds = in_turns({"one": one.round, "other": other.round}, PAIRS)
+    """Records the ratio of seconds per step under two sets of flags."""
+    with ours(flags) as driver, ours(of_flags) as other:
+        rounds = in_turns({"flags": driver.round, "of_flags": other.round}, PAIRS)
     benchmark.pedantic(lambda: None, rounds=1)
-    ratio = Spread.ratio(*([said["seconds"] / said["steps"] for said in each] for each in rounds.values()))
+    ratio = Spread.ratio(speeds(rounds["of_flags"]), speeds(rounds["flags"]))
     record(name, {"flags": flags, "of_flags": of_flags, "at_most": at_most, **ratio.figures})
     print(f"\n{name}: {ratio:.3f} of at most {at_most:g}")
 
@@ -104,12 +104,12 @@ _POINTS, _SEEDS, _STEPS = (1e-4, 3e-4, 1e-3), 16, 100_000
 _OF_APART = 1 / 5
 
 
-@pytest.mark.parametrize("each", [1, pytest.param(_SEEDS, marks=pytest.mark.thorough)])
-def test_sweep_cost(benchmark, record, tmp_path, each):
-    """Seconds from call to run directory, compiling, training, evaluation and files included.
+@pytest.mark.parametrize("runs_per_point", [1, pytest.param(_SEEDS, marks=pytest.mark.thorough)])
+def test_sweep_cost(benchmark, record, tmp_path, runs_per_point):
+    """Seconds of a sweep, with compilation, evaluation and files, relative to separate runs.
 
     Args:
-      each: separate runs that are timed of each point; their mean stands for the others.
+      runs_per_point: number of separate runs of each point; their mean stands for all seeds.
     """
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), total_steps=_STEPS)
     swept_s, swept = _timed(
@@ -119,7 +119,7 @@ def test_sweep_cost(benchmark, record, tmp_path, each):
     )
     seconds, differences = [], []
     for point, learning_rate in enumerate(_POINTS):
-        for seed in range(each):
+        for seed in range(runs_per_point):
             single = algos.PPO(env=algorithm.env, total_steps=_STEPS, learning_rate=learning_rate)
             out = tmp_path / f"{point}-{seed}"
             alone_s, run = _timed(
@@ -161,7 +161,7 @@ _WHILE_TRAINING = 0.05
 
 
 def test_while_training_cost(benchmark, record, tmp_path):
-    """Seconds of training, all on (ten evaluations, checkpoints by default) against all off; one process."""
+    """Seconds of training with ten evaluations, default checkpoints and TensorBoard, relative to none."""
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=64, total_steps=5_000_000)
     every = algorithm.num_iterations // 10
     settings = {
@@ -177,7 +177,7 @@ def test_while_training_cost(benchmark, record, tmp_path):
     seconds = in_turns({name: functools.partial(trained, name=name) for name in settings}, PAIRS)
     benchmark.pedantic(lambda: None, rounds=1)
     ratio = Spread.ratio(seconds["on"], seconds["off"])
-    medians = {f"{name}_seconds": Spread.of(each).median for name, each in seconds.items()}
+    medians = {f"{name}_seconds": Spread.of(times).median for name, times in seconds.items()}
     figures = {**medians, **ratio.figures, "at_most": 1 + _WHILE_TRAINING}
     benchmark.extra_info.update(figures)
     record("evaluation, metrics, TensorBoard and checkpoints while training", figures)

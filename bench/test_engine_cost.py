@@ -1,9 +1,8 @@
-"""What the engine costs: `Engine.run` against the same PPO as one plain `jax.jit` function.
+"""The cost of the engine: `Engine.run` compared with the same PPO as a plain `jax.jit` function.
 
-The plain PPO runs the very same functions with their fragment marks taken off, so that nothing of `fdg`
-is left in it. Besides, what it costs that the number of iterations is an argument of the executable: the
-engine against the same iteration in a scan of that length. Two alternate, in one process; what counts is the
-ratio of each pair, and its median over the pairs, since the machine's speed drifts.
+The plain PPO runs the same functions without fragments. A second benchmark measures the cost of the number of
+iterations as an argument: the engine compared with a scan of a fixed length. The two sides take turns in one
+process; the result is the median of the ratios, since the machine's speed drifts.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ SIZES = {
 
 
 class Plain(algos.PPO):
-    """PPO without fragments: its functions as they were before `fdg.fragment` marked them."""
+    """PPO without fragments: the functions under `fdg.fragment`."""
 
     act, step, learn, gradient, update = (
         getattr(algos.PPO, name).__wrapped__ for name in ("act", "step", "learn", "gradient", "update")
@@ -42,41 +41,41 @@ def plain_train(algorithm, iterations):
 
 
 def static_train(algorithm, iterations):
-    """The loop that the engine runs, of a length written into the program: another one for each length."""
+    """The engine's loop with a fixed number of iterations."""
     graph = fdg.trace(algorithm)
     iterate, count = core.jaxpr_as_fun(graph.jaxpr), len(graph.state_axes)
 
     def train(state):
-        def one(leaves, _):
+        def iteration(leaves, _):
             results = iterate(*leaves)
             return list(results[:count]), list(results[count:])
 
-        leaves, metrics = jax.lax.scan(one, jax.tree.leaves(state), None, length=iterations)
+        leaves, metrics = jax.lax.scan(iteration, jax.tree.leaves(state), None, length=iterations)
         return jax.tree.unflatten(jax.tree.structure(graph.state), leaves), metrics
 
     return jax.jit(train, donate_argnums=0)
 
 
 def running(step, state):
-    """A call that goes on from where the last one stopped: states are donated."""
-    holder = [state]
+    """A function that runs `step` on the last state, which is donated."""
 
     def call():
-        holder[0], metrics = step(holder[0])
+        nonlocal state
+        state, metrics = step(state)
         return metrics
 
     return call
 
 
 def ppo(size):
-    """PPO at a size, and how many iterations a call does."""
+    """PPO of a size, and the number of iterations per call."""
     fields = dict(SIZES[size])
     iterations = fields.pop("iterations")
     return algos.PPO(env=envs.make("CartPole-v1"), total_steps=10**9, **fields), iterations
 
 
 def speed(name, train, size, benchmark, plain=None):
-    """Steps/s of the engine by those of another loop over the algorithm, in pairs: the median."""
+    """The median ratio of the engine's steps/s to those of another loop over the algorithm."""
     algorithm, iterations = ppo(size)
     other = plain or algorithm
     engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:1])
@@ -87,7 +86,7 @@ def speed(name, train, size, benchmark, plain=None):
     benchmark.extra_info.update(ratio.figures)
     benchmark.pedantic(lambda: jax.block_until_ready(ours()), rounds=3)
     steps = iterations * algorithm.steps_per_iteration
-    speeds = (f"{side} {steps / Spread.of(each).median:,.0f} steps/s" for side, each in seconds.items())
+    speeds = (f"{side} {steps / Spread.of(times).median:,.0f} steps/s" for side, times in seconds.items())
     print(f"\n{size}: {', '.join(speeds)}; engine/{name} {ratio:.3f}, {PAIRS} pairs")
     return ratio.median
 
@@ -102,5 +101,4 @@ def test_engine_against_plain_jit(size, benchmark):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_any_number_of_iterations_against_a_fixed_one(size, benchmark):
-    """What one executable for all numbers of iterations costs."""
     assert speed("fixed", static_train, size, benchmark) >= 0.99

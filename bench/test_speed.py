@@ -1,24 +1,25 @@
-"""How fast fdg trains, by size, seeds, devices, policy, algorithm and source of environments.
+"""Training speed by size, seeds, devices, policy, algorithm and source of environments.
 
-Each case is a command line of `python -m fdg.train`, compiled in a process of its own (`bench/peers/drivers/
-ours.py`), so that no case inherits another's devices or memory. A few run by default; `--thorough` runs all:
+Each case is a command line of `python -m fdg.train`, which runs in a new process (`bench/peers/drivers/
+ours.py`), so that cases share no devices and no memory. A few run by default; `--thorough` runs all:
 
     make bench ARGS="-k speed"
     make bench ARGS="-k 'speed and policy' --thorough --record"
 """
 
 import dataclasses
+import statistics
 
 import pytest
 
-from bench.peers.alternate import ours
+from bench.peers.alternate import ours, speeds
 
 ROUNDS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One command line: which property varies, its value, the flags, and whether it runs by default."""
+    """A command line: the property that varies, its value, all flags, and whether it runs by default."""
 
     group: str
     value: str | int
@@ -80,7 +81,7 @@ def test_speed(case, benchmark, record):
         benchmark.pedantic(
             lambda: results.append(driver.round(len(results))), rounds=ROUNDS, warmup_rounds=1, iterations=1
         )
-        steps_per_s = sorted(one["steps"] / one["seconds"] for one in results[1:])[ROUNDS // 2]
+        steps_per_s = statistics.median(speeds(results[1:]))
         figures = {
             "steps_per_s": steps_per_s,
             "compile_seconds": driver.facts["compile_seconds"],

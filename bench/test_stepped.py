@@ -1,10 +1,10 @@
-"""What stepping a schedule from the host costs: `SingleLearnerFine`, with many short programs and transfers.
+"""The cost of stepping a schedule from the host: `SingleLearnerFine`, with many short programs and transfers.
 
-Measured in turns in one process on two host devices, PPO's rollout alone (acting and stepping, 128 times):
+In one process on two host devices, PPO's rollout (acting and stepping, 128 times) is measured:
 
-- the time of the host's thread for each program or transfer that it starts;
-- an iteration against what its two programs take by themselves, each on its own device, called as often with
-  arrays that are there already: no schedule, no transfers.
+- the time of the host's thread per program or transfer that it starts;
+- an iteration compared with its two programs alone, each on its own device, called as often on ready arrays,
+  without a schedule or transfers.
 
     make bench ARGS="-k stepping -s"
 """
@@ -50,13 +50,14 @@ class Acting(algos.PPO):
 
 @dataclasses.dataclass
 class Figures:
-    """Of one size; seconds are of an iteration, medians of the rounds.
+    """Medians over the rounds.
 
     Attributes:
-      host_us: of the host's thread for each program or transfer.
-      items: programs and transfers.
-      alone: of each program by itself.
-      ratio: what the programs take by themselves over what the schedule takes.
+      host_us: microseconds of the host's thread per program or transfer.
+      items: number of programs and transfers per iteration.
+      engine: seconds of an iteration.
+      alone: seconds per iteration of each program alone.
+      ratio: seconds of the programs alone, relative to those of the schedule.
     """
 
     host_us: float
@@ -73,11 +74,12 @@ class Figures:
         )
 
 
-def measure(num_envs, devices, rounds=ROUNDS):
-    """`Figures` of CartPole with so many environments."""
+def measure(num_envs):
+    """`Figures` of CartPole."""
+    fdg.host_devices(2)
     algorithm = Acting(env=envs.make("CartPole-v1"), num_envs=num_envs, num_steps=128, total_steps=10**9)
-    engine = fdg.compile(algorithm, policies.SingleLearnerFine(), devices)
-    state, _ = engine.run(engine.init(0), ITERATIONS + 4)  # past what is always watched
+    engine = fdg.compile(algorithm, policies.SingleLearnerFine(), jax.devices()[:2])
+    state, _ = engine.run(engine.init(0), ITERATIONS + 4)  # beyond the first iterations, which are watched
     calls = {call.name: call for call, times in engine.plan.calls() if times > 1}
     chains = {p.name: _chain(p, calls[p.name]) for p in engine.programs if p.name in calls}
     moves = sum(times for _, times in engine.plan.moves())
@@ -96,19 +98,19 @@ def measure(num_envs, devices, rounds=ROUNDS):
         return whole
 
     sides = {name: lambda _, chain=chain: seconds(chain) for name, chain in chains.items()}
-    rounds_of = in_turns({**sides, "": schedule}, rounds, warm_up=0)
-    whole = rounds_of.pop("")
+    rounds = in_turns({**sides, "": schedule}, ROUNDS, warm_up=0)
+    whole = rounds.pop("")
     return Figures(
         statistics.median(host) / items * 1e6,
         items,
         statistics.median(whole),
-        {name: statistics.median(each) for name, each in rounds_of.items()},
-        Spread.ratio(map(sum, zip(*rounds_of.values(), strict=True)), whole),
+        {name: statistics.median(times) for name, times in rounds.items()},
+        Spread.ratio(map(sum, zip(*rounds.values(), strict=True)), whole),
     )
 
 
 def _chain(program, call):
-    """A call that runs a program as often as an iteration does, each time on what it gave up before."""
+    """A function that runs a program as often as an iteration does, each time on its donated arguments."""
     arguments = jax.tree.leaves(zeros_and_keys(program.arguments))
     free, output_of = list(range(len(call.outputs))), {}
     for i in sorted(call.donated):
@@ -131,20 +133,15 @@ def _kind(value):
     return value.shape, value.dtype, value.axis
 
 
-def _measure(num_envs):
-    fdg.host_devices(2)
-    return measure(num_envs, jax.devices()[:2])
-
-
-def _in_a_process(num_envs):
-    """A process of its own, for it needs two host devices, and JAX may have started here with one."""
+def _measure_in_process(num_envs):
+    """Measures in a new process, which needs two host devices; JAX may have started here with one."""
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_measure, num_envs).result()
+        return pool.submit(measure, num_envs).result()
 
 
 @pytest.mark.parametrize("num_envs", [64, 256, 1024])
 def test_what_stepping_costs(num_envs, benchmark):
-    figures = benchmark.pedantic(_in_a_process, (num_envs,), rounds=1)
+    figures = benchmark.pedantic(_measure_in_process, (num_envs,), rounds=1)
     print(f"\n{num_envs} environments: {figures}")
     benchmark.extra_info.update(dataclasses.asdict(figures))
     assert figures.host_us <= 60

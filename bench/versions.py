@@ -1,16 +1,15 @@
-"""Training speed with several versions of JAX, in turns.
+"""Compares training speed of several versions of JAX, in turns.
 
     python -m bench.versions .venv/bin/python .venv-newest/bin/python --envs 64 1024
 
-Each round trains once with each interpreter; a ratio is of one round, so that what else the machine does
-weighs on both of its runs. The table has medians, and the least and the largest of the rounds.
+Each round trains once with each interpreter, and has a ratio, since other work on the machine slows both. The
+table has medians, and the smallest and largest ratio of the rounds.
 """
 
 import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -20,16 +19,16 @@ ASK = "import jax, sys; print(f'JAX {jax.__version__}, Python {sys.version_info[
 
 
 def steps_per_s(python: str, envs: int, steps: int, seed: int) -> float:
-    """Of one run of PPO on CartPole-v1, compiling left out."""
+    """Steps per second of a run of PPO on CartPole-v1, without compilation."""
     with tempfile.TemporaryDirectory() as directory:
         run = Path(directory, "run")
-        words = f"--env CartPole-v1 --num-envs {envs} --total-steps {steps} --seed {seed} --out {run}".split()
-        command = [python, "-m", "fdg.train", *words]
+        flags = f"--env CartPole-v1 --num-envs {envs} --total-steps {steps} --seed {seed} --out {run}".split()
+        command = [python, "-m", "fdg.train", *flags]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": "."})
         return json.loads((run / "summary.json").read_text())["steps_per_s"]
 
 
-def main() -> int:
+def main() -> None:
     command = parser("bench.versions", __doc__)
     command.add_argument("pythons", nargs="+", help="interpreters; ratios are to the first")
     command.add_argument("--envs", nargs="+", type=int, default=[64, 1024])
@@ -43,14 +42,13 @@ def main() -> int:
             for python in args.pythons
         }
         speeds = in_turns(sides, args.rounds, warm_up=0)
-        for python, each in speeds.items():
+        for python, rates in speeds.items():
             name = subprocess.check_output([python, "-c", ASK], text=True).strip()
-            ratios = sorted(a / b for a, b in zip(each, speeds[args.pythons[0]], strict=True))
+            ratios = sorted(a / b for a, b in zip(rates, speeds[args.pythons[0]], strict=True))
             spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            rows.append((f"{envs:,}", name, f"{statistics.median(each):,.0f}", spread))
+            rows.append((f"{envs:,}", name, f"{statistics.median(rates):,.0f}", spread))
     print(table(("environments", "version", "steps/s", "ratio (least to largest)"), rows))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

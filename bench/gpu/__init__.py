@@ -1,1 +1,1 @@
-"""What to measure on a GPU in its first hour: see docs/gpu.md."""
+"""Measurements for the first hour on a GPU: see docs/gpu.md."""

@@ -1,36 +1,36 @@
-"""What to measure on a GPU in its first hour, part by part; docs/gpu.md has the commands in their order.
+"""Measurements for the first hour on a GPU, part by part; docs/gpu.md has the commands in order.
 
-    python -m bench.gpu --list                            the parts, and what each measures
-    python -m bench.gpu --part 1 --out DIR                measures; continues where it was stopped
+    python -m bench.gpu --list                            lists the parts and their measurements
+    python -m bench.gpu --part 1 --out DIR                measures; resumes an interrupted part
     python -m bench.gpu --part 2 --out DIR --peers DIR    DIR/purejaxrl is a checkout
-    python -m bench.gpu --table DIR                       what was measured, as Markdown
+    python -m bench.gpu --table DIR                       prints the figures, as Markdown
     python -m bench.gpu --part 1 --out DIR --tiny         a rehearsal on a CPU
 
-Every figure is in DIR/part-N.json as soon as there is one.
+DIR/part-N.json gets every figure at once.
 """
 
+import contextlib
 import os
 import time
 from pathlib import Path
 
 from bench import harness
-from bench.gpu.measuring import Record, Settings, apart, measure
+from bench.gpu.measuring import Record, Settings, Spawned, measure
 from bench.gpu.parts import PARTS
 from bench.gpu.tables import markdown, record_of
 from fdg.errors import FdgError
 
 
 def main() -> None:
-    """The command line."""
     parser = harness.parser("bench.gpu", __doc__)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--part", type=int, choices=PARTS, help="measure one of them")
+    what.add_argument("--part", type=int, choices=PARTS, help="measure this part")
     what.add_argument("--list", action="store_true", help="print the parts and run nothing")
-    what.add_argument("--table", type=Path, metavar="DIR", help="print what was measured")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where the figures are kept")
+    what.add_argument("--table", type=Path, metavar="DIR", help="print the figures in a folder")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the folder of the figures")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="a folder with checkouts of peers")
-    parser.add_argument("--seconds", type=float, help="that the part may take, in place of its own")
-    parser.add_argument("--tiny", action="store_true", help="sizes of a rehearsal")
+    parser.add_argument("--seconds", type=float, help="time limit of the part, in place of its own")
+    parser.add_argument("--tiny", action="store_true", help="use the small sizes of a rehearsal")
     args = parser.parse_args()
     if args.part and args.out is None:
         parser.error("--part takes --out DIR")
@@ -48,21 +48,21 @@ def run(number: int, settings: Settings, seconds: float | None) -> None:
     begun = time.monotonic()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # some parts have several processes
     record = Record(record_of(settings.out, number), settings.tiny)
-    with apart(PARTS[number].measurements, settings) as call:
+    with contextlib.closing(Spawned(PARTS[number].measurements, settings)) as call:
         measure(PARTS[number], settings, record, call, seconds)
     print("", *markdown(PARTS[number], number, settings.out), sep="\n")
     print(f"part {number}: {time.monotonic() - begun:.0f} s")
 
 
 def show(folder: Path | None, tiny: bool) -> None:
-    """The tables in a folder; without one the names of all measurements."""
+    """Prints the tables in a folder; without a folder, the names of all measurements."""
     for number, part in PARTS.items():
         if folder is not None:
             print(*markdown(part, number, folder), sep="\n")
             continue
         print(f"{number}: {part.title}, {part.seconds:g} s")
-        for one in part.measurements(Settings(Path(), tiny)):
-            print(f"   {one.name}, about {one.seconds:g} s")
+        for measurement in part.measurements(Settings(Path(), tiny)):
+            print(f"   {measurement.name}, about {measurement.seconds:g} s")
 
 
 if __name__ == "__main__":

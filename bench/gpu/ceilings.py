@@ -1,4 +1,4 @@
-"""What the machine is, what its devices do at best, and whether they compute what a CPU does."""
+"""The machine, the highest rates of its devices, and whether they agree with a CPU."""
 
 import importlib.metadata
 import subprocess
@@ -30,7 +30,6 @@ _PACKAGES_OF_CUDA = "jax-cuda13-plugin nvidia-cudnn-cu13 nvidia-nccl-cu13 nvidia
 
 
 def measurements(settings: Settings) -> list[Measurement]:
-    """The measurements of this file; together they take seconds."""
     n = settings.size(8192, 128)
     megabytes = settings.size(1024, 1)
     kinds = [name for name in _PRODUCTS if name != "tf32" or not settings.tiny]  # CPUs have no TF32
@@ -60,9 +59,9 @@ def machine() -> Figures:
 
 
 def _driver() -> str | None:
-    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[0]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
         return None
 
@@ -74,16 +73,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-def seconds_of(repeated: Repeated, rounds: int = 5) -> float:
+def seconds_of(repeated: Repeated) -> float:
     """The shortest time of a call."""
     compile_all([repeated])
-    for _ in range(rounds):
+    for _ in range(5):
         repeated.measure()
     return repeated.seconds
 
 
 def product(name: str, n: int) -> Figures:
-    """The product of two `[n, n]` arrays of normal numbers; zeros would take less power, and so less time."""
+    """Multiplies two `[n, n]` arrays of normal numbers; zeros would need less power, and so less time."""
     dtype, algorithm = _PRODUCTS[name]
     x, w = (jax.random.normal(key, (n, n), dtype) for key in jax.random.split(jax.random.key(0)))
     seconds = seconds_of(Repeated(lambda x, w: [jnp.dot(x, w, precision=algorithm)], [x, w]))
@@ -91,7 +90,7 @@ def product(name: str, n: int) -> Figures:
 
 
 def memory(size: int) -> Figures:
-    """An array of `size` bytes, read and written in place."""
+    """Reads and writes an array of `size` bytes in place."""
     x = jnp.ones(size // 4, jnp.float32)
     seconds = seconds_of(Repeated(lambda x: [x * 0.5 + 0.5], [x], {0: 0}))
     return {"MiB": size // 2**20, "ms": 1e3 * seconds, "GB/s": 2e-9 * size / seconds}
@@ -110,12 +109,13 @@ def launch_overheads() -> Figures:
     return {"trip us": 1e6 * trip, "call us": 1e6 * watch.seconds / calls}
 
 
-def agreement(num_envs: int, iterations: int = 4) -> Figures:
-    """PPO for some iterations on the first device and on the CPU, both in whole float32.
+def agreement(num_envs: int) -> Figures:
+    """Compares iterations of PPO on the first device with the CPU, both with full float32 products.
 
     A difference is relative to the array's largest value. If a rounding difference changes an action, the two
     runs diverge: then differences are large, and many integers and positions of NaN differ.
     """
+    iterations = 4
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=num_envs, num_steps=32, total_steps=10**6)
     results = []
     with jax.default_matmul_precision("highest"):
@@ -125,14 +125,13 @@ def agreement(num_envs: int, iterations: int = 4) -> Figures:
                 state, metrics = engine.run(engine.init(0), iterations)
                 results.append(jax.device_get((state.parameters, metrics)))
     largest, differing = 0.0, 0
-    for one, other in zip(*(jax.tree.leaves(side) for side in results), strict=True):
-        if np.issubdtype(one.dtype, np.floating):
-            same_nan = np.isnan(one) == np.isnan(other)
-            differing += int(np.sum(~same_nan))
-            gap = np.abs(np.nan_to_num(one) - np.nan_to_num(other)).max(initial=0.0)
-            largest = max(largest, float(gap / max(np.abs(np.nan_to_num(other)).max(initial=0.0), 1e-30)))
+    for x, y in zip(*map(jax.tree.leaves, results), strict=True):
+        if np.issubdtype(x.dtype, np.floating):
+            differing += int(np.sum(np.isnan(x) != np.isnan(y)))
+            gap = np.abs(np.nan_to_num(x) - np.nan_to_num(y)).max(initial=0.0)
+            largest = max(largest, float(gap / max(np.abs(np.nan_to_num(y)).max(initial=0.0), 1e-30)))
         else:
-            differing += int(np.sum(one != other))
+            differing += int(np.sum(x != y))
     return {
         "iterations": iterations,
         "largest relative difference": largest,

@@ -1,9 +1,10 @@
-"""A decoder of half a billion parameters: tokens a second, and what learning takes."""
+"""A decoder of half a billion parameters: tokens per second, and the cost of GRPO."""
 
 import dataclasses
 import statistics
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ import policies
 from algos.language import Decoder, DecoderConfig, Prompts, Sampling, generate, sample_keys
 from bench.gpu.measuring import Figures, Measurement, Settings
 from bench.gpu.training import memory_of
+from bench.harness import seconds
 from bench.peers.serve import Stopwatch
 from envs.text import CharacterTokenizer
 
@@ -37,28 +39,24 @@ HALF_A_BILLION = DecoderConfig(
 
 @dataclasses.dataclass(frozen=True)
 class Padded(CharacterTokenizer):
-    """Characters, and as many tokens of none as make the vocabulary of a model."""
+    """Characters, and tokens without text that fill the vocabulary of a model."""
 
     size: int = 0
 
     @property
     def vocab_size(self) -> int:
-        """The model's."""
         return self.size
 
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `Tokenizer.codes_of_tokens`."""
         codes = np.zeros((self.size, 1), np.uint8)
         codes[[*self.encode(self.alphabet)], 0] = list(self.alphabet.encode())
         return codes, (codes[:, 0] > 0).astype(np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of those that have one."""
         return super().decode([i for i in ids if int(i) < super(Padded, self).vocab_size])
 
 
 def measurements(settings: Settings) -> list[Measurement]:
-    """Generation first."""
     small = DecoderConfig.tiny(64, num_layers=1, max_positions=64, dtype="bfloat16")
     config = settings.size(HALF_A_BILLION, small)
     sizes = settings.size((64, 256, 16), (2,))
@@ -86,22 +84,17 @@ def measurements(settings: Settings) -> list[Measurement]:
 
 
 def generated(config: DecoderConfig, rows: int, tokens: int) -> Figures:
-    """As many tokens for every row, after prompts of 64, drawn at temperature 1."""
+    """Samples equally many tokens for every row, after prompts of 64 tokens, at temperature 1."""
     decoder = Decoder(config)
     parameters = jax.jit(decoder.init)(jax.random.key(0))
     length = min(64, config.max_positions // 2)
-    words = np.random.default_rng(0).integers(3, config.vocab_size, (rows, length))
-    prompts = Prompts(jnp.asarray(words, jnp.int32), jnp.ones(words.shape, bool))
+    ids = np.random.default_rng(0).integers(3, config.vocab_size, (rows, length))
+    prompts = Prompts(jnp.asarray(ids, jnp.int32), jnp.ones(ids.shape, bool))
     keys = sample_keys(jax.random.key(1), rows)
     sampling = Sampling(tokens, stop_tokens=())
     with Stopwatch() as watch:
         run = jax.jit(lambda p: generate(decoder, p, prompts, keys, sampling)).lower(parameters).compile()
-    seconds = []
-    for _ in range(4):
-        with Stopwatch() as one:
-            jax.block_until_ready(run(parameters))
-        seconds.append(one.seconds)
-    median = statistics.median(seconds[1:])
+    median = statistics.median([seconds(lambda: run(parameters)) for _ in range(4)][1:])
     return {
         "parameters": config.num_parameters,
         "tokens/s": rows * tokens / median,
@@ -112,9 +105,9 @@ def generated(config: DecoderConfig, rows: int, tokens: int) -> Figures:
 
 
 def generated_by_transformers(config: DecoderConfig, rows: int, tokens: int, cache: str) -> Figures:
-    """The same by `generate` of Hugging Face's Transformers, on PyTorch: an equal network and equal lengths.
+    """Generates with Hugging Face's Transformers on PyTorch: an equal network and equal lengths.
 
-    With the static cache Transformers compiles a step of decoding, where the device allows it.
+    With the static cache Transformers compiles a decoding step, if the device allows it.
     """
     import torch
     import transformers
@@ -135,34 +128,23 @@ def generated_by_transformers(config: DecoderConfig, rows: int, tokens: int, cac
     length = min(64, config.max_positions // 2)
     prompts = torch.randint(3, config.vocab_size, (rows, length), device=device)
     more = {"cache_implementation": "static"} if cache == "static" else {}
-    options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
-    seconds = []
+    options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "pad_token_id": 0, **more}
+    options |= {"max_new_tokens": tokens, "min_new_tokens": tokens, "eos_token_id": None}
     with torch.inference_mode():
-        for _ in range(4):
-            with Stopwatch() as one:
-                made = model.generate(
-                    prompts,
-                    max_new_tokens=tokens,
-                    min_new_tokens=tokens,
-                    eos_token_id=None,
-                    **options,
-                    **more,
-                )
-                made.cpu()
-            seconds.append(one.seconds)
-    median = statistics.median(seconds[1:])
+        first, *times = (seconds(lambda: model.generate(prompts, **options).cpu()) for _ in range(4))
+    median = statistics.median(times)
     return {
-        "parameters": sum(one.numel() for one in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "tokens/s": rows * tokens / median,
         "ms a token of all rows": 1e3 * median / tokens,
-        "first s": seconds[0],
+        "first s": first,
         "allocated MiB": torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else None,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
 
 
 def learned(config: DecoderConfig, prompts: int, group: int, response: int, micro_batch: int) -> Figures:
-    """GRPO on additions, its first iterations."""
+    """Times the first iterations of GRPO on additions."""
     algorithm = algos.GRPO(
         env=envs.make("text:addition").with_tokenizer(Padded(size=config.vocab_size)),
         decoder=Decoder(config),
@@ -176,15 +158,15 @@ def learned(config: DecoderConfig, prompts: int, group: int, response: int, micr
     with Stopwatch() as watch:
         engine.compile()
     state = engine.init(0)
-    seconds = []
-    for _ in range(3):
-        with Stopwatch() as one:
-            state, metrics = engine.run(state, 1)
-            jax.block_until_ready((state, metrics))
-        seconds.append(one.seconds)
+
+    def iterate() -> Any:
+        nonlocal state
+        state, metrics = engine.run(state, 1)
+        return state, metrics
+
     return {
         "responses": prompts * group,
-        "s an iteration": min(seconds[1:]),
+        "s an iteration": min([seconds(iterate) for _ in range(3)][1:]),
         "compile s": watch.seconds,
         **memory_of(engine),
         "allocated MiB": peak_mib(),
@@ -193,6 +175,6 @@ def learned(config: DecoderConfig, prompts: int, group: int, response: int, micr
 
 
 def peak_mib() -> float | None:
-    """The most that this process had on the device; None where JAX does not say."""
+    """This process's peak memory on the device; None if JAX does not report it."""
     stats = jax.devices()[0].memory_stats() or {}
     return stats["peak_bytes_in_use"] / 2**20 if "peak_bytes_in_use" in stats else None

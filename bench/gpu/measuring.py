@@ -1,8 +1,8 @@
-"""Parts of measurements: each is kept the moment it is there, and has a limit of time.
+"""Runs measurements in time-limited parts, and records each result at once.
 
-A part is a list of measurements, the most valuable first. They run one after the other in a process of their
-own, which may crash, hang or run out of memory: then its measurement has failed, and the next begins another
-process. One that is longer than the time that is left is passed over, and said to be.
+A part is a list of measurements, the most valuable first. They run one after the other in a separate process.
+If it crashes, hangs or runs out of memory, the measurement has failed, and the next one gets a new process.
+A measurement that needs more than the remaining time is skipped, and the record says so.
 """
 
 import contextlib
@@ -16,27 +16,28 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from bench.results import machine_facts
+from fdg import files
 from fdg.errors import FdgError
 
 Figures = dict[str, Any]
-"""Column: value. Lists and dicts are kept, and are no columns; those of `ROWS` are rows of their own."""
+"""Values by column. Lists and dicts are recorded, but are no columns; those of `ROWS` are separate rows."""
 ROWS = "rows"
-_BEGIN = 1.0  # seconds that a process may take to end
+_PATIENCE = 1.0  # seconds for a process to end
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Of a call.
+    """Settings of the command.
 
     Attributes:
       out: the folder of the records.
-      tiny: sizes of a rehearsal on a CPU.
-      peers: a folder with checkouts of peers, by name; None for none.
+      tiny: whether this is a rehearsal on a CPU.
+      peers: a folder with checkouts of peers, by name.
     """
 
     out: Path
@@ -44,7 +45,6 @@ class Settings:
     peers: Path | None = None
 
     def size(self, full: Any, tiny: Any) -> Any:
-        """The one or the other."""
         return tiny if self.tiny else full
 
 
@@ -53,12 +53,12 @@ class Measurement:
     """One row of a table, or several.
 
     Attributes:
-      table: that it belongs to.
-      row: its name there.
+      table: its table.
+      row: its name in the table.
       measure: returns the figures.
-      seconds: that it takes about on a GPU; with less left it is not begun.
-      limit: after so many seconds it is given up.
-      alone: whether it begins in a fresh process, as what looks at the memory of one must.
+      seconds: its approximate time on a GPU; with less time left it is skipped.
+      limit: its time limit in seconds.
+      alone: whether it needs a new process, such as one that reads the process's peak memory.
     """
 
     table: str
@@ -70,7 +70,6 @@ class Measurement:
 
     @property
     def name(self) -> str:
-        """Of the whole part."""
         return f"{self.table}: {self.row}"
 
 
@@ -79,12 +78,12 @@ Measurements: TypeAlias = Callable[[Settings], list[Measurement]]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Measurements of one command.
+    """The measurements of one command.
 
     Attributes:
-      title: for people.
-      seconds: that the whole command has.
-      measurements: of some settings; each begins without what is on the devices.
+      title: a heading.
+      seconds: the time limit of all measurements together.
+      measurements: makes the measurements, which assume nothing on the devices.
     """
 
     title: str
@@ -93,10 +92,10 @@ class Part:
 
 
 class Record:
-    """The figures of a part, in a file that is whole at any moment.
+    """The figures of a part, in a file that is replaced atomically.
 
     Raises:
-      FdgError: the file is none of these, or of a rehearsal where this is none.
+      FdgError: the file is not a record, or only one of file and `tiny` is of a rehearsal.
     """
 
     def __init__(self, path: Path, tiny: bool = False):
@@ -121,38 +120,34 @@ class Record:
 
     @property
     def measured(self) -> Mapping[str, Figures]:
-        """What is finished, by name."""
         return self.content["measured"]
 
     def keep(self, kind: str, name: str, value: Any) -> None:
-        """Enters what was measured, or why it was not; on the disk when this returns."""
+        """Writes figures, or the reason why there are none, to the disk."""
         for other in ("measured", "failed", "left out"):
             self.content[other].pop(name, None)
         self.content[kind][name] = value
         self.content["machine"] = {**self.content["machine"], **machine_facts()}
-        with contextlib.suppress(FileExistsError):
-            self._path.parent.mkdir(parents=True)
-        new = self._path.with_suffix(".new")
-        with new.open("w") as file:
-            file.write(json.dumps(self.content, indent=1) + "\n")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with files.replacing(self._path) as file:
+            file.write((json.dumps(self.content, indent=1) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
-        new.replace(self._path)
 
 
 Call = Callable[[Measurement, float], Figures]
-"""Makes a measurement within some seconds; raises `FailedError`."""
+"""Makes a measurement within a number of seconds; raises `FailedError`."""
 
 
 class FailedError(Exception):
-    """Why there are no figures."""
+    """The measurement failed."""
 
 
 def here(measurement: Measurement, limit: float) -> Figures:
-    """Makes it in this process, however long it takes.
+    """Makes a measurement in this process, without a time limit.
 
     Raises:
-      FailedError: it raised something else.
+      FailedError: it raised an error.
     """
     try:
         return measurement.measure()
@@ -163,32 +158,33 @@ def here(measurement: Measurement, limit: float) -> Figures:
 
 
 def measure(part: Part, settings: Settings, record: Record, call: Call, seconds: float | None = None) -> None:
-    """Makes every measurement of a part that is not there yet, as long as there is time."""
+    """Makes the missing measurements of a part while there is time."""
     end = time.monotonic() + (part.seconds if seconds is None else seconds)
-    for one in part.measurements(settings):
-        if one.name in record.measured:
-            print(f"{one.name}: measured already", flush=True)
+    for item in part.measurements(settings):
+        if item.name in record.measured:
+            print(f"{item.name}: measured already", flush=True)
             continue
         left = end - time.monotonic()
-        if left < one.seconds:
-            record.keep("left out", one.name, f"{left:.0f} s were left, and it takes about {one.seconds:.0f}")
+        if left < item.seconds:
+            reason = f"{left:.0f} s were left, and it takes about {item.seconds:.0f}"
+            record.keep("left out", item.name, reason)
             continue
         begun = time.monotonic()
         try:
-            figures = call(one, left if settings.tiny else min(left, one.limit))  # limits are a GPU's
+            figures = call(item, left if settings.tiny else min(left, item.limit))  # limits are a GPU's
         except FailedError as error:
-            record.keep("failed", one.name, str(error))
-            print(f"{one.name}: failed: {error}", flush=True)
+            record.keep("failed", item.name, str(error))
+            print(f"{item.name}: failed: {error}", flush=True)
             continue
-        record.keep("measured", one.name, figures)
-        columns = ", ".join(f"{value} {column}" for column, value in shown(figures).items())
-        print(f"{one.name}: {columns} ({time.monotonic() - begun:.1f} s)", flush=True)
+        record.keep("measured", item.name, figures)
+        columns = ", ".join(f"{value} {column}" for column, value in columns_of(figures).items())
+        print(f"{item.name}: {columns} ({time.monotonic() - begun:.1f} s)", flush=True)
 
 
-def shown(figures: Mapping[str, Any]) -> dict[str, str]:
+def columns_of(figures: Mapping[str, Any]) -> dict[str, str]:
     """The columns of a row, as text.
 
-    >>> shown({"steps/s": 1234567.0, "s": 0.0123456, "solved": None, "kind": "cpu", "curve": [1, 2]})
+    >>> columns_of({"steps/s": 1234567.0, "s": 0.0123456, "solved": None, "kind": "cpu", "curve": [1, 2]})
     {'steps/s': '1,234,567', 's': '0.01235', 'solved': '-', 'kind': 'cpu'}
     """
     return {column: _text(value) for column, value in figures.items() if not isinstance(value, list | dict)}
@@ -202,17 +198,17 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-class Apart:
-    """Makes measurements in another process, which outlives those that went well."""
+class Spawned:
+    """Makes measurements in a spawned process, which is replaced after a failure."""
 
     def __init__(self, measurements: Measurements, settings: Settings):
         self._measurements, self._settings = measurements, settings
         self._process: Any = None
         self._pipe: Any = None
 
-    def __call__(self, one: Measurement, limit: float) -> Figures:
+    def __call__(self, measurement: Measurement, limit: float) -> Figures:
         """See `Call`."""
-        if one.alone:
+        if measurement.alone:
             self.close()
         if self._process is None:
             spawn = multiprocessing.get_context("spawn")
@@ -223,25 +219,24 @@ class Apart:
             self._process.start()
             other.close()
         try:
-            self._pipe.send(one.name)
+            self._pipe.send(measurement.name)
             if not self._pipe.poll(limit):
                 self.close()
                 raise FailedError(f"longer than {limit:.0f} s")
             figures, error = self._pipe.recv()
         except (EOFError, OSError):
-            self._process.join(_BEGIN)
+            self._process.join(_PATIENCE)
             status = self._process.exitcode
             self.close()
             raise FailedError(f"its process ended with status {status}") from None
         if error:
-            self.close()  # whatever it left on the device
+            self.close()  # frees its memory on the device
             raise FailedError(error)
         return figures
 
     def close(self) -> None:
-        """Ends the process."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, or not begun its group
+            with contextlib.suppress(ProcessLookupError):  # it has ended, or has no process group yet
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
             self._process.join()
@@ -249,22 +244,12 @@ class Apart:
             self._process = None
 
 
-@contextlib.contextmanager
-def apart(measurements: Measurements, settings: Settings) -> Iterator[Apart]:
-    """`Apart`, until its process ends with this block."""
-    made = Apart(measurements, settings)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def serve(pipe: Any, measurements: Measurements, settings: Settings) -> None:
-    """The other process: figures and an error, one of them None, for each name that it is sent."""
-    os.setsid()  # what it starts ends with it
+    """Runs in the spawned process: answers each name with figures and an error, one of which is None."""
+    os.setsid()  # `killpg` then kills its children, too
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.dup2(2, 1)  # what libraries print
-    known = {one.name: one for one in measurements(settings)}
+    os.dup2(2, 1)  # libraries print to standard error
+    known = {measurement.name: measurement for measurement in measurements(settings)}
     with contextlib.suppress(EOFError):
         while True:
             name = pipe.recv()

@@ -1,4 +1,4 @@
-"""XLA's settings one by one, in turns with none of them; and where the time of an iteration goes."""
+"""XLA's options one by one, in turns with no options; and each fragment's share of an iteration."""
 
 import functools
 import statistics
@@ -22,27 +22,29 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "loops in command buffers": _LOOPS,
     "WHILE alone": {_COMMANDS: PRESETS["gpu"][_COMMANDS].replace(",DYNAMIC_SLICE_FUSION", "")},
     "concurrent regions": {**_LOOPS, "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT_REGIONS"},
-    "no command buffers": {"xla_gpu_graph_min_graph_size": 10**6},  # for none is as large
+    "no command buffers": {"xla_gpu_graph_min_graph_size": 10**6},  # no graph is as large
     "Triton for any product": {"xla_gpu_triton_gemm_any": True},
     "no Triton": {"xla_gpu_enable_triton_gemm": False},
     "latency hiding scheduler": {"xla_gpu_enable_latency_hiding_scheduler": True},
     "nothing": {},  # the noise of this measurement
 }
-"""By name, XLA's options: the prepared ones together, then parts of them and others."""
+"""XLA's options by name: fdg's preset, then parts of it and others."""
 
 
 def measurements(settings: Settings) -> list[Measurement]:
-    """Of the smallest networks in the largest loop first, where starts weigh most."""
-    wanted = []
+    """The measurements, first of the smallest networks, where kernel launches take the largest share."""
+    measurements = []
     seconds = settings.size(22, 1)
     for env, most in settings.size({"CartPole-v1": None, "Breakout-MinAtar": 5}, {"CartPole-v1": 2}).items():
         flags = tuple(flags_of(env, settings.size(4096, 8)))
         profiling = partial(profiled, flags, rounds=settings.size(5, 1))
-        wanted.append(Measurement("Share of the limit", env, profiling, settings.size(45, 1), 120))
+        measurements.append(Measurement("Share of the limit", env, profiling, settings.size(45, 1), 120))
         run = partial(in_turns, flags, rounds=settings.size(5, 2))
-        for name in (*list(VARIANTS)[:most], "bfloat16"):
-            wanted.append(Measurement("XLA's settings", f"{env}: {name}", partial(run, name), seconds, 90))
-    return wanted
+        measurements += [
+            Measurement("XLA's settings", f"{env}: {name}", partial(run, name), seconds, 90)
+            for name in (*list(VARIANTS)[:most], "bfloat16")
+        ]
+    return measurements
 
 
 def _text(options: Mapping[str, Any]) -> str:
@@ -51,13 +53,13 @@ def _text(options: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _plain(flags: tuple[str, ...]) -> tuple[Any, Any]:
-    """Without options: engine and state; the last one is kept."""
+    """The engine without options, and its state; cached for the next measurement."""
     _, engine, state = compiled((*flags, "--xla-options", NONE))
     return engine, state
 
 
 def in_turns(flags: tuple[str, ...], name: str, rounds: int) -> Figures:
-    """A setting and none, some iterations of each in turn; the median of the ratios of their speeds."""
+    """Runs iterations with and without an option, in turns; the ratio is the median over rounds."""
     engine, state = _plain(flags)
     options = VARIANTS.get(name, {})
     with Stopwatch() as watch:
@@ -67,14 +69,14 @@ def in_turns(flags: tuple[str, ...], name: str, rounds: int) -> Figures:
     seconds: tuple[list[float], list[float]] = ([], [])
     count = 1
     for _ in range(rounds + 1):
-        for i, (one, at) in enumerate(sides):
+        for i, (side, begun) in enumerate(sides):
             with Stopwatch() as round_:
-                at, metrics = one.run(at, count)
-                jax.block_until_ready((at, metrics))
-            sides[i] = (one, at)
+                end, metrics = side.run(begun, count)
+                jax.block_until_ready((end, metrics))
+            sides[i] = (side, end)
             seconds[i].append(round_.seconds / count)
         count = max(1, round(0.3 / seconds[0][-1]))
-    without, with_it = (each[1:] for each in seconds)
+    without, with_it = (times[1:] for times in seconds)
     return {
         "steps/s without": job.steps_per_iteration / statistics.median(without),
         "steps/s with": job.steps_per_iteration / statistics.median(with_it),
@@ -85,19 +87,18 @@ def in_turns(flags: tuple[str, ...], name: str, rounds: int) -> Figures:
 
 
 def profiled(flags: tuple[str, ...], rounds: int) -> Figures:
-    """`fdg.profile`: of each fragment its share of an iteration, and of the machine's limit."""
+    """Profiles each fragment: its share of an iteration, and how near it is to the machine's limit."""
     engine, state = _plain(flags)
     profile = fdg.profile(engine, state, rounds)
-    outermost = [one for one in profile.fragments if one.depth == 0]
-    limit = sum(one.limit_s * one.calls for one in outermost)
+    limit = sum(x.limit_s * x.calls for x in profile.fragments if x.depth == 0)
     rows = [
         {
-            "fragment": one.name,
-            "ms an iteration": None if one.per_iteration is None else 1e3 * one.per_iteration,
-            "share": None if one.per_iteration is None else one.per_iteration / profile.iteration_s,
-            "of its limit": one.roofline,
+            "fragment": x.name,
+            "ms an iteration": None if x.per_iteration is None else 1e3 * x.per_iteration,
+            "share": None if x.per_iteration is None else x.per_iteration / profile.iteration_s,
+            "of its limit": x.roofline,
         }
-        for one in profile.fragments
+        for x in profile.fragments
     ]
     whole = {"fragment": "an iteration", "ms an iteration": 1e3 * profile.iteration_s, "share": 1.0}
     return {

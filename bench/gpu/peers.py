@@ -15,7 +15,7 @@ from fdg.errors import FdgError
 
 
 def measurements(settings: Settings) -> list[Measurement]:
-    """Rounds of seconds on a GPU, in programs of the interpreter that runs this."""
+    """Pairs whose rounds take seconds on a GPU; peers run in this interpreter's environment."""
     pairs = [
         purejaxrl("CartPole-v1", 4096, 10_485_760, 1.0),
         purejaxrl("Breakout-MinAtar", 4096, 10_485_760, 1.0),
@@ -25,15 +25,15 @@ def measurements(settings: Settings) -> list[Measurement]:
     ]
     if settings.tiny:
         pairs = [purejaxrl("CartPole-v1", 4, 1024, 1.0)]
-    run = partial(beside, rounds=settings.size(3, 1), peers=settings.peers)
+    run = partial(compared, rounds=settings.size(3, 1), peers=settings.peers)
     return [Measurement("In turns", pair.name, partial(run, pair), seconds=60, limit=150) for pair in pairs]
 
 
-def beside(pair: Pair, rounds: int, peers: Path | None) -> Figures:
-    """Both sides' medians, and the median of the ratios.
+def compared(pair: Pair, rounds: int, peers: Path | None) -> Figures:
+    """The medians of both sides, and the median of the ratios.
 
     Raises:
-      FdgError: the peer is a checkout, and there is none; or a side failed.
+      FdgError: the peer needs a checkout, and there is none; or a side failed.
     """
     checkout = None
     if PEERS[pair.peer].is_checkout:

@@ -1,4 +1,4 @@
-"""A calibration of the machine, and what the cost model then predicts, compared with what is measured."""
+"""A calibration of the machine, and the cost model's predictions compared with measurements."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _FILE = "calibration.json"
 
 
 def measurements(settings: Settings) -> list[Measurement]:
-    """The calibration, then jobs that it has not seen."""
+    """The calibration, then jobs that it was not fitted to."""
     file = settings.out / _FILE
     large = settings.size((4096, 16384, 65536), (16,))
     jobs = [_job("PPO", "CartPole-v1", size, num_steps=32) for size in large]
@@ -45,7 +45,7 @@ def _job(algorithm: str, env: str, num_envs: int, **fields: object) -> Reference
 
 
 def calibrated(file: Path, fit: bool) -> Figures:
-    """As `python -m fdg.calibrate`; kept in `file`."""
+    """Calibrates as `python -m fdg.calibrate` does, and writes the calibration to `file`."""
     devices = jax.local_devices()[:1]
 
     def time_jobs() -> Mapping[str, float]:
@@ -57,7 +57,7 @@ def calibrated(file: Path, fit: bool) -> Figures:
 
 
 def compared(job: ReferenceJob, file: Path) -> Figures:
-    """Predicted by the calibration in `file`, and measured.
+    """The time of a job, predicted by the calibration in `file`, and measured.
 
     Raises:
       FdgError: there is no calibration.

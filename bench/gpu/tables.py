@@ -4,27 +4,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.measuring import ROWS, Part, Record, Settings, shown
+from bench.gpu.measuring import ROWS, Part, Record, Settings, columns_of
 from bench.harness import table
 
 NOT_MEASURED = "Not measured yet: no GPU was available."
 
 
 def markdown(part: Part, number: int, folder: Path) -> Iterator[str]:
-    """Lines: the tables of a part, and what is missing from them."""
+    """The lines of a part's tables, with missing measurements and their reasons."""
     yield f"### Part {number}: {part.title}"
     yield ""
     path = record_of(folder, number)
     if not path.exists():
         yield NOT_MEASURED
         yield ""
-    record = Record(path, is_rehearsal(path))
+    record = Record(path, path.exists() and '"tiny": true' in path.read_text())
     if record.content["machine"]:
         yield ", ".join(f"{name} {value}" for name, value in record.content["machine"].items())
         yield ""
     tables: dict[str, list[Mapping[str, str]]] = {}
-    for one in part.measurements(Settings(folder, record.content["tiny"])):
-        tables.setdefault(one.table, []).extend(_rows(one.row, record.measured.get(one.name)))
+    for item in part.measurements(Settings(folder, record.content["tiny"])):
+        tables.setdefault(item.table, []).extend(_rows(item.row, record.measured.get(item.name)))
     for name, rows in tables.items():
         columns = list(dict.fromkeys(column for row in rows for column in row))
         cells = ([row.get(column, "-") for column in columns] for row in rows)
@@ -39,14 +39,8 @@ def markdown(part: Part, number: int, folder: Path) -> Iterator[str]:
 def _rows(name: str, figures: Mapping[str, Any] | None) -> list[Mapping[str, str]]:
     if figures is None:
         return [{"": name}]
-    return [{"": name, **shown(row)} for row in figures.get(ROWS, [figures])]
+    return [{"": name, **columns_of(row)} for row in figures.get(ROWS, [figures])]
 
 
 def record_of(folder: Path, number: int) -> Path:
-    """The file of a part."""
     return folder / f"part-{number}.json"
-
-
-def is_rehearsal(path: Path) -> bool:
-    """Whether a record has the figures of one."""
-    return path.exists() and '"tiny": true' in path.read_text()

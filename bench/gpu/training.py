@@ -1,4 +1,4 @@
-"""Training: steps a second, and seconds to a return."""
+"""Training: steps per second, and seconds until a return."""
 
 import itertools
 import statistics
@@ -16,9 +16,9 @@ from bench.gpu.measuring import Figures, Measurement, Settings
 from bench.peers.drivers.ours import compiled
 from bench.peers.serve import Stopwatch
 
-_ROUND_S = 0.5  # of iterations, about, between looks at the clock
+_ROUND_S = 0.5  # approximate seconds of iterations between readings of the clock
 
-# Environment: flags, the return at which it counts as solved, and where that is from.
+# By environment: flags, the return at which it counts as solved, and its source.
 TASKS: dict[str, tuple[str, float | None]] = {
     "CartPole-v1": ("--learning-rate 1e-3", 475.0),  # Gymnasium's threshold
     "Breakout-MinAtar": ("--num-steps 32", 28.0),  # gymnax-blines' PPO
@@ -29,24 +29,17 @@ _STEPS = {"CartPole-v1": 32, "Breakout-MinAtar": 32, "Craftax-Classic-Symbolic-v
 
 
 def flags_of(env: str, num_envs: int, total_steps: int = 200_000_000) -> list[str]:
-    """As many minibatches as keep them at 8,192 samples, up to 64 of them."""
+    """Flags with minibatches of about 8,192 samples, at most 64 of them."""
     steps = _STEPS[env]
     minibatches = min(64, max(1, num_envs * steps // 8192))
     return [
         *("--env", env, *TASKS[env][0].split(), "--num-steps", str(steps), "--devices", "1"),
-        *(
-            "--num-envs",
-            str(num_envs),
-            "--num-minibatches",
-            str(minibatches),
-            "--total-steps",
-            str(total_steps),
-        ),
+        *f"--num-envs {num_envs} --num-minibatches {minibatches} --total-steps {total_steps}".split(),
     ]
 
 
 def first_part(settings: Settings) -> list[Measurement]:
-    """The machine, then training from the middle size on."""
+    """The machine, then training by size."""
     first = ceilings.measurements(settings)
     for size, env in itertools.product(settings.size(SIZES, (8,)), TASKS):
         if settings.tiny and env == "Craftax-Classic-Symbolic-v1":
@@ -58,7 +51,7 @@ def first_part(settings: Settings) -> list[Measurement]:
 
 
 def more_tasks(settings: Settings) -> list[Measurement]:
-    """Longer trainings, with the presets of their environments."""
+    """Longer runs, with the presets of their environments."""
     tasks: list[tuple[str, str, float | None, float]] = [
         ("brax:ant", "--num-envs 4096 --total-steps 25000000", None, 240),
         ("Craftax-Symbolic-v1", "--num-envs 1024 --total-steps 100000000", None, 150),
@@ -83,10 +76,10 @@ def more_tasks(settings: Settings) -> list[Measurement]:
 
 
 def trained(flags: Sequence[str], solved_at: float | None, seconds: float) -> Figures:
-    """Trains until it is solved and its speed is known, its steps are done, or the time is over.
+    """Trains until the environment is solved and the speed is known, or all steps are done, or time is up.
 
-    The return is the mean over the episodes that ended in an iteration. Seconds to solve are counted from the
-    first iteration, without compiling. `curve` has seconds, steps and return of each round.
+    The return is the mean over the episodes that ended in an iteration. Seconds to solve start with the first
+    iteration, without compilation. `curve` has seconds, steps and return of each round.
     """
     warnings.simplefilter("ignore", fdg.FdgWarning)
     with Stopwatch() as watch:
@@ -124,7 +117,7 @@ def trained(flags: Sequence[str], solved_at: float | None, seconds: float) -> Fi
 
 
 def memory_of(engine: fdg.Engine) -> Figures:
-    """Of the group that needs most: what the plan estimates, and what XLA sets aside."""
+    """Memory of the largest group, as the plan estimates it, and as XLA allocates it."""
     return {
         "estimated MiB": max(size for _, size in engine.plan.memory) / 2**20,
         "XLA's MiB": max(engine.memory().values()) / 2**20,

@@ -1,1 +1,1 @@
-"""fdg against other trainers, in turns on one machine: `python -m bench.peers --list`."""
+"""Compares fdg with other trainers, in turns on one machine: `python -m bench.peers --list`."""

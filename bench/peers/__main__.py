@@ -1,11 +1,12 @@
-"""`python -m bench.peers`: speed beside other trainers, in turns; results go to `docs/performance.json`.
+"""Compares the speed of fdg with other trainers, in turns; results go to `docs/performance.json`.
 
     python -m bench.peers --list
     python -m bench.peers purejaxrl/PPO-CartPole --purejaxrl build/purejaxrl
     python -m bench.peers --purejaxrl PATH --purejaxql PATH --jaxmarl PATH
 
-Names are those of `--list`, or their beginnings; without names all run that need no checkout, or have theirs
-given. Each peer is installed into an environment of its own, `build/venvs/NAME`, on first use.
+`--list` prints the names; the beginning of a name selects all such pairs. Without names all pairs run, except
+those whose checkout is missing. Each peer is installed into its own environment, `build/venvs/NAME`, on first
+use.
 """
 
 import argparse
@@ -17,17 +18,16 @@ from bench.peers.alternate import DriverError, compare
 from bench.peers.pairs import Pair
 from bench.peers.peers import PEERS
 from bench.peers.table import PAIRS
-from bench.results import RESULTS, keep
+from bench.results import RESULTS, keep, returns
 
 
 def main() -> None:
-    """The command line."""
     parser = harness.parser("bench.peers", __doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="pairs, or beginnings of names (all)")
     parser.add_argument("--list", action="store_true", help="print the pairs and run nothing")
-    parser.add_argument("--rounds", type=int, default=5, help="that count, of each side (5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each side, without warm-up (5)")
     parser.add_argument("--flags", default="", help='further flags for fdg, such as "--devices 1"')
-    parser.add_argument("--out", type=Path, help="where results are kept (docs/performance.json)")
+    parser.add_argument("--out", type=Path, help="file of the results (docs/performance.json)")
     parser.add_argument("--install-only", action="store_true", help="make the environments and run nothing")
     for peer in PEERS.values():
         if peer.is_checkout and any(pair.peer == peer.name for pair in PAIRS.values()):
@@ -59,7 +59,7 @@ def _measure(pair: Pair, checkout: str | None, args: argparse.Namespace) -> None
         return
     print(line(pair.name, result, pair.at_least), flush=True)
     if args.flags and args.out is None:
-        return  # the results that are kept are those of the default flags
+        return  # docs/performance.json has only results of the default flags
     keep("peers", pair.name, {**pair.figures, **result}, args.out or RESULTS)
 
 
@@ -68,17 +68,14 @@ def _names(name: str, pair: Pair) -> bool:
 
 
 def line(name: str, result: dict[str, Any], at_least: float) -> str:
-    """One result, for people."""
+    """A result as a line of text."""
     ours, theirs = result["ours"], result["theirs"]
     low, high = result["ratio_middle_half"]
-    returns = " / ".join(
-        "-" if side["returned"] is None else f"{side['returned']:.4g}" for side in (ours, theirs)
-    )
     return (
         f"{name}: {result['ratio']:.2f}x [{low:.2f}, {high:.2f}] of >= {at_least:g}x; steps/s "
         f"{ours['steps_per_s']:,.0f} / {theirs['steps_per_s']:,.0f}; compile "
         f"{ours['compile_seconds']:.1f} / {theirs['compile_seconds']:.1f} s; start "
-        f"{ours['start_seconds']:.1f} / {theirs['start_seconds']:.1f} s; return {returns}; "
+        f"{ours['start_seconds']:.1f} / {theirs['start_seconds']:.1f} s; return {returns(result)}; "
         f"{ours['devices']} device{'s' * (ours['devices'] > 1)}"
     )
 

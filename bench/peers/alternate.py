@@ -1,5 +1,6 @@
-"""Two trainers in turns: both are compiled and ready, and train one after the other, round after round."""
+"""Runs two trainers in turns: both are compiled first, then train alternately, round after round."""
 
+import contextlib
 import json
 import os
 import statistics
@@ -15,30 +16,24 @@ from bench.harness import ROOT, Spread, in_turns
 from bench.peers.pairs import Pair
 from bench.peers.peers import PEERS
 
-# No program comes from an earlier run, or the seconds that compiling takes would say nothing.
+# The compilation cache is off, so that compilation is timed.
 FRESH = {"JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
-_ENVIRONMENT = {**FRESH, "JAX_PLATFORMS": "cpu"}
+ON_CPU = {**FRESH, "JAX_PLATFORMS": "cpu"}
 
 
 class DriverError(Exception):
-    """A driver ended; the last lines that it printed."""
+    """A driver ended; the message has the end of its output."""
 
 
-class Driver:
+class Driver(contextlib.AbstractContextManager["Driver"]):
     """A running driver.
 
     Attributes:
-      facts: what it said when it was ready; `start_seconds` were those from its start to then.
+      facts: its answer when it was ready, and `start_seconds`, the time from its start until then.
     """
 
-    def __init__(
-        self,
-        python: Path,
-        module: str,
-        config: Mapping[str, Any],
-        environment: Mapping[str, str] = _ENVIRONMENT,
-    ):
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` does
+    def __init__(self, python: Path, module: str, config: Mapping[str, Any], environment: Mapping[str, str]):
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` does
         begun = time.perf_counter()
         self._process = subprocess.Popen(
             [python, "-m", "bench.peers.serve", f"bench.peers.drivers.{module}", json.dumps(config)],
@@ -46,7 +41,7 @@ class Driver:
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._log,
             text=True,
         )
         try:
@@ -56,7 +51,7 @@ class Driver:
             raise
 
     def round(self, seed: int) -> dict[str, Any]:
-        """One training; what the driver says of it."""
+        """Trains for one round; returns the driver's figures."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seed}\n")
         self._process.stdin.flush()
@@ -66,27 +61,23 @@ class Driver:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            self._said.seek(0)
-            raise DriverError(self._said.read()[-2000:])
+            self._log.seek(0)
+            raise DriverError(self._log.read()[-2000:])
         return json.loads(line)
-
-    def __enter__(self) -> "Driver":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Ends its process."""
         self._process.kill()
         self._process.wait()
-        for file in (self._process.stdin, self._process.stdout, self._said):
+        for file in (self._process.stdin, self._process.stdout, self._log):
             assert file is not None
             file.close()
 
 
-def ours(flags: str, continues: bool = False, environment: Mapping[str, str] = _ENVIRONMENT) -> Driver:
-    """fdg's own driver, of flags of `fdg.train`; `continues`: each round from where the last one ended."""
+def ours(flags: str, continues: bool = False, environment: Mapping[str, str] = ON_CPU) -> Driver:
+    """fdg's driver, with flags of `fdg.train`; `continues`: each round starts where the last one ended."""
     return Driver(Path(sys.executable), "ours", {"flags": flags.split(), "continues": continues}, environment)
 
 
@@ -96,20 +87,20 @@ def compare(
     rounds: int,
     more_flags: str = "",
     python: Path | None = None,
-    environment: Mapping[str, str] = _ENVIRONMENT,
+    environment: Mapping[str, str] = ON_CPU,
 ) -> dict[str, Any]:
-    """Measures a pair: one round of each that does not count, then `rounds` of each in turns.
+    """Measures a pair: a warm-up round of each side, then `rounds` rounds of each in turns.
 
     Args:
-      pair: what is compared.
-      checkout: of a peer that is a script.
-      rounds: of each that count.
-      more_flags: of `fdg.train`.
+      pair: the two sides.
+      checkout: the folder of a peer's scripts, if it needs one.
+      rounds: rounds of each side, without the warm-up.
+      more_flags: further flags of `fdg.train`.
       python: the peer's interpreter; None for that of its environment.
-      environment: variables of both sides, over those of this process.
+      environment: environment variables of both sides, in addition to those of this process.
 
     Raises:
-      DriverError: a side could not be started, or failed.
+      DriverError: a side did not start, or failed.
     """
     config = {**pair.config, **({"checkout": checkout} if checkout else {})}
     peer = PEERS[pair.peer]
@@ -118,19 +109,23 @@ def compare(
         Driver(python or peer.python, pair.driver or pair.peer, config, environment) as theirs,
     ):
         figures = in_turns({"ours": mine.round, "theirs": theirs.round}, rounds)
-        speeds = {side: [one["steps"] / one["seconds"] for one in ones] for side, ones in figures.items()}
         return {
             "ours": _summary(mine.facts, figures["ours"]) | {"devices": mine.facts["devices"]},
             "theirs": _summary(theirs.facts, figures["theirs"]),
-            **Spread.ratio(speeds["ours"], speeds["theirs"]).figures,
+            **Spread.ratio(speeds(figures["ours"]), speeds(figures["theirs"])).figures,
             "rounds": rounds,
         }
 
 
+def speeds(rounds: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Steps per second of each round."""
+    return [figures["steps"] / figures["seconds"] for figures in rounds]
+
+
 def _summary(facts: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of one side: medians, and the middle half of its speeds."""
-    speed = Spread.of(one["steps"] / one["seconds"] for one in rounds)
-    returns = [one["return"] for one in rounds if one["return"] is not None]
+    """The medians of one side, and the middle half of its speeds."""
+    speed = Spread.of(speeds(rounds))
+    returns = [figures["return"] for figures in rounds if figures["return"] is not None]
     return {
         "steps_per_s": speed.median,
         "middle_half": [speed.low, speed.high],

@@ -16,7 +16,7 @@ def _pair(
     at_least: float,
     equal: str,
 ) -> Pair:
-    """Of a peer's script, whose settings have the number of environments."""
+    """A pair with a peer's script; its settings have the number of environments."""
     config["TOTAL_TIMESTEPS"] = steps
     return Pair(
         peer, task, config["NUM_ENVS"], flags, {"script": script, "config": config}, steps, at_least, equal

@@ -32,19 +32,18 @@ def brax(size: int, num_steps: int, steps: int, env: str = "inverted_pendulum") 
 def _rejax(
     algo: str, env: str, size: int, flags: str, config: str, steps: int, equal: str, **more: Any
 ) -> Pair:
-    """`more` are settings that are no numbers."""
-    config_of = settings(
-        "learning_rate=2.5e-4", config, env=env, num_envs=size, total_timesteps=steps, **more
-    )
+    """A pair with rejax; `more` has settings that are not numbers."""
+    more |= {"env": env, "num_envs": size, "total_timesteps": steps}
+    peer = {"algo": algo, "config": settings("learning_rate=2.5e-4", config, **more)}
     flags = f"--algo {algo.lower()} --env {env} {flags}"
-    return Pair("rejax", f"{algo} {env}", size, flags, {"algo": algo, "config": config_of}, steps, 2.0, equal)
+    return Pair("rejax", f"{algo} {env}", size, flags, peer, steps, 2.0, equal)
 
 
 def _baselines(
     peer: str, algo: str, env: str, size: int, flags: str, config: str, width: int, steps: tuple[int, int],
     at_least: float, equal: str,
 ) -> Pair:  # fmt: skip
-    """Stable-Baselines3 or sbx; `steps` are those of a round: ours, and the peer's, which is slower."""
+    """A pair with Stable-Baselines3 or sbx; `steps` per round: ours, and the peer's, which is slower."""
     theirs = {
         "library": peer.replace("-", "_"),
         "algo": algo,
@@ -68,7 +67,7 @@ _SAC = (
     " --buffer-size 100000"
 )
 _SAC_EQUAL = "a gradient step for each environment step, batches of 256, 256x256 ReLU, 4 environments"
-# Off-policy presets that would make the work another: n-step returns, normalised layers.
+# The flags undo presets that change the work: n-step returns, normalised layers.
 _DQN = (
     "--batch-size 128 --updates-per-step 0.125 --learning-starts 1024 --learning-rate 2.5e-4 --n-step 1"
     " --layer-norm false --hidden 64 64 --buffer-size 10000"
@@ -94,9 +93,9 @@ _TANH = {"activation": "tanh"}
 def _asynchronous(
     peer: str, algo: str, at_least: float, ours: str, equal: str, config: dict[str, Any]
 ) -> tuple[Pair, ...]:
-    """Beside a peer whose actors and learner overlap: CartPole, as it is and with steps that sleep.
+    """Pairs with a peer whose actors and learner overlap: CartPole, and CartPole whose steps sleep.
 
-    Our side has two processes too. Where steps are quick, one device is fastest; it is synchronous.
+    Our side has two processes, too. For quick steps one device is fastest, without overlap.
     """
     flags = (
         f"{ours} --preset none --num-steps 32 --hidden 64 64 --activation tanh --optimizer adam"
@@ -127,7 +126,7 @@ def _asynchronous(
     )
 
 
-# Its V-trace ends in an error ('AttrDict' object has no attribute 'advantages'), so this is PPO's loss.
+# PPO's loss, since V-trace fails ('AttrDict' object has no attribute 'advantages').
 _SAMPLE_FACTORY = (
     "--algo=APPO --device=cpu --num_workers=2 --num_envs_per_worker=8 --worker_num_splits=2 --rollout=32"
     " --batch_size=512 --num_batches_per_epoch=1 --num_epochs=1 --with_vtrace=False --ppo_clip_ratio=0.2"

@@ -1,4 +1,4 @@
-"""What is compared: each pair a task, a peer's settings, and the flags of fdg that make it the same work."""
+"""Pairs: a task, a peer's settings, and flags of fdg for the same work."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ class Pair:
 
     Attributes:
       peer: a name in `bench.peers.peers.PEERS`.
-      task: what is trained, for people: algorithm, environment.
-      size: environments stepped together.
-      flags: of `python -m fdg.train`, apart from `--num-envs` and `--total-steps`.
-      config: of the peer's driver.
-      steps: environment steps of a round; a round takes some seconds.
-      at_least: the ratio of speeds that is asked for.
-      equal: what is the same on both sides.
+      task: the algorithm and the environment, as text.
+      size: number of parallel environments.
+      flags: flags of `python -m fdg.train`, without `--num-envs` and `--total-steps`.
+      config: the configuration of the peer's driver.
+      steps: environment steps per round; a round takes some seconds.
+      at_least: the target of the ratio of speeds.
+      equal: settings that are equal on both sides.
       driver: a module in `bench/peers/drivers/`; the peer's name if empty.
-      continues: a round goes on where the last one ended; else it is a whole training.
+      continues: whether a round starts where the last one ended; otherwise it is a whole training.
     """
 
     peer: str
@@ -35,16 +35,16 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """As the command line takes it, and as it stands in the results."""
+        """The name on the command line and in the results."""
         return f"{self.peer}/{self.task}/{self.size}".replace(" ", "-")
 
     @property
     def our_flags(self) -> list[str]:
-        """A whole command line of `python -m fdg.train`."""
+        """All flags of `python -m fdg.train`."""
         return [*self.flags.split(), "--num-envs", str(self.size), "--total-steps", str(self.steps)]
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What results keep of it."""
-        of = {name: getattr(self, name) for name in ("peer", "task", "size", "equal", "at_least")}
-        return {**of, "flags": " ".join(self.our_flags)}
+        """Its entries in the results."""
+        fields = {name: getattr(self, name) for name in ("peer", "task", "size", "equal", "at_least")}
+        return {**fields, "flags": " ".join(self.our_flags)}

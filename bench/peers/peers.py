@@ -1,4 +1,4 @@
-"""The peers: what each needs to be installed, and where it comes from."""
+"""The peers, their packages and sources."""
 
 import dataclasses
 import subprocess
@@ -16,12 +16,12 @@ class Peer:
     """A trainer that fdg is compared with.
 
     Attributes:
-      name: also of its environment, `build/venvs/NAME`.
-      packages: for pip, the peer itself pinned.
-      source: the repository; where it is on no registry, a checkout of it is given by a flag.
-      is_checkout: whether that is so.
-      with_our_versions: install JAX and the like in the versions of `constraints.txt`, so that one compiler
-        is compared with itself.
+      name: its name, and that of its environment, `build/venvs/NAME`.
+      packages: packages for pip, with a pinned version of the peer.
+      source: its repository.
+      is_checkout: whether it is in no package registry, so that a flag has to name a checkout.
+      with_our_versions: whether to install JAX and others in the versions of `constraints.txt`, so that both
+        sides have the same compiler.
     """
 
     name: str
@@ -32,25 +32,24 @@ class Peer:
 
     @property
     def python(self) -> Path:
-        """The interpreter of its environment."""
         return VENVS / self.name / "bin" / "python"
 
     def install(self) -> None:
-        """Makes its environment, unless it is there with these packages.
+        """Makes its environment, unless it exists with these packages.
 
         Raises:
-          subprocess.CalledProcessError: pip could not.
+          subprocess.CalledProcessError: pip failed.
         """
         stamp = VENVS / self.name / "installed"
-        wanted = "\n".join(self.packages)
-        if stamp.exists() and stamp.read_text() == wanted:
+        packages = "\n".join(self.packages)
+        if stamp.exists() and stamp.read_text() == packages:
             return
         print(f"installing {self.name}: {' '.join(self.packages)}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", VENVS / self.name], check=True)
         constraints = ["-c", _CONSTRAINTS] if self.with_our_versions else []
         pip = [self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, *constraints, *self.packages], check=True)
-        stamp.write_text(wanted)
+        stamp.write_text(packages)
 
 
 _JAX = ("jax", "flax", "optax", "six")

@@ -1,10 +1,10 @@
-"""The side of a driver: a process that is ready to train, and does so once for each line that it is sent.
+"""The process of a driver, which trains once for each line on its standard input.
 
     python -m bench.peers.serve MODULE CONFIGURATION
 
-Standard library only, since drivers run in the environments of peers. MODULE has a function `prepare`, which
-takes the configuration (JSON); the process prints one JSON object once all is compiled, and one for each line
-on its standard input, which is the seed of a round. Whatever libraries print goes to standard error.
+It uses only the standard library, since drivers run in the environments of peers. MODULE has a function
+`prepare`, which takes the configuration (JSON). The process prints a JSON object when all is compiled, and
+one for each line of its input, the seed of a round. The output of libraries goes to standard error.
 """
 
 import importlib
@@ -21,8 +21,8 @@ from typing import Any
 def serve(module: str, config: str) -> None:
     """Runs a driver until its standard input ends.
 
-    Its `prepare` returns a round, and facts for the report such as `compile_seconds`. A round takes a seed,
-    trains, waits for the numbers, and returns `{"steps", "seconds", "return"}`.
+    Its `prepare` returns a function and facts such as `compile_seconds`. The function takes a seed, trains
+    for a round, waits for the results, and returns `{"steps", "seconds", "return"}`.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -45,14 +45,14 @@ class Stopwatch:
 
 
 class Rounds:
-    """Rounds of a trainer whose training is one call: it runs in a thread of its own and waits after each."""
+    """Rounds of a trainer whose training is one call: its thread waits after each round."""
 
     def __init__(self) -> None:
         self._asked: queue.Queue[int] = queue.Queue()
         self._done: queue.Queue[dict[str, Any] | Exception] = queue.Queue()
 
     def start(self, train: Callable[[], Any]) -> dict[str, Any]:
-        """Begins the training; what its first round says."""
+        """Starts the training; returns the figures of the first round."""
 
         def call() -> None:
             try:
@@ -61,22 +61,22 @@ class Rounds:
                 self._done.put(error)
 
         threading.Thread(target=call, daemon=True).start()
-        return self._said()
+        return self._figures()
 
     def next(self, seed: int) -> dict[str, Any]:
-        """Has it go on; what the round says. Raises what the training raises."""
+        """Continues the training; returns the figures of the round, or raises the training's error."""
         self._asked.put(seed)
-        return self._said()
+        return self._figures()
 
     def end(self, figures: dict[str, Any]) -> None:
-        """Of the training's own thread, at the end of a round: says so."""
+        """Ends a round; the training's thread calls this."""
         self._done.put(figures)
 
     def wait(self) -> None:
-        """Of the training's own thread: until the next round is asked for."""
+        """Waits until the next round starts; the training's thread calls this."""
         self._asked.get()
 
-    def _said(self) -> dict[str, Any]:
+    def _figures(self) -> dict[str, Any]:
         figures = self._done.get()
         if isinstance(figures, Exception):
             raise figures

@@ -1,4 +1,4 @@
-"""Settings of peers that are scripts, written as on their own command lines: `NAME=value NAME=value`."""
+"""Settings of peers' scripts, written as on their command lines: `NAME=value NAME=value`."""
 
 import ast
 import contextlib
@@ -6,26 +6,26 @@ from typing import Any
 
 
 def settings(*texts: str, **more: Any) -> dict[str, Any]:
-    """All of them, the later ones in place of earlier ones.
+    """Parses settings; later ones replace earlier ones.
 
     >>> settings("LR=5e-4 ANNEAL_LR=True", "LR=1e-3", ENV_NAME="CartPole-v1")
     {'LR': 0.001, 'ANNEAL_LR': True, 'ENV_NAME': 'CartPole-v1'}
     """
     values: dict[str, Any] = {}
-    for word in " ".join(texts).split():
-        name, _, value = word.partition("=")
+    for setting in " ".join(texts).split():
+        name, _, value = setting.partition("=")
         values[name] = value
         with contextlib.suppress(ValueError, SyntaxError):
             values[name] = ast.literal_eval(value)
     return {**values, **more}
 
 
-# What PureJaxRL's scripts have, and JaxMARL's, which come from them.
+# Settings of PureJaxRL's scripts, and of JaxMARL's, which are derived from them.
 PPO = (
     "LR=2.5e-4 NUM_STEPS=128 UPDATE_EPOCHS=4 NUM_MINIBATCHES=4 GAMMA=0.99 GAE_LAMBDA=0.95 CLIP_EPS=0.2"
     " ENT_COEF=0.01 VF_COEF=0.5 MAX_GRAD_NORM=0.5 ACTIVATION=tanh ANNEAL_LR=True"
 )
-# purejaxql, config/alg: what its files share, pqn_cartpole.yaml, pqn_minatar.yaml.
+# purejaxql, config/alg: settings that all files share, pqn_cartpole.yaml, pqn_minatar.yaml.
 PQN = (
     "EPS_START=1.0 EPS_FINISH=0.05 EPS_DECAY=0.1 NORM_TYPE=layer_norm MAX_GRAD_NORM=10 LR_LINEAR_DECAY=True"
     " GAMMA=0.99"

@@ -1,4 +1,4 @@
-"""All pairs: by name."""
+"""All pairs by name."""
 
 from bench.peers import checkouts, libraries
 

@@ -1,8 +1,8 @@
 """brax's own PPO trainer (`brax.training.agents.ppo.train`).
 
-It trains in epochs within one call, and reports the speed of each. Here a round is an epoch, the first of
-which compiles: the call runs in a thread of its own, and its progress function waits for the next round.
-Configuration: `{"env", "hidden", "steps", "train"}`, the latter as the trainer takes it.
+It trains in epochs within one call, and reports the speed of each. Here a round is an epoch; the first epoch
+compiles. The call runs in its own thread, and its progress function waits for the next round.
+Configuration: `{"env", "hidden", "steps", "train"}`; `train` has arguments of the trainer.
 """
 
 import functools
@@ -52,7 +52,7 @@ def prepare(config: dict[str, Any]):
 
 
 def with_device_put_replicated() -> None:
-    """As JAX had it until 0.10, by its guide to the migration of pmap; brax 0.14.2 calls it."""
+    """Restores a function that JAX removed in 0.10 and brax 0.14.2 calls, from JAX's migration guide."""
 
     def replicated(tree: Any, devices: list[jax.Device]) -> Any:
         mesh = jax.sharding.Mesh(devices, "i")

@@ -1,18 +1,18 @@
-"""fdg's tokenizer of characters, as those of `transformers` are, for drivers of language models."""
+"""fdg's tokenizer of characters as a tokenizer of `transformers`, for drivers of language models."""
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-_SPECIAL = ("<pad>", "<bos>", "<eos>")  # 0, 1, 2, as fdg's has them
+_SPECIAL = ("<pad>", "<bos>", "<eos>")  # 0, 1, 2, as in fdg
 
 
 def tokenizer_of(alphabet: str) -> PreTrainedTokenizerFast:
-    """A token for each character, after the three special ones."""
+    """A tokenizer with three special tokens, then a token for each character."""
     vocabulary = {token: i for i, token in enumerate((*_SPECIAL, *alphabet))}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    made.decoder = decoders.Fuse()  # else there are spaces between characters, and no answer is right
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()  # without it, decoded text has spaces between characters
     pad, bos, eos = _SPECIAL
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token=pad, bos_token=bos, eos_token=eos, padding_side="left"
+        tokenizer_object=tokenizer, pad_token=pad, bos_token=bos, eos_token=eos, padding_side="left"
     )

@@ -1,7 +1,7 @@
 """JaxMARL's baselines, from a checkout (github.com/FLAIROX/JaxMARL); the environments come from the registry.
 
-Configuration: `{"checkout": PATH, "script": "IPPO/ippo_ff_mpe", "config": {...}}`, the latter as in the
-checkout's `baselines/*/config/`. What they would log at each update is kept here, and sent nowhere.
+Configuration: `{"checkout": PATH, "script": "IPPO/ippo_ff_mpe", "config": {...}}`; `config` has settings of
+the checkout's `baselines/*/config/`. What the scripts log at each update stays in memory.
 """
 
 import collections

@@ -1,15 +1,14 @@
-"""gymnax 1.0 for scripts that were written for an older one, whose steps gave five values."""
+"""gymnax 1.0 for scripts of an older version, whose steps returned five values."""
 
 import contextlib
 import importlib.util
 from typing import Any
 
-drawn: Any = contextlib.nullcontext
-_DRAWING = ("matplotlib", "seaborn")  # gymnax imports them, and only draws with them
-if any(importlib.util.find_spec(name) is None for name in _DRAWING):
-    from envs.lazy_plotting import without_plotting as drawn
+plotting_optional: Any = contextlib.nullcontext
+if any(importlib.util.find_spec(name) is None for name in ("matplotlib", "seaborn")):  # gymnax only plots
+    from envs.lazy_plotting import without_plotting as plotting_optional
 
-with drawn():
+with plotting_optional():
     import gymnax
     from gymnax.wrappers import LegacyStepAPIWrapper
 
@@ -17,20 +16,19 @@ _make = gymnax.make
 
 
 class OldStep(LegacyStepAPIWrapper):
-    """`LegacyStepAPIWrapper` with the old `info`: scripts keep all of it, and that costs."""
+    """`LegacyStepAPIWrapper` with the small `info` of old versions, since scripts store all of it."""
 
     def __getattr__(self, name: str):
-        if name.startswith("__"):  # asked for by `copy`, before there is an environment
+        if name.startswith("__"):  # `copy` asks for it before there is an environment
             raise AttributeError(name)
         return super().__getattr__(name)
 
     def step(self, key, state, action, params=None):
-        """Observation, state, reward, whether the episode ended, and the rest."""
         *results, info = super().step(key, state, action, params)
         return *results, {name: value for name, value in info.items() if name != "final_observation"}
 
 
 def make(name: str, **keywords):
-    """As `gymnax.make` was."""
+    """`gymnax.make` of old versions."""
     env, parameters = _make(name, **keywords)
     return OldStep(env), parameters

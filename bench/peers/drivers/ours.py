@@ -1,7 +1,7 @@
-"""fdg as `python -m fdg.train` runs it: the same flags, presets and devices, without a run directory.
+"""fdg with the flags, presets and devices of `python -m fdg.train`, without a run directory.
 
-Configuration: `{"flags": [words], "continues": bool}`; `--total-steps` among the flags is a round's length. A
-round is a whole training, from its first parameters on, or goes on where the last one ended.
+Configuration: `{"flags": [...], "continues": bool}`; `--total-steps` is the length of a round. A round starts
+with new parameters, or where the last round ended.
 """
 
 import resource
@@ -22,7 +22,7 @@ from fdg.training.starting import compile_and_init
 
 
 def compiled(flags: Sequence[str]) -> tuple[Job, fdg.Engine, Any]:
-    """What flags of the command line say, with all that training needs compiled: job, engine, first state."""
+    """The job of a command line's flags, its compiled engine, and the first state."""
     job = parse(flags, "ours", "")
     settled = prepare_job(job)
     job = settled.job
@@ -31,12 +31,12 @@ def compiled(flags: Sequence[str]) -> tuple[Job, fdg.Engine, Any]:
 
 
 def prepare(config: dict[str, Any]):
-    """Compiles what the flags say."""
+    """Compiles the job of the flags."""
     with Stopwatch() as watch:
         job, engine, _ = compiled(config["flags"])
     steps = job.num_iterations * job.steps_per_iteration * (job.agents or 1)
 
-    # Speed is measured for as long as it takes, beyond where the step size has fallen to zero.
+    # Rounds may run beyond the last step of the learning-rate schedule; the warning of it is not needed.
     warnings.simplefilter("ignore", fdg.FdgWarning)
     states = [engine.init(0)]
 

@@ -1,7 +1,7 @@
 """purejaxql's `pqn_gymnax.py` and `pqn_minatar.py`, from a checkout (github.com/mttga/purejaxql).
 
-Configuration: `{"checkout": PATH, "script": "pqn_gymnax", "config": {...}}`, the latter as in the checkout's
-`config/`. There are no evaluations during training; a return is that of the last twentieth of training.
+Configuration: `{"checkout": PATH, "script": "pqn_gymnax", "config": {...}}`; `config` has settings of the
+checkout's `config/`. Training has no evaluations; the return is that of its last twentieth.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from bench.peers.drivers.scripts import compiled, last_twentieth, look_in
 
 def prepare(config: dict[str, Any]):
     """Compiles the script's whole training."""
-    # The wrappers that it takes from gymnax step as gymnax does today; the outermost one gives five values.
+    # The script's wrappers from gymnax have the new `step`; the outermost one must return five values.
     log_wrapper = purerl.LogWrapper
     purerl.LogWrapper = lambda env: OldStep(log_wrapper(env))
     look_in(config, "purejaxql")

@@ -1,6 +1,6 @@
 """PureJaxRL's `ppo.py` and `ppo_continuous_action.py`, from a checkout (github.com/luchris429/purejaxrl).
 
-Configuration: `{"checkout": PATH, "script": "ppo", "config": {...}}`, the latter as in the script.
+Configuration: `{"checkout": PATH, "script": "ppo", "config": {...}}`; `config` has settings of the script.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from gymnax.environments import spaces  # isort: skip
 
 
 class _Continuous:
-    """A gymnax environment where the script takes one of brax's: actions in [-1, 1], stretched to its own."""
+    """A gymnax environment in place of one of brax: its actions are scaled from [-1, 1]."""
 
     def __init__(self, name: str):
         self._env, self._parameters = old_gymnax.make(name)
@@ -39,10 +39,10 @@ class _Continuous:
 
 
 def prepare(config: dict[str, Any]):
-    """Compiles the script's whole training, as it does itself."""
+    """Compiles the script's whole training."""
     look_in(config, "purejaxrl")
     gymnax.make = old_gymnax.make
-    if importlib.util.find_spec("navix") is None:  # of which another script makes its environments
+    if importlib.util.find_spec("navix") is None:  # the script imports it for other environments
         sys.modules["navix"] = types.ModuleType("navix")
     script = importlib.import_module(config["script"])
     settings = dict(config["config"])

@@ -1,7 +1,7 @@
 """rejax: PPO, DQN, SAC and PQN (github.com/keraJLi/rejax).
 
-Configuration: `{"algo": "PPO", "config": {...}}`, the latter as rejax takes it. Evaluations during training
-are left out; one after each round, which does not count, tells what was learned.
+Configuration: `{"algo": "PPO", "config": {...}}`; `config` has settings of rejax. Training has no
+evaluations; each round ends with an evaluation that is not timed.
 """
 
 from typing import Any

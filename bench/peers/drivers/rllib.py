@@ -1,9 +1,9 @@
 """RLlib's PPO, APPO and IMPALA (github.com/ray-project/ray).
 
 Configuration: `{"algo", "env", "options" of gymnasium.make, "num_envs", "num_steps", "workers", "steps",
-"hidden", "config"}`, the last for `training` of the algorithm's configuration. PPO has no `workers`:
-environments and learner are in one process; APPO and IMPALA step in `workers` processes and learn in another.
-A round ends when `steps` have been sampled in it.
+"hidden", "config"}`; `config` has arguments of the algorithm's `training`. PPO has no `workers`: environments
+and learner are in one process; APPO and IMPALA step in `workers` processes and learn in another. A round ends
+after `steps` sampled steps.
 """
 
 import importlib

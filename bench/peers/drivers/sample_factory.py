@@ -1,8 +1,7 @@
-"""Sample Factory's APPO (2.1.1, torch): workers that step, a policy worker and a learner, in processes.
+"""Sample Factory's APPO (2.1.1, torch): environment workers, a policy worker and a learner, in processes.
 
-A round resumes the training from its checkpoint in new processes. Its clock begins with the first update,
-when they have started, and ends with the last. Configuration: `{"env", "options" of gymnasium.make, "steps",
-"flags" of Sample Factory}`.
+A round resumes training from its checkpoint in new processes; it is timed from the first update to the last.
+Configuration: `{"env", "options" of gymnasium.make, "steps", "flags" of Sample Factory}`.
 """
 
 import functools

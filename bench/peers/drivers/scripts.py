@@ -1,4 +1,4 @@
-"""Peers whose script has a `make_train(settings)`, compiled as they do themselves: a round is a training."""
+"""Peers whose script has a `make_train(settings)`: a round is a whole training."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -12,17 +12,17 @@ from bench.peers.serve import Stopwatch
 
 
 def look_in(config: Mapping[str, Any], *folder: str) -> None:
-    """Has Python find the scripts in a folder of the checkout."""
+    """Adds a folder of the checkout to Python's path."""
     sys.path.insert(0, str(Path(config["checkout"], *folder)))
 
 
 def compiled(script: Any, settings: dict[str, Any], returned: Callable[[Any], Any]):
-    """A round of the script, and the seconds that it compiles.
+    """A function for a round of the script, and its seconds of compilation.
 
     Args:
       script: the module.
-      settings: in capitals; it enters the number of updates there.
-      returned: returns from what a training gives; their mean counts.
+      settings: the script's settings; it adds the number of updates.
+      returned: gets the returns from the result of a training; their mean is recorded.
     """
     with Stopwatch() as watch:
         train = jax.jit(script.make_train(settings)).lower(jax.random.PRNGKey(0)).compile()
@@ -40,5 +40,5 @@ def compiled(script: Any, settings: dict[str, Any], returned: Callable[[Any], An
 
 
 def last_twentieth(settings: Mapping[str, Any]) -> slice:
-    """Of the updates of a training."""
+    """A slice of the last updates of a training."""
     return slice(-max(1, settings["NUM_UPDATES"] // 20), None)

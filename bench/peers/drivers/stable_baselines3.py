@@ -1,8 +1,8 @@
-"""Stable-Baselines3, and sbx, which has its interface: one `learn` a round, that goes on from the last.
+"""Stable-Baselines3 and sbx, which has the same interface: each round is a `learn` that continues the last.
 
 Configuration: `{"library": "sbx", "algo": "PPO", "env": NAME, "num_envs": 64, "steps", "hidden": [widths],
-"config": {...}}`, the latter as the library takes it. Environments run one after the other in one process,
-as in both by default.
+"config": {...}}`; `config` has arguments of the library. Environments run one after the other in one process,
+the default of both libraries.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from bench.peers.serve import Stopwatch
 
 
 def prepare(config: dict[str, Any]):
-    """Makes the agent; what it compiles, it compiles in the first round."""
+    """Makes the agent; the first round compiles."""
     with Stopwatch() as watch:
         env = make_vec_env(config["env"], n_envs=config["num_envs"], seed=0)
         library = importlib.import_module(config["library"])

@@ -1,12 +1,12 @@
-"""TRL's `GRPOTrainer` (trl 1.16, torch) on a checkpoint and on problems that the configuration names.
+"""TRL's `GRPOTrainer` (trl 1.16, torch) on a checkpoint and on problems of the configuration.
 
-Its `train` is one call; here a round is some of its iterations (one generation and the updates on it): the
-call runs in a thread of its own, and a callback waits for the next round.
+Its `train` is one call. A round is some of its iterations (one generation and its updates): the call runs in
+its own thread, and a callback waits for the next round.
 
-Configuration: `{"model": folder, "alphabet": characters, "problems": file, "iterations": of a round,
-"rounds": at most, "trl": fields of GRPOConfig}`. With `"run": folder` it resumes from the checkpoint there,
-writes one after each update, and `parameters.npy` after each round. In the file `problems` is a list of
-`[prompt, answer]`.
+Configuration: `{"model": folder, "alphabet": characters, "problems": file, "iterations": per round,
+"rounds": at most, "trl": fields of GRPOConfig}`. With `"run": folder` it resumes from a checkpoint there,
+writes a checkpoint after each update, and `parameters.npy` after each round. The file has `problems`, a list
+of `[prompt, answer]`.
 """
 
 import json
@@ -42,7 +42,7 @@ class InRounds(TrainerCallback):
             return
         self.watch.__exit__()
         if self.run:
-            flat = [one.detach().numpy().ravel() for one in model.parameters()]
+            flat = [parameter.detach().numpy().ravel() for parameter in model.parameters()]
             np.save(Path(self.run, "parameters.npy"), np.concatenate(flat))
         figures = {"steps": self.responses, "updates": state.global_step, "seconds": self.watch.seconds}
         self.rounds.end({**figures, "return": float(logs["reward"])})
@@ -52,7 +52,7 @@ class InRounds(TrainerCallback):
 
 
 def train(config: dict[str, Any], build: Callable[..., Any]):
-    """Trains what `build` makes of common arguments, up to the end of the first round."""
+    """Builds a trainer with common arguments, and trains to the end of the first round."""
     torch.manual_seed(0)
     config |= json.loads(Path(config["problems"]).read_text())
     run = config.get("run")
@@ -90,7 +90,7 @@ def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
 
 
 def prepare(config: dict[str, Any]):
-    """Builds the trainer, and trains up to the end of its first round."""
+    """Builds the trainer, and trains to the end of the first round."""
 
     def build(config: dict[str, Any], common: dict[str, Any], **more: Any) -> GRPOTrainer:
         model = AutoModelForCausalLM.from_pretrained(config["model"], dtype=torch.float32)

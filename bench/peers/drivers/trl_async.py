@@ -1,8 +1,8 @@
-"""TRL's `AsyncGRPOTrainer` (trl 1.16), with a process that generates in place of vLLM, which needs a GPU.
+"""TRL's `AsyncGRPOTrainer` (trl 1.16), with a generation process in place of vLLM, which needs a GPU.
 
 The process implements TRL's `RolloutWorkerProtocol` and `WeightTransferProtocol`. Batch n is generated with
-parameters of n - `lag` updates or more. The trainer's attention is a kernel for GPUs (FlashAttention 3); a
-masked one of torch's is registered in its place. One thread each. Configuration: as of `trl.py`, and `"lag"`.
+parameters after n - `lag` updates or more. Torch's masked attention replaces the trainer's, a kernel for GPUs
+(FlashAttention 3). Each process has one thread. Configuration: that of `trl.py`, and `"lag"`.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from bench.peers.drivers.characters import tokenizer_of
 
 
 def attend(module, query, key, value, mask, *, tree_kv_index, tree_cu_seqlens_q, tree_cu_seqlens_k, **how):
-    """Attention over packed responses: each token sees those on its own path that are not after it."""
+    """Attention over packed responses: each token sees earlier tokens on its own path."""
     index = torch.arange(query.shape[2])
     sees = torch.zeros(len(index), len(index), dtype=torch.bool)
     bounds = zip(itertools.pairwise(tree_cu_seqlens_q), itertools.pairwise(tree_cu_seqlens_k), strict=True)
@@ -36,7 +36,7 @@ class Worker:
         context = torch.multiprocessing.get_context("spawn")
         self.rollout_buffer, self.metrics_queue = context.Queue(), context.Queue()
         self.version, self.lock = context.Value("i", 0), context.Lock()
-        self.weights = {name: one.detach().share_memory_() for name, one in loaded(config).named_parameters()}
+        self.weights = {name: x.detach().share_memory_() for name, x in loaded(config).named_parameters()}
         arguments = (config, self.weights, self.lock, self.version, self.rollout_buffer)
         process = context.Process(target=generate, args=arguments, daemon=True)
         self.start, self.stop, self.alive = process.start, process.kill, process.is_alive
@@ -54,7 +54,7 @@ class Worker:
                 self.weights[name].copy_(tensor)
 
     def init_weight_transfer(self) -> None:
-        """Nothing to do, as in `pause`, `resume`, `destroy`: the lock is held while parameters are copied."""
+        """Does nothing, like `pause`, `resume`, `destroy`: a lock protects the parameters."""
 
     pause = resume = destroy = init_weight_transfer
 
@@ -65,14 +65,14 @@ def loaded(config: dict[str, Any]) -> Any:
 
 @torch.no_grad()
 def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buffer: Any) -> None:
-    """Puts batches of responses into `buffer` for as long as the trainer lives."""
+    """Puts batches of responses into `buffer` while the trainer lives."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    tokenizer, wanted, model = tokenizer_of(config["alphabet"]), config["trl"], loaded(config)
-    parameters, group = dict(model.named_parameters()), wanted["num_generations"]
-    how = {"do_sample": True, "top_k": 0, "return_dict_in_generate": True, "output_scores": True}
-    how |= {"num_return_sequences": group, "max_new_tokens": wanted["max_completion_length"]}
-    how |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    tokenizer, settings, model = tokenizer_of(config["alphabet"]), config["trl"], loaded(config)
+    parameters, group = dict(model.named_parameters()), settings["num_generations"]
+    options = {"do_sample": True, "top_k": 0, "return_dict_in_generate": True, "output_scores": True}
+    options |= {"num_return_sequences": group, "max_new_tokens": settings["max_completion_length"]}
+    options |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     problems, trainer = itertools.cycle(config["problems"]), torch.multiprocessing.parent_process()
     for batch in itertools.count():
         while version.value + config["lag"] <= batch:  # the version before the first update is 1
@@ -80,29 +80,30 @@ def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buff
             if not trainer.is_alive():
                 return
         with lock:
-            at = version.value
+            model_version = version.value
             for name, tensor in weights.items():
                 parameters[name].copy_(tensor)
-        rows = list(itertools.islice(problems, wanted["per_device_train_batch_size"] // group))
+        rows = list(itertools.islice(problems, settings["per_device_train_batch_size"] // group))
         inputs = tokenizer([f"<bos>{prompt}" for prompt, _ in rows], return_tensors="pt", padding=True)
-        made = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask, **how)
-        log_probs = model.compute_transition_scores(made.sequences, made.scores, normalize_logits=True)
+        generated = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask, **options)
+        sequences = generated.sequences
+        log_probs = model.compute_transition_scores(sequences, generated.scores, normalize_logits=True)
         begins = inputs.input_ids.shape[1]
-        texts = tokenizer.batch_decode(made.sequences[:, begins:], skip_special_tokens=True)
+        texts = tokenizer.batch_decode(sequences[:, begins:], skip_special_tokens=True)
         rewards = torch.tensor(trl.right(texts, [answer for _, answer in rows for _ in range(group)]))
-        apart = rewards.view(-1, group)
-        advantages = (apart - apart.mean(1, keepdim=True)) / (apart.std(1, keepdim=True) + 1e-4)
-        for i, (sequence, advantage) in enumerate(zip(made.sequences, advantages.flatten(), strict=True)):
+        grouped = rewards.view(-1, group)
+        advantages = (grouped - grouped.mean(1, keepdim=True)) / (grouped.std(1, keepdim=True) + 1e-4)
+        for i, (sequence, advantage) in enumerate(zip(sequences, advantages.flatten(), strict=True)):
             prompt, response = sequence[:begins][inputs.attention_mask[i // group].bool()], sequence[begins:]
             length = min(int((response != tokenizer.eos_token_id).cumprod(0).sum()) + 1, len(response))
-            none = torch.zeros(len(prompt))
+            zeros = torch.zeros(len(prompt))
             sample = RolloutSample(
                 [], [],
                 input_ids=torch.cat([prompt, response[:length]]).numpy(),
-                completion_mask=torch.cat([none, none.new_ones(length)]).numpy(),
-                old_log_probs=torch.cat([none, log_probs[i, :length]]).numpy(),
+                completion_mask=torch.cat([zeros, zeros.new_ones(length)]).numpy(),
+                old_log_probs=torch.cat([zeros, log_probs[i, :length]]).numpy(),
                 advantage=float(advantage),
-                model_version=at,
+                model_version=model_version,
                 group_id=batch * len(rows) + i // group,
                 metrics={"reward": float(rewards[i])},
             )  # fmt: skip
@@ -110,16 +111,16 @@ def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buff
 
 
 def prepare(config: dict[str, Any]):
-    """Builds the trainer, and trains up to the end of its first round."""
+    """Builds the trainer, and trains to the end of the first round."""
     torch.set_num_threads(1)
-    torch.cuda.get_device_name = lambda *_: "CPU"  # the trainer asks without looking, for its peak rate
+    torch.cuda.get_device_name = lambda *_: "CPU"  # the trainer assumes a GPU, whose peak rate it looks up
 
     def build(config: dict[str, Any], common: dict[str, Any], **more: Any) -> AsyncGRPOTrainer:
         worker = Worker(config)
         arguments = AsyncGRPOConfig(token_budget=0, max_staleness=config["lag"], **common)
         more |= {"rollout_worker": worker, "weight_transfer": worker}
-        made = AsyncGRPOTrainer(model=config["model"], args=arguments, **more)
+        trainer = AsyncGRPOTrainer(model=config["model"], args=arguments, **more)
         AttentionInterface.register("tree_fa3", attend)
-        return made
+        return trainer
 
     return trl.train(config, build)

@@ -1,10 +1,9 @@
-"""google-tunix's GRPO learners (0.1.7, JAX) on a checkpoint and on problems that the configuration names.
+"""google-tunix's GRPO learners (0.1.7, JAX) on a checkpoint and on problems of the configuration.
 
-Its `train` is one call; here a round is some of its iterations: the call runs in a thread of its own, and
-what is called once an iteration waits for the next: the reward function of `GRPOLearner`, or the data of the
-agentic one. That is taken with `"lag"`: it trains on one device and generates on another, with parameters at
-most that many updates old. Configuration: as of `trl.py`; of `"trl"` are read the numbers that both libraries
-have.
+Its `train` is one call. A round is some of its iterations: the call runs in its own thread, and a function
+that is called once per iteration waits for the next round: the reward function of `GRPOLearner`, or the data
+iterator of the agentic learner. `"lag"` selects the agentic learner: it trains on one device and generates on
+another, with parameters at most that many updates old. Configuration: that of `trl.py`.
 """
 
 import itertools
@@ -31,19 +30,18 @@ from bench.peers.serve import Rounds
 
 
 class Prompts:
-    """Chats as text: their messages, one after the other."""
+    """A chat template that joins the messages."""
 
     def parse(self, messages: Any, **_: Any) -> str:
-        """The text."""
-        return "".join(str(one["content"]) for one in messages)
+        return "".join(str(message["content"]) for message in messages)
 
 
 def prepare(config: dict[str, Any]):
-    """Builds the learner, and trains up to the end of its first round."""
+    """Builds the learner, and trains to the end of the first round."""
     config |= json.loads(Path(config["problems"]).read_text())
-    wanted = config["trl"]
-    group = wanted["num_generations"]
-    prompts = wanted["per_device_train_batch_size"] // group
+    settings = config["trl"]
+    group = settings["num_generations"]
+    prompts = settings["per_device_train_batch_size"] // group
     lag, run = config.get("lag"), config.get("run")
     mesh, generating = (
         jax.sharding.Mesh(np.array(device).reshape(1, 1), ("fsdp", "tp"))
@@ -53,7 +51,7 @@ def prepare(config: dict[str, Any]):
     with mesh:
         actor = params.create_model_from_safe_tensors(folder, shape_of(folder), mesh, jnp.float32)
     longest = max(len(prompt) for prompt, _ in config["problems"]) + 1
-    length = wanted["max_completion_length"]
+    length = settings["max_completion_length"]
     cluster = rl_cluster.RLCluster(
         actor=actor,
         tokenizer=tokenizer_of(config["alphabet"]),
@@ -61,7 +59,8 @@ def prepare(config: dict[str, Any]):
             role_to_mesh={**dict.fromkeys(rl_cluster.Role, mesh), rl_cluster.Role.ROLLOUT: generating},
             training_config=rl_cluster.RLTrainingConfig(
                 actor_optimizer=optax.chain(
-                    optax.clip_by_global_norm(wanted["max_grad_norm"]), optax.adamw(wanted["learning_rate"])
+                    optax.clip_by_global_norm(settings["max_grad_norm"]),
+                    optax.adamw(settings["learning_rate"]),
                 ),
                 eval_every_n_steps=1_000_000,
                 max_steps=1_000_000,
@@ -73,7 +72,7 @@ def prepare(config: dict[str, Any]):
                 max_tokens_to_generate=length,
                 max_prompt_length=longest,
                 kv_cache_size=longest + length + 1,
-                temperature=wanted.get("temperature", 1.0),
+                temperature=1.0,
                 top_p=1.0,
                 return_logprobs=lag is not None,
             ),
@@ -88,7 +87,7 @@ def prepare(config: dict[str, Any]):
         seconds = time.perf_counter() - begun[0]
         if run:
             leaves = jax.tree.leaves(nnx.state(cluster.actor_trainer.model))
-            np.save(Path(run, "parameters.npy"), np.concatenate([np.ravel(one) for one in leaves]))
+            np.save(Path(run, "parameters.npy"), np.concatenate([np.ravel(leaf) for leaf in leaves]))
         figures = {"steps": prompts * group * iterations, "updates": updates, "seconds": seconds}
         rounds.end({**figures, "return": sum(rewards) / len(rewards)})
         rewards.clear()
@@ -96,22 +95,24 @@ def prepare(config: dict[str, Any]):
         begun[0] = time.perf_counter()
 
     def right(prompts: list[str], completions: list[str], answer: Any, **_: Any) -> list[float]:
-        new = [float(said.strip() == str(wanted)) for said, wanted in zip(completions, answer, strict=True)]
+        new = [
+            float(text.strip() == str(expected)) for text, expected in zip(completions, answer, strict=True)
+        ]
         rewards.extend(new)
         if lag is None and (updates := next(calls)) % iterations == 0:
             end_round(updates)
         return new
 
-    of_both = {"num_generations": group, "num_iterations": 1, "beta": 0.0}
+    common = {"num_generations": group, "num_iterations": 1, "beta": 0.0}
     if lag is None:
         learner = grpo_learner.GRPOLearner(
-            rl_cluster=cluster, algo_config=grpo_learner.GRPOConfig(**of_both), reward_fns=right
+            rl_cluster=cluster, algo_config=grpo_learner.GRPOConfig(**common), reward_fns=right
         )
     else:
         learner = agentic.GRPOLearner(
             rl_cluster=cluster,
             algo_config=agentic.GRPOConfig(
-                **of_both, max_response_length=length, off_policy_steps=lag, max_concurrency=prompts * group
+                **common, max_response_length=length, off_policy_steps=lag, max_concurrency=prompts * group
             ),
             reward_fns=right,
             chat_parser=Prompts(),
@@ -125,10 +126,10 @@ def prepare(config: dict[str, Any]):
                 finished = number - lag
                 if finished > before and finished % iterations == 0:
                     end_round(finished)
-            some = list(itertools.islice(problems, prompts))
+            batch = list(itertools.islice(problems, prompts))
             yield {
-                "prompts": np.array([f"<bos>{prompt}" for prompt, _ in some]),
-                "answer": np.array([answer for _, answer in some]),
+                "prompts": np.array([f"<bos>{prompt}" for prompt, _ in batch]),
+                "answer": np.array([answer for _, answer in batch]),
             }
 
     def train() -> None:
@@ -141,7 +142,7 @@ def prepare(config: dict[str, Any]):
 
 
 def shape_of(folder: str) -> llama.ModelConfig:
-    """The sizes that the folder's `config.json` says."""
+    """The sizes in the folder's `config.json`."""
     config = json.loads(Path(folder, "config.json").read_text())
     return llama.ModelConfig(
         num_layers=config["num_hidden_layers"],
