@@ -1,9 +1,9 @@
-"""How much one reads to understand an algorithm: `python -m tools.algorithm_sizes [ALGORITHM ...]`.
+"""How much code one reads to understand an algorithm: `python -m tools.algorithm_sizes [ALGORITHM ...]`.
 
-For each algorithm: files and lines of `algos/` that its file imports, directly or through others; the same
-with the values that settings name and its text does not (`algos.registry.OPTIONS`), wherever one of these
-files asks for them; and how many classes it is derived from. Then how many classes declare a setting (a
-flag), or annotate a field of any kind, by its name. The registry and the tables of presets are not followed.
+For each algorithm, this prints the files and lines of `algos/` that its file imports, directly or indirectly;
+the same with implementations that only settings name (`algos.registry.OPTIONS`); and its number of base
+classes. Then it prints how many classes declare each setting (a flag), and how many annotate each field. It
+does not follow the registry and the tables of presets.
 """
 
 import ast
@@ -13,13 +13,12 @@ from pathlib import Path
 
 import algos
 from algos.registry import OPTIONS
+from bench.harness import ROOT
 
-_ROOT = Path(__file__).parents[1]
 _NOT_FOLLOWED = ("algos", "algos.registry", "algos.presets")
 
 
 def main(names: list[str]) -> None:
-    """Prints both tables."""
     print(f"{'algorithm':<14} files  lines  with values  bases")
     for name in names or ["ppo", "dqn", "sac", "grpo"]:
         cls = algos.get(name)
@@ -33,37 +32,37 @@ def main(names: list[str]) -> None:
 
 
 def _opened(module: str, values: bool) -> tuple[int, int]:
-    """How many files and lines one opens, following imports within `algos/`, and maybe values, too."""
+    """The number of files and lines reached by imports in `algos/`; `values`: and by values of settings."""
     files: dict[str, Path] = {}
-    left = [module]
-    while left:
-        name = left.pop()
+    todo = [module]
+    while todo:
+        name = todo.pop()
         file = _file(name)
         if file is None or name in files or name in _NOT_FOLLOWED:
             continue
         files[name] = file
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:
-                left += [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+                todo += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             elif isinstance(node, ast.Import):
-                left += [one.name for one in node.names]
+                todo += [alias.name for alias in node.names]
             elif values and isinstance(node, ast.Call) and ast.unparse(node.func) == "registry.option":
-                left.append(OPTIONS[ast.literal_eval(node.args[0])])
+                todo.append(OPTIONS[ast.literal_eval(node.args[0])])
     return len(files), sum(len(file.read_text().splitlines()) for file in files.values())
 
 
 def _file(module: str) -> Path | None:
     if module.partition(".")[0] != "algos":
         return None
-    path = _ROOT / module.replace(".", "/")
+    path = ROOT / module.replace(".", "/")
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
 def annotated() -> tuple[Counter[str], Counter[str]]:
-    """How many classes of `algos/` declare a setting, and annotate a field of any kind, by its name."""
+    """How many classes of `algos/` declare each setting, and how many annotate each field."""
     settings: Counter[str] = Counter()
     fields: Counter[str] = Counter()
-    for file in (_ROOT / "algos").rglob("*.py"):
+    for file in (ROOT / "algos").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ClassDef):
                 for line in node.body:
@@ -74,7 +73,7 @@ def annotated() -> tuple[Counter[str], Counter[str]]:
 
 
 def _is_setting(default: ast.expr | None) -> bool:
-    """Whether a field's default is that of a setting, which the command line takes."""
+    """Whether a field is a setting, by its default."""
     if not isinstance(default, ast.Call):
         return False
     name = ast.unparse(default.func)

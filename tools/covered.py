@@ -1,8 +1,8 @@
-"""Which tests run which line, and how long each takes: `make covered`, half an hour on two cores.
+"""Records which tests run which line, and how long each takes: `make covered`, half an hour on two cores.
 
-Coverage.py (coverage.readthedocs.io) notes the lines of every test by its name; `tools/mutants.py` reads them
-and gives a fault to the tests that run it, quickest first. What is noted is of the code as it was: lines that
-have moved since are looked up where they stood, so note again before a sample is reported.
+Coverage.py (coverage.readthedocs.io) records the lines of every test by its name; `tools/mutants.py` runs the
+tests of a fault's line, quickest first. Line numbers are those of the recorded code: record again after
+changes, before a sample is reported.
 """
 
 import ast
@@ -16,7 +16,8 @@ from pathlib import Path
 import coverage
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from bench.harness import ROOT
+
 FOLDER = ROOT / "build" / "covered"
 LINES, SECONDS = "lines.sqlite", "seconds.json"
 PACKAGES = ("algos", "fdg", "policies")
@@ -30,31 +31,30 @@ data_file = {data}
 
 
 class Seconds:
-    """A plugin of pytest that adds up what each test took, its fixtures included."""
+    """A plugin of pytest that sums the seconds of each test and its fixtures."""
 
     def __init__(self) -> None:
         self.by_test: dict[str, float] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Of one phase of one test, from whichever process ran it."""
         self.by_test[report.nodeid] = self.by_test.get(report.nodeid, 0.0) + report.duration
 
 
-def note(arguments: list[str]) -> int:
-    """Runs the suite and writes both files; pytest's exit status."""
+def record(arguments: list[str]) -> int:
+    """Runs tests and writes both files; returns pytest's exit status."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     seconds = Seconds()
     with tempfile.TemporaryDirectory() as scratch:
         settings = Path(scratch, "coveragerc")
         settings.write_text(_SETTINGS.format(packages=",".join(PACKAGES), data=FOLDER / LINES))
-        words = ["--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report="]
-        status = pytest.main([*words, *arguments], plugins=[seconds])
+        options = ["--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report="]
+        status = pytest.main([*options, *arguments], plugins=[seconds])
     (FOLDER / SECONDS).write_text(json.dumps(seconds.by_test, indent=0, sort_keys=True))
     return int(status)
 
 
 def header(source: str, line: int) -> range:
-    """The lines of the innermost statement that a line belongs to, without the statements within it.
+    """The lines of the innermost statement at a line, without nested statements.
 
     >>> text = "def f(x):\\n    if (x and\\n        1):\\n        return g(\\n            x)\\n"
     >>> header(text, 3), header(text, 5)
@@ -65,14 +65,14 @@ def header(source: str, line: int) -> range:
         if not isinstance(node, ast.stmt) or not node.lineno <= line <= (node.end_lineno or node.lineno):
             continue
         inner = [child.lineno for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
-        last = min([one - 1 for one in inner if one > node.lineno], default=node.end_lineno or node.lineno)
+        last = min([at - 1 for at in inner if at > node.lineno], default=node.end_lineno or node.lineno)
         if line <= last or last < node.lineno:
             lines = range(node.lineno, max(last, node.lineno) + 1)
     return lines
 
 
 def readers(source: str, line: int) -> set[int]:
-    """Lines that read what a line defines when its module is imported.
+    """Lines that read what a line defines at import.
 
     >>> text = "SIZE = 3\\n\\ndef f(x=1):\\n    return SIZE * x\\n"
     >>> readers(text, 1), readers(text, 3)
@@ -83,12 +83,12 @@ def readers(source: str, line: int) -> set[int]:
     for node in ast.walk(tree):
         lines = range(getattr(node, "lineno", 0), (getattr(node, "end_lineno", 0) or 0) + 1)
         if isinstance(node, ast.FunctionDef):
-            begins = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            begins = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             if begins <= line < node.body[0].lineno:
                 using |= {*range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)}
         elif isinstance(node, ast.Assign | ast.AnnAssign) and line in lines:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            defined |= {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+            defined |= {x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)}
     for node in ast.walk(tree):
         name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", None)
         if name in defined and (isinstance(node, ast.Name | ast.Attribute)):
@@ -98,11 +98,11 @@ def readers(source: str, line: int) -> set[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Covered:
-    """What `note` wrote.
+    """The result of `record`.
 
     Attributes:
-      data: Coverage.py's, with the name of a test and its phase as context.
-      seconds: of each test.
+      data: Coverage.py's data, with the name of a test and its phase as context.
+      seconds: seconds of each test.
     """
 
     data: coverage.CoverageData
@@ -110,7 +110,6 @@ class Covered:
 
     @classmethod
     def read(cls) -> "Covered":
-        """What is noted now."""
         if not (FOLDER / LINES).is_file():
             raise SystemExit(f"error: {FOLDER} does not say which tests run which line: make covered")
         data = coverage.CoverageData(basename=str(FOLDER / LINES))
@@ -118,21 +117,21 @@ class Covered:
         return cls(data, json.loads((FOLDER / SECONDS).read_text()))
 
     def tests(self, module: str, line: int) -> list[str]:
-        """Those that run the statement at a line, quickest first.
+        """The tests that run the statement at a line, quickest first.
 
-        What only importing runs is of those that run its readers: the body of a function whose default it is,
-        or the lines of the module with the name that it is given.
+        If only imports run it, the result is the tests of its readers: the body of a function whose default
+        it is, or lines of the module with the name that it defines.
         """
         by_line = self.data.contexts_by_lineno(module)
         source = (ROOT / module).read_text()
         for lines in (header(source, line), readers(source, line)):
-            names = {context.rpartition("|")[0] for one in lines for context in by_line.get(one, ())}
+            names = {context.rpartition("|")[0] for at in lines for context in by_line.get(at, ())}
             if names - {""}:
                 return sorted(names - {""}, key=lambda name: (self.seconds.get(name, 0.0), name))
         return []
 
     def within(self, tests: list[str], seconds: float) -> list[str]:
-        """The first of the tests, as many as take so long together."""
+        """As many of the first tests as fit into a number of seconds."""
         ends, total = [], 0.0
         for test in tests:
             total += self.seconds.get(test, 0.0)
@@ -140,10 +139,5 @@ class Covered:
         return tests[: bisect.bisect_right(ends, seconds)]
 
 
-def main() -> int:
-    """Notes, with pytest's arguments where others than two processes and the whole suite are meant."""
-    return note(sys.argv[1:] or ["-q", "--numprocesses", "2", "--dist", "loadscope"])
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(record(sys.argv[1:] or ["-q", "--numprocesses", "2", "--dist", "loadscope"]))

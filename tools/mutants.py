@@ -1,12 +1,11 @@
-"""How many small faults the tests notice: `make mutants ARGS="--sample 300 --seed 0"`.
+"""Measures how many small faults the tests detect: `make mutants ARGS="--sample 300 --seed 0"`.
 
 Cosmic Ray (github.com/sixty-north/cosmic-ray) makes the faults: another operator, number, comparison or
-boolean, a decorator less. A place in the code is drawn first, then one of the faults that can be made there,
-or the many replacements of each arithmetic operator would crowd out all else. Each fault is put into a copy
-of the repository, where the tests that run its line (noted by `make covered`) do so until the first one
-fails. One that takes longer than `--limit` is counted apart: try it again by itself.
+boolean, or a decorator less. The sample draws a place in the code first, then a fault at this place, since
+each arithmetic operator has many replacements. For each fault in a copy of the repository, the tests of its
+line (recorded by `make covered`) run until one fails. Faults that exceed `--limit` are counted separately.
 
-What survived is shown as a diff. A fault that changes nothing that anybody could observe belongs into
+Survivors are printed as diffs. A fault without observable effect belongs into
 `tools/equivalent_mutants.toml`, with the reason; it is not drawn again.
 """
 
@@ -34,13 +33,13 @@ import cosmic_ray.plugins
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 
+from bench.harness import ROOT
 from tools import covered
 
-ROOT = Path(__file__).parents[1]
 EQUIVALENT = ROOT / "tools" / "equivalent_mutants.toml"
-LEAST = 95.0  # percent that are to be killed
+LEAST = 95.0  # target of killed mutants, in percent
 
-# Of these nothing is noted: what an import alone runs, and what runs in processes that tests start.
+# Tests of code that has no recorded tests: code that only imports run, and code in processes of tests.
 IMPORTED = ("tests/test_values.py", "tests/test_signatures.py", "tests/algos/test_settings.py")
 IN_PROCESSES = (
     ("fdg/processes/*", "tests/processes/test_rendezvous.py tests/processes/test_distributed.py"),
@@ -51,12 +50,12 @@ IN_PROCESSES = (
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A fault that can be made.
+    """A fault.
 
     Attributes:
-      module: path within the repository.
-      operator: Cosmic Ray's name.
-      occurrence: which of the places in the module that the operator applies to.
+      module: its path within the repository.
+      operator: Cosmic Ray's name of its operator.
+      occurrence: its index among the operator's places in the module.
       position: line and column.
     """
 
@@ -70,7 +69,7 @@ class Mutant:
 
 
 def mutants_of(module: str) -> Iterator[Mutant]:
-    """All that Cosmic Ray can make of a module, types aside: nothing runs them."""
+    """All mutants of a module, except those in type annotations, which never run."""
     source = (ROOT / module).read_text()
     types = [
         ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
@@ -90,12 +89,12 @@ def mutants_of(module: str) -> Iterator[Mutant]:
 
 
 def applied(mutant: Mutant) -> str | None:
-    """The module's text with the fault; None where that is no Python, or the same program."""
+    """The module's text with the fault; None if it is not valid Python, or the same program."""
     source = (ROOT / mutant.module).read_text()
     operator = cosmic_ray.plugins.get_operator(mutant.operator)()
     try:
         changed = mutate_code(source, operator, mutant.occurrence)
-    except AttributeError:  # Cosmic Ray's: an exception that is named with a dot, in a tuple of several
+    except AttributeError:  # a bug of Cosmic Ray: a tuple of exceptions with a dotted name
         return None
     try:
         same = changed is None or ast.dump(ast.parse(changed)) == ast.dump(ast.parse(source))
@@ -105,7 +104,7 @@ def applied(mutant: Mutant) -> str | None:
 
 
 def diff(mutant: Mutant) -> list[str]:
-    """Its lines, without the header's."""
+    """The lines of its diff, without the header."""
     changed = applied(mutant)
     assert changed is not None
     before = (ROOT / mutant.module).read_text().splitlines()
@@ -113,23 +112,22 @@ def diff(mutant: Mutant) -> list[str]:
 
 
 def is_equivalent(mutant: Mutant, known: Sequence[dict[str, str]]) -> bool:
-    """Whether it stands in the reviewed list, by module and by its lines, wherever these are by now.
-
-    Or whether it is a `zip` that does not insist any more that both sides are equally long: they are.
-    """
+    """Whether the reviewed list has its module and lines, or it only makes a `zip` not strict."""
     lines = diff(mutant)
     removed, added = (
         " ".join(line[1:].strip() for line in lines if line.startswith(sign)).strip() for sign in "-+"
     )
     if "strict=True" in removed and removed.replace("strict=True", "strict=False", 1) == added:
         return True
-    return (mutant.module, removed, added) in {(one["module"], one["was"], one["is"]) for one in known}
+    return (mutant.module, removed, added) in {
+        (entry["module"], entry["was"], entry["is"]) for entry in known
+    }
 
 
 def drawn(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
-    """A sample without those known to change nothing; of two versions of the code, nearly the same.
+    """A sample of mutants, without equivalent ones; it is nearly the same for two versions of the code.
 
-    Each place has a number that its module, its line's words and the seed make; the lowest are drawn.
+    Each place has a hash of its module, its line's text and the seed; the lowest hashes are drawn.
     """
     known = tomllib.loads(EQUIVALENT.read_text()).get("mutant", [])
     ranked = list[tuple[str, list[Mutant]]]()
@@ -140,36 +138,34 @@ def drawn(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
             places.setdefault(mutant.position, []).append(mutant)
         seen = collections.Counter[tuple[str, int]]()
         for (line, column), mutants in sorted(places.items()):
-            words = lines[line - 1]
-            place = (words.strip(), column - len(words) + len(words.lstrip()))
-            ranked.append((_number(seed, module, *place, seen[place]), mutants))
+            text = lines[line - 1]
+            place = (text.strip(), column - len(text) + len(text.lstrip()))
+            ranked.append((_hash(seed, module, *place, seen[place]), mutants))
             seen[place] += 1
     sample: list[Mutant] = []
     for rank, mutants in sorted(ranked, key=lambda pair: pair[0]):
         if len(sample) == count:
             break
-        mutant = min(
-            mutants, key=lambda one: _number(rank, one.operator, one.occurrence - mutants[0].occurrence)
-        )
+        first = mutants[0].occurrence
+        mutant = min(mutants, key=lambda m: _hash(rank, m.operator, m.occurrence - first))
         if applied(mutant) is not None and not is_equivalent(mutant, known):
             sample.append(mutant)
     return sample
 
 
-def _number(*words: object) -> str:
-    """Digits that look random, the same for the same words."""
-    return hashlib.sha256("\n".join(map(str, words)).encode()).hexdigest()
+def _hash(*values: object) -> str:
+    return hashlib.sha256("\n".join(map(str, values)).encode()).hexdigest()
 
 
 def tests_of(
-    mutant: Mutant, noted: covered.Covered, limit: float, killers: Sequence[str] = ()
+    mutant: Mutant, coverage: covered.Covered, limit: float, killers: Sequence[str]
 ) -> list[list[str]]:
-    """What to run for a fault, one list after the other, for half the limit at most.
+    """Lists of tests for a fault, to run one after the other, for at most half the limit.
 
-    Those that killed others in its module, then all that run its line, the quickest first; where only
-    importing runs it, the tests called as the module; last the tests that start processes.
+    First come tests that killed other faults of the module, then all tests of its line, the quickest first;
+    if only imports run the line, tests named like the module; last tests that start processes.
     """
-    tests = noted.within(noted.tests(mutant.module, mutant.position[0]), limit / 2)
+    tests = coverage.within(coverage.tests(mutant.module, mutant.position[0]), limit / 2)
     if not tests:
         named = ROOT.glob(f"tests/**/test_{Path(mutant.module).stem}.py")
         tests = [*IMPORTED, *(str(path.relative_to(ROOT)) for path in sorted(named))]
@@ -179,10 +175,10 @@ def tests_of(
 
 
 def copied(target: Path) -> Path:
-    """A copy of the repository as it is, without what git ignores."""
-    words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
-    for name in listed.stdout.splitlines():
+    """Copies the working tree, without ignored files."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    for name in listing.stdout.splitlines():
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
@@ -190,8 +186,8 @@ def copied(target: Path) -> Path:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """What became of a mutant: "killed" by a test, "survived", "timed out", "unclear"; `seconds` taken."""
+class Result:
+    """The outcome of a mutant: "killed" by a test, "survived", "timed out" or "unclear"."""
 
     mutant: str
     diff: str
@@ -201,18 +197,17 @@ class Found:
 
     @property
     def module(self) -> str:
-        """Its path."""
         return self.mutant.split(":")[0]
 
     @property
     def fault(self) -> tuple[str, ...]:
-        """What it is wherever its lines stand by now: the module, and what the diff removes and adds."""
+        """The module and the changed lines, which identify the fault if lines move."""
         changed = [line for line in self.diff.splitlines() if line.startswith(("-", "+"))]
         return (self.module, *changed)
 
 
 class Copy:
-    """A copy of the repository, and a process that runs tests in it: see `tools/warm.py`."""
+    """A copy of the repository, with a process that runs tests in it (`tools/warm.py`)."""
 
     def __init__(self, folder: Path, programs: str):
         self.folder = copied(folder)
@@ -230,7 +225,7 @@ class Copy:
         )
 
     def run(self, tests: Sequence[Sequence[str]], limit: float) -> tuple[str, str]:
-        """The outcome, and the test that failed."""
+        """Runs tests; returns the outcome and the failed test."""
         assert self.process.stdin is not None and self.process.stdout is not None
         print(json.dumps({"tests": tests, "limit": limit}), file=self.process.stdin, flush=True)
         answer = json.loads(self.process.stdout.readline())
@@ -238,8 +233,8 @@ class Copy:
             raise RuntimeError(answer["by"])
         return answer["outcome"], answer["by"]
 
-    def tried(self, result: Found, mutant: Mutant, tests: Sequence[Sequence[str]], limit: float) -> Found:
-        """What the tests say to a fault."""
+    def tried(self, result: Result, mutant: Mutant, tests: Sequence[Sequence[str]], limit: float) -> Result:
+        """Runs tests on a fault; returns the result with its outcome."""
         text = applied(mutant)
         assert text is not None
         begun = time.monotonic()
@@ -252,57 +247,55 @@ class Copy:
         return dataclasses.replace(result, outcome=outcome, by=by, seconds=round(time.monotonic() - begun, 1))
 
     def close(self) -> None:
-        """Ends the process."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
 
 
 def failing_anyway(tests: Sequence[str], copy: Copy, limit: float) -> set[str]:
-    """Those of the tests that fail without a fault as well: what they killed says nothing."""
-    good, bad = list(tests), set[str]()
-    while good:
-        outcome, by = copy.run([good], limit)
+    """The tests that fail without a fault, too: they kill no mutants."""
+    passing, failing = list(tests), set[str]()
+    while passing:
+        outcome, by = copy.run([passing], limit)
         if outcome == "passed":
             break
-        bad.add(by)
-        if by not in good:
+        failing.add(by)
+        if by not in passing:
             break
-        good.remove(by)
-    return bad
+        passing.remove(by)
+    return failing
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
-    line = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0])
-    line.add_argument("--sample", type=int, default=300, help="how many")
-    line.add_argument("--seed", type=int, default=0, help="of the sample")
-    line.add_argument("--only", default="*", help="modules, as in 'fdg/batch/*'")
-    line.add_argument("--jobs", type=int, default=2, help="at a time")
-    line.add_argument("--limit", type=float, default=180.0, help="seconds of CPU time for one (180)")
-    line.add_argument("--results", type=Path, help="lines of JSON; what was killed there is not tried again")
-    return line.parse_args()
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0])
+    parser.add_argument("--sample", type=int, default=300, help="number of mutants")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument("--only", default="*", help="a pattern of modules, such as 'fdg/batch/*'")
+    parser.add_argument("--jobs", type=int, default=2, help="number of parallel jobs")
+    parser.add_argument("--limit", type=float, default=180.0, help="CPU seconds per mutant (180)")
+    parser.add_argument("--results", type=Path, help="a file of JSON lines; mutants killed in it are skipped")
+    return parser.parse_args()
 
 
 def main() -> int:
-    """Draws, runs, and reports; the exit status says whether enough were noticed."""
+    """Draws, runs and reports mutants; returns exit status 1 if too few were killed."""
     options = arguments()
     sources = [
         path.relative_to(ROOT) for name in covered.PACKAGES for path in sorted((ROOT / name).rglob("*.py"))
     ]
     modules = [str(module) for module in sources if fnmatch.fnmatch(str(module), options.only)]
-    noted = covered.Covered.read()
+    coverage = covered.Covered.read()
     sample = drawn(modules, options.sample, options.seed)
-    done: dict[tuple[str, ...], Found] = {}
+    done: dict[tuple[str, ...], Result] = {}
     if options.results and options.results.exists():
-        before = [Found(**json.loads(line)) for line in options.results.read_text().splitlines()]
-        done = {one.fault: one for one in before if one.outcome == "killed"}
+        before = [Result(**json.loads(line)) for line in options.results.read_text().splitlines()]
+        done = {result.fault: result for result in before if result.outcome == "killed"}
     killers = collections.defaultdict[str, dict[str, None]](dict)  # by module, the latest last
     for known in done.values():
         killers[known.module][known.by] = None
-    faults = {mutant: Found(str(mutant), "\n".join(diff(mutant)), "", "", 0.0) for mutant in sample}
+    faults = {mutant: Result(str(mutant), "\n".join(diff(mutant)), "", "", 0.0) for mutant in sample}
     todo = [mutant for mutant in sample if faults[mutant].fault not in done]
-    # Those whose tests start processes take minutes each: they come last.
+    # Mutants whose tests start processes take minutes each, so they come last.
     todo.sort(key=lambda mutant: any(fnmatch.fnmatch(mutant.module, part) for part, _ in IN_PROCESSES))
     print(f"{len(sample)} mutants, {len(sample) - len(todo)} of them known to be killed", flush=True)
     with tempfile.TemporaryDirectory(prefix="fdg-mutants-") as scratch:
@@ -312,53 +305,50 @@ def main() -> int:
         for copy in copies:
             free.put(copy)
 
-        def one_of(mutant: Mutant) -> Found:
+        def result_of(mutant: Mutant) -> Result:
             copy = free.get()
             try:
-                first = list(killers[mutant.module])[::-1][:8]
-                return copy.tried(
-                    faults[mutant], mutant, tests_of(mutant, noted, options.limit, first), options.limit
-                )
-            except Exception as error:  # this tool's, not the tests'; the others continue
+                tests = tests_of(mutant, coverage, options.limit, list(killers[mutant.module])[::-1][:8])
+                return copy.tried(faults[mutant], mutant, tests, options.limit)
+            except Exception as error:  # an error of this tool; other mutants continue
                 return dataclasses.replace(faults[mutant], outcome="unclear", by=f"{error!r}"[:2000])
             finally:
                 free.put(copy)
 
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-            started = [pool.submit(one_of, mutant) for mutant in todo]
-            for i, future in enumerate(concurrent.futures.as_completed(started), 1):
-                one = future.result()
-                done[one.fault] = one
-                if one.outcome == "killed":
-                    killers[one.module][one.by] = None
+            futures = [pool.submit(result_of, mutant) for mutant in todo]
+            for i, future in enumerate(concurrent.futures.as_completed(futures), 1):
+                result = future.result()
+                done[result.fault] = result
+                if result.outcome == "killed":
+                    killers[result.module][result.by] = None
                 if options.results:
                     with options.results.open("a") as file:
-                        print(json.dumps(dataclasses.asdict(one)), file=file)
-                said = f"{one.outcome:9s} {one.seconds:5.0f} s  {one.mutant}  {one.by}"
-                print(f"{i:3d}/{len(todo)} {said}", flush=True)
-        drawn_now = [done[faults[mutant].fault] for mutant in sample]
-        bad = failing_anyway(
-            sorted({one.by for one in drawn_now if "::" in one.by}), copies[0], 20 * options.limit
-        )
+                        print(json.dumps(dataclasses.asdict(result)), file=file)
+                line = f"{result.outcome:9s} {result.seconds:5.0f} s  {result.mutant}  {result.by}"
+                print(f"{i:3d}/{len(todo)} {line}", flush=True)
+        results = [done[faults[mutant].fault] for mutant in sample]
+        killing = sorted({result.by for result in results if "::" in result.by})
+        failing = failing_anyway(killing, copies[0], 20 * options.limit)
         for copy in copies:
             copy.close()
-    return report(drawn_now, bad, options)
+    return report(results, failing, options)
 
 
-def report(results: Sequence[Found], bad: set[str], options: argparse.Namespace) -> int:
-    """Prints what was not noticed, and counts; 1 if too little was noticed."""
-    for test in sorted(bad):
+def report(results: Sequence[Result], failing: set[str], options: argparse.Namespace) -> int:
+    """Prints survivors and counts; returns 1 if too few mutants were killed."""
+    for test in sorted(failing):
         print(f"fails without a fault as well, and kills none: {test}")
     counts = collections.Counter({"killed": 0, "survived": 0, "timed out": 0, "unclear": 0})
-    for one in sorted(results, key=lambda one: (one.outcome, one.mutant)):
-        outcome = "unclear" if one.by in bad else one.outcome
+    for result in sorted(results, key=lambda result: (result.outcome, result.mutant)):
+        outcome = "unclear" if result.by in failing else result.outcome
         counts[outcome] += 1
         if outcome != "killed":
-            print(f"\n{outcome}: {one.mutant}", one.diff, sep="\n")
-    noticed = 100 * counts["killed"] / max(1, len(results))
+            print(f"\n{outcome}: {result.mutant}", result.diff, sep="\n")
+    killed = 100 * counts["killed"] / max(1, len(results))
     totals = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
-    print(f"\n{len(results)} mutants of seed {options.seed}: {totals}: {noticed:.1f} % killed")
-    return int(noticed < LEAST)
+    print(f"\n{len(results)} mutants of seed {options.seed}: {totals}: {killed:.1f} % killed")
+    return int(killed < LEAST)
 
 
 if __name__ == "__main__":

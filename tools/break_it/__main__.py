@@ -1,16 +1,16 @@
-"""Trying to break it: random command lines, kills, lost processes and Ctrl-C, each by its number.
+"""Tries to break fdg by random command lines, kills, lost processes and Ctrl-C; each try has a number.
 
-    python -m tools.break_it flags --count 10000     in process: each is a run, or one clear line and status 2
-    python -m tools.break_it kills --count 34        kill -9, three times each, resumed: not a bit differs
+    python -m tools.break_it flags --count 10000     command lines run, or end with one line and status 2
+    python -m tools.break_it kills --count 34        kill -9 and resume, three times: all bits are equal
     python -m tools.break_it language --count 12     the same for SFT, DPO, GRPO and PPO-RLHF
-    python -m tools.break_it streams --count 10      the same for streams, with SIGTERM and Ctrl-C between
-    python -m tools.break_it many --count 6          the same for 16 processes, of which one is killed
-    python -m tools.break_it losses --count 24       one of two processes lost: named, none left, resumed
-    python -m tools.break_it interrupts --count 50   Ctrl-C from the first moment on: status 130 in 2 s
+    python -m tools.break_it streams --count 10      the same for streams, also with SIGTERM and Ctrl-C
+    python -m tools.break_it many --count 6          the same for 16 processes, one of which is killed
+    python -m tools.break_it losses --count 24       one of two processes is lost: named, none left, resumed
+    python -m tools.break_it interrupts --count 50   Ctrl-C at any moment: status 130 within 2 s
 
-What was done, and what it met, is in build/break_it/: started again, each continues where it was. `--only 17`
-replays one. Runs on a Ray cluster: `python -m tools.break_it.ray`; damaged
-run directories: `python -m tests.hostile`.
+build/break_it/ has the finished tries and their circumstances; a second start continues. `--only 17` repeats
+one try. For runs on a Ray cluster: `python -m tools.break_it.ray`; for damaged run directories:
+`python -m tests.hostile`.
 """
 
 import functools
@@ -36,7 +36,7 @@ CHECKS: dict[str, Callable[[int], str | None]] = {
 
 
 def main() -> int:
-    """Runs one kind of tries; 1 if one of them went wrong."""
+    """Runs tries of one kind; returns 1 if any failed."""
     parser = harness.parser("tools.break_it", __doc__)
     parser.add_argument("what", choices=CHECKS)
     parser.add_argument("--count", type=int, default=50)
@@ -48,20 +48,20 @@ def main() -> int:
         return 0
     path = KEPT / f"{args.what}.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    wrong_of = {row["number"]: row["wrong"] for row in map(json.loads, lines)}
+    failures = {row["number"]: row["wrong"] for row in map(json.loads, lines)}
     with path.open("a") as file:
         for number in range(args.count):
-            if number in wrong_of:
+            if number in failures:
                 continue
-            wrong_of[number] = CHECKS[args.what](number)
-            print(json.dumps({"number": number, "wrong": wrong_of[number]}), file=file, flush=True)
-            if wrong_of[number]:
-                print(f"{number}: {wrong_of[number]}", flush=True)
+            failures[number] = CHECKS[args.what](number)
+            print(json.dumps({"number": number, "wrong": failures[number]}), file=file, flush=True)
+            if failures[number]:
+                print(f"{number}: {failures[number]}", flush=True)
     if met := noted(args.what):
         print(f"met: {met}")
-    tried = [text for number, text in wrong_of.items() if number < args.count]
-    print(f"{args.what}: {sum(map(bool, tried))} of {len(tried)} went wrong ({path})")
-    return int(any(tried))
+    results = [text for number, text in failures.items() if number < args.count]
+    print(f"{args.what}: {sum(map(bool, results))} of {len(results)} went wrong ({path})")
+    return int(any(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Two run directories: how far the last checkpoint, the metrics and the tables of samples are apart."""
+"""Compares two run directories: the last checkpoint, the metrics and the tables of samples."""
 
 import json
 from pathlib import Path
@@ -10,30 +10,28 @@ TIMES = ("wall_s", "steps_per_s", "tokens_per_s")
 
 
 def compare(run: Path, whole: Path) -> tuple[float, str]:
-    """The largest difference of two runs, and where it is.
+    """The largest difference of two runs, and its place.
 
     Returns:
-      0 if all bits are equal; of floats the difference relative to the largest of their array, or to 1;
+      0 if all bits are equal; the difference of floats relative to the largest of their array, or to 1;
       infinity if anything else differs.
     """
-    mine, theirs = _values(run), _values(whole)
-    unlike = [name for name in mine.keys() ^ theirs.keys() if not name.startswith("samples")]
+    values, whole_values = _values(run), _values(whole)
+    unlike = [name for name in values.keys() ^ whole_values.keys() if not name.startswith("samples")]
     if unlike:
         return np.inf, f"only one of both has {sorted(unlike)[:3]}"
     worst = 0.0, ""
-    for name in mine.keys() & theirs.keys():
-        have, want = mine[name], theirs[name]
-        if have.dtype != want.dtype or have.shape != want.shape:
-            return np.inf, f"{name} is {have.dtype}{list(have.shape)}, and was {want.dtype}{list(want.shape)}"
-        if have.tobytes() != want.tobytes():
-            worst = max(
-                worst, (_apart(have, want), f"{name} differs in {np.sum(have != want)} of {want.size}")
-            )
+    for name in values.keys() & whole_values.keys():
+        x, y = values[name], whole_values[name]
+        if x.dtype != y.dtype or x.shape != y.shape:
+            return np.inf, f"{name} is {x.dtype}{list(x.shape)}, and was {y.dtype}{list(y.shape)}"
+        if x.tobytes() != y.tobytes():
+            worst = max(worst, (_difference(x, y), f"{name} differs in {np.sum(x != y)} of {y.size}"))
     return worst
 
 
 def wrong(run: Path, whole: Path, tolerance: float) -> str | None:
-    """What differs by more than the tolerance; None if nothing does."""
+    """The largest difference as text; None if it is within the tolerance."""
     difference, where = compare(run, whole)
     return f"{where} by {difference:.2g}" if difference > tolerance else None
 
@@ -54,8 +52,8 @@ def _values(run: Path) -> dict[str, np.ndarray]:
     return values
 
 
-def _apart(have: np.ndarray, want: np.ndarray) -> float:
-    if not np.issubdtype(want.dtype, np.floating) or (np.isnan(have) != np.isnan(want)).any():
+def _difference(x: np.ndarray, y: np.ndarray) -> float:
+    if not np.issubdtype(y.dtype, np.floating) or (np.isnan(x) != np.isnan(y)).any():
         return np.inf
-    scale = max(1.0, float(np.nanmax(np.abs(want), initial=0.0)))
-    return float(np.nanmax(np.abs(have - want), initial=0.0)) / scale
+    scale = max(1.0, float(np.nanmax(np.abs(y), initial=0.0)))
+    return float(np.nanmax(np.abs(x - y), initial=0.0)) / scale

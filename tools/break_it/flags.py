@@ -1,4 +1,4 @@
-"""Random command lines, in process: each is a run, or one clear line and status 2."""
+"""Random command lines, in this process: each runs, or ends with one line of error and status 2."""
 
 import contextlib
 import gc
@@ -25,72 +25,71 @@ from fdg.launching import on_ray
 from fdg.launching.restarting import Ending
 from tools.break_it.processes import KEPT
 
-_UNSAID = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009 - not declared by every version
-SECONDS = 120  # of work, in which a command line is done
+_DEFAULT_DEVICES = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009 - some versions lack it
+SECONDS = 120  # CPU time limit of a command line
 MAINS: Mapping[str, Callable[[list[str]], int]] = {
     "train": cli.train_main,
     "plan": cli.plan_main,
     "launch": launch_processes.main,
     "calibrate": calibrate_machine.main,
     **using.COMMANDS,
-    "diff": using.COMMANDS["diff"],
 }
 
 
 def flags(number: int) -> str | None:
-    """One random command line: planned, or where it is short, run; or one that uses a finished run."""
+    """Runs a random command line; returns what went wrong, or None."""
     from tests.commands.any_flags import draw_line, lay_out, outcome
 
-    command, words = draw_line(random.Random(number))
+    command, arguments = draw_line(random.Random(number))
     out, errors = io.StringIO(), io.StringIO()
-    run = _finished().absolute()
-    # As pytest's `capsys`, of which `outcome` reads the errors once the command is done.
+    run = _finished_run().absolute()
+    # Replaces pytest's `capsys`; `outcome` reads the errors from it.
     captured = types.SimpleNamespace(readouterr=lambda: types.SimpleNamespace(err=errors.getvalue()))
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), _at_once(folder):
-        if any(word in str(words) for word in ("run", "damaged")):
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), _without_work(folder):
+        if any(name in str(arguments) for name in ("run", "damaged")):
             lay_out(Path(folder), run)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
             if command == "train":
-                _as_if_new()
-            for which in (signal.SIGPROF, signal.SIGALRM):
-                signal.signal(which, _hangs)
+                _reset_devices()
+            for timer_signal in (signal.SIGPROF, signal.SIGALRM):
+                signal.signal(timer_signal, _raise_timeout)
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
-            signal.alarm(20 * SECONDS)  # what waits for ever
+            signal.alarm(20 * SECONDS)  # for commands that wait without work
             try:
-                wrong = outcome(MAINS[command], words, captured)
+                wrong = outcome(MAINS[command], arguments, captured)
             except TimeoutError:
                 wrong = f"it was not done in {SECONDS} s of work"
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 signal.alarm(0)
         configs = [path for path in Path(folder).rglob("config.json") if path.parent.name != "damaged"]
-        left = [str(path) for path in configs if not (path.parent / "summary.json").exists()]
-        if wrong is None and left:
-            wrong = f"half a run is left: {left}"
-    return None if wrong is None else f"{command} {words}: {wrong}"[:2000]
+        unfinished = [str(path) for path in configs if not (path.parent / "summary.json").exists()]
+        if wrong is None and unfinished:
+            wrong = f"half a run is left: {unfinished}"
+    return None if wrong is None else f"{command} {arguments}: {wrong}"[:2000]
 
 
-def _finished() -> Path:
+def _finished_run() -> Path:
     run = KEPT / "finished"
     if not (run / "summary.json").exists():
         shutil.rmtree(run, ignore_errors=True)
-        words = "--devices 1 --num-envs 4 --num-steps 32 --total-steps 2560 --checkpoint-every 10"
+        flags = "--devices 1 --num-envs 4 --num-steps 32 --total-steps 2560 --checkpoint-every 10"
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
-        command = [sys.executable, "-m", "fdg.train", *words.split(), "--eval-episodes", "0", "--out", run]
+        command = [sys.executable, "-m", "fdg.train", *flags.split(), "--eval-episodes", "0", "--out", run]
         subprocess.run(command, env=environment, check=True, capture_output=True)
     return run
 
 
-def _as_if_new() -> None:
-    """Has each command line make the host devices that it asks for."""
+def _reset_devices() -> None:
+    """Clears JAX's backends, so that each command line makes its host devices."""
     gc.collect()
     if not jax.live_arrays():
         clear_backends()
-        jax.config.update("jax_num_cpu_devices", _UNSAID)
+        jax.config.update("jax_num_cpu_devices", _DEFAULT_DEVICES)
 
 
 class _PlansOnly:
-    """An engine of `fdg launch` that plans what it should run."""
+    """An engine of `fdg launch` that only plans."""
 
     def __init__(self, *_: Any):
         pass
@@ -98,30 +97,30 @@ class _PlansOnly:
     def reserve(self, first: bool) -> int:
         return 2 if first else 1
 
-    def run(self, words: Sequence[str]) -> Ending:
-        return Ending(cli.plan_main(words))
+    def run(self, flags: Sequence[str]) -> Ending:
+        return Ending(cli.plan_main(flags))
 
     def close(self) -> None:
         pass
 
 
-def _rough(*_: Any) -> machine.Calibration:
-    """What stands in for two minutes of measuring."""
+def _fake_calibration(*_: Any) -> machine.Calibration:
+    """Replaces a calibration of two minutes."""
     kind, here = machine.REFERENCE, machine.fingerprint("cpu")
     return machine.Calibration(here, kind, machine.SHARED_MEMORY, machine.SOCKETS, 2)
 
 
 @contextlib.contextmanager
-def _at_once(folder: str) -> Iterator[None]:
-    """Nothing is started or measured, and what is kept for a user is kept in a folder."""
+def _without_work(folder: str) -> Iterator[None]:
+    """Commands launch and measure nothing, and the user's cache is in `folder`."""
     with (
         mock.patch.object(launch_processes, "Here", _PlansOnly),
         mock.patch.object(on_ray, "OnRay", _PlansOnly),
-        mock.patch.object(calibrate_machine, "calibrate", _rough),
+        mock.patch.object(calibrate_machine, "calibrate", _fake_calibration),
         mock.patch.dict(os.environ, {"XDG_CACHE_HOME": folder}),
     ):
         yield
 
 
-def _hangs(*_: Any) -> None:
+def _raise_timeout(*_: Any) -> None:
     raise TimeoutError

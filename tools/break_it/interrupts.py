@@ -13,20 +13,19 @@ from tools.break_it.processes import note, worked
 
 
 def interrupts(number: int) -> str | None:
-    """Ctrl-C at a random moment of a run's first work: status 130 within two seconds, and how to go on.
+    """Ctrl-C at a random moment of a run's start: it must end with status 130 within two seconds.
 
-    The moment and the two seconds are of the process's own work; what it waits for is not counted, but must
-    end all the same.
+    The last line must say how to continue. The moment and the two seconds are the process's CPU time.
     """
-    # A shell has its background jobs ignore Ctrl-C, and so would what they start.
+    # A shell's background jobs ignore Ctrl-C, and so would their children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
-        words = ["--devices", "1", "--num-envs", str(4 + number), "--out", str(run)]
+        flags = ["--devices", "1", "--num-envs", str(4 + number), "--out", str(run)]
         environment = {**os.environ, "PYTHONPATH": os.getcwd(), "JAX_PLATFORMS": "cpu"}
         environment["JAX_COMPILATION_CACHE_DIR"] = folder  # so that it compiles
         process = subprocess.Popen(
-            [sys.executable, "-m", "fdg.train", *words],
+            [sys.executable, "-m", "fdg.train", *flags],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -36,7 +35,7 @@ def interrupts(number: int) -> str | None:
         while worked(process.pid) < moment:
             if process.poll() is not None:
                 process.communicate()
-                return None  # it was done before
+                return None  # it had ended before
             time.sleep(0.005)
         before, begun = worked(process.pid), time.monotonic()
         process.send_signal(signal.SIGINT)
@@ -48,7 +47,7 @@ def interrupts(number: int) -> str | None:
         output, _ = process.communicate()
         work, seconds, status = after - before, time.monotonic() - begun, process.returncode
         note("interrupts", number, f"status {status}", moment=moment, work=work, seconds=seconds)
-        # Before Python has begun to run anything of ours, the operating system ends it.
+        # Until Python runs fdg's code, the operating system ends the process.
         early = status == -signal.SIGINT and moment < 0.3
         complaint = None
         if (status != 130 and not early) or work > 2.0:

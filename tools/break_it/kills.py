@@ -1,15 +1,13 @@
-"""Kill -9 at random moments: what continues from there ends as if nothing had happened.
+"""Kill -9 at random moments: the resumed run must end like an undisturbed run.
 
-Streams get SIGTERM and Ctrl-C between the kills, too; of two processes all are killed, or one.
+Streams also get SIGTERM and Ctrl-C between the kills; of several processes all are killed, or one.
 
-What is killed is a copy (`os.fork`) of a process that has imported everything and started nothing: a machine
-imports JAX once, not four hundred times. Moments are of the work that a process has done itself, not of the
-clock, which says little on a machine with other work: its user and system time.
+The victims are forks of a process that has imported everything and started nothing, so that JAX is imported
+once, not four hundred times. Moments are CPU times of the process: on a busy machine the clock says little.
 
-Two numbers in three continue where they were, and not a bit may differ from a run left alone. Every third
-continues under other policies and numbers of devices, drawn for each start: floats within a tolerance of
-their array's largest (or of 1), all else the same. Two numbers in six find no compiled programs at their
-first start.
+Two tries in three resume on the same devices, and all bits must be equal. Every third resumes with random
+policies and numbers of devices: floats must be equal within a tolerance relative to their array's largest (or
+to 1), all else exactly. Two tries in six have no compiled programs at their first start.
 """
 
 import dataclasses
@@ -29,9 +27,8 @@ from bench.forks import forked
 from tools.break_it.comparing import wrong
 from tools.break_it.processes import KEPT, note, worked
 
-# What is killed: flags, under which a run is some seconds of work, and writes thirty checkpoints.
-# Step sizes are at most 1e-3: with 1e-2 a last digit of the first parameters, or a sum in another order,
-# grows to 1e-5 and more within sixty iterations, on one device too, and would hide what is looked for.
+# Flags of runs with some seconds of CPU time, and thirty checkpoints. Learning rates are at most 1e-3: with
+# 1e-2, a rounding difference grows to 1e-5 and more within sixty iterations, and would hide errors.
 _SMALL = "--num-envs 4 --num-steps 8 --hidden 8 --total-steps 1920"
 _ANYWHERE = (
     "--devices 2",
@@ -45,16 +42,16 @@ _ANYWHERE = (
 
 @dataclasses.dataclass(frozen=True)
 class Killed:
-    """What is killed.
+    """A run to kill.
 
     Attributes:
-      flags: of the run; one device unless they say so.
-      first: further flags of its first start, which a resumed run does not take.
-      elsewhere: placements under which it continues as well.
-      in_float64: where it continues elsewhere: tokens that are drawn hang on the last digits.
-      signals: what each number gets, one after the other.
-      processes: of the run.
-      alone: whether one process of several gets a signal, drawn for each, or all do.
+      flags: its flags; it has one device unless they name a number.
+      elsewhere: placements in which it may resume.
+      in_float64: whether it resumes elsewhere in float64, since sampled tokens depend on the last digits.
+      first: further flags of the first start, which a resumed run does not accept.
+      signals: the signals, in order.
+      processes: the number of its processes.
+      alone: whether a signal goes to one random process, not to all.
     """
 
     flags: str
@@ -66,7 +63,7 @@ class Killed:
     alone: bool = False
 
     @property
-    def words(self) -> list[str]:
+    def all_flags(self) -> list[str]:
         return f"{self.flags}{'' if '--devices' in self.flags else ' --devices 1'}".split()
 
 
@@ -75,7 +72,7 @@ KILLED: Mapping[str, Killed] = {
     "dqn": Killed(
         "--algo dqn --num-envs 4 --hidden 8 --total-steps 1920 --learning-starts 300 --buffer-size 1000"
     ),
-    # A minibatch of it is one environment of four, which no learners divide among themselves.
+    # Its minibatch is one environment of four, which several learners cannot divide.
     "recurrent": Killed(f"--algo recurrent_ppo {_SMALL} --memory-size 8", (_ANYWHERE[0], *_ANYWHERE[2:])),
     "stale": Killed(
         f"--policy single_learner_coarse --devices 2 --staleness 1 {_SMALL}",
@@ -110,7 +107,7 @@ LANGUAGE: Mapping[str, Killed] = {
 _ALL = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGKILL)
 STREAMS: Mapping[str, Killed] = {
     name: Killed(
-        f"--algo {words} {_TEXT.replace('counted', 'counted?max_response=12')} --group-size 2"
+        f"--algo {flags} {_TEXT.replace('counted', 'counted?max_response=12')} --group-size 2"
         " --total-steps 480",
         (),
         first="--preset none",
@@ -118,7 +115,7 @@ STREAMS: Mapping[str, Killed] = {
         processes=processes,
         alone=processes > 1,
     )
-    for name, processes, words in (
+    for name, processes, flags in (
         ("grpo ahead", 1, "grpo --ahead 2 --slots 3 --micro-batches 2"),
         ("ppo_rlhf ahead", 1, "ppo_rlhf --ahead 1 --slots 5 --order prompt"),
         ("dpo ahead", 1, "dpo --respondent policy --ahead 2 --slots 4 --micro-batches 2"),
@@ -132,7 +129,7 @@ STREAMS: Mapping[str, Killed] = {
         ),
     )
 }  # fmt: skip
-_MANY = 16  # processes of one machine, a host device each
+_MANY = 16  # processes on one machine, with a host device each
 MANY: Mapping[str, Killed] = {
     name: Killed(
         f"{flags} --devices {_MANY} --num-envs {_MANY} --num-steps 8 --hidden 8 --total-steps {80 * _MANY}",
@@ -150,41 +147,41 @@ MANY: Mapping[str, Killed] = {
     )
 }
 COMMON = ("--eval-episodes", "0", "--checkpoint-every", "2")
-_PATIENCE = 600.0  # seconds of the clock, after which a process that does not end hangs
+_PATIENCE = 600.0  # seconds of wall time after which a process counts as hanging
 
 
 def kills(number: int, kinds: Mapping[str, Killed] = KILLED, check: str = "kills") -> str | None:
-    """A run killed at random moments, and resumed each time: its last state is that of one left alone."""
+    """Kills a run at random moments and resumes it each time; returns what went wrong, or None."""
     kind = list(kinds)[number % len(kinds)]
     killed, cold = kinds[kind], number % 6 > 3
     moves = bool(killed.elsewhere) and number % 3 == 2
     float64 = moves and killed.in_float64
     programs = KEPT / "programs"
     whole = KEPT / "whole" / f"{kind.replace(' ', '-')}{'-float64' * float64}"
-    work: Any = _left_alone(killed, whole, programs, float64)
+    work: Any = _undisturbed_work(killed, whole, programs, float64)
     if isinstance(work, str):
         return f"{kind}, left alone: {work}"
-    draw, left = random.Random(number), list(killed.signals)
+    draw, signals = random.Random(number), list(killed.signals)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         if cold:
-            programs, work = Path(folder, "programs"), 2 * work  # compiling is half of it
+            programs, work = Path(folder, "programs"), 2 * work  # half of it is compilation
         while True:
-            placed = _placed(killed, run, draw.choice(killed.elsewhere) if moves else "")
-            end = Ending(left[0], draw.uniform(0.0, work)) if left else None
+            flags = _flags_by_process(killed, run, draw.choice(killed.elsewhere) if moves else "")
+            end = Ending(signals[0], draw.uniform(0.0, work)) if signals else None
             if end and killed.alone:
                 end = dataclasses.replace(end, to=draw.randrange(killed.processes))
-            status, worked_for = _started(placed, programs, end, float64)
+            status, worked_for = _run(flags, programs, end, float64)
             if status not in (0, *(end.statuses if end else ())):
-                return f"{kind}, {placed}, at {end}: status {status}"
-            if not left:
+                return f"{kind}, {flags}, at {end}: status {status}"
+            if not signals:
                 break
             if status:
                 how = "" if end.signal == signal.SIGKILL else f"{end.signal.name}, "
-                note(check, number, f"{how}{_met(run)}{', moved' * moves}", kind=kind, cold=cold)
-                left.pop(0)
+                note(check, number, f"{how}{_moment(run)}{', moved' * moves}", kind=kind, cold=cold)
+                signals.pop(0)
             else:
-                work = worked_for  # what is left is less than that
+                work = worked_for  # it ended before the signal: a resumed run has less work
                 if (run / "summary.json").exists():
                     shutil.rmtree(run)
         tolerance = (1e-12 if float64 else 1e-5) if moves else 0.0
@@ -192,54 +189,54 @@ def kills(number: int, kinds: Mapping[str, Killed] = KILLED, check: str = "kills
     return f"{kind}, {'moved, ' * moves}killed: {differing}"[:2000] if differing else None
 
 
-def _left_alone(killed: Killed, whole: Path, programs: Path, float64: bool) -> float | str:
-    """The work of a run that nobody kills, once its programs are there; or what went wrong."""
+def _undisturbed_work(killed: Killed, whole: Path, programs: Path, float64: bool) -> float | str:
+    """CPU seconds of an undisturbed run with compiled programs; or what went wrong."""
     if not (whole / "work.json").exists():
         work = 0.0
         for _ in range(2):
             shutil.rmtree(whole, ignore_errors=True)
-            status, work = _started(_placed(killed, whole, ""), programs, None, float64)
+            status, work = _run(_flags_by_process(killed, whole, ""), programs, None, float64)
             if status:
                 return f"status {status}"
         (whole / "work.json").write_text(json.dumps(work))
     return float(json.loads((whole / "work.json").read_text()))
 
 
-def _placed(killed: Killed, run: Path, elsewhere: str) -> list[list[str]]:
-    """The words of each process that begins a run, or continues it (`elsewhere`, if that is said)."""
+def _flags_by_process(killed: Killed, run: Path, elsewhere: str) -> list[list[str]]:
+    """The flags of each process that starts or resumes a run; `elsewhere`: a resumed run's placement."""
     from fdg.processes.ports import free_port
 
     exists = (run / "config.json").exists()
     if exists and elsewhere:
         return [["--resume", str(run), "--eval-episodes", "0", "--trust", *elsewhere.split()]]
     where = ["--trust", "--resume"] if exists else [*killed.first.split(), "--out"]
-    common = [*killed.words, *COMMON, *where, str(run)]
+    common = [*killed.all_flags, *COMMON, *where, str(run)]
     if (count := killed.processes) == 1:
         return [common]
     cluster = ["--coordinator-address", f"localhost:{free_port('localhost')}", "--num-processes", str(count)]
     return [[*common, *cluster, "--process-id", str(i)] for i in range(count)]
 
 
-def _met(run: Path) -> str:
-    """What a process that was killed was at, by what it left."""
+def _moment(run: Path) -> str:
+    """The moment of a kill, by the files of the run."""
     if not (run / "config.json").exists():
         return "before the run began"
-    left = [path.suffix for path in (run / "checkpoints").glob("*")]
-    if ".writing" in left:
+    suffixes = [path.suffix for path in (run / "checkpoints").glob("*")]
+    if ".writing" in suffixes:
         return "a checkpoint half written"
-    if ".removed" in left:
+    if ".removed" in suffixes:
         return "a checkpoint half removed"
-    return "between checkpoints" if left else "before the first checkpoint"
+    return "between checkpoints" if suffixes else "before the first checkpoint"
 
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """What a run gets.
+    """A signal to a run.
 
     Attributes:
-      signal: as the operating system has it.
-      moment: seconds of work, on the mean of its processes, before that.
-      to: which process; None for all, as of a machine that loses its power.
+      signal: the signal.
+      moment: CPU seconds before the signal, the mean over processes.
+      to: the index of its process; None for all.
     """
 
     signal: signal.Signals
@@ -248,21 +245,21 @@ class Ending:
 
     @property
     def statuses(self) -> tuple[int, ...]:
-        """Of the process that got it: ended by the system, or, if it may look at the signal, by itself."""
+        """Exit statuses of the process: ended by the system, or by itself if it can handle the signal."""
         return (-self.signal,) if self.signal == signal.SIGKILL else (-self.signal, 128 + self.signal)
 
 
-def _started(
-    groups: Sequence[Sequence[str]], programs: Path, end: Ending | None, float64: bool
+def _run(
+    flags_by_process: Sequence[Sequence[str]], programs: Path, end: Ending | None, float64: bool
 ) -> tuple[int, float]:
-    """Runs `fdg.train` in copies of this process, which may be ended.
+    """Runs `fdg.train` in forks of this process, which may get a signal.
 
     Returns:
-      The status of the first that got the signal and failed, else of the first that failed, or 0; -1 where
-      one hangs; and the seconds of work.
+      The exit status and the mean CPU seconds. The status is that of the first failed victim, else of the
+      first failed process, or 0; -1 if a process hangs.
     """
     cache = ["--program-cache", str(programs.absolute())]
-    children = [_copy([*words, *cache], float64) for words in groups]
+    children = [_fork([*flags, *cache], float64) for flags in flags_by_process]
     victims = children if end is None or end.to is None else [children[end.to]]
     statuses, work, begun = {}, dict.fromkeys(children, 0.0), time.monotonic()
     hangs = False
@@ -286,8 +283,8 @@ def _started(
     return -1 if hangs else status, sum(work.values()) / len(work)
 
 
-def _copy(words: Sequence[str], float64: bool) -> int:
-    """A copy of this process that becomes `fdg.train`; its id."""
+def _fork(flags: Sequence[str], float64: bool) -> int:
+    """Runs `fdg.train` in a fork of this process; returns its id."""
     import jax
 
     import algos  # noqa: F401
@@ -307,7 +304,7 @@ def _copy(words: Sequence[str], float64: bool) -> int:
             os.dup2(log.fileno(), 2)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         ctrl_c.install()
-        os._exit(cli.train_main(words))
+        os._exit(cli.train_main(flags))
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     os._exit(70)

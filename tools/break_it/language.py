@@ -1,4 +1,4 @@
-"""A task whose rewards differ from the first iteration on, for runs of language models that are killed."""
+"""A text task whose rewards differ from the first iteration on."""
 
 from typing import Any
 
@@ -14,6 +14,6 @@ class _Counted(envs.text.TextTask):
 
 
 def counted(max_response: int | None = None) -> envs.text.TextTask:
-    """Additions of one digit, paid for by the tokens of the response; `max_response` of them at most."""
+    """Additions of one digit; the reward is a sum over the response's tokens."""
     task = envs.make("text:addition", digits=1, max_response=max_response)
     return _Counted(task.problem, max_response=task.max_response)

@@ -1,9 +1,8 @@
-"""Losses of one of two processes at random moments: the error and the resumed run.
+"""Loses one of two processes at random moments, and resumes the run.
 
 `fdg.launch` starts two processes. One of them, or the launcher, gets SIGKILL or SIGSTOP while it starts,
-compiles or trains, or while a checkpoint is written. The launcher's last line has to name that process within
-so many seconds; none of the processes may be left; and the resumed run has the bits of an undisturbed one.
-Seconds are of the clock; they are noted with the machine's load.
+compiles, trains or writes a checkpoint. The launcher's last line must name the process within a time limit,
+in seconds of wall time; no process may be left; the resumed run must have the bits of an undisturbed run.
 """
 
 import contextlib
@@ -24,16 +23,16 @@ from tools.break_it.kills import COMMON, KILLED
 from tools.break_it.processes import KEPT, command_lines, descendants, is_running, note, worked
 
 _WITHIN = {signal.SIGKILL: 10.0, signal.SIGSTOP: 45.0}
-_PATIENCE = 900.0  # seconds of the clock, after which a launcher that does not end hangs
+_PATIENCE = 900.0  # seconds of wall time after which a launcher counts as hanging
 _LAUNCHER = "launcher"
 _PHASES = ("starting", "compiling", "training", "checkpointing")
 
 
 def losses(number: int) -> str | None:
-    """One loss of a process, and what the run becomes when it continues."""
+    """Loses a process and resumes the run; returns what went wrong, or None."""
     draw = random.Random(number)
-    which = _LAUNCHER if number % 6 == 5 else draw.randrange(2)
-    sent = signal.SIGKILL if which == _LAUNCHER else (signal.SIGKILL, signal.SIGSTOP)[number % 2]
+    target = _LAUNCHER if number % 6 == 5 else draw.randrange(2)
+    sent = signal.SIGKILL if target == _LAUNCHER else (signal.SIGKILL, signal.SIGSTOP)[number % 2]
     phase = _PHASES[number // 2 % 4]
     whole = KEPT / "whole" / "launched"
     if not (whole / "summary.json").exists():
@@ -41,15 +40,15 @@ def losses(number: int) -> str | None:
             status, output = _finished(launcher, KEPT / "whole.said")
         if status:
             return f"left alone: status {status}: {output}"
-    what = f"{sent.name} to {which} while {phase}"
+    what = f"{sent.name} to {target} while {phase}"
     with tempfile.TemporaryDirectory() as folder:
         run, file = Path(folder, "run"), Path(folder, "said")
         with _launched(run, file) as launcher:
             children = _children(launcher)
             _wait_for(phase, run, file, children, draw)
-            victim = launcher.pid if which == _LAUNCHER else children[int(which)]
+            victim = launcher.pid if target == _LAUNCHER else children[int(target)]
             if launcher.poll() is not None:
-                return None  # it was done before
+                return None  # it had ended before
             begun = time.monotonic()
             os.kill(victim, sent)
             status, output = _finished(launcher, file)
@@ -59,12 +58,12 @@ def losses(number: int) -> str | None:
         note("losses", number, what, seconds=round(seconds, 1), load=os.getloadavg()[0], said=output[-1:])
         if seconds > _WITHIN[sent]:
             return f"{what}: {seconds:.0f} s: {output}"
-        named = re.match(rf"error: process {which} \(.* pid {victim}\)", (output or [""])[-1])
-        if which != _LAUNCHER and not named:
+        named = re.match(rf"error: process {target} \(.* pid {victim}\)", (output or [""])[-1])
+        if target != _LAUNCHER and not named:
             return f"{what}: status {status}: {output}"
-        left = [pid for pid, words in command_lines().items() if str(run) in words]
-        if left:
-            return f"{what}: processes {left} are left"
+        running = [pid for pid, arguments in command_lines().items() if str(run) in arguments]
+        if running:
+            return f"{what}: processes {running} are left"
         with _launched(run, file) as launcher:
             status, output = _finished(launcher, file)
         if status:
@@ -75,11 +74,11 @@ def losses(number: int) -> str | None:
 
 @contextlib.contextmanager
 def _launched(run: Path, file: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`fdg.launch`, of a run or of what is left of it, with errors and output in files; killed at last."""
+    """Starts or resumes a run by `fdg.launch`, with errors and output in files; killed at the end."""
     where = "--resume" if (run / "config.json").exists() else "--out"
-    words = [*KILLED["processes"].words, *COMMON, where, str(run)]
-    words += ["--program-cache", str((KEPT / "programs").absolute())]
-    command = [sys.executable, "-m", "fdg.launch", "--num-processes", "2", "--", *words]
+    flags = [*KILLED["processes"].all_flags, *COMMON, where, str(run)]
+    flags += ["--program-cache", str((KEPT / "programs").absolute())]
+    command = [sys.executable, "-m", "fdg.launch", "--num-processes", "2", "--", *flags]
     with file.open("wb") as errors, file.with_suffix(".out").open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=errors, stdin=subprocess.DEVNULL)
     try:
@@ -98,31 +97,31 @@ def _finished(launcher: subprocess.Popen[bytes], file: Path) -> tuple[int, list[
 
 
 def _children(launcher: subprocess.Popen[bytes]) -> dict[int, int]:
-    """The ids of both processes of a run, by their number in it, which is their last word."""
+    """The ids of both processes, by their number in the run, which is their last argument."""
     pids: dict[int, int] = {}
     while len(pids) < 2 and launcher.poll() is None:
         time.sleep(0.01)
         lines = descendants(launcher.pid).items()
-        pids = {int(words[-1]): pid for pid, words in lines if words and words[-1] in ("0", "1")}
+        pids = {int(line[-1]): pid for pid, line in lines if line and line[-1] in ("0", "1")}
     return pids
 
 
 def _wait_for(phase: str, run: Path, file: Path, children: dict[int, int], draw: random.Random) -> None:
-    """Returns at a random moment of a phase, or when there is no process any more."""
+    """Waits until a random moment of a phase, or until no process is left."""
     begun: dict[str, Callable[[], bool]] = {
         "starting": lambda: True,
         "compiling": lambda: "compiling" in file.with_suffix(".out").read_text(),
         "training": (run / "metrics.jsonl").exists,
         "checkpointing": lambda: any((run / "checkpoints").glob("*.writing")),
     }
-    there = lambda: all(map(is_running, children.values()))  # noqa: E731
+    alive = lambda: all(map(is_running, children.values()))  # noqa: E731
     if phase == "checkpointing":
         skipped = draw.randrange(6)
-        while there() and len(list((run / "checkpoints").glob("[0-9]*"))) < skipped // 2:
+        while alive() and len(list((run / "checkpoints").glob("[0-9]*"))) < skipped // 2:
             time.sleep(0.01)
-    while there() and not begun[phase]():
+    while alive() and not begun[phase]():
         time.sleep(0.002)
     until = {"starting": draw.uniform(0, 3), "checkpointing": 0}.get(phase, draw.random())
     until += worked(children[0]) if 0 in children else 0
-    while there() and worked(children[0]) < until:
+    while alive() and worked(children[0]) < until:
         time.sleep(0.005)

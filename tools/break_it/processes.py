@@ -1,4 +1,4 @@
-"""Processes as Linux shows them, and what was noted of tries: shared by all of them."""
+"""Processes in /proc, and notes on tries."""
 
 import collections
 import contextlib
@@ -12,7 +12,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields from the state on (proc(5)); None if the process has ended."""
+    """The fields of /proc/PID/stat from the state on (proc(5)); None if the process has ended."""
     try:
         fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -25,13 +25,13 @@ def is_running(pid: int) -> bool:
 
 
 def worked(pid: int) -> float:
-    """Seconds of user and system time that a process has had; 0 once it has ended."""
+    """CPU seconds of a process; 0 if it has ended."""
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / _TICK if fields else 0.0
 
 
 def command_lines() -> dict[int, list[str]]:
-    """The words of each process that runs."""
+    """The command line of each running process."""
     commands = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -40,23 +40,23 @@ def command_lines() -> dict[int, list[str]]:
 
 
 def descendants(pid: int) -> dict[int, list[str]]:
-    """The words of each process below one."""
+    """The command lines of a process's descendants."""
     lines = command_lines()
-    parents = {one: int(fields[1]) for one in lines if (fields := _stat(one))}
+    parents = {child: int(fields[1]) for child in lines if (fields := _stat(child))}
     below = {pid}
-    while grown := {one for one, parent in parents.items() if parent in below} - below:
-        below |= grown
-    return {one: lines[one] for one in sorted(below - {pid})}
+    while new := {child for child, parent in parents.items() if parent in below} - below:
+        below |= new
+    return {child: lines[child] for child in sorted(below - {pid})}
 
 
 def note(check: str, number: int, met: str, **more: Any) -> None:
-    """Keeps what a try met in build/break_it/CHECK-met.jsonl."""
+    """Adds the circumstances of a try to build/break_it/CHECK-met.jsonl."""
     with (KEPT / f"{check}-met.jsonl").open("a") as file:
         file.write(json.dumps({"number": number, "met": met, **more}) + "\n")
 
 
 def noted(check: str) -> str:
-    """How often what was met."""
+    """The counts of all circumstances."""
     path = KEPT / f"{check}-met.jsonl"
     rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
     met = collections.Counter(row["met"] for row in rows)

@@ -1,10 +1,10 @@
-"""Kills parts of runs on a local Ray cluster of two nodes, and says what became of the numbers.
+"""Kills parts of runs on a local Ray cluster of two nodes, and compares the results with an undisturbed run.
 
     python -m tools.break_it.ray           # all cases; some minutes
-    python -m tools.break_it.ray actor     # one of them
+    python -m tools.break_it.ray actor     # one case
 
-A case trains once in one process and once over two nodes (two raylets on this machine), kills something in
-the second run after its first checkpoint, and compares metrics and the last checkpoint of both.
+A case trains in one process, and on two nodes (two raylets on this machine). It kills a part of the second
+run after its second checkpoint, and compares metrics and last checkpoints.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from tools.break_it.comparing import compare
 from tools.break_it.processes import descendants
 
 FLAGS = "--algo tests.tiny:Pupil --num-envs 12 --seed 2 --total-steps 4800 --checkpoint-every 50"
-_PATIENCE = 400.0  # seconds until a run has ended, on a machine with other work
+_PATIENCE = 400.0  # seconds after which a run counts as hanging
 _CLUSTER = """
 import os, sys
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -44,7 +44,7 @@ cluster.shutdown()
 
 @contextlib.contextmanager
 def cluster(nodes: int = 2, cpus: int = 2) -> Iterator[tuple[str, subprocess.Popen]]:
-    """A cluster of raylets on this machine: its address, and the process that takes "lose a node"."""
+    """A cluster of raylets on this machine: its address, and its process, which obeys "lose a node"."""
     process = subprocess.Popen(
         [sys.executable, "-c", _CLUSTER, str(nodes), str(cpus)],
         stdin=subprocess.PIPE,
@@ -64,14 +64,14 @@ def cluster(nodes: int = 2, cpus: int = 2) -> Iterator[tuple[str, subprocess.Pop
             process.kill()
 
 
-def start(words: str, log: Path) -> subprocess.Popen:
-    """One of our commands, whose output goes to a file."""
+def start(command: str, log: Path) -> subprocess.Popen:
+    """Starts a module, with its output in a file."""
     with log.open("w") as file:
-        return subprocess.Popen([sys.executable, "-m", *words.split()], stdout=file, stderr=file)
+        return subprocess.Popen([sys.executable, "-m", *command.split()], stdout=file, stderr=file)
 
 
 def wait_for_checkpoint(run: Path, process: subprocess.Popen) -> None:
-    """Until a run has its second checkpoint."""
+    """Waits until a run has its second checkpoint."""
     end = time.monotonic() + _PATIENCE
     while len(Checkpoints(run / "checkpoints").iterations()) < 2:
         if process.poll() is not None or time.monotonic() > end:
@@ -79,13 +79,13 @@ def wait_for_checkpoint(run: Path, process: subprocess.Popen) -> None:
         time.sleep(0.1)
 
 
-def victims(raylets: subprocess.Popen, word: str) -> list[int]:
-    """Processes of a cluster whose command line has a word."""
-    return [pid for pid, words in descendants(raylets.pid).items() if word in " ".join(words)]
+def victims(raylets: subprocess.Popen, text: str) -> list[int]:
+    """Processes of a cluster whose command line contains a text."""
+    return [pid for pid, line in descendants(raylets.pid).items() if text in " ".join(line)]
 
 
 def ended(process: subprocess.Popen) -> int:
-    """The exit status, once it has one; killed where it hangs."""
+    """Waits for the exit status; kills a process that hangs."""
     try:
         return process.wait(_PATIENCE)
     finally:
@@ -93,11 +93,11 @@ def ended(process: subprocess.Popen) -> int:
 
 
 def launched(case: str, folder: Path, alone: Path) -> str:
-    """A run over two nodes, of which something is lost; what came of it."""
+    """Runs on two nodes, loses a part, and returns a description of the result."""
     run, log = folder / case, folder / f"{case}.log"
     with cluster() as (address, raylets):
-        words = f"fdg.launch --ray --ray-address {address} --nodes 2 --restarts {int(case != 'named')}"
-        process = start(f"{words} -- {FLAGS} --out {run}", log)
+        launch = f"fdg.launch --ray --ray-address {address} --nodes 2 --restarts {int(case != 'named')}"
+        process = start(f"{launch} -- {FLAGS} --out {run}", log)
         began = time.monotonic()
         if case != "whole":
             wait_for_checkpoint(run, process)
@@ -129,10 +129,10 @@ FLEET = (
 KILLS = 3
 
 
-def fleet(folder: Path, seed: int = 0) -> str:
-    """A run whose environment's workers are killed at random moments: what it lost, and what it says."""
+def fleet(folder: Path) -> str:
+    """Kills environment workers of a run at random moments; returns a description of the result."""
     run, log = folder / "worker", folder / "worker.log"
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     with cluster(1, cpus=3) as (address, raylets):
         os.environ["RAY_ADDRESS"] = address
         process = start(f"fdg.train {FLEET} --out {run}", log)
@@ -162,8 +162,8 @@ CASES = (*LAUNCHED, "worker")
 
 def main() -> None:
     parser = harness.parser("tools.break_it.ray", __doc__)
-    parser.add_argument("cases", nargs="*", default=CASES, help=f"of {', '.join(CASES)}")
-    parser.add_argument("--keep", help="a folder for runs and logs, which then stay")
+    parser.add_argument("cases", nargs="*", default=CASES, help=", ".join(CASES))
+    parser.add_argument("--keep", help="a folder for runs and logs, which are not deleted then")
     args = parser.parse_args()
     if unknown := sorted(set(args.cases) - set(CASES)):
         parser.error(f"{', '.join(unknown)}: cases are {', '.join(CASES)}")
@@ -172,12 +172,12 @@ def main() -> None:
         folder = Path(args.keep or stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         alone = folder / "alone"
-        words = f"fdg.train {FLAGS} --devices 1 --out {alone}"
-        if not read_summary(alone) and start(words, folder / "alone.log").wait(_PATIENCE):
+        command = f"fdg.train {FLAGS} --devices 1 --out {alone}"
+        if not read_summary(alone) and start(command, folder / "alone.log").wait(_PATIENCE):
             raise SystemExit((folder / "alone.log").read_text())
         for case in args.cases:
-            wrong = fleet(folder) if case == "worker" else launched(case, folder, alone)
-            print(f"{case:8} {wrong}", flush=True)
+            result = fleet(folder) if case == "worker" else launched(case, folder, alone)
+            print(f"{case:8} {result}", flush=True)
 
 
 if __name__ == "__main__":
