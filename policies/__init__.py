@@ -91,9 +91,9 @@ def get(name: str) -> type:
     >>> get("gpu_only")()
     GPUOnly()
     """
-    policy = _BY_NAME.get(_snake_case(str(name)))
     if network := not_a_policy(name):
         raise FdgError(f"policy {network} (a policy of fdg maps fragments to devices)")
+    policy = _BY_NAME.get(_snake_case(str(name)))
     if policy is None:
         raise unknown_name("policy", name, _BY_NAME)
     assert dataclasses.is_dataclass(policy)

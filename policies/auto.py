@@ -31,8 +31,8 @@ POLICIES: tuple[type, ...] = (
     Environments,
     Central,
 )
-_VARIED = ("shuffle", "precision")  # fields that slightly change results
-_LOOKED_AT = 2  # best candidates for which the gain of more staleness is reported
+_CHANGEABLE = ("shuffle", "precision")  # fields that slightly change results
+_WITH_MORE_STALENESS = 2  # number of best candidates for which the gain of more staleness is reported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +69,9 @@ class Auto:
             )
         if not isinstance(self.may_change, str | None):
             raise FdgError(f"may_change={self.may_change!r}: give a string of names, or None")
-        unknown = [name for name in self.changeable if name not in _VARIED]
+        unknown = [name for name in self.changeable if name not in _CHANGEABLE]
         if unknown:
-            raise FdgError(f"may_change: '{unknown[0]}' must be one of {', '.join(_VARIED)}")
+            raise FdgError(f"may_change: '{unknown[0]}' must be one of {', '.join(_CHANGEABLE)}")
 
     @property
     def changeable(self) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def auto(
             graphs[variant] = changed, trace(changed)
         return graphs[variant]
 
-    def graph_of_all(variant: tuple[tuple[str, Any], ...]) -> tuple[Any, FDG]:
+    def graph_of_agents(variant: tuple[tuple[str, Any], ...]) -> tuple[Any, FDG]:
         changed, graph = graph_of(variant)
         return changed, side_by_side(graph, num_seeds)
 
@@ -144,10 +144,10 @@ def auto(
         for count in counts
         for policy in candidates_of(classes, count, range(max_staleness + 1))
     ]
-    forbidden = [name for name in _VARIED if name not in allowed.changeable]
+    forbidden = [name for name in _CHANGEABLE if name not in allowed.changeable]
     report_further = functools.partial(_if_allowed, algorithm, forbidden, max_staleness)
     platforms = functools.partial(_platforms, devices)
-    choice = choose(candidates, cluster, graph_of_all, platforms, report_further if further else None)
+    choice = choose(candidates, cluster, graph_of_agents, platforms, report_further if further else None)
     if original is not algorithm:  # several agents
         return dataclasses.replace(choice, algorithm=of_seeds(choice.algorithm, num_seeds))
     return dataclasses.replace(choice, graph=graphs[choice.rows[0].candidate.variant][1])
@@ -174,8 +174,7 @@ def fewer(count: int) -> list[int]:
     >>> fewer(8), fewer(3)
     ([8, 4, 2, 1], [3, 1])
     """
-    halves = [count // divisor for divisor in (1, 2, 4) if count % divisor == 0 and count // divisor >= 1]
-    return list(dict.fromkeys([*halves, 1]))
+    return list(dict.fromkeys([*(count // divisor for divisor in (1, 2, 4) if count % divisor == 0), 1]))
 
 
 def sizes(count: int) -> list[int]:
@@ -189,7 +188,7 @@ def sizes(count: int) -> list[int]:
 
 
 def candidates_of(classes: Iterable[Any], count: int, staleness: Iterable[int]) -> list[Any]:
-    """Policies for this many devices: every class, group size and staleness; and given values."""
+    """Policies for this number of devices: classes with all group sizes and staleness; values unchanged."""
     policies: list[Any] = []
     for cls in classes:
         if not isinstance(cls, type):
@@ -214,16 +213,19 @@ def candidates_of(classes: Iterable[Any], count: int, staleness: Iterable[int]) 
 
 def _variants(algorithm: Any, names: Iterable[str]) -> list[tuple[tuple[str, Any], ...]]:
     """The algorithm with other values of some fields, one field at a time and all together."""
-    those: list[dict[str, Any]] = [{}]
     if not dataclasses.is_dataclass(algorithm):
         return []
+    settings: list[dict[str, Any]] = [{}]
     hints = typing.get_type_hints(type(algorithm))
     for name in names:
         if typing.get_origin(hints.get(name)) is Literal:
             values = typing.get_args(hints[name])
-            those = [{**others, name: value} for others in those for value in values]
-    now = [{name: value for name, value in one.items() if getattr(algorithm, name) != value} for one in those]
-    return list(dict.fromkeys(tuple(one.items()) for one in now if one))
+            settings = [{**others, name: value} for others in settings for value in values]
+    variants = (
+        tuple((name, value) for name, value in fields.items() if getattr(algorithm, name) != value)
+        for fields in settings
+    )
+    return list(dict.fromkeys(variant for variant in variants if variant))
 
 
 def _if_allowed(
@@ -234,12 +236,12 @@ def _if_allowed(
     for row in rows[:1]:
         for name in names:
             for variant in _variants(algorithm, [name]):
-                both = (*row.candidate.variant, *variant)
-                asks = f"only with --may-change {name}"
-                candidates.append(Candidate(row.candidate.policy, row.candidate.devices, both, asks))
+                changes = (*row.candidate.variant, *variant)
+                flag = f"only with --may-change {name}"
+                candidates.append(Candidate(row.candidate.policy, row.candidate.devices, changes, flag))
     stale = [row for row in rows if getattr(row.candidate.policy, "staleness", None) == max_staleness]
-    for row in stale[:_LOOKED_AT]:
+    for row in stale[:_WITH_MORE_STALENESS]:
         policy = dataclasses.replace(row.candidate.policy, staleness=max_staleness + 1)
-        asks = f"only with --max-staleness {max_staleness + 1}"
-        candidates.append(Candidate(policy, row.candidate.devices, row.candidate.variant, asks))
+        flag = f"only with --max-staleness {max_staleness + 1}"
+        candidates.append(Candidate(policy, row.candidate.devices, row.candidate.variant, flag))
     return candidates

@@ -55,12 +55,12 @@ class Colocated(ShardsParameters):
         if self.generation_parallel is not None and len(devices) > 1:
             learning = dataclasses.replace(all_devices, name="training")
             generation = generating(all_devices, "generation", self.generation_parallel)
-        judging = generation
+        rewards = generation
         if self.rewards is not None and len(devices) > 1:
-            judging, _ = divide(self, devices, rewards=self.rewards, others=None)
+            rewards, _ = divide(self, devices, rewards=self.rewards, others=None)
         return {
             "environment": generation,
             "actor": generation,
-            "reward": judging,
+            "reward": rewards,
             **dict.fromkeys(LEARNING, learning),
         }

@@ -52,11 +52,11 @@ class ShardsParameters:
         metadata={"help": "fsdp or declared: how parameters are split; None: whole", "flag": str | None},
     )
 
-    def __new__(cls, *args: Any, **given: Any) -> Any:
+    def __new__(cls, *args: Any, **fields: Any) -> Any:
         """Raises an error for unknown fields, with the most similar name, and for fields without effect."""
         dataclass_fields(cls)
-        if args or given:  # copies and pickles pass none
-            check_call(cls, args, given)
+        if args or fields:  # copies and pickles pass none
+            check_call(cls, args, fields)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -71,10 +71,8 @@ class ShardsParameters:
     def __repr__(self) -> str:
         """The usual text of a dataclass, without keyword-only fields that have their defaults."""
         fields = sorted(dataclasses.fields(self), key=lambda field: bool(field.kw_only))
-        shown_fields = [
-            f for f in fields if f.repr and not (f.kw_only and getattr(self, f.name) == f.default)
-        ]
-        text = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in shown_fields)
+        values = [(f, getattr(self, f.name)) for f in fields if f.repr]
+        text = ", ".join(f"{f.name}={x!r}" for f, x in values if not (f.kw_only and x == f.default))
         return f"{type(self).__qualname__}({text})"
 
     def sharded(self, group: Group) -> Group:

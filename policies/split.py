@@ -39,9 +39,9 @@ class Split(Lags):
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """Two groups, and one for rewards if they have separate devices."""
-        wanted = {"rewards": self.rewards} if self.rewards is not None else {}
-        actors, *judging, learners = divide(
-            self, devices, actors=self.actors, **wanted, learners=self.learners
+        sizes = {"rewards": self.rewards} if self.rewards is not None else {}
+        actors, *rewards, learners = divide(
+            self, devices, actors=self.actors, **sizes, learners=self.learners
         )
         learners = self.sharded(learners)
         if self.generation_parallel > 1:
@@ -49,6 +49,6 @@ class Split(Lags):
         return {
             "environment": actors,
             "actor": actors,
-            "reward": judging[0] if judging else actors,
+            "reward": rewards[0] if rewards else actors,
             **dict.fromkeys(LEARNING, learners),
         }

@@ -60,13 +60,13 @@ class Standalone(Lags):
         learners = self.sharded(learners)
         if self.generation_parallel > 1:
             actors = generating(self.sharded(actors), "actors", self.generation_parallel)
-        apart = {g.name: dataclasses.replace(g, optional=True) for g in others}
+        separate = {g.name: dataclasses.replace(g, optional=True) for g in others}
         return {
             "environment": actors,
             "actor": actors,
-            "reward": apart.get("rewards", actors),
-            "reference": apart.get("references", learners),
-            "critic": apart.get("critics", learners),
+            "reward": separate.get("rewards", actors),
+            "reference": separate.get("references", learners),
+            "critic": separate.get("critics", learners),
             "buffer": learners,
             "learner": learners,
         }

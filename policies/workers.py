@@ -43,14 +43,9 @@ class Workers(Lags):
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """A group for each role."""
-        apart = {"buffers": self.buffers} if self.buffers else {}
+        sizes = {"buffers": self.buffers} if self.buffers else {}
         environments, actors, *buffers, learners = divide(
-            self,
-            devices,
-            environments=self.environments,
-            actors=self.actors,
-            **apart,
-            learners=self.learners,
+            self, devices, environments=self.environments, actors=self.actors, **sizes, learners=self.learners
         )
         learners = self.sharded(learners)
         buffer = dataclasses.replace(buffers[0], optional=True) if buffers else learners
