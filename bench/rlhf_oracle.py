@@ -1,4 +1,4 @@
-"""Writes TRL's losses on tensors to `tests/rlhf/trl_losses.json`, which the tests compare with.
+"""Writes TRL's losses of random arrays to `tests/rlhf/trl_losses.json`, which the tests compare with.
 
 It runs in an environment with torch, transformers and trl 1.16.0, and imports nothing of fdg:
 
@@ -24,11 +24,11 @@ from trl.trainer.rloo_trainer import RLOOTrainer
 
 OUT = pathlib.Path(__file__).parents[1] / "tests" / "rlhf" / "trl_losses.json"
 N, R = 6, 5  # responses, tokens
-LENGTHS = (5, 3, 1, 4, 5, 2)
+LENGTHS = (5, 3, 1, 4, 5, 2)  # tokens of each response
 
 
-def tensors() -> dict[str, np.ndarray]:
-    """Log-probabilities of four policies; advantages; a mask."""
+def make_arrays() -> dict[str, np.ndarray]:
+    """Inputs of all cases: log-probabilities of four policies, advantages, a mask; logits for SFT."""
     rng = np.random.default_rng(0)
     log_prob = -rng.exponential(1.0, (N, R))
     arrays = {
@@ -40,7 +40,7 @@ def tensors() -> dict[str, np.ndarray]:
         "mask": np.arange(R)[None] < np.array(LENGTHS)[:, None],
         "logits": rng.normal(0, 1, (2, 4, 7)),
     }
-    return {
+    return {  # values that float32 can hold, so that fdg gets the same
         name: x if x.dtype == bool else x.astype(np.float32).astype(np.float64) for name, x in arrays.items()
     }
 
@@ -173,7 +173,7 @@ def sft(batch):
 
 
 def main() -> None:
-    batch = tensors()
+    batch = make_arrays()
     mask = batch["mask"]
     ratio = np.exp(np.where(mask, batch["old"] - batch["sampled"], 0.0))
     vllm = {"use_vllm": True, "vllm_importance_sampling_correction": True}

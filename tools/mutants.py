@@ -1,12 +1,13 @@
 """Measures how many small faults the tests detect: `make mutants ARGS="--sample 300 --seed 0"`.
 
-Cosmic Ray (github.com/sixty-north/cosmic-ray) makes the faults: another operator, number, comparison or
-boolean, or a decorator less. The sample draws a place in the code first, then a fault at this place, since
-each arithmetic operator has many replacements. For each fault in a copy of the repository, the tests of its
-line (recorded by `make covered`) run until one fails. Faults that exceed `--limit` are counted separately.
+Cosmic Ray (github.com/sixty-north/cosmic-ray) makes the faults: it changes an operator, number, comparison or
+boolean, or removes a decorator. The sample draws a place in the code first, then one of the faults possible
+there; otherwise arithmetic operators, which have many replacements, would fill it. Each fault is written into
+a copy of the repository, where the tests that run its line (recorded by `make covered`) run until one fails.
+A fault whose tests take longer than `--limit` is counted separately.
 
-Survivors are printed as diffs. A fault without observable effect belongs into
-`tools/equivalent_mutants.toml`, with the reason; it is not drawn again.
+Survivors are printed as diffs. A fault without observable effect belongs in
+`tools/equivalent_mutants.toml`, with the reason; it is not draw again.
 """
 
 import argparse
@@ -37,11 +38,12 @@ from bench.harness import ROOT
 from tools import covered
 
 EQUIVALENT = ROOT / "tools" / "equivalent_mutants.toml"
-LEAST = 95.0  # target of killed mutants, in percent
+MIN_KILLED_PERCENT = 95.0
 
-# Tests of code that has no recorded tests: code that only imports run, and code in processes of tests.
-IMPORTED = ("tests/test_values.py", "tests/test_signatures.py", "tests/algos/test_settings.py")
-IN_PROCESSES = (
+# Tests of lines without a record in `make covered`: lines that only imports run, and files whose code also
+# runs in processes that tests start.
+TESTS_OF_IMPORTS = ("tests/test_values.py", "tests/test_signatures.py", "tests/algos/test_settings.py")
+PROCESS_TESTS = (
     ("fdg/processes/*", "tests/processes/test_rendezvous.py tests/processes/test_distributed.py"),
     ("fdg/launching/*", "tests/processes/test_launching.py tests/processes/test_deploy.py"),
     ("fdg/commands/*", "tests/processes/test_strangers.py"),
@@ -112,7 +114,10 @@ def diff(mutant: Mutant) -> list[str]:
 
 
 def is_equivalent(mutant: Mutant, known: Sequence[dict[str, str]]) -> bool:
-    """Whether the reviewed list has its module and lines, or it only makes a `zip` not strict."""
+    """Whether a mutant is in the reviewed list: its module and changed lines, wherever these are now.
+
+    A `zip` that only loses `strict=True` is equivalent too, since both sides are equally long.
+    """
     lines = diff(mutant)
     removed, added = (
         " ".join(line[1:].strip() for line in lines if line.startswith(sign)).strip() for sign in "-+"
@@ -124,10 +129,11 @@ def is_equivalent(mutant: Mutant, known: Sequence[dict[str, str]]) -> bool:
     }
 
 
-def drawn(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
-    """A sample of mutants, without equivalent ones; it is nearly the same for two versions of the code.
+def draw(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
+    """Draws mutants that are not known to be equivalent.
 
-    Each place has a hash of its module, its line's text and the seed; the lowest hashes are drawn.
+    Each place has a hash of its module, its line's text and the seed; the lowest hashes are draw. So two
+    versions of the code have nearly the same sample.
     """
     known = tomllib.loads(EQUIVALENT.read_text()).get("mutant", [])
     ranked = list[tuple[str, list[Mutant]]]()
@@ -160,22 +166,23 @@ def _hash(*values: object) -> str:
 def tests_of(
     mutant: Mutant, coverage: covered.Covered, limit: float, killers: Sequence[str]
 ) -> list[list[str]]:
-    """Lists of tests for a fault, to run one after the other, for at most half the limit.
+    """Batches of tests to run for a fault, in order, for at most half the limit.
 
-    First come tests that killed other faults of the module, then all tests of its line, the quickest first;
-    if only imports run the line, tests named like the module; last tests that start processes.
+    First up to two tests that killed other faults of the module, then all that run its line, the quickest
+    first. If none is recorded: `TESTS_OF_IMPORTS`, and the tests named like the module. Last, the tests that
+    start processes.
     """
     tests = coverage.within(coverage.tests(mutant.module, mutant.position[0]), limit / 2)
     if not tests:
         named = ROOT.glob(f"tests/**/test_{Path(mutant.module).stem}.py")
-        tests = [*IMPORTED, *(str(path.relative_to(ROOT)) for path in sorted(named))]
+        tests = [*TESTS_OF_IMPORTS, *(str(path.relative_to(ROOT)) for path in sorted(named))]
     tests = [test for test in killers if test in set(tests)][:2] + tests
     batches = [tests[i : i + 16] for i in range(0, len(tests), 16)]
-    return batches + [files.split() for part, files in IN_PROCESSES if fnmatch.fnmatch(mutant.module, part)]
+    return batches + [files.split() for part, files in PROCESS_TESTS if fnmatch.fnmatch(mutant.module, part)]
 
 
-def copied(target: Path) -> Path:
-    """Copies the working tree, without ignored files."""
+def copy_repository(target: Path) -> Path:
+    """Copies the working tree, without ignored files, to `target`."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listing = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     for name in listing.stdout.splitlines():
@@ -210,7 +217,7 @@ class Copy:
     """A copy of the repository, with a process that runs tests in it (`tools/warm.py`)."""
 
     def __init__(self, folder: Path, programs: str):
-        self.folder = copied(folder)
+        self.folder = copy_repository(folder)
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "JAX_COMPILATION_CACHE_DIR": programs}
         environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         environment.pop("PYTHONPATH", None)
@@ -253,7 +260,7 @@ class Copy:
 
 
 def failing_anyway(tests: Sequence[str], copy: Copy, limit: float) -> set[str]:
-    """The tests that fail without a fault, too: they kill no mutants."""
+    """The tests that also fail without a fault, so that they kill no mutants."""
     passing, failing = list(tests), set[str]()
     while passing:
         outcome, by = copy.run([passing], limit)
@@ -285,7 +292,7 @@ def main() -> int:
     ]
     modules = [str(module) for module in sources if fnmatch.fnmatch(str(module), options.only)]
     coverage = covered.Covered.read()
-    sample = drawn(modules, options.sample, options.seed)
+    sample = draw(modules, options.sample, options.seed)
     done: dict[tuple[str, ...], Result] = {}
     if options.results and options.results.exists():
         before = [Result(**json.loads(line)) for line in options.results.read_text().splitlines()]
@@ -296,7 +303,7 @@ def main() -> int:
     faults = {mutant: Result(str(mutant), "\n".join(diff(mutant)), "", "", 0.0) for mutant in sample}
     todo = [mutant for mutant in sample if faults[mutant].fault not in done]
     # Mutants whose tests start processes take minutes each, so they come last.
-    todo.sort(key=lambda mutant: any(fnmatch.fnmatch(mutant.module, part) for part, _ in IN_PROCESSES))
+    todo.sort(key=lambda mutant: any(fnmatch.fnmatch(mutant.module, part) for part, _ in PROCESS_TESTS))
     print(f"{len(sample)} mutants, {len(sample) - len(todo)} of them known to be killed", flush=True)
     with tempfile.TemporaryDirectory(prefix="fdg-mutants-") as scratch:
         programs = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(Path(scratch, "programs"))
@@ -348,7 +355,7 @@ def report(results: Sequence[Result], failing: set[str], options: argparse.Names
     killed = 100 * counts["killed"] / max(1, len(results))
     totals = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
     print(f"\n{len(results)} mutants of seed {options.seed}: {totals}: {killed:.1f} % killed")
-    return int(killed < LEAST)
+    return int(killed < MIN_KILLED_PERCENT)
 
 
 if __name__ == "__main__":

@@ -16,20 +16,20 @@ from bench.gpu.measuring import Figures, Measurement, Settings
 from bench.peers.drivers.ours import compiled
 from bench.peers.serve import Stopwatch
 
-_ROUND_S = 0.5  # approximate seconds of iterations between readings of the clock
+_ROUND_S = 0.5  # approximate seconds of iterations in a round, after which the clock is read
 
-# By environment: flags, the return at which it counts as solved, and its source.
+# By environment: flags, and the return at which it counts as solved (None: there is none), with its source.
 TASKS: dict[str, tuple[str, float | None]] = {
     "CartPole-v1": ("--learning-rate 1e-3", 475.0),  # Gymnasium's threshold
-    "Breakout-MinAtar": ("--num-steps 32", 28.0),  # gymnax-blines' PPO
-    "Craftax-Classic-Symbolic-v1": ("--num-steps 16", None),
+    "Breakout-MinAtar": ("", 28.0),  # gymnax-blines' PPO
+    "Craftax-Classic-Symbolic-v1": ("", None),
 }
 SIZES = (4096, 16384, 65536)
 _STEPS = {"CartPole-v1": 32, "Breakout-MinAtar": 32, "Craftax-Classic-Symbolic-v1": 16}
 
 
 def flags_of(env: str, num_envs: int, total_steps: int = 200_000_000) -> list[str]:
-    """Flags with minibatches of about 8,192 samples, at most 64 of them."""
+    """Flags of training on one device, with minibatches of about 8,192 samples, at most 64 of them."""
     steps = _STEPS[env]
     minibatches = min(64, max(1, num_envs * steps // 8192))
     return [
@@ -39,7 +39,7 @@ def flags_of(env: str, num_envs: int, total_steps: int = 200_000_000) -> list[st
 
 
 def first_part(settings: Settings) -> list[Measurement]:
-    """The machine, then training by size."""
+    """Measurements of the machine, then of training: every task, from the smallest size to the largest."""
     first = ceilings.measurements(settings)
     for size, env in itertools.product(settings.size(SIZES, (8,)), TASKS):
         if settings.tiny and env == "Craftax-Classic-Symbolic-v1":
@@ -75,8 +75,8 @@ def more_tasks(settings: Settings) -> list[Measurement]:
     ]
 
 
-def trained(flags: Sequence[str], solved_at: float | None, seconds: float) -> Figures:
-    """Trains until the environment is solved and the speed is known, or all steps are done, or time is up.
+def trained(flags: Sequence[str], solved_return: float | None, seconds: float) -> Figures:
+    """Trains until `solved_return` is reached and four rounds are timed, all steps are done, or time is up.
 
     The return is the mean over the episodes that ended in an iteration. Seconds to solve start with the first
     iteration, without compilation. `curve` has seconds, steps and return of each round.
@@ -84,32 +84,36 @@ def trained(flags: Sequence[str], solved_at: float | None, seconds: float) -> Fi
     warnings.simplefilter("ignore", fdg.FdgWarning)
     with Stopwatch() as watch:
         job, engine, state = compiled(flags)
-    made, total, rates, curve = 0, 0.0, [], []
-    solved: float | None = None
-    count = 1
-    while made < job.num_iterations and (not rates or total < seconds) and (solved is None or len(rates) < 4):
-        count = min(count, job.num_iterations - made)
+    done, total, rates, curve = 0, 0.0, [], []
+    seconds_to_solve: float | None = None
+    iterations = 1
+    while (
+        done < job.num_iterations
+        and (not rates or total < seconds)
+        and (seconds_to_solve is None or len(rates) < 4)
+    ):
+        iterations = min(iterations, job.num_iterations - done)
         begun = time.perf_counter()
-        state, metrics = engine.run(state, count)
+        state, metrics = engine.run(state, iterations)
         jax.block_until_ready((state, metrics))
         spent = time.perf_counter() - begun
         returns = np.asarray(metrics["episode_return"])
-        if solved is None and solved_at is not None and (returns >= solved_at).any():
-            solved = total + spent * (int(np.argmax(returns >= solved_at)) + 1) / count
-        made, total = made + count, total + spent
+        if seconds_to_solve is None and solved_return is not None and (returns >= solved_return).any():
+            seconds_to_solve = total + spent * (int(np.argmax(returns >= solved_return)) + 1) / iterations
+        done, total = done + iterations, total + spent
         ended = returns[~np.isnan(returns)]
-        curve.append((total, made * job.steps_per_iteration, float(ended.mean()) if len(ended) else None))
-        rates.append(count * job.steps_per_iteration / spent)
-        count = max(1, round(_ROUND_S / spent * count))
+        curve.append((total, done * job.steps_per_iteration, float(ended.mean()) if len(ended) else None))
+        rates.append(iterations * job.steps_per_iteration / spent)
+        iterations = max(1, round(_ROUND_S / spent * iterations))
     last = next((value for *_, value in reversed(curve) if value is not None), None)
     return {
         "steps/s": statistics.median(rates[1:] or rates),
         "compile s": watch.seconds,
-        "steps": made * job.steps_per_iteration,
+        "steps": done * job.steps_per_iteration,
         "s": total,
         "return": last,
-        "solved at": solved_at,
-        "s to solve": solved,
+        "solved at": solved_return,
+        "s to solve": seconds_to_solve,
         **memory_of(engine),
         "flags": list(flags),
         "curve": curve,
@@ -117,7 +121,7 @@ def trained(flags: Sequence[str], solved_at: float | None, seconds: float) -> Fi
 
 
 def memory_of(engine: fdg.Engine) -> Figures:
-    """Memory of the largest group, as the plan estimates it, and as XLA allocates it."""
+    """Memory per device of the largest group: the plan's estimate, and XLA's peak."""
     return {
         "estimated MiB": max(size for _, size in engine.plan.memory) / 2**20,
         "XLA's MiB": max(engine.memory().values()) / 2**20,
