@@ -118,8 +118,11 @@ def _check(content: dict[str, Any], file: str) -> None:
         # The library panics at these when it encodes or decodes.
         require(step.get("type") != "FixedLength" or step.get("length") != 0, "a FixedLength of 0")
         for side in ("start", "stop"):
-            count = step.get(side) if step.get("type") == "Strip" else 0
-            require(not isinstance(count, int) or count <= _CONTENT, f"a Strip with {side}={quoted(count)}")
+            stripped = step.get(side) if step.get("type") == "Strip" else 0
+            require(
+                not isinstance(stripped, int) or stripped <= _CONTENT,
+                f"a Strip with {side}={quoted(stripped)}",
+            )
         known = step.get("special_tokens")
         for one in _list_of(step, "single"):  # texts are not encoded in pairs
             special = one.get("SpecialToken") if isinstance(one, dict) else None

@@ -145,7 +145,9 @@ def draw_line(draw: random.Random) -> tuple[str, list[str]]:
 
 def draw_words(draw: random.Random) -> list[str]:
     """A command line of a job, of up to eight flags, most of them right and some not."""
-    algorithm, policy, words = algos.PPO, policies.GPUOnly, []
+    algorithm: type = algos.PPO
+    policy: type = policies.GPUOnly
+    words = []
     if draw.random() < 0.7:
         name = draw.choice([*algos.names(), *OWN, *OWN])
         algorithm = OWN[name] if name in OWN else algos.get(name)
