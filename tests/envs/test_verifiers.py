@@ -126,13 +126,13 @@ def test_arguments_are_those_of_the_taskset(folder):
     [
         (
             "raise",
-            r"reward of environment 'sums' raised ValueError: no such sum \(sums.py, line 21\) for 'ra",
+            r"reward of environment 'sums' raised ValueError: no such sum \(sums.py, line 21\) for the response",
         ),
         (
             "text",
             "raised ValueError: could not convert string to float: 'much'.* for the response 'text' to the",
         ),
-        ("nan", "reward 'sums' of task 'text:verifiers' gave nan for 'nan'"),
+        ("nan", "reward 'sums' of task 'text:verifiers' gave nan for the response 'nan'"),
     ],
 )
 def test_a_reward_that_fails_is_named(folder, response, words):

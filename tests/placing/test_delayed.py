@@ -199,7 +199,7 @@ def decided_between(within, reader):
 )
 def test_a_branch_that_would_go_two_ways(within, reader, named):
     """Because the actor is in it, or reads what came of it."""
-    words = ("branch (cond)", "state['w']", f"{named} (actors)", "decide it in a fragment")
+    words = ("branch (cond)", "state['w']", f"{named} (actors)", "compute the condition in a fragment")
     refused(decided_between(within, reader), *words, groups=TWO)
 
 
