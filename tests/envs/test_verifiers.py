@@ -126,7 +126,7 @@ def test_arguments_are_those_of_the_taskset(folder):
     [
         (
             "raise",
-            r"reward of environment 'sums' raised ValueError: no such sum \(sums.py, line 21\) for the response",
+            r"reward of environment 'sums' raised ValueError: no such sum \(sums.py, line 21\) for",
         ),
         (
             "text",
