@@ -42,12 +42,15 @@ class _Pruner:
             used = frozenset(k for k, v in enumerate(step.eqn.outvars) if v in read)
             if used or step.eqn.effects:
                 pruned, operands = self._prune_equation(step, used)
-                equations.append(pruned)
+                equations.append(dataclasses.replace(pruned, read=frozenset(operands)))
                 atoms = [step.eqn.invars[i] for i in operands]
                 read.update(jaxprs.variables(atoms))
         inputs = frozenset(i for i, v in enumerate(flow.jaxpr.invars) if v in read)
         gathered = tuple(i for i in flow.gathered if i in outputs)
-        return dataclasses.replace(flow, equations=tuple(reversed(equations)), gathered=gathered), inputs
+        live = dataclasses.replace(
+            flow, equations=tuple(reversed(equations)), gathered=gathered, read=outputs
+        )
+        return live, inputs
 
     def _prune_equation(self, step: EquationFlow, used: frozenset[int]) -> tuple[EquationFlow, set[int]]:
         """The part of an equation that results `used` need, and the positions of operands that it reads."""

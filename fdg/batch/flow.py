@@ -32,6 +32,7 @@ class EquationFlow:
     bodies: tuple["Flow", ...] = ()  # flows of its bodies, in the order of `jaxprs.bodies`
     trips: int | None = None  # runs of the bodies; None if it is not a loop
     agrees_on_predicate: bool = False  # True if devices agree before each trip, by an all-reduce of one byte
+    read: frozenset[int] = frozenset()  # after `prune`: the positions of operands that live code reads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Flow:
     requested_axes: tuple[Axis, ...]
     gathered: tuple[int, ...] = ()
     sliced: tuple[tuple[int, int], ...] = ()
+    read: frozenset[int] = frozenset()  # after `prune`: the positions of outputs that live code reads
 
 
 def is_independent(flow: Flow) -> bool:

@@ -25,6 +25,7 @@ from jax import lax
 from jax.extend import core
 
 from fdg import jaxprs, keys
+from fdg.batch.exchanges import prune
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
@@ -41,7 +42,8 @@ def in_order(
     jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
 ) -> ClosedJaxpr:
     """Makes each collective depend on the loops before it that contain collectives."""
-    flow = follow(jaxpr, axes, devices, output_axes)
+    # Waiting for dead code would keep it alive, and XLA could not remove it.
+    flow = prune(follow(jaxpr, axes, devices, output_axes))
     return (
         jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(_order_collectives)(flow))
         if _has_inner_collectives(flow)
@@ -200,11 +202,16 @@ def _carry(step: EquationFlow) -> list[tuple[int, Any, bool]]:
 def _order_collectives(flow: Flow, context: None, inside: jaxprs.Inside) -> list[Any]:
     """The equations of a flow, with dependencies between their collectives."""
     equations: list[Any] = []
-    atoms = [*flow.jaxpr.outvars, *(v for eqn in flow.jaxpr.eqns for v in eqn.invars)]
-    read = set(jaxprs.variables(atoms))
+    live = {id(step.eqn): step for step in flow.equations}
+    atoms = [step.eqn.invars[i] for step in flow.equations for i in step.read]
+    read = set(jaxprs.variables([*atoms, *(flow.jaxpr.outvars[i] for i in flow.read)]))
     earlier: list[_Pending] = []  # the last loop with collectives, and later collectives
-    for step in flow.equations:
-        eqn = inside(step.eqn, blocks=step.bodies) if step.bodies else step.eqn
+    for eqn in flow.jaxpr.eqns:
+        step = live.get(id(eqn))
+        if step is None:
+            equations.append(eqn)
+            continue
+        eqn = inside(eqn, blocks=step.bodies) if step.bodies else eqn
         pending = _pending(step, read) if _has_collectives(step) else []
         waits: dict[_Pending, set[Any]] = {}
         if _has_collectives(step):

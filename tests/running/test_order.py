@@ -109,6 +109,26 @@ class OfLiterals:
         return (centred(x, count, x), count), {"mean": jnp.sum(means)}
 
 
+@jax.custom_jvp
+def only_first(x, unread):
+    return jnp.sin(x)
+
+
+only_first.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), jnp.cos(primals[0]) * tangents[0]))
+
+
+class WithDeadLoop:
+    """Nothing reads what a loop over gathered rows makes, though it is an operand of a later call."""
+
+    def init(self, key):
+        return jax.random.normal(key, (12,)), 5
+
+    def iterate(self, state):
+        x, count = state
+        summed = lax.fori_loop(1, 12, lambda r, y: y.at[r].add(jnp.sin(y[r - 1])), x)
+        return (only_first(centred(x, count, x), summed), count), {"mean": jnp.mean(x)}
+
+
 @pytest.mark.parametrize("algorithm", [Beside(), OfKeys(), OfRows(), OfCalls()])
 def test_loops_are_put_in_order_and_the_numbers_stay(algorithm, devices, monkeypatch):
     def compiled():
@@ -128,6 +148,11 @@ def test_loops_are_put_in_order_and_the_numbers_stay(algorithm, devices, monkeyp
 
 def test_loops_that_hand_on_literals_are_put_in_order(devices):
     engine = fdg.compile(OfLiterals(), policies.GPUOnly(), devices[:2])
+    assert is_in_order(engine) and not engine.unexplained()
+
+
+def test_nothing_waits_for_dead_code(devices):
+    engine = fdg.compile(WithDeadLoop(), policies.GPUOnly(), devices[:2])
     assert is_in_order(engine) and not engine.unexplained()
 
 
