@@ -185,7 +185,7 @@ WRONG = {
     "another module": file(ONNX, MODULE, "also pass --module os:abort", "--module", "os:kill"),
     "no module": file(ONNX, 'module = "mine_42:net"', "there is no module 'mine_42'", "--trust"),
     "no input": file(ONNX, 'module = "math:sin"', "input = [1, 224, 224, 3]", "--module", "math:sin"),
-    "an input of ONNX": file(ONNX, ONNX + "\ninput = [1, 3]", "leave it out with onnx"),
+    "an input of ONNX": file(ONNX, ONNX + "\ninput = [1, 3]", "onnx is given: leave input out"),
     "no samples": words("--samples 0: it must be at least 1", "p.toml", "--samples", "0"),
     "samples as words": words("'many' is not an integer", "p.toml", "--samples", "many"),
     "an unknown flag": words("did you mean '--policy'?", "p.toml", "--polcy", "central"),

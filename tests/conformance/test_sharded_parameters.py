@@ -326,11 +326,11 @@ def test_a_rule_that_takes_nothing_is_named():
         ),
         ("declared", {}, ["Sequences declares no rules", "parameter_rules"]),
         ("fsdp", {"model_parallel": 0}, ["model_parallel=0", "at least 1"]),
-        ("fsdp", {"model_parallel": 8}, ["4 devices of its all", "a multiple of 8"]),
+        ("fsdp", {"model_parallel": 8}, ["group 'all' has 4 devices", "a multiple of 8"]),
         (
             "fsdp",
             {"model_parallel": 2, "learners": 3, "policy": policies.SingleLearnerCoarse},
-            ["3 devices of its learners", "a multiple of 2"],
+            ["group 'learners' has 3 devices", "a multiple of 2"],
         ),
     ],
 )

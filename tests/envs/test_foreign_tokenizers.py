@@ -134,8 +134,9 @@ def test_tokenizers_of_each_kind_are_read(tmp_path, kind):
 
 
 REFUSED = {
-    0: "2000 of 16384 at most are read", 1: "makes texts 1099511627776 times longer", 2: "2000 of 16384",
-    3: "repeats more than 1000 times", 4: "a precompiled_charsmap of", 6: "its decoder makes texts",
+    0: "the limit is 2000 values of 16384", 1: "can make a text 1099511627776 times longer",
+    2: "2000 values of 16384",
+    3: "repeats more than 1000 times", 4: "its precompiled_charsmap, of", 6: "its decoder can make a text",
     8: "bytes of pieces, of 2621440 at most", 9: "added tokens of 8",
 }  # fmt: skip
 

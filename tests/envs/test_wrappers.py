@@ -168,7 +168,10 @@ def test_a_wrapper_with_a_memory_hears_how_to_step(around):
         (lambda env: envs.HideObservations(env, ("speed",)), "there is no part 'speed', but 0, 1, 2 and 3"),
         (lambda env: envs.HideObservations(env, (0, 1, 2, 3)), "all parts are hidden: leave one"),
         (lambda env: envs.HideObservations(envs.make("probe:masked"), True), "no part"),
-        (lambda env: envs.TimeAware(envs.vectorize(Counter())), "it has no time limit, max_episode_steps"),
+        (
+            lambda env: envs.TimeAware(envs.vectorize(Counter())),
+            "has no time limit for TimeAware: give it max_episode_steps",
+        ),
         (lambda env: envs.FrameStack("CartPole-v1"), r"is a name: write env=envs.make\('CartPole-v1'\)"),
         (lambda env: envs.FrameStack(env.single), "is one instance"),
         (
