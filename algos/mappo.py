@@ -1,12 +1,12 @@
-"""PPO for several agents: `MAPPO`, with a central critic, and `IPPO`, with a critic for each agent.
+"""PPO for several agents: the critic of `MAPPO` sees all observations, that of `IPPO` an agent's own.
 
 MAPPO: Yu et al. 2022, "The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games", arXiv
 2103.01955. IPPO: de Witt et al. 2020, "Is Independent Learning All You Need in the StarCraft Multi-Agent
 Challenge?", arXiv 2011.09533.
 
-They differ in the critic and in their defaults. Agents share parameters; each has its own observation,
-memory, reward, advantage and value. The loss treats the `A` agents of an environment as `A` samples. The rest
-is `algos/recurrent_ppo.py` with one more axis: `[T, B, A]` in place of `[T, B]`.
+They differ in the critic's input and in their defaults. Agents share parameters; each has an observation,
+memory, reward, advantage and value of its own. The loss treats the `A` agents of an environment as `A`
+samples. The rest is `algos/recurrent_ppo.py` with one more axis: `[T, B, A]` in place of `[T, B]`.
 """
 
 import dataclasses

@@ -27,7 +27,7 @@ Imagine = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class SearchSettings(Part):
-    """The sizes of a search, and the weight of what it learns of values."""
+    """Settings of a search, and the weight of the value loss."""
 
     num_simulations: int = hyperparameter(
         32, "simulations of a search: positions, or latent states, added to its tree"
@@ -46,7 +46,7 @@ class Search(NamedTuple):
 
     action: jax.Array  # [] int32
     policy: jax.Array  # [n] float32, the improved policy over moves; 0 for illegal ones
-    # [] float32, the position's value for its player: of visited moves, weighted by the policy
+    # [] float32, the value for the player to move: of visited moves, weighted by the policy
     value: jax.Array
 
 

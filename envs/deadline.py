@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Deadline:
-    """A thread for uninterruptible calls, so that the caller can stop waiting."""
+    """A thread that makes calls, so that the caller can stop waiting for one that cannot be interrupted."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
@@ -28,7 +28,7 @@ class Deadline:
         self._calls.put(function)
 
     def finish(self, seconds: float | None) -> Any:
-        """The result of the oldest unfinished call; raises its exceptions; see `call`.
+        """Waits for the result of the oldest call that no `finish` has returned; raises as `call` does.
 
         `seconds=None` waits without limit.
         """

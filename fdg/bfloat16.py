@@ -68,13 +68,13 @@ def _rewrite_equation(eqn: Any, inside: jaxprs.Inside) -> Any:
 
 
 def _rounds_operands(eqn: Any) -> bool:
-    config: Any = jax.config  # if set, its default appears as every product's precision
+    config: Any = jax.config  # if set, JAX writes it into every product, so it says nothing about this one
     has_precision = eqn.params["precision"] is not None and config.jax_default_matmul_precision is None
     return not has_precision and all(v.aval.dtype == jnp.float32 for v in (*eqn.invars, *eqn.outvars))
 
 
 def _product(eqn: Any) -> Callable[..., jax.Array]:
-    """A product that rounds its float32 operands to bfloat16, as the products of its gradient do."""
+    """The product with its float32 operands rounded to bfloat16, and those of its gradient's products."""
     params = {**eqn.params, "preferred_element_type": jnp.dtype(jnp.float32)}
     bind = functools.partial(eqn.primitive.bind, **params)
     left_shape, right_shape = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)

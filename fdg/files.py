@@ -90,7 +90,7 @@ def is_free(path: Path) -> bool:
 
 @contextlib.contextmanager
 def filling(path: Path) -> Iterator[Path]:
-    """A context with a folder whose contents move into `path` at its end; on failure, `path` stays empty.
+    """A context with a folder whose contents move into `path` at its end; if the body fails, none do.
 
     `path` must be free (`is_free`); it is created if it is missing.
     """

@@ -44,7 +44,8 @@ class TD3BC(Agent, driver=learning, presets="TD3BC"):
     optimizer_settings = OptimizerSettings(learning_rate=3e-4)
     discounting = Discount()
     value_weight: float = hyperparameter(
-        2.5, "alpha of equation 5: weight of the normalised critics' values against imitation"
+        2.5,
+        "alpha of equation 5: weight of the critics' values (divided by their mean size) against imitation",
     )
     delayed = DelayedTargets()
     grid = ReturnGrid()
@@ -84,7 +85,7 @@ class NextTransition(NamedTuple):
 
 
 class Pairs(Replay):
-    """Replay of single steps, each with the next action: windows of two."""
+    """Replay that samples windows of two steps: a transition, and the next action."""
 
     def _of_windows(self, windows: Step) -> NextTransition:
         single = jax.tree.map(lambda x: x[:, :, :1], windows)

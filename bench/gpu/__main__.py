@@ -6,7 +6,7 @@
     python -m bench.gpu --table DIR                       prints the figures, as Markdown
     python -m bench.gpu --part 1 --out DIR --tiny         a rehearsal on a CPU
 
-DIR/part-N.json gets every figure at once.
+each figure is written to DIR/part-N.json as soon as it is measured.
 """
 
 import contextlib

@@ -25,7 +25,9 @@ def main() -> None:
     parser = harness.parser("bench.peers", __doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="pairs, or beginnings of names (all)")
     parser.add_argument("--list", action="store_true", help="print the pairs and run nothing")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each side, without warm-up (5)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="timed rounds of each side, after one of warm-up (5)"
+    )
     parser.add_argument("--flags", default="", help='further flags for fdg, such as "--devices 1"')
     parser.add_argument("--out", type=Path, help="file of the results (docs/performance.json)")
     parser.add_argument("--install-only", action="store_true", help="make the environments and run nothing")

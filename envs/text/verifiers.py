@@ -2,8 +2,8 @@
 
 There, an environment is an installed package with a `Taskset`: a task has a prompt, and methods (`@reward`)
 that score a trace of what the model did with it. Here, the prompts are the rows of a task, and a response is
-scored as a trace with that one answer. Reward methods are coroutines; those of a batch run concurrently, in
-an event loop of its own thread.
+scored as a trace with that one answer. Reward methods are coroutines; those of a batch run concurrently, on
+an event loop in a separate thread.
 
 Served are environments in which the model answers once and is scored by its answer. Refused are those that
 run a program around the model: several turns or agents (their own `Env`), tools, containers.
@@ -28,7 +28,7 @@ from fdg.errors import FdgError, HostError, listed, one_line, raised
 
 PREFIX = "verifiers:"  # `verifiers:NAME` is `text:verifiers?environment=NAME`
 
-_OF_ENDLESS = 1000  # tasks of a set that never ends
+_ENDLESS_SIZE = 1000  # tasks of a set that never ends
 _INSTALL = "pip install 'verifiers>=0.4'"
 
 
@@ -39,7 +39,7 @@ class Verifiers(Table):
     Attributes:
       environment: the name of an installed environment, which is imported.
       arguments: its settings, fields of its `TasksetConfig`: a mapping, or its JSON; stored as JSON.
-      size: number of tasks, the first of the environment; None: all, or 1,000 of an endless one.
+      size: how many tasks to use, from the first on; None: all, or 1,000 if they never end.
       instruction: text before each prompt, for a language model.
     """
 
@@ -65,13 +65,13 @@ class Verifiers(Table):
 
     @property
     def unanswered(self) -> str | None:
-        """The first task without a text `answer` in its data."""
+        """The place of the first task without a text `answer` in its data; None if all have one."""
         return next((row.where for row in self.rows if row.answer is None), None)
 
     @property
     def host_reward(self) -> HostReward:
         """The environment's own score."""
-        return HostReward(_Scored(*self._key))
+        return HostReward(_Scorer(*self._key))
 
     @property
     def _key(self) -> tuple[str, str, int | None]:
@@ -79,7 +79,7 @@ class Verifiers(Table):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Scored:
+class _Scorer:
     """An environment's scoring; a value, so that equal tasks share programs."""
 
     environment: str
@@ -93,7 +93,7 @@ class _Scored:
     def __call__(self, responses: list[str], idx: list[int]) -> list[float]:
         tasks = _tasks(self.environment, self.arguments, self.size)
         scores = [self._score(tasks[i], response) for i, response in zip(idx, responses, strict=True)]
-        return _completed(_together(scores))
+        return _run_on_loop(_gather_scores(scores))
 
     async def _score(self, task: Any, text: str) -> float:
         trace = _trace(task, text)
@@ -108,22 +108,22 @@ class _Scored:
         return trace.reward
 
 
-async def _together(coroutines: Sequence[Coroutine[Any, Any, float]]) -> list[float]:
+async def _gather_scores(coroutines: Sequence[Coroutine[Any, Any, float]]) -> list[float]:
     rewards = []
     for result in await asyncio.gather(*coroutines, return_exceptions=True):
-        if isinstance(result, BaseException):  # of the first such response, however long others took
+        if isinstance(result, BaseException):  # of the first failed response in the batch, not in time
             raise result
         rewards.append(result)
     return rewards
 
 
-def _completed(coroutine: Coroutine[Any, Any, list[float]]) -> list[float]:
+def _run_on_loop(coroutine: Coroutine[Any, Any, list[float]]) -> list[float]:
     return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
 
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """One event loop for all calls, as clients of judges may stay connected; a notebook has its own."""
+    """One event loop for all calls, since clients of judges may stay connected; a notebook has its own."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
     return loop
@@ -171,7 +171,7 @@ def _tasks(environment: str, arguments: str, size: int | None) -> tuple[Any, ...
     try:
         settings = {**json.loads(arguments or "{}"), "id": environment}
         taskset = vf.load_taskset(vf.taskset_config_type(environment).model_validate(settings))
-        count = size or (None if taskset.bounded else _OF_ENDLESS)
+        count = size or (None if taskset.bounded else _ENDLESS_SIZE)
         tasks = tuple(itertools.islice(taskset, count))
         reason = _unserved(vf, environment, taskset, tasks)
     except (Exception, SystemExit) as error:  # the environment's code may raise anything

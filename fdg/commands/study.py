@@ -35,8 +35,14 @@ from fdg.training.run_directory import read_summary
 from fdg.training.writable import check_results
 
 _SETTINGS = (
-    *("algorithms", "environments", "total_steps", "seeds", "first_seed", "random_episodes"),
-    *("settings", "variants"),
+    "algorithms",
+    "environments",
+    "total_steps",
+    "seeds",
+    "first_seed",
+    "random_episodes",
+    "settings",
+    "variants",
 )
 _SET_BY_STUDY = {  # flags that a study sets, and where its user sets them
     "algo": "algorithms",
@@ -46,7 +52,7 @@ _SET_BY_STUDY = {  # flags that a study sets, and where its user sets them
     "num_seeds": "seeds",
     "out": "--out of fdg study",
     "resume": "--out of fdg study",
-    **dict.fromkeys(("sweep", "optuna", "search", "config", "from"), "fdg train, before a study"),
+    **dict.fromkeys(("sweep", "optuna", "search", "config", "from"), "fdg train instead of a study"),
 }
 _MAX_CELLS = 100_000
 
@@ -237,7 +243,7 @@ def _check(study: Study, out: Path) -> None:
     check_results(out, ["study.json"], " for the study")
     recorded = read_json(out / "study.json").get("cells") if (out / "study.json").exists() else {}
     if not isinstance(recorded, dict):
-        fix = "remove it; runs in cells/ are then used unchecked"
+        fix = "remove it; runs in cells/ are then not checked against the study"
         raise FdgError(f"{out / 'study.json'} lists no cells: {fix}")
     for cell in study.cells:
         words = cell.command(study.seeds)
@@ -299,7 +305,8 @@ def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
     """Trains the remaining runs of a cell; returns the signal that interrupted it, or None."""
     path = cells / cell.name
     if _is_done(path, seeds):
-        print("  already done", flush=True)
+        failed = [run for run, _ in _runs(path, seeds) if (run / "failed.json").exists()]
+        print(f"  failed before: remove {failed[0]} to try again" if failed else "  already done", flush=True)
         return None
     import jax
 
@@ -312,7 +319,7 @@ def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
         try:
             outcome = carry_out(_job(cell, run_seeds, run), quiet=True)
         except RunError as error:
-            if isinstance(error, UnwritableError) or not run.is_dir():  # no cell could run
+            if isinstance(error, UnwritableError) or not run.is_dir():  # every other cell would fail too
                 raise
             files.write(run / "failed.json", json.dumps({"failed": str(error)}).encode())
             print(f"  failed: {error}", flush=True)

@@ -230,7 +230,7 @@ class OnRay:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _process_resources(self) -> dict[str, float]:
-        """The resources of a process: CPUs, and as many accelerators as every node with any has."""
+        """The resources of a process: CPUs, and of accelerators the smallest number on a node with some."""
         resources = {"CPU": self._cpus}
         for name in _ACCELERATORS:
             amounts = [node["Resources"].get(name, 0) for node in self._alive_nodes()]

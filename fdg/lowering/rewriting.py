@@ -15,7 +15,7 @@ from fdg.lowering.ordering import hoist_batch_reductions, in_order
 from fdg.lowering.tiles import tile
 from fdg.lowering.transposing import transpose_weight_gradients
 
-_WITHOUT_DRAWS: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
+_DRAWS_HOISTED: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 
 class Setting(NamedTuple):
@@ -30,8 +30,8 @@ class Setting(NamedTuple):
 
 
 def _hoist_all_draws(jaxpr: ClosedJaxpr, _: Setting) -> ClosedJaxpr:
-    # Dead code is removed, because ordering would keep unused values.
-    return _WITHOUT_DRAWS(jaxpr, None, lambda: jaxprs.without_dead_code(hoist_draws(jaxpr)))
+    # Dead code is removed first: later passes have less to do.
+    return _DRAWS_HOISTED(jaxpr, None, lambda: jaxprs.without_dead_code(hoist_draws(jaxpr)))
 
 
 PASSES: dict[str, tuple[Callable[[Setting], bool], Callable[[ClosedJaxpr, Setting], ClosedJaxpr]]] = {

@@ -22,7 +22,7 @@ _MAX_CALLS = 1_000_000  # per round
 
 
 class Sample(NamedTuple):
-    """Seconds of a run with calls, and of a run without calls."""
+    """Seconds of a run that makes the calls, and of a run that makes none."""
 
     calls: float
     without_calls: float

@@ -14,8 +14,8 @@ from fdg.errors import FdgError, structure_of
 def check_overridden_methods(cls: type) -> None:
     """Checks signatures and results of public methods that a user's class overrides.
 
-    Each must take the required arguments of the original method, in order. If the original's annotation is a
-    tuple, each call must return a tuple of the same length.
+    Each must take the required arguments of the original method, in order. If the original is
+    annotated to return a tuple of fixed length, each call must return as many values.
 
     >>> class Base:
     ...     def loss(self, parameters) -> tuple[float, dict]: return 0.0, {}

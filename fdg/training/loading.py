@@ -61,10 +61,10 @@ def load_with_names(
     trust: bool = False,
     flags: Collection[str] | None = None,
 ) -> Run:
-    """Loads a run as `load` does, with names that the caller gave.
+    """Loads a run as `load` does, for a caller that has values already, such as of `--env`.
 
-    `caller_values` has values that the caller gave explicitly, by field: modules in these values may be
-    imported without `trust`. `flags`: see `NameResolver`.
+    `caller_values` has these by field: modules in them may be imported without `trust`. `flags` are the
+    fields with a flag of the caller's, which error messages may name; None: all.
     """
     caller_algorithm = algorithm
     if algorithm is not None:
@@ -78,7 +78,7 @@ def load_with_names(
         algorithm, policy = rebuild(config, resolver, str(path))
     elif is_delayed:
         policy = rebuild_policy(config, resolver, str(path))
-    if not isinstance(algorithm, Sweep):  # the caller may give the algorithm of a sweep without the sweep
+    if not isinstance(algorithm, Sweep):  # a caller need not wrap the algorithm of a swept run in the Sweep
         algorithm = restore_sweep(algorithm, config)
     checkpoints, iteration = _select_checkpoint(path, checkpoint)
     agents = agent_count(algorithm, config.get("num_seeds"))

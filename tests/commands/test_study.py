@@ -103,6 +103,9 @@ def test_a_cell_that_failed_is_named_and_the_others_go_on(tmp_path, capsys, monk
     said = capsys.readouterr().out
     assert f"{GUESSER} tenth on CartPole-v1: iteration 2: loss is not a number" in said
     assert "runs have not ended" in said and "| CartPole-v1 | " in said
+    assert main(["study", str(file), "--out", str(tmp_path / "out")]) == 0
+    again = capsys.readouterr().out
+    assert again.count("failed before: remove ") == 1 and "already done" in again
 
 
 BASE = {"algorithms": ["ppo"], "environments": ["CartPole-v1"], "total_steps": 1000}
@@ -121,7 +124,7 @@ BASE = {"algorithms": ["ppo"], "environments": ["CartPole-v1"], "total_steps": 1
         ({"total_steps": {"short": "x"}}, "total_steps.short = 'x': give a whole number"),
         ({"seeds": True}, "seeds = True: give a whole number of at least 1"),
         ({"settings": {"num_seeds": 3}}, "settings has num_seeds, which a cell cannot set: use seeds"),
-        ({"settings": {"sweep": "x"}}, "use fdg train, before a study"),
+        ({"settings": {"sweep": "x"}}, "use fdg train instead of a study"),
         ({"settings": 3}, "settings = 3: it must be a table of flags"),
         ({"settings": {"hidden": [[1]]}}, "settings.hidden = [[1]]: give a number, a text"),
         ({"variants": {}}, "variants must be tables, such as [variants.wide]"),

@@ -67,7 +67,7 @@ def thread_token(eqn: core.JaxprEqn, token: core.Var) -> tuple[core.JaxprEqn, co
 
 
 def outside_calls(equations: Sequence[core.JaxprEqn], where: str = "code between fragments") -> Iterator[str]:
-    """The effects and Python callbacks of a program, each with its place, as text.
+    """The calls of a program that leave XLA or have an effect, each with its place, as text.
 
     Examples are an environment on the host, `io_callback`, `pure_callback`, or a foreign function
     (`jax.ffi.ffi_call`) with a side effect. Unordered prints do not count.
