@@ -48,9 +48,8 @@ _INSTEAD = {
 # Arguments of `envs.from_gymnasium.make` that are not passed to the environment's factory.
 _GYMNASIUM_ARGUMENTS = ("workers", "timeout", "restarts", "max_episode_steps")
 
-_made: dict[
-    Any, Any
-] = {}  # adapted environments, by factory and parameters: equal arguments give the same object
+# Adapted environments, by factory and parameters: equal arguments give the same object.
+_made: dict[Any, Any] = {}
 
 
 def package_of(env: Any) -> str | None:

@@ -18,7 +18,7 @@ def stops(path: str, name: str) -> list[int]:
     value = read(path, name).get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(type(one) is not int or not 0 <= one < 1 << 31 for one in ids):
-        raise _wrong(path, name, "eos_token_id", value, "a token's number, or additional")
+        raise _wrong(path, name, "eos_token_id", value, "a token's number, or several")
     return ids
 
 
