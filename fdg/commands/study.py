@@ -197,7 +197,7 @@ def _flag_words(where: str, settings: Any) -> tuple[str, ...]:
             raise FdgError(f"{where} has {name}, which a cell cannot set: use {_SET_BY_STUDY[name]}")
         if isinstance(value, bool):
             value = str(value).lower()
-        elif isinstance(value, list) and value and all(isinstance(number, int | float) for number in value):
+        elif value and matches(value, list[int | float]):
             value = ",".join(map(str, value))
         elif not isinstance(value, str | int | float):
             raise FdgError(

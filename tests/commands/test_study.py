@@ -127,6 +127,7 @@ BASE = {"algorithms": ["ppo"], "environments": ["CartPole-v1"], "total_steps": 1
         ({"settings": {"sweep": "x"}}, "use fdg train instead of a study"),
         ({"settings": 3}, "settings = 3: it must be a table of flags"),
         ({"settings": {"hidden": [[1]]}}, "settings.hidden = [[1]]: give a number, a text"),
+        ({"settings": {"hidden": [True]}}, "settings.hidden = [True]: give a number, a text"),
         ({"variants": {}}, "variants must be tables, such as [variants.wide]"),
     ],
 )
