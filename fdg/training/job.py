@@ -28,7 +28,7 @@ class Job(Settings):
     resumes: bool = False  # whether to resume the run in `out`
     start_from: Path | None = None  # a run whose weights initialise this one, or None
     trust: bool = False  # whether that run's files may name code outside fdg (`fdg.training.name_resolver`)
-    cores: int | None = None  # at most so many host devices are chosen; None: their number is not chosen
+    cores: int | None = None  # the most host devices that may be chosen; None: their number is not chosen
     explains: bool = True  # whether to print the candidates of `auto`; False: only the reason
     # further entries of `config.json`: the sources of values, and the command that started the run
     record: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -236,7 +236,7 @@ class Interpreter:
 
 
 def counter(trip: Any) -> Any:
-    """The trip's number as int32, weakly typed as JAX counts; of int64, for programs have none, strongly."""
+    """A loop's counter as int32, which programs have: JAX's own, weakly typed, or its int64 converted."""
     return trip if trip.dtype == jnp.int32 else trip.astype(jnp.int32)
 
 
