@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from algos.dqn import DQN
     from algos.fast_td3 import FastTD3
     from algos.impala import IMPALA
+    from algos.interfaces import Bonus, Explorer, Normalizer, Transform
     from algos.mappo import IPPO, MAPPO
     from algos.muzero import MuZero
     from algos.offline.bc import BC
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from algos.qmix import QMIX
     from algos.recurrent_ppo import RecurrentPPO
     from algos.redq import REDQ, TQC, DroQ
-    from algos.replaying import Explorer
     from algos.rlhf.dpo import DPO
     from algos.rlhf.group_relative import GRPO
     from algos.rlhf.ppo import PPORLHF
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from algos.self_play import SelfPlay
     from algos.td3 import TD3
     from algos.value_decomposition import VDN
-    from algos.values import Bonus, Network, Normalizer, RecurrentNetwork, Transform
+    from algos.values import Network, RecurrentNetwork
 
 __all__ = [
     "A2C",

@@ -20,10 +20,10 @@ from algos import on_policy, one_update, optimizers
 from algos.agent import Agent, Rollouts
 from algos.losses import Advantages, values_after
 from algos.normalize import normalize_rollout
-from algos.on_policy import LEARNED, Normalizers, PolicyLayers, Trajectory
+from algos.on_policy import LEARNED, PolicyLayers, Trajectory
 from algos.one_update import WeightedLoss
 from algos.rollout import episode_metrics
-from algos.values import NETWORK, ClippedOptimizer, Network, Transforming
+from algos.values import NETWORK, ClippedOptimizer, Network, Normalizers, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation
 from fdg.settings.fields import hyperparameter, require, require_positive
 

@@ -8,11 +8,11 @@ import jax
 import fdg
 from algos import presets, registry
 from algos.rollout import choose_actions
-from algos.values import BONUS, Bonus, Policy
+from algos.values import Policy
 from envs import Environment, Observation, TimeStep, num_agents
 from envs.checking import check_batch_reset, check_batch_step
 from fdg.arguments import checked_names
-from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.fields import hyperparameter, own_value, require, require_positive
 from fdg.settings.parts import Part
 from fdg.settings.presets import HasPresets
 
@@ -48,7 +48,8 @@ class Agent(HasPresets):
     Attributes:
       action_spaces: the kinds of action spaces that it supports.
       several_agents: True for multi-agent environments.
-      bonus: an additional reward; its mean is the metric `bonus`.
+      values_novelty: whether it learns the value of novelty (`algos.rnd`) apart; others add it to rewards.
+      bonus: an additional reward; the mean of all such rewards is the metric `bonus`.
       precision: the dtype of the operands of matrix products in networks. Parameters, optimisers, losses,
         normalisers, and networks' outputs are always float32 ([decision
         061](docs/decisions/061-precision.md)).
@@ -60,14 +61,16 @@ class Agent(HasPresets):
 
     action_spaces: ClassVar[tuple[type, ...]]
     several_agents: ClassVar[bool] = False
+    values_novelty: ClassVar[bool] = False
     preset_table: ClassVar[Any] = presets
 
-    precision: Literal["float32", "bfloat16"] = dataclasses.field(
-        default="float32", kw_only=True, metadata={
-            "help": "dtype of the operands of matrix products; bfloat16 is faster on devices that support it"
-        },
-    )  # fmt: skip
-    bonus: Bonus | None = dataclasses.field(default=None, metadata=BONUS, kw_only=True)
+    _: dataclasses.KW_ONLY
+    precision: Literal["float32", "bfloat16"] = hyperparameter(
+        "float32",
+        "dtype of the operands of matrix products; bfloat16 is faster on devices that support it",
+    )
+    bonus: Any = own_value("module:name of an additional reward, an algos.Bonus (None: none)", "bonus")
+    novelty = registry.option("rnd").RandomNetworkDistillation()
 
     def __post_init__(self) -> None:
         self._check()
@@ -107,12 +110,15 @@ class Agent(HasPresets):
         """The normaliser's statistics with the observations `[T, B, *obs]` added, for agents with replay."""
         return self.normalizers.observed(statistics, observation)
 
-    def _first_bonus(self, observation: Observation) -> Any:
-        return None if self.bonus is None else registry.option("checks").first_bonus(self, observation)
+    # Whether the rollout's rewards are changed.
+    _is_paid = property(lambda self: self.bonus is not None or (self.rnd and not self.values_novelty))
+
+    def _first_bonus(self, observation: Observation, key: jax.Array) -> Any:
+        return registry.option("checks").first_bonus(self, observation, key) if self._is_paid else None
 
     def _paid(self, state: Any, time_step: TimeStep) -> tuple[Any, TimeStep, dict[str, jax.Array]]:
         """The bonus's state after a rollout `[T, B]`, the rollout with the bonus added, and metrics."""
-        if self.bonus is None:
+        if not self._is_paid:
             return state, time_step, {}
         return registry.option("checks").paid(self, state, time_step)
 

@@ -97,7 +97,8 @@ class AlphaZero(Agent, presets="AlphaZero"):
             f"'{self.env.name}' is no game of two players, whose rules a search could use: give"
             " envs.make('game:connect_four'), or envs.vectorize(envs.games.Against(game, opponent))",
         )
-        require(self, self.bonus is None, "bonus: a search values only how a game ends; leave it out")
+        named = "rnd=True" if self.rnd else "bonus"
+        require(self, not self._is_paid, f"{named}: a search values only how a game ends; leave it out")
         require(self, self.rings == 1, f"rings={self.rings}: all games move together; leave it out")
         require(
             self,

@@ -16,6 +16,7 @@ import numpy as np
 import fdg
 from algos import registry
 from algos.distributions import for_space, sizes
+from algos.interfaces import Bonus
 from algos.layers import Architecture
 from algos.values import Network, by_name
 from envs import Observation, TimeStep, check_spec, composite, features_and_mask, num_agents
@@ -75,7 +76,8 @@ def check_types(self: Any) -> None:
         if kind == "network" and isinstance(getattr(self, name), str):
             registry.option("networks").own(self, name)
         elif kind != "network":
-            require_type(self, name, by_name(f"--{name}", getattr(self, name)))
+            value, interface = by_name(f"--{name}", getattr(self, name)), registry.public(kind.capitalize())
+            require_type(self, name, value, interface | None)
 
 
 def _expand_architecture(self: Any, field: str) -> None:
@@ -323,9 +325,31 @@ def _text(shape: tuple[Any, ...]) -> str:
 # --- the user's bonuses and transforms: their calls, with checked results ---
 
 
-def first_bonus(self: Any, observation: Observation) -> Any:
+def _bonus_of(self: Any, key: jax.Array | None = None) -> Bonus:
+    """The user's bonus, novelty (where the algorithm does not value it apart), or the sum of both."""
+    users = [] if self.bonus is None else [by_name("--bonus", self.bonus)]
+    novelty = [registry.option("rnd").bonus(self, key)] if self.rnd and not self.values_novelty else []
+    if len(bonuses := [*users, *novelty]) == 1:
+        return bonuses[0]
+
+    def apply(states: Any, rows: TimeStep) -> tuple[Any, jax.Array]:
+        first, second = (_paid(one, state, rows) for one, state in zip(bonuses, states, strict=True))
+        return (first[0], second[0]), first[1] + second[1]
+
+    return Bonus(lambda observation: tuple(one.init(observation) for one in bonuses), apply)
+
+
+def _paid(bonus: Bonus, state: Any, rows: TimeStep) -> tuple[Any, jax.Array]:
+    output = bonus.apply(state, rows)
+    after, reward = check_two("apply of bonus", output, "give a pair, (state, reward)")
+    check_same("apply of bonus gives state", state, after)
+    check_same("apply of bonus gives reward", rows.reward, reward, dtypes=False)
+    return after, reward
+
+
+def first_bonus(self: Any, observation: Observation, key: jax.Array) -> Any:
     """The initial state of an algorithm's bonus for `observation [B, *obs]`."""
-    return by_name("--bonus", self.bonus).init(features_and_mask(observation)[0])
+    return _bonus_of(self, key).init(features_and_mask(observation)[0])
 
 
 def paid(self: Any, state: Any, time_step: TimeStep) -> tuple[Any, TimeStep, dict[str, jax.Array]]:
@@ -339,11 +363,7 @@ def _pay(self, state, time_step):
     """The bonus's state after a rollout `[T, B]`, the rollout with the bonus, and its mean."""
     axes = time_step.terminated.ndim  # A3C has one more axis: workers
     rows = jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[axes:]), time_step)
-    before = state
-    output = by_name("--bonus", self.bonus).apply(state, rows)
-    state, reward = check_two("apply of bonus", output, "give a pair, (state, reward)")
-    check_same("apply of bonus gives state", before, state)
-    check_same("apply of bonus gives reward", rows.reward, reward, dtypes=False)
+    state, reward = _paid(_bonus_of(self), state, rows)
     reward = reward.reshape(time_step.reward.shape)
     return state, time_step._replace(reward=time_step.reward + reward), jnp.mean(reward)
 

@@ -30,7 +30,7 @@ from algos.values import (
     ClippedOptimizer,
     Discount,
     Layers,
-    ObservationNormalizer,
+    Normalizers,
     Transforming,
 )
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask
@@ -162,9 +162,9 @@ def gradient_steps(
     def one_step(carry, drawn):
         learned, replay = carry
         sample = buffer.sample(replay, drawn) if buffer.has_priorities else drawn
-        if buffer.has_priorities and self.transform is not None:
+        if buffer.has_priorities:
             minibatches = jax.tree.map(lambda x: x[None], sample.transition)
-            minibatches = self.transforming.rows(minibatches, learned, drawn)
+            minibatches = replaying.to_learn_from(self, state, minibatches, learned, drawn)
             sample = sample._replace(transition=jax.tree.map(lambda x: x[0], minibatches))
         weight = buffer.weight(sample, beta)
         learned, error, losses = self.learn(
@@ -175,9 +175,9 @@ def gradient_steps(
 
     # If errors do not change priorities, all minibatches are drawn at once.
     draws: Any = keys if buffer.has_priorities else buffer.samples(replay, keys)
-    if not buffer.has_priorities and self.transform is not None:
-        transitions = self.transforming.rows(draws.transition, state.learned, keys[0])
-        draws = draws._replace(transition=transitions)
+    if not buffer.has_priorities:
+        rows = replaying.to_learn_from(self, state, draws.transition, state.learned, keys[0])
+        draws = draws._replace(transition=rows)
     (learned, replay), losses = jax.lax.scan(one_step, (state.learned, replay), draws)
     return learned, replay, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)
 
@@ -241,7 +241,7 @@ class DQN(Agent, presets="DQN"):
     )
     dueling: bool = hyperparameter(False, "dueling network: a state value, and advantages of actions")
     priorities = StepReplay()
-    normalizers = ObservationNormalizer()
+    normalizers = Normalizers()
     layers = Layers(activation="relu")
     network: AnyNetwork | None = dataclasses.field(default=None, metadata=NETWORK)
     explorer = ExplorerChoice()

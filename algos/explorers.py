@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from algos.distributions import Categorical
-from algos.replaying import Explorer
+from algos.interfaces import Explorer
 from fdg.errors import FdgError
 
 

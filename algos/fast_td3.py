@@ -19,7 +19,7 @@ from algos.agent import Rollouts
 from algos.off_policy import ReturnGrid
 from algos.replaying import ReplayUpdates, Transition
 from algos.td3 import TD3, DelayedTargets, Parameters
-from algos.values import Layers, Network, ObservationNormalizer
+from algos.values import Layers, Network, Normalizers
 from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
 
 
@@ -48,7 +48,7 @@ class FastTD3(TD3, presets="FastTD3"):
     )
     smallest_noise: float = hyperparameter(0.001, "smallest of these deviations: the first environment's")
     grid = ReturnGrid(atoms=101)
-    normalizers = ObservationNormalizer(normalize_observation=True)
+    normalizers = Normalizers(normalize_observation=True)
     layers = Layers(hidden=(512, 256, 128), activation="relu")
     critic_hidden: tuple[int, ...] | None = hyperparameter(
         (1024, 512, 256), "widths of the critics' layers; None: chosen by observation"

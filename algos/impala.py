@@ -17,10 +17,10 @@ import fdg
 from algos import one_update, optimizers
 from algos.agent import Agent, Rollouts
 from algos.losses import approximate_kl, value_error, values_after
-from algos.on_policy import Normalizers, PolicyLayers, Trajectory
+from algos.on_policy import PolicyLayers, Trajectory
 from algos.one_update import WeightedLoss
 from algos.returns import v_trace
-from algos.values import NETWORK, ClippedOptimizer, Discount, Network, Transforming
+from algos.values import NETWORK, ClippedOptimizer, Discount, Network, Normalizers, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 

@@ -28,11 +28,11 @@ from algos.distributions import for_space
 from algos.layers import Trunk, sized
 from algos.losses import values_after
 from algos.normalize import normalize_rollout
-from algos.on_policy import Epochs, Normalizers, State, environment_major
+from algos.on_policy import Epochs, State, environment_major
 from algos.returns import rescaled, unrescaled
 from algos.rollout import Actor, empty_memory, episode_metrics
 from algos.search import Search, SearchSettings, latent_search
-from algos.values import ClippedOptimizer, Discount, Layers, Transforming
+from algos.values import ClippedOptimizer, Discount, Layers, Normalizers, Transforming
 from envs import Discrete, Environment, Observation, TimeStep, features_and_mask
 from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require_positive

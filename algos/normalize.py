@@ -15,8 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from algos.on_policy import Normalizers
-from algos.values import Normalizer, ObservationNormalizer, by_name
+import fdg
+from algos.interfaces import Normalizer
+from algos.values import Normalizers, ObservationNormalizer, by_name
 from envs import composite, features_and_mask, map_features
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
@@ -97,7 +98,7 @@ def _each(function: Any, stats: Any, observation: Any, otherwise: Any = lambda _
 RUNNING = Normalizer(init_observations, normalize_observations, update_observations)
 
 
-# --- the functions of `algos.on_policy.Normalizers`; `own` is the user's normaliser, or None ---
+# --- the functions of `algos.values.Normalizers`; `own` is the user's normaliser, or None ---
 
 
 def begin(normalizer: Normalizer | None, space: ObservationSpace) -> Any:
@@ -246,6 +247,24 @@ def scale(stats: RunningStatistics, reward: jax.Array, clip: float = 10.0) -> ja
     return jnp.clip(reward / std, -clip, clip)
 
 
+def observe_returns(self: Any, returns: tuple[Any, Any], time_step: Any) -> tuple[Any, Any]:
+    """The statistics of returns, and the running returns, after a rollout `[T, B]`."""
+    return _observe_returns.__get__(self)(*returns, time_step)
+
+
+@fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0), name="observe")
+def _observe_returns(self, statistics, running_return, time_step):
+    return self.normalizers.reward(time_step, running_return, statistics, self.discount)[:0:-1]
+
+
+@fdg.fragment("buffer", in_axes=(None, 1), out_axes=1, name="scale")
+def scaled_rows(stats: RunningStatistics, rows: Any) -> Any:
+    """Rows from replay, `algos.replaying.Transition` or `algos.sequences.Sequences`, with scaled rewards."""
+    steps = getattr(rows, "steps", rows)
+    steps = steps._replace(reward=scale(stats, steps.reward))
+    return rows._replace(steps=steps) if hasattr(rows, "steps") else steps
+
+
 def scaled(
     reward: jax.Array,
     done: jax.Array,
@@ -255,6 +274,7 @@ def scaled(
 ) -> tuple[jax.Array, jax.Array, RunningStatistics]:
     """Scales the rewards `[T, B]` of a rollout; also returns the next running returns `[B]` and
     statistics."""
+    done = done.reshape(*done.shape, *(1,) * (reward.ndim - done.ndim))  # of several agents
     running_return, returns = accumulate_rollout_returns(running_return, reward, done, discount)
     stats = update(stats, returns)
     return scale(stats, reward), running_return, stats

@@ -19,7 +19,7 @@ import fdg
 from algos import registry, replaying
 from algos.replaying import ExplorerChoice, State, StepReplay, whole_updates
 from algos.rollout import Actor
-from algos.values import NETWORK, Network, ObservationNormalizer, Transforming
+from algos.values import NETWORK, Network, Normalizers, Transforming
 from envs import Box
 from fdg.settings.fields import hyperparameter
 from fdg.settings.parts import Part
@@ -132,7 +132,7 @@ def gradient_steps(
         return steps(self, state, sample_key, learn_key, learning)
     samples = self.buffer.sample(state.replay, sample_key).transition
     drawn = jax.tree.map(lambda x: minibatches(x, self.num_envs, self.updates_per_iteration), samples)
-    drawn = self.transforming.rows(drawn, state.learned, learn_key)
+    drawn = replaying.to_learn_from(self, state, drawn, state.learned, learn_key)
     statistics = state.observation_statistics
     learned, _, losses = self.learn(state.learned, statistics, drawn, learn_key, learning)
     return learned, state.replay, losses
@@ -197,7 +197,7 @@ def without_error(self: Any, losses: dict[str, Any]) -> tuple[jax.Array | None, 
 
 
 MEMBERS = {
-    "normalizers": ObservationNormalizer(),
+    "normalizers": Normalizers(),
     "networks": ActorAndCritics(),
     "transforming": Transforming(),
     "explorer": ExplorerChoice(),

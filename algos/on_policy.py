@@ -14,41 +14,21 @@ import jax
 import jax.numpy as jnp
 
 from algos import registry
-from algos.rollout import Actor, choose_actions, empty_memory, rollout
-from algos.values import Layers, ObservationNormalizer, Policy
+from algos.rollout import (
+    Actor,
+    Recollection,
+    choose_actions,
+    empty_memory,
+    ignoring_memory,
+    rollout_with_memory,
+)
+from algos.values import Layers, Policy
 from envs import Observation, TimeStep, features_and_mask
 from fdg.settings.fields import hyperparameter, require, require_positive
 from fdg.settings.moved import moved
 from fdg.settings.parts import Part
 
-__getattr__ = moved(__name__, "algos.one_update", "over_time")
-
-
-@dataclasses.dataclass(frozen=True)
-class Normalizers(ObservationNormalizer):
-    """Settings of the normalisation of observations and rewards."""
-
-    normalize_reward: bool = hyperparameter(
-        False, "divide rewards by the running standard deviation of the discounted return"
-    )
-
-    def begin_returns(self, shape: tuple[int, ...], kept: bool = False) -> tuple[Any, Any]:
-        """Initial statistics of returns, and running returns of environments `shape`.
-
-        Both are None if rewards are not normalised, unless they are kept.
-        """
-        if not (self.normalize_reward or kept):
-            return None, None
-        return registry.option("running").begin_returns(shape)
-
-    def reward(
-        self, time_step: TimeStep, running_return: Any, statistics: Any, discount: float | jax.Array
-    ) -> tuple[jax.Array, Any, Any]:
-        """Normalised rewards `[T, B]`, the running returns `[B]`, and the statistics of returns."""
-        if not self.normalize_reward:
-            return time_step.reward, running_return, statistics
-        reward, done = time_step.reward, time_step.done
-        return registry.option("running").scaled(reward, done, running_return, statistics, discount)
+__getattr__ = moved(__name__, "algos.one_update", "over_time algos.values:Normalizers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +55,8 @@ class State(NamedTuple):
     known: Any = None  # the state of an exploration bonus (`algos.ppo`), without parameters
     running_novelty: jax.Array | None = None  # [B] float32, likewise: the discounted return of novelty
     bonus: Any = None  # the state of `Agent.bonus`
+    recollection: Any = None  # `algos.rollout.Recollection [B]`, if the network has a memory
+    past: Any = None  # `algos.recurrent_ppo.Past [B]`, with burn-in
 
 
 # The part of a state that learning changes.
@@ -90,19 +72,27 @@ class Trajectory(NamedTuple):
     time_step: TimeStep  # [T, B], the results of the actions
 
 
-def begin(algorithm: Any, key: jax.Array, kept: bool = False, novelty: Any = None) -> State:
+def begin(
+    algorithm: Any, key: jax.Array, kept: bool = False, novelty: Any = None, agents: tuple[int, ...] = ()
+) -> State:
     """The initial state; `kept`: with statistics even if nothing is normalised.
 
-    `novelty`: `(key, parameters, observation) -> (parameters, known, running_novelty)`, or None.
+    `novelty`: `(key, parameters, observation) -> (parameters, known, running_novelty)`, or None. `agents`:
+    the axes of agents, after those of environments.
     """
     normalizers = algorithm.normalizers
     parameter_key, env_key, key = jax.random.split(key, 3)
     env_state, observation = algorithm._reset(env_key)
-    parameters = algorithm._network.init(parameter_key, features_and_mask(observation)[0])
+    network, (seen, _), recollection = algorithm._network, features_and_mask(observation), None
+    if hasattr(network, "unroll"):  # over sequences of steps, with a memory
+        seen = jax.tree.map(lambda x: x[None], seen)
+        start = jnp.ones(algorithm.num_envs, bool)
+        recollection = Recollection(network.memory(algorithm.num_envs), start)
+    parameters = network.init(parameter_key, seen)
     known, running_novelty = None, None
     if novelty is not None:
         parameters, known, running_novelty = novelty(parameter_key, parameters, observation)
-    return_statistics, running_return = normalizers.begin_returns((algorithm.num_envs,), kept)
+    return_statistics, running_return = normalizers.begin_returns((algorithm.num_envs, *agents), kept)
     return State(
         parameters=parameters,
         optimizer_state=algorithm._optimizer.init(parameters),
@@ -115,7 +105,8 @@ def begin(algorithm: Any, key: jax.Array, kept: bool = False, novelty: Any = Non
         iteration=jnp.int32(0),
         known=known,
         running_novelty=running_novelty,
-        bonus=algorithm._first_bonus(observation),
+        bonus=algorithm._first_bonus(observation, key),
+        recollection=recollection,
     )
 
 
@@ -155,12 +146,21 @@ def iteration(
 def rollout_with_bonus(
     algorithm: Any, state: Any, act: Callable[..., tuple[jax.Array, Any]], key: jax.Array
 ) -> tuple[Trajectory, dict[str, Any], dict[str, jax.Array]]:
-    """A rollout `[T, B]` with the bonus added, changed fields of the state, and the bonus's metrics."""
-    env_state, observation, ((observations, actions), decisions, time_steps) = rollout(
-        act=act, key=key, env_state=state.env_state, observation=state.observation, **algorithm._rolling
-    )
+    """A rollout `[T, B]` with the bonus added, changed fields of the state, and the bonus's metrics.
+
+    `act` is that of `algos.rollout.rollout`, or, if the state has a recollection, of `rollout_with_memory`.
+    """
+    recollection = getattr(state, "recollection", None)
+    env_state, observation, recollection, ((observations, actions), decisions, time_steps) = (
+        rollout_with_memory(
+            act if recollection is not None else ignoring_memory(act),
+            key=key, env_state=state.env_state, observation=state.observation, recollection=recollection,
+            **algorithm._rolling,
+        )
+    )  # fmt: skip
     bonus, time_steps, paid = algorithm._paid(state.bonus, time_steps)
     after = {"env_state": env_state, "observation": observation, "bonus": bonus}
+    after |= {} if recollection is None else {"recollection": recollection}
     return Trajectory(observations, actions, decisions, time_steps), after, paid
 
 

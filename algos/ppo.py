@@ -16,42 +16,10 @@ import fdg
 from algos import on_policy, registry
 from algos.agent import Agent, Rollouts
 from algos.losses import Advantages, Decision, Distribution, ProximalLoss, explained_variance, values_after
-from algos.on_policy import Epochs, Normalizers, PolicyLayers, State, Trajectory, environment_major
+from algos.on_policy import Epochs, PolicyLayers, State, Trajectory, environment_major
 from algos.rollout import episode_metrics
-from algos.values import NETWORK, ClippedOptimizer, Network, Transforming
+from algos.values import NETWORK, ClippedOptimizer, Network, Normalizers, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeStep
-from fdg.settings.fields import hyperparameter, require_positive, require_within
-from fdg.settings.parts import Part
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomNetworkDistillation(Part):
-    """A reward bonus for novel observations (`--rnd true`; Burda et al. 2018, arXiv 1810.12894)."""
-
-    rnd: bool = hyperparameter(
-        False, "random network distillation: add an intrinsic reward for novel observations"
-    )
-    intrinsic_coefficient: float = hyperparameter(
-        0.5, "weight of the intrinsic advantage; the environment's has weight 1 (with rnd)", only_with="rnd"
-    )
-    intrinsic_discount: float = hyperparameter(
-        0.99, "discount of intrinsic rewards (with rnd)", only_with="rnd"
-    )
-    rnd_features: int = hyperparameter(
-        64, "output size of the target and predictor networks (with rnd)", only_with="rnd"
-    )
-    rnd_share: float = hyperparameter(
-        1.0, "share of the samples that train the predictor (with rnd)", only_with="rnd"
-    )
-
-    def check(self, algorithm: Any) -> None:
-        """Refuses settings that are out of range."""
-        require_positive(algorithm, "rnd_features")
-        require_within(algorithm, 0, 1, "intrinsic_discount", "rnd_share")
-
-    def of(self, algorithm: Any) -> Any:
-        """The algorithm's `algos.rnd.Distillation`, or `algos.rnd.Nothing`."""
-        return registry.option("rnd").bonus_of(algorithm, self)
 
 
 class Minibatch(NamedTuple):
@@ -78,6 +46,7 @@ class PPO(Agent, presets="PPO"):
     """
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
+    values_novelty: ClassVar[bool] = True
 
     env: Environment
     rollouts = Rollouts(num_envs=4, num_steps=128, total_steps=500_000)
@@ -88,7 +57,6 @@ class PPO(Agent, presets="PPO"):
     normalizers = Normalizers()
     layers = PolicyLayers()
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
-    novelty = RandomNetworkDistillation()
     transforming = Transforming()
 
     def __post_init__(self):

@@ -23,10 +23,10 @@ from algos.dqn import Exploration, choices, epsilon_greedy, for_each_choice, ove
 from algos.losses import values_after
 from algos.networks import of_action
 from algos.normalize import normalize_rollout
-from algos.on_policy import Epochs, Normalizers, State, environment_major
+from algos.on_policy import Epochs, State, environment_major
 from algos.returns import lambda_returns
 from algos.rollout import Actor, empty_memory, episode_metrics
-from algos.values import NETWORK, ClippedOptimizer, Discount, Layers, Network, Transforming
+from algos.values import NETWORK, ClippedOptimizer, Discount, Layers, Network, Normalizers, Transforming
 from envs import Discrete, Environment, MultiDiscrete, Observation, TimeStep, composite
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 

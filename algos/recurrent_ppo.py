@@ -16,17 +16,17 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import distributions, networks
+from algos import distributions, networks, on_policy
 from algos.agent import Agent, Rollouts
 from algos.checks import check_actor_and_critic, check_divides, check_sequences
 from algos.losses import Advantages, Decision, Distribution, ProximalLoss, explained_variance, values_after
 from algos.memories import MemoryKind, RecurrentNetwork, step_types
-from algos.on_policy import LEARNED, Epochs, Normalizers, PolicyLayers, Trajectory, environment_major
+from algos.on_policy import LEARNED, Epochs, PolicyLayers, State, environment_major
 from algos.recurrent import Output, as_recurrent, recurrent_actor_critic
 from algos.replaying import MemorySizes
-from algos.rings import Recollection, rollout_with_memory, time_first
-from algos.rollout import Actor, episode_metrics
-from algos.values import NETWORK, ClippedOptimizer, Network, Transforming
+from algos.rings import time_first
+from algos.rollout import Actor, Recollection, episode_metrics
+from algos.values import NETWORK, ClippedOptimizer, Network, Normalizers, Transforming
 from envs import (
     Box,
     Discrete,
@@ -47,23 +47,6 @@ class Past(NamedTuple):
     memory: Any  # [B, ...], before those steps
     observation: Observation  # [B, K, *obs]
     start: jax.Array  # [B, K] bool
-
-
-class State(NamedTuple):
-    """The state between iterations."""
-
-    parameters: Any
-    optimizer_state: Any
-    observation_statistics: Any  # RunningStatistics of [*obs], or of each part
-    return_statistics: Any  # of the discounted return that scales rewards
-    running_return: jax.Array  # [B] float32, the discounted return so far
-    env_state: Any  # leading axis B
-    observation: Observation  # [B, *obs]
-    recollection: Recollection  # [B]
-    past: Past | None  # None without burn-in
-    key: jax.Array
-    iteration: jax.Array  # int32
-    bonus: Any = None  # the state of `Agent.bonus`
 
 
 class Minibatch(NamedTuple):
@@ -134,35 +117,16 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
-        parameter_key, env_key, key = jax.random.split(key, 3)
-        env_state, observation = self._reset(env_key)
-        features, _ = features_and_mask(observation)
-        parameters = self._network.init(parameter_key, jax.tree.map(lambda x: x[None], features))
-        memory = self._network.memory(self.num_envs)
-        past = None
-        if self.burn_in:  # no past: episodes start now, and earlier steps are forgotten
-            past = Past(
-                memory,
-                jax.tree.map(lambda x: jnp.stack([x] * self.burn_in, axis=1), observation),
-                jnp.ones((self.num_envs, self.burn_in), bool),
-            )
-        optimizer_state = self._optimizer.init(parameters)
-        statistics = self.normalizers.begin(self.env.observation_space, kept=True)
-        returns = self.normalizers.begin_returns((self.num_envs, *self._agents), kept=True)
-        return State(
-            parameters=parameters,
-            optimizer_state=optimizer_state,
-            observation_statistics=statistics,
-            return_statistics=returns[0],
-            running_return=returns[1],
-            env_state=env_state,
-            observation=observation,
-            recollection=Recollection(memory, jnp.ones(self.num_envs, bool)),
-            past=past,
-            key=key,
-            iteration=jnp.int32(0),
-            bonus=self._first_bonus(observation),
+        state = on_policy.begin(self, key, kept=True, agents=self._agents)
+        if not self.burn_in:
+            return state
+        # No past: episodes start now, and earlier steps are forgotten.
+        past = Past(
+            state.recollection.memory,
+            jax.tree.map(lambda x: jnp.stack([x] * self.burn_in, axis=1), state.observation),
+            jnp.ones((self.num_envs, self.burn_in), bool),
         )
+        return state._replace(past=past)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all environments, and all updates on it."""
@@ -174,17 +138,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
             )
             return action, (decision, recollection.start), memory
 
-        env_state, observation, recollection, steps = rollout_with_memory(
-            act=act,
-            key=rollout_key,
-            env_state=state.env_state,
-            observation=state.observation,
-            recollection=state.recollection,
-            **self._rolling,
-        )
-        (observations, actions), decisions, time_steps = steps
-        bonus, time_steps, paid = self._paid(state.bonus, time_steps)
-        trajectory = Trajectory(observations, actions, decisions, time_steps)
+        trajectory, after, paid = on_policy.rollout_with_bonus(self, state, act, rollout_key)
         learned, running_return, past, metrics = self.learn(
             tuple(getattr(state, name) for name in LEARNED[:4]),
             state.running_return,
@@ -193,18 +147,9 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
             self.transforming.rows(trajectory, state.parameters, shuffle_key),
             shuffle_key,
         )
-        state = state._replace(
-            **dict(zip(LEARNED[:4], learned, strict=True)),
-            running_return=running_return,
-            env_state=env_state,
-            observation=observation,
-            recollection=recollection,
-            past=past,
-            key=key,
-            iteration=state.iteration + 1,
-            bonus=bonus,
-        )
-        return state, {**metrics, **paid}
+        after |= dict(zip(LEARNED[:4], learned, strict=True))
+        after |= {"running_return": running_return, "past": past}
+        return state._replace(key=key, iteration=state.iteration + 1, **after), {**metrics, **paid}
 
     def actor(self, state: State) -> Actor:
         """The actor with these parameters and statistics; it carries its own memory."""

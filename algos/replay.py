@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fdg
-from algos import buffers
+from algos import buffers, replaying
 from algos.buffers import BufferSpec, ReplayBuffer, n_step_sums
 from algos.replaying import Transition
 from envs import Observation, TimeStep
@@ -360,7 +360,7 @@ def prioritized_steps(
         sample = replay.sample(kept, keys[0])
         weighted = sample.transition._replace(weight=replay.weight(sample, beta))
         minibatch = jax.tree.map(lambda x: x[None], weighted)
-        minibatch = self.transforming.rows(minibatch, learned, keys[1])
+        minibatch = replaying.to_learn_from(self, state, minibatch, learned, keys[1])
         learned, error, losses = self.learn(
             learned, state.observation_statistics, minibatch, keys[1], learning
         )

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from algos import registry
 from algos.rollout import Actor, episode_metrics, rollout
 from envs import Box, Observation
-from fdg.arguments import checked_names
 from fdg.settings.fields import (
     hyperparameter,
     is_traced,
@@ -27,7 +26,10 @@ from fdg.settings.fields import (
     require_not_negative,
     require_positive,
 )
+from fdg.settings.moved import moved
 from fdg.settings.parts import Part
+
+__getattr__ = moved(__name__, "algos.interfaces", "Explorer")
 
 # --- replay ---
 
@@ -148,31 +150,11 @@ def linear(
 # --- exploration ---
 
 
-@checked_names
-class Explorer(NamedTuple):
-    """Exploration in training, as two pure functions over environments.
-
-    `init(action [B, *action]) -> state [B, ...]`: only shape and dtype of the action are used.
-    `apply(state [B, ...], policy, start [B], keys [B], progress) -> (state [B, ...], action [B, *action])`:
-    `policy` has `mode()` and `sample(keys)`, and for value-based algorithms `logits [B, n]`, the values
-    (`-inf`: not allowed). `start` is True where an episode starts; `progress`, `[]` float32, goes from 0 to 1
-    over the run. Actions of SAC, TD3 and CrossQ are in [-1, 1].
-    """
-
-    init: Callable[[jax.Array], Any]
-    apply: Callable[[Any, Any, jax.Array, jax.Array, jax.Array], tuple[Any, jax.Array]]
-
-    @staticmethod
-    def described() -> str:
-        """Its name in messages."""
-        return "an algos.Explorer(init, apply), 'module:name' of one"
-
-
 @dataclasses.dataclass(frozen=True)
 class ExplorerChoice(Part):
     """The user's exploration, if any."""
 
-    explore: Explorer | None = own_value(
+    explore: Any = own_value(
         "module:name of an exploration, an algos.Explorer (None: the algorithm's own)", "explorer"
     )
 
@@ -246,7 +228,8 @@ class State(NamedTuple):
     key: jax.Array
     iteration: jax.Array  # int32
     bonus: Any = None  # the state of `Agent.bonus`
-    recollection: Any = None  # `algos.rings.Recollection [B]`, if the networks or the explorer have a memory
+    recollection: Any = None  # `algos.rollout.Recollection [B]`, if networks or the explorer have a memory
+    returns: Any = (None, None)  # statistics of the discounted return that scales rewards, and it so far, [B]
 
 
 def first_state(self: Any, learned: Any, env_state: Any, observation: Any, key: jax.Array) -> State:
@@ -256,7 +239,8 @@ def first_state(self: Any, learned: Any, env_state: Any, observation: Any, key: 
     statistics = self.normalizers.begin(self.env.observation_space)
     replay = self.buffer.init(observation, no_action(self, self.num_envs), *stored)
     begun = State(learned, statistics, replay, env_state, observation, key, iteration=jnp.int32(0))
-    return begun._replace(bonus=self._first_bonus(observation), recollection=recollection)
+    bonus, returns = self._first_bonus(observation, key), self.normalizers.begin_returns((self.num_envs,))
+    return begun._replace(bonus=bonus, recollection=recollection, returns=returns)
 
 
 def first_recollection(self: Any, num_envs: int) -> Any:
@@ -308,7 +292,19 @@ def collect(
     bonus, time_steps, paid = self._paid(state.bonus, time_steps)
     steps = registry.option("replay").Step.of(*chosen, time_steps)
     after = {"env_state": env_state, "observation": observation, "recollection": recollection, "bonus": bonus}
+    if state.returns[0] is not None:
+        after["returns"] = registry.option("running").observe_returns(self, state.returns, time_steps)
     return self.buffer.cut(*remembered, steps), chosen[0], after, {**episode_metrics(time_steps), **paid}
+
+
+def to_learn_from(self: Any, state: Any, rows: Any, learned: Any, key: jax.Array) -> Any:
+    """Rows `[U, N]` from replay after the user's transform, with rewards divided by the deviation of returns.
+
+    Rewards are stored as they are, so that all rewards of a minibatch are divided by the same number.
+    """
+    rows = self.transforming.rows(rows, learned, key)
+    scaling, _ = state.returns
+    return rows if scaling is None else registry.option("running").scaled_rows(scaling, rows)
 
 
 def actor_of(self: Any, state: State, parameters: Any, amount: jax.Array) -> Actor:

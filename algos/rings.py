@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 import fdg
 from algos.checks import check_two
+from algos.rollout import Recollection, rollout_with_memory
 from algos.values import by_name
 from envs import Observation, TimeStep, host
 from envs.checking import check_batch_reset, check_batch_step
@@ -23,13 +24,6 @@ from envs.rings import begin_step, end_step
 from fdg.arguments import check_takes
 from fdg.errors import FdgError
 from fdg.settings.user_results import check_same
-
-
-class Recollection(NamedTuple):
-    """The recurrent state of an actor, and where it must be reset."""
-
-    memory: Any  # leading axis B
-    start: jax.Array  # [B] bool: an episode starts here, so `memory`, of the previous one, is ignored
 
 
 class ActorMemory(NamedTuple):
@@ -43,79 +37,26 @@ def rollout(
     act: Callable,
     step: Callable | tuple[Callable, ...],
     keys: jax.Array,
-    env_state: Any,
-    observation: Any,
-    rings: int = 1,
-    segment: Callable | None = None,
-) -> tuple[Any, Any, tuple[Any, Any, TimeStep]]:
-    """`algos.rollout.rollout` from its keys `[T, 2, B]`.
-
-    `segment`: `(act, keys [T, 2, B], env_state) -> (env_state, observation, (action, extras), TimeStep)`, in
-    which the environments' workers act and step; None if they do not.
-    """
-    if segment is not None:
-        env_state, last, (action, extras), steps = segment(act, keys, env_state)
-        seen = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), observation, steps.observation)
-        return env_state, last, ((seen, action), extras, steps._replace(observation=None))
-
-    def without_memory(observation, _, keys):
-        return *act(observation, keys), None
-
-    env_state, observation, _, steps = _in_rings(
-        without_memory, step, keys, (env_state, observation, None), rings
-    )
-    return env_state, observation, steps
-
-
-def rollout_with_memory(
-    act: Callable,
-    step: Callable | tuple[Callable, ...],
-    key: jax.Array,
-    env_state: Any,
-    observation: Any,
-    recollection: Recollection,
-    num_steps: int,
+    carry: tuple[Any, Any, Recollection | None],
     rings: int = 1,
     segment: Callable | None = None,
 ) -> tuple[Any, Any, Any, tuple[Any, Any, TimeStep]]:
-    """`rollout` for a recurrent actor: it also carries the memory, and a flag where an episode starts.
+    """`algos.rollout.rollout_with_memory` from its keys `[T, 2, B]`; `carry` is what it begins with.
 
-    `act` resets the memory where `start` is True, so the final memory of an episode is available.
-
-    Args:
-      act: `(observation [B, ...], Recollection, keys [B]) -> (action [B, ...], extras, memory [B, ...])`.
-      recollection: the initial memory and start flags.
-      step, key, env_state, observation, num_steps, rings: as for `rollout`.
-      segment: refused.
-
-    Returns:
-      As `rollout`, with the `Recollection` after the last step as third result.
+    `segment`: `(act, keys [T, 2, B], env_state) -> (env_state, observation, (action, extras), TimeStep)`, in
+    which the environments' workers act and step; None if they do not.
 
     Raises:
-      FdgError: there is a `segment`: workers that act have no memory.
+      FdgError: there are a `segment` and a memory.
     """
-    if segment is not None:
+    if segment is None:
+        return _in_rings(act, step, keys, carry, rings)
+    env_state, observation, recollection = carry
+    if recollection is not None:
         raise FdgError("acts=True: workers act without a memory: leave acts out, or use no memory")
-    num_envs = jax.tree.leaves(observation)[0].shape[0]
-    keys = jax.random.split(key, (num_steps, 2, num_envs))
-    if rings > 1:
-        return _in_rings(act, step, keys, (env_state, observation, recollection), rings)
-    step = step if callable(step) else _joined(*step[:2])
-
-    def one_step(carry, keys):
-        env_state, observation, recollection = carry
-        action, extras, memory = act(observation, recollection, keys[0])
-        env_state, time_step = step(keys[1], env_state, action)
-        after = Recollection(memory, time_step.done)
-        # The next row's observation is this step's: no need to record it twice.
-        return (env_state, time_step.observation, after), (
-            (observation, action), extras, time_step._replace(observation=None),
-        )  # fmt: skip
-
-    (env_state, observation, recollection), steps = jax.lax.scan(
-        one_step, (env_state, observation, recollection), keys
-    )
-    return env_state, observation, recollection, steps
+    env_state, last, (action, extras), steps = segment(act, keys, env_state)
+    seen = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), observation, steps.observation)
+    return env_state, last, None, ((seen, action), extras, steps._replace(observation=None))
 
 
 # --- learning from replay with a memory, or with an explorer, which has one ---
@@ -181,10 +122,6 @@ def _stored(memory: Any) -> Any:
 
 
 # --- rings ---
-
-
-def _joined(send: Callable, recv: Callable) -> Callable:
-    return lambda keys, env_state, action: recv(send(keys, env_state, action))
 
 
 class _RunningStep(NamedTuple):
@@ -341,7 +278,7 @@ def _segment(self: Any, act: Any, keys: jax.Array, env_state: Any) -> tuple[Any,
     """A rollout in which the environments' workers call the policy: see `rollout`."""
 
     def to_environment(observation: Any, keys: jax.Array) -> tuple[jax.Array, Any]:
-        action, extras = act(observation, keys)
+        action, extras, _ = act(observation, None, keys)
         return self._for_environment(action), (action, extras)
 
     traced, operands = self.env.acting(to_environment, keys)

@@ -1,20 +1,24 @@
-"""Random network distillation: a reward bonus for novel observations (`--rnd true` of PPO).
+"""Random network distillation: a reward bonus for novel observations (`--rnd true`).
 
 Burda et al. 2018, "Exploration by Random Network Distillation", arXiv 1810.12894. The target network is never
 trained; the predictor learns to match its features on seen observations. The prediction error is large for
-novel observations, and serves as a reward. Novelty has its own value function and discount, and does not end
-with episodes (section 2.3). `K` features.
+novel observations, and serves as a reward. In PPO, novelty has its own value function and discount, and does
+not end with episodes (section 2.3). Other algorithms add it to their rewards, as they do any `algos.Bonus`.
+
+Shapes: `T` steps of a rollout, `B` environments, `N` rows, `K` features.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 
 from algos import normalize
+from algos.interfaces import Bonus
 from algos.layers import Trunk, features, sized
 from algos.losses import generalized_advantage_estimation, value_error
 from algos.networks import of_module
@@ -22,11 +26,57 @@ from algos.normalize import RunningStatistics
 from algos.on_policy import environment_major
 from algos.rings import time_major
 from algos.values import Layers, Network
-from envs import TimeStep, features_and_mask
+from envs import TimeStep, features_and_mask, num_agents
 from envs.composite import ObservationSpace
+from fdg.settings.fields import hyperparameter, require_positive, require_within
+from fdg.settings.parts import Part
 
 _CLIP = 5.0  # deviations, of observations (section 2.4)
 _DEEPER = 2  # additional layers of the predictor, as in the authors' code
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomNetworkDistillation(Part):
+    """The settings of random network distillation."""
+
+    rnd: bool = hyperparameter(
+        False, "random network distillation: add an intrinsic reward for novel observations"
+    )
+    intrinsic_coefficient: float = hyperparameter(
+        0.5,
+        "weight of the intrinsic reward (PPO: of its advantage); the environment's has weight 1 (with rnd)",
+        only_with="rnd",
+    )
+    intrinsic_discount: float = hyperparameter(
+        0.99, "discount of intrinsic rewards (with rnd)", only_with="rnd"
+    )
+    rnd_features: int = hyperparameter(
+        64, "output size of the target and predictor networks (with rnd)", only_with="rnd"
+    )
+    rnd_share: float = hyperparameter(
+        1.0, "share of the samples that train the predictor (with rnd)", only_with="rnd"
+    )
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses settings that are out of range."""
+        require_positive(algorithm, "rnd_features")
+        require_within(algorithm, 0, 1, "intrinsic_discount", "rnd_share")
+
+    def of(self, algorithm: Any) -> Any:
+        """The `Distillation` of an algorithm that values novelty; `Nothing` without `rnd`."""
+        if not self.rnd:
+            return Nothing()
+        space = algorithm.env.observation_space
+        return Distillation(
+            space,
+            dataclasses.replace(sized(algorithm.layers, space), layer_norm=False, torso="dense"),
+            self.rnd_features,
+            self.intrinsic_discount,
+            getattr(algorithm, "gae_lambda", 1.0),
+            self.rnd_share,
+            self.intrinsic_coefficient,
+            getattr(algorithm, "value_coefficient", 1.0),
+        )
 
 
 class Parameters(NamedTuple):
@@ -52,23 +102,6 @@ class Novelty(NamedTuple):
     features: jax.Array  # [N, K] float32, of the target
     trains: jax.Array  # [N] bool, True if the predictor learns from the sample
     value_target: jax.Array  # [N] float32
-
-
-def bonus_of(algorithm: Any, settings: Any) -> Any:
-    """The bonus for PPO's `RandomNetworkDistillation`; `Nothing` without `rnd`."""
-    if not settings.rnd:
-        return Nothing()
-    space = algorithm.env.observation_space
-    return Distillation(
-        space,
-        dataclasses.replace(sized(algorithm.layers, space), layer_norm=False, torso="dense"),
-        settings.rnd_features,
-        settings.intrinsic_discount,
-        algorithm.gae_lambda,
-        settings.rnd_share,
-        settings.intrinsic_coefficient,
-        algorithm.value_coefficient,
-    )
 
 
 class Nothing:
@@ -116,15 +149,18 @@ class Distillation:
         """Initial parameters (with the agent's), state, and novelty returns."""
         predictor, value, target = jax.random.split(jax.random.fold_in(key, 1), 3)
         seen, _ = features_and_mask(observation)
+        predictor_parameters, known = self.first(predictor, target, seen)
+        running = jnp.zeros(jax.tree.leaves(observation)[0].shape[0], jnp.float32)
+        return Parameters(agent, predictor_parameters, self._value.init(value, seen)), known, running
+
+    def first(self, predictor: jax.Array, target: jax.Array, seen: Any) -> tuple[Any, Known]:
+        """Initial parameters of the predictor, and state, from two keys, for observations `[N, *obs]`."""
         statistics = None
         if normalize.has_statistics(self.observation_space):
             statistics = normalize.init_observations(self.observation_space)
         shown = _normalized(statistics, seen)
-        return (
-            Parameters(agent, self._predictor.init(predictor, shown), self._value.init(value, seen)),
-            Known(self._target.init(target, shown), statistics, normalize.init(())),
-            jnp.zeros(jax.tree.leaves(observation)[0].shape[0], jnp.float32),
-        )
+        known = Known(self._target.init(target, shown), statistics, normalize.init(()))
+        return self._predictor.init(predictor, shown), known
 
     def added(
         self,
@@ -172,20 +208,11 @@ class Distillation:
         samples. Returns advantages `[T, B]`; samples `[T, B]`; `known` and `running` after the rollout;
         metrics.
         """
+        shown, features, reward, known, running, mean = self.rewards(
+            parameters.predictor, known, running, step
+        )
         steps, num_envs = step.reward.shape
-        final, _ = features_and_mask(step.final_observation)
-        statistics = known.observation_statistics
-        if statistics is not None:
-            statistics = normalize.update_observations(statistics, final)
-        shown = _normalized(statistics, final)
-        rows = jax.tree.map(environment_major, shown)
-        features = self._target.apply(known.target, rows)
-        error = _error(self._predictor.apply(parameters.predictor, rows), features)
-        new = time_major(error, steps)
         never = jnp.zeros((steps, num_envs), bool)
-        running, returns = normalize.accumulate_rollout_returns(running, new, never, self.discount)
-        return_statistics = normalize.update(known.return_statistics, returns)
-        reward = normalize.scale(return_statistics, new)
 
         def value_of(observation: Any) -> jax.Array:
             return self._value.apply(parameters.value, features_and_mask(observation)[0])[:, 0]
@@ -198,8 +225,31 @@ class Distillation:
         )
         trains = jax.random.uniform(key, (steps, num_envs)) < self.share
         samples = Novelty(shown, time_major(features, steps), trains, target)
+        return advantage, samples, known, running, {"novelty": mean}
+
+    def rewards(self, predictor: Any, known: Known, running: jax.Array, step: TimeStep) -> tuple[Any, ...]:
+        """The rewards for novelty, of a rollout `[T, B]` or, with agents, `[T, B, A]`.
+
+        Returns the inputs of predictor and target, `[T, B, ...]`; the target's features, rows `[N, K]`; the
+        scaled rewards; `known` and `running` after the rollout; and the mean error.
+        """
+        shape = step.reward.shape
+        final, _ = features_and_mask(step.final_observation)
+        statistics = known.observation_statistics
+        if statistics is not None:
+            statistics = normalize.update_observations(statistics, final)
+        shown = _normalized(statistics, final)
+        rows = _rows(shown, shape)
+        features = self._target.apply(known.target, rows)
+        error = _error(self._predictor.apply(predictor, rows), features)
+        new = time_major(error.reshape(-1, *shape[2:]), shape[0])
+        running, returns = normalize.accumulate_rollout_returns(
+            running, new, jnp.zeros(shape, bool), self.discount
+        )
+        return_statistics = normalize.update(known.return_statistics, returns)
+        reward = normalize.scale(return_statistics, new)
         known = known._replace(observation_statistics=statistics, return_statistics=return_statistics)
-        return advantage, samples, known, running, {"novelty": jnp.mean(new)}
+        return shown, features, reward, known, running, jnp.mean(new)
 
     def loss(
         self, parameters: Parameters, novelty: Novelty, seen: Any, value_coefficient: float
@@ -208,13 +258,19 @@ class Distillation:
 
         `seen [N, *obs]` are inputs of the agent's network.
         """
-        error = _error(self._predictor.apply(parameters.predictor, novelty.observation), novelty.features)
-        trains = novelty.trains.astype(jnp.float32)
-        predictor_loss = jnp.sum(error * trains) / jnp.maximum(jnp.sum(trains), 1.0)
+        predictor_loss = self.predictor_loss(
+            parameters.predictor, novelty.observation, novelty.features, novelty.trains
+        )
         value = self._value.apply(parameters.value, features_and_mask(seen)[0])[:, 0]
         value_loss = value_error(value, novelty.value_target)
         parts = {"predictor_loss": predictor_loss, "novelty_value_loss": value_loss}
         return predictor_loss + value_coefficient * value_loss, parts
+
+    def predictor_loss(self, predictor: Any, shown: Any, features: jax.Array, trains: jax.Array) -> jax.Array:
+        """The mean error over the rows `[N]` that train the predictor."""
+        error = _error(self._predictor.apply(predictor, shown), features)
+        weight = trains.astype(jnp.float32)
+        return jnp.sum(error * weight) / jnp.maximum(jnp.sum(weight), 1.0)
 
     def _network(self, outputs: int, scale: float, deeper: int = 0) -> Network:
         hidden = self.layers.hidden or ()
@@ -232,6 +288,57 @@ class Distillation:
     @property
     def _value(self) -> Network:
         return self._network(1, 1.0)
+
+
+# --- as a bonus on rewards ---
+
+
+class Learning(NamedTuple):
+    """The state of novelty as a bonus."""
+
+    predictor: Any  # parameters
+    optimizer_state: Any  # of Adam
+    known: Known
+    running: jax.Array  # [B] or [B, A] float32, the discounted novelty so far
+    key: jax.Array  # draws the samples that train the predictor
+
+
+def bonus(algorithm: Any, key: jax.Array | None) -> Bonus:
+    """Novelty as an `algos.Bonus`; only its `init` uses the key.
+
+    After each rollout the predictor takes one step of Adam, with the algorithm's step size.
+    """
+    distillation = algorithm.novelty.of(algorithm)
+    optimizer = optax.adam(algorithm.learning_rate)
+    agents = num_agents(algorithm.env)
+    each = (algorithm.num_envs,) if agents is None else (algorithm.num_envs, agents)
+
+    def init(observation: Any) -> Learning:
+        predictor, target, draws = jax.random.split(jax.random.fold_in(cast(jax.Array, key), 1), 3)
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(each) :]), observation)
+        parameters, known = distillation.first(predictor, target, rows)
+        return Learning(parameters, optimizer.init(parameters), known, jnp.zeros(each, jnp.float32), draws)
+
+    def apply(state: Learning, step: TimeStep) -> tuple[Learning, jax.Array]:
+        predictor, optimizer_state, known, running, key = state
+        shown, features, reward, known, running, _ = distillation.rewards(predictor, known, running, step)
+        key, share_key = jax.random.split(key)
+        trains = jax.random.uniform(share_key, reward.shape) < distillation.share
+        rows = _rows(shown, reward.shape), features, environment_major(trains).reshape(-1)
+        gradient = jax.grad(distillation.predictor_loss)(predictor, *rows)
+        change, optimizer_state = optimizer.update(gradient, optimizer_state)
+        predictor = optax.apply_updates(predictor, change)
+        return Learning(predictor, optimizer_state, known, running, key), distillation.coefficient * reward
+
+    return Bonus(init, apply)
+
+
+def _rows(shown: Any, shape: tuple[int, ...]) -> Any:
+    """Inputs `[T, B, ...]` or `[T, B, A, ...]`, whose leading axes are `shape`, as rows `[N, ...]`."""
+    flat = jax.tree.map(environment_major, shown)
+    if len(shape) == 2:
+        return flat
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(shape) - 1 :]), flat)
 
 
 class _Embedding(nn.Module):

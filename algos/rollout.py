@@ -15,7 +15,7 @@ from envs import TimeStep, features_and_mask
 from fdg.arguments import checked_names
 from fdg.settings.moved import moved
 
-_MOVED = "Recollection rollout_with_memory in_parts of_parts time_first time_major algos.evaluation:evaluate"
+_MOVED = "in_parts of_parts time_first time_major algos.evaluation:evaluate"
 _MOVED += " algos.losses:values_after chosen=algos.rollout:choose_actions algos.on_policy:without_memory"
 _MOVED += " algos.on_policy:environment_major"
 __getattr__ = moved(__name__, "algos.rings", _MOVED)
@@ -58,7 +58,28 @@ def empty_memory(num_envs: int) -> tuple[()]:
     return ()
 
 
-def rollout(
+class Recollection(NamedTuple):
+    """The recurrent state of an actor, and where it must be reset."""
+
+    memory: Any  # leading axis B
+    start: jax.Array  # [B] bool: an episode starts here, so `memory`, of the previous one, is ignored
+
+
+def rollout(act: Callable, *arguments: Any, **named: Any) -> tuple[Any, Any, tuple[Any, Any, TimeStep]]:
+    """`rollout_with_memory` without one: `act` is `(observation, keys) -> (action, extras)`.
+
+    Further arguments are those of `rollout_with_memory`. Returns no `Recollection`.
+    """
+    env_state, observation, _, steps = rollout_with_memory(ignoring_memory(act), *arguments, **named)
+    return env_state, observation, steps
+
+
+def ignoring_memory(act: Callable) -> Callable:
+    """The `act` of `rollout_with_memory` for one of `rollout`."""
+    return lambda observation, _, keys: (*act(observation, keys), None)
+
+
+def rollout_with_memory(
     act: Callable,
     step: Callable | tuple[Callable, ...],
     key: jax.Array,
@@ -67,36 +88,42 @@ def rollout(
     num_steps: int,
     rings: int = 1,
     segment: Callable | None = None,
-) -> tuple[Any, Any, tuple[Any, Any, TimeStep]]:
+    recollection: Recollection | None = None,
+) -> tuple[Any, Any, Any, tuple[Any, Any, TimeStep]]:
     """Steps a batch of environments `num_steps` times.
 
     Args:
-      act: `(observation [B, ...], keys [B]) -> (action [B, ...], extras [B, ...])`.
+      act: `(observation [B, ...], Recollection, keys [B]) -> (action [B, ...], extras [B, ...], memory)`. It
+        resets the memory where `start` is True, so the final memory of an episode is available.
       step: `(keys [B], env_state, action [B, ...]) -> (env_state, TimeStep [B])`; or its halves, `(send,
         recv)` or `(send, recv, ready)`.
       key: one key for the whole rollout; every environment and step derives its own.
-      env_state, observation: from `env.reset` or a previous rollout; leading axis `B`.
+      env_state, observation, recollection: from `env.reset` or a previous rollout; leading axis `B`. Without
+        a memory, `recollection` is None.
       rings, segment: other ways to step, of `algos.rings`: alternating groups of environments, and workers
         of the environments that act.
 
     Returns:
-      The environments' state and observation after the last step, and `((observation, action), extras,
-      time_step)` of each step, `[T, B, ...]`; the time step's `observation` is None, it is the next row's.
+      The environments' state, observation and `Recollection` after the last step, and `((observation,
+      action), extras, time_step)` of each step, `[T, B, ...]`; the time step's `observation` is None, it is
+      the next row's.
     """
     keys = jax.random.split(key, (num_steps, 2, jax.tree.leaves(observation)[0].shape[0]))
+    carry = env_state, observation, recollection
     if rings > 1 or segment is not None or not callable(step):
-        return registry.option("rings").rollout(act, step, keys, env_state, observation, rings, segment)
+        return registry.option("rings").rollout(act, step, keys, carry, rings, segment)
 
     def one_step(carry, keys):
-        env_state, observation = carry
-        action, extras = act(observation, keys[0])
+        env_state, observation, recollection = carry
+        action, extras, memory = act(observation, recollection, keys[0])
         env_state, time_step = step(keys[1], env_state, action)
+        after = None if recollection is None else Recollection(memory, time_step.done)
         # The next row's observation is this step's: no need to record it twice.
         row = (observation, action), extras, time_step._replace(observation=None)
-        return (env_state, time_step.observation), row
+        return (env_state, time_step.observation, after), row
 
-    (env_state, observation), steps = jax.lax.scan(one_step, (env_state, observation), keys)
-    return env_state, observation, steps
+    (env_state, observation, recollection), steps = jax.lax.scan(one_step, carry, keys)
+    return env_state, observation, recollection, steps
 
 
 def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:

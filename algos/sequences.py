@@ -37,7 +37,8 @@ from algos.memories import (
 )
 from algos.networks import Bound, actor_features, computing, critic_outputs
 from algos.replay import Replay, ReplayState, Step, Transition, at_each
-from algos.rings import Recollection, time_first
+from algos.rings import time_first
+from algos.rollout import Recollection
 from algos.values import Layers, Network
 from envs import MaskedObservation, Observation, features_and_mask
 from envs.composite import ObservationSpace

@@ -25,17 +25,16 @@ from algos import distributions, layers, networks
 from algos.agent import Agent, Rollouts
 from algos.checks import check_recurrent_values, check_sequences
 from algos.distributions import Categorical, allowed_values, sizes
-from algos.dqn import DQN, Exploration, Learned, TargetUpdates, begin, choices, epsilon_greedy, iteration
+from algos.dqn import DQN, Exploration, TargetUpdates, begin, choices, epsilon_greedy, iteration
 from algos.layers import sized
 from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, merge_axes, of_module, step_types
 from algos.networks import actor_features, of_action
 from algos.on_policy import environment_major
 from algos.recurrent import AgentValues, as_recurrent
-from algos.replay import ReplayState
-from algos.replaying import MemorySizes, ReplayChoice
+from algos.replaying import MemorySizes, ReplayChoice, State
 from algos.returns import lambda_returns
-from algos.rings import Recollection, time_first, time_major
-from algos.rollout import Actor
+from algos.rings import time_first, time_major
+from algos.rollout import Actor, Recollection
 from algos.sequences import SequenceReplay, Sequences
 from algos.values import (
     NETWORK,
@@ -43,7 +42,7 @@ from algos.values import (
     ClippedOptimizer,
     Discount,
     Layers,
-    ObservationNormalizer,
+    Normalizers,
     Transforming,
 )
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask, num_agents
@@ -56,20 +55,6 @@ class Parameters(NamedTuple):
 
     agents: Any  # of the network that all agents share
     mixer: Any  # of the mixture; an empty tuple if it has none
-
-
-class State(NamedTuple):
-    """The state between iterations."""
-
-    learned: Learned
-    observation_statistics: Any  # as in `PPO`, shared by all agents; None if they are not normalised
-    replay: ReplayState
-    env_state: Any  # leading axis B
-    observation: Observation  # [B, A, *obs]
-    recollection: Recollection  # [B]
-    key: jax.Array
-    iteration: jax.Array  # int32
-    bonus: Any = None  # the state of `Agent.bonus`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +100,7 @@ class ValueDecomposition(Agent):
         None, "kind of memory: a GRU, an LSTM, ... (None: no memory)"
     )
     memory_settings = MemorySizes(memory_size=64)
-    normalizers = ObservationNormalizer()
+    normalizers = Normalizers()
     layers = Layers(activation="relu")
     network: AnyNetwork | None = dataclasses.field(default=None, metadata=NETWORK)
     transforming = Transforming()
@@ -151,7 +136,8 @@ class ValueDecomposition(Agent):
             recollection=Recollection(memory, jnp.ones(self.num_envs, bool)),
             key=key,
             iteration=jnp.int32(0),
-            bonus=self._first_bonus(observation),
+            bonus=self._first_bonus(observation, key),
+            returns=self.normalizers.begin_returns((self.num_envs, self._agents)),
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:

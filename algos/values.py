@@ -10,7 +10,7 @@ Shapes: `T` steps of a rollout, `B` environments, `N` rows, `U` gradient steps o
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import jax
 
@@ -19,7 +19,10 @@ from envs import TimeStep, user_code
 from envs.composite import ObservationSpace
 from fdg.arguments import checked_names
 from fdg.settings.fields import hyperparameter, own_value, require_positive
+from fdg.settings.moved import moved
 from fdg.settings.parts import Part
+
+__getattr__ = moved(__name__, "algos.interfaces", "Bonus Normalizer Transform")
 
 
 def by_name(flag: str, value: Any) -> Any:
@@ -162,52 +165,7 @@ class Discount(Part):
     )
 
 
-BONUS: dict[str, Any] = {
-    "help": "module:name of an additional reward, an algos.Bonus (None: none)",
-    "flag": str | None,
-    "holds": "bonus",
-}
-
-
-@checked_names
-class Bonus(NamedTuple):
-    """An additional reward, such as for exploration, as two pure functions.
-
-    `init(observation [B, *obs]) -> state`: a pytree; only shape and dtype of the observation are used.
-    `apply(state, time_step [T, B]) -> (state, reward [T, B])`: called after a rollout, before learning or
-    storing. `time_step.final_observation` is the observation after each step.
-    """
-
-    init: Callable[[Any], Any]
-    apply: Callable[[Any, TimeStep], tuple[Any, jax.Array]]
-
-    @staticmethod
-    def described() -> str:
-        """What a value of this type is, for messages."""
-        return "an algos.Bonus(init, apply), 'module:name' of one"
-
-
 # --- normalisation of observations and rewards ---
-
-
-@checked_names
-class Normalizer(NamedTuple):
-    """Normalisation of observations, as three pure functions.
-
-    `init(observation_space) -> statistics`, a pytree.
-    `apply(statistics, observation [..., *obs]) -> observation [..., *obs]`, with the same shapes.
-    `update(statistics, observation [T, B, *obs]) -> statistics`, once after each rollout; with several
-    agents, and in A3C with its workers, there is another leading axis: count axes from the last.
-    """
-
-    init: Callable[[ObservationSpace], Any]
-    apply: Callable[[Any, Any], Any]
-    update: Callable[[Any, Any], Any]
-
-    @staticmethod
-    def described() -> str:
-        """What a value of this type is, for messages."""
-        return "an algos.Normalizer(init, apply, update), 'module:name' of one"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +173,7 @@ class ObservationNormalizer(Part):
     """Settings of the normalisation of observations."""
 
     normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
-    normalize: Normalizer | None = own_value(
+    normalize: Any = own_value(
         "module:name of a normaliser of observations, an algos.Normalizer (None: by --normalize-observation)",
         "normalizer",
     )
@@ -246,33 +204,41 @@ class ObservationNormalizer(Part):
         registry.option("running").check(self, algorithm)
 
 
+@dataclasses.dataclass(frozen=True)
+class Normalizers(ObservationNormalizer):
+    """Settings of the normalisation of observations and rewards."""
+
+    normalize_reward: bool = hyperparameter(
+        False, "divide rewards by the running standard deviation of the discounted return"
+    )
+
+    def begin_returns(self, shape: tuple[int, ...], kept: bool = False) -> tuple[Any, Any]:
+        """Initial statistics of returns, and running returns of environments `shape`.
+
+        Both are None if rewards are not normalised, unless they are kept.
+        """
+        if not (self.normalize_reward or kept):
+            return None, None
+        return registry.option("running").begin_returns(shape)
+
+    def reward(
+        self, time_step: TimeStep, running_return: Any, statistics: Any, discount: float | jax.Array
+    ) -> tuple[jax.Array, Any, Any]:
+        """Normalised rewards `[T, B]`, the running returns `[B]`, and the statistics of returns."""
+        if not self.normalize_reward:
+            return time_step.reward, running_return, statistics
+        reward, done = time_step.reward, time_step.done
+        return registry.option("running").scaled(reward, done, running_return, statistics, discount)
+
+
 # --- transforms of rows between collecting and learning ---
-
-
-class Transform:
-    """A pure function `(rows, parameters, key) -> rows`; any function with these arguments.
-
-    - `rows`: on-policy, a `Trajectory [T, B]` (`algos.on_policy`); with replay, the sampled minibatches
-      `[U, N]` of `Transition` (`algos.replay`), or of `Sequences` (`algos.sequences`). The result has the
-      same shapes.
-    - `parameters`: on-policy, the network's before the update; with replay, everything that an update
-      changes. With `staleness` they are newer than those that acted.
-    - `key`: one key; split it over the second axis, so that results do not depend on the placement.
-    """
-
-    _fields: ClassVar[tuple[str, ...]] = ("__call__",)
-
-    @staticmethod
-    def described() -> str:
-        """What a value of this type is, for messages."""
-        return "a function of (rows, parameters, key), 'module:name' of one"
 
 
 @dataclasses.dataclass(frozen=True)
 class Transforming(Part):
     """The setting of algorithms that transform rows."""
 
-    transform: Transform | None = own_value(
+    transform: Any = own_value(
         "module:name of a function applied to rollouts before learning, an algos.Transform", "transform"
     )
 

@@ -22,6 +22,7 @@ from algos.distributions import Normal
 from algos.offline.minari import FILES, DataSet
 from algos.replay import Replay, Step
 from algos.replaying import State
+from algos.values import ObservationNormalizer
 from envs import Box, composite
 from fdg.errors import FdgError, HostError
 from fdg.settings.fields import hyperparameter, require, require_positive
@@ -50,10 +51,14 @@ class OfflineData(Part):
             f"num_envs={algorithm.num_envs} does not divide batch_size={self.batch_size}: choose a divisor",
         )
         if not self.acts:
-            name = "bonus" if algorithm.bonus is not None else f"rings={algorithm.rings}"
             fix = "set online=True, or leave it out" if hasattr(self, "online") else "leave it out"
-            unused = algorithm.bonus is None and algorithm.rings == 1
-            require(algorithm, unused, f"{name} has no effect where nothing acts in training: {fix}")
+            used = {
+                "bonus": algorithm.bonus,
+                "rnd=True": algorithm.rnd,
+                f"rings={algorithm.rings}": algorithm.rings > 1,
+            }
+            for name in (name for name, given in used.items() if given):
+                require(algorithm, False, f"{name} has no effect where nothing acts in training: {fix}")
         if self.dataset is None:
             return
         env = algorithm.env
@@ -213,6 +218,7 @@ def _read(path: str, observation_space: Any, action_space: Any, rows: int, count
 
 MEMBERS = {
     **{name: value for name, value in off_policy.MEMBERS.items() if name != "replays"},
+    "normalizers": ObservationNormalizer(),  # rewards are those of the data set
     "steps_are": "steps",
     "updates_per_iteration": property(lambda self: self.steps_per_iteration),  # one for each step
     "learning_starts": property(learning_starts),

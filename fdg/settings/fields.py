@@ -143,10 +143,10 @@ def require_types(algorithm: Any, but: Collection[str] = ()) -> None:
             )
 
 
-def require_type(algorithm: Any, name: str, value: Any) -> None:
-    """Checks a value of one field like `require_types`."""
+def require_type(algorithm: Any, name: str, value: Any, kind: Any = None) -> None:
+    """Checks a value of one field like `require_types`; `kind` is in place of the field's annotation."""
     cls: Any = type(algorithm)
-    kind = _annotations(cls)[name]
+    kind = kind or _annotations(cls)[name]
     fix = "" if _matches(value, kind) else _conversion_fix(name, value, kind) or _anneal_fix(cls, name, value)
     require(algorithm, _matches(value, kind), f"{name}={quoted(value)}: it must be {_expected(kind)}{fix}")
 
