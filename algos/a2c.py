@@ -124,6 +124,8 @@ class A3C(A2C, presets="A3C"):
             self.rings == 1,
             f"rings={self.rings}: each worker steps its environments together; use A2C, or rings=1",
         )
+        memory = self.network if self.memory is None else f"memory={self.memory}"
+        require(self, self._memory is None, f"{memory}: the networks of A3C's workers have none; use A2C")
         require(self, self.transform is None, "transform: A3C learns from rows as they are; use A2C")
         require(
             self,

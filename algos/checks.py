@@ -133,12 +133,14 @@ def check_replay(choice: Any, algorithm: Any) -> None:
 
 
 def check_memory(choice: Any, algorithm: Any) -> None:
-    """Refuses sizes of `algos.replaying.MemoryChoice` that do not fit."""
+    """Refuses sizes of `algos.replaying.NetworkMemory` that do not fit."""
     require_positive(algorithm, "memory_size")
     if choice.memory is not None:
         registry.option("kinds of memory").MemoryKind.of(choice, choice.memory)
-    check_sequences(algorithm)
-    require_not_negative(algorithm, "burn_in")
+    if hasattr(algorithm, "sequence_length"):
+        check_sequences(algorithm)
+    if hasattr(algorithm, "burn_in"):
+        require_not_negative(algorithm, "burn_in")
 
 
 def check_sequences(algorithm: Any) -> None:
@@ -288,7 +290,8 @@ def _seen_types(self: Any, state: Any) -> Any:
     observation = composite.types(self.env.observation_space, (self.num_envs,))
     if self._memory is None:
         return observation
-    return jax.eval_shape(self._memory.seen, observation, state.recollection)
+    memory, start = state.recollection
+    return jax.eval_shape(self._memory.seen, observation, memory.network, start)
 
 
 def check_two(who: str, output: Any, expected: str) -> tuple[Any, Any]:

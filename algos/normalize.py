@@ -110,6 +110,8 @@ def seen(normalizer: Normalizer | None, statistics: Any, observation: Any) -> An
     """Normalises observations `[..., *obs]` for the networks."""
 
     def apply(features: Any) -> Any:
+        if hasattr(features, "mapped"):  # sequences
+            return features.mapped(apply)
         after = _chosen(normalizer).apply(statistics, features)
         check_same("apply of normalize gives observations", features, after, dtypes=False)
         return after

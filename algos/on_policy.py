@@ -73,22 +73,30 @@ class Trajectory(NamedTuple):
 
 
 def begin(
-    algorithm: Any, key: jax.Array, kept: bool = False, novelty: Any = None, agents: tuple[int, ...] = ()
+    algorithm: Any,
+    key: jax.Array,
+    kept: bool = False,
+    novelty: Any = None,
+    memory: Callable[[int], Any] | None = None,
+    agents: tuple[int, ...] = (),
 ) -> State:
-    """The initial state; `kept`: with statistics even if nothing is normalised.
+    """The initial state.
 
-    `novelty`: `(key, parameters, observation) -> (parameters, known, running_novelty)`, or None. `agents`:
-    the axes of agents, after those of environments.
+    Args:
+      kept: with statistics even if nothing is normalised.
+      novelty: `(key, parameters, observation) -> (parameters, known, running_novelty)`.
+      memory: `B -> memory`, the network's initial memory `[B, ...]`.
+      agents: the axes of agents, after those of environments.
     """
     normalizers = algorithm.normalizers
     parameter_key, env_key, key = jax.random.split(key, 3)
     env_state, observation = algorithm._reset(env_key)
-    network, (seen, _), recollection = algorithm._network, features_and_mask(observation), None
-    if hasattr(network, "unroll"):  # over sequences of steps, with a memory
+    seen, recollection = features_and_mask(observation)[0], None
+    if memory is not None:
+        recollection = Recollection(memory(algorithm.num_envs), jnp.ones(algorithm.num_envs, bool))
+    if hasattr(algorithm._network, "unroll"):  # over sequences of steps
         seen = jax.tree.map(lambda x: x[None], seen)
-        start = jnp.ones(algorithm.num_envs, bool)
-        recollection = Recollection(network.memory(algorithm.num_envs), start)
-    parameters = network.init(parameter_key, seen)
+    parameters = algorithm._network.init(parameter_key, seen)
     known, running_novelty = None, None
     if novelty is not None:
         parameters, known, running_novelty = novelty(parameter_key, parameters, observation)
@@ -130,7 +138,7 @@ def iteration(
     trajectory, after, paid = rollout_with_bonus(
         algorithm,
         state,
-        lambda observation, keys: act(state.parameters, state.observation_statistics, observation, keys),
+        lambda *seen: act(state.parameters, state.observation_statistics, *seen),
         rollout_key,
     )
     learned, running, metrics = learn(

@@ -14,10 +14,14 @@ import fdg
 from algos import networks, on_policy
 from algos.checks import check_actor_critic
 from algos.losses import Decision, Distribution, ProximalLoss
+from algos.memories import MemoryKind
 from algos.normalize import normalize_rollout
 from algos.on_policy import environment_major
+from algos.recurrent import check_recurrent_actor_critic, recurrent_actor_critic_of
+from algos.replaying import NetworkMemory
 from algos.rings import time_major
-from algos.rollout import episode_metrics
+from algos.rollout import Actor, episode_metrics
+from algos.sequences import Remembered, Steps, WithMemory
 from envs import Observation
 from fdg.settings.fields import hyperparameter
 from fdg.settings.parts import Part
@@ -70,25 +74,57 @@ def proximal_loss(
     return ProximalLoss(**settings).of(policy, value, minibatch)
 
 
-def over_time(function: Callable[[Observation], Any], observation: Observation) -> Any:
-    """Applies a function of rows `[N, *obs]` to observations `[T, B, *obs]`; results are `[T, B, ...]`."""
-    num_steps = jax.tree.leaves(observation)[0].shape[0]
-    of_rows = function(jax.tree.map(environment_major, observation))
-    return jax.tree.map(lambda x: time_major(x, num_steps), of_rows)
+def over_time(function: Callable[[Observation], Any], observation: Any) -> Any:
+    """Applies a function of rows `[N, *obs]` to observations `[T, B, *obs]`; results are `[T, B, ...]`.
+
+    `Steps` become sequences for a network with a memory.
+    """
+    if isinstance(observation, Steps):
+        num_steps, rows = len(observation.start), observation.sequences()
+    else:
+        num_steps = jax.tree.leaves(observation)[0].shape[0]
+        rows = jax.tree.map(environment_major, observation)
+    return jax.tree.map(lambda x: time_major(x, num_steps), function(rows))
+
+
+def first_state(self: Any, key: jax.Array) -> on_policy.State:
+    """The initial state."""
+    return on_policy.begin(self, key, memory=self._memory and self._memory.begin)
 
 
 def iterate_once(self: Any, state: Any) -> tuple[Any, dict[str, jax.Array]]:
     """One rollout of all environments, and one update on it."""
-    return on_policy.iteration(self, state, learn=lambda *arguments: self.learn(*arguments[:3]))
+    memory = None if state.recollection is None else state.recollection.memory
+
+    def learn(learned, running, trajectory, key):
+        learned, (*running, _), metrics = self.learn(learned, (*running, memory), trajectory)
+        return learned, running, metrics
+
+    act = self.act if memory is None else self.act_with_memory
+    return on_policy.iteration(self, state, act, learn)
+
+
+@fdg.fragment("actor", in_axes=(None, None, 0, 0, 0), name="remember")
+def act_with_memory(self, parameters, statistics, observation, recollection, keys):
+    """`act` of the algorithm with a memory: the action `[B]`, what is `Remembered`, and the memory, `[B]`."""
+    seen = self._memory.seen(observation, *recollection)
+    action, decision = self.act(parameters, statistics, seen, keys)
+    memory = self._memory.after(parameters, self.normalizers.seen(statistics, seen))
+    return action, Remembered(decision, recollection.start, memory), memory
 
 
 @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0, None), name="learn")
 def learn_once(self, learned, running, trajectory):
-    """One update of parameters and optimiser on a rollout `[T, B]`, then of the statistics."""
+    """One update of parameters and optimiser on a rollout `[T, B]`, then of the statistics.
+
+    The last entry of `running` is the network's memory before the rollout, `[B, ...]`; None without one.
+    """
     parameters, optimizer_state, *statistics = learned
     seen, running, statistics = normalize_rollout(
         self.normalizers, statistics, running, trajectory, self.discount
     )
+    if self._memory is not None:
+        seen = self._memory.of_rollout(seen, running[-1])
     gradient, losses = self.gradient(parameters, seen)
     learned = (*self.update(gradient, optimizer_state, parameters), *statistics)
     return learned, running, {**episode_metrics(trajectory.time_step), **losses}
@@ -100,16 +136,52 @@ def gradient_of_rollout(self, parameters, trajectory):
     return jax.grad(self.loss, has_aux=True)(parameters, trajectory)
 
 
+def actor(self: Any, state: on_policy.State) -> Actor:
+    """The actor with these parameters and statistics, and its memory."""
+    if self._memory is None:
+        return on_policy.actor(self, state)
+
+    def act(memory, observation, start, keys, greedy):
+        seen = self.normalizers.seen(state.observation_statistics, observation)
+        seen = self._memory.seen(seen, memory, start)
+        policy, _ = self.policy_and_value(state.parameters, seen)
+        return self._chosen(policy, keys, greedy), self._memory.after(state.parameters, seen)
+
+    return Actor(self._memory.begin, act)
+
+
+def memory_of(self: Any) -> WithMemory | None:
+    """The memory of the algorithm's network, by its field `network` or its setting `memory`."""
+    if not (self.memory if self.network is None else hasattr(networks.own(self, "network"), "unroll")):
+        return None
+    kind = None if self.memory is None else MemoryKind.of(self.memory_settings, self.memory)
+    network = recurrent_actor_critic_of(self, kind)
+    return WithMemory((network,), self.env.action_space.shape, self.num_steps, burn_in=0)
+
+
+def check_network(self: Any, state: on_policy.State) -> None:
+    """Refuses a network whose outputs do not fit the action space."""
+    if self._memory is None:
+        check_actor_critic(self, self._network, state.parameters)
+    else:
+        check_recurrent_actor_critic(self, self._memory.networks[0], state)
+
+
 MEMBERS = {
-    "init": on_policy.begin,
+    "init": first_state,
     "iterate": iterate_once,
-    "actor": on_policy.actor,
+    "actor": actor,
+    "act_with_memory": act_with_memory,
     "learn": learn_once,
     "gradient": gradient_of_rollout,
     "updates_per_iteration": property(lambda self: 1),
-    "check_when_traced": lambda self, state: check_actor_critic(self, self._network, state.parameters),
+    "check_when_traced": check_network,
     "policy_and_value": lambda self, parameters, observation: networks.policy_and_value(
         self._network, parameters, observation, self.env.action_space
     ),
-    "_network": property(networks.actor_critic_of),
+    "_memory": property(memory_of),
+    "_network": property(
+        lambda self: self._memory.network(0) if self._memory else networks.actor_critic_of(self)
+    ),
+    "memory_settings": NetworkMemory(),
 }

@@ -14,15 +14,24 @@ import jax
 import jax.numpy as jnp
 
 from algos import distributions
-from algos.checks import pair
+from algos.checks import check_actor_and_critic, pair
 from algos.layers import sized
-from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module
-from algos.networks import Bound, actor_and_critic_features, actor_outputs, with_log_std
+from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module, step_types
+from algos.networks import (
+    Bound,
+    actor_and_critic_features,
+    actor_outputs,
+    computing,
+    own,
+    with_log_std,
+)
 from algos.on_policy import PolicyLayers
 from algos.rollout import empty_memory
 from algos.values import Activation, Network, Torso
+from envs import num_agents
 from envs.composite import ObservationSpace
 from envs.spaces import Space
+from fdg.arguments import check_members
 from fdg.settings.fields import float_or_array
 
 
@@ -113,6 +122,35 @@ def as_recurrent(
         return network
     unroll = Bound(_unroll_steps, (network, leading_axes, actor_critic))
     return RecurrentNetwork(Bound(_init_of_steps, (network, leading_axes)), empty_memory, unroll)
+
+
+def recurrent_actor_critic_of(
+    algorithm: Any, memory: MemoryKind | None, agents: int | None = None, central: bool = False
+) -> RecurrentNetwork:
+    """An algorithm's field `network`, or the default recurrent actor-critic with its `layers`."""
+    return computing(
+        algorithm,
+        as_recurrent(own(algorithm, "network"), leading_axes=2 if agents is None else 3)
+        or recurrent_actor_critic(
+            algorithm.env.observation_space,
+            algorithm.env.action_space,
+            memory_size=None if memory is None else memory.size,
+            num_agents=agents,
+            central=central,
+            memory=memory,
+            **vars(algorithm.layers),
+        ),
+    )
+
+
+def check_recurrent_actor_critic(algorithm: Any, network: RecurrentNetwork, state: Any) -> None:
+    """Refuses a network whose `unroll` gives no `Output`, or one that does not fit the action space."""
+    output = step_types(network, state.parameters, state)
+    fix = "give an algos.recurrent.Output(policy, value, memory)"
+    check_members("unroll of network: its output", output, Output._fields, fix)
+    agents = num_agents(algorithm.env)
+    each = (1, algorithm.num_envs, *(() if agents is None else (agents,)))
+    check_actor_and_critic((output.policy, output.value), algorithm.env.action_space, each)
 
 
 without_memory = as_recurrent  # its old name; deprecated

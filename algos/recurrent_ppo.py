@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import distributions, networks, on_policy
+from algos import distributions, on_policy
 from algos.agent import Agent, Rollouts
-from algos.checks import check_actor_and_critic, check_divides, check_sequences
+from algos.checks import check_divides, check_sequences
 from algos.losses import Advantages, Decision, Distribution, ProximalLoss, explained_variance, values_after
-from algos.memories import MemoryKind, RecurrentNetwork, step_types
+from algos.memories import MemoryKind, RecurrentNetwork
 from algos.on_policy import LEARNED, Epochs, PolicyLayers, State, environment_major
-from algos.recurrent import Output, as_recurrent, recurrent_actor_critic
+from algos.recurrent import check_recurrent_actor_critic, recurrent_actor_critic_of
 from algos.replaying import MemorySizes
 from algos.rings import time_first
 from algos.rollout import Actor, Recollection, episode_metrics
@@ -37,7 +37,6 @@ from envs import (
     features_and_mask,
     num_agents,
 )
-from fdg.arguments import check_members
 from fdg.settings.fields import hyperparameter, require, require_positive
 
 
@@ -117,7 +116,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
-        state = on_policy.begin(self, key, kept=True, agents=self._agents)
+        state = on_policy.begin(self, key, kept=True, memory=self._network.memory, agents=self._agents)
         if not self.burn_in:
             return state
         # No past: episodes start now, and earlier steps are forgotten.
@@ -216,11 +215,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network whose `unroll` gives no `Output`, or one that does not fit the action space."""
-        output = step_types(self._network, state.parameters, state)
-        each = (1, self.num_envs, *self._agents)
-        fix = "give an algos.recurrent.Output(policy, value, memory)"
-        check_members("unroll of network: its output", output, Output._fields, fix)
-        check_actor_and_critic((output.policy, output.value), self.env.action_space, each)
+        check_recurrent_actor_critic(self, self._network, state)
 
     def loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
         """PPO's loss over a minibatch of sequences `[S]`, and its terms."""
@@ -325,19 +320,8 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
     @property
     def _network(self) -> RecurrentNetwork:
-        return networks.computing(
-            self,
-            as_recurrent(networks.own(self, "network"), leading_axes=2 + len(self._agents))
-            or recurrent_actor_critic(
-                self.env.observation_space,
-                self.env.action_space,
-                memory_size=self.memory_size if self._has_memory else None,
-                num_agents=num_agents(self.env),
-                central=self.central_value,
-                memory=self._memory_kind,
-                **vars(self.layers),
-            ),
-        )
+        kind = self._memory_kind if self._has_memory else None
+        return recurrent_actor_critic_of(self, kind, num_agents(self.env), self.central_value)
 
     @property
     def _memory_kind(self) -> MemoryKind:

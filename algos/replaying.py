@@ -177,12 +177,22 @@ class MemorySizes(Part):
 
 
 @dataclasses.dataclass(frozen=True)
-class MemoryChoice(MemorySizes):
-    """The kind of memory, and the sequences for learning."""
+class NetworkMemory(MemorySizes):
+    """The kind of memory."""
 
     memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
         None, "kind of memory: a GRU, an LSTM, ... (None: no memory)"
     )
+
+    def check(self, algorithm: Any) -> None:
+        """Refuses sizes that do not fit."""
+        registry.option("checks").check_memory(self, algorithm)
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryChoice(NetworkMemory):
+    """The kind of memory, and the sequences for learning."""
+
     sequence_length: int | None = hyperparameter(
         None,
         "length of stored and sampled sequences, for backpropagation through time; None: a whole"
@@ -194,10 +204,6 @@ class MemoryChoice(MemorySizes):
         "steps before a sampled sequence that only recompute its memory, a multiple of sequence_length",
         only_with="memory",
     )
-
-    def check(self, algorithm: Any) -> None:
-        """Refuses sizes that do not fit."""
-        registry.option("checks").check_memory(self, algorithm)
 
 
 def memory_of(self: Any) -> Any:

@@ -78,7 +78,7 @@ def choose(
     if self._memory is None:
         policy = self._policy(parameters, seen)
     else:
-        seen = self._memory.seen(seen, recollection)
+        seen = self._memory.seen(seen, memory.network, recollection.start)
         policy = self._policy(self._memory.of_actor(parameters), seen)
         memory = memory._replace(network=self._memory.after(parameters, seen))
     if greedy or self.explorer.explore is None:

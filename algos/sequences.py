@@ -38,7 +38,6 @@ from algos.memories import (
 from algos.networks import Bound, actor_features, computing, critic_outputs
 from algos.replay import Replay, ReplayState, Step, Transition, at_each
 from algos.rings import time_first
-from algos.rollout import Recollection
 from algos.values import Layers, Network
 from envs import MaskedObservation, Observation, features_and_mask
 from envs.composite import ObservationSpace
@@ -56,6 +55,14 @@ class Observed(NamedTuple):
     start: jax.Array  # [N, L] bool
     final: Any = None  # [N, L, *obs], the observation after each n-step window; if set, the network's input
     last: Any = None  # [N, L] int32, the last step of each window; the memory after it goes with `final`
+
+    def mapped(self, function: Callable[[Any], Any]) -> "Observed":
+        """Applies a function to all observations."""
+        earlier, begins = self.burn_in
+        final = None if self.final is None else function(self.final)
+        return self._replace(
+            burn_in=(function(earlier), begins), observation=function(self.observation), final=final
+        )
 
 
 def over_sequences(network: RecurrentNetwork, part: int | None = None) -> Network:
@@ -95,6 +102,11 @@ def _apply_over_sequences(
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
+def _without_burn_in(memory: Any, observation: Any, start: jax.Array) -> Observation:
+    nothing = jax.tree.map(lambda x: x[:, :0], (observation, start))
+    return _separated(Observed(memory, nothing, observation, start))
+
+
 def _separated(observed: Observed) -> Observation:
     """Moves action masks of sequences to their rows: features with one mask, `[N * L, ...]`."""
     earlier, begins = observed.burn_in
@@ -119,6 +131,27 @@ def _unrolled(network: RecurrentNetwork, parameters: Any, observed: Observed, *m
     observation = jax.tree.map(time_first, observed.observation)
     *output, memories = network.unroll(parameters, memory, observation, time_first(observed.start), *more)
     return output[0] if len(output) == 1 else tuple(output), memories
+
+
+class Remembered(NamedTuple):
+    """What an actor with a memory records for learning from its rollout."""
+
+    decision: Any  # [T, B], that of the algorithm
+    start: jax.Array  # [T, B] bool: an episode starts at this step
+    memory: Any  # [T, B, *memory], after the step
+
+
+class Steps(NamedTuple):
+    """The observations of a rollout for `over_sequences`, with the axes of a rollout."""
+
+    memory: Any  # [1, B, *memory], before the first step
+    observation: Observation  # [T, B, *obs]
+    start: jax.Array  # [T, B] bool
+
+    def sequences(self) -> Observation:
+        """As sequences `Observed [B]` without burn-in."""
+        observation, start = jax.tree.map(time_first, (self.observation, self.start))
+        return _without_burn_in(jax.tree.map(lambda x: x[0], self.memory), observation, start)
 
 
 class Sequences(NamedTuple):
@@ -298,11 +331,10 @@ class WithMemory:
         """The parameters of the actor, or of the only network."""
         return parameters[0] if self._several else parameters
 
-    def seen(self, observation: Any, recollection: Recollection) -> Observation:
+    def seen(self, observation: Any, memory: Any, start: jax.Array) -> Observation:
         """Observations `[B, *obs]` as sequences of one step, each with its memory."""
-        first, begins = jax.tree.map(lambda x: x[:, None], (observation, recollection.start))
-        nothing = jax.tree.map(lambda x: x[:, :0], (first, begins))
-        return _separated(Observed(recollection.memory.network, nothing, first, begins))
+        first, begins = jax.tree.map(lambda x: x[:, None], (observation, start))
+        return _without_burn_in(memory, first, begins)
 
     def after(self, acting: Any, seen: Observation) -> Any:
         """The memory after observations, `[B, ...]`."""
@@ -316,6 +348,18 @@ class WithMemory:
             _last(_unrolled(network, parameters, features._replace(memory=memory), *more)[1])
             for network, parameters, memory, more in parts
         )
+
+    def of_rollout(self, trajectory: Any, memory: Any) -> Any:
+        """A rollout `[T, B]` with what was `Remembered`, that began with a `memory [B]`, for learning.
+
+        Its observations become `Steps`; its final ones sequences of one step, with the memory after it.
+        """
+        decision, start, after = trajectory.decision
+        steps = Steps(jax.tree.map(lambda x: x[None], memory), trajectory.observation, start)
+        final = trajectory.time_step.final_observation
+        final = jax.vmap(self.seen)(final, after, jnp.zeros_like(start))
+        time_step = trajectory.time_step._replace(final_observation=final)
+        return trajectory._replace(observation=steps, decision=decision, time_step=time_step)
 
     def check(self, parameters: Any, state: Any, outputs: int) -> None:
         """Raises if `unroll` does not return `outputs` numbers and a memory."""
