@@ -23,7 +23,7 @@ from algos.normalize import normalize_rollout
 from algos.on_policy import LEARNED, PolicyLayers, Trajectory
 from algos.one_update import WeightedLoss
 from algos.rollout import episode_metrics
-from algos.values import NETWORK, ClippedOptimizer, Network, Normalizers, Transforming
+from algos.values import NETWORK, AnyNetwork, ClippedOptimizer, Normalizers, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation
 from fdg.settings.fields import hyperparameter, require, require_positive
 
@@ -48,7 +48,7 @@ class A2C(Agent, driver=one_update, presets="A2C"):
     objective = WeightedLoss()
     normalizers = Normalizers()
     layers = PolicyLayers()
-    network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    network: AnyNetwork | None = dataclasses.field(default=None, metadata=NETWORK)
     transforming = Transforming()
 
     _default_optimizer = property(optimizers.rmsprop_of)

@@ -20,7 +20,7 @@ from algos.losses import approximate_kl, value_error, values_after
 from algos.on_policy import PolicyLayers, Trajectory
 from algos.one_update import WeightedLoss
 from algos.returns import v_trace
-from algos.values import NETWORK, ClippedOptimizer, Discount, Network, Normalizers, Transforming
+from algos.values import NETWORK, AnyNetwork, ClippedOptimizer, Discount, Normalizers, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 
@@ -49,7 +49,7 @@ class IMPALA(Agent, driver=one_update, presets="IMPALA"):
     objective = WeightedLoss()
     normalizers = Normalizers()
     layers = PolicyLayers()
-    network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    network: AnyNetwork | None = dataclasses.field(default=None, metadata=NETWORK)
     transforming = Transforming()
 
     def __post_init__(self):

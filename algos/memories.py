@@ -83,7 +83,7 @@ class MemoryKind:
 
     @classmethod
     def of(cls, sizes: Any, kind: Kind) -> "MemoryKind":
-        """The memory with the sizes of `algos.replaying.MemorySizes`."""
+        """The memory with the sizes of `algos.replaying.NetworkMemory`."""
         return cls(kind, sizes.memory_size, sizes.memory_window, sizes.memory_layers, sizes.memory_heads)
 
     def empty(self, leading: tuple[int, ...]) -> Any:

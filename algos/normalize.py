@@ -259,12 +259,16 @@ def _observe_returns(self, statistics, running_return, time_step):
     return self.normalizers.reward(time_step, running_return, statistics, self.discount)[:0:-1]
 
 
-@fdg.fragment("buffer", in_axes=(None, 1), out_axes=1, name="scale")
 def scaled_rows(stats: RunningStatistics, rows: Any) -> Any:
     """Rows from replay, `algos.replaying.Transition` or `algos.sequences.Sequences`, with scaled rewards."""
     steps = getattr(rows, "steps", rows)
-    steps = steps._replace(reward=scale(stats, steps.reward))
+    steps = steps._replace(reward=_scale_rows(stats, steps.reward))
     return rows._replace(steps=steps) if hasattr(rows, "steps") else steps
+
+
+@fdg.fragment("buffer", in_axes=(None, 1), out_axes=1, name="scale")
+def _scale_rows(stats, reward):
+    return scale(stats, reward)
 
 
 def scaled(

@@ -23,7 +23,7 @@ from algos.losses import Advantages, Decision, Distribution, ProximalLoss, expla
 from algos.memories import MemoryKind, RecurrentNetwork
 from algos.on_policy import LEARNED, Epochs, PolicyLayers, State, environment_major
 from algos.recurrent import check_recurrent_actor_critic, recurrent_actor_critic_of
-from algos.replaying import MemorySizes
+from algos.replaying import NetworkMemory
 from algos.rings import time_first
 from algos.rollout import Actor, Recollection, episode_metrics
 from algos.values import NETWORK, ClippedOptimizer, Network, Normalizers, Transforming
@@ -88,7 +88,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
     memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
         None, "kind of memory; transformer: a causal one, over a window of steps (None: gru)"
     )
-    memory_settings = MemorySizes(memory_size=128)
+    memory_settings = NetworkMemory(memory_size=128)
     sequence_length: int | None = hyperparameter(
         None, "steps of backpropagation through time; None: the whole rollout"
     )

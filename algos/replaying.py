@@ -29,7 +29,7 @@ from fdg.settings.fields import (
 from fdg.settings.moved import moved
 from fdg.settings.parts import Part
 
-__getattr__ = moved(__name__, "algos.interfaces", "Explorer")
+__getattr__ = moved(__name__, "algos.interfaces", "Explorer MemorySizes=algos.replaying:NetworkMemory")
 
 # --- replay ---
 
@@ -163,9 +163,12 @@ class ExplorerChoice(Part):
 
 
 @dataclasses.dataclass(frozen=True)
-class MemorySizes(Part):
-    """The sizes of a memory, as an algorithm's fields."""
+class NetworkMemory(Part):
+    """The kind of memory of a network, and its sizes."""
 
+    memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
+        None, "kind of memory: a GRU, an LSTM, ... (None: no memory)"
+    )
     memory_size: int = hyperparameter(128, "width of the memory, and of the layer after it")
     memory_window: int = hyperparameter(
         32, "context of a transformer in steps, with the current one", only_with="memory=transformer"
@@ -173,15 +176,6 @@ class MemorySizes(Part):
     memory_layers: int = hyperparameter(1, "layers of a transformer", only_with="memory=transformer")
     memory_heads: int = hyperparameter(
         4, "heads of a transformer's attention", only_with="memory=transformer"
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class NetworkMemory(MemorySizes):
-    """The kind of memory."""
-
-    memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
-        None, "kind of memory: a GRU, an LSTM, ... (None: no memory)"
     )
 
     def check(self, algorithm: Any) -> None:
@@ -244,9 +238,9 @@ def first_state(self: Any, learned: Any, env_state: Any, observation: Any, key: 
     stored = () if self._memory is None else (recollection.memory.network,)
     statistics = self.normalizers.begin(self.env.observation_space)
     replay = self.buffer.init(observation, no_action(self, self.num_envs), *stored)
-    begun = State(learned, statistics, replay, env_state, observation, key, iteration=jnp.int32(0))
     bonus, returns = self._first_bonus(observation, key), self.normalizers.begin_returns((self.num_envs,))
-    return begun._replace(bonus=bonus, recollection=recollection, returns=returns)
+    iteration, more = jnp.int32(0), (bonus, recollection, returns)
+    return State(learned, statistics, replay, env_state, observation, key, iteration, *more)
 
 
 def first_recollection(self: Any, num_envs: int) -> Any:

@@ -14,7 +14,7 @@ one choice), `n` actions of a choice, `L` steps of a sequence, `N` sequences of 
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -31,7 +31,7 @@ from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, merge_axes
 from algos.networks import actor_features, of_action
 from algos.on_policy import environment_major
 from algos.recurrent import AgentValues, as_recurrent
-from algos.replaying import MemorySizes, ReplayChoice, State
+from algos.replaying import NetworkMemory, ReplayChoice, State
 from algos.returns import lambda_returns
 from algos.rings import time_first, time_major
 from algos.rollout import Actor, Recollection
@@ -96,10 +96,7 @@ class ValueDecomposition(Agent):
     dueling: bool = hyperparameter(False, "dueling network: a state value, and advantages of actions")
     priorities = ReplayChoice()
     agent_identity: bool = hyperparameter(True, "append each agent's one-hot index to its observation")
-    memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
-        None, "kind of memory: a GRU, an LSTM, ... (None: no memory)"
-    )
-    memory_settings = MemorySizes(memory_size=64)
+    memory_settings = NetworkMemory(memory_size=64)
     normalizers = Normalizers()
     layers = Layers(activation="relu")
     network: AnyNetwork | None = dataclasses.field(default=None, metadata=NETWORK)

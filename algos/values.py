@@ -178,6 +178,8 @@ class ObservationNormalizer(Part):
         "normalizer",
     )
 
+    begin_returns = staticmethod(lambda shape: (None, None))  # rewards are not normalised
+
     @property
     def used(self) -> bool:
         """Whether observations are normalised."""

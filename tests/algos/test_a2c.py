@@ -7,15 +7,20 @@ R, from algorithm S3, its inner loop.
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import algos
 import envs
-from algos import optimizers
+import fdg
+from algos import networks, optimizers
 from algos.on_policy import Trajectory
+from algos.recurrent import as_recurrent
 from envs import TimeStep
+from tests.algos.probes import trained
+from tests.algos.test_recurrent_ppo import COUNTING
 
 # --- the loss, by hand ---
 
@@ -88,3 +93,70 @@ def test_rmsprop_by_hand():
     np.testing.assert_allclose(updates, [-0.3 / math.sqrt(1.09), -0.4 / math.sqrt(1.16)], rtol=1e-6)
     updates, _ = optimizer.update(jnp.array([0.0, 5.0]), state)  # 0.99 * 1.15 + 0.01 * 25 = 1.3885
     np.testing.assert_allclose(updates, [0.0, -0.5 / math.sqrt(1.3985)], rtol=1e-6)
+
+
+# --- with a memory ---
+
+
+@pytest.mark.parametrize("kind", [algos.A2C, algos.IMPALA])
+def test_a_network_without_memory_among_networks_with_one(kind):
+    """The same numbers as without, up to rounding: `as_recurrent` has an empty memory."""
+    env, network = envs.make("probe:truncation", steps=3), None
+    runs = []
+    for wrapped in (False, True):
+        network = networks.actor_critic(env.observation_space, env.action_space, hidden=(8,))
+        algorithm = kind(
+            env=env, network=as_recurrent(network) if wrapped else network, num_envs=4, num_steps=7,
+            normalize_observation=True, learning_rate=0.1,
+        )  # fmt: skip
+        state = algorithm.init(jax.random.key(0))
+        _, metrics = jax.jit(lambda s, a=algorithm: jax.lax.scan(lambda s, _: a.iterate(s), s, length=20))(
+            state
+        )
+        runs.append(metrics)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *runs)
+
+
+def test_the_learner_remembers_what_the_actor_did():
+    """While parameters are equal, both have the same policy: at every step the divergence is zero."""
+    algorithm = algos.IMPALA(
+        env=envs.make("probe:parts", length=3), memory="gru", memory_size=4, num_envs=4, num_steps=7,
+        initial_log_std=-3.0, normalize_observation=True,
+    )  # fmt: skip
+    state = trained(algorithm, 20)
+    _, metrics = jax.jit(algorithm.iterate)(state)
+    assert abs(float(metrics["approx_kl"])) < 1e-6
+    assert any(np.any(x) for x in jax.tree.leaves(state.recollection.memory))
+
+
+def test_values_go_on_with_the_memory():
+    """The value counts the steps of an episode, which is cut off after 3; rewards 1, discount 1/2.
+
+    From steps 1, 2, 3, 1 the returns end with the value of the next observation, before any reset, 4 after a
+    truncation: 1 + (1 + (1 + 4/2)/2)/2 = 2.5, 2.5 ... of the last row, after one step, 1 + 2/2 = 2.
+    """
+    algorithm = algos.A2C(
+        env=envs.make("probe:truncation", steps=3), network=COUNTING, num_envs=2, num_steps=4, discount=0.5
+    )
+    state = algorithm.init(jax.random.key(0))
+    _, metrics = jax.jit(algorithm.iterate)(state)
+    # Returns 1 + 2.5/2, 1 + 3/2, 1 + 4/2, 1 + 2/2 of values 1, 2, 3, 1.
+    returns, values = np.array([2.25, 2.5, 3.0, 2.0]), np.array([1.0, 2.0, 3.0, 1.0])
+    assert float(metrics["value_loss"]) == pytest.approx(np.mean(np.square(returns - values)), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", [algos.A2C, algos.IMPALA])
+def test_memory_probe(kind):
+    """What decides the reward was seen at the start of the episode only."""
+    algorithm = kind(env=envs.make("probe:memory"), memory="gru", total_steps=100_000)
+    state = trained(algorithm, algorithm.num_iterations)
+    assert algorithm.evaluate(state, jax.random.key(1), episodes=64)["return"] > 0.95
+
+
+def test_memories_that_are_refused():
+    """A3C's workers have none; and sizes that do not fit."""
+    env = envs.make("CartPole-v1")
+    with pytest.raises(fdg.FdgError, match=r"memory=gru: the networks of A3C's workers have none; use A2C"):
+        algos.A3C(env=env, memory="gru")
+    with pytest.raises(fdg.FdgError, match=r"memory_heads=3 does not divide memory_size=8"):
+        algos.A2C(env=env, memory="transformer", memory_size=8, memory_heads=3)

@@ -15,7 +15,7 @@ import algos
 import envs
 import fdg
 import policies
-from algos import normalize
+from algos import normalize, replaying
 from algos.on_policy import Trajectory
 from algos.replay import Transition
 from envs import TimeStep
@@ -112,6 +112,37 @@ def test_minibatches_against_numpy():
     both = np.concatenate([seen, observed]).reshape(-1, 3)
     np.testing.assert_allclose(after.mean, both.mean(axis=0), rtol=1e-4)
     np.testing.assert_allclose(after.var, both.var(axis=0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("agents", [False, True])
+def test_rewards_of_replay_against_numpy(agents):
+    """Rewards are stored as they are, and divided by the deviation of returns for learning."""
+    given = {"normalize_reward": True, "buffer_size": 400}
+    if agents:
+        algorithm = algos.VDN(env=envs.make("probe:unlike"), **{**TEAM, **given})
+    else:
+        algorithm = algos.TD3(env=envs.make("Pendulum-v1"), **{**OFF_POLICY, **given})
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    for _ in range(3):
+        state, _ = jax.jit(algorithm.iterate)(state)
+    stored = state.replay.rings.experience
+    rows, steps = stored.steps if agents else stored, 3 * algorithm.num_steps
+    rewards = np.asarray(rows.reward).reshape(ENVIRONMENTS, -1, *([2] if agents else []))[:, :steps]
+    done = np.asarray(rows.terminated | rows.truncated).reshape(ENVIRONMENTS, -1, *([1] if agents else []))
+    running, returns = np.zeros_like(rewards[:, 0]), []
+    for t in range(steps):
+        running = 0.99 * running + rewards[:, t]
+        returns.append(running)
+        running = np.where(done[:, t], 0.0, running)
+    statistics, running_now = state.returns
+    np.testing.assert_allclose(statistics.var, np.var(returns), rtol=1e-4)
+    np.testing.assert_allclose(running_now, running, rtol=1e-4, atol=1e-4)
+
+    drawn = jax.tree.map(lambda x: x[None, :2], rows)
+    given = stored._replace(steps=drawn) if agents else drawn
+    after = replaying.to_learn_from(algorithm, state, given, state.learned, jax.random.key(0))
+    found = (after.steps if agents else after).reward
+    np.testing.assert_allclose(found, np.clip(drawn.reward / np.std(returns), -10, 10), rtol=1e-4)
 
 
 VALUES = {**OFF_POLICY, "num_steps": 4, "learning_starts": 8, "updates_per_step": 0.0625}

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import algos
 import envs
-from algos import normalize
+from algos import normalize, rnd
 from algos.rnd import Distillation
 from algos.values import Layers
 from envs import TimeStep
@@ -96,6 +97,51 @@ def test_what_is_new_by_hand(distillation):
     # The loss: of the value its half square, of the predictor its error.
     assert float(parts["predictor_loss"]) == pytest.approx(new.mean(), rel=1e-5)
     assert float(loss) == pytest.approx(new.mean() + 0.25 * np.mean(np.square(expected[:T])), rel=1e-4)
+
+
+@pytest.mark.parametrize("agents", [0, 2])
+def test_novelty_as_a_bonus_by_hand(agents):
+    """Half of the scaled errors; then one step of Adam on their mean: the step size, against the slope."""
+    env = envs.make("probe:agents" if agents else "probe:continuous")
+    algorithm = (algos.VDN if agents else algos.SAC)(env=env, num_envs=B, hidden=(4,), rnd=True, batch_size=B)
+    bonus, distillation = rnd.bonus(algorithm, jax.random.key(0)), algorithm.novelty.of(algorithm)
+    size = env.observation_space.shape[0]
+    of_each = (agents,) if agents else ()
+    state = bonus.init(jnp.zeros((B, *of_each, size)))
+    assert state.running.shape == (B, *of_each)
+    seen = jax.random.uniform(jax.random.key(1), (T, B, *of_each, size))
+    step = rollout(0)._replace(final_observation=seen, reward=jnp.zeros((T, B, *of_each)))
+    after, reward = jax.jit(bonus.apply)(state, step)
+
+    shown = np.clip(normalize.normalize(normalize.update(normalize.init((size,)), seen), seen), -5, 5)
+    predicted = distillation._predictor.apply(state.predictor, shown.reshape(-1, size))
+    target = distillation._target.apply(state.known.target, shown.reshape(-1, size))
+    new = np.mean(np.square(predicted - target), axis=-1).reshape(seen.shape[:-1])
+    returns, carry = [], 0.0
+    for row in new:
+        carry = 0.99 * carry + row
+        returns.append(carry)
+    np.testing.assert_allclose(reward, 0.5 * new / np.std(returns), rtol=1e-4)
+    np.testing.assert_allclose(after.running, carry, rtol=1e-4)
+    slope = jax.grad(lambda p: distillation.predictor_loss(
+        p, jnp.asarray(shown).reshape(-1, size), target, jnp.ones(new.size, bool)
+    ))(state.predictor)  # fmt: skip
+    for old, now, by in zip(*map(jax.tree.leaves, (state.predictor, after.predictor, slope)), strict=True):
+        clear = np.abs(by) > 1e-4
+        expected = -algorithm.learning_rate * np.sign(by)
+        np.testing.assert_allclose((now - old)[clear], expected[clear], rtol=1e-2)
+
+
+def test_both_bonuses_are_added():
+    """The user's and that of novelty, in one metric, each with a state of its own."""
+    count = algos.Bonus(lambda seen: jnp.int32(0), lambda n, step: (n + 1, jnp.full_like(step.reward, 3.0)))
+    fields = {"env": envs.make("probe:continuous"), "num_envs": B, "hidden": (4,), "batch_size": B}
+    metrics = {}
+    for name, given in {"novelty": {"rnd": True}, "both": {"rnd": True, "bonus": count}}.items():
+        algorithm = algos.SAC(**fields, **given)
+        state, metrics[name] = jax.jit(algorithm.iterate)(algorithm.init(jax.random.key(0)))
+    assert float(metrics["both"]["bonus"]) == pytest.approx(3 + float(metrics["novelty"]["bonus"]), rel=1e-6)
+    assert int(state.bonus[0]) == 1
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.25, 4)])

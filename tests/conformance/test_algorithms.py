@@ -27,6 +27,7 @@ from tests.running.order import is_in_order
 
 NORMALIZING = {"normalize_observation": True, "normalize_reward": True}
 HIDDEN = {"hidden": (8,)}
+RND = {"rnd": True, "rnd_features": 4, "rnd_share": 0.5}
 ROLLOUT = {"num_envs": 8, "num_steps": 4}
 EPOCHS = {**ROLLOUT, "num_epochs": 1, "num_minibatches": 2}
 REPLAY = {"num_envs": 8, "learning_starts": 16, "batch_size": 8, "buffer_size": 64}
@@ -43,19 +44,21 @@ def small(cls, env, *groups, **fields):
 
 # Small enough to compile in seconds; 8 environments, which the groups below divide.
 SMALL = {
-    "ippo": small(algos.IPPO, "probe:unlike?continuous=True", EPOCHS, HIDDEN, NORMALIZING),
+    "ippo": small(algos.IPPO, "probe:unlike?continuous=True", EPOCHS, HIDDEN, NORMALIZING, RND),
     "mappo": small(algos.MAPPO, "probe:agents?delay=1", EPOCHS, memory_size=8),
     "a2c": small(algos.A2C, "CartPole-v1", ROLLOUT, HIDDEN, NORMALIZING),
-    "a3c": small(algos.A3C, "CartPole-v1", HIDDEN, NORMALIZING, num_envs=16, num_workers=8, num_steps=4),
-    "impala": small(algos.IMPALA, "CartPole-v1", ROLLOUT, HIDDEN, NORMALIZING),
-    "ppo": small(algos.PPO, "CartPole-v1", EPOCHS, HIDDEN),
-    "ppo rnd": small(
-        algos.PPO, "CartPole-v1", EPOCHS, HIDDEN, rnd=True, rnd_features=4, rnd_share=0.5
+    "a2c lstm": small(
+        algos.A2C, "probe:parts?length=3", ROLLOUT, NORMALIZING, RND, memory="lstm", memory_size=4
     ),
+    "a3c": small(algos.A3C, "CartPole-v1", HIDDEN, NORMALIZING, RND, num_envs=16, num_workers=8, num_steps=4),
+    "impala": small(algos.IMPALA, "CartPole-v1", ROLLOUT, HIDDEN, NORMALIZING),
+    "impala gru": small(algos.IMPALA, "probe:masked", ROLLOUT, memory="gru", memory_size=4),
+    "ppo": small(algos.PPO, "CartPole-v1", EPOCHS, HIDDEN),
+    "ppo rnd": small(algos.PPO, "CartPole-v1", EPOCHS, HIDDEN, RND),
     "dqn": small(
-        algos.DQN, "CartPole-v1", HIDDEN, num_envs=8, num_steps=2, updates_per_step=0.125, batch_size=16,
-        buffer_size=64, learning_starts=32, target_period=2, double=True, dueling=True, n_step=2,
-        priority_exponent=0.6, normalize_observation=True,
+        algos.DQN, "CartPole-v1", HIDDEN, NORMALIZING, RND, num_envs=8, num_steps=2, updates_per_step=0.125,
+        batch_size=16, buffer_size=64, learning_starts=32, target_period=2, double=True, dueling=True,
+        n_step=2, priority_exponent=0.6,
     ),
     "pqn": small(algos.PQN, "CartPole-v1", EPOCHS, HIDDEN, NORMALIZING),
     "recurrent_ppo": small(
@@ -68,7 +71,7 @@ SMALL = {
         burn_in=1,
     ),
     "sac": small(
-        algos.SAC, "probe:continuous", REPLAY, HIDDEN, updates_per_step=0.25, normalize_observation=True
+        algos.SAC, "probe:continuous", REPLAY, HIDDEN, NORMALIZING, RND, updates_per_step=0.25
     ),
     "td3": small(
         algos.TD3, "probe:continuous", REPLAY, HIDDEN, num_steps=2, updates_per_step=0.125,
@@ -116,12 +119,12 @@ SMALL = {
         policy_delay=2, renorm_after=4, n_step=2, priority_exponent=0.6,
     ),
     "vdn": small(
-        algos.VDN, "probe:unlike", REPLAY, HIDDEN, num_steps=2, num_updates=1, sequence_length=1
+        algos.VDN, "probe:unlike", REPLAY, HIDDEN, RND, num_steps=2, num_updates=1, sequence_length=1
     ),
     "qmix": small(
         algos.QMIX, "probe:agents?delay=1", REPLAY, num_steps=4, num_updates=1, sequence_length=2,
         q_lambda=0.5, priority_exponent=0.6, memory="gru", memory_size=4, mixer_size=4, hypernetwork=(4,),
-        normalize_observation=True,
+        **NORMALIZING,
     ),
     "alphazero": small(
         algos.AlphaZero, "game:tic_tac_toe", HIDDEN, num_envs=8, num_steps=2, num_minibatches=2,
