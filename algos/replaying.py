@@ -238,9 +238,8 @@ def first_state(self: Any, learned: Any, env_state: Any, observation: Any, key: 
     stored = () if self._memory is None else (recollection.memory.network,)
     statistics = self.normalizers.begin(self.env.observation_space)
     replay = self.buffer.init(observation, no_action(self, self.num_envs), *stored)
-    bonus, returns = self._first_bonus(observation, key), self.normalizers.begin_returns((self.num_envs,))
-    iteration, more = jnp.int32(0), (bonus, recollection, returns)
-    return State(learned, statistics, replay, env_state, observation, key, iteration, *more)
+    more = self._first_bonus(observation, key), recollection, self.normalizers.begin_returns((self.num_envs,))
+    return State(learned, statistics, replay, env_state, observation, key, jnp.int32(0), *more)
 
 
 def first_recollection(self: Any, num_envs: int) -> Any:
