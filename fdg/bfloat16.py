@@ -28,7 +28,7 @@ def in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function's float32 matrix products take bfloat16 operands and accumulate in float32.
 
     Products of other types are unchanged, and so are products with an explicit precision
-    (`precision=jax.lax.Precision.HIGHEST`).
+    (`precision=jax.lax.Precision.HIGHEST`) other than JAX's setting `jax_default_matmul_precision`.
 
     Args:
       function: a pure function from pytrees of arrays to pytrees of arrays; keyword arguments are static.
@@ -68,9 +68,17 @@ def _rewrite_equation(eqn: Any, inside: jaxprs.Inside) -> Any:
 
 
 def _rounds_operands(eqn: Any) -> bool:
-    config: Any = jax.config  # if set, JAX writes it into every product, so it says nothing about this one
-    has_precision = eqn.params["precision"] is not None and config.jax_default_matmul_precision is None
+    config: Any = jax.config
+    has_precision = eqn.params["precision"] != _default_precision(config.jax_default_matmul_precision)
     return not has_precision and all(v.aval.dtype == jnp.float32 for v in (*eqn.invars, *eqn.outvars))
+
+
+@functools.cache
+def _default_precision(setting: str | None) -> Any:
+    """What JAX writes into a product without a precision, given `jax_default_matmul_precision`."""
+    one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
+    with jax.default_matmul_precision(setting):
+        return jax.make_jaxpr(jnp.matmul)(one, one).eqns[0].params["precision"]
 
 
 def _product(eqn: Any) -> Callable[..., jax.Array]:

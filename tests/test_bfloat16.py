@@ -92,6 +92,15 @@ def test_what_is_no_product_of_float32_arrays_stays():
     assert str(relu) == str(jax.make_jaxpr(jax.nn.relu)(x)), "a function without products is the same one"
 
 
+@pytest.mark.parametrize("setting", [None, "highest", "tensorfloat32", "bfloat16"])
+def test_an_explicit_precision_stays_under_a_default(setting):
+    """JAX writes the setting into every product; one with another precision is the user's."""
+    x, other = normal(0, 2, 2), "high" if setting == "highest" else "highest"
+    both = in_bfloat16(lambda x: (jnp.matmul(x, x), jnp.matmul(x, x, precision=other)))
+    with jax.default_matmul_precision(setting):
+        assert products(jax.make_jaxpr(both)(x)) == [("bfloat16", "bfloat16"), ("float32", "float32")]
+
+
 def test_only_gradients_that_are_asked_for_are_computed():
     """Of observations nobody asks for a gradient: a network's first layer has two products, not three."""
     images, kernel = normal(0, 2, 6, 6, 1), normal(1, 3, 3, 1, 2)

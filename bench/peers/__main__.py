@@ -10,6 +10,7 @@ use.
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,26 +44,30 @@ def main() -> None:
         return
     if not chosen:
         parser.error(f"no pair begins with {' or '.join(args.names)}: --list shows them")
+    failed = []
     for pair in chosen:
         checkout = getattr(args, pair.peer, None)
         if PEERS[pair.peer].is_checkout and checkout is None:
             print(f"{pair.name}: left out, for it takes --{pair.peer} PATH", flush=True)
             continue
         PEERS[pair.peer].install()
-        if not args.install_only:
-            _measure(pair, checkout and str(Path(checkout).resolve()), args)
+        if not args.install_only and not _measure(pair, checkout and str(Path(checkout).resolve()), args):
+            failed.append(pair.name)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
-def _measure(pair: Pair, checkout: str | None, args: argparse.Namespace) -> None:
+def _measure(pair: Pair, checkout: str | None, args: argparse.Namespace) -> bool:
+    """Measures a pair; False if a side failed."""
     try:
         result = compare(pair, checkout, args.rounds, args.flags)
     except DriverError as error:
         print(f"{pair.name}: failed\n{error}", flush=True)
-        return
+        return False
     print(line(pair.name, result, pair.at_least), flush=True)
-    if args.flags and args.out is None:
-        return  # docs/performance.json has only results of the default flags
-    keep("peers", pair.name, {**pair.figures, **result}, args.out or RESULTS)
+    if not args.flags or args.out is not None:  # docs/performance.json has only results of the default flags
+        keep("peers", pair.name, {**pair.figures, **result}, args.out or RESULTS)
+    return True
 
 
 def _names(name: str, pair: Pair) -> bool:

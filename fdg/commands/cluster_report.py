@@ -223,7 +223,7 @@ def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
         "steps/s": lambda p: p.steps_per_s,
         "idle time of the idlest group, %": lambda p: 100 * max(p.prediction.idle.values(), default=0.0),
         "bytes over links per iteration": lambda p: max(p.prediction.inside + p.prediction.between, 1),
-        "goodput, %": lambda p: p.goodput[1] / p.straggling * 100,
+        "goodput, %": lambda p: p.goodput[1] * 100,
     }
     for axes, (label, value) in zip(panels, quantities.items(), strict=True):
         for i, (name, policy_points) in enumerate(lines.items()):

@@ -93,9 +93,10 @@ class OnRay:
             time.sleep(1)
         resources = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
         if first:
+            needed = count or self._max_nodes
             raise FdgError(
-                f"the nodes of the Ray cluster at {self.address} are busy: the run needs {count} nodes with"
-                f" {resources} free on each: see `ray status`, or use fewer --nodes"
+                f"the nodes of the Ray cluster at {self.address} are busy: the run needs {needed} nodes"
+                f" with {resources} free on each: see `ray status`, or use fewer --nodes"
             )
         raise RunError(
             f"no node of the Ray cluster at {self.address} has {resources} free, so the run cannot restart"
@@ -230,13 +231,14 @@ class OnRay:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _process_resources(self) -> dict[str, float]:
-        """The resources of a process: CPUs, and of accelerators the smallest number on a node with some."""
-        resources = {"CPU": self._cpus}
-        for name in _ACCELERATORS:
-            amounts = [node["Resources"].get(name, 0) for node in self._alive_nodes()]
-            if any(amounts):
-                resources[name] = min(amount for amount in amounts if amount)
-        return resources
+        """The resources of a process: CPUs, and of accelerators the smallest number on a node with some.
+
+        In a cluster with several kinds of accelerators it is the kind that most nodes have.
+        """
+        nodes = [node["Resources"] for node in self._alive_nodes()]
+        amounts = {name: [has[name] for has in nodes if has.get(name)] for name in _ACCELERATORS}
+        kind = max(amounts, key=lambda name: len(amounts[name]))
+        return {"CPU": self._cpus, **({kind: min(amounts[kind])} if amounts[kind] else {})}
 
     def _usable_nodes(self) -> list[Mapping[str, Any]]:
         needed = self._process_resources().items()

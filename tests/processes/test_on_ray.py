@@ -212,3 +212,12 @@ def test_a_process_takes_all_accelerators_of_its_node(run):
     engine.reserve(first=True)
     assert cluster.told[0] == ("room", [{"CPU": 1.0, "GPU": 8}] * 2, "STRICT_SPREAD")
     assert engine.run([]).status == 0 and {one["num_gpus"] for one in cluster.options} == {8}
+
+
+def test_nodes_of_several_kinds_of_accelerators(run):
+    """A run has one kind: that of most nodes."""
+    cluster = Cluster((4, 4, 4))
+    for node, (name, amount) in zip(cluster.alive, (("TPU", 4), ("GPU", 8), ("TPU", 8)), strict=True):
+        node["Resources"][name] = amount
+    assert run(cluster).reserve(first=True) == 2
+    assert cluster.told[0] == ("room", [{"CPU": 1.0, "TPU": 4}] * 2, "STRICT_SPREAD")
