@@ -161,9 +161,10 @@ def get(name: str) -> Any:
       UnknownNameError: no algorithm has this name; suggests the nearest.
     """
     known = {**IN_ENVIRONMENTS, **OF_TEXT}
-    matched = known.get(str(name).lower())
+    name = name if isinstance(name, str) else quoted(name)
+    matched = known.get(name.lower())
     if matched is None:
-        if meant := aliases.variant(str(name)):
+        if meant := aliases.variant(name):
             raise UnknownNameError(f"unknown algorithm '{name}': {meant}")
         raise unknown_name("algorithm", name, known, "algos.names()")
     return public(matched)

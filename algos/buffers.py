@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from envs import user_code
-from fdg.arguments import checked_names
+from fdg.arguments import checked_names, quoted
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
 from fdg.settings.moved import moved
 from fdg.settings.user_results import check_same
@@ -251,8 +251,8 @@ def make_buffer(replay: Any, spec: BufferSpec) -> ReplayBuffer:
         replay = NAMES[replay] if ":" not in replay else user_code.found("--replay", replay)
     if not callable(replay):
         raise FdgError(
-            f"replay={replay!r:.60} is {kind_of(replay)}: give a name ({', '.join(NAMES)}), or a function of"
-            " an algos.buffers.BufferSpec that returns an algos.ReplayBuffer"
+            f"replay={quoted(replay)} is {kind_of(replay)}: give a name ({', '.join(NAMES)}), or a function"
+            " of an algos.buffers.BufferSpec that returns an algos.ReplayBuffer"
         )
     try:
         buffer = replay(spec)

@@ -21,7 +21,7 @@ from algos.layers import Architecture
 from algos.values import Network, by_name
 from envs import Observation, TimeStep, check_spec, composite, features_and_mask, num_agents
 from envs.spaces import Box, Space
-from fdg.arguments import check_takes
+from fdg.arguments import check_takes, quoted
 from fdg.errors import FdgError, kind_of, listed
 from fdg.settings import foreign
 from fdg.settings.fields import (
@@ -127,7 +127,7 @@ def check_replay(choice: Any, algorithm: Any) -> None:
     require(
         algorithm,
         replay is None or not exponent,
-        f"priority_exponent={exponent} and replay={replay!r:.60}: give one of them;"
+        f"priority_exponent={exponent} and replay={quoted(replay)}: give one of them;"
         " functools.partial(algos.buffers.prioritized, exponent=0.6) is a replay with priorities",
     )
 
@@ -137,9 +137,9 @@ def check_memory(choice: Any, algorithm: Any) -> None:
     require_positive(algorithm, "memory_size")
     if choice.memory is not None:
         registry.option("kinds of memory").MemoryKind.of(choice, choice.memory)
-    if hasattr(algorithm, "sequence_length"):
+    if hasattr(choice, "sequence_length"):
         check_sequences(algorithm)
-    if hasattr(algorithm, "burn_in"):
+    if hasattr(choice, "burn_in"):
         require_not_negative(algorithm, "burn_in")
 
 

@@ -21,6 +21,7 @@ from algos.values import Normalizers, ObservationNormalizer, by_name
 from envs import composite, features_and_mask, map_features
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
+from fdg.arguments import quoted
 from fdg.errors import FdgError
 from fdg.settings.fields import require
 from fdg.settings.user_results import check_same
@@ -136,7 +137,7 @@ def check(settings: ObservationNormalizer, algorithm: Any) -> None:
     require(
         algorithm,
         settings.normalize is None or not settings.normalize_observation,
-        f"normalize_observation=True and normalize={settings.normalize!r:.60}: give one of them",
+        f"normalize_observation=True and normalize={quoted(settings.normalize)}: give one of them",
     )
     space = algorithm.env.observation_space
     require(

@@ -18,6 +18,7 @@ from algos.layers import projected
 from algos.values import ClippedOptimizer as ClippedOptimizer
 from algos.values import OptimizerSettings as OptimizerSettings
 from envs import user_code
+from fdg.arguments import quoted
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
 from fdg.settings.moved import moved
 
@@ -63,7 +64,7 @@ def user_optimizer(
         return make
     if not callable(make):
         raise FdgError(
-            f"optimizer={make!r:.60} is {kind_of(make)}: give a name ('lion', ...), a function of the step"
+            f"optimizer={quoted(make)} is {kind_of(make)}: give a name ('lion', ...), a function of the step"
             " size that returns an optax.GradientTransformation, or such a transformation"
         )
     try:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
-from fdg.arguments import checked_names, explain_frozen
+from fdg.arguments import checked_names, explain_frozen, quoted
 from fdg.errors import FdgError, FdgWarning, kind_of, listed
 
 
@@ -42,7 +42,8 @@ class Dict:
         """
         if not isinstance(spaces, Mapping) or not spaces or not all(isinstance(name, str) for name in spaces):
             raise FdgError(
-                f"Dict({spaces!r:.60}): give parts by name, such as envs.Dict({{'position': envs.Box(...)}})"
+                f"Dict({quoted(spaces)}): give parts by name, such as"
+                " envs.Dict({'position': envs.Box(...)})"
             )
         names = (privileged,) if isinstance(privileged, str) else tuple(privileged)
         object.__setattr__(self, "spaces", tuple(sorted(spaces.items())))
@@ -84,7 +85,9 @@ class Tuple:
 
     def __post_init__(self) -> None:
         if not isinstance(self.spaces, tuple | list) or not self.spaces:
-            raise FdgError(f"Tuple({self.spaces!r:.60}): give a tuple of spaces, such as envs.Tuple((a, b))")
+            raise FdgError(
+                f"Tuple({quoted(self.spaces)}): give a tuple of spaces, such as envs.Tuple((a, b))"
+            )
         object.__setattr__(self, "spaces", tuple(self.spaces))
         for position, part in enumerate(self.spaces):
             _check_part(f"Tuple(...), part {position}", part)

@@ -19,7 +19,7 @@ from envs.joined import Joined
 from envs.observations import MaskedObservation, Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.unlike import Alike
-from fdg.arguments import check_arguments, checked_names
+from fdg.arguments import check_arguments, checked_names, quoted
 from fdg.errors import Elsewhere, FdgError, NotIterableError, kind_of, listed
 from fdg.tracing.unchanged import check_unchanged
 
@@ -377,7 +377,7 @@ def named_info(info: Any) -> tuple[str, ...]:
     """
     names = (info,) if isinstance(info, str) else info
     if not isinstance(names, tuple | list) or not all(isinstance(name, str) and name for name in names):
-        raise FdgError(f"info={info!r:.60}: give names of what step reports, such as ('is_success',)")
+        raise FdgError(f"info={quoted(info)}: give names of what step reports, such as ('is_success',)")
     return tuple(dict.fromkeys(names))
 
 

@@ -164,8 +164,8 @@ class FragmentFunction:
             signature = inspect.signature(function)
         except (TypeError, ValueError):  # no function, or one of C without a signature
             raise GraphError(
-                f"fragment({role!r:.60}) of {quoted(function)}: it has no signature: give a function, written"
-                " with def"
+                f"fragment({quoted(role)}) of {quoted(function)}: it has no signature: give a function,"
+                " written with def"
             ) from None
         functools.update_wrapper(self, function)
         self.__wrapped__ = function

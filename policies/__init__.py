@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from fdg.aliases import not_a_policy
-from fdg.arguments import checked_names, explain_frozen
+from fdg.arguments import checked_names, explain_frozen, quoted
 from fdg.errors import FdgError, unknown_name
 from fdg.public_names import explain_calls, no_attribute
 from policies.auto import Auto, auto
@@ -91,9 +91,10 @@ def get(name: str) -> type:
     >>> get("gpu_only")()
     GPUOnly()
     """
+    name = name if isinstance(name, str) else quoted(name)
     if network := not_a_policy(name):
         raise FdgError(f"policy {network} (a policy of fdg maps fragments to devices)")
-    policy = _BY_NAME.get(_snake_case(str(name)))
+    policy = _BY_NAME.get(_snake_case(name))
     if policy is None:
         raise unknown_name("policy", name, _BY_NAME)
     assert dataclasses.is_dataclass(policy)

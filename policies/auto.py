@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 
 from fdg.agents import of_seeds, split_agents
-from fdg.arguments import checked
+from fdg.arguments import checked, quoted
 from fdg.costs.choosing import Candidate, Choice, Row, choose
 from fdg.costs.hardware import Cluster
 from fdg.costs.machine import cluster_for
@@ -65,10 +65,10 @@ class Auto:
     def __post_init__(self) -> None:
         if not isinstance(self.max_staleness, int) or self.max_staleness < 0:
             raise FdgError(
-                f"max_staleness={self.max_staleness!r}: give a whole number of iterations, 0 or more"
+                f"max_staleness={quoted(self.max_staleness)}: give a whole number of iterations, 0 or more"
             )
         if not isinstance(self.may_change, str | None):
-            raise FdgError(f"may_change={self.may_change!r}: give a string of names, or None")
+            raise FdgError(f"may_change={quoted(self.may_change)}: give a string of names, or None")
         unknown = [name for name in self.changeable if name not in _CHANGEABLE]
         if unknown:
             raise FdgError(f"may_change: '{unknown[0]}' must be one of {', '.join(_CHANGEABLE)}")

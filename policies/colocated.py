@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from fdg.arguments import quoted
 from fdg.errors import PlanError
 from fdg.placing.policy import Group
 from policies.groups import divide
@@ -44,7 +45,7 @@ class Colocated(ShardsParameters):
             not isinstance(generation, int) or generation < 1 or training % generation
         ):
             raise PlanError(
-                f"Colocated: generation_parallel={generation!r} is not a divisor of model_parallel="
+                f"Colocated: generation_parallel={quoted(generation)} is not a divisor of model_parallel="
                 f"{training}: each device's shard for training must lie within its shard for generation"
             )
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from fdg.arguments import check_call, checked_names
+from fdg.arguments import check_call, checked_names, quoted
 from fdg.errors import PlanError
 from fdg.kinds import dataclass_fields
 from fdg.placing.policy import DECLARED, Group, Rules, parameter_rules
@@ -62,7 +62,8 @@ class ShardsParameters:
     def __post_init__(self) -> None:
         if not isinstance(self.model_parallel, int) or self.model_parallel < 1:
             raise PlanError(
-                f"{type(self).__name__}: model_parallel={self.model_parallel!r}: give a number of at least 1"
+                f"{type(self).__name__}: model_parallel={quoted(self.model_parallel)}: give a number of at"
+                " least 1"
             )
         if not isinstance(self.parameters, str | None):
             object.__setattr__(self, "parameters", parameter_rules(self.parameters))

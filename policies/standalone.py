@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from fdg.arguments import quoted
 from fdg.errors import PlanError
 from fdg.placing.policy import Group
 from policies.groups import divide
@@ -50,7 +51,7 @@ class Standalone(Lags):
         for name in ("references", "critics", "rewards"):
             number = getattr(self, name)
             if not isinstance(number, int) or number < 0:
-                raise PlanError(f"Standalone: {name}={number!r}: give a number of devices, 0 for none")
+                raise PlanError(f"Standalone: {name}={quoted(number)}: give a number of devices, 0 for none")
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """A group for each role with separate devices."""

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from fdg.arguments import quoted
 from fdg.errors import PlanError
 from fdg.placing.policy import Group
 from policies.groups import divide
@@ -39,7 +40,7 @@ class Workers(Lags):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.buffers, int) or self.buffers < 0:
-            raise PlanError(f"Workers: buffers={self.buffers!r}: give a number of devices, 0 for none")
+            raise PlanError(f"Workers: buffers={quoted(self.buffers)}: give a number of devices, 0 for none")
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """A group for each role."""

@@ -8,6 +8,7 @@ from typing import Any
 from algos.language.config import DecoderConfig
 from algos.rlhf.updates import Rows
 from envs.text import CharacterTokenizer, is_game, is_text
+from fdg.arguments import quoted
 from fdg.settings.fields import (
     make_paths_absolute,
     require,
@@ -122,7 +123,7 @@ def check_task(algorithm: Any) -> None:
     env = algorithm.env
     if is_text(env):
         return
-    name, what = getattr(env, "name", env), "no text task"
+    name, what = getattr(env, "name", env if isinstance(env, str) else quoted(env)), "no text task"
     task = algorithm.default_env
     if isinstance(env, str) and env.startswith("text:"):
         task, what = env, "a name"

@@ -16,6 +16,7 @@ from algos.rlhf.objective import Aggregation, token_weights
 from algos.rlhf.responses import Responses, scores
 from algos.rlhf.updates import run_updates
 from envs.text import Prompts
+from fdg.arguments import quoted
 from fdg.settings.fields import hyperparameter, require
 
 
@@ -66,8 +67,8 @@ class SFT(LanguageAgent, presets="SFT"):
     def __post_init__(self) -> None:
         if self.packing is not None:
             warnings.warn(
-                f"packing={self.packing} is deprecated since 0.3: write remove_padding=True (--remove-padding"
-                " true), which leaves no demonstration out, and which it is read as",
+                f"packing={quoted(self.packing)} is deprecated since 0.3: write remove_padding=True"
+                " (--remove-padding true), which leaves no demonstration out, and which it is read as",
                 fdg.FdgWarning,
                 stacklevel=3,
             )

@@ -11,6 +11,7 @@ import jax
 from envs import user_code
 from envs.codesign import jaxpr_layers, onnx_file
 from envs.codesign.graph import Network
+from fdg.arguments import quoted
 from fdg.errors import FdgError, one_line
 
 
@@ -37,7 +38,7 @@ def from_function(network: Any, *inputs: Any) -> Network:
 
         return jaxpr_layers.read(initialised, *inputs)
     if not callable(network):
-        raise FdgError(f"{network!r:.60} is no network: give a function of arrays, or a module")
+        raise FdgError(f"{quoted(network)} is no network: give a function of arrays, or a module")
     return jaxpr_layers.read(network, *inputs)
 
 

@@ -21,6 +21,7 @@ from envs.codesign.environment import CoDesign
 from envs.codesign.found import Designs, Results
 from envs.codesign.outcome import Outcome
 from envs.codesign.problem import Problem, Specs
+from fdg.arguments import quoted
 from fdg.errors import FdgError
 from fdg.placing.policy import checked_devices
 from fdg.processes import distributed
@@ -102,7 +103,7 @@ def search(
         of = envs.make(name, **parameters)
     if not isinstance(of, CoDesign | Problem):
         raise FdgError(
-            f"{of!r:.60} is no co-design problem: give one, its environment, or a name such as 'w1'"
+            f"{quoted(of)} is no co-design problem: give one, its environment, or a name such as 'w1'"
         )
     env = of if isinstance(of, CoDesign) else CoDesign(of)
     algorithm = algos.make(algo, env, **hyperparameters)

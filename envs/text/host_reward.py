@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from envs.text.rows import Row
-from fdg.arguments import checked_names
+from fdg.arguments import checked_names, quoted
 from fdg.errors import FdgError, HostError, listed, nearest, raised, text_of, user_frame
 
 RewardFunction = Callable[..., Sequence[float | None]]
@@ -64,14 +64,14 @@ class HostReward:
                 raise FdgError(f"reward {name} is a class: give what it makes, {name}(), or a function")
             if not callable(function):
                 raise FdgError(
-                    f"HostReward({function!r:.60}): give a function of prompts, responses, answers"
+                    f"HostReward({quoted(function)}): give a function of prompts, responses, answers"
                 )
         if not self.functions or len(self.weights) not in (0, len(self.functions)):
             raise FdgError(
                 f"HostReward has {len(self.functions)} functions and {len(self.weights)} weights: one each"
             )
         if not all(isinstance(one, int | float) and math.isfinite(one) for one in self.weights):
-            raise FdgError(f"HostReward: weights={self.weights!r:.60} must be finite numbers")
+            raise FdgError(f"HostReward: weights={quoted(self.weights)} must be finite numbers")
 
     @property
     def functions(self) -> tuple[RewardFunction, ...]:
@@ -195,7 +195,9 @@ class _Call:
         try:
             result = self.function(*by_place, **by_name)
             if not hasattr(result, "__len__"):
-                raise HostError(f"{self.__name__} gave {result!r:.60}: return a list of {len(texts)} numbers")
+                raise HostError(
+                    f"{self.__name__} gave {quoted(result)}: return a list of {len(texts)} numbers"
+                )
             numbers = [math.nan if value is None else float(value) for value in result]
         except HostError:
             raise

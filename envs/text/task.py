@@ -169,7 +169,7 @@ class TextTask:
             "give one that has, such as envs.text.HuggingFaceTokenizer(DIR)",
         )
         if not isinstance(self.system, str):
-            raise FdgError(f"task '{self.name}': system={self.system!r:.60} must be a text")
+            raise FdgError(f"task '{self.name}': system={quoted(self.system)} must be a text")
         if self.max_response is not None and self.max_response < 1:
             raise FdgError(f"task '{self.name}': max_response={self.max_response} must be at least 1")
         whole_number(self.problem, "table_size", 64, 1 << 24, self.table_size)

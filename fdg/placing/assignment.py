@@ -15,6 +15,7 @@ import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 
+from fdg.arguments import quoted
 from fdg.errors import FdgWarning, PlanError, listed
 from fdg.fragment import ROLES
 from fdg.placing.policy import Group, Policy
@@ -35,7 +36,7 @@ def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], 
     """Checks a policy's placement for `count` devices; raises `PlanError`."""
     if not isinstance(placement, Mapping) or not all(isinstance(g, Group) for g in placement.values()):
         raise PlanError(
-            f"{policy}: place(devices) returns {placement!r:.60}: return"
+            f"{policy}: place(devices) returns {quoted(placement)}: return"
             f" a dict of roles to fdg.Group(name, devices)"
         )
     if not placement:

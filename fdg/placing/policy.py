@@ -113,18 +113,20 @@ def parameter_rules(parameters: Any) -> Rules | str:
             return DECLARED
         if parameters == "fsdp":
             return ((".*", BATCH),)
-        raise PlanError(f"parameters={parameters!r}: give rules, 'fsdp' or '{DECLARED}'")
-    if not isinstance(parameters, Iterable):
-        raise PlanError(f"parameters={parameters!r}: give pairs of a regular expression and a sharding")
+        raise PlanError(f"parameters={quoted(parameters)}: give rules, 'fsdp' or '{DECLARED}'")
+    if not isinstance(parameters, Iterable) or hasattr(parameters, "dtype"):
+        raise PlanError(f"parameters={quoted(parameters)}: give pairs of a regular expression and a sharding")
     rules = []
     for rule in parameters.items() if isinstance(parameters, Mapping) else parameters:
         if not (isinstance(rule, Sequence) and not isinstance(rule, str) and len(rule) == 2):
-            raise PlanError(f"parameters: {rule!r} is not a pair of a regular expression and a sharding")
+            raise PlanError(
+                f"parameters: {quoted(rule)} is not a pair of a regular expression and a sharding"
+            )
         pattern, spec = rule
         try:
             re.compile(pattern)
         except (re.error, TypeError) as error:
-            raise PlanError(f"parameters: {pattern!r} is not a regular expression: {error}") from None
+            raise PlanError(f"parameters: {quoted(pattern)} is not a regular expression: {error}") from None
         rules.append((pattern, _checked_sharding(pattern, spec)))
     return tuple(rules)
 
@@ -154,7 +156,8 @@ def _checked_sharding(pattern: str, spec: Any) -> str | tuple[Any, ...]:
         return ()
     if not isinstance(spec, str | tuple | list | PartitionSpec):
         raise PlanError(
-            f"parameters: rule '{pattern}' splits {spec!r}: give '{BATCH}', '{MODEL}', or a PartitionSpec"
+            f"parameters: rule '{pattern}' splits {quoted(spec)}: give '{BATCH}', '{MODEL}', or a"
+            " PartitionSpec"
         )
     entries = spec if isinstance(spec, str) else tuple(tuple(e) if isinstance(e, list) else e for e in spec)
     names: list[Any] = []

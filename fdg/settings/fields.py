@@ -139,7 +139,7 @@ def require_types(algorithm: Any, but: Collection[str] = ()) -> None:
             require(
                 algorithm,
                 not isinstance(item, int | np.integer) or abs(int(item)) <= limit,
-                f"{field.name}={value!r:.60} is too large: use at most {limit}",
+                f"{field.name}={quoted(value)} is too large: use at most {limit}",
             )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fdg.arguments import check_call, explain_frozen, quoted
+from fdg.arguments import check_call, checked, explain_frozen, quoted
 from fdg.errors import OURS, Elsewhere, FdgError, place_of, unknown_name, user_errors
 from fdg.kinds import dataclass_fields
 from fdg.settings.overridden_methods import check_overridden_methods
@@ -60,6 +60,7 @@ class HasPresets(_AnyFields):
         return object.__new__, (type(self),), vars(self)
 
     @classmethod
+    @checked
     def preset(cls, env_name: str, env: Any = None) -> dict[str, Any]:
         """Tuned field values for an environment; empty if the defaults are right.
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fdg.arguments import quoted
 from fdg.errors import FdgError, place_of, user_errors
 from fdg.kinds import dataclass_fields, shown, to_json
 from fdg.training.description import describe_policy
@@ -167,8 +168,8 @@ def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = Tru
         )
     if isinstance(steps, bool) or not hasattr(steps, "__index__") or steps < 1:
         raise FdgError(
-            f"{name}: steps_per_iteration is {steps!r:.60}{place_of(type(algorithm))}: it is an integer of at"
-            " least 1, as a property or a field"
+            f"{name}: steps_per_iteration is {quoted(steps)}{place_of(type(algorithm))}: it is an integer of"
+            " at least 1, as a property or a field"
         )
     if total_steps is None:  # it is a hyperparameter
         with user_errors(f"{name}: total_steps", type(algorithm)):

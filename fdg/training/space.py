@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from fdg.arguments import quoted
 from fdg.errors import FdgError, FdgWarning
 
 Grid = tuple[tuple[str, tuple[float, ...]], ...]  # pairs (name, values)
@@ -54,7 +55,7 @@ def make_grid(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Grid:
     try:
         pairs = [(name, value) for name, value in (values.items() if isinstance(values, Mapping) else values)]
     except (TypeError, ValueError):
-        raise FdgError(f"sweep: {values!r:.80}: write {{'learning_rate': [1e-4, 3e-4]}}") from None
+        raise FdgError(f"sweep: {quoted(values)}: write {{'learning_rate': [1e-4, 3e-4]}}") from None
     names = [str(name).replace("-", "_") for name, _ in pairs]
     _check_names("sweep", names, "learning_rate=1e-4,3e-4,1e-3")
     grid = tuple((name, _parse_values(name, value)) for name, (_, value) in zip(names, pairs, strict=True))
@@ -137,7 +138,9 @@ def _parse_values(name: str, argument: Any) -> tuple[float, ...]:
         is_range = ":" in argument
         values = _parse_grid_range(name, argument) if is_range else [_parse_float(name, w) for w in words]
     elif isinstance(argument, bool) or not isinstance(argument, Iterable | int | float | np.number):
-        raise FdgError(f"sweep: {name}={argument!r:.60}: give numbers, or a range such as 'log:1e-4..1e-2x8'")
+        raise FdgError(
+            f"sweep: {name}={quoted(argument)}: give numbers, or a range such as 'log:1e-4..1e-2x8'"
+        )
     else:
         items = list(argument) if isinstance(argument, Iterable) else [argument]
         values = [_parse_float(name, item) for item in items]
@@ -159,10 +162,10 @@ def _parse_float(name: str, item: Any) -> float:
         if match := _BARE_RANGE.fullmatch(str(item).strip()):
             low, high = match.groups()
             kind = "log" if float(low) > 0 < float(high) else "lin"
-            raise FdgError(f"sweep: {name}: {item!r:.60} is a range: write {name}={kind}:{low}..{high}x8")
+            raise FdgError(f"sweep: {name}: {quoted(item)} is a range: write {name}={kind}:{low}..{high}x8")
         fix = f": {use_search_instead(name)}"
         raise FdgError(
-            f"sweep: {name}: {item!r:.60} is not a number that float32 can represent"
+            f"sweep: {name}: {quoted(item)} is not a number that float32 can represent"
             f"{fix if str(item).isalnum() and math.isnan(value) else ''}"
         )
     return value
@@ -172,7 +175,7 @@ def _parse_grid_range(name: str, text: str) -> list[float]:
     match = _GRID_RANGE.fullmatch(text.strip())
     if match is None:
         raise FdgError(
-            f"sweep: {name}={text!r:.60}: a range is written log:LOW..HIGHxCOUNT or lin:LOW..HIGHxCOUNT,"
+            f"sweep: {name}={quoted(text)}: a range is written log:LOW..HIGHxCOUNT or lin:LOW..HIGHxCOUNT,"
             f" such as log:1e-4..1e-2x8"
         )
     kind, count = match[1], int(match[4])
@@ -295,13 +298,13 @@ def make_space(values: Mapping[str, Any], is_integer: Callable[[str], bool]) -> 
             match = _RANGE.fullmatch(choices)
             if match is None:
                 raise FdgError(
-                    f"search: {name}={choices!r:.60}: give a list of choices, or a range, 'log:1e-4..1e-2'"
+                    f"search: {name}={quoted(choices)}: give a list of choices, or a range, 'log:1e-4..1e-2'"
                 )
             parameters.append(_parse_range(name, match, float, is_integer(name)))
         elif isinstance(choices, Sequence | set | frozenset | range):
             parameters.append(Choices(name, tuple(choices)))
         else:
-            raise FdgError(f"search: {name}={choices!r:.60}: give a list of choices")
+            raise FdgError(f"search: {name}={quoted(choices)}: give a list of choices")
     return check_space(parameters)
 
 

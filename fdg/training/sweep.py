@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fdg.arguments import quoted
 from fdg.errors import FdgError, unknown_name
 from fdg.fragment import with_numbers
 from fdg.settings.fields import structural
@@ -354,7 +355,7 @@ def agent_names(algorithm: Any, seed: int, agents: Sequence[int]) -> str:
 def check_names(algorithm: Any, names: Sequence[str]) -> None:
     """Checks that names are float hyperparameters that can be swept."""
     if not dataclasses.is_dataclass(algorithm) or isinstance(algorithm, type):
-        raise FdgError(f"sweep: {algorithm!r:.60} has no fields: give an algorithm that is a dataclass")
+        raise FdgError(f"sweep: {quoted(algorithm)} has no fields: give an algorithm that is a dataclass")
     cls = type(algorithm)
     fields = [field.name for field in dataclasses.fields(algorithm) if field.init]
     hints, fixed = typing.get_type_hints(cls), structural(cls)

@@ -1,5 +1,7 @@
 """Values of kinds that no argument takes: modules, keys, classes, and what cannot be written as text."""
 
+import contextlib
+import dataclasses
 import math
 
 import jax
@@ -76,3 +78,26 @@ def test_values_of_other_kinds_are_named(call, said):
     with pytest.raises(FdgError) as caught:
         call()
     assert said in str(caught.value) and "\n" not in str(caught.value), caught.value
+
+
+GIVEN = {
+    **{name: {"env": ENV} for name in ("ppo", "dqn", "vdn", "muzero", "iql", "redq")},
+    **{name: {} for name in policies.names()},
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_every_field_refuses_what_has_no_text(name):
+    """Deleted arrays (donated ones, too), and objects whose text cannot be made: in every field, or taken."""
+    cls = policies.get(name) if name in policies.names() else algos.get(name)
+    for field in dataclasses.fields(cls):
+        for value in (Unwritten(), deleted()):
+            with contextlib.suppress(fdg.FdgError):
+                cls(**{**GIVEN[name], field.name: value})
+
+
+def test_names_that_are_no_texts():
+    for call in (algos.get, algos.PPO.preset, envs.make, policies.get):
+        for value in (Unwritten(), deleted(), 3, None):
+            with pytest.raises(fdg.FdgError):
+                call(value)
