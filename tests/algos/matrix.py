@@ -125,14 +125,25 @@ SWEEP = "--sweep learning_rate=1e-4,1e-3"
 FEATURES: Mapping[str, Feature] = {
     "plain": Feature("defaults", _in_all("")),
     "bonus": Feature("a bonus on rewards", _in_all(f"--bonus {HERE}:BONUS"), changes=True),
-    "rnd": Feature("random network distillation", _in_all("--rnd true"), changes=True),
+    # The one-step probes have nothing new in their observations, and rewards whose deviation is 1.
+    "rnd": Feature(
+        "random network distillation",
+        _in_all("--rnd true"),
+        {"team": "MPE_simple_spread_v3"},
+        changes=True,
+    ),
     "observations": Feature(
         "observations by running statistics",
         _in_all("--normalize-observation true"),
         changes=True,
         off="--normalize-observation false",
     ),
-    "rewards": Feature("rewards by running statistics", _in_all("--normalize-reward true"), changes=True),
+    "rewards": Feature(
+        "rewards by running statistics",
+        _in_all("--normalize-reward true"),
+        {"discrete": "CartPole-v1"},
+        changes=True,
+    ),
     "memory": Feature("a memory", _in_all("--memory gru")),
     "distributional": Feature(
         "a distribution of returns", _in_all("--atoms 5 --value-min -2.0 --value-max 2.0"), changes=True
