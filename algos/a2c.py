@@ -57,7 +57,10 @@ class A2C(Agent, driver=one_update, presets="A2C"):
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def act(self, parameters, statistics, observation, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`; no log-probability is needed."""
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`; no log-probability is needed.
+
+        With a memory, observations are `algos.sequences.Observed`, which normalisers and networks take.
+        """
         policy, _ = self.policy_and_value(parameters, self.normalizers.seen(statistics, observation))
         return policy.sample(keys), None
 
@@ -124,8 +127,8 @@ class A3C(A2C, presets="A3C"):
             self.rings == 1,
             f"rings={self.rings}: each worker steps its environments together; use A2C, or rings=1",
         )
-        memory = self.network if self.memory is None else f"memory={self.memory}"
-        require(self, self._memory is None, f"{memory}: the networks of A3C's workers have none; use A2C")
+        memory = "network" if self.memory is None else f"memory={self.memory}"
+        require(self, self._memory is None, f"{memory}: a worker of A3C has no memory: use A2C")
         require(self, self.transform is None, "transform: A3C learns from rows as they are; use A2C")
         require(
             self,

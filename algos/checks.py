@@ -90,6 +90,11 @@ def _expand_architecture(self: Any, field: str) -> None:
         able = _able(lambda one: all(hasattr(one, name) for name in settings))
         settings_text = ", ".join(f"{name}={value}" for name, value in settings.items())
         require(self, False, f"{field} has {settings_text}: use {listed(able or ['another'])}")
+    defaults = {one.name: one.default for one in dataclasses.fields(self)}
+    for name, value in settings.items():
+        given = getattr(self, name)
+        unequal = f"{name}={given} and {field}, which has {name}={value}: give one of them"
+        require(self, given in (value, defaults[name]), unequal)
     for name, value in {**settings, field: None}.items():
         object.__setattr__(self, name, value)
 
@@ -130,12 +135,24 @@ def check_replay(choice: Any, algorithm: Any) -> None:
         f"priority_exponent={exponent} and replay={quoted(replay)}: give one of them;"
         " functools.partial(algos.buffers.prioritized, exponent=0.6) is a replay with priorities",
     )
+    made = getattr(replay, "func", replay)
+    relabels = made is registry.option("buffers").hindsight or (isinstance(made, str) and made == "hindsight")
+    remembers = relabels and getattr(algorithm, "memory", None) is not None
+    require(algorithm, not remembers, "replay=hindsight: with a memory rows are sequences: leave memory=None")
+    require(
+        algorithm,
+        not (relabels and getattr(algorithm, "_is_paid", False)),
+        "replay=hindsight and a bonus (or rnd=True): rewards of other goals are computed without it: leave"
+        " one of them out",
+    )
 
 
 def check_memory(choice: Any, algorithm: Any) -> None:
     """Refuses sizes of `algos.replaying.NetworkMemory` that do not fit."""
     require_positive(algorithm, "memory_size")
     if choice.memory is not None:
+        why = "a network of your own has its own memory, or none: leave one of them out"
+        require(algorithm, getattr(algorithm, "network", None) is None, f"memory={choice.memory}: {why}")
         registry.option("kinds of memory").MemoryKind.of(choice, choice.memory)
     if hasattr(choice, "sequence_length"):
         check_sequences(algorithm)
@@ -385,4 +402,5 @@ def transformed(transform: Any, rows: Any, parameters: Any, key: jax.Array) -> A
         check_same("transform gives rows", rows, after, how)
         return after
 
-    return apply(rows, parameters, jax.random.fold_in(key, 1))
+    # `fold_in(key, 1)` would be a key that the learner splits off too.
+    return apply(rows, parameters, jax.random.fold_in(key, 0x726F77))

@@ -198,6 +198,7 @@ def iteration(self: Any, state: Any, parameters: Any) -> tuple[Any, dict[str, ja
     rows, observations, after, metrics = replaying.collect(
         self, state, lambda *seen: self.act(parameters, statistics, amount, *seen), rollout_key
     )
+    state = state._replace(returns=after["returns"])
     learned, replay, losses = gradient_steps(self, state, self.buffer.add(state.replay, rows), replay_key)
     # Here, so that an iteration normalises all observations with the same statistics.
     if self.normalizers.used:

@@ -251,8 +251,8 @@ def scale(stats: RunningStatistics, reward: jax.Array, clip: float = 10.0) -> ja
 
 
 def observe_returns(self: Any, returns: tuple[Any, Any], time_step: Any) -> tuple[Any, Any]:
-    """The statistics of returns, and the running returns, after a rollout `[T, B]`."""
-    return _observe_returns.__get__(self)(*returns, time_step)
+    """The statistics of returns, and the running returns, after a rollout `[T, B]`; None stays None."""
+    return returns if returns[0] is None else _observe_returns.__get__(self)(*returns, time_step)
 
 
 @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0), name="observe")

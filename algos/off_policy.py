@@ -114,7 +114,7 @@ def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
     rows, observations, after, metrics = replaying.collect(
         self, state, lambda *seen: self.act(actor, statistics, learning, progress, *seen), rollout_key
     )
-    stored = state._replace(replay=self.buffer.add(state.replay, rows))
+    stored = state._replace(replay=self.buffer.add(state.replay, rows), returns=after["returns"])
     learned, replay, losses = gradient_steps(self, stored, sample_key, learn_key, learning)
     # Here, so that an iteration normalises all observations with the same statistics.
     if self.normalizers.used:

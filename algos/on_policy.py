@@ -66,7 +66,7 @@ LEARNED = ("parameters", "optimizer_state", "observation_statistics", "return_st
 class Trajectory(NamedTuple):
     """A rollout. The loss gets it with normalised observations and rewards, if enabled."""
 
-    observation: Observation  # [T, B, *obs]
+    observation: Observation  # [T, B, *obs]; `algos.sequences.Steps` where a network with a memory learns
     action: jax.Array  # [T, B, *action]
     decision: Any  # [T, B], recorded by the actor with the action; None if nothing
     time_step: TimeStep  # [T, B], the results of the actions

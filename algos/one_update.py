@@ -94,14 +94,15 @@ def first_state(self: Any, key: jax.Array) -> on_policy.State:
 
 def iterate_once(self: Any, state: Any) -> tuple[Any, dict[str, jax.Array]]:
     """One rollout of all environments, and one update on it."""
-    memory = None if state.recollection is None else state.recollection.memory
+    if state.recollection is None:
+        return on_policy.iteration(self, state, learn=lambda *arguments: self.learn(*arguments[:3]))
 
     def learn(learned, running, trajectory, key):
+        memory = state.recollection.memory
         learned, (*running, _), metrics = self.learn(learned, (*running, memory), trajectory)
         return learned, running, metrics
 
-    act = self.act if memory is None else self.act_with_memory
-    return on_policy.iteration(self, state, act, learn)
+    return on_policy.iteration(self, state, self.act_with_memory, learn)
 
 
 @fdg.fragment("actor", in_axes=(None, None, 0, 0, 0), name="remember")
@@ -117,7 +118,7 @@ def act_with_memory(self, parameters, statistics, observation, recollection, key
 def learn_once(self, learned, running, trajectory):
     """One update of parameters and optimiser on a rollout `[T, B]`, then of the statistics.
 
-    The last entry of `running` is the network's memory before the rollout, `[B, ...]`; None without one.
+    With a memory, the last entry of `running` is the memory before the rollout, `[B, ...]`.
     """
     parameters, optimizer_state, *statistics = learned
     seen, running, statistics = normalize_rollout(

@@ -88,7 +88,8 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
     memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
         None, "kind of memory; transformer: a causal one, over a window of steps (None: gru)"
     )
-    memory_settings = NetworkMemory(memory_size=128)
+    memory_size: int = hyperparameter(128, "width of the memory and the layer after it")
+    memory_settings = NetworkMemory()
     sequence_length: int | None = hyperparameter(
         None, "steps of backpropagation through time; None: the whole rollout"
     )

@@ -95,6 +95,7 @@ OPTIONS = {
     "checks": "algos.checks",
     "rings": "algos.rings",
     "replay": "algos.replay",
+    "buffers": "algos.buffers",
     "evaluation": "algos.evaluation",
     "memory": "algos.sequences",
     "kinds of memory": "algos.memories",

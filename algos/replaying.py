@@ -169,7 +169,7 @@ class NetworkMemory(Part):
     memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
         None, "kind of memory: a GRU, an LSTM, ... (None: no memory)"
     )
-    memory_size: int = hyperparameter(128, "width of the memory, and of the layer after it")
+    memory_size: int = hyperparameter(128, "width of the memory and the layer after it", only_with="memory")
     memory_window: int = hyperparameter(
         32, "context of a transformer in steps, with the current one", only_with="memory=transformer"
     )
@@ -291,8 +291,7 @@ def collect(
     bonus, time_steps, paid = self._paid(state.bonus, time_steps)
     steps = registry.option("replay").Step.of(*chosen, time_steps)
     after = {"env_state": env_state, "observation": observation, "recollection": recollection, "bonus": bonus}
-    if state.returns[0] is not None:
-        after["returns"] = registry.option("running").observe_returns(self, state.returns, time_steps)
+    after["returns"] = registry.option("running").observe_returns(self, state.returns, time_steps)
     return self.buffer.cut(*remembered, steps), chosen[0], after, {**episode_metrics(time_steps), **paid}
 
 

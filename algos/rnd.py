@@ -33,6 +33,7 @@ from fdg.settings.parts import Part
 
 _CLIP = 5.0  # deviations, of observations (section 2.4)
 _DEEPER = 2  # additional layers of the predictor, as in the authors' code
+_SALT = 0x6E6F76  # `fold_in(key, 1)` would be a key that the algorithm splits off too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +180,7 @@ class Distillation:
         time_step = trajectory.time_step
         last = jax.tree.map(lambda x: x[-1], time_step.final_observation)
         seen = see(trajectory.observation), see(last)
-        key = jax.random.fold_in(key, 1)
+        key = jax.random.fold_in(key, _SALT)
         results = self.judged(parameters, known, running, seen, time_step, key)
         return advantage + self.coefficient * results[0], *results[1:]
 
@@ -314,7 +315,7 @@ def bonus(algorithm: Any, key: jax.Array | None) -> Bonus:
     each = (algorithm.num_envs,) if agents is None else (algorithm.num_envs, agents)
 
     def init(observation: Any) -> Learning:
-        predictor, target, draws = jax.random.split(jax.random.fold_in(cast(jax.Array, key), 1), 3)
+        predictor, target, draws = jax.random.split(jax.random.fold_in(cast(jax.Array, key), _SALT), 3)
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(each) :]), observation)
         parameters, known = distillation.first(predictor, target, rows)
         return Learning(parameters, optimizer.init(parameters), known, jnp.zeros(each, jnp.float32), draws)

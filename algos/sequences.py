@@ -57,12 +57,11 @@ class Observed(NamedTuple):
     last: Any = None  # [N, L] int32, the last step of each window; the memory after it goes with `final`
 
     def mapped(self, function: Callable[[Any], Any]) -> "Observed":
-        """Applies a function to all observations."""
+        """Applies a function to all observations; not to a burn-in without steps."""
         earlier, begins = self.burn_in
         final = None if self.final is None else function(self.final)
-        return self._replace(
-            burn_in=(function(earlier), begins), observation=function(self.observation), final=final
-        )
+        earlier = function(earlier) if begins.shape[1] else earlier
+        return self._replace(burn_in=(earlier, begins), observation=function(self.observation), final=final)
 
 
 def over_sequences(network: RecurrentNetwork, part: int | None = None) -> Network:

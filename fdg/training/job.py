@@ -1,7 +1,7 @@
 """`Job`: what to train and how. It is checked without devices."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +121,12 @@ class Job(Settings):
                 messages.append(
                     f"{option} {period} counts iterations, and the run has {total:,}: {effect} before its end"
                 )
-        return messages + ineffective_field_messages(getattr(self.algorithm, "algorithm", self.algorithm))
+        algorithm, swept = self.algorithm, [name for name, _ in getattr(self.algorithm, "grid", ())]
+        return messages + ineffective_field_messages(getattr(algorithm, "algorithm", algorithm), swept)
 
 
-def ineffective_field_messages(algorithm: Any) -> list[str]:
-    """Messages about changed fields that other fields switch off (`only_with` in field metadata).
+def ineffective_field_messages(algorithm: Any, swept: Collection[str] = ()) -> list[str]:
+    """Messages about changed or swept fields that other fields switch off (`only_with` in field metadata).
 
     >>> import algos, envs
     >>> ineffective_field_messages(algos.PPO(envs.make("CartPole-v1"), rnd_features=8))
@@ -142,11 +143,18 @@ def ineffective_field_messages(algorithm: Any) -> list[str]:
         is_off = current in (None, False, 0, "none") or (value and current != value)
         return switch if is_off else disabling_field(switch)
 
+    def flag(name: str, default: Any) -> str:
+        """The flag that gives a field; "" if it has its default."""
+        if name in swept:
+            return f"--sweep {name}=..."
+        value = getattr(algorithm, name)
+        return f"--{name.replace('_', '-')} {shown(value)}" if value != default else ""
+
     return [
-        f"--{name.replace('_', '-')} {shown(value)} has no effect, for {switch} is"
-        f" {getattr(algorithm, switch)!r}: give that too, or leave it out"
+        f"{given} has no effect, for {switch} is {getattr(algorithm, switch)!r}: give that too, or leave it"
+        " out"
         for name, field in fields.items()
-        if (switch := disabling_field(name)) and (value := getattr(algorithm, name)) != field.default
+        if (switch := disabling_field(name)) and (given := flag(name, field.default))
     ]
 
 

@@ -156,7 +156,39 @@ def test_memory_probe(kind):
 def test_memories_that_are_refused():
     """A3C's workers have none; and sizes that do not fit."""
     env = envs.make("CartPole-v1")
-    with pytest.raises(fdg.FdgError, match=r"memory=gru: the networks of A3C's workers have none; use A2C"):
+    with pytest.raises(fdg.FdgError, match=r"memory=gru: a worker of A3C has no memory: use A2C"):
         algos.A3C(env=env, memory="gru")
     with pytest.raises(fdg.FdgError, match=r"memory_heads=3 does not divide memory_size=8"):
         algos.A2C(env=env, memory="transformer", memory_size=8, memory_heads=3)
+
+
+class Shaped(algos.A2C):
+    """A user's subclass that learns by itself, as the driver hands things on without a memory."""
+
+    @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0, None))
+    def learn(self, learned, running, trajectory):
+        returns, novelty = running
+        return super().learn(learned, (returns, novelty), trajectory)
+
+
+def test_a_subclass_that_overrides_learn():
+    state = trained(Shaped(env=envs.make("probe:policy"), num_envs=4), 2)
+    assert int(state.iteration) == 2
+
+
+def test_a_normaliser_that_reduces_sees_no_empty_arrays():
+    """Not even for a burn-in of no steps."""
+    whole = algos.Normalizer(
+        lambda space: jnp.float32(1), lambda s, x: x / (1 + jnp.max(jnp.abs(x))), lambda s, x: s
+    )
+    algorithm = algos.A2C(env=envs.make("probe:memory"), memory="gru", memory_size=4, normalize=whole)
+    assert int(trained(algorithm, 2).iteration) == 2
+
+
+@pytest.mark.parametrize("kind", [algos.A2C, algos.DQN, algos.RecurrentPPO])
+def test_a_network_and_a_memory(kind):
+    env = envs.make("CartPole-v1")
+    with pytest.raises(fdg.FdgError, match=r"memory=gru: a network of your own has its own memory, or none"):
+        kind(env=env, network=COUNTING, memory="gru")
+    with pytest.raises(fdg.FdgError, match=r"memory=lstm and network, which has memory=gru: give one of"):
+        kind(env=env, network=networks.gru(8), memory="lstm")

@@ -13,6 +13,7 @@ import pytest
 
 import algos
 import envs
+import fdg
 from algos import normalize, rnd
 from algos.rnd import Distillation
 from algos.values import Layers
@@ -156,3 +157,20 @@ def test_the_predictor_learns_from_a_share(share, count):
     error = np.mean(np.square(predicted - target), axis=-1)[trains]
     assert float(parts["predictor_loss"]) == pytest.approx(error.mean() if count else 0.0, rel=1e-5)
     assert any(np.any(x) for x in jax.tree.leaves(slope.predictor)) == (count > 0)
+
+
+@pytest.mark.parametrize("kind", [algos.DQN, algos.SAC, algos.A2C, algos.RecurrentPPO, algos.VDN])
+def test_its_networks_are_drawn_by_keys_of_their_own(kind):
+    """No key of the state's is used twice: none that an iteration splits off is that of a network."""
+    env = envs.make({algos.SAC: "probe:continuous", algos.VDN: "probe:agents"}.get(kind, "CartPole-v1"))
+    key = kind(env=env, num_envs=4, rnd=True).init(jax.random.key(0)).key
+    own = jax.random.key_data(jax.random.split(jax.random.fold_in(key, rnd._SALT), 3))
+    for count in range(2, 6):
+        for one in jax.random.split(key, count):
+            split_again = jax.random.key_data(jax.random.split(one, (4, 2, 4))).reshape(-1, own.shape[-1])
+            assert not np.any(np.all(split_again[:, None] == own[None], axis=-1))
+
+
+def test_what_hindsight_would_lose_is_refused():
+    with pytest.raises(fdg.FdgError, match=r"replay=hindsight and a bonus \(or rnd=True\)"):
+        algos.SAC(env=envs.make("probe:reach"), replay="hindsight", rnd=True)

@@ -194,6 +194,12 @@ def test_hyperparameters_without_effect_are_named(name, changed, switch):
     assert not any(f"--{flag} " in line for line in ineffective_field_messages(algorithm))
 
 
+def test_a_swept_hyperparameter_without_effect_is_named():
+    algorithm = small("dqn")
+    (said,) = ineffective_field_messages(algorithm, swept=["learning_rate", "rnd_share"])
+    assert said == "--sweep rnd_share=... has no effect, for rnd is False: give that too, or leave it out"
+
+
 # --- names of environments in the words of other libraries ---
 
 
