@@ -307,8 +307,7 @@ def _seen_types(self: Any, state: Any) -> Any:
     observation = composite.types(self.env.observation_space, (self.num_envs,))
     if self._memory is None:
         return observation
-    memory, start = state.recollection
-    return jax.eval_shape(self._memory.seen, observation, memory.network, start)
+    return jax.eval_shape(self._memory.seen, observation, state.recollection)
 
 
 def check_two(who: str, output: Any, expected: str) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from algos.on_policy import environment_major
 from algos.recurrent import check_recurrent_actor_critic, recurrent_actor_critic_of
 from algos.replaying import NetworkMemory
 from algos.rings import time_major
-from algos.rollout import Actor, episode_metrics
+from algos.rollout import Actor, Recollection, episode_metrics
 from algos.sequences import Remembered, Steps, WithMemory
 from envs import Observation
 from fdg.settings.fields import hyperparameter
@@ -108,7 +108,7 @@ def iterate_once(self: Any, state: Any) -> tuple[Any, dict[str, jax.Array]]:
 @fdg.fragment("actor", in_axes=(None, None, 0, 0, 0), name="remember")
 def act_with_memory(self, parameters, statistics, observation, recollection, keys):
     """`act` of the algorithm with a memory: the action `[B]`, what is `Remembered`, and the memory, `[B]`."""
-    seen = self._memory.seen(observation, *recollection)
+    seen = self._memory.seen(observation, recollection)
     action, decision = self.act(parameters, statistics, seen, keys)
     memory = self._memory.after(parameters, self.normalizers.seen(statistics, seen))
     return action, Remembered(decision, recollection.start, memory), memory
@@ -144,7 +144,7 @@ def actor(self: Any, state: on_policy.State) -> Actor:
 
     def act(memory, observation, start, keys, greedy):
         seen = self.normalizers.seen(state.observation_statistics, observation)
-        seen = self._memory.seen(seen, memory, start)
+        seen = self._memory.seen(seen, Recollection(memory, start))
         policy, _ = self.policy_and_value(state.parameters, seen)
         return self._chosen(policy, keys, greedy), self._memory.after(state.parameters, seen)
 

@@ -78,7 +78,7 @@ def choose(
     if self._memory is None:
         policy = self._policy(parameters, seen)
     else:
-        seen = self._memory.seen(seen, memory.network, recollection.start)
+        seen = self._memory.seen(seen, recollection)
         policy = self._policy(self._memory.of_actor(parameters), seen)
         memory = memory._replace(network=self._memory.after(parameters, seen))
     if greedy or self.explorer.explore is None:
@@ -103,7 +103,7 @@ def recollected(algorithm: Any, state: Any, act: Callable[..., Any], key: jax.Ar
 
     def acting(observation: Any, recollection: Any, keys: jax.Array) -> tuple[Any, Any, Any]:
         action, memory = act(observation, recollection, keys)
-        stored = None if one_sequence or each is None else _stored(recollection.memory)
+        stored = None if one_sequence or each is None else of_network(recollection.memory)
         return action, (stored, None if each is None else recollection.start), memory
 
     begun = {"env_state": state.env_state, "observation": state.observation, "recollection": first}
@@ -111,13 +111,14 @@ def recollected(algorithm: Any, state: Any, act: Callable[..., Any], key: jax.Ar
         acting, key=key, **begun, **algorithm._rolling
     )
     if one_sequence:
-        before = jax.tree.map(lambda x: x[None], _stored(first.memory))
+        before = jax.tree.map(lambda x: x[None], of_network(first.memory))
     elif each is not None:
         before = jax.tree.map(lambda x: x[::each], before)
     return *after, (chosen, (before, start), time_steps)
 
 
-def _stored(memory: Any) -> Any:
+def of_network(memory: Any) -> Any:
+    """The memory of the network, without that of an explorer."""
     return memory.network if isinstance(memory, ActorMemory) else memory
 
 

@@ -37,7 +37,8 @@ from algos.memories import (
 )
 from algos.networks import Bound, actor_features, computing, critic_outputs
 from algos.replay import Replay, ReplayState, Step, Transition, at_each
-from algos.rings import time_first
+from algos.rings import of_network, time_first
+from algos.rollout import Recollection
 from algos.values import Layers, Network
 from envs import MaskedObservation, Observation, features_and_mask
 from envs.composite import ObservationSpace
@@ -330,10 +331,10 @@ class WithMemory:
         """The parameters of the actor, or of the only network."""
         return parameters[0] if self._several else parameters
 
-    def seen(self, observation: Any, memory: Any, start: jax.Array) -> Observation:
+    def seen(self, observation: Any, recollection: Recollection) -> Observation:
         """Observations `[B, *obs]` as sequences of one step, each with its memory."""
-        first, begins = jax.tree.map(lambda x: x[:, None], (observation, start))
-        return _without_burn_in(memory, first, begins)
+        first, begins = jax.tree.map(lambda x: x[:, None], (observation, recollection.start))
+        return _without_burn_in(of_network(recollection.memory), first, begins)
 
     def after(self, acting: Any, seen: Observation) -> Any:
         """The memory after observations, `[B, ...]`."""
@@ -356,7 +357,7 @@ class WithMemory:
         decision, start, after = trajectory.decision
         steps = Steps(jax.tree.map(lambda x: x[None], memory), trajectory.observation, start)
         final = trajectory.time_step.final_observation
-        final = jax.vmap(self.seen)(final, after, jnp.zeros_like(start))
+        final = jax.vmap(self.seen)(final, Recollection(after, jnp.zeros_like(start)))
         time_step = trajectory.time_step._replace(final_observation=final)
         return trajectory._replace(observation=steps, decision=decision, time_step=time_step)
 
