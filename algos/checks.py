@@ -69,8 +69,8 @@ def check_types(self: Any) -> None:
         _expand_architecture(self, name)
     for name in values:
         value = getattr(self, name)
-        if foreign.hashable(value) is not value:
-            object.__setattr__(self, name, foreign.hashable(value))
+        if foreign.make_hashable(value) is not value:
+            object.__setattr__(self, name, foreign.make_hashable(value))
     require_types(self, {name for name in values if foreign.is_network(getattr(self, name))})
     for name, kind in values.items():  # refuses unknown names
         if kind == "network" and isinstance(getattr(self, name), str):

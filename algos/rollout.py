@@ -15,6 +15,7 @@ from envs import TimeStep, features_and_mask
 from fdg.arguments import checked_names
 from fdg.settings.moved import moved
 
+# Names that moved: "old=module:new", in short "module:name" or, of algos.rings, "name".
 _MOVED = "in_parts of_parts time_first time_major algos.evaluation:evaluate"
 _MOVED += " algos.losses:values_after chosen=algos.rollout:choose_actions algos.on_policy:without_memory"
 _MOVED += " algos.on_policy:environment_major"
@@ -37,8 +38,8 @@ class Actor(_Actor):
       sampled as in training.
 
     Raises:
-      FdgError: (construction) a function takes other arguments, or in another order; (acting) `act` returns
-        no pair.
+      FdgError: at construction, if a function does not take these arguments in this order; when acting, if
+        `act` does not return a pair.
     """
 
     __slots__ = ()
@@ -62,11 +63,11 @@ class Recollection(NamedTuple):
     """The recurrent state of an actor, and where it must be reset."""
 
     memory: Any  # leading axis B
-    start: jax.Array  # [B] bool: an episode starts here, so `memory`, of the previous one, is ignored
+    start: jax.Array  # [B] bool: an episode starts here; `memory` is still the last one's, and ignored
 
 
 def rollout(act: Callable, *arguments: Any, **named: Any) -> tuple[Any, Any, tuple[Any, Any, TimeStep]]:
-    """`rollout_with_memory` without one: `act` is `(observation, keys) -> (action, extras)`.
+    """`rollout_with_memory` for actors without memory; `act` is `(observation, keys) -> (action, extras)`.
 
     Further arguments are those of `rollout_with_memory`. Returns no `Recollection`.
     """
@@ -75,7 +76,7 @@ def rollout(act: Callable, *arguments: Any, **named: Any) -> tuple[Any, Any, tup
 
 
 def ignoring_memory(act: Callable) -> Callable:
-    """The `act` of `rollout_with_memory` for one of `rollout`."""
+    """Converts an `act` for `rollout` to an `act` for `rollout_with_memory`."""
     return lambda observation, _, keys: (*act(observation, keys), None)
 
 
@@ -94,19 +95,20 @@ def rollout_with_memory(
 
     Args:
       act: `(observation [B, ...], Recollection, keys [B]) -> (action [B, ...], extras [B, ...], memory)`. It
-        resets the memory where `start` is True, so the final memory of an episode is available.
-      step: `(keys [B], env_state, action [B, ...]) -> (env_state, TimeStep [B])`; or its halves, `(send,
-        recv)` or `(send, recv, ready)`.
+        resets the memory where `start` is True. The rollout itself does not reset it at the end of an
+        episode, so that the episode's final memory can still be read.
+      step: `(keys [B], env_state, action [B, ...]) -> (env_state, TimeStep [B])`; or the step in two parts,
+        `(send, recv)`, and possibly a third function, `ready`.
       key: one key for the whole rollout; every environment and step derives its own.
       env_state, observation, recollection: from `env.reset` or a previous rollout; leading axis `B`. Without
         a memory, `recollection` is None.
-      rings, segment: other ways to step, of `algos.rings`: alternating groups of environments, and workers
-        of the environments that act.
+      rings: the number of parts of the environments that take turns: while one steps, the others act.
+      segment: a function with which the environments' workers act and step (see `algos.rings`).
 
     Returns:
       The environments' state, observation and `Recollection` after the last step, and `((observation,
-      action), extras, time_step)` of each step, `[T, B, ...]`; the time step's `observation` is None, it is
-      the next row's.
+      action), extras, time_step)` of each step, `[T, B, ...]`. The time step's `observation` is None, because
+      the next row already has it.
     """
     keys = jax.random.split(key, (num_steps, 2, jax.tree.leaves(observation)[0].shape[0]))
     carry = env_state, observation, recollection
@@ -132,19 +134,23 @@ def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:
     Returns:
       `episode_return`, `episode_length`, and `episode_NAME` for other metrics of environments
       (`TimeStep.episode_info`): scalar float32, nan if no episode ended; `episodes`: their number. With
-      masked actions, `no_action_step`: the first step of the rollout, from 1, after which an episode
-      continues and no action is allowed; nan if there is none.
+      masked actions, `no_action_step`: the first step (counted from 1) whose new observation allows no
+      action although the episode goes on; nan if there is no such step.
     """
     episodes = jnp.sum(time_step.done.astype(jnp.float32))
 
-    def mean(of_ended):  # zero where no episode ended, so that a plain sum is the sum over episodes
+    # `of_ended` is zero at steps where no episode ended, so a plain sum is the sum over episodes.
+    def mean(of_ended):
         return jnp.where(episodes > 0, jnp.sum(of_ended) / jnp.maximum(episodes, 1), jnp.nan)
 
     return {
         "episode_return": mean(time_step.episode_return),
         "episode_length": mean(time_step.episode_length.astype(jnp.float32)),
         "episodes": episodes,
-        **{f"episode_{name}": _mean_known(time_step.done, x) for name, x in time_step.episode_info.items()},
+        **{
+            f"episode_{name}": _mean_over_ended(time_step.done, x)
+            for name, x in time_step.episode_info.items()
+        },
         **_without_actions(time_step),
     }
 
@@ -160,6 +166,6 @@ def _without_actions(time_step: TimeStep) -> dict[str, jax.Array]:
     return {"no_action_step": jnp.where(jnp.isinf(first), jnp.nan, first)}
 
 
-def _mean_known(done: jax.Array, values: jax.Array) -> jax.Array:
+def _mean_over_ended(done: jax.Array, values: jax.Array) -> jax.Array:
     known = done & ~jnp.isnan(values)
     return jnp.sum(jnp.where(known, values, 0.0)) / jnp.sum(known.astype(jnp.float32))

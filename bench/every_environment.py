@@ -1,11 +1,11 @@
 """Whether every environment starts: three iterations, with its name as the only flag.
 
-    python -m bench.every_environment                       # all; writes docs/every_environment.md
-    python -m bench.every_environment --only jumanji: MPE_  # names with these prefixes; the table keeps all
-    python -m bench.every_environment --drawn 100 --seed 0  # a sample of 100, half EnvPool, half Gymnasium
-    python -m bench.every_environment --again               # tries again those that were refused
-    python -m bench.every_environment --trace               # only traces: quick
-    python -m bench.every_environment --list                # prints names, in the order of the trials
+    python -m bench.every_environment                        # all; writes docs/every_environment.md
+    python -m bench.every_environment --only jumanji: MPE_   # names with these prefixes; the table keeps all
+    python -m bench.every_environment --sample 100 --seed 0  # a sample of 100, half EnvPool, half Gymnasium
+    python -m bench.every_environment --again                # tries again those that were refused
+    python -m bench.every_environment --trace                # only traces: quick
+    python -m bench.every_environment --list                 # prints names, in the order of the trials
 
 Each environment runs in its own fork, on one device, with `--limit` seconds of CPU time: a hang or a crash
 affects no other, and other work on the machine makes no difference. Finished environments are skipped, so an
@@ -29,12 +29,12 @@ from bench.forks import LateError, LostError, forked
 from bench.results import read
 
 TABLE = Path("docs/every_environment.md")
-KEPT = Path("docs/every_environment.json")
+RESULTS = Path("docs/every_environment.json")
 ITERATIONS = 3
 ON_THE_HOST = ("envpool:", "gymnasium:")
 
 
-def drawn(count: int, seed: int) -> list[str]:
+def sample_host_environments(count: int, seed: int) -> list[str]:
     """Random environments, alternately of EnvPool and Gymnasium."""
     if not count:
         return []
@@ -59,7 +59,7 @@ def registered(seed: int) -> list[str]:
     return random.Random(seed).sample(names, len(names))
 
 
-def attempt(name: str, trace: bool) -> dict[str, Any]:
+def start(name: str, trace: bool) -> dict[str, Any]:
     """Trains in an environment; or traces it and, if it lives on the host, steps it. Returns the result."""
     import jax
 
@@ -70,7 +70,7 @@ def attempt(name: str, trace: bool) -> dict[str, Any]:
 
     algo = "ppo" if envs.num_agents(envs.make(name)) is None else "ippo"
     job = parse(["--env", name, "--algo", algo, "--devices", "1"], "bench", "")
-    result = {"algo": algo, "preset": job.record["preset_name"], "ok": True, "said": "", "how": "trained"}
+    result = {"algo": algo, "preset": job.record["preset_name"], "ok": True, "message": "", "how": "trained"}
     if trace:
         result["how"] = "traced"
         fdg.trace(job.algorithm)
@@ -84,7 +84,7 @@ def attempt(name: str, trace: bool) -> dict[str, Any]:
     learns_later = getattr(job.algorithm, "learning_starts", 0) > ITERATIONS * job.steps_per_iteration
     if finite or learns_later:
         return result
-    return {**result, "ok": False, "said": "a loss is no number"}
+    return {**result, "ok": False, "message": "a loss is not finite"}
 
 
 def _step(env: Any, count: int) -> None:
@@ -100,28 +100,28 @@ def _step(env: Any, count: int) -> None:
         state, _ = check_batch_step(env, env.step(keys, state, action), count)
 
 
-def tried(name: str, trace: bool, limit: int) -> dict[str, Any]:
-    """The result of `attempt` in a fork."""
+def start_in_fork(name: str, trace: bool, limit: int) -> dict[str, Any]:
+    """The result of `start` in a fork."""
     begun = time.perf_counter()
 
     def call() -> dict[str, Any]:
         try:
-            result = attempt(name, trace)
+            result = start(name, trace)
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
-            # JAX's error ends with the error of a host callback.
+            # If a host callback failed, JAX's message contains its error as a line "HostError: ...".
             message = next((line for line in lines if line.startswith("HostError: ")), lines[0])
             # A ValueError is a refusal; any other error is a bug, which needs its place.
             is_refusal = isinstance(error, ValueError)
             place = "" if is_refusal else f" ({traceback.extract_tb(error.__traceback__)[-1]})"
             message = f"{type(error).__name__}: {message}"[:300] + place[-150:]
-            result = {"ok": False, "how": "refused", "said": message}
+            result = {"ok": False, "how": "refused", "message": message}
         return {**result, "cpu_s": round(time.process_time() + sum(os.times()[2:4]), 1)}
 
     try:
         return {**forked(call, limit), "wall_s": round(time.perf_counter() - begun, 1)}
     except (LateError, LostError) as error:
-        return {"ok": False, "how": "refused", "said": str(error).splitlines()[-1]}
+        return {"ok": False, "how": "refused", "message": str(error).splitlines()[-1]}
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -135,21 +135,23 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         "Gymnasium": lambda name: name.startswith("gymnasium:"),
     }.items():
         of_source = [result for name, result in results.items() if is_of(name)]
-        how = [result["how"] if result["ok"] else "refused" for result in of_source]
-        counts.append((source, len(how), *(how.count(what) for what in ("trained", "traced", "refused"))))
-    head = ("", "tried", "train", "traced, and stepped on the host", "refused")
-    why = [(f"`{name}`", result["said"].replace("|", "/")) for name, result in refused.items()]
-    how = [(f"`{n}`", r["algo"], r["preset"] or "none", r["how"]) for n, r in started.items()]
+        outcomes = [result["how"] if result["ok"] else "refused" for result in of_source]
+        counts.append(
+            (source, len(outcomes), *(outcomes.count(what) for what in ("trained", "traced", "refused")))
+        )
+    head = ("", "tried", "trained", "traced, and stepped if on the host", "refused")
+    why = [(f"`{name}`", result["message"].replace("|", "/")) for name, result in refused.items()]
+    started_rows = [(f"`{n}`", r["algo"], r["preset"] or "none", r["how"]) for n, r in started.items()]
     parts = [
         "# Which environments start",
         "With no flag but the name, for three iterations:",
         harness.table(head, counts),
         "```sh\n"
-        "python -m bench.every_environment                       # all of the JAX sources\n"
-        "python -m bench.every_environment --drawn 100 --seed 0  # 100 of EnvPool's and Gymnasium's\n"
+        "python -m bench.every_environment                        # all of the JAX sources\n"
+        "python -m bench.every_environment --sample 100 --seed 0  # 100 of EnvPool's and Gymnasium's\n"
         "```",
         *([harness.table(("refused", "reason"), why)] if why else []),
-        harness.table(("started", "algorithm", "preset", ""), how),
+        harness.table(("started", "algorithm", "preset", ""), started_rows),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -157,14 +159,14 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     parser = harness.parser("bench.every_environment", __doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="PREFIX")
-    parser.add_argument("--drawn", type=int, default=0, metavar="N")
+    parser.add_argument("--sample", type=int, default=0, metavar="N")
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, default=600, metavar="SECONDS")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
-    names = drawn(args.drawn, args.seed) or registered(args.seed)
+    names = sample_host_environments(args.sample, args.seed) or registered(args.seed)
     names = [name for name in names if not args.only or name.startswith(tuple(args.only))]
     if args.list:
         print("\n".join(names))
@@ -172,15 +174,15 @@ def main() -> None:
     for module in ("fdg.commands.parse", "envs", "algos", "policies"):  # every fork needs these
         importlib.import_module(module)  # none of them starts a backend of JAX
     print(f"in the order of seed {args.seed}", flush=True)
-    results = read(KEPT)
+    results = read(RESULTS)
     for name in names:
         before = results.get(name)
         enough = before is not None and (args.trace or before["how"] != "traced")
         if enough and (before["ok"] or not args.again):
             continue
-        results[name] = tried(name, args.trace, args.limit)
+        results[name] = start_in_fork(name, args.trace, args.limit)
         print(name, json.dumps(results[name]), flush=True)
-        KEPT.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
+        RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
         TABLE.write_text(table(dict(sorted(results.items()))))
 
 

@@ -34,13 +34,15 @@ from policies import Colocated, Split, Standalone
 from tools.break_it.language import counted
 
 
-class Equal(envs.text.TextTask):
+class ConstantRewardTask(envs.text.TextTask):
     def reward(self, answer, tokens, mask):
         total = jnp.full(len(tokens), 0.1, jnp.float32)
         return envs.text.Reward(total, {"equal": total})
 
 
-def checksummed(base):
+def with_token_checksum(base):
+    """An algorithm with the checksum of an iteration's tokens as another metric."""
+
     def _lengths(self, responses):
         rows, width = responses.tokens.shape
         factors = 2 * jnp.arange(rows * width, dtype=jnp.int32).reshape(rows, width) + 1
@@ -62,20 +64,20 @@ def reward_model_folder(env):
 
 SIZES = {"hidden_size": 16, "num_layers": 1, "num_heads": 4, "learning_rate": 1e-2}
 env = counted()
-equal = Equal(env.problem)
-group = {"env": env, "num_prompts": 8, "group_size": 2, **SIZES}
+constant_reward_env = ConstantRewardTask(env.problem)
+GRPO_ARGUMENTS = {"env": env, "num_prompts": 8, "group_size": 2, **SIZES}
 ALGORITHMS = {
-    "grpo": lambda: checksummed(GRPO)(**group, kl_coefficient=0.04, num_minibatches=2),
-    "lora": lambda: checksummed(GRPO)(**group, kl_coefficient=0.04, lora_rank=2),
-    "ppo_rlhf": lambda: checksummed(PPORLHF)(env=env, num_prompts=16, **SIZES),
-    "judged": lambda: checksummed(GRPO)(
-        **group, kl_coefficient=0.04, num_minibatches=2, reward_model=reward_model_folder(env)
+    "grpo": lambda: with_token_checksum(GRPO)(**GRPO_ARGUMENTS, kl_coefficient=0.04, num_minibatches=2),
+    "lora": lambda: with_token_checksum(GRPO)(**GRPO_ARGUMENTS, kl_coefficient=0.04, lora_rank=2),
+    "ppo_rlhf": lambda: with_token_checksum(PPORLHF)(env=env, num_prompts=16, **SIZES),
+    "judged": lambda: with_token_checksum(GRPO)(
+        **GRPO_ARGUMENTS, kl_coefficient=0.04, num_minibatches=2, reward_model=reward_model_folder(env)
     ),
-    "reward_model": lambda: checksummed(RewardModel)(env=env, num_prompts=8, lora_rank=2, **SIZES),
-    "grpo equal": lambda: checksummed(GRPO)(
-        **{**group, "env": equal}, kl_coefficient=0.04, num_minibatches=2
+    "reward_model": lambda: with_token_checksum(RewardModel)(env=env, num_prompts=8, lora_rank=2, **SIZES),
+    "grpo equal": lambda: with_token_checksum(GRPO)(
+        **{**GRPO_ARGUMENTS, "env": constant_reward_env}, kl_coefficient=0.04, num_minibatches=2
     ),
-    "ppo equal": lambda: checksummed(PPORLHF)(env=equal, num_prompts=16, **SIZES),
+    "ppo equal": lambda: with_token_checksum(PPORLHF)(env=constant_reward_env, num_prompts=16, **SIZES),
 }
 
 PLACEMENTS = {  # policies, and numbers of devices
@@ -140,9 +142,9 @@ def main() -> int:
     for name in args.only or ALGORITHMS:
         for placement in args.placement or PLACEMENTS:
             start = time.perf_counter()
-            largest, tokens = compare(name, placement, args.iterations)
-            worst = max(worst, largest if tokens else float("inf"))
-            same = "all tokens equal" if tokens else "TOKENS DIFFER"
+            largest, tokens_equal = compare(name, placement, args.iterations)
+            worst = max(worst, largest if tokens_equal else float("inf"))
+            same = "all tokens equal" if tokens_equal else "TOKENS DIFFER"
             print(
                 f"{name:10} {placement:14} {largest:9.1e} {same}  {time.perf_counter() - start:5.0f} s",
                 flush=True,

@@ -67,7 +67,7 @@ def seconds_without_fleet(source: Any, rows: int, steps: int, rounds: int) -> fl
     pool, seen = source.start(rows), np.zeros(shape.shape, np.float32)
 
     def run() -> None:
-        satellites.carry_out(fragment.program, pool, seen, operands, keys, None, 60.0)
+        satellites.run_segment(fragment.program, pool, seen, operands, keys, None, 60.0)
 
     return statistics.median([seconds(run) for _ in range(rounds + 1)][1:])
 

@@ -73,7 +73,7 @@ def check_spec(env: Any, single: bool = False) -> None:
             f"env={_name(env)} is a task of text, for algorithms of language models: use --algo grpo, say, or"
             f" sft, dpo, ppo_rlhf"
         )
-    if reason := foreign.refused(env):
+    if reason := foreign.reason_not_adapted(env):
         raise FdgError(f"env={shown} {reason}")
     if foreign.package_of(env) is not None:
         raise FdgError(f"env={shown} is one instance: write envs.vectorize({shown})")

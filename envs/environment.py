@@ -361,7 +361,7 @@ def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = (
         raise FdgError(f"environment '{single.name}' is a batch already: leave out envs.vectorize")
     # Sources of this package are not asked for their spaces here: that may load a library.
     of_a_source = type(single).__module__.partition(".")[0] == __name__.partition(".")[0]
-    single = foreign.single(single)
+    single = foreign.as_single_environment(single)
     check_spec(single, single=True)
     if not of_a_source and isinstance(space := single.action_space, Dict | Tuple):
         is_team = isinstance(space, Tuple) and num_agents(single) is not None

@@ -24,12 +24,12 @@ _BASES = {
     "dm_env": ("Environment",),
     "envpool": (),
 }
-_CALLED = {
+_DISPLAY_NAMES = {
     "gymnasium": "Gymnasium", "gym": "OpenAI Gym", "mujoco_playground": "MuJoCo Playground",
     "jumanji": "Jumanji", "jaxmarl": "JaxMARL", "craftax": "Craftax", "pettingzoo": "PettingZoo",
     "envpool": "EnvPool",
 }  # fmt: skip
-# Modules whose `own(env, **parameters)` makes a `SingleEnvironment`.
+# Modules whose `adapt(env, **parameters)` makes a `SingleEnvironment`.
 _ADAPTERS = {
     "gymnax": "envs.from_gymnax",
     "brax": "envs.from_brax",
@@ -38,7 +38,7 @@ _ADAPTERS = {
 }
 _INSTEAD = {
     "gym": "derive it from gymnasium.Env",
-    "jaxmarl": "write a class of one instance with num_agents, as envs.SingleEnvironment has it",
+    "jaxmarl": "write a class with the methods of envs.SingleEnvironment, and an attribute num_agents",
     "craftax": "write envs.make('Craftax-Symbolic-v1'), or derive your own from gymnax's Environment",
     "pettingzoo": "write a gymnasium.Env of one agent, or envs.SingleEnvironment with num_agents",
     "dm_env": "wrap it as a gymnasium.Env (shimmy.DmControlCompatibilityV0)",
@@ -63,22 +63,22 @@ def is_of_gymnasium(made: Any) -> bool:
     return package_of(made) == "gymnasium"
 
 
-def single(env: Any, **parameters: Any) -> Any:
+def as_single_environment(env: Any, **parameters: Any) -> Any:
     """Converts an environment of another package's interface to a `SingleEnvironment`; others are
     unchanged."""
-    if isinstance(env, type) or refused(env) or package_of(env) not in _ADAPTERS:
+    if isinstance(env, type) or reason_not_adapted(env) or package_of(env) not in _ADAPTERS:
         return env
-    return importlib.import_module(_ADAPTERS[package_of(env) or ""]).own(env, **parameters)
+    return importlib.import_module(_ADAPTERS[package_of(env) or ""]).adapt(env, **parameters)
 
 
-def made_by(factory: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
-    """Calls a user's factory, and adapts the result by `single`.
+def make_and_adapt(factory: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    """Calls a user's factory, and adapts the result by `as_single_environment`.
 
     Parameters that the factory does not take go to the adapter, such as gymnax's `max_steps_in_episode`. A
-    Gymnasium environment is returned as it is: its workers make it again, with the parameters of
-    `from_gymnasium.make`.
+    Gymnasium environment is returned unchanged: the caller then gives factory and parameters to
+    `from_gymnasium.make`, whose worker processes call the factory again.
     """
-    known = _known(factory, parameters)
+    known = _parameters_of(factory, parameters)
     is_adapted = isinstance(factory, type) and package_of(factory) in _ADAPTERS
     others = {
         name: value
@@ -90,38 +90,43 @@ def made_by(factory: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
         check_call(factory, (), arguments, "parameter")
     made = factory(**arguments)
     if others and not is_adapted and not is_of_gymnasium(made):
-        made = factory(**parameters)  # not of Gymnasium: the factory refuses them
-    ours = single(made, **others)
+        # Not of Gymnasium, so all parameters are the factory's, which raises its own error for unknown ones.
+        made = factory(**parameters)
+    ours = as_single_environment(made, **others)
     return made if ours is made else _made.setdefault((factory, tuple(sorted(parameters.items()))), ours)
 
 
-def _known(factory: Any, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parameters_of(factory: Any, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         return inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a C function without signature
         return parameters
 
 
-def path(factory: Any) -> str:
+def import_name(factory: Any) -> str:
     """`module:NAME` of a class or a function."""
     return f"{factory.__module__}:{factory.__qualname__}"
 
 
-def refused(env: Any) -> str | None:
-    """Why `single` does not adapt a value, and the fix, as the end of an error message; None if it may."""
+def reason_not_adapted(env: Any) -> str | None:
+    """Why `as_single_environment` cannot adapt a value, and the fix, as the end of an error message.
+
+    None if it can, or if the value has no other package's interface.
+    """
     package = package_of(env)
     if package is None:
-        proxy = hasattr(env, "default_params") or hasattr(env, "unwrapped")
-        return "is a wrapper of another package's: give the environment within it" if proxy else None
+        if hasattr(env, "default_params") or hasattr(env, "unwrapped"):
+            return "is a wrapper of another package's: give the environment within it"
+        return None
     kind = env if isinstance(env, type) else type(env)
     bases = [(_top_package(base), base.__name__) for base in kind.__mro__]
-    whose = f"is an environment of {_CALLED.get(package, package)}"
+    subject = f"is an environment of {_DISPLAY_NAMES.get(package, package)}"
     if package == "gymnasium":
-        return f"{whose}: {_gymnasium_fix(env)}"
+        return f"{subject}: {_gymnasium_fix(env)}"
     if package in _INSTEAD:
-        return f"{whose}: {_INSTEAD[package]}"
+        return f"{subject}: {_INSTEAD[package]}"
     if (package, "Wrapper") in bases or not any((package, base) in bases for base in _BASES[package]):
-        return f"is a wrapper of {_CALLED.get(package, package)}'s: give the environment within it"
+        return f"is a wrapper of {_DISPLAY_NAMES.get(package, package)}'s: give the environment within it"
     return f"is a class: write envs.vectorize({kind.__name__}())" if isinstance(env, type) else None
 
 
@@ -132,9 +137,9 @@ def _gymnasium_fix(env: Any) -> str:
     if spec is not None and _top_package(kind) == "gymnasium":
         return f"write envs.make('gymnasium:{spec.id}')"
     if kind.__module__ == "__main__":
-        kept = f"put {kind.__name__} into a file of its own, {kind.__name__.lower()}.py, say"
-        return f"{kept}, and write envs.make('{kind.__name__.lower()}:{kind.__name__}')"
-    return f"write envs.make('{path(kind)}'), whose workers import it"
+        advice = f"put {kind.__name__} into a file of its own, {kind.__name__.lower()}.py, say"
+        return f"{advice}, and write envs.make('{kind.__name__.lower()}:{kind.__name__}')"
+    return f"write envs.make('{import_name(kind)}'); worker processes import the class by this name"
 
 
 def _top_package(kind: type) -> str:

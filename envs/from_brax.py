@@ -134,7 +134,7 @@ class BraxEnvironment:
             return html.render(system.tree_replace({"opt.timestep": _theirs(self).dt}), _poses(states))
 
 
-def own(env: Any, *, episode_length: int = 1000) -> BraxEnvironment:
+def adapt(env: Any, *, episode_length: int = 1000) -> BraxEnvironment:
     """Wraps a user's instance of brax's `Env` or Playground's `MjxEnv`."""
     return BraxEnvironment(env, episode_length=episode_length)
 

@@ -138,7 +138,7 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
     return {name: functools.partial(_make, name) for name in NAMES}
 
 
-def own(env: Any, **parameters: Any) -> GymnaxEnvironment:
+def adapt(env: Any, **parameters: Any) -> GymnaxEnvironment:
     """Wraps a user's gymnax `Environment`; `parameters` are fields of its `EnvParams`."""
     known = {
         field.name: getattr(env.default_params, field.name)

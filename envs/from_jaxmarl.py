@@ -74,7 +74,7 @@ class ParticleEnvironment:
     @property
     def observation_space(self) -> Space:
         """Unbounded, as long as the longest observation, plus the agent's index if given."""
-        return Box(float("-inf"), float("inf"), (self._length + self._identities,))
+        return Box(float("-inf"), float("inf"), (self._length + self._index_length,))
 
     @property
     def action_space(self) -> Space:
@@ -130,7 +130,7 @@ class ParticleEnvironment:
         facts = self._facts
         rows = [observation[agent] for agent in facts.agents]
         padded = jnp.stack([jnp.pad(row, (0, self._length - row.size)) for row in rows])
-        if self._identities:
+        if self._index_length:
             padded = jnp.concatenate([padded, jnp.eye(self.num_agents)], axis=1)
         if not facts.discrete or len(set(facts.action_sizes)) == 1:
             return padded
@@ -143,7 +143,7 @@ class ParticleEnvironment:
         return max(self._facts.observation_sizes)
 
     @property
-    def _identities(self) -> int:
+    def _index_length(self) -> int:
         """The length of the one-hot index: `A` or 0."""
         facts = self._facts
         kinds = len(facts.env.classes), len(set(facts.observation_sizes)), len(set(facts.action_sizes))
@@ -230,7 +230,7 @@ def _facts(name: str, overrides: tuple[tuple[str, Scalar], ...]) -> _Facts:
         with accepting(f"environment '{name}'", "JaxMARL", overrides):
             env = constructor(**dict(overrides))
         hold_pytrees(env)
-    # Not under ensure_compile_time_eval: the arrays would stay, as constants of programs that JaxMARL caches.
+    # Not under ensure_compile_time_eval: JaxMARL caches programs, and these would keep the arrays allocated.
     with jax.numpy_rank_promotion("allow"):
         observation, _ = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
     spaces = [env.action_space(agent) for agent in env.agents]

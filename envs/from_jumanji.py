@@ -127,7 +127,7 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
     return {PREFIX + name: functools.partial(_make, name) for name in NAMES}
 
 
-def own(env: Any) -> JumanjiEnvironment:
+def adapt(env: Any) -> JumanjiEnvironment:
     """Wraps a user's instance of Jumanji's `Environment`."""
     return JumanjiEnvironment(env)
 

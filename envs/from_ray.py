@@ -171,7 +171,7 @@ class Worker:
         pool = self._pools.get(key)
         if pool is None:
             return None
-        made, self._seen[key] = satellites.carry_out(
+        made, self._seen[key] = satellites.run_segment(
             program, pool, self._seen[key], operands, keys, begun, timeout
         )
         return made

@@ -157,12 +157,14 @@ class HostEnvironment(Whole):
         """True if a fleet's workers act (`ray:NAME?acts=True`)."""
         return getattr(self.source, "acts", False)
 
-    def acting(self, act: Callable[..., Any], keys: jax.Array) -> tuple[satellites.Acting, list[jax.Array]]:
+    def acting(
+        self, act: Callable[..., Any], keys: jax.Array
+    ) -> tuple[satellites.TracedActor, list[jax.Array]]:
         """Traces an actor for workers; returns the first argument of `segment`, and the arrays that the actor
         closes over.
 
         Args:
-          act: `(observation [n, ...], keys [n]) -> (action [n, ...], kept)`; `kept` is a pytree of arrays
+          act: `(observation [n, ...], keys [n]) -> (action [n, ...], extras)`; `extras` is a pytree of arrays
             with leading axis n. It may close over traced arrays.
           keys: `[T, 2, B]`, as for `segment`.
         """
@@ -181,7 +183,7 @@ class HostEnvironment(Whole):
         return satellites.trace(self.name, of_rows, seen, self.source.shares(len(data)))
 
     def segment(
-        self, policy: satellites.Acting, operands: list[jax.Array], keys: jax.Array, state: EpisodeState
+        self, policy: satellites.TracedActor, operands: list[jax.Array], keys: jax.Array, state: EpisodeState
     ) -> tuple[EpisodeState, Any, Any, TimeStep]:
         """Makes a fleet's workers act and step T times.
 
@@ -191,21 +193,21 @@ class HostEnvironment(Whole):
           state: from `reset` or the last step.
 
         Returns:
-          State and observation after the last step; the actor's `kept`, `[T, B, ...]`; the time steps, `[T,
+          State and observation after the last step; the actor's `extras`, `[T, B, ...]`; the time steps, `[T,
           B]`.
         """
         check_state(self.name, state)
-        kept, tree = jax.tree.flatten(policy.kept)
+        extras, tree = jax.tree.flatten(policy.extras)
         data = jax.random.key_data(keys[:, 0])
         flat, of_step = jax.tree.flatten(self._results(data.shape[1]))
-        shapes = [jax.ShapeDtypeStruct((len(data), *x.shape), x.dtype) for x in [*kept, *flat]]
+        shapes = [jax.ShapeDtypeStruct((len(data), *x.shape), x.dtype) for x in [*extras, *flat]]
         packed = _packed(state.inner.pool, state.inner.steps, _seeds(keys[0, 1]))
         call = _HostCall(self, "segment", policy.program)
         arrays = _called(call, shapes, packed, data, state.inner.observation, *operands)
-        results = jax.tree.unflatten(of_step, arrays[len(kept) :])
+        results = jax.tree.unflatten(of_step, arrays[len(extras) :])
         state, steps = jax.lax.scan(self._stepped, state, results)
         last = jax.tree.map(lambda x: x[-1], steps.observation)
-        return state, last, jax.tree.unflatten(tree, arrays[: len(kept)]), steps
+        return state, last, jax.tree.unflatten(tree, arrays[: len(extras)]), steps
 
     def _asked(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> jax.Array:
         """The operand of a step's callback."""

@@ -73,7 +73,7 @@ class Begun(NamedTuple):
 class Segment(NamedTuple):
     """T steps of instances for which a worker acted."""
 
-    kept: Sequence[np.ndarray]  # [T, B, ...] each, the actor's outputs besides actions
+    extras: Sequence[np.ndarray]  # [T, B, ...] each, the actor's outputs besides actions
     steps: Transition  # [T, B, ...]; `failures` refer to the whole segment
 
     @staticmethod
@@ -85,16 +85,16 @@ class Segment(NamedTuple):
         if known is None:
             nothing = np.zeros((0, 0))
             return Segment((), Transition._make([*[nothing] * 5, (), failures]))
-        shapes = [*known.kept, *known.steps[:5], *known.steps.info]
+        shapes = [*known.extras, *known.steps[:5], *known.steps.info]
 
         def arrays(part: "Segment | None", size: int) -> list[np.ndarray]:
             if part is not None:
-                return [*part.kept, *part.steps[:5], *part.steps.info]
+                return [*part.extras, *part.steps[:5], *part.steps.info]
             return [np.zeros((len(x), size, *x.shape[2:]), x.dtype) for x in shapes]
 
         each = [arrays(part, size) for part, size in zip(parts, sizes, strict=True)]
         whole = [np.concatenate(x, axis=1) for x in zip(*each, strict=True)]
-        count = len(known.kept)
+        count = len(known.extras)
         steps = Transition._make([*whole[count : count + 5], tuple(whole[count + 5 :]), failures])
         return Segment(whole[:count], steps)
 

@@ -131,8 +131,8 @@ def make(name: str, **overrides: Any) -> Any:
     200
     """
     if not isinstance(name, str):
-        refused = foreign.refused(name)
-        fix = f": it {refused}" if refused else "; an environment is used as it is, one by envs.vectorize"
+        reason = foreign.reason_not_adapted(name)
+        fix = f": it {reason}" if reason else "; an environment is used as it is, one by envs.vectorize"
         raise FdgError(f"envs.make({quoted(name)}): give a name, such as 'CartPole-v1'{fix}")
     if "?" in name and name not in _registered:
         plain, parameters = parse(name)

@@ -104,18 +104,18 @@ class _Running:
         assert made is not None
         self.steps += len(keys)
         steps = made.steps._replace(truncated=made.steps.truncated & ~made.steps.terminated, failures=())
-        return made.kept, steps, lost
+        return made.extras, steps, lost
 
     def said(self, step: tuple[Transition, np.ndarray] | None = None) -> Any:
         """The ticket `[B]` and the arrays of a step."""
         ticket = np.full(self.size, self.number, np.int32), np.full(self.size, self.steps, np.int32)
         return ticket if step is None else (*ticket, step[0][:6], step[1])
 
-    def segment_results(self, kept: Any, steps: Transition, lost: np.ndarray) -> tuple[Any, ...]:
+    def segment_results(self, extras: Any, steps: Transition, lost: np.ndarray) -> tuple[Any, ...]:
         """The arrays of a segment, with the ticket after each step `[T, B]`."""
         number, last = self.said()
         counts = last[None] + np.arange(1 - len(lost), 1, dtype=np.int32)[:, None]
-        return (*kept, np.broadcast_to(number, lost.shape), counts, *steps[:5], *steps.info, lost)
+        return (*extras, np.broadcast_to(number, lost.shape), counts, *steps[:5], *steps.info, lost)
 
     def close(self) -> None:
         """Ends the pool."""
@@ -160,8 +160,8 @@ def _written(whole: Segment | None, part: Segment, rows: np.ndarray) -> Segment 
         return whole
     if whole is None:
         return part
-    arrays = [*whole.kept, *whole.steps[:5], *whole.steps.info]
-    for x, y in zip(arrays, [*part.kept, *part.steps[:5], *part.steps.info], strict=True):
+    arrays = [*whole.extras, *whole.steps[:5], *whole.steps.info]
+    for x, y in zip(arrays, [*part.extras, *part.steps[:5], *part.steps.info], strict=True):
         x[:, rows] = y
     return whole
 

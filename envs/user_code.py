@@ -82,7 +82,7 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
     """Calls a factory; vectorizes a `SingleEnvironment`, and makes a task of a `TextProblem`."""
     arguments = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
     if isinstance(factory, type) and foreign.is_of_gymnasium(factory):
-        return from_gymnasium.make(foreign.path(factory), **overrides)
+        return from_gymnasium.make(foreign.import_name(factory), **overrides)
     is_value = not isinstance(factory, type) and (
         _is_text(factory) or (hasattr(factory, "reset") and hasattr(factory, "step"))
     )
@@ -97,7 +97,7 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
         )
     try:
         check_options(f"environment '{name}'", factory, overrides)
-        made = factory if is_value else foreign.made_by(factory, overrides)
+        made = factory if is_value else foreign.make_and_adapt(factory, overrides)
     except FdgError:
         raise
     except Exception as error:  # the user's code may raise anything
@@ -105,7 +105,7 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
         raise FdgError(f"environment '{name}' {does}: {raised(error)}") from error
     if foreign.is_of_gymnasium(made) and not is_value:
         made.close()
-        return from_gymnasium.make(foreign.path(factory), **overrides)
+        return from_gymnasium.make(foreign.import_name(factory), **overrides)
     if made is None:
         raise FdgError(
             f"environment '{name}': {name.rpartition(':')[2]} returned None: return the environment"

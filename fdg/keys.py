@@ -1,4 +1,4 @@
-"""Typed random keys: their implementation, and conversion from and to words."""
+"""Typed random keys: their implementation, and conversion to and from words, JAX's key data (uint32)."""
 
 import functools
 from typing import Any
@@ -45,23 +45,23 @@ def words(x: jax.Array) -> jax.Array:
 
 def from_words(x: Any, like: Any) -> jax.Array:
     """The inverse of `words`, for an array with the shape and dtype of `like`."""
-    key_type = implementation(like.shape, like.dtype)
-    return x if key_type is None else jax.random.wrap_key_data(x, impl=key_type[0])
+    found = implementation(like.shape, like.dtype)
+    return x if found is None else jax.random.wrap_key_data(x, impl=found[0])
 
 
 def words_shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     """Shape and dtype of `words` of an array."""
-    key_type = implementation(shape, dtype)
-    return jax.ShapeDtypeStruct(shape, dtype) if key_type is None else key_type[1]
+    found = implementation(shape, dtype)
+    return jax.ShapeDtypeStruct(shape, dtype) if found is None else found[1]
 
 
 @functools.cache
-def _name(dtype: Any) -> str:
-    key_type = implementation((), dtype)
-    return "" if key_type is None else str(key_type[0])
+def _implementation_name(dtype: Any) -> str:
+    found = implementation((), dtype)
+    return "" if found is None else str(found[0])
 
 
-def draws_from_the_batch(eqn: Any) -> bool:
+def draws_depend_on_batch(eqn: Any) -> bool:
     """Whether the numbers drawn for one key of a batch depend on the other keys in the batch.
 
     If so, drawing for a part of the batch gives other numbers than drawing for the whole batch.
@@ -73,5 +73,7 @@ def draws_from_the_batch(eqn: Any) -> bool:
         return False
     dtypes = [getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars)]
     return any(
-        name not in _INDEPENDENT_DRAWS.get(_name(d), ()) for d in dtypes if d is not None and is_key(d)
+        name not in _INDEPENDENT_DRAWS.get(_implementation_name(d), ())
+        for d in dtypes
+        if d is not None and is_key(d)
     )

@@ -7,7 +7,7 @@ from fdg.arguments import quoted
 from fdg.errors import PlanError
 from fdg.placing.policy import Group
 from policies.groups import divide
-from policies.parameters import ShardsParameters, generating
+from policies.parameters import ShardsParameters, generation_group
 
 LEARNING = ("reference", "critic", "learner", "buffer")
 
@@ -55,7 +55,7 @@ class Colocated(ShardsParameters):
         learning, generation = all_devices, all_devices
         if self.generation_parallel is not None and len(devices) > 1:
             learning = dataclasses.replace(all_devices, name="training")
-            generation = generating(all_devices, "generation", self.generation_parallel)
+            generation = generation_group(all_devices, "generation", self.generation_parallel)
         rewards = generation
         if self.rewards is not None and len(devices) > 1:
             rewards, _ = divide(self, devices, rewards=self.rewards, others=None)

@@ -67,7 +67,8 @@ class ShardsParameters:
             )
         if not isinstance(self.parameters, str | None):
             object.__setattr__(self, "parameters", parameter_rules(self.parameters))
-        parameter_rules(self.parameters)  # checks words early
+        # raises now, not when the plan is made, if a text is neither "fsdp" nor "declared"
+        parameter_rules(self.parameters)
 
     def __repr__(self) -> str:
         """The usual text of a dataclass, without keyword-only fields that have their defaults."""
@@ -102,8 +103,8 @@ class Lags(ShardsParameters):
     )
 
 
-def generating(group: Group, name: str, width: int) -> Group:
-    """A group for generation on the same devices: rows of `width` of them share the parameters.
+def generation_group(group: Group, name: str, width: int) -> Group:
+    """A group for generation on the same devices, with parameters split over every `width` of them.
 
     Devices are reordered so that each device's training shard lies within its generation shard, and shards
     that are merged are neighbours (Sheng et al., arXiv 2409.19256, section 5.3).
@@ -112,7 +113,7 @@ def generating(group: Group, name: str, width: int) -> Group:
       name: name of the new group.
       width: devices that share parameters in generation.
 
-    >>> generating(Group("all", tuple(range(8)), model=4), "generation", 2).devices
+    >>> generation_group(Group("all", tuple(range(8)), model=4), "generation", 2).devices
     (0, 2, 1, 3, 4, 6, 5, 7)
     """
     parts = max(group.model // width, 1)  # generation rows per training row

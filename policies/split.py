@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fdg.placing.policy import Group
 from policies.colocated import LEARNING
 from policies.groups import divide
-from policies.parameters import Lags, generating, group_size
+from policies.parameters import Lags, generation_group, group_size
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -45,7 +45,7 @@ class Split(Lags):
         )
         learners = self.sharded(learners)
         if self.generation_parallel > 1:
-            actors = generating(self.sharded(actors), "actors", self.generation_parallel)
+            actors = generation_group(self.sharded(actors), "actors", self.generation_parallel)
         return {
             "environment": actors,
             "actor": actors,

@@ -7,7 +7,7 @@ from fdg.arguments import quoted
 from fdg.errors import PlanError
 from fdg.placing.policy import Group
 from policies.groups import divide
-from policies.parameters import Lags, generating, group_size
+from policies.parameters import Lags, generation_group, group_size
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -60,7 +60,7 @@ class Standalone(Lags):
         actors, *others, learners = divide(self, devices, actors=self.actors, **sizes, learners=self.learners)
         learners = self.sharded(learners)
         if self.generation_parallel > 1:
-            actors = generating(self.sharded(actors), "actors", self.generation_parallel)
+            actors = generation_group(self.sharded(actors), "actors", self.generation_parallel)
         separate = {g.name: dataclasses.replace(g, optional=True) for g in others}
         return {
             "environment": actors,

@@ -1,9 +1,10 @@
 """How much code one reads to understand an algorithm: `python -m tools.algorithm_sizes [ALGORITHM ...]`.
 
 For each algorithm, this prints the files and lines of `algos/` that its file imports, directly or indirectly;
-the same with implementations that only settings name (`algos.registry.OPTIONS`); and its number of base
-classes. Then it prints how many classes declare each setting (a flag), and how many annotate each field. It
-does not follow the registry and the tables of presets.
+the same counts, including modules that are imported only when a setting selects them
+(`algos.registry.OPTIONS`); and its number of base classes. Then it prints, for each setting (a field with a
+flag) and for each annotated field, how many classes of `algos/` declare it. It does not follow the registry
+and the tables of presets.
 """
 
 import ast
@@ -19,20 +20,24 @@ _NOT_FOLLOWED = ("algos", "algos.registry", "algos.presets")
 
 
 def main(names: list[str]) -> None:
-    print(f"{'algorithm':<14} files  lines  with values  bases")
+    print(f"{'algorithm':<14} files  lines  with options  bases")
     for name in names or ["ppo", "dqn", "sac", "grpo"]:
         cls = algos.get(name)
-        (files, lines), (more, in_all) = (_opened(cls.__module__, values) for values in (False, True))
-        print(f"{name:<14} {files:5}  {lines:5}  {more:4}, {in_all:5}  {len(cls.__mro__) - 1:5}")
-    settings, fields = annotated()
+        sizes = [_count_reachable(cls.__module__, follow_options) for follow_options in (False, True)]
+        (files, lines), (all_files, all_lines) = sizes
+        print(f"{name:<14} {files:5}  {lines:5}  {all_files:5}, {all_lines:5}  {len(cls.__mro__) - 1:5}")
+    settings, fields = count_declarations()
     for kind, counts in (("setting", settings), ("field", fields)):
         print(f"\nclasses   {kind}")
         for name, count in counts.most_common(15):
             print(f"{count:7}   {name}")
 
 
-def _opened(module: str, values: bool) -> tuple[int, int]:
-    """The number of files and lines reached by imports in `algos/`; `values`: and by values of settings."""
+def _count_reachable(module: str, follow_options: bool) -> tuple[int, int]:
+    """The number of files and lines reached by imports in `algos/`.
+
+    `follow_options`: also follow modules that code selects with `registry.option`.
+    """
     files: dict[str, Path] = {}
     todo = [module]
     while todo:
@@ -46,7 +51,9 @@ def _opened(module: str, values: bool) -> tuple[int, int]:
                 todo += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             elif isinstance(node, ast.Import):
                 todo += [alias.name for alias in node.names]
-            elif values and isinstance(node, ast.Call) and ast.unparse(node.func) == "registry.option":
+            elif (
+                follow_options and isinstance(node, ast.Call) and ast.unparse(node.func) == "registry.option"
+            ):
                 todo.append(OPTIONS[ast.literal_eval(node.args[0])])
     return len(files), sum(len(file.read_text().splitlines()) for file in files.values())
 
@@ -58,8 +65,8 @@ def _file(module: str) -> Path | None:
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
-def annotated() -> tuple[Counter[str], Counter[str]]:
-    """How many classes of `algos/` declare each setting, and how many annotate each field."""
+def count_declarations() -> tuple[Counter[str], Counter[str]]:
+    """How many classes of `algos/` declare each setting, and each annotated field."""
     settings: Counter[str] = Counter()
     fields: Counter[str] = Counter()
     for file in (ROOT / "algos").rglob("*.py"):

@@ -6,8 +6,8 @@ there; otherwise arithmetic operators, which have many replacements, would fill 
 a copy of the repository, where the tests that run its line (recorded by `make covered`) run until one fails.
 A fault whose tests take longer than `--limit` is counted separately.
 
-Survivors are printed as diffs. A fault without observable effect belongs in
-`tools/equivalent_mutants.toml`, with the reason; it is not draw again.
+Survivors are printed as diffs. Add a fault without observable effect to `tools/equivalent_mutants.toml`, with
+the reason. Later samples then leave it out.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def mutants_of(module: str) -> Iterator[Mutant]:
                 yield Mutant(module, name, occurrence, start)
 
 
-def applied(mutant: Mutant) -> str | None:
+def mutated_source(mutant: Mutant) -> str | None:
     """The module's text with the fault; None if it is not valid Python, or the same program."""
     source = (ROOT / mutant.module).read_text()
     operator = cosmic_ray.plugins.get_operator(mutant.operator)()
@@ -107,16 +107,17 @@ def applied(mutant: Mutant) -> str | None:
 
 def diff(mutant: Mutant) -> list[str]:
     """The lines of its diff, without the header."""
-    changed = applied(mutant)
+    changed = mutated_source(mutant)
     assert changed is not None
     before = (ROOT / mutant.module).read_text().splitlines()
     return list(difflib.unified_diff(before, changed.splitlines(), lineterm="", n=1))[2:]
 
 
 def is_equivalent(mutant: Mutant, known: Sequence[dict[str, str]]) -> bool:
-    """Whether a mutant is in the reviewed list: its module and changed lines, wherever these are now.
+    """Whether a mutant is in the reviewed list.
 
-    A `zip` that only loses `strict=True` is equivalent too, since both sides are equally long.
+    Entries match by module and by the text of the changed lines, not by line numbers. A `zip` that only loses
+    `strict=True` is equivalent too, since both sides are equally long.
     """
     lines = diff(mutant)
     removed, added = (
@@ -132,8 +133,8 @@ def is_equivalent(mutant: Mutant, known: Sequence[dict[str, str]]) -> bool:
 def draw(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
     """Draws mutants that are not known to be equivalent.
 
-    Each place has a hash of its module, its line's text and the seed; the lowest hashes are draw. So two
-    versions of the code have nearly the same sample.
+    Each place is hashed with its module, its line's text and the seed; the places with the lowest hashes are
+    drawn. So two versions of the code have nearly the same sample.
     """
     known = tomllib.loads(EQUIVALENT.read_text()).get("mutant", [])
     ranked = list[tuple[str, list[Mutant]]]()
@@ -154,7 +155,7 @@ def draw(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
             break
         first = mutants[0].occurrence
         mutant = min(mutants, key=lambda m: _hash(rank, m.operator, m.occurrence - first))
-        if applied(mutant) is not None and not is_equivalent(mutant, known):
+        if mutated_source(mutant) is not None and not is_equivalent(mutant, known):
             sample.append(mutant)
     return sample
 
@@ -199,7 +200,7 @@ class Result:
     mutant: str
     diff: str
     outcome: str
-    by: str
+    by: str  # the failed test; if unclear, the error
     seconds: float
 
     @property
@@ -216,9 +217,9 @@ class Result:
 class Copy:
     """A copy of the repository, with a process that runs tests in it (`tools/warm.py`)."""
 
-    def __init__(self, folder: Path, programs: str):
+    def __init__(self, folder: Path, cache: str):
         self.folder = copy_repository(folder)
-        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "JAX_COMPILATION_CACHE_DIR": programs}
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "JAX_COMPILATION_CACHE_DIR": cache}
         environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         environment.pop("PYTHONPATH", None)
         self.process = subprocess.Popen(
@@ -240,9 +241,11 @@ class Copy:
             raise RuntimeError(answer["by"])
         return answer["outcome"], answer["by"]
 
-    def tried(self, result: Result, mutant: Mutant, tests: Sequence[Sequence[str]], limit: float) -> Result:
+    def run_on_fault(
+        self, result: Result, mutant: Mutant, tests: Sequence[Sequence[str]], limit: float
+    ) -> Result:
         """Runs tests on a fault; returns the result with its outcome."""
-        text = applied(mutant)
+        text = mutated_source(mutant)
         assert text is not None
         begun = time.monotonic()
         (self.folder / mutant.module).write_text(text)
@@ -306,9 +309,9 @@ def main() -> int:
     todo.sort(key=lambda mutant: any(fnmatch.fnmatch(mutant.module, part) for part, _ in PROCESS_TESTS))
     print(f"{len(sample)} mutants, {len(sample) - len(todo)} of them known to be killed", flush=True)
     with tempfile.TemporaryDirectory(prefix="fdg-mutants-") as scratch:
-        programs = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(Path(scratch, "programs"))
+        cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(Path(scratch, "programs"))
         free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
-        copies = [Copy(Path(scratch, str(i)), programs) for i in range(options.jobs)]
+        copies = [Copy(Path(scratch, str(i)), cache) for i in range(options.jobs)]
         for copy in copies:
             free.put(copy)
 
@@ -316,7 +319,7 @@ def main() -> int:
             copy = free.get()
             try:
                 tests = tests_of(mutant, coverage, options.limit, list(killers[mutant.module])[::-1][:8])
-                return copy.tried(faults[mutant], mutant, tests, options.limit)
+                return copy.run_on_fault(faults[mutant], mutant, tests, options.limit)
             except Exception as error:  # an error of this tool; other mutants continue
                 return dataclasses.replace(faults[mutant], outcome="unclear", by=f"{error!r}"[:2000])
             finally:

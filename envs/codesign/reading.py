@@ -25,12 +25,11 @@ GivenReader = Callable[[str, tuple[int, ...]], tuple[Sequence[Layer], tuple[tupl
 GIVEN: dict[str, GivenReader] = {
     "network": lambda name, _: (networks.get(name), None),
     "onnx": lambda path, _: given.from_onnx(path),
-    "module": lambda name, shape: given.from_module(name, shape),  # only if the user names it too
+    "module": lambda name, shape: given.from_module(name, shape),  # only if the user allows it with --module
 }
 
-UNITS: dict[
-    str, tuple[int, float | None]
-] = {  # key -> index in Specs, factor to its unit; latency in cycles depends on the clock
+# key -> (index in Specs, factor to the unit of Specs). Seconds are also multiplied by the clock rate: cycles.
+UNITS: dict[str, tuple[int, float | None]] = {
     "latency_cycles": (0, None),
     "latency_ms": (0, 1e-3),
     "latency_us": (0, 1e-6),
@@ -52,7 +51,7 @@ def get(name: str, modules: Sequence[str] = (), copy: str = "") -> Problem:
       copy: path of the file's copy, as in `read`.
 
     Raises:
-      FdgError: no such problem; as `read`.
+      FdgError: there is no such problem, or the file cannot be read or has a mistake.
 
     >>> len(get("w1").decisions())
     19
@@ -67,8 +66,9 @@ def get(name: str, modules: Sequence[str] = (), copy: str = "") -> Problem:
 def read(path: str | Path, modules: Sequence[str] = (), copy: str | Path = "") -> Problem:
     """Reads a problem from a TOML file.
 
-    `copy` is the path of the file's copy. Files that it names are read from the copy's folder, by their names
-    in `Problem.files`, or from their original paths if they are not there. `modules` are as in `from_dict`.
+    `copy` is the path of a copy of the file, as in a run directory. Files that the problem names are read
+    from the copy's folder, under the names of `Problem.files`. A file that is not there is read from its own
+    path. `modules` are as in `from_dict`.
     """
     name, files = str(path), _Files(Path(path).parent, Path(copy).parent if copy else None)
     path = Path(copy or path)
@@ -95,7 +95,8 @@ def from_dict(
     """The problem in a dictionary with the keys of the TOML format.
 
     Args:
-      said: `[budget]`, `[chip]`, `[technology]`, `[specs]`, `[bounds]`, `[accuracy]` and `[[task]]`.
+      content: the tables `[budget]`, `[chip]`, `[technology]`, `[specs]`, `[bounds]`, `[accuracy]` and
+        `[[task]]`.
       name: of the problem, in messages.
       folder: the base of relative paths.
       modules: values of `module = "MODULE:NAME"` that may be imported; a file by itself cannot cause an
@@ -115,38 +116,38 @@ class _Files:
         self.read: dict[str, str] = {}
 
     def place(self, key: str, path: str) -> str:
-        """The file at `path`, or its copy, named KEY with the path's extension."""
+        """The path of a file: its copy (KEY plus the extension) if there is one, else `path`."""
         copy = self._copies and self._copies / (key + os.path.splitext(path)[1])
         self.read[key] = str(copy if copy and os.path.lexists(copy) else self._folder / path)
         return self.read[key]
 
 
 def _from_dict(content: Mapping[str, Any], name: str, files: _Files, modules: Sequence[str]) -> Problem:
-    whole = _Keys(name, "", content, "budget chip technology specs bounds accuracy task")
-    technology = _technology(whole.table("technology"))
-    chips = _chips(whole, technology)
-    limits, levels = _specs(whole.table("specs"), technology)
-    of_accuracy = whole.table("accuracy", "source table")
+    root = _Keys(name, "", content, "budget chip technology specs bounds accuracy task")
+    technology = _technology(root.table("technology"))
+    chips = _chips(root, technology)
+    limits, levels = _specs(root.table("specs"), technology)
+    of_accuracy = root.table("accuracy", "source table")
     source = of_accuracy.text("source", "table")
     if source not in accuracy.SOURCES:
-        raise of_accuracy.error("source", source, accuracy.SOURCES)
-    tasks = whole.value("task", ())
+        raise of_accuracy.unknown_value("source", source, accuracy.SOURCES)
+    tasks = root.value("task", ())
     if not isinstance(tasks, list | tuple) or not tasks or not all(isinstance(x, Mapping) for x in tasks):
         raise FdgError(f"{name}: there is no task: write one [[task]] for each network")
     if len(tasks) > 8:
         raise FdgError(f"{name}: {len(tasks)} tasks; give at most 8")
-    read_tasks = [_task(name, at, one, len(tasks), files, modules) for at, one in enumerate(tasks)]
+    read_tasks = [_task(name, i, table, len(tasks), files, modules) for i, table in enumerate(tasks)]
     names = [task.name for task in read_tasks]
-    for one in names:
-        if names.count(one) > 1:
-            raise FdgError(f"{name}: two tasks are called '{one}': give each a name of its own")
+    for task_name in names:
+        if names.count(task_name) > 1:
+            raise FdgError(f"{name}: two tasks are called '{task_name}': give each a name of its own")
     table = of_accuracy.text("table", "")
     problem = Problem(
         tuple(read_tasks),
         chips,
         technology,
         levels=levels,
-        bounds=_one_specs(whole.table("bounds"), technology),
+        bounds=_limits(root.table("bounds"), technology),
         accuracy=source,
         table=files.place("table", table) if table else "",
         name=name,
@@ -164,7 +165,7 @@ class _Keys:
         self.where, self.table_name, self.file = f"{name}: [{table}]" if table else name, table, name
         if not isinstance(content, Mapping):
             raise FdgError(f"{self.where} is {content!r:.60}; write a table of keys, KEY = VALUE")
-        self.said, self.known = content, known.split()
+        self.content, self.known = content, known.split()
         for key in content if known else ():
             if key not in self.known:
                 close = nearest(str(key), self.known)
@@ -173,145 +174,145 @@ class _Keys:
                     f"{self.where} has an unknown key '{key}'{hint} (known: {', '.join(self.known)})"
                 )
 
-    def error(self, key: str, value: Any, known: Any) -> FdgError:
+    def unknown_value(self, key: str, value: Any, known: Any) -> FdgError:
         return unknown_name(f"{self.where} {key}", value, known)
 
-    def wrong(self, key: str, value: Any, give: str) -> FdgError:
+    def invalid_value(self, key: str, value: Any, give: str) -> FdgError:
         return FdgError(f"{self.where}: {key} is {value!r:.60}; give {give}{as_number(value, float, key)}")
 
     def value(self, key: str, default: Any = None) -> Any:
-        return self.said.get(key, default)
+        return self.content.get(key, default)
 
     def table(self, key: str, known: str = "") -> "_Keys":
-        return _Keys(self.file, key, self.said.get(key, {}), known)
+        return _Keys(self.file, key, self.content.get(key, {}), known)
 
     def text(self, key: str, default: str) -> str:
-        value = self.said.get(key, default)
+        value = self.content.get(key, default)
         if not isinstance(value, str):
-            raise self.wrong(key, value, "a text in quotation marks")
+            raise self.invalid_value(key, value, "a text in quotation marks")
         return value
 
     def number(self, key: str, default: float, least: float = 0.0, above: bool = True) -> float:
-        value = self.said.get(key, default)
+        value = self.content.get(key, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not is_number or value < least or (above and value == least) or value > 1e15:
-            raise self.wrong(key, value, f"a number {'above' if above else 'of at least'} {least:g}")
+            raise self.invalid_value(key, value, f"a number {'above' if above else 'of at least'} {least:g}")
         return value
 
-    def whole(self, key: str, default: int, least: int, most: int) -> int:
-        value = self.said.get(key, default)
+    def integer(self, key: str, default: int, least: int, most: int) -> int:
+        value = self.content.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self.wrong(key, value, f"a whole number from {least} to {most:,}")
+            raise self.invalid_value(key, value, f"a whole number from {least} to {most:,}")
         return value
 
     def options(self, key: str, default: tuple, kind: type | tuple[type, ...], give: str) -> tuple:
         """A list of options; numbers may be given as a range `{ from = 0, to = 512, step = 32 }`."""
-        value = self.said.get(key, default)
+        value = self.content.get(key, default)
         if isinstance(value, Mapping) and kind is not str:
             span = _Keys(self.file, f"{self.table_name}.{key}", value, "from to step")
-            start, end, step = (span.whole(x, d, int(x == "step"), 2**20) for x, d in _SPAN.items())
+            start, end, step = (span.integer(x, d, int(x == "step"), 2**20) for x, d in _SPAN.items())
             value = list(range(start, end + 1, step))
         is_list = isinstance(value, list | tuple) and 0 < len(value) <= 4096
         if not is_list or not all(isinstance(x, kind) and not isinstance(x, bool) for x in value):
-            raise self.wrong(key, value, f"a list of {give}")
+            raise self.invalid_value(key, value, f"a list of {give}")
         if any(isinstance(x, int | float) and not 0 <= x <= 2**30 for x in value):
-            raise self.wrong(key, value, f"a list of {give}, none below 0")
+            raise self.invalid_value(key, value, f"a list of {give}, none below 0")
         return tuple(value)
 
 
 _SPAN = {"from": 0, "to": 512, "step": 32}
-_OF_SPACES = "size width classes channels"
+_SPACE_KEYS = "size width classes channels"
 _NUMBERS = (int, float)
 
 
 def _technology(keys: _Keys) -> Technology:
     fields = [field.name for field in dataclasses.fields(Technology)]
-    keys = _Keys(keys.file, "technology", keys.said, " ".join(fields))
+    keys = _Keys(keys.file, "technology", keys.content, " ".join(fields))
     try:
-        return Technology(**keys.said)
+        return Technology(**keys.content)
     except FdgError as error:
         raise FdgError(f"{keys.where}: {error}") from None
 
 
-def _chips(whole: _Keys, technology: Technology) -> Chips:
-    budget = whole.table("budget", "pes bandwidth_gb_s subaccelerators templates")
-    chip = whole.table("chip", "pes bandwidth_gb_s buffer_kb dram_gb_s")
-    a_cycle = 1e9 / technology.clock_hz  # bytes per cycle for 1 GB/s
+def _chips(root: _Keys, technology: Technology) -> Chips:
+    budget = root.table("budget", "pes bandwidth_gb_s subaccelerators templates")
+    chip = root.table("chip", "pes bandwidth_gb_s buffer_kb dram_gb_s")
+    bytes_per_cycle = 1e9 / technology.clock_hz  # of 1 GB/s
     names = budget.options("templates", Chips.templates, str, "names, such as ['dla', 'shi']")
-    pes = budget.whole("pes", Chips.budget_pes, 1, 2**20)
+    pes = budget.integer("pes", Chips.budget_pes, 1, 2**20)
     bandwidth = budget.number("bandwidth_gb_s", Chips.budget_noc_bytes_per_cycle)
     # Without [chip], options are eighths of the budget.
     of_pes = tuple(sorted({pes * eighths // 8 for eighths in range(9)}))
-    of_bandwidth = tuple(_plain(bandwidth * eighths / 8) for eighths in range(1, 8))
+    of_bandwidth = tuple(_int_if_whole(bandwidth * eighths / 8) for eighths in range(1, 8))
     bandwidths = chip.options("bandwidth_gb_s", of_bandwidth, _NUMBERS, "numbers of GB/s")
     try:
         return Chips(
-            budget.whole("subaccelerators", Chips.subaccelerators, 1, 8),
+            budget.integer("subaccelerators", Chips.subaccelerators, 1, 8),
             names,
             chip.options("pes", of_pes, int, "whole numbers; 0 leaves a sub-accelerator out"),
-            tuple(_plain(x * a_cycle) for x in bandwidths),
+            tuple(_int_if_whole(x * bytes_per_cycle) for x in bandwidths),
             chip.options("buffer_kb", Chips.buffer_kb, int, "whole numbers of KB"),
             pes,
-            _plain(bandwidth * a_cycle),
-            chip.number("dram_gb_s", Chips.dram_bytes_per_cycle) * a_cycle,
+            _int_if_whole(bandwidth * bytes_per_cycle),
+            chip.number("dram_gb_s", Chips.dram_bytes_per_cycle) * bytes_per_cycle,
         )
     except FdgError as error:
         message = str(error)
-        raise error if message.startswith(whole.file) else FdgError(f"{whole.file}: {message}") from None
+        raise error if message.startswith(root.file) else FdgError(f"{root.file}: {message}") from None
 
 
-def _plain(x: float) -> float:
+def _int_if_whole(x: float) -> float:
     return int(x) if x == int(x) else x
 
 
 def _specs(keys: _Keys, technology: Technology) -> tuple[Specs, tuple[tuple[str, Specs], ...]]:
     """The specs in a file, and those of its levels."""
-    levels = {key: x for key, x in keys.said.items() if isinstance(x, Mapping) and key not in UNITS}
+    levels = {key: x for key, x in keys.content.items() if isinstance(x, Mapping) and key not in UNITS}
     _Keys(keys.file, "specs", levels, " ".join(LEVELS))
-    flat = _Keys(keys.file, "specs", {key: x for key, x in keys.said.items() if key not in levels})
+    flat = _Keys(keys.file, "specs", {key: x for key, x in keys.content.items() if key not in levels})
     read = [
-        (level, _one_specs(_Keys(keys.file, f"specs.{level}", levels[level]), technology))
+        (level, _limits(_Keys(keys.file, f"specs.{level}", levels[level]), technology))
         for level in LEVELS
         if level in levels
     ]
-    return _one_specs(flat, technology), tuple(read)
+    return _limits(flat, technology), tuple(read)
 
 
-def _one_specs(keys: _Keys, technology: Technology) -> Specs:
+def _limits(keys: _Keys, technology: Technology) -> Specs:
     limits = [math.inf] * 3
-    for key in keys.said:
+    for key in keys.content:
         if key not in UNITS:
-            units = [one for one in UNITS if one.startswith(f"{key}_")]
+            units = [unit for unit in UNITS if unit.startswith(f"{key}_")]
             hint = f"its unit is missing: write {' or '.join(units)}" if units else None
             close = nearest(str(key), UNITS)
             hint = hint or (f"did you mean {close[0]}?" if close else f"known: {', '.join(UNITS)}")
             raise FdgError(f"{keys.where} has an unknown key '{key}': {hint}")
-        at, factor = UNITS[key]
-        if limits[at] < math.inf:
-            others = [one for one in keys.said if one != key and UNITS.get(one, (None,))[0] == at]
+        index, factor = UNITS[key]
+        if limits[index] < math.inf:
+            others = [x for x in keys.content if x != key and UNITS.get(x, (None,))[0] == index]
             raise FdgError(
-                f"{keys.where}: {key} is a second value of {Specs._fields[at]}: leave one out of {key} and"
+                f"{keys.where}: {key} is a second value of {Specs._fields[index]}: leave one out of {key} and"
                 f" {others[0]}"
             )
         value = keys.number(key, 0)
-        limits[at] = value * (factor * (technology.clock_hz if at == 0 else 1) if factor else 1)
+        limits[index] = value * (factor * (technology.clock_hz if index == 0 else 1) if factor else 1)
     return Specs(*limits)
 
 
 def _task(
-    name: str, at: int, content: Mapping[str, Any], tasks: int, files: _Files, modules: Sequence[str]
+    name: str, index: int, content: Mapping[str, Any], tasks: int, files: _Files, modules: Sequence[str]
 ) -> Task:
-    known = f"name space weight data accuracy input {_OF_SPACES} {' '.join(GIVEN)}"
-    keys = _Keys(name, f"task {at + 1}", content, known)
-    title = keys.text("name", f"task{at + 1}")
+    known = f"name space weight data accuracy input {_SPACE_KEYS} {' '.join(GIVEN)}"
+    keys = _Keys(name, f"task {index + 1}", content, known)
+    title = keys.text("name", f"task{index + 1}")
     if not title or len(title) > 64 or not title.isprintable():
-        raise keys.wrong("name", title, "a short name")
+        raise keys.invalid_value("name", title, "a short name")
     fields: dict[str, Any] = {
         "weight": float(keys.number("weight", 1 / tasks, above=False)),
         "data": keys.text("data", ""),
     }
     if fields["data"].endswith(".npz"):
-        fields["data"] = files.place(f"data{at + 1}", fields["data"])
+        fields["data"] = files.place(f"data{index + 1}", fields["data"])
     sources = [key for key in ("space", *GIVEN) if key in content]
     if len(sources) != 1:
         both = f"both {' and '.join(sources)}" if sources else "no network"
@@ -324,29 +325,32 @@ def _task(
         if source != "module":
             raise FdgError(f"{keys.where}: input is for a module, and {source} is given: leave input out")
     if source != "space":
-        if wrong := next((key for key in _OF_SPACES.split() if key in content), None):
-            raise FdgError(f"{keys.where}: {wrong} is for a space, and {source} is given: leave {wrong} out")
+        if misplaced := next((key for key in _SPACE_KEYS.split() if key in content), None):
+            raise FdgError(
+                f"{keys.where}: {misplaced} is for a space, and {source} is given: leave {misplaced} out"
+            )
         if source == "module" and value not in modules:
             raise FdgError(
                 f"{keys.where}: module '{value}' would import code, and a file cannot do that by itself: "
                 f"also pass --module {value} (module={value!r}), or --trust"
             )
         try:
-            named = files.place(f"onnx{at + 1}", value) if source == "onnx" else value
+            named = files.place(f"onnx{index + 1}", value) if source == "onnx" else value
             layers, branches = GIVEN[source](named, shape)
         except FdgError as error:
             raise FdgError(f"{keys.where}: {error}") from None
         accuracy = keys.number("accuracy", 0.0, above=False) if "accuracy" in content else None
         if accuracy is not None and accuracy > 1:
-            raise keys.wrong("accuracy", accuracy, "a number from 0 to 1")
+            raise keys.invalid_value("accuracy", accuracy, "a number from 0 to 1")
         return space.given(title, list(layers), accuracy=accuracy, branches=branches, **fields)
     if "accuracy" in content:
         raise FdgError(
-            f"{keys.where}: accuracy is for a given network; [accuracy] says where a space's are from"
+            f"{keys.where}: accuracy is only for a fixed network; for a space, [accuracy] sets the source of"
+            " the accuracies"
         )
     if value not in space.SPACES:
-        raise keys.error("space", value, space.SPACES)
-    sizes = {key: keys.whole(key, 1, 1, 4096) for key in _OF_SPACES.split() if key in content}
+        raise keys.unknown_value("space", value, space.SPACES)
+    sizes = {key: keys.integer(key, 1, 1, 4096) for key in _SPACE_KEYS.split() if key in content}
     try:
         return space.SPACES[value](title, **sizes, **fields)
     except TypeError:
@@ -357,4 +361,4 @@ def _task(
 
 def specs(name: str, content: Mapping[str, Any], technology: Technology) -> Specs:
     """Specs from a table such as {"latency_ms": 0.8}."""
-    return _one_specs(_Keys(name, "", content), technology)
+    return _limits(_Keys(name, "", content), technology)

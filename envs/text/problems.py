@@ -41,10 +41,11 @@ class _Operation(OneAnswer):
     name: ClassVar[str]
     asks: ClassVar[str] = "Work this out. Answer with the number alone."
     commutes: ClassVar[bool] = False
-    longest: ClassVar[int] = 8  # digits that int32 can hold
+    # the largest `digits`: all numbers must fit in the 9 digits that `number` writes
+    max_digits: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
-        whole_number(self, "digits", 1, self.longest)
+        whole_number(self, "digits", 1, self.max_digits)
         whole_number(self, "smallest", 0, 10**self.digits - 1)
         enough(self, (10**self.digits - self.smallest) ** 2, "lower smallest, or take more digits")
         check_options(f"task 'text:{self.name}'", type(self), vars(self))
@@ -74,10 +75,10 @@ class _Operation(OneAnswer):
 
     def prompt(self, content: jax.Array) -> Text:
         """`12+34=`."""
-        a, b = (self._given(content[i], self.digits) for i in range(2))
+        a, b = (self._operand_text(content[i], self.digits) for i in range(2))
         return concatenate(a, literal(self.sign), b, literal("="))
 
-    def _given(self, value: jax.Array, digits: int) -> Text:
+    def _operand_text(self, value: jax.Array, digits: int) -> Text:
         return zero_padded(value, digits) if self.padded else number(value, min(9, digits + 1))
 
     def solution(self, content: jax.Array) -> Text:
@@ -113,7 +114,7 @@ class Subtraction(_Operation):
 class Multiplication(_Operation):
     """`12*34=` asks for `408`."""
 
-    name, sign, commutes, longest = "multiplication", "*", True, 4
+    name, sign, commutes, max_digits = "multiplication", "*", True, 4
 
     @property
     def response_length(self) -> int:
@@ -128,7 +129,7 @@ class Multiplication(_Operation):
 class Division(_Operation):
     """`408/12=` asks for `34`; there is no remainder."""
 
-    name, sign, longest = "division", "/", 4
+    name, sign, max_digits = "division", "/", 4
 
     @property
     def prompt_length(self) -> int:
@@ -142,7 +143,7 @@ class Division(_Operation):
 
     def prompt(self, content: jax.Array) -> Text:
         """`408/12=`."""
-        a, b = self._given(content[0], 2 * self.digits), self._given(content[1], self.digits)
+        a, b = self._operand_text(content[0], 2 * self.digits), self._operand_text(content[1], self.digits)
         return concatenate(a, literal(self.sign), b, literal("="))
 
     def result(self, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -37,7 +37,7 @@ def apply_rule(eqn: Any, operands: Sequence[Axis], unit: int) -> RuleResult:
 
 def must_be_whole(eqn: Any) -> bool:
     """Whether an operation must not be split despite its rule: effects, draws that depend on the batch."""
-    return bool(eqn.effects) or keys.draws_from_the_batch(eqn)
+    return bool(eqn.effects) or keys.draws_depend_on_batch(eqn)
 
 
 def follow_operation(eqn: Any, operands: Sequence[Axis], levels: tuple[int, ...], unit: int) -> EquationFlow:

@@ -43,7 +43,7 @@ def _demo(flags: dict[str, Any]) -> None:
     )
     graph, returns = fdg.trace(algorithm), dict[int, Any]()
     for count in sorted({1, min(_DEVICES, len(jax.devices()))}, reverse=True):
-        # One learner sums as one device does; sums on several devices would differ by rounding.
+        # One learner sums gradients in the order of one device; with several, rounding would differ.
         policy = policies.GPUOnly() if count < _DEVICES else policies.SingleLearnerCoarse(actors=_DEVICES - 1)
         engine = fdg.compile(algorithm, policy, jax.devices()[:count], graph=graph)
         if not returns:

@@ -52,7 +52,9 @@ def between_processes(report: Report) -> Link | None:
 
 
 def among(devices: Sequence[jax.Device], name: str, report: Report) -> Link | None:
-    """The link among devices, from small and large all-reduces on two devices and on all; None for one.
+    """The link among devices, from small all-reduces on two devices and on all, and a large one on two.
+
+    Returns None if there is only one device.
 
     The overhead of a collective is the extra time of a computation that ends with a small all-reduce.
     Collectives without work between them would measure too little, since their threads would still be awake.
@@ -75,12 +77,13 @@ def among(devices: Sequence[jax.Device], name: str, report: Report) -> Link | No
     spread = round(deviation / median_extra[2], 3)
     latency = 0.0
     if len(counts) > 1:
+        # of an all-reduce, one after the other: 2 log2(n) on n devices, less the 2 on two devices
         extra_messages = 2 * (math.log2(counts[1]) - 1)
         latency = max(0.0, (median_extra[counts[1]] - median_extra[2]) / extra_messages)
-    call = max(1e-7, median_extra[2] - 2 * latency)
+    overhead = max(1e-7, median_extra[2] - 2 * latency)
     transfer = min(samples[2, "much"]) - min(samples[2, "little"])
     bandwidth = _LARGE_BYTES / max(transfer, 1e-9)
-    return Link(name, *(Figure(value, spread, MEASURED) for value in (latency, bandwidth, call)))
+    return Link(name, *(Figure(value, spread, MEASURED) for value in (latency, bandwidth, overhead)))
 
 
 def _work_then_all_reduce(devices: Sequence[jax.Device], size: str) -> Repeated:

@@ -64,7 +64,7 @@ def _site(reader: Reader, fragment: Fragment, eqn: core.JaxprEqn, scope: Scope) 
         for v, array in zip(eqn.outvars, fragment.outputs, strict=True)
         if not isinstance(v, core.DropVar)
     ]
-    numbers = {reader.number(scope, v): k for k, (v, _) in enumerate(results)}
+    numbers = {reader.value_number(scope, v): k for k, (v, _) in enumerate(results)}
     feedback: dict[int, int] = {}
     for j, v in enumerate(axes):
         sources = {

@@ -54,7 +54,7 @@ def is_module_instance(value: Any) -> bool:
     return not isinstance(value, type | functools.partial)
 
 
-def hashable(value: Any) -> Any:
+def make_hashable(value: Any) -> Any:
     """Makes a field's value hashable: wraps module instances that hold arrays in `IdentityHashed`."""
     holds_arrays = library_of(value) in ("nnx", "equinox") and is_module_instance(value)
     return IdentityHashed(value) if holds_arrays and not isinstance(value, IdentityHashed) else value

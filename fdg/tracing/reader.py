@@ -24,7 +24,7 @@ class Scope:
     jaxpr: core.Jaxpr
     calls: int  # runs per iteration
     exact: bool = True  # whether `calls` is exact
-    node: int | None = None  # the number of the innermost enclosing fragment
+    fragment_index: int | None = None  # the index in `Reader.fragment_calls` of the innermost enclosing one
     parent: "Scope | None" = None
     eqn: Any = None  # the equation with this body; None at the top
     body: Any = None  # jaxprs.Body
@@ -33,7 +33,7 @@ class Scope:
         self.producer = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
         self.position = {v: i for i, v in enumerate(self.jaxpr.invars)}
         self.inner: dict[int, list[Scope]] = {}  # the scopes of an equation's bodies, by the equation's id
-        self.nodes: dict[int, int] = {}  # the number of the fragment that an equation calls, by its id
+        self.fragment_index_of: dict[int, int] = {}  # of the fragment that an equation calls, by its id
 
 
 class FragmentCall(NamedTuple):
@@ -50,7 +50,7 @@ class EdgeRoute(NamedTuple):
 
     crossings: int  # transfers per iteration
     delay: str  # "step" or "iteration" if the fragment reads the value of the previous one, else ""
-    trips: int  # trips of loops whose values are stacked in one transfer
+    trips: int  # number of loop trips whose values are stacked into one transfer
     bytes: int  # bytes per transfer
 
 
@@ -76,12 +76,12 @@ class Reader:
     def _find_fragments(self, scope: Scope) -> None:
         for eqn in scope.jaxpr.eqns:
             mark = FragmentMark.of(eqn)
-            node = scope.node
+            index = scope.fragment_index
             if mark is not None:
-                node = scope.nodes[id(eqn)] = len(self.fragment_calls)
+                index = scope.fragment_index_of[id(eqn)] = len(self.fragment_calls)
             for body in jaxprs.bodies(eqn):
                 exact = scope.exact and body.exact
-                inner = Scope(body.jaxpr, scope.calls * body.trips, exact, node, scope, eqn, body)
+                inner = Scope(body.jaxpr, scope.calls * body.trips, exact, index, scope, eqn, body)
                 scope.inner.setdefault(id(eqn), []).append(inner)
                 if mark is not None:  # a fragment is a jit, which has one body
                     self.fragment_calls.append(FragmentCall(mark, eqn, scope, inner))
@@ -89,7 +89,7 @@ class Reader:
 
     # --- nodes ---
 
-    def number(self, scope: Scope, var: core.Var) -> int:
+    def value_number(self, scope: Scope, var: core.Var) -> int:
         """The number of a fragment's input or output in `scope`, as in `Array.value`."""
         return self.value_numbers.setdefault((id(scope), var), len(self.value_numbers))
 
@@ -104,12 +104,12 @@ class Reader:
         def array(outer, inner, marks):
             aval = inner.aval
             axis = None if isinstance(inner, core.Literal) else marks.get(inner)
-            number = -1 if isinstance(outer, core.Literal) else self.number(outside, outer)
+            number = -1 if isinstance(outer, core.Literal) else self.value_number(outside, outer)
             return Array(number, tuple(aval.shape), str(aval.dtype), jaxprs.bytes_of(aval), axis)
 
         inputs = [array(o, i, marks_in) for o, i in zip(eqn.invars, inside.jaxpr.invars, strict=True)]
         outputs = [array(o, i, marks_out) for o, i in zip(eqn.outvars, inside.jaxpr.outvars, strict=True)]
-        parent = outside.node
+        parent = outside.fragment_index
         return Fragment(
             name=mark.name,
             role=mark.role,
@@ -125,7 +125,7 @@ class Reader:
     # --- edges ---
 
     def _edges(self, names: list[str]):
-        # The values of an edge have the same number of stacked trips.
+        # Values with the same source, target, crossings, delay and stacked trips form one edge.
         grouped: dict[tuple, list[tuple[int, int]]] = {}
         for target, call in enumerate(self.fragment_calls):
             routes: dict[tuple[int, int], EdgeRoute] = {}
@@ -146,12 +146,13 @@ class Reader:
         """Yields (source, value number, route) for each fragment output that the operands depend on.
 
         The operands are variables of `scope`. The search follows code between fragments, and ends at outputs
-        of fragments. Code between fragments runs with its consumer, so the source's output is transferred:
-        once per run of the outermost jaxpr that it passes through. Values from a loop's trips are stacked
-        first. `nested`: also follow values through the borders of the fragments that enclose `scope`.
+        of fragments. Code between fragments runs where its consumer runs, so what is transferred is the
+        source's output. The number of transfers is the number of runs of the outermost jaxpr on the route.
+        Values from a loop's trips are stacked first. `nested`: also follow values through the borders of the
+        fragments that enclose `scope`.
         """
         enclosing = {id(s) for s in _enclosing(scope)}  # in these scopes, a carry comes from an earlier trip
-        open_nodes = {s.node for s in _enclosing(scope)} if nested else set()
+        enclosing_fragments = {s.fragment_index for s in _enclosing(scope)} if nested else set()
         # `trips`: the stacked trips at each level of nested loops, innermost last
         work: list[tuple[Scope, Any, int, tuple[int, ...], str]]
         work = [(scope, v, scope.calls, (1,), "") for v in operands]
@@ -164,9 +165,9 @@ class Reader:
             if v in current.producer:
                 eqn = current.producer[v]
                 index = eqn.outvars.index(v)
-                if current.nodes.get(id(eqn)) not in {None, *open_nodes}:
+                if current.fragment_index_of.get(id(eqn)) not in {None, *enclosing_fragments}:
                     route = EdgeRoute(crossings, delay, trips[-1], jaxprs.bytes_of(v.aval) * trips[-1])
-                    yield current.nodes[id(eqn)], self.number(current, v), route
+                    yield current.fragment_index_of[id(eqn)], self.value_number(current, v), route
                 elif id(eqn) in current.inner:
                     for inner in current.inner[id(eqn)]:
                         if inner.body.results:
@@ -181,7 +182,7 @@ class Reader:
                     if position < self.num_state:
                         work.append((current, current.jaxpr.outvars[position], crossings, trips, "iteration"))
                     continue
-                if current.node != current.parent.node and not nested:
+                if current.fragment_index != current.parent.fragment_index and not nested:
                     continue  # an input of the enclosing fragment: its own edges show the source
                 for carried, previous in current.body.carry:
                     if carried == position:

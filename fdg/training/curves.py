@@ -87,9 +87,10 @@ def draw_run(
 ) -> None:
     """Plots a run's `metric_to_plot` over its steps as PNG: a faint line per agent, and the mean.
 
-    `solved` is a return to mark with a line, and `x_label` the label of the x axis. Each of the `points` of a
-    sweep has equally many agents; at most seven points get a mean each. Agents at the positions `failed` are
-    left out, unless all failed, and counted in the label. The plot is 7 inches wide.
+    `solved` is a return to mark with a line, and `x_label` the label of the x axis. All `points` of a
+    sweep have equally many agents. With two to seven points, each point has its own mean; otherwise there is
+    one mean over all agents. Agents at the positions `failed` are left out, unless all failed, and counted in
+    the label. The plot is 7 inches wide.
     """
     figure, axes = make_figure()
     metric = metric_to_plot(rows) or RETURN
@@ -275,16 +276,16 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
     if not paths:
         raise FdgError("runs=[]: give at least one run directory")
     configs = [read_config(path, prefix="") for path in paths]
-    run_kinds = [_kinds(config) for config in configs]
-    agents_of: dict[Any, list[tuple[Any, ...]]] = {kind: [] for kinds in run_kinds for kind in kinds}
+    run_keys = [_curve_keys(config) for config in configs]
+    agents_of: dict[Any, list[tuple[Any, ...]]] = {key: [] for keys in run_keys for key in keys}
     if labels and len(labels) != len(paths):
         count = f"{len(labels)} label{'s' if len(labels) > 1 else ''} for {len(paths)} runs"
         names = listed([str(path) for path in paths], "and")
         raise FdgError(f"{count}: give one for each, in this order: {names}")
     label_of = _labels(list(agents_of))
-    for kinds, label in reversed(list(zip(run_kinds, labels, strict=False))):
-        label_of |= {kind: label if len(kinds) == 1 else f"{label}, {label_of[kind]}" for kind in kinds}
-    for path, config, kinds in zip(paths, configs, run_kinds, strict=True):
+    for keys, label in reversed(list(zip(run_keys, labels, strict=False))):
+        label_of |= {key: label if len(keys) == 1 else f"{label}, {label_of[key]}" for key in keys}
+    for path, config, keys in zip(paths, configs, run_keys, strict=True):
         rows = list(read_metrics(path / "metrics.jsonl"))
         if not any(metric in row for row in rows):
             metrics = sorted({name for row in rows for name in row} - {"iteration", *_AXES})
@@ -292,7 +293,7 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
         times, values, weights = columns(rows, x, metric)
         num_agents = values.shape[1]
         # A metric recorded only as a mean over all agents cannot be attributed to a sweep's points.
-        if len(kinds) not in (1, num_agents):
+        if len(keys) not in (1, num_agents):
             raise FdgError(f"{path} is a sweep, and has {metric} only as a mean over all agents")
         summary = read_summary(path) or {}
         evaluated = summary.get("eval_returns") or [summary.get("eval_return")] * num_agents
@@ -307,8 +308,8 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
                 tail = curve[grid >= 0.9 * times[-1]]
                 final = tail.mean() if tail.size else math.nan
             agent = grid, curve, final, is_evaluated, seed + i % num_seeds, failed[i], path
-            agents_of[kinds[i % len(kinds)]].append(agent)
-    return [_merge_agents(label_of[kind], dict(kind)["env"], agents) for kind, agents in agents_of.items()]
+            agents_of[keys[i % len(keys)]].append(agent)
+    return [_merge_agents(label_of[key], dict(key)["env"], agents) for key, agents in agents_of.items()]
 
 
 def _merge_agents(label: str, env: str, agents: Sequence[tuple[Any, ...]]) -> Curves:
@@ -316,16 +317,16 @@ def _merge_agents(label: str, env: str, agents: Sequence[tuple[Any, ...]]) -> Cu
     return Curves(label, env, x, y, np.array(final, float), all(evaluated), seeds, np.array(failed), runs)
 
 
-def _kinds(config: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
-    """The `_kind` of each agent of a sweep; for another run, a single one for all agents."""
+def _curve_keys(config: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
+    """The `_curve_key` of each agent of a sweep; for another run, a single one for all agents."""
     if config.get("sweep") is None or config.get("exploit_every") is not None:  # one population
-        return [_kind(config)]
+        return [_curve_key(config)]
     points = points_of(parse_grid(str(config["sweep"])))
     configs = [{**config, "hyperparameters": {**config["hyperparameters"], **point}} for point in points]
-    return [_kind(point_config) for point_config in configs for _ in range(config.get("num_seeds") or 1)]
+    return [_curve_key(point_config) for point_config in configs for _ in range(config.get("num_seeds") or 1)]
 
 
-def _kind(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def _curve_key(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """A run's configuration without seeds, as a hashable key: runs with equal keys form one curve."""
     parts = {name: config.get(name) for name in _LABEL_FIELDS}
     parts |= config.get("policy_fields", {})

@@ -99,7 +99,7 @@ GIVEN = {  # what is given, when it is asked for; how its own library makes it; 
 @pytest.mark.parametrize("name", GIVEN)
 def test_it_computes_what_its_own_library_does(name):
     given, make, apply = GIVEN[name]
-    given = foreign.hashable(given())
+    given = foreign.make_hashable(given())
     network = resolved(given, SEEN, ACTIONS)
     parameters = network.init(KEY, X)
 

@@ -16,7 +16,7 @@ from fdg.commands.flags import fields_of
 from fdg.errors import FdgError
 from fdg.settings.fields import hyperparameter, structural
 from fdg.settings.parts import Part, flattened
-from tools.algorithm_sizes import annotated
+from tools.algorithm_sizes import count_declarations
 
 ENV = envs.make("CartPole-v1")
 
@@ -144,5 +144,5 @@ def test_a_subclass_without_settings_of_its_own_needs_no_decorator():
 
 def test_settings_are_declared_once_and_shared():
     """`network` says in each class which kinds of networks it takes."""
-    settings, _ = annotated()
+    settings, _ = count_declarations()
     assert {name for name, count in settings.items() if count > 3} == {"network"}

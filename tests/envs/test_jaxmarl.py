@@ -84,7 +84,7 @@ def test_every_environment_conforms_and_gives_the_numbers_of_jaxmarl(name, overr
         np.testing.assert_allclose(seen[:, :, i, : theirs.shape[-1]], theirs, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(step.reward[:, :, i], reward[agent], rtol=1e-5, atol=1e-4)
         behind = seen[:, :, i, theirs.shape[-1] :].sum(-1)
-        assert (behind == env.single._identities // env.num_agents).all(), "padded with zeros, then one-hot"
+        assert (behind == env.single._index_length // env.num_agents).all(), "padded with zeros, then one-hot"
         if mask is not None:
             assert (mask[:, :, i].sum(-1) == reference.env.action_space(agent).n).all()
     numbers_of_actions = {getattr(reference.env.action_space(agent), "n", None) for agent in observation}

@@ -57,8 +57,8 @@ def rolled_out(env, keys, state):
         return jax.vmap(lambda key: jax.random.randint(key, (), 0, 2))(keys), observation
 
     acting, operands = env.acting(act, keys)
-    _, _, kept, steps = env.segment(acting, operands, keys, state)
-    return kept, steps
+    _, _, extras, steps = env.segment(acting, operands, keys, state)
+    return extras, steps
 
 
 def test_what_cannot_be_is_refused(ray, monkeypatch):  # noqa: F811

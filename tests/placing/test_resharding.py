@@ -14,7 +14,7 @@ from fdg.placing.layout import Layout
 from fdg.placing.policy import Group
 from fdg.placing.resharding import CommonMesh, change, common_mesh
 from fdg.running.steps import resharding, shardings
-from policies.parameters import generating
+from policies.parameters import generation_group
 from tests.conformance.dialogue import Dialogue
 from tests.placing.schedules import assert_valid, described
 
@@ -84,7 +84,7 @@ def parts(group, spec, length=64):
 )
 def test_each_part_to_train_lies_within_the_part_to_generate(count, wide, narrow):
     train = Group("training", tuple(range(count)), model=wide, parameters="declared")
-    generate = generating(train, "generation", narrow)
+    generate = generation_group(train, "generation", narrow)
     assert sorted(generate.devices) == list(train.devices) and generate.rows == count // narrow
     small, large = (parts(group, (("model",),), 48) for group in (train, generate))
     assert all(set(small[device]) <= set(large[device]) for device in train.devices)

@@ -1,4 +1,4 @@
-"""Rules of random draws; a threefry draw depends only on its key (`keys.draws_from_the_batch`)."""
+"""Rules of random draws; a threefry draw depends only on its key (`keys.draws_depend_on_batch`)."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def _gamma(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 def creates(eqn: Any, axis: Axis) -> bool:
     """Whether each device can compute its part of a result, split along `axis`, from replicated values."""
     name = eqn.primitive.name
-    if keys.draws_from_the_batch(eqn):
+    if keys.draws_depend_on_batch(eqn):
         return False
     if name in ("random_bits", "random_split"):
         return axis is not None and axis >= len(shape_of(eqn.invars[0]))
@@ -25,7 +25,7 @@ def creates(eqn: Any, axis: Axis) -> bool:
 
 def has_draws_from_the_batch(jaxpr: Any) -> bool:
     """Whether an open jaxpr, at any depth, draws numbers that depend on the whole batch of keys."""
-    return any(map(keys.draws_from_the_batch, jaxprs.walk(jaxpr.eqns)))
+    return any(map(keys.draws_depend_on_batch, jaxprs.walk(jaxpr.eqns)))
 
 
 RULES: dict[str, Rule] = {
