@@ -67,10 +67,7 @@ class Recollection(NamedTuple):
 
 
 def rollout(act: Callable, *arguments: Any, **named: Any) -> tuple[Any, Any, tuple[Any, Any, TimeStep]]:
-    """`rollout_with_memory` for actors without memory; `act` is `(observation, keys) -> (action, extras)`.
-
-    Further arguments are those of `rollout_with_memory`. Returns no `Recollection`.
-    """
+    """`rollout_with_memory` for an `act` without a memory, `(observation, keys) -> (action, extras)`."""
     env_state, observation, _, steps = rollout_with_memory(ignoring_memory(act), *arguments, **named)
     return env_state, observation, steps
 
@@ -147,10 +144,7 @@ def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:
         "episode_return": mean(time_step.episode_return),
         "episode_length": mean(time_step.episode_length.astype(jnp.float32)),
         "episodes": episodes,
-        **{
-            f"episode_{name}": _mean_over_ended(time_step.done, x)
-            for name, x in time_step.episode_info.items()
-        },
+        **{f"episode_{name}": _mean_ended(time_step.done, x) for name, x in time_step.episode_info.items()},
         **_without_actions(time_step),
     }
 
@@ -166,6 +160,6 @@ def _without_actions(time_step: TimeStep) -> dict[str, jax.Array]:
     return {"no_action_step": jnp.where(jnp.isinf(first), jnp.nan, first)}
 
 
-def _mean_over_ended(done: jax.Array, values: jax.Array) -> jax.Array:
+def _mean_ended(done: jax.Array, values: jax.Array) -> jax.Array:
     known = done & ~jnp.isnan(values)
     return jnp.sum(jnp.where(known, values, 0.0)) / jnp.sum(known.astype(jnp.float32))

@@ -10,7 +10,7 @@ from fdg.errors import FdgError, place_of, user_errors
 from fdg.kinds import dataclass_fields, shown, to_json
 from fdg.training.description import describe_policy
 from fdg.training.settings import Settings, check_settings, flatten_config, kept_settings
-from fdg.training.sweep import agent_count
+from fdg.training.sweep import Sweep, agent_count
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 
@@ -121,8 +121,9 @@ class Job(Settings):
                 messages.append(
                     f"{option} {period} counts iterations, and the run has {total:,}: {effect} before its end"
                 )
-        algorithm, swept = self.algorithm, [name for name, _ in getattr(self.algorithm, "grid", ())]
-        return messages + ineffective_field_messages(getattr(algorithm, "algorithm", algorithm), swept)
+        swept = [name for name, _ in self.algorithm.grid] if isinstance(self.algorithm, Sweep) else []
+        algorithm = getattr(self.algorithm, "algorithm", self.algorithm)
+        return messages + ineffective_field_messages(algorithm, swept)
 
 
 def ineffective_field_messages(algorithm: Any, swept: Collection[str] = ()) -> list[str]:
