@@ -171,7 +171,9 @@ def test_a_network_by_one_value_is_its_settings():
     assert gru == algos.RecurrentPPO(env=ENV, memory="gru", memory_size=64, hidden=(32,))
     mlp = algos.DQN(env=ENV, network=networks.mlp(32, 32, activation="tanh"))
     assert mlp == algos.DQN(env=ENV, hidden=(32, 32), activation="tanh", convolve=False)
-    with pytest.raises(fdg.FdgError, match=r"memory_size=64: use A2C, .*C51, DQN, .*IPPO, MAPPO, .*RecurrentPPO"):
+    with pytest.raises(
+        fdg.FdgError, match=r"memory_size=64: use A2C, .*C51, DQN, .*IPPO, MAPPO, .*RecurrentPPO"
+    ):
         algos.PPO(env=ENV, network=networks.gru(64))
 
 
