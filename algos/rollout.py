@@ -132,7 +132,7 @@ def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:
       `episode_return`, `episode_length`, and `episode_NAME` for other metrics of environments
       (`TimeStep.episode_info`): scalar float32, nan if no episode ended; `episodes`: their number. With
       masked actions, `no_action_step`: the first step (counted from 1) whose new observation allows no
-      action although the episode goes on; nan if there is no such step.
+      action although the episode continues; nan if there is no such step.
     """
     episodes = jnp.sum(time_step.done.astype(jnp.float32))
 
