@@ -139,18 +139,24 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]])
 
 
-def rewrite(document: Path, module: str, text: str) -> None:
-    """Replaces the text between a module's marks in a document; the rest stays as it is.
+def measured(document: Path, module: str) -> tuple[str, str, str]:
+    """A document's text before, between and after a module's marks.
 
     Raises:
       SystemExit: the document has no such marks.
     """
     begin, end = f"<!-- measured: written by python -m {module} -->", "<!-- end of measured -->"
     before, is_there, rest = document.read_text().partition(begin)
-    _, is_ended, after = rest.partition(end)
+    text, is_ended, after = rest.partition(end)
     if not is_there or not is_ended:
         raise SystemExit(f"{document} lacks the marks {begin} and {end}: write them where the tables belong")
-    document.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
+    return before + begin, text, end + after
+
+
+def rewrite(document: Path, module: str, text: str) -> None:
+    """Replaces the text between a module's marks in a document; the rest stays as it is."""
+    before, _, after = measured(document, module)
+    document.write_text(f"{before}\n\n{text}\n\n{after}")
 
 
 def parser(module: str, doc: str | None) -> argparse.ArgumentParser:

@@ -3,13 +3,14 @@
     python -m bench.table --list                              # prints the cells
     python -m bench.table                                     # trains all cells, into runs/table
     python -m bench.table --only ppo dqn Acrobot-v1           # two algorithms in one environment
-    python -m bench.table --budget short --write              # writes trained cells into docs/results.md
+    python -m bench.table --budget short --write              # adds trained cells to those in docs/results.md
 
 A run ends with its tables in runs/table/short/comparison.md and runs/table/long/comparison.md; tables of a
 part have only its cells. A † marks a cell at the level of random actions.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench import harness
@@ -41,22 +42,49 @@ def part(study: Study, only: list[str], budgets: list[str], seeds: int | None) -
     return dataclasses.replace(study, cells=cells, seeds=chosen)
 
 
-def tables(comparison: Comparison) -> str:
-    """Final returns as Markdown: a row for each algorithm, some environments side by side."""
+Cells = dict[str, dict[str, str]]  # texts by algorithm, then environment
+
+
+def cells_of(comparison: Comparison) -> Cells:
+    """The final returns of all trained cells, and those of random actions."""
+    envs = comparison.environments
+    cells: Cells = {"random": {env: f"{comparison.random_estimate(env).value:.4g}" for env in envs}}
+    for side in comparison.sides:
+        estimates = {env: comparison.estimate(side, env) for env in envs}
+        cells[side] = {
+            env: f"{value}{' †' * comparison.is_random(side, env)}"
+            for env, value in estimates.items()
+            if value is not None
+        }
+    return cells
+
+
+def cells_in(text: str) -> Cells:
+    """The cells of tables in Markdown, as `tables` writes them."""
+    cells: Cells = {}
+    envs: list[str] = []
+    for line in text.splitlines():
+        first, *others = [entry.strip() for entry in line.strip("|").split("|")]
+        if first == "algorithm":
+            envs = others
+        elif others and not first.startswith("---"):
+            row = {env: entry for env, entry in zip(envs, others, strict=True) if entry}
+            cells.setdefault(first, {}).update(row)
+    return cells
+
+
+def tables(cells: Cells, algorithms: Sequence[str], environments: Sequence[str]) -> str:
+    """Cells as Markdown: a row for each algorithm, some environments side by side."""
     parts = []
-    for i in range(0, len(comparison.environments), _ACROSS):
-        envs = comparison.environments[i : i + _ACROSS]
-        rows = [["random", *(f"{comparison.random_estimate(env).value:.4g}" for env in envs)]]
-        for side in comparison.sides:
-            cells = [(comparison.estimate(side, env), " †" * comparison.is_random(side, env)) for env in envs]
-            if any(value for value, _ in cells):
-                rows.append([side, *("" if value is None else f"{value}{mark}" for value, mark in cells)])
-        parts.append(harness.table(("algorithm", *envs), rows))
+    for i in range(0, len(environments), _ACROSS):
+        envs = environments[i : i + _ACROSS]
+        rows = [[name, *(cells.get(name, {}).get(env, "") for env in envs)] for name in algorithms]
+        parts.append(harness.table(("algorithm", *envs), [row for row in rows if any(row[1:])]))
     return "\n\n".join(parts)
 
 
-def write(study: Study, out: Path) -> int:
-    """Writes a table of the trained cells of each budget into the document."""
+def write(study: Study, out: Path, document: Path = DOCUMENT) -> int:
+    """Writes the trained cells of each budget into the document's table; its other cells stay."""
     random = read_json(out / "random.json")
     for budget in dict.fromkeys(cell.budget for cell in study.cells):
         trained = {
@@ -64,9 +92,16 @@ def write(study: Study, out: Path) -> int:
             for cell in study.cells
             if cell.budget == budget and (out / "cells" / cell.name / "summary.json").exists()
         }
-        comparison = compare(list(trained), labels=list(trained.values()), random=random)
-        harness.rewrite(DOCUMENT, f"bench.table --budget {budget}", tables(comparison))
-        print(f"wrote {len(trained)} cells into {DOCUMENT}")
+        module = f"bench.table --budget {budget}"
+        cells = cells_in(harness.measured(document, module)[1])
+        found = cells_of(compare(list(trained), labels=list(trained.values()), random=random))
+        for name, row in found.items():
+            cells.setdefault(name, {}).update(row)
+        whole = read_study(FILE).cells
+        algorithms = dict.fromkeys(["random", *(cell.algo for cell in whole), *cells])
+        environments = dict.fromkeys(cell.env for cell in whole)
+        harness.rewrite(document, module, tables(cells, list(algorithms), list(environments)))
+        print(f"wrote {len(trained)} cells into {document}")
     return 0
 
 

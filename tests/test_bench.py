@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from bench import harness, performance, results, runs
+from bench import table as bench_table
 from bench.peers import alternate
 from bench.peers.checkouts import PAIRS as OF_CHECKOUTS
 from bench.peers.peers import PEERS
@@ -131,3 +132,14 @@ def test_rounds_alternate_and_warm_up():
     )
     assert order == ["b0", "a0", "a1", "b1", "b2", "a2"] and found["a"] == [1, 2]
     assert harness.Spread.ratio([2.0, 6.0, 4.0, 8.0], [1.0, 2.0, 2.0, 2.0]) == harness.Spread(2.5, 2.0, 3.0)
+
+
+def test_a_table_of_cells_keeps_those_that_were_not_trained_again():
+    document = bench_table.DOCUMENT
+    _, text, _ = harness.measured(document, "bench.table --budget short")
+    cells = bench_table.cells_in(text)
+    environments = list(cells["random"])
+    assert bench_table.tables(cells, list(cells), environments) == text.strip()
+    cells["ppo"]["Acrobot-v1"] = "new"
+    changed = bench_table.tables(cells, list(cells), environments).splitlines()
+    assert len(set(changed) - set(text.splitlines())) == 1
