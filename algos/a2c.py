@@ -133,7 +133,7 @@ class A3C(A2C, presets="A3C"):
         require(
             self,
             self.num_envs % self.num_workers == 0,
-            f"num_workers={self.num_workers} does not divide num_envs={self.num_envs}: choose a divisor",
+            f"num_workers={self.num_workers} does not divide num_envs={self.num_envs}: use a divisor",
         )
 
     @property

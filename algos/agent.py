@@ -34,7 +34,7 @@ class Rollouts(Part):
         require(
             algorithm,
             self.num_envs % self.rings == 0,
-            f"rings={self.rings} does not divide num_envs={self.num_envs}: choose a divisor",
+            f"rings={self.rings} does not divide num_envs={self.num_envs}: use a divisor",
         )
 
 

@@ -121,7 +121,7 @@ def check_divides(
     require(
         self,
         count % self.epochs.num_minibatches == 0,
-        f"num_minibatches={self.num_minibatches} does not divide {what}={count}: choose a divisor",
+        f"num_minibatches={self.num_minibatches} does not divide {what}={count}: use a divisor",
     )
 
 
@@ -166,7 +166,7 @@ def check_sequences(algorithm: Any) -> None:
     require(
         algorithm,
         length is None or (length > 0 and steps % length == 0),
-        f"sequence_length={length} does not divide num_steps={steps}: choose a divisor",
+        f"sequence_length={length} does not divide num_steps={steps}: use a divisor",
     )
 
 
@@ -184,7 +184,7 @@ def check_off_policy(self: Any) -> None:
     require(
         self,
         batch_size % num_envs == 0,
-        f"num_envs={num_envs} does not divide batch_size={batch_size}: choose a divisor",
+        f"num_envs={num_envs} does not divide batch_size={batch_size}: use a divisor",
     )
     rows = self.buffer.least_rows
     begins_full = getattr(self, "dataset", None) is not None

@@ -291,9 +291,7 @@ def masked(distribution: Distribution, action_mask: jax.Array | None) -> Distrib
             return MultiCategorical(jnp.concatenate([allowed_only(*one) for one in each], -1), nvec)
         case Normal(mean, log_std, shape):  # a team of unlike agents: the components of this agent
             return Normal(mean, log_std, shape, action_mask)
-    raise FdgError(
-        f"a {type(distribution).__name__} cannot be masked: only actions that can be counted can be"
-    )
+    raise FdgError(f"a {type(distribution).__name__} cannot be masked: only discrete actions can be")
 
 
 def allowed_only(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:

@@ -78,7 +78,7 @@ class MemoryKind:
             )
         if self.size % self.heads:
             raise FdgError(
-                f"memory_heads={self.heads} does not divide memory_size={self.size}: choose a divisor"
+                f"memory_heads={self.heads} does not divide memory_size={self.size}: use a divisor"
             )
 
     @classmethod

@@ -195,7 +195,7 @@ def update(
     if batch_mean.shape != stats.mean.shape:
         raise FdgError(
             f"a batch of shape {list(batch.shape)} reduced over axes {axes} leaves {list(batch_mean.shape)}, "
-            f"but the statistics have shape {list(stats.mean.shape)}: name the axes that are samples"
+            f"but the statistics have shape {list(stats.mean.shape)}: give the axes of samples"
         )
     batch_count = batch.size // max(batch_mean.size, 1)
     count = stats.count + batch_count

@@ -53,7 +53,7 @@ def rollout(
         return _in_rings(act, step, keys, carry, rings)
     env_state, observation, recollection = carry
     if recollection is not None:
-        raise FdgError("acts=True: workers act without a memory: leave acts out, or use no memory")
+        raise FdgError("acts=True does not work with a memory: leave out acts=True or the memory")
     env_state, last, (action, extras), steps = segment(act, keys, env_state)
     seen = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), observation, steps.observation)
     return env_state, last, None, ((seen, action), extras, steps._replace(observation=None))

@@ -193,7 +193,7 @@ def _mctx() -> Any:
         import mctx
     except ModuleNotFoundError as error:
         raise FdgError(
-            f"searching needs mctx, and {error.name} is not installed: pip install 'fdg[search]'"
+            f"search needs mctx, and {error.name} is not installed: pip install 'fdg[search]'"
         ) from error
     return mctx
 

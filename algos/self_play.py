@@ -76,7 +76,8 @@ class SelfPlay:
         if isinstance(self.algorithm, SelfPlay | type):
             got = f"{self.algorithm!r:.60}" if isinstance(self.algorithm, type) else "a SelfPlay"
             raise FdgError(
-                f"SelfPlay: {got} is not an algorithm that it can wrap: give one such as algos.PPO(env=env)"
+                f"SelfPlay: {got} is not an algorithm that it can wrap: give an algorithm such as"
+                " algos.PPO(env=env)"
             )
         env = getattr(self.algorithm, "env", None)
         name = type(self.algorithm).__name__
@@ -93,7 +94,7 @@ class SelfPlay:
                 " opponent))"
             )
         if hasattr(self.algorithm, "player"):
-            raise FdgError(f"SelfPlay: {name} plays against itself already: train it as it is")
+            raise FdgError(f"SelfPlay: {name} already has self-play: leave out SelfPlay")
         for field in ("size", "every"):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -153,7 +154,9 @@ class SelfPlay:
         for word in text.split():
             name, equals, value = word.partition("=")
             if not equals or name not in _FIELDS:
-                raise FdgError(f"--self-play: '{word:.60}': write any of size=4 every=10 latest=0.5")
+                raise FdgError(
+                    f"--self-play: '{word:.60}': write settings such as size=4 every=10 latest=0.5"
+                )
             try:
                 values[name] = reader(_FIELDS[name])(value)
             except ValueError as error:

@@ -65,13 +65,13 @@ def check_spec(env: Any, single: bool = False) -> None:
         raise FdgError(f"env={env!r} is a name: write env=envs.make({env!r})")
     if isinstance(env, type) and not foreign.is_of_gymnasium(env):
         made = f"envs.vectorize({env.__name__}())"
-        raise FdgError(f"env={shown} is a class, and an environment is a value: write {made}")
+        raise FdgError(f"env={shown} is a class, not an environment: write {made}")
     if inspect.isroutine(env):
         raise FdgError(f"env={env.__name__} is a function, not an environment: pass what it returns")
     if hasattr(env, "demonstration"):
         raise FdgError(
-            f"env={_name(env)} is a task of text, for algorithms of language models: use --algo grpo, say, or"
-            f" sft, dpo, ppo_rlhf"
+            f"env={_name(env)} is a text task, which needs an algorithm for language models: use --algo"
+            " grpo, sft, dpo or ppo_rlhf"
         )
     if reason := foreign.reason_not_adapted(env):
         raise FdgError(f"env={shown} {reason}")
@@ -115,13 +115,13 @@ def _check_kinds(env: Any) -> None:
                 more = f"{more}; parts are joined by envs.vectorize, of one instance"
             raise FdgError(
                 f"environment '{name}': its {attribute} is {space!r:.60} ({kind.__module__}.{kind.__name__}):"
-                f" give a value of envs.Box, envs.Discrete or envs.MultiDiscrete{more}"
+                f" give an envs.Box, envs.Discrete or envs.MultiDiscrete{more}"
             )
         for where, part in composite.parts(space):
             if not math.prod(part.shape):
                 raise FdgError(
-                    f"environment '{name}': its {attribute}{where} is {part!r:.90}, which has no"
-                    " numbers: leave it out, or give it a shape without zeros"
+                    f"environment '{name}': its {attribute}{where} is {part!r:.90}, which is empty: leave it"
+                    " out, or give it a shape without zeros"
                 )
     choices = _choices(env.action_space)
     if choices > _MOST_CHOICES:

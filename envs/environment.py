@@ -197,7 +197,7 @@ class Whole(Forwarding):
 
     def __iter__(self) -> NoReturn:
         raise NotIterableError(
-            f"environment '{self.name}' is one value, and no pair of it and its parameters: write env ="
+            f"environment '{self.name}' does not unpack into environment and parameters: write env ="
             " envs.make(...); parameters are arguments, envs.make(name, gravity=9.8)"
         )
 
@@ -293,7 +293,7 @@ class Vectorized(Whole):
         if isinstance(self.action_space, Box) and not getattr(self.single, "masks_components", False):
             raise FdgError(
                 f"environment '{self.name}': {method} gives an action_mask, but its action space is"
-                f" {self.action_space}; only actions that can be counted can be masked"
+                f" {self.action_space}; only discrete actions can be masked"
             )
         expected = self._agents + _mask_shape(self.action_space)
         if jnp.shape(mask) != expected:
@@ -358,7 +358,7 @@ def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = (
     """
     check_arguments(vectorize, {"repeat_start": repeat_start})
     if isinstance(single, Vectorized):
-        raise FdgError(f"environment '{single.name}' is a batch already: leave out envs.vectorize")
+        raise FdgError(f"environment '{single.name}' is already vectorized: leave out envs.vectorize")
     # Sources of this package are not asked for their spaces here: that may load a library.
     of_a_source = type(single).__module__.partition(".")[0] == __name__.partition(".")[0]
     single = foreign.as_single_environment(single)
@@ -377,7 +377,7 @@ def named_info(info: Any) -> tuple[str, ...]:
     """
     names = (info,) if isinstance(info, str) else info
     if not isinstance(names, tuple | list) or not all(isinstance(name, str) and name for name in names):
-        raise FdgError(f"info={quoted(info)}: give names of what step reports, such as ('is_success',)")
+        raise FdgError(f"info={quoted(info)}: give names of entries of info, such as ('is_success',)")
     return tuple(dict.fromkeys(names))
 
 
@@ -418,8 +418,8 @@ def check_state(name: str, state: Any, size: int | None = None) -> None:
     """Raises an `FdgError` unless `state` is of a batch of (`size`) episodes, possibly in a wrapper."""
     if not hasattr(state, "inner"):
         raise FdgError(
-            f"environment '{name}': step takes the state, and this is a value of type {kind_of(state)}: reset"
-            " gives (state, observation), in that order, and step (state, step)"
+            f"environment '{name}': step takes the state, but was given {kind_of(state)}: reset returns"
+            " (state, observation), and step returns (state, step)"
         )
     if size is not None and (count := len(jax.tree.leaves(state)[0])) != size:
         raise FdgError(

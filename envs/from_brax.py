@@ -119,7 +119,8 @@ class BraxEnvironment:
                 return image.render_array(system, _poses(states), height=_HEIGHT, width=_WIDTH)
             except Exception as error:  # MuJoCo raises various types without OpenGL
                 raise FdgError(
-                    f"{self.name} cannot be drawn without OpenGL ({one_line(error)}): write a page instead,"
+                    f"{self.name} cannot be rendered without OpenGL ({one_line(error)}): write a page"
+                    " instead,"
                     " --out video.html, or set MUJOCO_GL=egl or osmesa"
                 ) from error
 

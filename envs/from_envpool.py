@@ -200,7 +200,7 @@ class EnvPoolPool:
         values = np.array(info[name], np.float32) if name in info else np.empty(0)
         if values.shape != (self._size,):
             there = [key for key, each in info.items() if np.shape(each) == (self._size,)]
-            raise HostError(f"its info has no numbers '{name}' of episodes, but {listed(there, 'and')}")
+            raise HostError(f"its info has no entry '{name}' per episode, only {listed(there, 'and')}")
         return values
 
 

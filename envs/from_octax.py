@@ -152,5 +152,7 @@ def _theirs(single: OctaxEnvironment) -> Any:
             env, _ = create_environment(single.game, render_mode=None, **dict(single.overrides))
             hold(env, "octax")
     except OSError as error:
-        raise FdgError(f"environment '{single.name}': its game is not there ({one_line(error)})") from error
+        raise FdgError(
+            f"environment '{single.name}': its game cannot be loaded ({one_line(error)})"
+        ) from error
     return env

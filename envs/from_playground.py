@@ -109,7 +109,8 @@ class PlaygroundEnvironment:
             return _theirs(self).render(list(states), height=_HEIGHT, width=_WIDTH)
         except Exception as error:  # MuJoCo raises various types without OpenGL
             raise FdgError(
-                f"{self.name} cannot be drawn without OpenGL ({one_line(error)}): set MUJOCO_GL=egl or osmesa"
+                f"{self.name} cannot be rendered without OpenGL ({one_line(error)}): set MUJOCO_GL=egl or"
+                " osmesa"
             ) from error
 
 

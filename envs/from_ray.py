@@ -76,7 +76,7 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
             f" out {PREFIX}, or name one of the host, such as {PREFIX}gymnasium:CartPole-v1"
         )
     if isinstance(inner.source, FleetSource):
-        raise FdgError(f"environment '{PREFIX}{name}': say {PREFIX} once")
+        raise FdgError(f"environment '{PREFIX}{name}': write {PREFIX} once")
     return HostEnvironment(FleetSource(inner.source, workers, float(cpus), acts), **host)
 
 

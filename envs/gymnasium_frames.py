@@ -27,7 +27,7 @@ def record(
     try:
         env = made(name, render_mode="rgb_array", **options)
     except Exception as error:  # the constructor may raise anything
-        raise FdgError(f"environment '{name}' cannot be drawn: {one_line(error)}") from error
+        raise FdgError(f"environment '{name}' cannot be rendered: {one_line(error)}") from error
     played = []
     try:
         for i in range(episodes):
@@ -35,7 +35,7 @@ def record(
     except FdgError:
         raise
     except Exception as error:  # its step or renderer may raise anything
-        raise FdgError(f"environment '{name}' cannot be drawn: {one_line(error)}") from error
+        raise FdgError(f"environment '{name}' cannot be rendered: {one_line(error)}") from error
     finally:
         env.close()
     return played

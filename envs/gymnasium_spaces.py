@@ -118,7 +118,7 @@ def action_space(name: str, space: Any) -> Space:
     if any(choices):
         raise FdgError(
             f"environment '{name}': its actions are {space}, categories and floats together: wrap it so that"
-            " they are all one or the other, say with the floats in bins"
+            " all are discrete or all are floats, for example by discretising the floats"
         )
     if len(parts) == 1 and _kind(space) == "Box":
         return Box(bound(_low(space)), bound(space.high), tuple(space.shape))
@@ -277,7 +277,7 @@ def _bounds(name: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
             counts = _choices(space) or ()
             size = len(counts) if _kind(space) == "MultiBinary" else sum(counts)
             return np.zeros(size), np.ones(size)
-    raise FdgError(f"environment '{name}': its observations hold a {space}, which is no array of numbers")
+    raise FdgError(f"environment '{name}': its observations hold a {space}, which is not an array of numbers")
 
 
 def _vectors(space: Any, values: Any) -> Any:

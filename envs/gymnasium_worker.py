@@ -148,7 +148,9 @@ def element(space: Any, value: Any, where: str = "observation") -> Any:
         raw = np.asarray(value)
         array = raw.astype(space.dtype)  # a copy
     except (TypeError, ValueError) as error:
-        raise WrongAnswerError(f"{where} is {_shown(value)}, which is no array of numbers: {error}") from None
+        raise WrongAnswerError(
+            f"{where} is {_shown(value)}, which is not an array of numbers: {error}"
+        ) from None
     if array.shape != tuple(space.shape):
         raise WrongAnswerError(
             f"{where} has the shape {list(array.shape)}, where its space has {list(space.shape)}"
@@ -192,8 +194,8 @@ def _reported(name: str, info: Any) -> float:
     """A number by name from the info of an episode's last step."""
     if not isinstance(info, Mapping) or name not in info:
         raise WrongAnswerError(
-            f"step returned no {name!r} in info at the end of an episode: info is {_shown(info)}: name one of"
-            " it, or leave info= out"
+            f"step returned no {name!r} in info at the end of an episode: info is {_shown(info)}: give a"
+            " name that it has, or leave out info="
         )
     return _scalar(f"info[{name!r}]", info[name])
 

@@ -37,7 +37,8 @@ class Joined:
         if len(boxes) < len(parts):
             raise FdgError(
                 f"environment '{self.single.name}': its actions are {self.parts_of_action!r:.200}, categories"
-                " and floats together: make them all one or the other, say with the floats in bins"
+                " and floats together: make all discrete or all floats, for example by discretising the"
+                " floats"
             )
         low, high = (
             np.concatenate([end.ravel() for end in ends])

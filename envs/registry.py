@@ -189,7 +189,7 @@ def _made(name: str, overrides: dict[str, Any], wanted: Mapping[str, Any]) -> An
     if isinstance(made, HostEnvironment) and isinstance(made.source, from_gymnasium.GymnasiumSource):
         return dataclasses.replace(made, source=dataclasses.replace(made.source, info=names))
     if not isinstance(made, Vectorized):
-        raise FdgError(f"environment '{name}' is vectorized by its author, so it takes no info")
+        raise FdgError(f"environment '{name}' is already vectorized, so info= does not apply: leave it out")
     return dataclasses.replace(made, info=names)
 
 

@@ -55,10 +55,10 @@ def frames(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
             raise
         except ImportError as error:
             raise FdgError(
-                f"drawing {env.name} needs a package: {error}: pip install 'fdg[video]'"
+                f"rendering {env.name} needs a package: {error}: pip install 'fdg[video]'"
             ) from error
         except Exception as error:  # a renderer may raise anything: no display, no OpenGL
-            raise FdgError(f"{env.name} cannot be drawn: {one_line(error)}") from error
+            raise FdgError(f"{env.name} cannot be rendered: {one_line(error)}") from error
     yield from _plot_observations(env, episode)
 
 

@@ -220,8 +220,8 @@ class _Pools:
             if running is not None:
                 return running.said(running.recv())
         raise HostError(
-            f"environment '{environment.name}': recv of step {steps}, which is not under way: receive what"
-            " each send returned once, and send the state that recv gives"
+            f"environment '{environment.name}': recv of step {steps}, which was not sent or was already"
+            " received: call recv once per send, and send the state that recv returned"
         )
 
     def ready(self, environment: Any, parts: int, packed: np.ndarray) -> np.ndarray:

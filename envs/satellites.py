@@ -55,7 +55,7 @@ def trace(
         elif [x.shape for x in closed.consts] != [x.shape for x in operands]:
             raise FdgError(
                 f"environment '{name}': acts=True needs an actor whose arrays do not depend on the number of"
-                " environments, because each worker has only some of them: leave acts out"
+                " environments, because each worker has only some of them: leave out acts=True"
             )
 
         def run(operands: Any, *given: Any, jaxpr: Any = closed.jaxpr) -> Any:

@@ -143,13 +143,13 @@ class Box:
                 strange = [x for x in np.ravel(np.asarray(bound, float)) if not limits.min <= x <= limits.max]
                 if strange:
                     raise FdgError(
-                        f"Box({field}=...): {strange[0]:g} is no {self.dtype}: give a number from"
+                        f"Box({field}=...): {strange[0]:g} is not {self.dtype}: give a number from"
                         f" {limits.min} to {limits.max}, or dtype='float32'"
                     )
         if not np.all(np.asarray(self.low) <= np.asarray(self.high)):
             raise FdgError(f"Box(low={self.low}, high={self.high}): low must not exceed high")
         if np.any(np.isposinf(self.low)) or np.any(np.isneginf(self.high)):
-            raise FdgError(f"Box(low={self.low}, high={self.high}): no number lies between them")
+            raise FdgError(f"Box(low={self.low}, high={self.high}): no number is between them")
 
     @property
     def low_array(self) -> np.ndarray:

@@ -93,7 +93,7 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
         )
     if is_value and overrides:
         raise FdgError(
-            f"environment '{name}' is an object, which takes no {arguments}: name its class or factory"
+            f"environment '{name}' is an instance, which takes no {arguments}: name its class or factory"
         )
     try:
         check_options(f"environment '{name}'", factory, overrides)

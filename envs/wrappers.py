@@ -68,7 +68,9 @@ class Wrapper(Whole):
     def __post_init__(self) -> None:
         check_inside(self)
         if getattr(self.env, "acts", False):
-            raise FdgError(f"acts=True: workers know no wrapper such as {type(self).__name__}: leave out one")
+            raise FdgError(
+                f"acts=True does not work with the wrapper {type(self).__name__}: leave out one of them"
+            )
         for method, takes in (("begin", ("observation",)), ("after", ("kept", "observation"))):
             check_takes(getattr(self, method), takes, f"{method} of wrapper {type(self).__name__}")
 
@@ -144,7 +146,7 @@ class Wrapper(Whole):
     def send(self) -> Callable[..., Any]:
         """The first half of `step` (`envs.rings`); absent if `step` is overridden."""
         if type(self).step is not Wrapper.step or not hasattr(self.env, "send"):
-            raise AttributeError(f"the step of environment '{self.name}' has no halves")
+            raise AttributeError(f"environment '{self.name}' has no send and recv")
 
         def send(keys: jax.Array, state: State, action: jax.Array) -> Any:
             inside, before = state if self._keeps else (state, ())
@@ -245,7 +247,7 @@ class ActionRepeat(Wrapper):
         if hasattr(inside, "source"):
             raise FdgError(
                 f"environment '{self.name}': it runs on the host, where ActionRepeat cannot stop when an"
-                " episode ends: repeat actions within it, by an option or a wrapper of its library's"
+                " episode ends: repeat actions inside it, with an option or a wrapper of its own library"
             )
 
     @property

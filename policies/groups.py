@@ -45,8 +45,8 @@ def divide(policy: Any, devices: Sequence[str], **sizes: int | None) -> list[Gro
     if fixed + num_open > count:
         text = " + ".join(f"{size or 1} {name}" for name, size in sizes.items())
         raise PlanError(
-            f"{policy} needs {text} = {fixed + num_open} devices, but there are {count}:"
-            f" give it more devices, or make its groups smaller"
+            f"{policy} needs {text} = {fixed + num_open} devices, but there are {count}: use more devices,"
+            " or smaller groups"
         )
     accelerators, hosts = accelerators_and_hosts(devices)
     order = [*hosts, *accelerators]

@@ -153,7 +153,10 @@ class DecoderConfig:
         unknown = [name for name in self.lora_targets if name not in LINEAR]
         self._require(not unknown, f"lora_targets={unknown}: a block has {', '.join(LINEAR)}")
         kind, rope = self.rope_type, self.rope
-        self._require(kind in _ROPE_TYPES, f"rope_type={quoted(kind)}: known are {', '.join(_ROPE_TYPES)}")
+        self._require(
+            kind in _ROPE_TYPES,
+            f"rope_type={quoted(kind)} is not supported: supported are {', '.join(_ROPE_TYPES)}",
+        )
         missing = [name for name in _ROPE_TYPES[kind][0] if rope.get(name) is None]
         self._require(not missing, f"rope_type={kind!r}: {', '.join(missing)} missing, which it has")
         for name in _ROPE.keys() & rope.keys():
@@ -229,7 +232,7 @@ class DecoderConfig:
         family = config.get("model_type")
         if family not in _FAMILIES:
             raise FdgError(
-                f"config.json: model_type={quoted(family)} is no decoder that can be read: known are"
+                f"config.json: model_type={quoted(family)} is not a supported decoder: supported are"
                 f" {', '.join(_FAMILIES)}"
             )
         missing = [name for name in _SIZES if config.get(name) is None]
@@ -239,7 +242,7 @@ class DecoderConfig:
         config = {**_DEFAULTS, **_OF_FAMILY[family], **config}
         activation = config["hidden_act"]
         if activation not in ("silu", "swish"):
-            raise FdgError(f"config.json: hidden_act={quoted(activation)}: these decoders have 'silu'")
+            raise FdgError(f"config.json: hidden_act={quoted(activation)}: only 'silu' is supported")
 
         def value(key: str, field: str, default: Any = None) -> Any:
             content = config.get(key)
@@ -356,7 +359,9 @@ def _rope_of(config: Mapping[str, Any], value: _Value) -> tuple[float, tuple[tup
     if theta is None:
         theta = value("rope_theta", "rope_theta", 10_000.0)
     if not isinstance(kind, str) or kind not in _ROPE_TYPES:
-        raise FdgError(f"config.json: rope_type={quoted(kind)}: known are {', '.join(_ROPE_TYPES)}")
+        raise FdgError(
+            f"config.json: rope_type={quoted(kind)} is not supported: supported are {', '.join(_ROPE_TYPES)}"
+        )
     names = {name for names in _ROPE_TYPES[kind] for name in names}
     known = names | {"rope_type", "type", "rope_theta", "finetuned"}
     check_config_keys(rope, known, f"config.json: {where} of {kind!r}", ())

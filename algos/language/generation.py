@@ -173,7 +173,7 @@ def _check(decoder: Decoder, prompts: Prompts, sampling: Sampling, slots: int | 
             " [N, P], N and P above zero"
         )
     if slots is not None and slots < 1:
-        raise FdgError(f"generate: slots={slots}: it takes one at least; None is one for each prompt")
+        raise FdgError(f"generate: slots={slots}: give at least 1, or None for one per prompt")
     longest = shape[1] + sampling.max_new_tokens
     if longest > c.max_positions:
         raise FdgError(
@@ -182,7 +182,7 @@ def _check(decoder: Decoder, prompts: Prompts, sampling: Sampling, slots: int | 
         )
     wrong = [token for token in sampling.stop_tokens if not 0 <= token < c.vocab_size]
     if wrong:
-        raise FdgError(f"generate: stop_tokens={wrong}: the vocabulary has 0 to {c.vocab_size - 1}")
+        raise FdgError(f"generate: stop_tokens={wrong}: tokens of the vocabulary are 0 to {c.vocab_size - 1}")
     if not any(isinstance(each, jax.core.Tracer) for each in prompts):
         check_tokens(c.vocab_size, prompts.tokens, prompts.mask)
 
@@ -195,7 +195,7 @@ def check_tokens(vocab_size: int, tokens: Any, mask: Any, what: str = "prompt") 
         row, column = (int(each[0]) for each in np.nonzero(outside))
         raise FdgError(
             f"{what} {row} has token {int(tokens[row, column])} at {column}, and the vocabulary has 0 to"
-            f" {vocab_size - 1}: is it of another tokenizer?"
+            f" {vocab_size - 1}: is it from another tokenizer?"
         )
 
 

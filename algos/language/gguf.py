@@ -93,7 +93,7 @@ class _File(NamedTuple):
         """A value of one type, or the default."""
         value = self.values.get(name, default)
         if value is not default and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise FdgError(f"{where}: {name}={quoted(value)} is no {kind.__name__}")
+            raise FdgError(f"{where}: {name}={quoted(value)} is not of type {kind.__name__}")
         return value
 
 
@@ -152,7 +152,7 @@ class _Header:
         return self.numbers(_SCALARS[inner], count)
 
     def wrong(self, what: str) -> FdgError:
-        return FdgError(f"{self._where}: is no GGUF file, or not whole: its header says {what}")
+        return FdgError(f"{self._where}: is not a complete GGUF file: its header says {what}")
 
 
 def _open(file: str | os.PathLike[str]) -> _File:
@@ -213,11 +213,11 @@ def _config(opened: _File, file: str, changes: dict[str, Any]) -> DecoderConfig:
     family = opened.of_kind("general.architecture", str, file)
     if family not in _FAMILIES:
         raise FdgError(
-            f"{file}: architecture {quoted(family)} is no decoder that can be read: known are"
+            f"{file}: architecture {quoted(family)} is not a supported decoder: supported are"
             f" {', '.join(_FAMILIES)}"
         )
     if opened.of_kind(f"{family}.rope.scaling.type", str, file, "none") not in ("none", ""):
-        raise FdgError(f"{file}: its rotary positions are stretched, which is not read from GGUF files")
+        raise FdgError(f"{file}: it scales rotary positions, which is not supported in GGUF files")
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FdgError(f"{file}: has no matrix token_embd.weight")

@@ -48,7 +48,7 @@ class OfflineData(Part):
         require(
             algorithm,
             self.batch_size % algorithm.num_envs == 0,
-            f"num_envs={algorithm.num_envs} does not divide batch_size={self.batch_size}: choose a divisor",
+            f"num_envs={algorithm.num_envs} does not divide batch_size={self.batch_size}: use a divisor",
         )
         if not self.acts:
             fix = "set online=True, or leave it out" if hasattr(self, "online") else "leave it out"

@@ -214,7 +214,8 @@ def _read_episode(
     (count,) = (*arrays.shape(f"{name}/rewards"), 0)[:1]
     if not 1 <= count <= max_steps:
         raise FdgError(
-            f"{file}: {name} has {count} steps, but {METADATA} leaves {max_steps} for it (total_steps)"
+            f"{file}: {name} has {count} steps, but by total_steps in {METADATA} at most {max_steps} are"
+            " left for it"
         )
 
     def read(where: str, length: int, space: Any) -> Any:
@@ -232,7 +233,7 @@ def _read_episode(
         if isinstance(space, Discrete | MultiDiscrete):
             counts = np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
             if np.any((x < 0) | (x >= counts)):
-                raise FdgError(f"{file}: {name}/{where} has a category that {space} lacks")
+                raise FdgError(f"{file}: {name}/{where} has a category outside {space}")
         return cast
 
     scalar, flag = Box(-math.inf, math.inf, ()), Box(0, 1, (), "int8")

@@ -101,8 +101,8 @@ def in_its_words(env: Any, path: str | None, tokenizer: str | None, max_response
         return env
     if not isinstance(env, TextTask):
         raise FdgError(
-            f"game '{env.name}' has a tokenizer of its own, and {where} another: train a network of the"
-            f" game's, or say tokenizer='{CHARACTERS}' if the checkpoint was trained on them"
+            f"game '{env.name}' has a tokenizer of its own, and {where} another: train a network with the"
+            f" game's tokenizer, or give tokenizer='{CHARACTERS}' if the checkpoint was trained on them"
         )
     named = max_response or env.max_response
     if type(stored) is CharacterTokenizer:
@@ -125,14 +125,14 @@ def save_adapters(path: Path, network: Decoder, parameters: Any, tokenizer: Any,
     """Writes only the adapters, with the tokenizer, in PEFT's format."""
     if model is None or "base" not in parameters:
         raise FdgError(
-            f"{path}: this run has no LoRA adapters of a checkpoint: leave format= out, which exports the"
-            " whole network, or train with model= and lora_rank="
+            f"{path}: this run has no LoRA adapters of a checkpoint: leave out format= to export the whole"
+            " network, or train with model= and lora_rank="
         )
     base = weights.load(model)[1]
     if not jax.tree.all(jax.tree.map(np.array_equal, base, parameters["base"])):
         raise FdgError(
-            f"{path}: the base of the adapters is not the checkpoint in {model} (the run began with another's"
-            " weights): export all of it"
+            f"{path}: the base of the adapters is not the checkpoint in {model} (the run started from other"
+            " weights): export the whole network"
         )
     peft.save(path, network, parameters, model, files_of(tokenizer))
 

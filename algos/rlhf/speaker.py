@@ -293,8 +293,8 @@ def answer(
     if max_new_tokens is not None:
         if not 0 < max_new_tokens < context:
             raise FdgError(
-                f"max_new_tokens={max_new_tokens}: give a number from 1 to {context - 1}: the"
-                f" context of the network has {context} tokens, and the prompt takes some"
+                f"max_new_tokens={max_new_tokens}: give a number from 1 to {context - 1}: prompt and"
+                f" response must fit into the network's context of {context} tokens"
             )
         how = dataclasses.replace(how, max_new_tokens=max_new_tokens)
     if system is not None:

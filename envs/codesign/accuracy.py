@@ -88,7 +88,7 @@ def read_table(table: str = "") -> dict[str, Any]:
     )
     if not is_table:
         raise FdgError(
-            f"{table or SHIPPED} is no table of accuracies: python -m bench.codesign_table makes one"
+            f"{table or SHIPPED} is not a table of accuracies: python -m bench.codesign_table makes one"
         )
     return shares
 

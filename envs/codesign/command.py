@@ -62,7 +62,7 @@ def _run(argv: Sequence[str]) -> int:
         name = word.partition("=")[0].removeprefix("--")
         if word.startswith("--") and name in _REFUSED:
             fix = {"env": "give the file first", "total-steps": "give --samples"}.get(name, "use fdg train")
-            raise FdgError(f"--{name} is no flag of {_PROGRAM}: {fix}")
+            raise FdgError(f"--{name} is not a flag of {_PROGRAM}: {fix}")
     resumes = any(word == "--resume" or word.startswith("--resume=") for word in rest)
     if file is None and not resumes:
         raise FdgError(f"name the problem first: {_PROGRAM} FILE.toml [flags], or {_PROGRAM} w1")
@@ -124,7 +124,7 @@ def _resumed(parameters: Mapping[str, Any], rest: Sequence[str]) -> list[str]:
             return ["--env", env]
     name, value = next(iter(parameters.items()))
     text = ",".join(map(str, value)) if isinstance(value, tuple) else value
-    raise FdgError(f"--{name} {text}: a resumed search keeps what it has; leave it out")
+    raise FdgError(f"--{name} {text}: a resumed search keeps its settings: leave it out")
 
 
 def _environment(file: str, parameters: dict[str, Any], trusts: bool) -> list[str]:

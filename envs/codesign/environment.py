@@ -72,7 +72,7 @@ def make(
     options: dict[str, tuple] = {"order": (order, ORDERS), "reward": (reward, REWARDS)}
     if specs is not None and specs not in (*SPECS,) and (not isinstance(specs, str) or _NUMBER.search(specs)):
         raise FdgError(
-            f"specs of {PREFIX}{name} {specs!r:.60}: it is a level, and numbers have parameters of their own:"
+            f"specs of {PREFIX}{name} {specs!r:.60}: give the name of a level; numbers are given as"
             " latency_ms=0.003, energy_uj=2, area_mm2=1 (fdg codesign: --latency-ms 0.003 --energy-uj 2)"
         )
     if specs is not None:
@@ -169,7 +169,7 @@ class CoDesign:
             if low > high or math.isinf(low) != math.isinf(high):
                 raise FdgError(
                     f"{self.name}: specs=random draws {what} between [specs.tight], {low:g}, and"
-                    f" [specs.loose], {high:g}: give it in both or in none, and no larger one in tight"
+                    f" [specs.loose], {high:g}: give it in both or neither, and not larger in tight"
                 )
 
     @property
@@ -248,7 +248,7 @@ class CoDesign:
         leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, State))
         states = [one for one in leaves if isinstance(one, State)]
         if len(states) != 1:
-            raise FdgError(f"{self.name}: {len(states)} states of it are in what was given: give one state")
+            raise FdgError(f"{self.name}: the value contains {len(states)} of its states: give one state")
         return found.merge(states[0].best, states[0].front)
 
     def _rows(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:

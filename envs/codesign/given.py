@@ -38,7 +38,7 @@ def from_function(network: Any, *inputs: Any) -> Network:
 
         return jaxpr_layers.read(initialised, *inputs)
     if not callable(network):
-        raise FdgError(f"{quoted(network)} is no network: give a function of arrays, or a module")
+        raise FdgError(f"{quoted(network)} is not a network: give a function of arrays, or a module")
     return jaxpr_layers.read(network, *inputs)
 
 

@@ -93,7 +93,7 @@ class Builder:
     def network(self) -> Network:
         """The network built so far."""
         if not any(layer.has_weights for layer in self._layers):
-            raise FdgError("no convolution or matrix product in it; give a network that has some")
+            raise FdgError("it has no convolution or matrix product: give a network that has one")
         chain = {(at, at + 1) for at in range(len(self._layers) - 1)}
         branches = None if self._branches == chain else tuple(sorted(self._branches))
         return Network(tuple(self._layers), branches)

@@ -125,7 +125,7 @@ def get(name: str) -> Images:
 
 def _check_named(name: str) -> None:
     if not name:
-        raise FdgError(f"a task has no images: write data = with one of {', '.join(NAMES)}, FILE.npz")
+        raise FdgError(f"a task has no images: write data = followed by one of {', '.join(NAMES)}, FILE.npz")
 
 
 @functools.lru_cache(maxsize=8)
@@ -152,7 +152,7 @@ def _read(path: Path) -> Images:
     except FdgError:
         raise
     except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError, NotImplementedError) as error:
-        raise FdgError(f"{path} is no .npz file of arrays: {one_line(error)}") from None
+        raise FdgError(f"{path} is not an .npz file of arrays: {one_line(error)}") from None
     parts = []
     for what, images, labels in (("train", train, train_labels), ("test", test, test_labels)):
         shape = np.shape(images)

@@ -103,7 +103,7 @@ def search(
         of = envs.make(name, **parameters)
     if not isinstance(of, CoDesign | Problem):
         raise FdgError(
-            f"{quoted(of)} is no co-design problem: give one, its environment, or a name such as 'w1'"
+            f"{quoted(of)} is not a co-design problem: give one, its environment, or a name such as 'w1'"
         )
     env = of if isinstance(of, CoDesign) else CoDesign(of)
     algorithm = algos.make(algo, env, **hyperparameters)
@@ -129,7 +129,7 @@ def steps_of(samples: int, algorithm: Any) -> int:
 def _environment_of(algorithm: Any) -> CoDesign:
     env = getattr(algorithm, "env", None)
     if not isinstance(env, CoDesign):
-        raise FdgError(f"{getattr(env, 'name', env)} is no co-design problem: give a TOML file of one")
+        raise FdgError(f"{getattr(env, 'name', env)} is not a co-design problem: give a TOML file of one")
     return env
 
 
@@ -142,7 +142,7 @@ def check(job: Job) -> None:
     env = getattr(job.algorithm, "env", None)
     if job.resumes and not isinstance(env, CoDesign):
         kind = f"{job.described['algo']} on {job.described['env']}" if env else f"{job.described['algo']}"
-        raise FdgError(f"{job.out} is a run of {kind}, and no search: fdg train --resume {job.out}")
+        raise FdgError(f"{job.out} is a run of {kind}, not a search: fdg train --resume {job.out}")
 
 
 def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = True) -> Search:

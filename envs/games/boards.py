@@ -86,7 +86,8 @@ class LineGame(_BoardGame):
             _check_size(self.name, field, getattr(self, field))
         if self.length > max(self.rows, self.columns):
             raise FdgError(
-                f"environment '{self.name}': no row of {self.length} fits on a board of {self.rows} rows and"
+                f"environment '{self.name}': a row of {self.length} does not fit on a board of {self.rows}"
+                " rows and"
                 f" {self.columns} columns: give a smaller length, or a larger board"
             )
 

@@ -112,7 +112,10 @@ def match(
     """
     for name, count in (("games", games), ("random_moves", random_moves)):
         if count % 2:
-            raise FdgError(f"match: {name}={count} is odd: each player begins half of the games")
+            raise FdgError(
+                f"match: {name}={count} is odd: give an even number, because each player begins half of the"
+                " games"
+            )
     for player in (one, other):
         if getattr(player, "game", game) != game:
             raise FdgError(

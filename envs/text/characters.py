@@ -28,7 +28,7 @@ def literal(text: str) -> Text:
     [97, 98]
     """
     if not text.isascii():
-        raise FdgError(f"text {text!r:.60}: problems are written in ASCII")
+        raise FdgError(f"text {text!r:.60}: give ASCII characters only")
     codes = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
     return Text(jnp.asarray(codes), jnp.int32(len(text)))
 

@@ -34,14 +34,14 @@ def row(record: Record, prompt: str = "", answer: str = "") -> Row:
     asked = _column(record, PROMPTS, prompt)
     column = _column(record, ANSWERS, answer)
     if column is None and columns.keys() >= {"chosen", "rejected"}:
-        raise FdgError(f"{where}: has preferences, 'chosen' and 'rejected': write text:preferences?path=...")
+        raise FdgError(f"{where}: has preferences ('chosen' and 'rejected'): use text:preferences?path=...")
     if asked is None and "messages" in columns and not prompt:
         messages = _messages(where, "messages", columns["messages"])
         last = messages[-1]
         if last["role"] != "assistant":
             return Row(messages, _answer(record, column), columns, where)
         if len(messages) == 1:
-            raise FdgError(f"{where}: 'messages' has an answer alone: put a message of the user in front")
+            raise FdgError(f"{where}: 'messages' has only an answer: add a message of the user before it")
         return Row(messages[:-1], _content(f"{where}: the last of 'messages'", last), columns, where)
     if asked is None:
         others = listed([repr(name) for name in columns], "and") or "nothing"
@@ -75,7 +75,8 @@ def pair(record: Record) -> tuple[Row, Row]:
     chosen, rejected = (_text(where, name, columns[name]) for name in ("chosen", "rejected"))
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise FdgError(
-            f"{where}: of 'chosen' and 'rejected' one is a text, the other messages: write both alike"
+            f"{where}: one of 'chosen' and 'rejected' is a text and the other messages: write both as texts"
+            " or both as messages"
         )
     asked = _column(record, PROMPTS, "")
     prompt = None if asked is None else _text(where, asked, columns[asked])
@@ -84,8 +85,8 @@ def pair(record: Record) -> tuple[Row, Row]:
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
         if not prompt or not chosen or not rejected:
             raise FdgError(
-                f"{where}: has no column 'prompt', and 'chosen' and 'rejected' do not begin alike and then"
-                " differ: give the prompt"
+                f"{where}: has no column 'prompt', and 'chosen' and 'rejected' do not share a beginning,"
+                " from which the prompt could be taken: add a column 'prompt'"
             )
     answers = (_answer_text(where, "chosen", chosen), _answer_text(where, "rejected", rejected))
     return Row(prompt, answers[0], columns, where), Row(prompt, answers[1], columns, where)
@@ -109,7 +110,7 @@ def _answer_text(where: str, column: str, value: Any) -> str:
         return content
     if len(content) != 1 or content[0]["role"] != "assistant":
         roles = listed([message["role"] for message in content], "and")
-        raise FdgError(f"{where}: '{column}' has messages of {roles} where one of the assistant's is wanted")
+        raise FdgError(f"{where}: '{column}' has messages of {roles} but needs one message of the assistant")
     return _content(f"{where}: '{column}'", content[0])
 
 
@@ -117,8 +118,8 @@ def _content(what: str, message: Message) -> str:
     """The text of an answer."""
     if message.get("tool_calls"):
         raise FdgError(
-            f"{what} calls tools (tool_calls), and an answer is learned from its content alone: write the"
-            " call there, as the chat template writes it, or leave the row out"
+            f"{what} calls tools (tool_calls), but only its content is learned from: write the call into the"
+            " content, as the chat template does, or remove the row"
         )
     return str(message["content"])
 
@@ -134,13 +135,13 @@ def _text(where: str, column: str, value: Any, least: str = " ") -> Any:
     if isinstance(value, str) and (value or not least):
         return value
     what = "is empty" if value == "" else f"is {json.dumps(value):.60}"
-    raise FdgError(f"{where}: '{column}' {what}: write a text or messages there, or leave the row out")
+    raise FdgError(f"{where}: '{column}' {what}: write a text or messages, or remove the row")
 
 
 def _messages(where: str, column: str, value: Any) -> Conversation:
     fix = 'write [{"role": "user", "content": "1+1=?"}]'
     if not isinstance(value, list | tuple) or not value:
-        raise FdgError(f"{where}: '{column}' is {json.dumps(value):.60}, and no messages: {fix}")
+        raise FdgError(f"{where}: '{column}' is {json.dumps(value):.60}, not messages: {fix}")
     return tuple(_message(f"{where}: message {i} of '{column}'", one, fix) for i, one in enumerate(value, 1))
 
 
@@ -153,7 +154,7 @@ def _message(where: str, value: Any, fix: str) -> Message:
     ):
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str) and not (content is None and value.get("tool_calls")):
-        raise FdgError(f"{where} has content {json.dumps(content):.60}, and no text: {fix}")
+        raise FdgError(f"{where} has content {json.dumps(content):.60}, not a text: {fix}")
     return {**value, "content": content}
 
 

@@ -62,7 +62,7 @@ def _of_list(path: str, content: bytes) -> list[Record]:
     for i, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise FdgError(
-                f'{path}, row {i}: is {json.dumps(row):.60}, and no object: write {{"prompt": ...}}'
+                f'{path}, row {i}: is {json.dumps(row):.60}, not an object: write {{"prompt": ...}}'
             )
     return [Record(f"{path}, row {i}", row) for i, row in enumerate(rows, 1)]
 
@@ -88,5 +88,5 @@ def _of_csv(path: str, separator: str) -> list[Record]:
             if row:
                 records.append(Record(where, {n: v or None for n, v in zip(names, row, strict=True)}))
     except csv.Error as error:
-        raise FdgError(f"{path}, line {rows.line_num}: is no CSV: {one_line(error)}") from None
+        raise FdgError(f"{path}, line {rows.line_num}: is not CSV: {one_line(error)}") from None
     return records

@@ -93,7 +93,8 @@ def checked_reply(game: TextGame, state: Any, tokens: jax.Array, mask: jax.Array
         )
     if jax.tree.map(jnp.shape, reply.state) != jax.tree.map(jnp.shape, state):
         raise FdgError(
-            f"game '{game.name}': reply gives a state unlike the one it takes: keep its structure and shapes"
+            f"game '{game.name}': reply returns a state of another structure or shape than it takes: keep"
+            " both"
         )
     words = (count, game.reply_length)
     _check(game, "reply", reply, tokens=(words, "int32"), mask=(words, "bool"))

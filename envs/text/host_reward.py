@@ -61,14 +61,15 @@ class HostReward:
         for function in self.functions:
             if isinstance(function, type):
                 name = function.__name__
-                raise FdgError(f"reward {name} is a class: give what it makes, {name}(), or a function")
+                raise FdgError(f"reward {name} is a class: give an instance, {name}(), or a function")
             if not callable(function):
                 raise FdgError(
                     f"HostReward({quoted(function)}): give a function of prompts, responses, answers"
                 )
         if not self.functions or len(self.weights) not in (0, len(self.functions)):
             raise FdgError(
-                f"HostReward has {len(self.functions)} functions and {len(self.weights)} weights: one each"
+                f"HostReward has {len(self.functions)} functions but {len(self.weights)} weights: give one"
+                " weight per function"
             )
         if not all(isinstance(one, int | float) and math.isfinite(one) for one in self.weights):
             raise FdgError(f"HostReward: weights={quoted(self.weights)} must be finite numbers")
@@ -244,7 +245,7 @@ class _Call:
         meant = nearest(strange[0], known, 1)
         hint = f": did you mean {meant[0]!r}?" if meant else "."
         raise FdgError(
-            f"{self.__name__} takes {strange[0]!r}, and there is no such column{hint} It can have"
+            f"{self.__name__} takes {strange[0]!r}, but there is no such column{hint} It can take"
             f" {listed(known, 'and')}, by these names, or three arguments in this order: prompts,"
             " responses, answers"
         )

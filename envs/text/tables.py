@@ -133,7 +133,7 @@ class _OfFile(Table):
             path = getattr(self, field)
             if not isinstance(path, str | os.PathLike) or (field == "path" and not path):
                 raise FdgError(
-                    f"task 'text:{self.name}': {field}={path!r:.60} is no file: give one, as in"
+                    f"task 'text:{self.name}': {field}={path!r:.60} is not a file: give one, as in"
                     f" text:{self.name}?path=data.jsonl"
                 )
             object.__setattr__(self, field, os.path.abspath(path) if path else "")

@@ -363,7 +363,7 @@ class TextTask:
         """
         if isinstance(problems, str) or not problems or not all(map(_is_problem, problems)):
             raise FdgError(
-                f"prompts={quoted(problems)}: give a list of them, texts or lists of messages, as in"
+                f"prompts={quoted(problems)}: give a list of texts or of lists of messages, as in"
                 ' ["1+1="] or [[{"role": "user", "content": "1+1="}]]'
             )
         ids = [prompt for prompt, _ in self._encode([Row(_frozen(problem)) for problem in problems])]
@@ -399,7 +399,7 @@ class TextTask:
         for i, row in enumerate(ids):
             if len(row) > width:
                 raise FdgError(
-                    f"{kind} {i} {texts[i]!r:.60} has {len(row)} tokens, and task '{self.name}' has room for"
+                    f"{kind} {i} {texts[i]!r:.60} has {len(row)} tokens, and task '{self.name}' allows"
                     f" {width}: {fix}"
                 )
             place = slice(width - len(row), width) if left_padded else slice(len(row))

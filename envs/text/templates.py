@@ -75,7 +75,7 @@ class Template:
 
     def __init__(self, source: str):
         if len(source) > _SOURCE:
-            raise TemplateError(f"it has {len(source)} characters, and at most {_SOURCE} are read")
+            raise TemplateError(f"it has {len(source)} characters, but at most {_SOURCE} are allowed")
         self._environment = _Environment(_STEP + len(source) // 64)
         self._template = self._environment.from_string(source)
         self._lock = threading.Lock()
@@ -124,9 +124,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         """Takes units from the budget."""
         self.left -= units
         if self.left < 0:
-            raise TemplateError(
-                "it takes more steps, or makes longer texts, than a template needs: cut it short"
-            )
+            raise TemplateError("it exceeds the limits on steps or text lengths: simplify it")
 
     def weigh(self, *values: Any) -> None:
         """Pays for all values, shared ones included."""
@@ -193,7 +191,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         def wrapper(*args: Any, **kwargs: Any) -> str:
             fields = list(string.Formatter().parse(value.__self__))
             if not all(_SPECIFICATION.fullmatch(field[2] or "") for field in fields):
-                raise SecurityError("wide or computed fields are not formatted")
+                raise SecurityError("wide or computed fields are not supported")
             before = self.left
             self.weigh(value.__self__, args, kwargs)
             self.pay(len(fields) * (before - self.left))
@@ -244,7 +242,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             case "format" | "strftime_now":
                 text = str(values[0] if name == "format" else values[-1])
                 if _LARGE_FIELD.search(text):
-                    raise SecurityError("wide fields are not formatted")
+                    raise SecurityError("wide fields are not supported")
                 self.pay(text.count("%") * read)
             case "sum" if len(values) > 1 and isinstance(values[0], list | tuple):
                 self.pay(len(values[0]) ** 2)
@@ -288,7 +286,7 @@ class _Metering(NodeTransformer):
         match node:
             case nodes.For():
                 if node.recursive:
-                    raise TemplateError("recursive loops are not run")
+                    raise TemplateError("recursive loops are not supported")
                 node.iter = self._through(_STEPS, node.iter)
             case nodes.Concat():
                 return self._through(_JOINED, nodes.List(node.nodes, lineno=node.lineno))

@@ -45,7 +45,7 @@ def tokenizer_of(folder: str | os.PathLike[str]) -> Any:
         _ = tokenizer.stops  # raises if there are none
         return tokenizer
     except FdgError as error:
-        raise FdgError(f"{error}: mend it, {other}") from None
+        raise FdgError(f"{error}: correct it, {other}") from None
 
 
 def files_of(tokenizer: Any) -> dict[str, bytes]:

@@ -103,7 +103,9 @@ class CharacterTokenizer:
             )
         twice = [c for i, c in enumerate(self.alphabet) if c in self.alphabet[:i]]
         if twice:
-            raise FdgError(f"CharacterTokenizer: {twice[0]!r} is twice in its alphabet {self.alphabet!r:.60}")
+            raise FdgError(
+                f"CharacterTokenizer: {twice[0]!r} occurs twice in its alphabet {self.alphabet!r:.60}"
+            )
 
     @property
     def vocab_size(self) -> int:
@@ -394,7 +396,7 @@ class HuggingFaceTokenizer:
         template = known.get("default") if template is None else template
         if template is None and known:
             raise FdgError(
-                f"checkpoint '{self.path}': no chat template is its default: give chat_template="
+                f"checkpoint '{self.path}': it has several chat templates and no default: give chat_template="
                 f"{listed([repr(name) for name in known], 'or')}"
             )
         if template is None:

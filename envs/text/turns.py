@@ -41,10 +41,10 @@ def of_template(
             )
             if not (text.startswith(before) and text.startswith(behind) and len(before) <= len(behind)):
                 raise FdgError(
-                    f"message {i + 1} of '{row.text:.60}': the chat template writes it otherwise in a"
-                    " conversation that continues, so what the assistant said is not known: put"
-                    " {% generation %} and {% endgeneration %} around it in the template, or leave"
-                    " loss_on='assistant' out"
+                    f"message {i + 1} of '{row.text:.60}': the chat template formats it differently once the"
+                    " conversation continues, so the assistant's tokens are unknown: put"
+                    " {% generation %} and {% endgeneration %} around it in the template, or leave out"
+                    " loss_on='assistant'"
                 )
             spans.append((len(before), len(before) + len(text[len(before) : len(behind)].rstrip())))
     return _within(tokenizer.places(text), spans, tokenizer.stops)

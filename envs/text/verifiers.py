@@ -51,7 +51,7 @@ class Verifiers(Table):
     def __post_init__(self) -> None:
         what = f"task 'text:{self.name}'"
         if not isinstance(self.environment, str) or not self.environment:
-            raise FdgError(f"{what}: environment={self.environment!r:.60}: name one, {PREFIX}NAME")
+            raise FdgError(f"{what}: environment={self.environment!r:.60}: give a name, {PREFIX}NAME")
         example = {"split": "train"}
         object.__setattr__(self, "arguments", as_json(self.arguments, f"{what}: arguments", example))
         if self.size is not None:
@@ -233,13 +233,13 @@ def _rows(environment: str, arguments: str, size: int | None) -> tuple[Row, ...]
 
 def _prompt(data: Any, where: str) -> str | tuple[Mapping[str, Any], ...]:
     if not data.prompt:
-        raise FdgError(f"{where}: has no prompt: its user opens the conversation, which is not served")
+        raise FdgError(f"{where}: has no prompt: tasks in which the user is simulated are not supported")
     if isinstance(data.prompt, str) and not data.system_prompt:
         return data.prompt
     text = data.prompt
     asked = [{"role": "user", "content": text}] if isinstance(text, str) else [_message(m) for m in text]
     if any(part["type"] != "text" for m in asked for part in m["content"] if isinstance(part, dict)):
-        raise FdgError(f"{where}: its prompt has pictures, and only text is served")
+        raise FdgError(f"{where}: its prompt has images, but only text is supported")
     return (*([{"role": "system", "content": data.system_prompt}] if data.system_prompt else []), *asked)
 
 

@@ -361,7 +361,7 @@ def test_without_a_mask_nothing_changes():
 
 
 def test_masks_that_do_not_fit_are_refused():
-    with pytest.raises(FdgError, match=r"a TanhNormal cannot be masked: only actions that can be counted"):
+    with pytest.raises(FdgError, match=r"a TanhNormal cannot be masked: only discrete actions"):
         masked(TanhNormal(jnp.zeros((1, 2)), jnp.zeros((1, 2))), jnp.ones((1, 2), bool))
     with pytest.raises(FdgError, match=r"an action mask of shape \[1, 2\] for values \[1, 3\]"):
         masked(Categorical(WEIGHTS), jnp.ones((1, 2), bool))

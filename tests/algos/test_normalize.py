@@ -46,7 +46,7 @@ def test_batches_of_other_dtypes_count_as_numbers(dtype):
 
 
 def test_axes_that_do_not_leave_the_shape_of_the_statistics_are_refused():
-    with pytest.raises(FdgError, match=r"the statistics have shape .*: name the axes that are samples"):
+    with pytest.raises(FdgError, match=r"the statistics have shape .*: give the axes of samples"):
         normalize.update(normalize.init((3,)), jnp.zeros((5, 4)))
 
 

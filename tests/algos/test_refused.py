@@ -58,7 +58,7 @@ MAKE = {
         ("a2c", {"max_grad_norm": 0.0}, "max_grad_norm=0.0: it must be above zero"),
         ("a2c", {"learning_rate": -1.0}, "learning_rate=-1.0"),
         ("a3c", {"num_workers": 0}, "A3C: num_workers=0: it must be above zero"),
-        ("a3c", {"num_workers": 5}, "num_workers=5 does not divide num_envs=16: choose a divisor"),
+        ("a3c", {"num_workers": 5}, "num_workers=5 does not divide num_envs=16: use a divisor"),
         ("a3c", {"gae_lambda": -1.0}, "gae_lambda=-1.0: it must be from 0 to 1"),
         ("c51", {"dueling": True}, "dueling=True"),
         ("c51", {"max_error": 1.0}, "max_error=1.0: distributions of returns have a loss of their own"),

@@ -165,8 +165,8 @@ def test_it_is_trained_and_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("size", "'size': write any of size=4 every=10 latest=0.5"),
-        ("sise=2", "'sise=2': write any of size=4"),
+        ("size", "'size': write settings such as size=4 every=10 latest=0.5"),
+        ("sise=2", "'sise=2': write settings such as size=4"),
         ("size=two", "--self-play size=two: 'two' is not an integer"),
         ("latest=2", "latest=2.0: give a probability"),
     ],
@@ -182,7 +182,7 @@ def test_mistakes():
     for field, value in (("size", 0), ("every", 1.5), ("latest", 2)):
         with pytest.raises(FdgError, match=f"{field}={value}"):
             algos.SelfPlay(Counts(), **{field: value})
-    with pytest.raises(FdgError, match="AlphaZero plays against itself already"):
+    with pytest.raises(FdgError, match="AlphaZero already has self-play"):
         algos.SelfPlay(algos.AlphaZero(env=ENV))
     with pytest.raises(FdgError, match="has no method init"):
         algos.SelfPlay(ENV)

@@ -52,7 +52,7 @@ def test_what_is_no_table_is_refused(text, tmp_path):
     path.write_text(text)
     accuracy.read_table.cache_clear()
     with pytest.raises(
-        FdgError, match=r"mine\.json.* (is no table of accuracies|is not JSON|a JSON object|nested)"
+        FdgError, match=r"mine\.json.* (is not a table of accuracies|is not JSON|a JSON object|nested)"
     ) as raised:
         accuracy.of_choices(TASK, "table", str(path))
     assert "\n" not in str(raised.value)

@@ -172,14 +172,14 @@ def test_images_of_a_file(tmp_path):
         ({"test_images": np.full((3, 8, 8), np.nan)}, "infinite, or below 0"),
         ({"train_labels": np.asarray(["a"] * 6)}, "train_labels is <U1"),
         ({"test_images": np.zeros((3, 9, 9))}, "different shapes"),
-        ({"train_labels": np.asarray([{}] * 6, object)}, "is no .npz file of arrays"),
+        ({"train_labels": np.asarray([{}] * 6, object)}, "is not an .npz file of arrays"),
     ):
         with pytest.raises(FdgError, match=words) as raised:
             read(**changed)
         assert "\n" not in str(raised.value)
     path.write_bytes(b"PK not a zip")
     images.get.cache_clear()
-    with pytest.raises(FdgError, match=r"is no \.npz file"):
+    with pytest.raises(FdgError, match=r"is not an \.npz file"):
         images.get(str(path))
     for name, words in (
         ("digit", "unknown images 'digit': did you mean 'digits'"),

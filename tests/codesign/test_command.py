@@ -153,7 +153,7 @@ WRONG = {
     "flags first": words("name the problem first", "--samples", "10", "p.toml"),
     "a file that is not there": words("q.toml: there is no such file", "q.toml"),
     "two files": words("'q.toml' after 'p.toml': give one problem", "p.toml", "q.toml"),
-    "no images": file('"surrogate"', '"table"', "task has no images: write data = with one of digits"),
+    "no images": file('"surrogate"', '"table"', "task has no images: write data = followed by one of digits"),
     "a folder": before(
         lambda: Path("d.toml").mkdir(), "d.toml: is a directory: give a regular file", "d.toml"
     ),
@@ -196,11 +196,11 @@ WRONG = {
     "a spec of no unit": words("did you mean", "p.toml", "--latency", "3"),
     "a spec below 0": words("energy_uj is -1.0; give a number above 0", "p.toml", "--energy-uj", "-1"),
     "a level it lacks": words("write [specs.tight] in its file", "p.toml", "--specs", "tight"),
-    "another environment": words("--env is no flag of fdg codesign", "p.toml", "--env", "CartPole-v1"),
+    "another environment": words("--env is not a flag of fdg codesign", "p.toml", "--env", "CartPole-v1"),
     "steps": words("no flag of fdg codesign: give --samples", "p.toml", "--total-steps", "99"),
     "a sweep": words("no flag of fdg codesign: use fdg train", "p.toml", "--sweep", "seed=1,2"),
     "no run": words("absent", "--resume", "absent"),
-    "specs of a run": words("a resumed search keeps what it has", "--resume", "run", "--specs", "tight"),
+    "specs of a run": words("a resumed search keeps its settings", "--resume", "run", "--specs", "tight"),
 }
 
 
@@ -249,7 +249,7 @@ def test_a_search_with_a_module_goes_on_where_that_is_named(folder, capsys, monk
     assert command.main(["--resume", "run"]) == 2
     assert f"pass --module {module} too" in capsys.readouterr().err
     assert command.main(["--resume", "run", "--module", "os:abort"]) == 2
-    assert "--module os:abort: a resumed search keeps what it has" in capsys.readouterr().err
+    assert "--module os:abort: a resumed search keeps its settings" in capsys.readouterr().err
 
     def refuses(job):
         raise FdgError("--total-steps asks for 2: give a larger --total-steps")
@@ -265,7 +265,7 @@ def test_a_run_of_another_kind_is_no_search(folder, capsys):
     for more in [], ["--samples", "100"]:
         assert command.main(["--resume", "run", "--trust", *more]) == 2
         said = capsys.readouterr().err
-        assert "run is a run of tests.tiny:Walk, and no search: fdg train --resume run" in said
+        assert "run is a run of tests.tiny:Walk, not a search: fdg train --resume run" in said
 
 
 @pytest.mark.whole

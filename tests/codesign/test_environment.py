@@ -262,7 +262,7 @@ def test_a_spec_that_no_level_has_is_not_drawn():
     assert np.isposinf(specs[:, 2]).all() and np.isfinite(specs[:, :2]).all()
     for odd in (Specs(2_000), Specs(9_000, 1e5)):
         problem = dataclasses.replace(PROBLEM, levels=(("tight", odd), ("loose", loose)), specs=loose)
-        with pytest.raises(FdgError, match=r"specs=random draws .*: give it in both or in none"):
+        with pytest.raises(FdgError, match=r"specs=random draws .*: give it in both or neither"):
             CoDesign(problem, draws_specs=True)
 
 
@@ -376,8 +376,8 @@ def test_by_name_with_parameters():
     [
         ({"spec": "tight"}, "unknown parameter of codesign:w1 'spec': did you mean 'specs'?"),
         ({"specs": "tigth"}, "unknown specs of codesign:w1 'tigth': did you mean 'tight'?"),
-        ({"specs": "latency_ms=0.003,energy_uj=2"}, "numbers have parameters of their own: latency_ms=0.003"),
-        ({"specs": 0.003}, "0.003: it is a level, and numbers have parameters"),
+        ({"specs": "latency_ms=0.003,energy_uj=2"}, "numbers are given as latency_ms=0.003"),
+        ({"specs": 0.003}, "0.003: give the name of a level; numbers are given"),
         ({"specs": {"latency_ms": 3}}, "(fdg codesign: --latency-ms 0.003 --energy-uj 2)"),
         ({"order": "once"}, "'once': did you mean 'at_once'? (known: at_once, sequence)"),
         ({"reward": 3}, "unknown reward of codesign:w1 '3' (known: feasible_first, paper)"),
@@ -389,7 +389,7 @@ def test_by_name_with_parameters():
         ({"latency": 1.0}, "unknown parameter of codesign:w1 'latency'"),
         ({"specs": "tight", "area_mm2": 1.0}, "specs=tight and area_mm2 are given: leave one out"),
         ({"info": "scores"}, "unknown info of codesign:w1 'scores': did you mean 'score'?"),
-        ({"info": 3}, "info=3: give names of what step reports"),
+        ({"info": 3}, "info=3: give names of entries of info"),
     ],
 )
 def test_mistakes_are_one_line_with_the_fix(parameters, message):

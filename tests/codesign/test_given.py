@@ -104,7 +104,7 @@ def test_modules_by_name_are_networks_or_make_them(tmp_path, monkeypatch):
         ("nets_of_mine:dense", (), "the shape of its input is missing: input = [1, 224, 224, 3]"),
         ("nets_of_mine:dense", (1, 9), "tracing it with inputs [1, 9] fails"),
         ("nets_of_mine:dence", (1, 8), "did you mean 'dense'?"),
-        ("nets_of_mine:number", (1, 8), "3 is no network: give a function of arrays, or a module"),
+        ("nets_of_mine:number", (1, 8), "3 is not a network: give a function of arrays, or a module"),
         ("nets_of_mine:fails", (1, 8), "calling it fails: ValueError: no weights"),
         ("nets_of_yours:dense", (1, 8), "there is no module 'nets_of_yours'"),
     ):
@@ -121,7 +121,7 @@ def three_axes(x):
     ("network", "shape", "says"),
     [
         (lambda x: jnp.fft.fft(x), (1, 8), "operation fft of [1, 8]: this operation is not supported"),
-        (lambda x: jnp.tanh(x), (1, 8), "no convolution or matrix product in it"),
+        (lambda x: jnp.tanh(x), (1, 8), "it has no convolution or matrix product"),
         (three_axes, (1, 1, 8, 8, 8), "windows along 3 axes; one or two are supported"),
         (nn.Conv(4, (3, 3)), (8, 8, 8, 3), "a batch of 8; give an input of one example"),
         (nn.Conv(4, (3, 3), (1, 2)), (1, 8, 8, 3), "strides (1, 2) differ"),
@@ -190,7 +190,7 @@ def test_further_operators_of_onnx(tmp_path):
         (lambda: model(helper.make_node("Einsum", ["x"], ["y"], name="e")), "node 'e' (Einsum): this"),
         (lambda: model(helper.make_node("Conv", ["x"], ["y"], domain="mine")), "(mine.Conv): this operator"),
         (lambda: model(loop()), "node 'again' (Loop): this operator is not supported"),
-        (lambda: model(helper.make_node("Relu", ["x"], ["y"])), "no convolution or matrix product in it"),
+        (lambda: model(helper.make_node("Relu", ["x"], ["y"])), "it has no convolution or matrix product"),
         (lambda: model(CONV, weights={"w": (4, 3, 9, 9)}), "net.onnx: "),
         (lambda: model(CONV, weights={"w": (4, 6, 3, 3)}), "(Conv): its input has 3 channels"),
         (lambda: model(helper.make_node("MatMul", ["x", "w"], ["y"]), weights={"w": (9, 4)}), "are for 9"),

@@ -196,7 +196,7 @@ def test_more_devices_than_there_are(policy, devices):
     many, few, *_ = DIVIDED[policy]
     request = policy(**{many: 7, few: 2})
     refused(
-        Walker(), request, devices, f"7 {many} + 2 {few} = 9", "there are 8", "give it more devices, or make"
+        Walker(), request, devices, f"7 {many} + 2 {few} = 9", "there are 8", "use more devices, or smaller"
     )
     refused(Walker(), policy(**{few: 8}), devices, f"1 {many} + 8 {few} = 9", "there are 8")
 

@@ -113,8 +113,8 @@ SAID = {
     "none": "returned NoneType None: return",
     "shape": r"observation\['a'\] has the shape \[4\], where its space has \[3\]",
     "column": r"observation\['a'\] has the shape \[3, 1\], where its space has \[3\]",
-    "ragged": r"observation\['a'\] is list \[1, \[2, 3\]\], which is no array of numbers",
-    "text": r"observation\['a'\] is str 'three', which is no array of numbers",
+    "ragged": r"observation\['a'\] is list \[1, \[2, 3\]\], which is not an array of numbers",
+    "text": r"observation\['a'\] is str 'three', which is not an array of numbers",
     "above": r"observation\['b'\] has 3, which is outside of its space Discrete\(3\)",
     "below": r"observation\['b'\] has -1, which is outside",
     "half": r"observation\['b'\] has 0.5, which its space's dtype int64 cannot hold",
@@ -180,13 +180,13 @@ def test_arrays_that_an_environment_uses_again_are_copied():
 @pytest.mark.parametrize(
     ("observed", "acting", "said"),
     [
-        (spaces.Box(-1, 1, (0,)), spaces.Discrete(2), "its observation_space is .* which has no numbers"),
+        (spaces.Box(-1, 1, (0,)), spaces.Discrete(2), "its observation_space is .* which is empty"),
         (
             spaces.Dict({"a": spaces.Box(-1, 1, (2, 0))}),
             spaces.Discrete(2),
             r"observation_space\['a'\] is .* no numbers",
         ),
-        (spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (0,)), "its action_space is .* which has no numbers"),
+        (spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (0,)), "its action_space is .* which is empty"),
         (
             spaces.Box(-1, 1, (2,)),
             spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32),

@@ -131,14 +131,14 @@ MISTAKES = [
     ({"prompt": "x", "answer": ["a"]}, "line 3: message 1 of 'answer' is \"a\", without a role"),
     ({"prompt": [{"role": "user"}]}, "line 3: message 1 of 'prompt' has content null"),
     ({"prompt": "x", "completion": USER}, "line 3: 'completion' has messages of user"),
-    ({"messages": SAID}, "line 3: 'messages' has an answer alone"),
+    ({"messages": SAID}, "line 3: 'messages' has only an answer"),
     (
         {"messages": [*USER, {**CALL, "content": "x"}]},
         "line 3: the last of 'messages' calls tools (tool_calls)",
     ),
     (
         {"prompt": "x", "completion": [CALL]},
-        "line 3: 'completion' calls tools (tool_calls), and an answer is",
+        "line 3: 'completion' calls tools (tool_calls), but only its content is",
     ),
     ({"prompt": "p", "chosen": "a", "rejected": "b"}, "line 3: has preferences, 'chosen' and 'rejected'"),
 ]

@@ -232,7 +232,7 @@ class StateThatGrows(Counting):
             MaskOfAnotherShape(),
             r"reset gives an action_mask of shape \(3,\), but for Discrete\(n=2\) it is \(2,\)",
         ),
-        (MaskOfNumbers(), r"action_mask.* only actions that can be counted can be masked"),
+        (MaskOfNumbers(), r"action_mask.* only discrete actions can be masked"),
         (ObservationInParts(), r"reset gives a dict as observation, expected one array"),
         (RewardWithAnAxis(), r"reward of shape \(1,\), expected a scalar"),
         (StateThatChangesDtype(), r"state\['count'\] as int32\[\], but step as float32\[\]"),

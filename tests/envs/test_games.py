@@ -262,7 +262,7 @@ def test_no_game_of_a_match_is_decided_before_its_players_move():
 def test_mistakes():
     with pytest.raises(FdgError, match="games=3 is odd"):
         games.match(HEX, games.Uniform(HEX), games.Uniform(HEX), jax.random.key(0), 3)
-    with pytest.raises(FdgError, match="no row of 6 fits on a board of 4 rows and 5 columns"):
+    with pytest.raises(FdgError, match="a row of 6 does not fit on a board of 4 rows and 5 columns"):
         envs.make("game:connect_four", rows=4, columns=5, length=6)
     with pytest.raises(FdgError, match=r"unknown opponent 'gredy': did you mean 'greedy'"):
         envs.make("game:hex", opponent="gredy")

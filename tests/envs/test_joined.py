@@ -74,5 +74,5 @@ def test_parts_of_actions_are_joined(space):
 
 
 def test_categories_and_floats_together_are_refused():
-    with pytest.raises(FdgError, match="categories and floats together: make them all one or the other"):
+    with pytest.raises(FdgError, match="categories and floats together: make all discrete or all floats"):
         envs.check(envs.vectorize(Echo(Tuple((Discrete(2), Box(0.0, 1.0, (1,)))))))

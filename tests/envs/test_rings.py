@@ -142,7 +142,7 @@ def test_receiving_twice_is_an_error():
     state, _ = ADDING.reset(keys(2))
     sent = ADDING.send(keys(2), state, jnp.zeros(2, jnp.int32))
     ADDING.recv(sent)
-    with pytest.raises(HostError, match="recv of step 1, which is not under way: receive"):
+    with pytest.raises(HostError, match="recv of step 1, which was not sent or was already received: call"):
         jax.block_until_ready(ADDING.recv(sent))
 
 
@@ -289,7 +289,7 @@ def test_parts_of_a_batch_stay_split_over_devices(name, policy, count, devices):
 
 
 def test_rings_that_do_not_divide_the_environments():
-    with pytest.raises(FdgError, match="rings=3 does not divide num_envs=4: choose a divisor"):
+    with pytest.raises(FdgError, match="rings=3 does not divide num_envs=4: use a divisor"):
         algos.PPO(env=envs.make("CartPole-v1"), num_envs=4, rings=3)
     with pytest.raises(FdgError, match="rings=2: each worker steps its environments together; use A2C"):
         algos.A3C(env=envs.make("CartPole-v1"), rings=2)

@@ -67,5 +67,5 @@ def test_what_cannot_be_is_refused(ray, monkeypatch):  # noqa: F811
         from_ray.make("counting", lambda name: HostEnvironment(Counting()), acts=True)
     with pytest.raises(FdgError, match="rings=5 with acts=True"):
         algos.IMPALA(env=fleet(True), rings=5, **SIZES)
-    with pytest.raises(FdgError, match="acts=True: workers act without a memory"):
+    with pytest.raises(FdgError, match="acts=True does not work with a memory"):
         trained(algos.RecurrentPPO(env=fleet(True), **{**SIZES, "num_envs": 4, "num_steps": 8}))

@@ -393,7 +393,7 @@ def test_numbers_are_drawn_from_the_smallest_on(name):
         (lambda: COPYING.prompts_of(["abcdefgh="]), "prompt 0 'abcdefgh=' has 10 tokens"),
         (lambda: COPYING.prompts_of(["A="]), "text 'A=': 'A' at 0 is not in the alphabet"),
         (lambda: COPYING.with_tokenizer(CharacterTokenizer("012")), "the single character '3'"),
-        (lambda: CharacterTokenizer("aba"), "'a' is twice in its alphabet 'aba'"),
+        (lambda: CharacterTokenizer("aba"), "'a' occurs twice in its alphabet 'aba'"),
         (lambda: CharacterTokenizer("ab").decode([7]), "token 7 at 0 is not in the vocabulary"),
         (lambda: HostReward(3), "HostReward(3): give a function"),
     ],

@@ -144,7 +144,7 @@ def test_broken_checkpoints_are_one_line(tmp_path, checkpoint):
 
 
 def test_a_task_of_text_is_no_environment():
-    with pytest.raises(fdg.FdgError, match="env=text:addition is a task of text"):
+    with pytest.raises(fdg.FdgError, match="env=text:addition is a text task"):
         envs.check_spec(envs.make("text:addition"))
     assert envs.make("text:addition", digits=3).overrides == (("digits", 3),)
     assert envs.make("text:addition", digits=2, max_response=9).overrides == (("max_response", 9),)

@@ -267,7 +267,7 @@ def test_templates_by_name_and_all_special_tokens(chatting):
         assert tokenizer.chat(user, documents=[{"text": "t"}], chat_template="rag") == "t"
     bare = written(chatting / "bare", KINDS["unigram"](), chat_template=several[1:])
     with pytest.raises(
-        FdgError, match="no chat template is its default: give chat_template='tool_use' or 'rag'"
+        FdgError, match="it has several chat templates and no default: give chat_template='tool_use' or 'rag'"
     ):
         HuggingFaceTokenizer(str(bare)).chat(user)
     for wrong, said in (

@@ -24,7 +24,7 @@ def test_a_file_that_is_none(tmp_path):
     with pytest.raises(FdgError, match="there is no such file"):
         gguf.load(tmp_path / "none.gguf")
     (tmp_path / "some.gguf").write_bytes(b"some text that is long enough to be read" * 3)
-    with pytest.raises(FdgError, match="is no GGUF file, or not whole"):
+    with pytest.raises(FdgError, match="is not a complete GGUF file"):
         gguf.load(tmp_path / "some.gguf")
 
 

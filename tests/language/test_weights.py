@@ -106,7 +106,7 @@ def broken(folder, how):
             return folder, "config.json: is not JSON"
         case "another kind":
             (folder / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
-            return folder, "model_type='gpt2' is no decoder that can be read: known are llama, mistral"
+            return folder, "model_type='gpt2' is not a supported decoder: supported are llama, mistral"
         case "another activation":
             (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu"}))
             return folder, "hidden_act='gelu'"

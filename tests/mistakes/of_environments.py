@@ -14,7 +14,7 @@ MISTAKES = {
     ),
     "vectorize a class": (lambda: envs.vectorize(faulty.Corridor), "a class", "envs.vectorize(Corridor())"),
     "vectorize a name": (lambda: envs.vectorize("CartPole-v1"), "is a name", "envs.make('CartPole-v1')"),
-    "vectorize twice": (lambda: envs.vectorize(ENV), "is a batch already", "leave out envs.vectorize"),
+    "vectorize twice": (lambda: envs.vectorize(ENV), "is already vectorized", "leave out envs.vectorize"),
     "make what is made": (lambda: envs.make(ENV), "give a name", "an environment is used as it is"),
     "an unknown name": (
         lambda: envs.make("CartPole-v2"),
@@ -77,8 +77,8 @@ MISTAKES = {
     "a wrapper and its parameters": (lambda: unpack(envs.FrameStack(ENV, 2)), "is one value", "gravity=9.8"),
     "a state for an observation": (
         observation_first,
-        "step takes the state, and this is a value of type float32[2, 1]",
-        "reset gives (state, observation)",
+        "step takes the state, but was given float32[2, 1]",
+        "reset returns (state, observation)",
     ),
     "parameters in a name": (
         lambda: envs.make("CartPole-v1?frame_stack=4", gravity=9.0),

@@ -199,13 +199,14 @@ def test_self_play_of_what_is_no_algorithm():
     once = algos.SelfPlay(algos.PPO(env=GAME))
     for wrong in (algos.PPO, once):
         with pytest.raises(
-            fdg.FdgError, match=r"is not an algorithm that it can wrap: give one such as algos.PPO\(env=env\)"
+            fdg.FdgError,
+            match=r"is not an algorithm that it can wrap: give an algorithm such as algos.PPO\(env=env\)",
         ):
             algos.SelfPlay(wrong)
 
 
 def test_workers_that_act_know_no_wrapper():
-    with pytest.raises(fdg.FdgError, match="workers know no wrapper such as FrameStack"):
+    with pytest.raises(fdg.FdgError, match="acts=True does not work with the wrapper FrameStack"):
         envs.make("ray:gymnasium:CartPole-v1", workers=2, acts=True, frame_stack=4)
 
 

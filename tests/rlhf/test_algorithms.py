@@ -462,7 +462,7 @@ def changed_echo(part, change):
         ("tokens", lambda x: x.astype(jnp.float32), "reply gives tokens of dtype float32, expected int32"),
         ("mask", lambda x: x[:, 0], "reply gives mask of shape (N,), expected (N, 3)"),
         ("mask", lambda x: x.astype(jnp.int32), "reply gives mask of dtype int32, expected bool"),
-        ("state", lambda x: (x, x), "reply gives a state unlike the one it takes"),
+        ("state", lambda x: (x, x), "reply returns a state of another structure or shape"),
         ("reply", tuple, "reply gives a value of type tuple: return envs.text.Reply(state, tokens"),
         ("reply", lambda x: None, "reply gives a value of type NoneType: return envs.text.Reply("),
         ("sample", lambda x: x.prompts, "sample gives a value of type Prompts: return envs.text.Problem("),

@@ -169,13 +169,13 @@ def test_responses_without_a_reward_are_counted(task):
     [
         (
             lambda prompts, grund: [],
-            "takes 'grund', and there is no such column. It can have prompts, responses, completions,"
+            "takes 'grund', but there is no such column. It can take prompts, responses, completions,"
             " answers, question",
         ),
-        (lambda p, r, a, b: [], "takes 'p', and there is no such column"),
+        (lambda p, r, a, b: [], "takes 'p', but there is no such column"),
         (
             lambda responses, answers, levels: [],
-            "takes 'levels', and there is no such column: did you mean 'level'?",
+            "takes 'levels', but there is no such column: did you mean 'level'?",
         ),
         (lambda prompts, responses, levels: [], "did you mean 'level'?"),
         (lambda responses, levels: [], "did you mean 'level'?"),
@@ -434,7 +434,7 @@ def test_an_evaluation_asks_each_held_out_row_once(tmp_path):
     "prompts", ["1+1=", [], [None], [{"role": "user", "content": "1"}], [[{"rol": "user"}]], [3]]
 )
 def test_prompts_are_a_list_of_texts_or_messages(prompts):
-    with pytest.raises(fdg.FdgError, match=r"prompts=.*: give a list of them, texts or lists of messages"):
+    with pytest.raises(fdg.FdgError, match=r"prompts=.*: give a list of texts or of lists of messages"):
         envs.make("text:addition").prompts_of(prompts)
 
 
