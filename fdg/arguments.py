@@ -116,8 +116,8 @@ def explain_frozen(cls: type, word: str) -> None:
                 ) from None
             if name not in names and hasattr(self, name):
                 raise FrozenError(
-                    f"{type(self).__name__} does not change: its {name} follows from {listed(names, 'and')}:"
-                    f" make another {word}"
+                    f"{type(self).__name__} does not change: its {name} is computed from"
+                    f" {listed(names, 'and')}: make another {word}"
                 ) from None
             if name not in names:
                 raise FrozenError(
@@ -203,7 +203,7 @@ def check_takes(function: Callable, names: Sequence[str], what: str) -> None:
 
     >>> check_takes(lambda action: None, ("key", "state", "action"), "Maze.step")
     Traceback (most recent call last):
-    fdg.errors.FdgError: Maze.step takes (action), and is called with (key, state, action): let it take these
+    fdg.errors.FdgError: Maze.step takes (action), but is called with (key, state, action): let it take these
     """
     if isinstance(function, type):
         name = function.__name__
@@ -226,7 +226,7 @@ def check_order(function: Callable, names: Sequence[str], what: str) -> None:
 
     >>> check_order(lambda obs, key: None, ("key", "obs"), "it")
     Traceback (most recent call last):
-    fdg.errors.FdgError: it takes (obs, key), and is called with (key, obs): let it take these, in this order
+    fdg.errors.FdgError: it takes (obs, key), but is called with (key, obs): let it take these, in this order
     """
     try:
         signature = inspect.signature(function)
@@ -243,7 +243,7 @@ def _signature_error(signature: inspect.Signature, names: Sequence[str], what: s
     if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in signature.parameters.values()):
         order = " by position, so remove the *"
     takes, called = str(signature).partition(" -> ")[0], ", ".join(names)
-    return FdgError(f"{what} takes {takes}, and is called with ({called}): let it take these{order}")
+    return FdgError(f"{what} takes {takes}, but is called with ({called}): let it take these{order}")
 
 
 def _canonical_name(name: str) -> str:
@@ -287,7 +287,8 @@ def _bind(
             accepted = listed([p.name for p in positional if p.name in names], "and")
             surplus = quoted(args[len(positional)])
             raise FdgError(
-                f"{name}: {surplus} is one argument too many: give it by name, all but {accepted}"
+                f"{name}: {surplus} is one positional argument too many: only {accepted} may be positional,"
+                " so give it by name"
             ) from None
         for p in list(parameters.values())[len(args) :]:
             if p.default is p.empty and p.name not in kwargs:

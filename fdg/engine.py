@@ -182,7 +182,8 @@ class Engine:
         """
         if self._interrupted is None:
             raise FdgError(
-                "no run was interrupted: continue from the state that the last run returned or took"
+                "no run was interrupted: continue from the state that the last run returned, or from its"
+                " argument"
             )
         state, pending = self._interrupted
         with host_errors():

@@ -300,7 +300,7 @@ def unknown_name(
     name = str(name)
     shown = name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 3]}..."
     if module := module_of_file(name):
-        return UnknownNameError(f"unknown {kind} '{shown}': one of your own is written {module}:NAME")
+        return UnknownNameError(f"unknown {kind} '{shown}': write one of your own as {module}:NAME")
     names = sorted(known)
     similar = nearest(name, names)
     further = f"near it: {', '.join(similar[1:])}; " if similar[1:] else ""

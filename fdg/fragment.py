@@ -144,8 +144,8 @@ def _check_batch(mark: FragmentMark, sizes: dict[str, int]) -> None:
         )
     if max(sizes.values(), default=0) > _MAX_ROWS:
         raise GraphError(
-            f"fragment '{mark.name}' ({mark.role}): its batch has {max(sizes.values())} rows, and no machine"
-            f" holds more than {_MAX_ROWS}: use a smaller batch"
+            f"fragment '{mark.name}' ({mark.role}): its batch has {max(sizes.values())} rows, but at most"
+            f" {_MAX_ROWS} are supported: use a smaller batch"
         )
 
 
@@ -164,7 +164,7 @@ class FragmentFunction:
             signature = inspect.signature(function)
         except (TypeError, ValueError):  # no function, or one of C without a signature
             raise GraphError(
-                f"fragment({quoted(role)}) of {quoted(function)}: it has no signature: give a function,"
+                f"fragment({quoted(role)}) of {quoted(function)}: it has no signature: give a function"
                 " written with def"
             ) from None
         functools.update_wrapper(self, function)

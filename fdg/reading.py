@@ -106,7 +106,7 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
         if len(parsed) < len(pairs):
             seen: set[str] = set()
             name = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-            raise FdgError(f"{where}: {name[:60]!r} is there twice: remove one")
+            raise FdgError(f"{where}: {name[:60]!r} occurs twice: remove one")
         return parsed
 
     def parse_integer(digits: str) -> int | float:
@@ -138,11 +138,11 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
     except ValueError as error:
         raise FdgError(f"{where}: is not JSON: {one_line(error)}") from None
     if not isinstance(parsed, dict):
-        raise FdgError(f"{where}: does not contain a JSON object")
+        raise FdgError(f"{where}: does not contain a JSON object: write one in braces")
     if _depth(parsed) > _MAX_DEPTH:
         raise FdgError(f"{where}: is nested more than {_MAX_DEPTH} levels deep")
     if _SURROGATE.search(content) and not _is_unicode(parsed):
-        raise FdgError(f"{where}: contains half a character (a lone surrogate)")
+        raise FdgError(f"{where}: contains half a character (a lone surrogate): save it as UTF-8")
     return parsed
 
 

@@ -118,8 +118,8 @@ def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -
         jaxpr = trace_rows(flat, operands)
         if jaxpr.effects:
             raise GraphError(
-                f"rowwise '{name}' has an effect (a print, a call to the host), which every device would do:"
-                f" remove it"
+                f"rowwise '{name}' has an effect (a print, a call to the host), which every device would"
+                " repeat: remove it"
             )
         axes = in_axes if isinstance(in_axes, list | tuple) else (in_axes,) * len(arguments)
         operand_axes = _per_leaf(name, "in", tuple(axes), tree)

@@ -129,17 +129,17 @@ class Stream:
         check_members("Stream: source", self.source, methods, "give an fdg.Source")
         for name in ("slots", "batch", "micro_batches", "group"):
             if getattr(self, name) < 1:
-                raise FdgError(f"Stream: {name}={getattr(self, name)}: it must be one or above")
+                raise FdgError(f"Stream: {name}={getattr(self, name)}: it must be 1 or more")
         if self.batch % self.micro_batches:
             raise FdgError(
-                f"Stream: micro_batches={self.micro_batches} do not divide batch={self.batch}: use a divisor"
+                f"Stream: micro_batches={self.micro_batches} is not a divisor of batch={self.batch}: use one"
             )
         if self.ahead < 0:
-            raise FdgError(f"Stream: ahead={self.ahead}: it must be zero or above")
+            raise FdgError(f"Stream: ahead={self.ahead}: it must be 0 or more")
         if self.slots > self.live * self.group:
             raise FdgError(
-                f"Stream: slots={self.slots}, but at most {self.live * self.group} responses are live at"
-                " once: use fewer slots, fewer micro_batches or a larger ahead"
+                f"Stream: slots={self.slots}, but at most {self.live * self.group} responses are generated"
+                " at once: use fewer slots, fewer micro_batches or a larger ahead"
             )
         if self.prefills is not None and not 1 <= self.prefills <= self.slots:
             raise FdgError(f"Stream: prefills={self.prefills}: it must be from 1 to slots={self.slots}")
@@ -170,7 +170,7 @@ class Stream:
             if any(x.shape[:1] != (self.slots,) for x in jax.tree.leaves(found)):
                 raise FdgError(
                     f"{type(self.source).__name__}.{method} returns {structure_of(found)}: axis 0 of each"
-                    f" array has the {self.slots} slots"
+                    f" array must have the {self.slots} slots"
                 )
 
         def counters(value: int, *shape: int) -> jax.Array:
@@ -318,8 +318,8 @@ class Stream:
             if only_structure or all(kind_of(x) == kind_of(y) for x, y in pairs):
                 return result
         raise FdgError(
-            f"{type(self.source).__name__}.{method} returns {structure_of(result)}: return what the slots"
-            f" have, {structure_of(like)}"
+            f"{type(self.source).__name__}.{method} returns {structure_of(result)}: return the structure of"
+            f" the slots, {structure_of(like)}"
         )
 
     def _start_responses(self, parameters: Any, version: Any, limit: Any, key: Any, carry: Any) -> Any:

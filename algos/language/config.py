@@ -47,8 +47,8 @@ def _is_number(value: Any) -> bool:
 
 
 _COUNT = _Kind("a whole number above zero", lambda value: _is_whole(value) and value > 0)
-_WHOLE = _Kind("a whole number, zero or above", lambda value: _is_whole(value) and value >= 0)
-_NUMBER = _Kind("a number, zero or above", lambda value: _is_number(value) and value >= 0)
+_WHOLE = _Kind("a whole number of at least 0", lambda value: _is_whole(value) and value >= 0)
+_NUMBER = _Kind("a number of at least 0", lambda value: _is_number(value) and value >= 0)
 _POSITIVE = _Kind("a number above zero", lambda value: _is_number(value) and value > 0)
 _BASE = _Kind("a number above one", lambda value: _is_number(value) and value > 1)
 _FLAG = _Kind("true or false", lambda value: isinstance(value, bool))
@@ -139,12 +139,13 @@ class DecoderConfig:
         if self.head_dim is None:
             self._require(
                 self.hidden_size % self.num_heads == 0,
-                f"hidden_size={self.hidden_size} does not divide by num_heads={self.num_heads}: say head_dim",
+                f"hidden_size={self.hidden_size} is not divisible by num_heads={self.num_heads}:"
+                " give head_dim",
             )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
         self._require(
             self.num_heads % self.num_kv_heads == 0,
-            f"num_heads={self.num_heads} does not divide by num_kv_heads={self.num_kv_heads}: change one",
+            f"num_heads={self.num_heads} is not divisible by num_kv_heads={self.num_kv_heads}: change one",
         )
         self._require(self.width % 2 == 0, f"head_dim={self.head_dim}: rotary positions need an even one")
         self._require(

@@ -47,7 +47,7 @@ class Sampling:
     def __post_init__(self) -> None:
         bounds = (
             (self.max_new_tokens >= 1, f"max_new_tokens={self.max_new_tokens}: it must be 1 or more"),
-            (self.temperature >= 0, f"temperature={self.temperature}: it must be zero or above"),
+            (self.temperature >= 0, f"temperature={self.temperature}: it must be 0 or more"),
             (self.top_k >= 0, f"top_k={self.top_k}: it must be zero (all) or above"),
             (0 < self.top_p <= 1, f"top_p={self.top_p}: it must be above 0, and 1 at most"),
         )

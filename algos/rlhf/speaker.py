@@ -286,7 +286,7 @@ def answer(
     temperature = 0.0 if temperature is None and greedy else temperature
     if temperature is not None:
         if not 0 <= temperature < math.inf:
-            raise FdgError(f"temperature={temperature}: it must be zero or above, and finite")
+            raise FdgError(f"temperature={temperature}: it must be 0 or more, and finite")
         how = dataclasses.replace(how, temperature=float(temperature))
     if temperature == 0:
         how = dataclasses.replace(how, top_k=0, top_p=1.0)

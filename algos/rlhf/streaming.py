@@ -74,7 +74,7 @@ class Streams(Part):
         require(
             algorithm,
             age is None or (age >= 0 and self.late == "mask"),
-            f"max_age={age}: it must be zero or above, and needs late='mask'",
+            f"max_age={age}: it must be 0 or more, and needs late='mask'",
         )
         if self.late == "mask" and (not ahead or (self.order == "prompt" and self.oldest() == ahead)):
             why = "order='prompt', because each batch waits for its own responses: use order='finished'"

@@ -181,12 +181,12 @@ def check(algorithm: Any) -> None:
     rules: list[tuple[Any, str]] = [
         (group >= 2, f"group_size={group}: responses are compared with each other, so it is at least 2"),
         *(
-            (value >= 0, f"{name}={value}: it must be zero or above")
+            (value >= 0, f"{name}={value}: it must be 0 or more")
             for name in ("clip_low", "clip_high", "kl_coefficient", "guard")
             for value in (getattr(wanted, name),)
         ),
         (cap >= 1, f"correction_cap={cap}: it must be one or above"),
-        (times >= 0, f"dynamic_sampling={times}: it must be zero or above"),
+        (times >= 0, f"dynamic_sampling={times}: it must be 0 or more"),
         (bound is None or bound > 1, f"dual_clip={bound}: it must be above one"),
         *(
             (value > 0, f"{name}={value}: it must be above zero")

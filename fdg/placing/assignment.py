@@ -36,11 +36,11 @@ def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], 
     """Checks a policy's placement for `count` devices; raises `PlanError`."""
     if not isinstance(placement, Mapping) or not all(isinstance(g, Group) for g in placement.values()):
         raise PlanError(
-            f"{policy}: place(devices) returns {quoted(placement)}: return"
-            f" a dict of roles to fdg.Group(name, devices)"
+            f"{policy}: place(devices) returned {quoted(placement)}: return a dict from roles to"
+            " fdg.Group(name, devices)"
         )
     if not placement:
-        raise PlanError(f"{policy} places no role: let place() return at least one")
+        raise PlanError(f"{policy}: place() returned no role: return at least one")
     roles = {f.role for f in graph.fragments} - {WHOLE}
     groups: dict[Group, list[str]] = {}
     for role, group in placement.items():
@@ -49,20 +49,20 @@ def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], 
         if outside or not group.devices:
             problem = f"device {outside[0]}" if outside else "no device"
             raise PlanError(
-                f"{policy} places '{role}' on {problem} (group {group.name}), of {count} devices,"
-                f" 0 to {count - 1}: let place() name positions in the list of devices"
+                f"{policy} places '{role}' on {problem} (group {group.name}), but there are {count} devices,"
+                f" 0 to {count - 1}: let place() return indices into the list of devices"
             )
         repeated = [d for d in group.devices if group.devices.count(d) > 1]
         if repeated:
             raise PlanError(
-                f"{policy} places '{role}' on device {repeated[0]} twice (group {group.name}):"
-                f" name each device once"
+                f"{policy} places '{role}' on device {repeated[0]} twice (group {group.name}): list each"
+                " device once"
             )
         namesake = next((g for g in groups if g.name == group.name and g.devices != group.devices), None)
         if namesake is not None:
             raise PlanError(
                 f"{policy} has two groups '{group.name}', of '{groups[namesake][0]}' on devices"
-                f" {namesake.devices} and of '{role}' on {group.devices}: give each a name of its own"
+                f" {namesake.devices} and of '{role}' on {group.devices}: give each its own name"
             )
     for group, its_roles in groups.items():
         if roles and len(groups) > 1 and roles.isdisjoint(its_roles) and not group.optional:
@@ -153,8 +153,8 @@ def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, G
         rules = {(group.model, group.parameters): group.name for group in groups.values() if group.parameters}
         if len(rules) > 1:
             raise PlanError(
-                f"{policy}: groups {listed(map(repr, rules.values()), 'and')} are on the same devices and"
-                f" shard parameters in different ways: give them the same rules"
+                f"{policy}: groups {listed(map(repr, rules.values()), 'and')} are on the same devices but"
+                " shard parameters differently: give them the same rules"
             )
     merged = {
         devices: Group(
@@ -184,8 +184,9 @@ def fit_to_batches(group: Group, fragments: Sequence[Fragment], policy: Policy) 
         misfit = next(f for f in fragments if f.batch_size and f.batch_size % group.rows)
         size, rows = misfit.batch_size or 0, group.rows
         raise PlanError(
-            f"{policy}: fragment '{misfit.name}' ({misfit.role}) has a batch of {size}, which does not divide"
-            f" by the {rows} {'devices' if group.model == 1 else 'rows'} of its {group.name}: use {width},"
+            f"{policy}: fragment '{misfit.name}' ({misfit.role}) has a batch of {size}, which is not"
+            f" divisible by the {rows} {'devices' if group.model == 1 else 'rows'} of its {group.name}: use"
+            f" {width},"
             f" or a batch of"
             f" {' or '.join(str(n) for n in (size // rows * rows, -(-size // rows) * rows) if n)}"
         )

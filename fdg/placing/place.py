@@ -96,8 +96,8 @@ def place(
     graph = side_by_side(algorithm, num_seeds) if isinstance(algorithm, FDG) else trace(algorithm_of_seeds)
     if isinstance(graph.state, DelayedState):
         raise PlanError(
-            f"this graph of {graph.name} is from a plan, and already has the plan's staleness: give the"
-            f" algorithm, or the graph that fdg.trace returns"
+            f"this graph of {graph.name} comes from a plan and already has its staleness: give the"
+            " algorithm, or the graph that fdg.trace returns"
         )
     placement = policy.place(platforms)
     check_placement(graph, policy, placement, count)
@@ -155,8 +155,8 @@ def _checked_ages(graph: FDG, policy: Policy) -> tuple[FDG, Ages | None]:
             raise PlanError(f"{policy}: {name}={value!r}: give a whole number of {unit}, 0 or more")
     if staleness and lag:
         raise PlanError(
-            f"{policy}: staleness={staleness} counts iterations, and lag={lag} micro-batches: give only one"
-            " of them"
+            f"{policy}: staleness={staleness} counts iterations and lag={lag} counts micro-batches: give"
+            " only one of them"
         )
     if not (staleness or lag):
         return graph, None

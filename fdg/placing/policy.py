@@ -197,14 +197,14 @@ def check_policy(policy: Any) -> None:
     """Checks that a value is a policy."""
     if isinstance(policy, type):
         raise PlanError(
-            f"{policy.__name__} is a class, and a policy is an instance of one: write {policy.__name__}()"
+            f"{policy.__name__} is a class, but a policy is an instance: write {policy.__name__}()"
         )
     if inspect.ismodule(policy):
         raise PlanError(
             f"{policy.__name__} is a module, not a policy: use a value such as policies.GPUOnly()"
         )
     if network := aliases.not_a_policy(policy):
-        raise PlanError(f"policy {network} (a policy says on which devices what runs)")
+        raise PlanError(f"policy {network} (a policy says which devices each fragment runs on)")
     if isinstance(policy, str):
         try:
             importlib.import_module("fdg.policies").get(policy)
@@ -217,7 +217,7 @@ def check_policy(policy: Any) -> None:
     if not callable(getattr(policy, "place", None)):
         by_name = "; give total_steps, say, by name" if isinstance(policy, int | float) else ""
         if callable(getattr(policy, "iterate", None)):
-            raise PlanError(f"{quoted(policy)} is an algorithm in the place of the policy: exchange the two")
+            raise PlanError(f"{quoted(policy)} is an algorithm, not a policy: exchange the two arguments")
         raise PlanError(
             f"{quoted(policy)} is not a policy: use a value such as policies.GPUOnly(), which has"
             f" place(devices){by_name}"
@@ -246,8 +246,8 @@ def checked_devices(devices: Any) -> list[Any]:
         available = jax.devices()
         if not 1 <= devices <= len(available):
             raise PlanError(
-                f"devices={devices}: there are {len(available)}; on a CPU,"
-                f" fdg.host_devices({max(1, devices)}) configures more, if it is called before JAX starts"
+                f"devices={devices}: there are {len(available)}: on a CPU, call"
+                f" fdg.host_devices({max(1, devices)}) before JAX starts to have more"
             )
         return available[:devices]
     if isinstance(devices, str | bytes | os.PathLike) or not np.iterable(devices):
@@ -266,7 +266,7 @@ def checked_devices(devices: Any) -> list[Any]:
         earlier = [i for i in range(position) if device_list[i] is device]
         if earlier:
             raise PlanError(
-                f"devices has {device} twice, at {earlier[0]} and {position}: name each device once"
+                f"devices contains {device} twice, at {earlier[0]} and {position}: list each device once"
             )
     return device_list
 

@@ -107,7 +107,8 @@ def _layout(
     rule_text = f"{policy}: rule '{pattern}' splits {name} {list(shape)} as ({', '.join(map(str, spec))})"
     if len(spec) > len(shape):
         raise PlanError(
-            f"{rule_text}, which names {len(spec)} dimensions of {len(shape)}: name at most {len(shape)}, or"
+            f"{rule_text}, which names {len(spec)} dimensions, but the array has {len(shape)}: name at most"
+            f" {len(shape)}, or"
             f" put a rule for this leaf before it"
         )
     entries: Spec = tuple(e if isinstance(e, tuple) else () if e is None else (e,) for e in spec)
@@ -115,8 +116,8 @@ def _layout(
     for n, parts, axes in zip(shape, layout.parts, entries, strict=False):
         if n % parts:
             raise PlanError(
-                f"{rule_text}, but {n} does not divide by the {parts} devices of group '{group.name}' along"
-                f" {' and '.join(axes)}: use a size that divides, another number of devices, or put a rule"
+                f"{rule_text}, but {n} is not divisible by the {parts} devices of group '{group.name}' along"
+                f" {' and '.join(axes)}: use a divisible size, another number of devices, or put a rule"
                 f" for this leaf before it"
             )
     return layout

@@ -192,9 +192,7 @@ class Peers:
             kind, data = line.read(JOIN_SECONDS, 1)
             answer = json.loads(data)
         except (OSError, ValueError) as error:
-            raise FdgError(
-                f"process 0 at {host}:{port} disconnected before all processes had joined"
-            ) from error
+            raise FdgError(f"process 0 at {host}:{port} disconnected before all processes joined") from error
         if kind == END:
             raise FdgError(answer[0])
         line.who = answer["who"]

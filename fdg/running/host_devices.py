@@ -49,7 +49,7 @@ def _configure(count: int) -> bool:
         if actual != count:
             raise FdgError(
                 f"host_devices({count}): JAX has already started, with {actual} CPU devices: call it before"
-                f" anything runs on a device (in a notebook: restart the kernel)"
+                " JAX uses a device (in a notebook: restart the kernel)"
             ) from None
         return False
     reserve_threads(count)

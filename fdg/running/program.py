@@ -114,9 +114,9 @@ def _check_widths(arguments: Any) -> None:
     for leaf in jax.tree.leaves(arguments):
         if any(jnp.issubdtype(leaf.dtype, kind) and info(leaf.dtype).bits < 8 for kind, info in _DTYPE_INFO):
             raise PlanError(
-                f"an array {leaf.dtype}{list(leaf.shape)} is in the state, or passes from one program to"
-                f" another, but JAX's compiled programs do not accept elements of less than 8 bits: keep it"
-                f" in 8 bits there, and convert it where it is used"
+                f"an array {leaf.dtype}{list(leaf.shape)} is in the state or passed between programs, but"
+                " JAX's compiled programs do not accept elements of less than 8 bits: store it with 8 bits,"
+                " and convert it where it is used"
             )
 
 

@@ -238,7 +238,7 @@ def require_not_negative(algorithm: Any, *names: str) -> None:
     """Requires that the fields are zero or above."""
     for name in names:
         value = getattr(algorithm, name)
-        require(algorithm, value >= 0, f"{name}={value}: it must be zero or above")
+        require(algorithm, value >= 0, f"{name}={value}: it must be 0 or more")
 
 
 def require_within(algorithm: Any, low: float, high: float, *names: str) -> None:

@@ -175,6 +175,6 @@ def _refuse_state(field: str, names: list[str]) -> None:
     """Raises an error for a module with state other than parameters, which would not be updated."""
     if names:
         raise FdgError(
-            f"{field}: the module has state besides its parameters ({', '.join(names[:3])}), which would not"
-            " be carried from step to step: leave out batch statistics, dropout and counters"
+            f"{field}: the module has state besides its parameters ({', '.join(names[:3])}), which fdg does"
+            " not keep between steps: leave out batch statistics, dropout and counters"
         )

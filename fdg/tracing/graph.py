@@ -146,7 +146,7 @@ def check_graph(graph: FDG) -> None:
             if array.value >= 0 and other is not fragment and fragment.parent == other.parent:
                 raise GraphError(
                     f"value {array.value} ({array}) has two producers, fragments '{other.name}' and "
-                    f"'{fragment.name}': let one of them return it under a value of its own"
+                    f"'{fragment.name}': give one of them an output value of its own"
                 )
     for fragment in graph.fragments:
         if fragment.parent is not None and fragment.parent not in by_name:
@@ -160,7 +160,7 @@ def check_graph(graph: FDG) -> None:
             if name not in by_name:
                 raise GraphError(
                     f"{edge_text} names fragment '{name}', which is missing (the graph has "
-                    f"{', '.join(by_name) or 'none'}): add the fragment or drop the edge"
+                    f"{', '.join(by_name) or 'none'}): add the fragment or remove the edge"
                 )
         outputs = {array.value: array for array in by_name[edge.source].outputs}
         for value in edge.values:
@@ -168,14 +168,14 @@ def check_graph(graph: FDG) -> None:
                 owner = producer.get(value)
                 raise GraphError(
                     f"{edge_text} carries value {value}, which fragment '{edge.source}' does not produce "
-                    f"({f'it comes from {owner.name}' if owner else 'nothing does'}): "
-                    f"draw the edge from its producer"
+                    f"({f'it comes from {owner.name}' if owner else 'nothing does'}): let the edge begin at"
+                    " the producer"
                 )
         size = sum(outputs[value].bytes for value in edge.values)
         if edge.bytes_per_crossing % max(size, 1):
             raise GraphError(
-                f"{edge_text} moves {edge.bytes_per_crossing} bytes a crossing, but its values hold {size}: "
-                f"it must be a whole number of them"
+                f"{edge_text} moves {edge.bytes_per_crossing} bytes per crossing, but its values have {size}"
+                " bytes: it must be a multiple of that"
             )
     _check_acyclic(graph)
 
@@ -191,8 +191,8 @@ def _check_axes(fragment: Fragment) -> None:
             if array.axis is not None and array.shape[array.axis] != fragment.batch_size:
                 raise GraphError(
                     f"fragment '{fragment.name}' ({fragment.role}): {side} {i} {array} has batch axis "
-                    f"{array.axis} of size {array.shape[array.axis]}, others have {fragment.batch_size}: "
-                    f"point in_axes/out_axes at the axis that all share"
+                    f"{array.axis} of size {array.shape[array.axis]}, but others have {fragment.batch_size}:"
+                    " set in_axes/out_axes to the axis that all share"
                 )
 
 
@@ -206,6 +206,6 @@ def _check_acyclic(graph: FDG) -> None:
     except graphlib.CycleError as error:
         cycle = " -> ".join(error.args[1])
         raise GraphError(
-            f"fragments form a cycle within a step: {cycle}: carry one of these edges to the next step "
-            f"or iteration (through a scan's carry or the state), which gives it a delay"
+            f"fragments form a cycle within a step: {cycle}: delay one of these edges: pass its value to the"
+            " next step or iteration, through a scan's carry or the state"
         ) from None

@@ -116,8 +116,8 @@ def check_arrays(what: str, tree: Any, name: str = "state") -> None:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
     except Exception as error:  # a user's container may raise anything
         raise GraphError(
-            f"{what}{line_of(error)} returns a {name} that JAX cannot flatten: {one_line(error)}: give the"
-            f" keys of a dict one type, and keep no container within itself"
+            f"{what}{line_of(error)} returns a {name} that JAX cannot flatten: {one_line(error)}: use dict"
+            " keys of one type, and no container that contains itself"
         ) from error
     for path, leaf in leaves:
         where = f"{what} returns {name}{jax.tree_util.keystr(path)}"
@@ -125,15 +125,15 @@ def check_arrays(what: str, tree: Any, name: str = "state") -> None:
             kind = "an array of" if isinstance(leaf, np.ndarray) else "the"
             described = leaf.dtype if isinstance(leaf, np.ndarray) else type(leaf).__name__
             raise GraphError(
-                f"{where} as {kind} {described} {quoted(leaf)}, which is no array of JAX: leave it out, or"
-                f" make it a field of the algorithm"
+                f"{where} as {kind} {described} {quoted(leaf)}, which is not a JAX array: leave it out, or"
+                " make it a field of the algorithm"
             )
         if isinstance(leaf, int) and not isinstance(leaf, bool):
             try:
                 jnp.asarray(leaf)
             except OverflowError:
                 raise GraphError(
-                    f"{where} as {leaf}, which is beyond 32 bits: make it a smaller number, or a float"
+                    f"{where} as {leaf}, which does not fit 32 bits: use a smaller number, or a float"
                 ) from None
 
 

@@ -145,7 +145,7 @@ def trace(algorithm: Any) -> FDG:
             core.check_jaxpr(jaxprs.open_jaxpr(jaxpr))
         except TypeError as error:
             line = str(error).strip().splitlines()[0]
-            raise GraphError(f"{name}.iterate makes a program that JAX refuses: {line}") from error
+            raise GraphError(f"{name}.iterate has a jaxpr that JAX rejects: {line}") from error
         return read_graph(name, jaxpr, state, output[-1][1])
 
     graph = trace_graph(iterate)
@@ -293,16 +293,16 @@ def _check_metrics(name: str, metrics: Any) -> None:
         raise GraphError(f"{name}.iterate returns metrics of type {kind_of(metrics)}: return a flat dict")
     for key, value in metrics.items():
         if not isinstance(key, str):
-            raise GraphError(f"{name}.iterate returns a metric named {key!r}: names are strings")
+            raise GraphError(f"{name}.iterate returns a metric named {key!r}: use a string")
         if not isinstance(value, dict | list | tuple) and not is_array(value):
             raise GraphError(
-                f"{name}.iterate returns metric '{key}' as {value!r:.40}: metrics are numbers; leave"
-                f" it out, or give jnp.nan where there is none"
+                f"{name}.iterate returns metric '{key}' as {value!r:.40}: metrics are numbers: leave it out,"
+                " or return jnp.nan where there is none"
             )
         if isinstance(value, dict | list | tuple) or jax.numpy.ndim(value) != 0:
             found = f"shape {value.shape}" if hasattr(value, "shape") else f"a {kind_of(value)}"
             raise GraphError(
-                f"{name}.iterate returns metric '{key}' as {found}: metrics are scalars in a flat dict, "
-                f"so reduce it (say, with jnp.mean)"
+                f"{name}.iterate returns metric '{key}' as {found}: metrics are scalars: reduce it, for"
+                " example with jnp.mean"
             )
     check_arrays(f"{name}.iterate", metrics, "metrics")

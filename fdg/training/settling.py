@@ -157,7 +157,7 @@ def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> N
     if job.agents is not None and plan.graph.agents is not None:
         nearest = nearest_multiples(job.agents, count)
         raise FdgError(
-            f"--num-seeds {job.agents} does not divide by --devices {count}:"
+            f"--num-seeds {job.agents} is not divisible by --devices {count}:"
             f" use --num-seeds {nearest}, or --devices {busy}"
         )
     if len(plan.groups) > 1:  # a group may leave devices out to split its batch equally; the plan shows it
@@ -173,7 +173,7 @@ def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> N
     if num_envs is None or num_envs % count == 0:
         raise FdgError(f"{job.policy} uses {busy} of {count} devices: use --devices {busy}")
     raise FdgError(
-        f"--num-envs {num_envs} does not divide by --devices {count} under {job.policy}:"
+        f"--num-envs {num_envs} is not divisible by --devices {count} under {job.policy}:"
         f" use --num-envs {nearest_multiples(num_envs, count)}, or --devices {busy}"
     )
 

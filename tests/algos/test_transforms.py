@@ -119,7 +119,7 @@ def test_a_transform_of_a_data_set(cls):
             3,
             r"transform=3: it must be a function of \(rows, parameters, key\), 'module:name' of one, or None",
         ),
-        (lambda rows: rows, r"transform takes \(rows\), and is called with \(rows, parameters, key\)"),
+        (lambda rows: rows, r"transform takes \(rows\), but is called with \(rows, parameters, key\)"),
         (lambda rows, parameters, key: rows.action, "transform gives .*: give rows of the structure"),
         (
             lambda rows, parameters, key: rows._replace(action=rows.action[:1]),

@@ -47,8 +47,8 @@ ERRORS = {
     "--device cuda": "unknown flag '--device': JAX takes the accelerators that there are: --devices N says",
     "--env chat.jsonl": "environment 'chat.jsonl' is a file of data: write text:file?path=chat.jsonl",
     "--algo sft --train_dataset chat.jsonl": "a file of data is the environment: --env text:file?path=FILE",
-    "--env mazes.py": "unknown environment 'mazes.py': one of your own is written mazes:NAME",
-    "--algo algos/ppo.py": "unknown algorithm 'algos/ppo.py': one of your own is written algos.ppo:NAME",
+    "--env mazes.py": "unknown environment 'mazes.py': write one of your own as mazes:NAME",
+    "--algo algos/ppo.py": "unknown algorithm 'algos/ppo.py': write one of your own as algos.ppo:NAME",
     "--algo sunset": "unknown algorithm 'sunset' (known: a2c, a3c, ",
     # values of the wrong type
     "--learning-rate fast": "--learning-rate: 'fast' is not a number",
@@ -146,10 +146,10 @@ def test_a_command_of_few_flags_lists_them(capsys):
 def test_batches_that_do_not_divide_by_the_devices_asked_for(capsys, host_devices):
     pupil = "--algo tests.tiny:Pupil"
     line = refuse(capsys, f"{pupil} --num-envs 6 --devices 4".split())
-    assert "--num-envs 6 does not divide by --devices 4" in line
+    assert "--num-envs 6 is not divisible by --devices 4" in line
     assert "use --num-envs 4 or 8, or --devices 3" in line
     line = refuse(capsys, f"{pupil} --num-seeds 3 --devices 2".split())
-    assert "--num-seeds 3 does not divide by --devices 2: use --num-seeds 2 or 4, or --devices 1" in line
+    assert "--num-seeds 3 is not divisible by --devices 2: use --num-seeds 2 or 4, or --devices 1" in line
     line = refuse(capsys, f"{pupil} --num-envs 1 --devices 2".split())
     assert "use --num-envs 2, or --devices 1" in line
 
@@ -170,7 +170,7 @@ def test_a_group_that_the_batch_does_not_divide_by(capsys, host_devices, monkeyp
     words[-1] = str(tmp_path / "other")
     line = refuse(capsys, [*words, "--actors", "3"])
     assert "SingleLearnerCoarse(actors=3" in line and "'act' (actor) has a batch of 64" in line
-    assert "does not divide by the 3 devices of its actors: use 2, or a batch of 63 or 66" in line
+    assert "is not divisible by the 3 devices of its actors: use 2, or a batch of 63 or 66" in line
     line = refuse(capsys, [*words, "--actors", "2", "--learners", "3"])
     assert "needs 2 actors + 3 learners = 5 devices, but there are 4" in line
     assert not (tmp_path / "other").exists()

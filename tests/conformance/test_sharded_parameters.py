@@ -322,7 +322,7 @@ def test_a_rule_that_takes_nothing_is_named():
         (
             [("embed", P("batch"))],
             {"devices": 3},
-            ["'embed'", "['embedding'] [16]".split()[0], "16 does not divide by the 3 devices"],
+            ["'embed'", "['embedding'] [16]".split()[0], "16 is not divisible by the 3 devices"],
         ),
         ("declared", {}, ["Sequences declares no rules", "parameter_rules"]),
         ("fsdp", {"model_parallel": 0}, ["model_parallel=0", "at least 1"]),
@@ -360,7 +360,7 @@ def test_groups_on_the_same_devices_shard_alike():
     for policy in (Together(None, "fsdp"), Together("fsdp", None), Together("fsdp", "fsdp")):
         found = fdg.place(Sequences(), policy, 2)
         assert {leaf.group for leaf in found.sharded} == {"actors+learners"}
-    with pytest.raises(fdg.PlanError, match="'actors' and 'learners' are on the same devices and shard"):
+    with pytest.raises(fdg.PlanError, match="'actors' and 'learners' are on the same devices but shard"):
         fdg.place(Declares(), Together("declared", "fsdp"), 2)
 
 

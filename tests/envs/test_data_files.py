@@ -122,7 +122,7 @@ GOOD = {"prompt": "1+1=", "answer": "2"}
 CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add"}}]}
 MISTAKES = [
     ("{", "line 3: is not JSON"),
-    ("3", "line 3: does not contain a JSON object"),
+    ("3", "line 3: does not contain a JSON object: write one in braces"),
     ('{"prompt": "a", "prompt": "b"}', "line 3: 'prompt' is there twice"),
     ({"text": "x"}, "line 3: has no column 'prompt' (or problem, question, messages), only 'text'"),
     ({"prompt": None}, "line 3: 'prompt' is null"),

@@ -32,7 +32,7 @@ MISTAKES = {
     "a function as environment": (lambda: ppo(env=envs.make), "env=make is a function", "what it returns"),
     "step of an action": (
         lambda: envs.vectorize(faulty.TakesTheActionAlone()),
-        "takes (action), and is called with (key, state, action)",
+        "takes (action), but is called with (key, state, action)",
         "let it take these",
     ),
     "reset by a seed": (lambda: ENV.reset(seed=0), "unknown argument of reset 'seed'", "known: keys"),

@@ -216,7 +216,7 @@ def test_methods_of_other_libraries():
 def test_arguments_in_the_place_of_others():
     algorithm, policy = small(), policies.GPUOnly()
     for do in (lambda: fdg.compile(policy, algorithm), lambda: fdg.place(policy, algorithm)):
-        assert refused(do).endswith("is an algorithm in the place of the policy: exchange the two")
+        assert refused(do).endswith("is an algorithm, not a policy: exchange the two arguments")
     assert "is a policy, not an algorithm" in refused(lambda: fdg.trace(policy))
     file = Path("cluster.toml")
     for devices in (str(file), file):
@@ -493,4 +493,4 @@ def test_functions_that_are_called_by_position():
         cls = type("Own", (sorting,), {"score": staticmethod(wrong)})
         assert "score of problem 'sorting' takes (" in refused(lambda cls=cls: TextTask(cls()))
     said = refused(lambda: fdg.fit(small(), callbacks=[lambda run, report: None], total_steps=32))
-    assert "takes (run, report), and is called with (report): let it take these" in said
+    assert "takes (run, report), but is called with (report): let it take these" in said

@@ -48,7 +48,7 @@ MISTAKES = [
     (
         DQN,
         exploring(lambda state, policy: None),
-        "apply of explore takes (state, policy), and is called with",
+        "apply of explore takes (state, policy), but is called with",
     ),
     (
         DQN,
@@ -318,7 +318,7 @@ def test_names_in_place_of_a_setting_name_its_kind(monkeypatch):
     for field in ("transform", "bonus", "normalize", "network"):
         with pytest.raises(fdg.FdgError, match=f"{field}.*: (it must be|name a module)"):
             dataclasses.replace(PPO, **{field: "own_parts:NUMBER"})
-    words = "network 'own_parts:network' takes (width, depth, seed), and is called with (observation_space"
+    words = "network 'own_parts:network' takes (width, depth, seed), but is called with (observation_space"
     with pytest.raises(fdg.FdgError, match=re.escape(words)):
         dataclasses.replace(PPO, network="own_parts:network")
 

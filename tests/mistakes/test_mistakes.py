@@ -61,8 +61,8 @@ MISTAKES = {
     "training by a method": (lambda: ppo().train(), "PPO has no train", "fdg.fit(algorithm, total_steps=N)"),
     "a third by position": (
         lambda: algos.make("ppo", ENV, 4),
-        "make: 4 is one argument too many",
-        "by name, all but name and env",
+        "make: 4 is one positional argument too many",
+        "only name and env may be positional",
     ),
     "an unknown activation": (lambda: ppo(activation="Tanh"), "'tanh', 'relu'", "write activation='tanh'"),
     "an unknown hyperparameter": (
@@ -225,7 +225,7 @@ MISTAKES = {
     ),
     "a plan's graph, delayed": (
         lambda: place(fdg.place(Pupil(), policies.SingleLearnerCoarse(staleness=1), 2).graph),
-        "already has the plan's staleness",
+        "already has its staleness",
         "fdg.trace",
     ),
     "another algorithm's state": (

@@ -114,7 +114,7 @@ def test_a_network_whose_functions_take_another_number_of_arguments(arguments):
     right = lambda first, observation: {}  # noqa: E731
     for name, made in (("init", Network(wrong, right)), ("apply", Network(right, wrong))):
         said = refused(lambda made=made: fdg.trace(small(network=made)))
-        assert said.startswith(f"{name} of network takes ({arguments}), and is called with (")
+        assert said.startswith(f"{name} of network takes ({arguments}), but is called with (")
 
 
 def test_a_callback_that_raises(tmp_path):

@@ -95,7 +95,7 @@ def test_fitted(devices, model, batches, used):
     [
         (
             Group("a", (0, 1, 2, 3), exact=True),
-            "fragment 'f' (actor) has a batch of 6, which does not divide by the 4 devices of its a: use 3,"
+            "fragment 'f' (actor) has a batch of 6, which is not divisible by the 4 devices of its a: use 3,"
             " or a batch of 4 or 8",
         ),
         (Group("a", tuple(range(8)), exact=True), "by the 8 devices of its a: use 6, or a batch of 8"),
@@ -147,8 +147,8 @@ ACTING = graph(fragment("act", "actor"), fragment("learn", "learner"))
 @pytest.mark.parametrize(
     ("placement", "words"),
     [
-        ([A], "return a dict of roles to fdg.Group(name, devices)"),
-        ({"actor": (0,)}, "return a dict of roles to fdg.Group(name, devices)"),
+        ([A], "return a dict from roles to fdg.Group(name, devices)"),
+        ({"actor": (0,)}, "return a dict from roles to fdg.Group(name, devices)"),
         ({}, "places no role"),
         ({"actor": Group("g", (4, -1))}, "places 'actor' on device 4 (group g), of 4 devices, 0 to 3"),
         ({"actor": Group("g", (0, -1))}, "on device -1"),

@@ -381,7 +381,7 @@ def test_the_order_of_problems_follows_from_key_and_iteration_alone():
         ("grpo", {"group_size": 1}, "group_size=1: responses are compared with each other"),
         ("grpo", {"num_minibatches": 3}, "num_minibatches=3 does not divide the 32 responses"),
         ("grpo", {"micro_batch": 5}, "micro_batch=5 does not divide the 32 responses of a minibatch"),
-        ("grpo", {"clip_low": -1.0}, "clip_low=-1.0: it must be zero or above"),
+        ("grpo", {"clip_low": -1.0}, "clip_low=-1.0: it must be 0 or more"),
         ("grpo", {"variant": "gropo"}, "variant='gropo': it must be 'grpo'"),
         ("grpo", {"dual_clip": 0.5}, "dual_clip=0.5: it must be above one"),
         ("grpo", {"clip": 0.5}, "no hyperparameter of GRPO 'clip'|unknown hyperparameter of GRPO 'clip'"),

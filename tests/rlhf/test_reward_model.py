@@ -232,5 +232,5 @@ def test_what_cannot_judge_is_refused_in_one_line(folder, trained, tmp_path):
         algos.GRPO(env=envs.make("text:addition"), **SMALL, reward_model=str(folder))
     with pytest.raises(FdgError, match="no such directory"):
         made("ppo_rlhf", reward_model="/no/such/judge")
-    with pytest.raises(FdgError, match=r"centre_coefficient=-1.0: it must be zero or above"):
+    with pytest.raises(FdgError, match=r"centre_coefficient=-1.0: it must be 0 or more"):
         made("reward_model", centre_coefficient=-1.0)

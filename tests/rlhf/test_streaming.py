@@ -147,11 +147,11 @@ def test_a_mask_of_younger_tokens_than_those_of_a_batch_has_an_effect(recwarn):
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"ahead": -1, "slots": 2}, "ahead=-1: it must be zero or above"),
+        ({"ahead": -1, "slots": 2}, "ahead=-1: it must be 0 or more"),
         ({"ahead": 10**9}, "ahead=1000000000: give at most 200 batches"),
         ({"micro_batches": 3}, "micro_batches=3 do not divide the 4 prompts of an iteration"),
         ({"micro_batches": 0}, "micro_batches=0"),
-        ({"max_age": 1}, "max_age=1: it must be zero or above, and needs late='mask'"),
+        ({"max_age": 1}, "max_age=1: it must be 0 or more, and needs late='mask'"),
         ({"ahead": 1, "slots": 2, "env": envs.text.Guess()}, "ahead=1: 'guess' is a game"),
     ],
 )

@@ -74,15 +74,19 @@ class Wrong(Short):
 @pytest.mark.parametrize(
     ("method", "change", "said"),
     [
-        ("done", lambda done: done.astype(jnp.int32), r"int32\[.\]: return what the slots have, bool\[.\]"),
+        (
+            "done",
+            lambda done: done.astype(jnp.int32),
+            r"int32\[.\]: return the structure of the slots, bool\[.\]",
+        ),
         ("done", lambda done: done[:, None], r"bool\[., 1\]: return"),
         ("tick", lambda x: ({**x[0], "n": x[0]["n"] + jnp.int32(1)}, x[1]), r".*'n': int32\[.\].*: return"),
-        ("tick", lambda x: x[0], r"\{.*\}: return what the slots have, \(\{"),
-        ("begin", lambda x: (x[0], ()), r"\(\{.*\}, \(\)\): return what the slots have, "),
+        ("tick", lambda x: x[0], r"\{.*\}: return the structure of the slots, \(\{"),
+        ("begin", lambda x: (x[0], ()), r"\(\{.*\}, \(\)\): return the structure of the slots, "),
         (
             "idle",
             lambda x: {**x, "n": jnp.int8(0)},
-            r".*'n': int8\[\].*: axis 0 of each array has the . slots",
+            r".*'n': int8\[\].*: axis 0 of each array must have the . slots",
         ),
         ("row", lambda x: x.sum(), r"int32\[\]: axis 0"),
     ],

@@ -112,7 +112,8 @@ def check_one_agent(equations: Sequence[core.JaxprEqn], agents: int) -> None:
     """Checks that a program of several agents does not call the host."""
     for call in outside_calls(equations):
         raise PlanError(
-            f"num_seeds={agents}: {call} runs on the host, for one agent only: start one run per seed"
+            f"num_seeds={agents}: {call} runs on the host, which supports one agent only: start one run per"
+            " seed"
         )
 
 
@@ -130,7 +131,7 @@ def check_one_process(
     if len(calls) > 1:
         (first, first_call), (second, second_call) = list(calls.items())[:2]
         raise PlanError(
-            f"{policy} puts effects into several processes, where nothing keeps their order: {first_call}"
+            f"{policy} puts effects into several processes, which have no common order: {first_call}"
             f" into process {first}, {second_call} into process {second}: place both in one group, or in one"
             f" process"
         )

@@ -88,7 +88,7 @@ def test_offline_metrics_are_losses_alone():
             "bonus has no effect where nothing acts in training: set online=True, or leave it",
         ),
         ({"expectile": 1.0}, "expectile=1.0: it must be between 0 and 1"),
-        ({"advantage_scale": -1.0}, "advantage_scale=-1.0: it must be zero or above"),
+        ({"advantage_scale": -1.0}, "advantage_scale=-1.0: it must be 0 or more"),
         ({"env": envs.make("Pendulum-v1")}, r"has observations Box\[1\].* and Pendulum-v1 has Box\[3\]"),
     ],
 )
