@@ -38,7 +38,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"a": {"b": 1, "b": 2}}', "'b' is there twice"),
+        (b'{"a": {"b": 1, "b": 2}}', "'b' occurs twice"),
         (b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}", "more than 64 levels deep"),
         (b"[" * 10**6, "more than 64 levels deep"),
         (b'{"a": NaN}', "NaN is not a finite number"),

@@ -110,7 +110,7 @@ def _answer_text(where: str, column: str, value: Any) -> str:
         return content
     if len(content) != 1 or content[0]["role"] != "assistant":
         roles = listed([message["role"] for message in content], "and")
-        raise FdgError(f"{where}: '{column}' has messages of {roles} but needs one message of the assistant")
+        raise FdgError(f"{where}: '{column}' has messages of {roles}: write one message of the assistant")
     return _content(f"{where}: '{column}'", content[0])
 
 

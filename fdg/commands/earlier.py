@@ -78,9 +78,10 @@ def check_agrees(flags: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     conflict = contradiction(config, flags)
     if conflict is not None:
         name, stored, value = conflict
+        given = "the run, which was trained without it" if stored is None else f"the run's {shown(stored)}"
         raise FdgError(
-            f"--resume: --{name.replace('_', '-')} {shown(value)} contradicts the run's {shown(stored)}:"
-            f" leave it out, or start a new run"
+            f"--resume: --{name.replace('_', '-')} {shown(value)} contradicts {given}: leave it out, or start"
+            " a new run"
         )
 
 

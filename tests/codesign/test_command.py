@@ -197,8 +197,8 @@ WRONG = {
     "a spec below 0": words("energy_uj is -1.0; give a number above 0", "p.toml", "--energy-uj", "-1"),
     "a level it lacks": words("write [specs.tight] in its file", "p.toml", "--specs", "tight"),
     "another environment": words("--env is not a flag of fdg codesign", "p.toml", "--env", "CartPole-v1"),
-    "steps": words("no flag of fdg codesign: give --samples", "p.toml", "--total-steps", "99"),
-    "a sweep": words("no flag of fdg codesign: use fdg train", "p.toml", "--sweep", "seed=1,2"),
+    "steps": words("not a flag of fdg codesign: give --samples", "p.toml", "--total-steps", "99"),
+    "a sweep": words("not a flag of fdg codesign: use fdg train", "p.toml", "--sweep", "seed=1,2"),
     "no run": words("absent", "--resume", "absent"),
     "specs of a run": words("a resumed search keeps its settings", "--resume", "run", "--specs", "tight"),
 }

@@ -127,7 +127,7 @@ def test_the_best_outlives_episodes_and_all_of_them_count():
     # Seeds, devices: an axis more, or the whole state of an algorithm.
     twice = jax.tree.map(lambda x: jnp.stack([x, x]), state)
     assert_same(results, ENV.designs({"env_state": twice, "count": 3}))
-    with pytest.raises(FdgError, match="0 states of it"):
+    with pytest.raises(FdgError, match="contains 0 of its states"):
         ENV.designs({"count": 3})
 
 

@@ -318,7 +318,11 @@ def test_a_rule_that_takes_nothing_is_named():
     ("parameters", "fields", "words"),
     [
         ([("mlp", P("bacth"))], {}, ["'mlp'", "'bacth'", "'batch' and 'model'"]),
-        ([("bias", P(None, "batch"))], {}, ["'bias'", "['bias']", "[128]", "2 dimensions of 1"]),
+        (
+            [("bias", P(None, "batch"))],
+            {},
+            ["'bias'", "['bias']", "[128]", "2 dimensions, but the array has 1"],
+        ),
         (
             [("embed", P("batch"))],
             {"devices": 3},

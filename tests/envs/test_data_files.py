@@ -123,7 +123,7 @@ CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"n
 MISTAKES = [
     ("{", "line 3: is not JSON"),
     ("3", "line 3: does not contain a JSON object: write one in braces"),
-    ('{"prompt": "a", "prompt": "b"}', "line 3: 'prompt' is there twice"),
+    ('{"prompt": "a", "prompt": "b"}', "line 3: 'prompt' occurs twice"),
     ({"text": "x"}, "line 3: has no column 'prompt' (or problem, question, messages), only 'text'"),
     ({"prompt": None}, "line 3: 'prompt' is null"),
     ({"prompt": ""}, "line 3: 'prompt' is empty"),
@@ -140,7 +140,7 @@ MISTAKES = [
         {"prompt": "x", "completion": [CALL]},
         "line 3: 'completion' calls tools (tool_calls), but only its content is",
     ),
-    ({"prompt": "p", "chosen": "a", "rejected": "b"}, "line 3: has preferences, 'chosen' and 'rejected'"),
+    ({"prompt": "p", "chosen": "a", "rejected": "b"}, "line 3: has preferences ('chosen' and 'rejected')"),
 ]
 
 
@@ -153,14 +153,14 @@ def test_mistakes_name_the_file_the_line_the_column_and_the_fix(line, words, tmp
         envs.make("text:file", path=str(path))
     said = str(error.value)
     assert f"task 'text:file': {path}, {words}" in said and "\n" not in said
-    assert any(verb in said for verb in ("write", "rename", "put", "remove", "leave", "wanted"))
+    assert any(verb in said for verb in ("write", "rename", "put", "add", "remove", "use"))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         ("a.csv", "prompt,answer\n1,2,3\n", "line 2: has 3 fields, and the first line names 2"),
-        ("a.csv", 'prompt,answer\n"1,2\n', "is no CSV"),
+        ("a.csv", 'prompt,answer\n"1,2\n', "is not CSV"),
         ("a.parquet", "PAR1", "Parquet is not read: convert it"),
         ("a.jsonl", "\n \n", "has no rows"),
         *((f"a.{ending}", f"prompt{mark}answer\n1{mark}2\n", f"separated by {mark!r}: use {right!r}")
@@ -169,7 +169,7 @@ def test_mistakes_name_the_file_the_line_the_column_and_the_fix(line, words, tmp
           for ending, content in (("csv", "prompt,answer\n1+1=,\u00fc\n"), ("jsonl", '{"prompt": "\u00fc"}'),
                                   ("json", '[{"prompt": "\u00fc"}]'))
           for encoding in ("latin-1", "cp1252", "mac_roman", "utf-16", "utf-16-be", "utf-16-le", "utf-32")),
-        ("a.json", "[1]", "row 1: is 1, and no object"),
+        ("a.json", "[1]", "row 1: is 1, not an object"),
         ("a.jsonl", json.dumps(GOOD), "too few to hold some out: give more of them, or a file"),
     ],
 )  # fmt: skip

@@ -32,7 +32,7 @@ def test_a_cluster_that_is_not_there(monkeypatch):
 
 ERRORS = {
     "ray:CartPole-v1": "'CartPole-v1' is compiled into the program and needs no workers",
-    "ray:ray:gymnasium:CartPole-v1": "say ray: once",
+    "ray:ray:gymnasium:CartPole-v1": "write ray: once",
     "ray:envpool:CartPol-v1": "unknown environment of EnvPool 'CartPol-v1'",
     "ray:gymnasium:CartPole-v1?workers=0": "workers=0 must be an integer of at least 1",
     "ray:gymnasium:CartPole-v1?cpus=0": "cpus=0 must be above 0",

@@ -148,7 +148,7 @@ def test_receiving_twice_is_an_error():
 
 def test_receiving_what_was_not_sent_is_an_error():
     state, _ = ADDING.reset(keys(2))
-    with pytest.raises(HostError, match="environment 'adding': recv of step 0, which is not"):
+    with pytest.raises(HostError, match="environment 'adding': recv of step 0, which was not"):
         jax.block_until_ready(ADDING.recv(state))
 
 

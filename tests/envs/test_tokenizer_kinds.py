@@ -312,7 +312,7 @@ def test_prompts_of_ones_own_are_as_long_as_the_context_has_room(drawn):
     assert short.tokens.shape == (1, drawn.prompt_length)
     long = drawn.prompts_of(["1+1=" * 30], longest=512)
     assert drawn.texts(*long)[0].endswith("1+1=" * 30 + "\n") and long.tokens.shape[1] % 64 == 0
-    with pytest.raises(FdgError, match=r"prompt 0 '1\+1=.* room for 64"):
+    with pytest.raises(FdgError, match=r"prompt 0 '1\+1=.* allows 64"):
         drawn.prompts_of(["1+1=" * 30], longest=64)
 
 

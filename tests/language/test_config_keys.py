@@ -131,7 +131,7 @@ ROPES = [
         "above zero",
     ),
     ({"rope_type": "default", "mrope_section": [1, 2]}, "mrope_section=(1, 2) is not supported"),
-    ({"rope_type": ["yarn"]}, "rope_type=('yarn',): known are"),
+    ({"rope_type": ["yarn"]}, "rope_type=('yarn',) is not supported: supported are"),
     ({"full_attention": {"rope_type": "default"}}, "it must be an object of numbers and names"),
 ]  # fmt: skip
 

@@ -126,7 +126,7 @@ def test_adapters_change_nothing_at_first_and_can_be_merged(decoder, parameters)
         ({"lora_targets": ("query", "keys")}, r"lora_targets=['keys']: a block has query, key"),
         (
             {"rope_scaling": (("rope_type", "mrope"),)},
-            "rope_type='mrope': known are default, linear, dynamic, llama3",
+            "rope_type='mrope' is not supported: supported are default, linear, dynamic, llama3",
         ),
         ({"num_layers": 0}, "num_layers=0: it must be a whole number above zero"),
     ],

@@ -136,8 +136,8 @@ def test_draws_are_as_likely_as_they_say():
             "prompts of 26 tokens and max_new_tokens=7 are 33, and the decoder's context",
         ),
         ({"slots": 0}, "slots=0: give at least 1"),
-        ({"stop": -1}, "stop_tokens=[-1]: the vocabulary has 0 to 10"),
-        ({"stop": 11}, "stop_tokens=[11]: the vocabulary has 0 to 10"),
+        ({"stop": -1}, "stop_tokens=[-1]: tokens of the vocabulary are 0 to 10"),
+        ({"stop": 11}, "stop_tokens=[11]: tokens of the vocabulary are 0 to 10"),
         ({"mask": 4}, "prompts have tokens [2, 5] and a mask [2, 4]: both are [N, P]"),
     ],
 )

@@ -212,7 +212,7 @@ def refused(folder, message, *reads):
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no': it must be true or false"),
         ({"rope_scaling": {"type": "llama3", "factor": 8}}, "low_freq_factor, high_freq_factor missing"),
         ({"rope_scaling": {"type": "yarn", "factor": "8"}}, "config.json: factor='8': it must be a number"),
-        ({"rope_scaling": {"type": "mrope", "factor": 2}}, "config.json: rope_type='mrope': known are"),
+        ({"rope_scaling": {"type": "mrope", "factor": 2}}, "config.json: rope_type='mrope' is not supported"),
         ({"rope_scaling": ["yarn"]}, "rope_scaling=['yarn']: it must be an object"),
         ({"head_dim": 3}, "config.json: head_dim=3: rotary positions need an even one"),
     ],

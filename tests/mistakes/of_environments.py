@@ -73,8 +73,16 @@ MISTAKES = {
         "not float32[4, 1]",
         "return (what to keep, what to show)",
     ),
-    "an environment and its parameters": (lambda: unpack(ENV), "is one value", "parameters are arguments"),
-    "a wrapper and its parameters": (lambda: unpack(envs.FrameStack(ENV, 2)), "is one value", "gravity=9.8"),
+    "an environment and its parameters": (
+        lambda: unpack(ENV),
+        "does not unpack into environment and parameters",
+        "parameters are arguments",
+    ),
+    "a wrapper and its parameters": (
+        lambda: unpack(envs.FrameStack(ENV, 2)),
+        "does not unpack into environment and parameters",
+        "gravity=9.8",
+    ),
     "a state for an observation": (
         observation_first,
         "step takes the state, but was given float32[2, 1]",

@@ -392,7 +392,7 @@ def test_environments_do_not_change(options):
         said = refused(lambda field=field: setattr(env, field, 1), dataclasses.FrozenInstanceError)
         assert f"write env = dataclasses.replace(env, {field}=1)" in said
     said = refused(lambda: setattr(env, "max_episode_steps", 3), dataclasses.FrozenInstanceError)
-    assert f"its max_episode_steps follows from {fields[0]}" in said and said.endswith("make another env")
+    assert f"its max_episode_steps is computed from {fields[0]}" in said and said.endswith("make another env")
 
 
 # --- runs and searches ---

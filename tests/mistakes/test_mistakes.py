@@ -140,7 +140,7 @@ MISTAKES = {
     "a metric of None": (broken.MetricOfNone, "'loss' as None", "leave it out"),
     "a metric of text": (broken.MetricOfText, "'phase' as 'warm-up'", "are numbers"),
     "four metrics in one": (broken.MetricOfFour, "shape (4,)", "jnp.mean"),
-    "a numbered metric": (broken.NumberedMetric, "named 0", "names are strings"),
+    "a numbered metric": (broken.NumberedMetric, "named 0", "use a string"),
     "a field that is lost": (broken.DropsAField, "another structure", "keep every field"),
     "another dtype": (broken.Widens, "from int32[] to float32[]", "return the shape and"),
     "a word as next state": (broken.TextInTheNextState, "iterate returns state['count']", "leave"),
@@ -206,7 +206,7 @@ MISTAKES = {
         "10000 is not a policy",
         "give total_steps, say, by name",
     ),
-    "a policy that places numbers": (lambda: place(policy=Roleless()), "returns {'actor': 0}", "fdg.Group"),
+    "a policy that places numbers": (lambda: place(policy=Roleless()), "returned {'actor': 0}", "fdg.Group"),
     "numbers as devices": (lambda: place(devices=[0, 1]), "devices[0] is 0", "jax.devices()[:2]"),
     "more devices than there are": (
         lambda: fdg.compile(broken.Counter(), policies.GPUOnly(), 99),

@@ -149,8 +149,11 @@ ACTING = graph(fragment("act", "actor"), fragment("learn", "learner"))
     [
         ([A], "return a dict from roles to fdg.Group(name, devices)"),
         ({"actor": (0,)}, "return a dict from roles to fdg.Group(name, devices)"),
-        ({}, "places no role"),
-        ({"actor": Group("g", (4, -1))}, "places 'actor' on device 4 (group g), of 4 devices, 0 to 3"),
+        ({}, "returned no role"),
+        (
+            {"actor": Group("g", (4, -1))},
+            "places 'actor' on device 4 (group g), but there are 4 devices, 0 to 3",
+        ),
         ({"actor": Group("g", (0, -1))}, "on device -1"),
         ({"actor": Group("g", ())}, "on no device"),
         ({"actor": Group("g", (1, 0, 1, 0))}, "on device 1 twice"),

@@ -189,7 +189,7 @@ def test_a_column_that_is_not_there_is_named_before_anything_runs(function, word
     with pytest.raises(fdg.FdgError) as error:
         task.with_reward(function)
     assert words in str(error.value) and "level and ünï" in str(error.value)
-    with pytest.raises(fdg.FdgError, match="1 functions and 2 weights: one each"):
+    with pytest.raises(fdg.FdgError, match="1 functions but 2 weights: give one weight per function"):
         task.with_reward(function, weights=[1, 2])
 
 
