@@ -29,7 +29,7 @@ from algos.rlhf.group_relative import GRPO
 from algos.rlhf.ppo import PPORLHF
 from algos.rlhf.reward_model import RewardModel
 from bench.harness import parser
-from fdg.keys import words
+from fdg.keys import to_data
 from policies import Colocated, Split, Standalone
 from tools.break_it.language import counted
 
@@ -124,7 +124,7 @@ def compare(name, placement, iterations):
         state, sums = plain(name, iterations)
     largest = 0.0
     for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(state), strict=True):
-        a, b = np.asarray(words(a)), np.asarray(words(b))
+        a, b = np.asarray(to_data(a)), np.asarray(to_data(b))
         scale = max(1.0, float(np.max(np.abs(b), initial=0)))
         largest = max(largest, float(np.max(np.abs(a.astype(float) - b.astype(float)), initial=0)) / scale)
     return largest, bool(np.array_equal(np.asarray(measured["token_checksum"]), np.asarray(sums)))

@@ -113,7 +113,7 @@ def run_of(algorithm: Any, seed: int) -> Run:
 def changes_nothing(before: Run, after: Run) -> bool:
     """Whether the changed iteration returns the same bits."""
     ends = [jax.tree.leaves(jax.jit(run.algorithm.iterate)(before.state)) for run in (before, after)]
-    return all(np.asarray(keys.words(a)).tobytes() == np.asarray(keys.words(b)).tobytes()
+    return all(np.asarray(keys.to_data(a)).tobytes() == np.asarray(keys.to_data(b)).tobytes()
                for a, b in zip(*ends, strict=True))  # fmt: skip
 
 

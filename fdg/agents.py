@@ -19,7 +19,7 @@ from jax.extend import core
 
 from fdg import jaxprs, keys
 from fdg.arguments import check_takes, checked, quoted
-from fdg.batch.rules.random import has_draws_from_the_batch
+from fdg.batch.rules.random import has_batch_dependent_draws
 from fdg.batch.state_axes import state_axes
 from fdg.errors import GraphError, PlanError
 
@@ -205,7 +205,7 @@ def iterate_all(
       state: one agent's state, a pytree of shapes; `axes` are the batch axes of its leaves.
       between: what agents copy after the iteration.
     """
-    shares_draws = has_draws_from_the_batch(jaxprs.open_jaxpr(jaxpr))  # vmapped agents would share them
+    shares_draws = has_batch_dependent_draws(jaxprs.open_jaxpr(jaxpr))  # vmapped agents would share them
     iterate = mapped(core.jaxpr_as_fun(jaxpr), count, 1 if shares_draws else count)
     return iterate if between is None else with_copying(iterate, state, axes, between)
 

@@ -1,4 +1,4 @@
-"""Typed random keys: their implementation, and conversion to and from words, JAX's key data (uint32)."""
+"""Typed random keys: their implementation, and conversion to and from JAX's key data (uint32)."""
 
 import functools
 from typing import Any
@@ -25,7 +25,7 @@ def is_key(dtype: Any) -> bool:
 
 
 def implementation(shape: tuple[int, ...], dtype: Any) -> tuple[Any, jax.ShapeDtypeStruct] | None:
-    """The implementation of keys `[*shape]` and the shape of their words; None for other dtypes."""
+    """The implementation of keys `[*shape]` and the shape of their key data; None for other dtypes."""
     if not is_key(dtype):
         return None
     implementations: list[Any] = []
@@ -34,23 +34,23 @@ def implementation(shape: tuple[int, ...], dtype: Any) -> tuple[Any, jax.ShapeDt
         implementations.append(jax.random.key_impl(keys))
         return jax.random.key_data(keys)
 
-    words = jax.eval_shape(record, jax.ShapeDtypeStruct(shape, dtype))
-    return implementations[0], words
+    data = jax.eval_shape(record, jax.ShapeDtypeStruct(shape, dtype))
+    return implementations[0], data
 
 
-def words(x: jax.Array) -> jax.Array:
-    """`jax.random.key_data` of keys (words along a new last axis); any other array unchanged."""
+def to_data(x: jax.Array) -> jax.Array:
+    """`jax.random.key_data` of keys (numbers along a new last axis); any other array unchanged."""
     return jax.random.key_data(x) if is_key(x.dtype) else x
 
 
-def from_words(x: Any, like: Any) -> jax.Array:
-    """The inverse of `words`, for an array with the shape and dtype of `like`."""
+def from_data(x: Any, like: Any) -> jax.Array:
+    """The inverse of `to_data`, for an array with the shape and dtype of `like`."""
     found = implementation(like.shape, like.dtype)
     return x if found is None else jax.random.wrap_key_data(x, impl=found[0])
 
 
-def words_shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of `words` of an array."""
+def data_shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of `to_data` of an array."""
     found = implementation(shape, dtype)
     return jax.ShapeDtypeStruct(shape, dtype) if found is None else found[1]
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fdg.arguments import check_fields, check_members, checked_names, quoted
 from fdg.errors import FdgError, kind_of, structure_of
-from fdg.keys import from_words, words_shape
+from fdg.keys import data_shape, from_data
 
 Order = Literal["prompt", "finished"]
 Late = Literal["wait", "mask"]
@@ -423,8 +423,8 @@ def counts(stream: Stream, state: StreamState) -> dict[str, jax.Array]:
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """`jax.numpy.zeros`, also for random keys."""
-    words = words_shape(shape, dtype)
-    return from_words(jnp.zeros(words.shape, words.dtype), jax.ShapeDtypeStruct(shape, dtype))
+    data = data_shape(shape, dtype)
+    return from_data(jnp.zeros(data.shape, data.dtype), jax.ShapeDtypeStruct(shape, dtype))
 
 
 def _without_weak_type(x: Any) -> jax.Array:

@@ -18,7 +18,7 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.batch.rules.random import has_draws_from_the_batch
+from fdg.batch.rules.random import has_batch_dependent_draws
 from fdg.jax_internals import ClosedJaxpr
 
 
@@ -56,7 +56,7 @@ class _Parts(NamedTuple):
 def _hoist_from_scan(eqn: Any, rule: HoistRule) -> list[Any] | None:
     """Rewrites a scan as a call and a scan over the call's results; None if nothing is hoisted."""
     (body,) = jaxprs.bodies(eqn)
-    if has_draws_from_the_batch(body.jaxpr):
+    if has_batch_dependent_draws(body.jaxpr):
         return None
     constants = _constants(eqn)
     carried = {i for i, _ in body.carry}

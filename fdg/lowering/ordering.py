@@ -293,7 +293,7 @@ def wait_for(x: jax.Array, *dependencies: jax.Array) -> jax.Array:
     2.5
     """
     if keys.is_key(x.dtype):
-        return keys.from_words(wait_for(keys.words(x), *dependencies), x)
+        return keys.from_data(wait_for(keys.to_data(x), *dependencies), x)
     zero = functools.reduce(jnp.bitwise_or, map(_zero_from, dependencies))
     # Not a constant zero: XLA would simplify a select between equal values if `x` is zero (a loop's counter).
     return lax.select(zero == 0, x, lax.broadcast(zero.astype(x.dtype), x.shape))
@@ -301,7 +301,7 @@ def wait_for(x: jax.Array, *dependencies: jax.Array) -> jax.Array:
 
 def _zero_from(array: jax.Array) -> jax.Array:
     """Zero, computed from an array: the number of set bits of its first element, shifted right by 7."""
-    array = keys.words(array)
+    array = keys.to_data(array)
     element = lax.reshape(lax.slice(array, [0] * array.ndim, [1] * array.ndim), ())
     if jnp.issubdtype(element.dtype, jnp.floating):
         element = lax.bitcast_convert_type(element, f"uint{8 * element.dtype.itemsize}")

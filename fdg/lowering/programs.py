@@ -241,8 +241,8 @@ def on_mesh(
 
 def _buffers(metrics: Sequence[Any], rows: int) -> list[jax.Array]:
     """A buffer `[rows, ...]` of zeros per metric."""
-    words = [keys.words_shape(metric.shape, metric.dtype) for metric in metrics]
-    return [jnp.zeros((rows, *row.shape), row.dtype) for row in words]
+    data = [keys.data_shape(metric.shape, metric.dtype) for metric in metrics]
+    return [jnp.zeros((rows, *row.shape), row.dtype) for row in data]
 
 
 def _run_iterations(
@@ -261,7 +261,8 @@ def _run_iterations(
         results = iterate(*leaves)
         leaves, metrics = list(results[: len(leaves)]), results[len(leaves) :]
         buffers = [
-            _with_row(buffer, keys.words(row), i, first) for buffer, row in zip(buffers, metrics, strict=True)
+            _with_row(buffer, keys.to_data(row), i, first)
+            for buffer, row in zip(buffers, metrics, strict=True)
         ]
         return i + 1, leaves, buffers
 

@@ -15,7 +15,7 @@ from fdg import jaxprs
 from fdg.batch.collective import Collective
 from fdg.batch.gradients import gradient_bytes
 from fdg.batch.lengths import divisors
-from fdg.batch.rules.random import has_draws_from_the_batch
+from fdg.batch.rules.random import has_batch_dependent_draws
 from fdg.identity_cache import IdentityCache
 from fdg.tracing.graph import FDG
 
@@ -30,7 +30,7 @@ def agents_per_vmap(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> 
 
     `agents` is the number of agents per device, and `cores` the number of cores per device.
     """
-    if has_draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # vmapped agents would share their draws
+    if has_batch_dependent_draws(jaxprs.open_jaxpr(graph.jaxpr)):  # vmapped agents would share their draws
         return 1
     # Agents of a population copy from each other after each iteration, so they must advance together.
     if agents == 1 or not on_cpu or graph.between_agents is not None:

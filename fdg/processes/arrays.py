@@ -42,12 +42,12 @@ def made_by(
     owner: int, make: Callable[[], Sequence[jax.Array]], shapes: Sequence[jax.ShapeDtypeStruct]
 ) -> list[jax.Array]:
     """Broadcasts arrays that `make` returns in process `owner` to every process. All processes call it."""
-    word_shapes = [keys.words_shape(shape.shape, shape.dtype) for shape in shapes]
+    data_shapes = [keys.data_shape(shape.shape, shape.dtype) for shape in shapes]
     values: Sequence[Any] = [None] * len(shapes)
     if jax.process_index() == owner:
-        values = list(map(keys.words, make()))
-    copies = [copy.addressable_data(0) for copy in share(values, word_shapes, [owner] * len(shapes))]
-    return [keys.from_words(copy, shape) for copy, shape in zip(copies, shapes, strict=True)]
+        values = list(map(keys.to_data, make()))
+    copies = [copy.addressable_data(0) for copy in share(values, data_shapes, [owner] * len(shapes))]
+    return [keys.from_data(copy, shape) for copy, shape in zip(copies, shapes, strict=True)]
 
 
 def share(

@@ -144,11 +144,11 @@ def fetch(tree: Any) -> Any:
     """Gathers arrays on process 0. All processes must call it.
 
     Each shard is sent directly to process 0, and no other process has the whole array. No XLA program runs,
-    so arrays may belong to meshes without devices of this process. Typed keys become their words. Returns
+    so arrays may belong to meshes without devices of this process. Typed keys become their key data. Returns
     NumPy arrays on process 0 (copies, since the arrays may be donated), and None on the other processes.
     """
     leaves, structure = jax.tree.flatten(tree)
-    arrays = [keys.words(leaf) for leaf in leaves]
+    arrays = [keys.to_data(leaf) for leaf in leaves]
     owners_by_array = [_owners(array) for array in arrays]
     if not is_first():
         assert _peers is not None
@@ -187,7 +187,7 @@ def gather(tree: Any) -> Any:
     if fetched is None:
         return None
     device = jax.local_devices()[0]
-    return jax.tree.map(lambda data, leaf: keys.from_words(jax.device_put(data, device), leaf), fetched, tree)
+    return jax.tree.map(lambda data, leaf: keys.from_data(jax.device_put(data, device), leaf), fetched, tree)
 
 
 def lost(seconds: float) -> peers.LostError | None:

@@ -16,7 +16,7 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.batch.rules.random import has_draws_from_the_batch
+from fdg.batch.rules.random import has_batch_dependent_draws
 from fdg.fragment import FragmentMark, fragments_in
 from fdg.jax_internals import ClosedJaxpr
 from fdg.tracing.graph import FDG, Fragment
@@ -145,6 +145,6 @@ def inputs_of(graph: FDG, leaves: Sequence[Any]) -> Mapping[str, list[jax.Array]
 
     if graph.agents is not None:
         run_agent = run
-        is_sequential = has_draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr))
+        is_sequential = has_batch_dependent_draws(jaxprs.open_jaxpr(graph.jaxpr))
         run = (lambda leaves: jax.lax.map(run_agent, leaves)) if is_sequential else jax.vmap(run_agent)
     return jax.jit(run)(list(leaves))

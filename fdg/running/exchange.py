@@ -250,10 +250,10 @@ def _block_spec(mesh: Mesh) -> PartitionSpec:
 
 
 def _to_wire(x: jax.Array) -> jax.Array:
-    """Converts an array to a dtype that collectives support: keys to their words, booleans to bytes."""
-    return x.astype(jnp.uint8) if x.dtype == bool else keys.words(x)
+    """Converts an array to a dtype that collectives support: keys to their key data, booleans to bytes."""
+    return x.astype(jnp.uint8) if x.dtype == bool else keys.to_data(x)
 
 
 def _from_wire(x: jax.Array, like: Any) -> jax.Array:
     """The inverse of `_to_wire`."""
-    return keys.from_words(x, like) if keys.is_key(like.dtype) else x.astype(like.dtype)
+    return keys.from_data(x, like) if keys.is_key(like.dtype) else x.astype(like.dtype)

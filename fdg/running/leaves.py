@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fdg.arguments import quoted
 from fdg.errors import kind_of
 from fdg.jax_internals import internal
-from fdg.keys import words
+from fdg.keys import to_data
 from fdg.placing.scheduling.schedule import Value
 from fdg.running.steps import Memory, StepBuilder
 from fdg.running.transfers import Transfer
@@ -102,7 +102,7 @@ def without_aliases(leaves: Sequence[jax.Array]) -> list[jax.Array]:
     seen_buffers: set[tuple[int, int]] = set()
     results = []
     for leaf in leaves:
-        shards = [shard.data for shard in words(leaf).addressable_shards]
+        shards = [shard.data for shard in to_data(leaf).addressable_shards]
         buffers = {(shard.device.id, shard.unsafe_buffer_pointer()) for shard in shards}
         results.append(leaf if seen_buffers.isdisjoint(buffers) else jnp.copy(leaf))
         seen_buffers |= buffers

@@ -42,8 +42,8 @@ class RowStacks:
             start = builder.on_lane(group, program, len(positions))
             self._group_stacks.append((positions, program, start))
         self.programs = tuple(program for _, program, _ in self._group_stacks)
-        words = [keys.words_shape(value.shape, value.dtype) for value in metrics]
-        self._shapes = [jax.ShapeDtypeStruct((ROWS, *row.shape), row.dtype) for row in words]
+        data = [keys.data_shape(value.shape, value.dtype) for value in metrics]
+        self._shapes = [jax.ShapeDtypeStruct((ROWS, *row.shape), row.dtype) for row in data]
         self._owners = [meshes[value.group].devices.flat[0].process_index for value in metrics]
 
     def __call__(self, rows: Sequence[Sequence[Any]]) -> list[Any]:
@@ -68,7 +68,7 @@ class RowStacks:
 def _stack_rows(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """Stacks `ROWS` arrays of each metric in turn."""
     rows = [arrays[i : i + ROWS] for i in range(0, len(arrays), ROWS)]
-    return [jnp.stack([keys.words(x) for x in row]) for row in rows]
+    return [jnp.stack([keys.to_data(x) for x in row]) for row in rows]
 
 
 _MAX_IN_FLIGHT = 3  # the number of iterations that the host may run ahead of the devices

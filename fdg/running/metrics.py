@@ -38,7 +38,7 @@ class PendingMetrics:
     def __init__(
         self, metrics: Any, chunks: Sequence[Chunk], share: Callable[[Sequence[Any]], Sequence[Any]] | None
     ):
-        """`chunks` are in the iterations' order, with random keys as their words.
+        """`chunks` are in the iterations' order, with random keys as their key data.
 
         `share` broadcasts a chunk's buffers to all processes; None if every process already has them.
         """
@@ -64,7 +64,7 @@ class PendingMetrics:
             arrays = _join_chunks(chunks)
             self._result = jax.tree.unflatten(
                 self._structure,
-                [keys.from_words(x, row) for x, row in zip(arrays, self._rows, strict=True)],
+                [keys.from_data(x, row) for x, row in zip(arrays, self._rows, strict=True)],
             )
             self._chunks, self._share = [], None
         return self._result

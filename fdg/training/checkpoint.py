@@ -187,7 +187,7 @@ class Checkpoints:
         return None
 
     def arrays(self, iteration: int) -> dict[str, np.ndarray]:
-        """The arrays of a checkpoint by name, as NumPy arrays; random keys as `uint32` words."""
+        """The arrays of a checkpoint by name, as NumPy arrays; random keys as their key data (`uint32`)."""
         with self._reader(iteration) as (reader, folder):
             return {name: np.asarray(value) for name, value in reader.restore(folder).items()}
 
@@ -200,8 +200,8 @@ class Checkpoints:
         """
         leaves, structure = jax.tree.flatten(target)
         # As NumPy arrays (of one element in memory), since the shardings may have devices of other processes.
-        words = [keys.words_shape(leaf.shape, leaf.dtype) for leaf in leaves]
-        empty = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in words]
+        stored_shapes = [keys.data_shape(leaf.shape, leaf.dtype) for leaf in leaves]
+        empty = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in stored_shapes]
         stored_target = {name: x for name, x in zip(_names(target), empty, strict=True) if x.size}
         expected = _describe_arrays(stored_target)
         with self._reader(iteration) as (reader, folder):
@@ -222,7 +222,7 @@ class Checkpoints:
         restored = []
         for name, zeros, leaf in zip(_names(target), empty, leaves, strict=True):
             array = _place(stored.get(name, zeros), leaf.sharding)  # arrays without elements are not stored
-            restored.append(keys.from_words(array, leaf))
+            restored.append(keys.from_data(array, leaf))
         return jax.tree.unflatten(structure, typed_like(leaves, restored))
 
     def close(self) -> None:
@@ -381,9 +381,9 @@ def _names(tree: Any) -> list[str]:
 
 
 def _arrays_by_name(tree: Any) -> dict[str, Any]:
-    """The leaves to store: random keys as `uint32` words; no empty arrays, which Orbax refuses."""
+    """The leaves to store: random keys as their key data (`uint32`); no empty arrays, which Orbax refuses."""
     leaves = zip(_names(tree), jax.tree.leaves(tree), strict=True)
-    return {name: keys.words(leaf) for name, leaf in leaves if leaf.size}
+    return {name: keys.to_data(leaf) for name, leaf in leaves if leaf.size}
 
 
 def _resize_nodes(stored: dict[str, Any], target: Any) -> dict[str, Any]:

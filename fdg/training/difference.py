@@ -314,7 +314,7 @@ class _Replay:
                     " a run with the same algorithm and sizes"
                 )
         recorded_leaves = zip(arrays.values(), self._shapes, strict=True)
-        self.leaves = [keys.from_words(value.array, leaf) for value, leaf in recorded_leaves]
+        self.leaves = [keys.from_data(value.array, leaf) for value, leaf in recorded_leaves]
 
 
 def _describe_unequal_settings(a: _Side, b: _Side) -> list[str]:

@@ -234,7 +234,7 @@ def _stack(rows: Sequence[Any], aval: Any) -> Any:
 def _by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, np.ndarray]:
     """Arrays by name, without None (unused results); random keys as words."""
     pairs = zip(names, values, strict=True)
-    return {name: np.asarray(keys.words(value)) for name, value in pairs if value is not None}
+    return {name: np.asarray(keys.to_data(value)) for name, value in pairs if value is not None}
 
 
 def _argument_names(names: Any, values: Sequence[Any], word: str) -> list[str]:

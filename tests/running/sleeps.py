@@ -167,7 +167,7 @@ def digest(state, metrics):
     found = hashlib.sha256()
     for leaf in jax.tree.leaves((state, metrics)):
         for shard in leaf.addressable_shards:
-            found.update(np.asarray(keys.words(shard.data)).tobytes())
+            found.update(np.asarray(keys.to_data(shard.data)).tobytes())
     return found.hexdigest()
 
 

@@ -6,6 +6,7 @@
     python -m tools.break_it streams --count 10      the same for streams, also with SIGTERM and Ctrl-C
     python -m tools.break_it many --count 6          the same for 16 processes, one of which is killed
     python -m tools.break_it losses --count 24       one of two processes is lost: named, none left, resumed
+    python -m tools.break_it studies --count 1       a study of 12 cells is killed twice: the same tables
     python -m tools.break_it interrupts --count 50   Ctrl-C at any moment: status 130 within 2 s
 
 build/break_it/ has the finished tries and their circumstances; a second start continues. `--only 17` repeats
@@ -23,6 +24,7 @@ from tools.break_it.interrupts import interrupts
 from tools.break_it.kills import LANGUAGE, MANY, STREAMS, kills
 from tools.break_it.losses import losses
 from tools.break_it.processes import KEPT, noted
+from tools.break_it.studies import studies
 
 CHECKS: dict[str, Callable[[int], str | None]] = {
     "flags": flags,
@@ -31,6 +33,7 @@ CHECKS: dict[str, Callable[[int], str | None]] = {
     "streams": functools.partial(kills, kinds=STREAMS, check="streams"),
     "many": functools.partial(kills, kinds=MANY, check="many"),
     "losses": losses,
+    "studies": studies,
     "interrupts": interrupts,
 }
 

@@ -3,13 +3,13 @@
 from typing import Any
 
 from fdg import jaxprs
-from fdg.batch.rules.random import has_draws_from_the_batch
+from fdg.batch.rules.random import has_batch_dependent_draws
 from fdg.batch.rules.result import Axis, Rule, RuleResult
 
 
 def _rowwise(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """Takes the declared split that most operands have; operands that are split otherwise are gathered."""
-    if has_draws_from_the_batch(jaxprs.open_jaxpr(eqn.params["jaxpr"])):
+    if has_batch_dependent_draws(jaxprs.open_jaxpr(eqn.params["jaxpr"])):
         return None
 
     def num_matching(split: Any) -> int:

@@ -23,7 +23,7 @@ def creates(eqn: Any, axis: Axis) -> bool:
     )
 
 
-def has_draws_from_the_batch(jaxpr: Any) -> bool:
+def has_batch_dependent_draws(jaxpr: Any) -> bool:
     """Whether an open jaxpr, at any depth, draws numbers that depend on the whole batch of keys."""
     return any(map(keys.draws_depend_on_batch, jaxprs.walk(jaxpr.eqns)))
 
