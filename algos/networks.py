@@ -105,7 +105,7 @@ def _named(name: str, observation_space: ObservationSpace, action_space: Space, 
     pair = all(callable(getattr(value, part, None)) for part in ("init", "apply"))
     if not pair and not hasattr(value, "unroll") and library_of(value) is None:
         raise FdgError(
-            f"{field} '{name}' is a {type(value).__name__}: give a module of Linen, NNX or Equinox, an"
+            f"{field} '{name}' is of type {type(value).__name__}: give a module of Linen, NNX or Equinox, an"
             " algos.Network, or a function of (observation_space, action_space) that returns one"
         )
     return value

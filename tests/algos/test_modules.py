@@ -139,7 +139,7 @@ def test_an_algorithm_takes_it(name):
     [
         (Counting, "the module has state besides its parameters \\(count\\)"),
         (Normalising(), "the module has state besides its parameters \\(batch_stats\\)"),
-        (f"{__name__}:NOTHING", "is a int: give a module of Linen, NNX or Equinox"),
+        (f"{__name__}:NOTHING", "is of type int: give a module of Linen, NNX or Equinox"),
         (f"{__name__}:Equinoks", "unknown --network in .*'Equinoks': did you mean 'Equinox'"),
         ("no_such_module:Net", "--network 'no_such_module:Net': there is no module"),
     ],

@@ -316,7 +316,7 @@ def test_names_in_place_of_a_setting_name_its_kind(monkeypatch):
     own.NUMBER, own.network = 3, lambda width, depth, seed: None
     monkeypatch.setitem(sys.modules, "own_parts", own)
     for field in ("transform", "bonus", "normalize", "network"):
-        with pytest.raises(fdg.FdgError, match=f"{field}.*: (it must be|name a module)"):
+        with pytest.raises(fdg.FdgError, match=f"{field}.*: (it must be|give a module)"):
             dataclasses.replace(PPO, **{field: "own_parts:NUMBER"})
     words = "network 'own_parts:network' takes (width, depth, seed), but is called with (observation_space"
     with pytest.raises(fdg.FdgError, match=re.escape(words)):
