@@ -205,6 +205,7 @@ def _plot(flags: dict[str, Any]) -> None:
     Flag("out", str | None, None, "the folder: a new one, or a data set to extend"),
     Flag("greedy", bool, False, "take the most probable actions, instead of sampling as in training"),
     Flag("labels", str | None, None, "a run whose actions are written instead of the agent's (DAgger)"),
+    Flag("replay", bool, False, "write the steps in the run's replay buffer; the agent does not act"),
     Flag("seed", int, 0, "random seed of the episodes"),
     Flag("num_envs", int, 8, "environments that step together"),
     _AGENT,
@@ -214,11 +215,17 @@ def _plot(flags: dict[str, Any]) -> None:
 )
 def _collect(flags: dict[str, Any]) -> None:
     import fdg
-    from fdg.training.collecting import collect
+    from fdg.training.collecting import collect, collect_replay
 
-    for name in ("steps", "out"):
+    for name in ("out",) if flags["replay"] else ("steps", "out"):
         if flags[name] is None:
             raise FdgError(f"--{name} is missing: fdg collect RUN --steps 100000 --out DIR")
+    if flags["replay"]:
+        for name in ("steps", "labels"):
+            if flags[name] is not None:
+                raise FdgError(f"--replay and --{name}: leave out one of them")
+        print(collect_replay(_load(flags), flags["out"], agent=flags["agent"]))
+        return
     run, labels = _load(flags), flags["labels"] and fdg.load(flags["labels"], trust=flags["trust"])
     arguments = {name: flags[name] for name in ("greedy", "seed", "num_envs", "agent")}
     print(collect(run, flags["out"], flags["steps"], labels=labels, **arguments))

@@ -1,6 +1,7 @@
 """`fdg collect`: records data sets of trained agents, for offline algorithms (algos/offline)."""
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from algos.offline import minari
 from algos.offline.minari import DataSet
 from algos.replay import Step
 from algos.rollout import Actor
+from algos.sequences import Sequences
 from envs import features_and_mask, num_agents
 from fdg import files
 from fdg.arguments import check_at_least
@@ -84,6 +86,34 @@ def collect(
         return f"{out}: {writer.num_steps:,} steps of {env.name} written, in {written:,} episodes{mean}"
 
 
+def collect_replay(run: Run, out: str | Path, *, agent: int = 0) -> str:
+    """Writes the steps in a run's replay buffer as a data set: what its agent did while it learned.
+
+    The oldest and the last episode of each environment are parts of episodes. Arguments, result and errors
+    are as for `collect`.
+    """
+    env, name = run.algorithm.env, type(run.algorithm).__name__
+    if num_agents(env) is not None:
+        raise FdgError(f"'{env.name}' is an environment of several agents: collect from one of one agent")
+    rings = getattr(getattr(run._state_of(agent), "replay", None), "rings", None)
+    stored = getattr(rings, "experience", None)
+    steps = stored.steps if isinstance(stored, Sequences) else stored
+    if rings is None or not isinstance(steps, Step):
+        raise FdgError(f"replay: {name} has no replay of steps: leave it out, and the agent acts")
+    index, is_full, steps = jax.device_get((rings.current_index, rings.is_full, steps))
+    length = steps.reward.shape[2]
+    with _open_writer(Path(out), env, f"replay of {name}") as writer:
+        earlier = writer.num_episodes
+        for i in range(len(index)):
+            order = np.roll(np.arange(length), -index[i]) if is_full[i] else np.arange(index[i])
+            rows = jax.tree.map(lambda x, i=i, order=order: x[i, 0, order], steps)
+            if isinstance(stored, Sequences):
+                rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
+            _write_steps(writer, rows)
+        written = writer.num_episodes - earlier
+        return f"{out}: {writer.num_steps:,} steps of {env.name} written, in {written:,} episodes"
+
+
 def _run_episodes(
     env: Any,
     actor: Actor,
@@ -137,6 +167,14 @@ def _run_episodes(
 def _describe_spaces(env: Any) -> list[Any]:
     """Descriptions of an environment's spaces, with privileged parts."""
     return [minari.description(space) for space in (env.observation_space, env.action_space)]
+
+
+def _write_steps(writer: minari.Writer, steps: Step) -> None:
+    """Writes consecutive steps of an environment as episodes."""
+    ends = [*(np.flatnonzero(steps.terminated | steps.truncated) + 1), len(steps.reward)]
+    for start, end in itertools.pairwise([0, *ends]):
+        if end > start:
+            _write_episode(writer, [jax.tree.map(lambda x, a=start, b=end: x[a:b], steps)])
 
 
 def _write_episode(writer: minari.Writer, parts: list[Step]) -> None:

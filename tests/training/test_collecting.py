@@ -18,7 +18,7 @@ from algos.rollout import Actor, empty_memory
 from fdg import files
 from fdg.__main__ import main
 from fdg.errors import FdgError
-from fdg.training.collecting import collect
+from fdg.training.collecting import collect, collect_replay
 from fdg.training.data_copies import copied_dataset
 from fdg.training.run import Run
 from tests.algos.offline.data import random_steps
@@ -81,6 +81,41 @@ def test_chunks_leave_no_seam(tmp_path, monkeypatch):
     by_start = [sorted(steps_of(tmp_path / name).reward.tolist()) for name in ("whole", "chunks")]
     assert by_start[0] == by_start[1]
     assert [DataSet(str(tmp_path / name)).num_episodes for name in ("whole", "chunks")] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("buffer_size", "settings", "stored"),
+    [
+        (10_000, {}, 480),
+        (300, {}, 300),  # a ring that is full: the oldest steps are overwritten
+        (10_000, {"memory": "gru", "memory_size": 4, "num_steps": 8, "sequence_length": 4}, 480),
+    ],
+)
+def test_replay_is_written_as_episodes(tmp_path, buffer_size, settings, stored):
+    algorithm = algos.SAC(
+        env=envs.make("Pendulum-v1"), num_envs=2, total_steps=480, buffer_size=buffer_size,
+        batch_size=2, learning_starts=16, hidden=(8,), **settings,
+    )  # fmt: skip
+    run = fdg.fit(algorithm, seed=3, eval_episodes=0, out=tmp_path / "run", progress=False)
+    collect_replay(run, tmp_path / "x")
+    steps = steps_of(tmp_path / "x")
+    assert len(steps.reward) == stored and not steps.terminated.any()
+    inside = ~steps.truncated[:-1]
+    np.testing.assert_array_equal(steps.final_observation[:-1][inside], steps.observation[1:][inside])
+    angle = np.arctan2(steps.observation[:, 1], steps.observation[:, 0])
+    expected = -(
+        angle**2 + 0.1 * steps.observation[:, 2] ** 2 + 0.004 * steps.action[:, 0] ** 2
+    )  # torque is 2 a
+    np.testing.assert_allclose(steps.reward, expected, atol=1e-3)
+    # Each environment took 240 steps, in episodes of 200; the ring keeps the last ones.
+    kept = stored // 2
+    ends = np.flatnonzero(steps.truncated).tolist()
+    assert ends == [kept - 41, kept - 1, 2 * kept - 41, 2 * kept - 1]
+
+
+def test_replay_is_refused_of_a_run_without_one(tmp_path):
+    with pytest.raises(FdgError, match="Constant has no replay of steps"):
+        collect_replay(run_of(0.5), tmp_path / "x")
 
 
 def test_episodes_are_added_and_labelled(tmp_path):
