@@ -8,6 +8,7 @@ import pytest
 import fdg
 from algos.replay import Replay, Step, importance_weight, summarize
 from fdg.training.checkpoint import Checkpoints
+from tests.refusing import refuses
 
 B = 4  # environments
 
@@ -184,9 +185,8 @@ def test_types_do_not_change():
     ],
 )
 def test_values_out_of_range_are_refused(fields, words):
-    with pytest.raises(fdg.FdgError) as error:
+    with refuses(words):
         replay(**fields)
-    assert words in str(error.value)
 
 
 def test_a_rollout_longer_than_the_buffer_is_refused():
