@@ -15,7 +15,6 @@ import envs
 import fdg
 from algos.distributional import Distributions, Values
 from algos.replay import Transition
-from tests.refusing import refuses
 
 GRID = Distributions(5, -2.0, 2.0)  # -2, -1, 0, 1, 2
 
@@ -96,18 +95,6 @@ def test_weights_and_errors_of_samples():
     np.testing.assert_allclose(distance, expected, rtol=1e-5)
     halved = Distributions(3, 0.0, 1.0).error(even, probability, jnp.array([0.5, 0.5]))
     assert float(halved) == pytest.approx(0.5 * math.log(3.0))
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"atoms": 1}, "atoms=1: a grid has two at least"),
-        ({"atoms": 3, "value_min": 1.0, "value_max": 1.0}, "value_min=1.0, value_max=1.0"),
-    ],
-)
-def test_what_makes_no_grid_is_refused(fields, words):
-    with refuses(words):
-        algos.TD3(env=envs.make("probe:continuous"), **fields)
 
 
 def test_critics_of_ones_own_give_as_many_numbers_as_there_are_atoms():

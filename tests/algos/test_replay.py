@@ -8,7 +8,6 @@ import pytest
 import fdg
 from algos.replay import Replay, Step, importance_weight, summarize
 from fdg.training.checkpoint import Checkpoints
-from tests.refusing import refuses
 
 B = 4  # environments
 
@@ -172,21 +171,6 @@ def test_types_do_not_change():
     sample = buffer.sample(state, jax.random.key(0))
     for after in (filled(buffer, 2), buffer.prioritize(state, sample.indices, jnp.ones(32))):
         assert jax.tree.map(jax.typeof, after) == jax.tree.map(jax.typeof, state)  # weak types included
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"buffer_size": 0}, "buffer_size=0: it must be above zero"),
-        ({"batch_size": 33}, "batch_size=33 is no multiple of num_envs=4"),
-        ({"buffer_size": 7, "n_step": 2}, "buffer_size=7 holds no window of n_step=2 steps of num_envs=4"),
-        ({"learning_starts": 25}, "learning_starts=25: it must be from 0 to the 24 steps"),
-        ({"priority_exponent": 1.5}, "priority_exponent=1.5: it must be from 0 to 1"),
-    ],
-)
-def test_values_out_of_range_are_refused(fields, words):
-    with refuses(words):
-        replay(**fields)
 
 
 def test_a_rollout_longer_than_the_buffer_is_refused():

@@ -131,11 +131,6 @@ def test_as_many_slots_as_responses_of_a_batch_begin_ahead():
     assert streaming.sizes(algos.GRPO(**{**given, "ahead": 0}, micro_batches=2), 4)["slots"] == 4
 
 
-def test_a_mask_of_what_is_never_late_is_warned_of():
-    with pytest.warns(FdgWarning, match=r"late='mask' has no effect with ahead=0, .* give ahead=1"):
-        algos.GRPO(**SMALL, env=envs.make(TASK), group_size=2, late="mask")
-
-
 def test_a_mask_of_younger_tokens_than_those_of_a_batch_has_an_effect(recwarn):
     fields = {**SMALL, "env": envs.make(TASK), "group_size": 2, "ahead": 2, "late": "mask"}
     assert algos.GRPO(**fields, max_age=0, order="prompt").stream_settings.oldest() == 0
