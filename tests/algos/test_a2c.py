@@ -153,15 +153,6 @@ def test_memory_probe(kind):
     assert algorithm.evaluate(state, jax.random.key(1), episodes=64)["return"] > 0.95
 
 
-def test_memories_that_are_refused():
-    """A3C's workers have none; and sizes that do not fit."""
-    env = envs.make("CartPole-v1")
-    with pytest.raises(fdg.FdgError, match=r"memory=gru: a worker of A3C has no memory: use A2C"):
-        algos.A3C(env=env, memory="gru")
-    with pytest.raises(fdg.FdgError, match=r"memory_heads=3 does not divide memory_size=8"):
-        algos.A2C(env=env, memory="transformer", memory_size=8, memory_heads=3)
-
-
 class Shaped(algos.A2C):
     """A user's subclass that learns by itself, as the driver hands things on without a memory."""
 

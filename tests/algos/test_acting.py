@@ -8,65 +8,13 @@ import pytest
 import algos
 import envs
 from algos.evaluation import evaluate
-from tests.algos.offline.data import random_steps
-
-SMALL = {"num_envs": 4, "num_steps": 4, "hidden": (8,)}
-CASES = {
-    "ppo": ("probe:policy_of_observation", {"num_minibatches": 2}),
-    "recurrent_ppo": ("probe:memory", {"num_minibatches": 2, "memory_size": 8}),
-    "ippo": ("probe:agents", {"num_minibatches": 2, "memory_size": 8, "recurrent": True}),
-    "mappo": ("probe:agents", {"num_minibatches": 2}),
-    "a2c": ("probe:multi_discrete", {}),
-    "a3c": ("probe:policy_of_observation", {"num_workers": 2}),
-    "impala": ("probe:continuous", {}),
-    "dqn": (
-        "probe:masked",
-        {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64, "learning_starts": 0},
-    ),
-    "pqn": ("probe:masked", {}),
-    "sac": ("probe:continuous", {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64}),
-    "crossq": ("probe:continuous", {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64}),
-    "redq": ("probe:continuous", {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64}),
-    "droq": ("probe:continuous", {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64}),
-    "tqc": (
-        "probe:continuous",
-        {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64, "critic_hidden": (8,)},
-    ),
-    "fast_td3": (
-        "probe:continuous",
-        {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64, "critic_hidden": (8,)},
-    ),
-    "td3": ("probe:continuous", {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64}),
-    "qr_dqn": (
-        "probe:masked",
-        {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64, "learning_starts": 0, "quantiles": 3},
-    ),
-    "c51": (
-        "probe:masked",
-        {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64, "learning_starts": 0, "atoms": 3},
-    ),
-    "bc": ("probe:masked", {"dataset": random_steps("probe:masked"), "batch_size": 8}),
-    **dict.fromkeys(("iql", "td3_bc", "rebrac", "cql"), ("probe:continuous", {"batch_size": 8})),
-    "vdn": ("probe:unlike", {}),
-    "qmix": ("probe:agents", {"memory": "gru", "memory_size": 8}),
-    "alphazero": ("game:tic_tac_toe", {"num_minibatches": 2, "num_simulations": 2}),
-    "muzero": ("probe:masked", {"num_simulations": 2, "latent_size": 8}),
-}
+from tests.conformance.test_algorithms import SMALL
 
 
-def made(name):
-    env_name, fields = CASES[name]
-    algorithm = algos.get(name)(env=envs.make(env_name), **{**SMALL, **fields})
-    return algorithm, jax.jit(algorithm.init)(jax.random.key(0))
-
-
-def test_all_algorithms_are_here():
-    assert set(CASES) == set(algos.names("environments"))
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", algos.names("environments"))
 def test_an_actor(name):
-    algorithm, state = made(name)
+    algorithm = SMALL[name]()
+    state = jax.jit(algorithm.init)(jax.random.key(0))
     env, actor, keys = algorithm.env, algorithm.actor(state), jax.random.split(jax.random.key(1), 6)
     _, observation = jax.jit(env.reset)(keys)
     memory, start = actor.memory(6), jnp.ones(6, bool)
@@ -90,7 +38,8 @@ def test_an_actor(name):
 
 
 def test_an_episode_begins_with_an_empty_memory():
-    algorithm, state = made("recurrent_ppo")
+    algorithm = SMALL["recurrent_ppo"]()
+    state = jax.jit(algorithm.init)(jax.random.key(0))
     actor, keys = algorithm.actor(state), jax.random.split(jax.random.key(1), 2)
     observation = jnp.ones((2, *algorithm.env.observation_space.shape))
     first = actor.act(actor.memory(2), observation, jnp.ones(2, bool), keys, True)
@@ -103,8 +52,10 @@ def test_an_episode_begins_with_an_empty_memory():
 
 def test_evaluate_is_a_loop_over_the_actor():
     """Written out step by step, without the scan: the same returns."""
-    algorithm, state = made("ppo")
-    env, actor, key = algorithm.env, algorithm.actor(state), jax.random.key(3)
+    env = envs.make("probe:policy_of_observation")
+    algorithm = algos.PPO(env=env, num_envs=4, num_steps=4, num_minibatches=2, hidden=(8,))
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    actor, key = algorithm.actor(state), jax.random.key(3)
     act, step_of = jax.jit(actor.act, static_argnums=4), jax.jit(env.step)
     for greedy in (True, False):
         found = evaluate(env, actor, key, 5, greedy, max_steps=12)

@@ -1,4 +1,4 @@
-"""C51: projections and the loss by hand, its values, and what it refuses.
+"""C51: projections and the loss by hand, and what it refuses.
 
 Of Bellemare et al. 2017 (arXiv 1707.06887): equation 7 is the projection, algorithm 1 the loss.
 """
@@ -37,11 +37,6 @@ def transition(action, reward, discount):
 ONLINE = logits([0.25, 0.25, 0.5], [0.5, 0.25, 0.25])  # values 1/4 and -1/4
 TARGET = logits([0.5, 0.5, 1e-30], [0.25, 0.25, 0.5])  # values -1/2 and 1/4
 STEPS = transition([0, 1, 0], [0.0, 1.0, 0.25], [1.0, 0.5, 0.0])
-
-
-def test_the_value_is_the_mean_over_the_atoms():
-    values = algorithm()._values(ONLINE, jnp.zeros((2, 1)))
-    np.testing.assert_allclose(values, [[0.25, -0.25]] * 2, rtol=1e-6)
 
 
 def test_targets_by_hand():

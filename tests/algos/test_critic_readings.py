@@ -97,19 +97,6 @@ def test_weights_and_errors_of_samples():
     assert float(halved) == pytest.approx(0.5 * math.log(3.0))
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"atoms": 1}, "atoms=1: a grid has two at least"),
-        ({"atoms": 3, "value_min": 1.0, "value_max": 1.0}, "value_min=1.0, value_max=1.0"),
-    ],
-)
-def test_what_makes_no_grid_is_refused(fields, words):
-    with pytest.raises(fdg.FdgError) as error:
-        algos.TD3(env=envs.make("probe:continuous"), **fields)
-    assert words in str(error.value)
-
-
 def test_critics_of_ones_own_give_as_many_numbers_as_there_are_atoms():
     values = algos.Network(lambda *_: (), lambda _, x, a: (a[:, 0], a[:, 0]))
     algorithm = algos.SAC(env=envs.make("probe:continuous"), atoms=5, critic_network=values, **SIZES)

@@ -173,6 +173,3 @@ def test_who_acts_sees_running_statistics():
         actor.memory(len(x)), x, jnp.ones(len(x), bool), jax.random.split(jax.random.key(0), len(x)), True
     )[0]
     np.testing.assert_allclose(act(many)[2:3], act(many[2:3]), rtol=1e-5)
-
-
-# --- what is refused ---

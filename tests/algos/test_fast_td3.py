@@ -8,7 +8,6 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import algos
@@ -70,13 +69,6 @@ def test_an_update_by_hand():
     due = algorithm.update(gradient, once, True)
     np.testing.assert_allclose(due.parameters.actor, 2.0 + 0.5 - 0.5 * 0.1 * 2.0, rtol=1e-5)
     assert float(due.targets.actor) == float(due.parameters.actor)
-
-
-def test_its_optimiser_is_adamw_of_optax():
-    algorithm = one_number(learning_rate=0.01, weight_decay=0.2)
-    x, gradient = {"w": jnp.array([1.0, -2.0])}, {"w": jnp.array([0.3, 0.1])}
-    of = lambda made: made.update(gradient, made.init(x), x)[0]["w"]  # noqa: E731
-    np.testing.assert_array_equal(of(algorithm._optimizer), of(optax.adamw(0.01, weight_decay=0.2)))
 
 
 def test_windows_of_several_steps_are_drawn():

@@ -80,6 +80,3 @@ def test_on_policy_it_is_a2c():
     ours, _ = algos.IMPALA(**fields, value_coefficient=1.0).gradient(LINEAR.init(None, None), trajectory)
     theirs, _ = algos.A2C(**fields, value_coefficient=0.5).gradient(LINEAR.init(None, None), trajectory)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, theirs)
-
-
-# --- actors that are out of date ---

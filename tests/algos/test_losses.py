@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from algos import losses, one_update
-from algos.distributions import Categorical
+from algos import losses
 
 
 def test_clipped_surrogate():
@@ -23,46 +22,6 @@ def test_clipped_surrogate():
     gradient = jax.grad(losses.clipped_surrogate)(log_ratio, advantage, 0.2)
     # d(-mean(ratio * advantage)) / d log ratio = -ratio * advantage / 4 where not clipped, else 0.
     assert gradient.tolist() == pytest.approx([0.0, 0.5, -0.125, 0.0], abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("fields", "policy_loss", "value_loss"),
-    [
-        ({}, -0.1, 0.41),
-        ({"normalize_advantage": False}, -3.5, 0.41),
-        ({"clip_value": False}, -0.1, 0.2525),
-    ],
-)
-def test_proximal_loss(fields, policy_loss, value_loss):
-    """Two samples of two actions, each of probability 1/2; that was 1/4 and 1/2: ratios 2 and 1. Epsilon 0.2.
-
-    Advantages 5 and 1, of mean 3 and deviation 2: 1 and -1. Policy: -(min(2, 1.2) - 1) / 2 = -0.1; as they
-    are, -(min(10, 6) + 1) / 2 = -3.5.
-    Values 1.9, from 1, for 2; and 0, from 0, for 1. Errors 0.01 and 1; clipped, 1.2 for 2: 0.64 and 1. Half
-    their means: 0.2525 and 0.41.
-    Entropy: log 2. Weights 0.5 and 0.1.
-    """
-    fields = {"clip_value": True, "normalize_advantage": True, **fields}
-    loss, parts = one_update.proximal_loss(
-        Categorical(jnp.zeros((2, 2))),
-        value=jnp.array([1.9, 0.0]),
-        action=jnp.array([0, 1]),
-        old_log_prob=jnp.log(jnp.array([0.25, 0.5])),
-        old_value=jnp.array([1.0, 0.0]),
-        advantage=jnp.array([5.0, 1.0]),
-        target=jnp.array([2.0, 1.0]),
-        clip_ratio=0.2,
-        value_coefficient=0.5,
-        entropy_coefficient=0.1,
-        **fields,
-    )
-    assert float(parts["policy_loss"]) == pytest.approx(policy_loss, rel=1e-5)
-    assert float(parts["value_loss"]) == pytest.approx(value_loss, rel=1e-5)
-    assert float(parts["entropy"]) == pytest.approx(0.6931472, rel=1e-6)
-    assert float(loss) == float(parts["loss"])
-    assert float(loss) == pytest.approx(policy_loss + 0.5 * value_loss - 0.06931472, rel=1e-5)
-    assert float(parts["clip_fraction"]) == 0.5
-    assert float(parts["approx_kl"]) == pytest.approx(0.1534264, rel=1e-5)
 
 
 def test_value_error():

@@ -13,7 +13,7 @@ from algos.networks import actor_critic, gaussian_actor, of_action, policy_and_v
 from algos.values import Network
 from envs import MaskedObservation
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
-from fdg.errors import FdgError, UnknownNameError
+from fdg.errors import FdgError
 
 BATCH = 6
 
@@ -270,11 +270,6 @@ def test_networks_of_equal_arguments_are_equal_and_others_are_not():
     assert make(hidden=[8]) == make(hidden=(8,))
     for changes in ({"hidden": (32,)}, {"activation": "relu"}):
         assert make() != make(**changes)
-
-
-def test_an_unknown_activation_is_refused_with_those_known():
-    with pytest.raises(UnknownNameError, match="unknown activation 'relx': did you mean 'relu'"):
-        actor_critic(OBSERVATIONS["vector"], ACTIONS["discrete"], activation="relx")
 
 
 def test_an_observation_of_another_shape_is_refused_with_the_fix():

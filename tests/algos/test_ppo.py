@@ -97,34 +97,46 @@ def test_an_iteration_in_which_no_episode_ends_has_no_return(devices):
 # --- the loss, by hand ---
 
 
-def test_loss_by_hand():
-    """Two samples, two actions, probabilities 1/2 (logits 0), value 0.
+@pytest.mark.parametrize(
+    ("fields", "policy_loss", "value_loss"),
+    [
+        ({}, -0.1, 0.41),
+        ({"normalize_advantage": False}, -3.5, 0.41),
+        ({"clip_value": False}, -0.1, 0.2525),
+    ],
+)
+def test_loss_by_hand(fields, policy_loss, value_loss):
+    """Two samples of two actions, each of probability 1/2; that was 1/4 and 1/2: ratios 2 and 1. Epsilon 0.2.
 
-    Ratios: 0.5 / 0.25 = 2 and 0.5 / 0.5 = 1; advantages 1 and -3, not normalised; epsilon 0.2.
-    Policy: min(2 * 1, 1.2 * 1) = 1.2 and min(1 * -3, 1 * -3) = -3; loss = -(1.2 - 3) / 2 = 0.9.
-    Value: old 1 and 0, targets 2 and 1. Clipped: 1 + clip(0 - 1, +-0.2) = 0.8 and 0.
-    Errors: max((0 - 2)^2, (0.8 - 2)^2) = 4 and max(1, 1) = 1; loss = 0.5 * 2.5 = 1.25.
-    Entropy: log 2. Total: 0.9 + 0.5 * 1.25 - 0.01 * 0.6931472 = 1.5180685.
+    Advantages 5 and 1, of mean 3 and deviation 2: 1 and -1. Policy: -(min(2, 1.2) - 1) / 2 = -0.1; as they
+    are, -(min(10, 6) + 1) / 2 = -3.5.
+    Values 1.9, from 1, for 2; and 0, from 0, for 1. Errors 0.01 and 1; clipped, 1.2 for 2: 0.64 and 1. Half
+    their means: 0.2525 and 0.41.
+    Entropy: log 2. Weights 0.5 and 0.1.
     """
     from algos.ppo import Minibatch
 
     network = algos.Network(
         init=lambda key, observation: {},
-        apply=lambda parameters, observation: (jnp.zeros((2, 2)), jnp.zeros(2)),
+        apply=lambda parameters, observation: (jnp.zeros((2, 2)), jnp.array([1.9, 0.0])),
     )
-    algorithm = algos.PPO(env=envs.make("CartPole-v1"), normalize_advantage=False, network=network)
+    coefficients = {"clip_ratio": 0.2, "value_coefficient": 0.5, "entropy_coefficient": 0.1}
+    algorithm = algos.PPO(env=envs.make("CartPole-v1"), network=network, **coefficients, **fields)
     minibatch = Minibatch(
         observation=jnp.zeros((2, 4)),
         action=jnp.array([0, 1]),
         decision=Decision(jnp.log(jnp.array([0.25, 0.5])), jnp.array([1.0, 0.0])),
-        advantage=jnp.array([1.0, -3.0]),
+        advantage=jnp.array([5.0, 1.0]),
         target=jnp.array([2.0, 1.0]),
     )
     loss, parts = algorithm.loss({}, minibatch)
-    assert float(loss) == pytest.approx(1.5180685, rel=1e-6)
-    assert float(parts["policy_loss"]) == pytest.approx(0.9, rel=1e-6)
-    assert float(parts["value_loss"]) == pytest.approx(1.25, rel=1e-6)
+    assert float(parts["policy_loss"]) == pytest.approx(policy_loss, rel=1e-5)
+    assert float(parts["value_loss"]) == pytest.approx(value_loss, rel=1e-5)
+    assert float(parts["entropy"]) == pytest.approx(0.6931472, rel=1e-6)
+    assert float(loss) == float(parts["loss"])
+    assert float(loss) == pytest.approx(policy_loss + 0.5 * value_loss - 0.06931472, rel=1e-5)
     assert float(parts["clip_fraction"]) == 0.5
+    assert float(parts["approx_kl"]) == pytest.approx(0.1534264, rel=1e-5)
 
 
 # --- the learner, replayed in NumPy ---

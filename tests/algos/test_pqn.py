@@ -99,20 +99,3 @@ def test_several_choices_by_hand():
     minibatch = Minibatch(jnp.zeros((1, 1)), jnp.array([[0, 2]]), jnp.array([2.0]))
     gradient, losses = algorithm.gradient(table, minibatch)
     assert float(losses["loss"]) == 0.5 and gradient.tolist() == [[-0.5, 0, 0, 0, 0.5]]
-
-
-def test_epsilon_falls_over_part_of_the_run():
-    """Eight iterations, half of them with ever fewer random actions: 1, 3/4, 1/2, ..."""
-    algorithm = algos.PQN(
-        env=envs.make("probe:policy"), num_envs=2, num_steps=4, total_steps=64, num_epochs=1,
-        num_minibatches=2, hidden=(4,), exploration_fraction=0.5, epsilon_end=0.0,
-    )  # fmt: skip
-    state, iterate, epsilons = algorithm.init(jax.random.key(0)), jax.jit(algorithm.iterate), []
-    for _ in range(6):
-        state, metrics = iterate(state)
-        epsilons.append(float(metrics["epsilon"]))
-    assert epsilons == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
-    assert algorithm.updates_per_iteration == 2
-
-
-# --- probe environments ---

@@ -173,22 +173,6 @@ def test_types_do_not_change():
         assert jax.tree.map(jax.typeof, after) == jax.tree.map(jax.typeof, state)  # weak types included
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"buffer_size": 0}, "buffer_size=0: it must be above zero"),
-        ({"batch_size": 33}, "batch_size=33 is no multiple of num_envs=4"),
-        ({"buffer_size": 7, "n_step": 2}, "buffer_size=7 holds no window of n_step=2 steps of num_envs=4"),
-        ({"learning_starts": 25}, "learning_starts=25: it must be from 0 to the 24 steps"),
-        ({"priority_exponent": 1.5}, "priority_exponent=1.5: it must be from 0 to 1"),
-    ],
-)
-def test_values_out_of_range_are_refused(fields, words):
-    with pytest.raises(fdg.FdgError) as error:
-        replay(**fields)
-    assert words in str(error.value)
-
-
 def test_a_rollout_longer_than_the_buffer_is_refused():
     with pytest.raises(fdg.FdgError, match=r"7 steps is longer than the 6 .* buffer_size=24 .*at least 28"):
         filled(replay(), 7)

@@ -13,7 +13,6 @@ import pytest
 
 import algos
 import envs
-import fdg
 from algos import normalize, rnd
 from algos.rnd import Distillation
 from algos.values import Layers
@@ -169,8 +168,3 @@ def test_its_networks_are_drawn_by_keys_of_their_own(kind):
         for one in jax.random.split(key, count):
             split_again = jax.random.key_data(jax.random.split(one, (4, 2, 4))).reshape(-1, own.shape[-1])
             assert not np.any(np.all(split_again[:, None] == own[None], axis=-1))
-
-
-def test_what_hindsight_would_lose_is_refused():
-    with pytest.raises(fdg.FdgError, match=r"replay=hindsight and a bonus \(or rnd=True\)"):
-        algos.SAC(env=envs.make("probe:reach"), replay="hindsight", rnd=True)

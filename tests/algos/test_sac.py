@@ -194,6 +194,3 @@ def test_actions_reach_their_target_in_the_units_of_the_environment(devices):
     algorithm, state, metrics = trained(Stretched(), 300, devices)
     assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > -0.03
     assert metrics["temperature"][-1] < 0.5  # it began at 1, and far above its target entropy
-
-
-# --- sizes and values ---

@@ -9,6 +9,7 @@ from envs.codesign import children, images, space
 from envs.codesign.images import Images
 from envs.codesign.space import Decision, Task
 from fdg.errors import FdgError
+from tests.refusing import refuses
 
 SPACES = {
     "resnet9": lambda: space.resnet9(size=8, width=2, classes=3, channels=2),
@@ -174,9 +175,8 @@ def test_images_of_a_file(tmp_path):
         ({"test_images": np.zeros((3, 9, 9))}, "different shapes"),
         ({"train_labels": np.asarray([{}] * 6, object)}, "is not an .npz file of arrays"),
     ):
-        with pytest.raises(FdgError, match=words) as raised:
+        with refuses(match=words):
             read(**changed)
-        assert "\n" not in str(raised.value)
     path.write_bytes(b"PK not a zip")
     images.get.cache_clear()
     with pytest.raises(FdgError, match=r"is not an \.npz file"):

@@ -12,6 +12,7 @@ from envs.codesign.layers import LARGEST_COUNT
 from envs.codesign.technology import Technology
 from fdg.errors import FdgError
 from tests.codesign.draw import KNOWN, random_layers, random_subs
+from tests.refusing import refuses
 
 FEW = settings(max_examples=5, deadline=None)
 seeds = st.integers(0, 2**31 - 1)
@@ -176,9 +177,8 @@ SUB = {
     ],
 )
 def test_mistakes_are_one_line_with_the_fix(wrong, message):
-    with pytest.raises(FdgError) as raised:
+    with refuses(message):
         cost.sub_accelerator(**{**SUB, **wrong})
-    assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("one", dataclasses.fields(Technology), ids=lambda one: one.name)

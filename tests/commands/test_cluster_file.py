@@ -9,6 +9,7 @@ import pytest
 from fdg.commands.cluster_file import read_cluster
 from fdg.costs.hardware import RATES
 from fdg.errors import FdgError, FdgWarning
+from tests.refusing import refuses
 
 GOOD = """
 hosts = 4
@@ -103,11 +104,8 @@ def test_what_is_wrong_is_one_line_with_the_fix(file, text, says):
 
 @pytest.mark.parametrize("rate", RATES)
 def test_each_rate_says_what_it_is_and_in_which_unit(file, rate):
-    with pytest.raises(FdgError) as raised:
+    with refuses(f"[kinds.A] {rate} = 'much': give a number of at least 0, {RATES[rate]}, such as "):
         read_cluster(file(KIND.format(rate, "'much'")))
-    assert f"[kinds.A] {rate} = 'much': give a number of at least 0, {RATES[rate]}, such as " in str(
-        raised.value
-    )
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration
 from fdg.costs.overheads import Overheads
 from fdg.errors import FdgError
 from tests.costs.figures import FILE, figures
+from tests.refusing import refuses
 
 
 @pytest.fixture
@@ -69,9 +70,8 @@ def test_one_of_another_machine_is_refused(home):
 def test_what_cannot_be_read_says_so(home, text, says):
     path = write(calibration())
     path.write_text(text)
-    with pytest.raises(FdgError, match=says) as raised:
+    with refuses("fdg.calibrate", match=says):
         machine.read(path)
-    assert "fdg.calibrate" in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import pytest
 import envs
 from envs import from_brax
 from envs.quiet import quietly
-from fdg.errors import FdgError
 from tests.envs.conformance import assert_conforms, assert_tracing_allocates_nothing
 from tests.later import Later
 
@@ -84,28 +83,3 @@ def test_overrides_reach_brax_and_tracing_allocates_nothing():
     assert_tracing_allocates_nothing(lambda: env)
     assert from_brax._theirs(env.single)._n_frames == 1
     assert env.observation_space.shape == (11,) and env.action_space == envs.Box(-1.0, 1.0, (2,))
-
-
-@pytest.mark.parametrize(
-    ("name", "overrides", "message"),
-    [
-        (
-            "brax:ant",
-            {"backend": "sprin"},
-            "backend='sprin' must be one of generalized, positional, spring, mjx",
-        ),
-        ("brax:ant:mjx", {"backend": "spring"}, "backend='spring' must be one of mjx"),
-        ("brax:swimmer", {"backend": "spring"}, "backend='spring' must be one of generalized"),
-        ("brax:ant", {"episode_length": 0}, "episode_length=0 must be an integer of at least 1"),
-        (
-            "brax:ant",
-            {"legs": 6},
-            "unknown parameter 'legs': takes backend, contact_cost_weight, .*n_frames, rep",
-        ),
-        ("brax:ant", {"n_frames": jnp.float32}, "must be a Python number, string or tuple"),
-        ("brax:fast", {"asymmetric_obs": True}, "brax does not accept asymmetric_obs=True: .* dictionary"),
-    ],
-)
-def test_an_override_that_does_not_fit(name, overrides, message):
-    with pytest.raises(FdgError, match=f"environment '{name}': .*{message}"):
-        envs.make(name, **overrides).observation_space.shape  # noqa: B018 what brax refuses is seen here

@@ -237,31 +237,22 @@ class StateThatGrows(Counting):
         (RewardWithAnAxis(), r"reward of shape \(1,\), expected a scalar"),
         (StateThatChangesDtype(), r"state\['count'\] as int32\[\], but step as float32\[\]"),
         (StateThatGrows(), r"two structures; only in one: \[\"\['more'\]\"\]"),
+        (OneRewardForAll(), r"reward of shape \(\), expected \(3,\), one an agent"),
+        (OneObservationForAll(), r"of shape \(1,\), but its observation_space of 3 agents has \(3, 1\)"),
     ],
 )
 def test_a_broken_single_environment_is_named(broken, message):
     env = envs.vectorize(broken)
-    with pytest.raises(FdgError, match=f"environment 'counting': .*{message}"):
-        env.step(keys(), env.reset(keys())[0], jnp.zeros(2, jnp.int32))
+    agents = envs.num_agents(env)
+    action = jnp.zeros(2 if agents is None else (2, agents), jnp.int32)
+    with pytest.raises(FdgError, match=f"environment '{broken.name}': .*{message}"):
+        env.step(keys(), env.reset(keys())[0], action)
 
 
 @pytest.mark.parametrize("wrong", [jax.random.key(0), jax.random.PRNGKey(0), 3], ids=["one", "raw", "number"])
 def test_keys_must_be_one_typed_key_per_environment(wrong):
     with pytest.raises(FdgError, match=r"one typed PRNG key per environment.*jax\.random\.split"):
         envs.vectorize(Counting()).reset(wrong)
-
-
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        (OneRewardForAll(), r"reward of shape \(\), expected \(3,\), one an agent"),
-        (OneObservationForAll(), r"of shape \(1,\), but its observation_space of 3 agents has \(3, 1\)"),
-    ],
-)
-def test_several_agents_need_an_axis_of_agents(broken, message):
-    env = envs.vectorize(broken)
-    with pytest.raises(FdgError, match=message):
-        env.step(keys(), env.reset(keys())[0], jnp.zeros((2, 3), jnp.int32))
 
 
 def test_actions_must_have_the_shape_of_their_space():

@@ -6,6 +6,7 @@ import pytest
 
 from fdg.errors import FdgError
 from tests.hostile import driver, model_folders, payloads, valid_models
+from tests.refusing import refuses
 
 tokenizers = pytest.importorskip("tokenizers")
 jinja2 = pytest.importorskip("jinja2")
@@ -165,10 +166,9 @@ def test_a_tokenizer_neither_pads_nor_cuts(folder):
     ],
 )  # fmt: skip
 def test_settings_of_a_wrong_type_name_file_and_field(folder, file, changes, message):
-    with pytest.raises(FdgError) as error:
+    with refuses(message):
         tokenizer = altered(folder, file, **changes)
         _ = tokenizer.stops, tokenizer.chat_template
-    assert message in str(error.value)
 
 
 def test_numbers_of_tokens_may_leave_gaps(folder):

@@ -121,30 +121,6 @@ def test_the_sizes_of_all():
     assert envs.make("MPE_simple_tag_v3", agent_identity=False).observation_space.shape == (16,)
 
 
-@pytest.mark.parametrize(
-    ("name", "overrides", "message"),
-    [
-        (
-            "MPE_simple_spread_v3",
-            {"agents": 3},
-            "unknown parameter 'agents': takes action_type, agent_identity, .*num_",
-        ),
-        ("MPE_simple_spread_v3", {"max_steps": 0}, "max_steps=0 must be an integer of at least 1"),
-        ("MPE_simple_spread_v3", {"num_agents": (3,)}, "must be a Python number or string"),
-        ("MPE_simple_spread_v3", {"action_type": "discrete"}, "must be 'Discrete' or 'Continuous'"),
-        (
-            "MPE_simple_reference_v3",
-            {"num_agents": 3},
-            "JaxMARL does not accept num_agents=3: .*only supports 2",
-        ),
-        ("MPE_simple_facmac_3a_v1", {"max_steps": 3}, "unknown parameter 'max_steps': takes agent_identity"),
-    ],
-)
-def test_an_override_that_does_not_fit(name, overrides, message):
-    with pytest.raises(FdgError, match=f"environment '{name}': .*{message}"):
-        envs.make(name, **overrides).observation_space.shape  # noqa: B018 what JaxMARL refuses is seen here
-
-
 def test_without_jaxmarl_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "jaxmarl.environments", None)
     with pytest.raises(FdgError, match=r"need JaxMARL, .* is not installed: pip install 'fdg\[jaxmarl\]'"):

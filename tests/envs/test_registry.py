@@ -80,9 +80,57 @@ EVERY_SOURCE = "CartPole-v1", "probe:value", "text:sorting", "gymnasium:CartPole
         ),
         *((name, {"n_envs": 8}, "no parameter 'n_envs': .*num_envs=8") for name in EVERY_SOURCE),
         ("probe:memory", {"delay": 0}, "delay=0 must be an integer of at least 1"),
+        (
+            "brax:ant",
+            {"backend": "sprin"},
+            "backend='sprin' must be one of generalized, positional, spring, mjx",
+        ),
+        ("brax:ant:mjx", {"backend": "spring"}, "backend='spring' must be one of mjx"),
+        ("brax:swimmer", {"backend": "spring"}, "backend='spring' must be one of generalized"),
+        ("brax:ant", {"episode_length": 0}, "episode_length=0 must be an integer of at least 1"),
+        (
+            "brax:ant",
+            {"legs": 6},
+            "unknown parameter 'legs': takes backend, contact_cost_weight, .*n_frames, rep",
+        ),
+        ("brax:ant", {"n_frames": jax.numpy.float32}, "must be a Python number, string or tuple"),
+        ("brax:fast", {"asymmetric_obs": True}, "brax does not accept asymmetric_obs=True: .* dictionary"),
+        (
+            "MPE_simple_spread_v3",
+            {"agents": 3},
+            "unknown parameter 'agents': takes action_type, agent_identity, .*num_",
+        ),
+        ("MPE_simple_spread_v3", {"max_steps": 0}, "max_steps=0 must be an integer of at least 1"),
+        ("MPE_simple_spread_v3", {"num_agents": (3,)}, "must be a Python number or string"),
+        ("MPE_simple_spread_v3", {"action_type": "discrete"}, "must be 'Discrete' or 'Continuous'"),
+        (
+            "MPE_simple_reference_v3",
+            {"num_agents": 3},
+            "JaxMARL does not accept num_agents=3: .*only supports 2",
+        ),
+        ("MPE_simple_facmac_3a_v1", {"max_steps": 3}, "unknown parameter 'max_steps': takes agent_identity"),
+        ("HeuristicEnemySMAX", {"steps": 3}, "unknown parameter 'steps': takes .*agent_identity, .*map, "),
+        ("HeuristicEnemySMAX", {"max_steps": 0}, "max_steps=0 must be an integer of at least 1"),
+        ("hanabi", {"shaping": 1}, "shaping=1: it is a number, of overcooked and overcooked_v2"),
+        ("storm", {"num_agents": (3,)}, "must be a Python number or string"),
+        ("ant_4x2", {"backend": "rigid"}, "backend='rigid' must be one of positional"),
+        ("ant_4x2", {"episode_length": 0}, "episode_length=0 must be an integer of at least 1"),
+        ("Craftax-Symbolic-v1", {"lives": 3}, "unknown parameter 'lives': takes .*reset_ratio"),
+        ("Craftax-Symbolic-v1", {"max_timesteps": 0}, "max_timesteps=0 must be an integer of at least 1"),
+        ("Craftax-Symbolic-v1", {"day_length": "long"}, "day_length='long' must be an integer"),
+        ("Craftax-Symbolic-v1", {"reset_ratio": 0}, "reset_ratio=0 must be an integer of at least 1"),
+        ("playground:CheetahRun", {"steps": 3}, "unknown parameter 'steps': takes action_repeat, .*sim_dt"),
+        ("playground:CheetahRun", {"action_repeat": 0}, "action_repeat=0 must be an integer of at least 1"),
+        ("playground:CheetahRun", {"episode_length": 1.5}, "episode_length=1.5 must be an integer"),
+        ("octax:brix", {"lives": 3}, "unknown parameter 'lives': takes fps, frame_skip"),
+        ("octax:brix", {"fps": 0}, "fps=0 must be an integer of at least 1"),
+        ("jumanji:Snake-v1", {"lives": 3}, "unknown parameter 'lives': takes num_cols, num_rows, time_limit"),
+        ("jumanji:Snake-v1", {"num_rows": (3,)}, r"num_rows=\(3,\) must be a Python number or string"),
     ],
 )
 def test_an_override_that_does_not_fit(name, overrides, message):
+    if name.startswith("playground:"):
+        pytest.importorskip("mujoco_playground")
     with pytest.raises(FdgError, match=f"environment '{name}': .*{message}"):
         envs.make(name, **overrides).observation_space.shape  # noqa: B018 constructor arguments are checked here
 

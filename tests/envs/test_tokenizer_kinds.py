@@ -18,6 +18,7 @@ import policies
 from envs.text import CharacterTokenizer, HuggingFaceTokenizer, Row, codec
 from envs.text.characters import to_string
 from fdg.errors import FdgError
+from tests.refusing import refuses
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -277,9 +278,8 @@ def test_templates_by_name_and_all_special_tokens(chatting):
         (lambda: envs.make("text:sorting", system=3), "system=3 must be a string"),
         (lambda: envs.make("text:sorting", table_size=1), "table_size=1 must be an integer from 64 to"),
     ):
-        with pytest.raises(FdgError, match=said) as error:
+        with refuses(match=said):
             wrong()
-        assert "\n" not in str(error.value)
 
 
 def test_special_tokens_of_the_configuration_are_special(tmp_path):

@@ -73,29 +73,6 @@ def test_an_environment_fits_its_spaces_and_leaves_nothing_behind(name, override
 
 
 @pytest.mark.parametrize(
-    ("name", "overrides", "message"),
-    [
-        ("Craftax-Symbolic-v1", {"lives": 3}, "unknown parameter 'lives': takes .*reset_ratio"),
-        ("Craftax-Symbolic-v1", {"max_timesteps": 0}, "max_timesteps=0 must be an integer of at least 1"),
-        ("Craftax-Symbolic-v1", {"day_length": "long"}, "day_length='long' must be an integer"),
-        ("Craftax-Symbolic-v1", {"reset_ratio": 0}, "reset_ratio=0 must be an integer of at least 1"),
-        ("playground:CheetahRun", {"steps": 3}, "unknown parameter 'steps': takes action_repeat, .*sim_dt"),
-        ("playground:CheetahRun", {"action_repeat": 0}, "action_repeat=0 must be an integer of at least 1"),
-        ("playground:CheetahRun", {"episode_length": 1.5}, "episode_length=1.5 must be an integer"),
-        ("octax:brix", {"lives": 3}, "unknown parameter 'lives': takes fps, frame_skip"),
-        ("octax:brix", {"fps": 0}, "fps=0 must be an integer of at least 1"),
-        ("jumanji:Snake-v1", {"lives": 3}, "unknown parameter 'lives': takes num_cols, num_rows, time_limit"),
-        ("jumanji:Snake-v1", {"num_rows": (3,)}, r"num_rows=\(3,\) must be a Python number or string"),
-    ],
-)  # fmt: skip
-def test_an_override_that_does_not_fit(name, overrides, message):
-    if name.startswith("playground:"):
-        pytest.importorskip("mujoco_playground")
-    with pytest.raises(FdgError, match=f"environment '{name}'.*{message}"):
-        envs.make(name, **overrides)
-
-
-@pytest.mark.parametrize(
     ("module", "load", "extra"),
     [
         ("craftax.craftax.envs", lambda: from_craftax._theirs.__wrapped__("Craftax-Symbolic-v1"), "craftax"),

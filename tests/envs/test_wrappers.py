@@ -19,6 +19,7 @@ from algos.evaluation import evaluate
 from envs import Box, Discrete, host
 from fdg.errors import FdgError
 from fdg.training import description
+from tests.refusing import refuses
 from tests.training.trained import small
 
 
@@ -183,9 +184,8 @@ def test_a_wrapper_with_a_memory_hears_how_to_step(around):
     ],
 )
 def test_mistakes_are_one_line(wrap, said):
-    with pytest.raises(FdgError, match=said) as caught:
+    with refuses(match=said):
         wrap(envs.make("CartPole-v1"))
-    assert "\n" not in str(caught.value)
 
 
 def test_by_name_and_from_a_file(tmp_path):

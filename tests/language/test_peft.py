@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from algos.language import Decoder, DecoderConfig, peft, weights
 from fdg.errors import FdgError
 from tests.language.test_generation import TINY
+from tests.refusing import refuses
 
 TOKENS = jnp.arange(12).reshape(2, 6) % 11
 
@@ -89,11 +90,8 @@ REFUSED = {
 @pytest.mark.parametrize("key", REFUSED)
 def test_options_that_are_not_supported_are_named(adapted, folder, key):
     altered(folder, **{key: REFUSED[key]})
-    with pytest.raises(
-        FdgError, match=f"adapter_config.json: .*{key}={REFUSED[key]!r}".replace("[", r"\[")
-    ) as error:
+    with refuses(match=f"adapter_config.json: .*{key}={REFUSED[key]!r}".replace("[", r"\[")):
         peft.read_config(folder, base_of(adapted[0]))
-    assert "\n" not in str(error.value)
 
 
 def test_folders_that_are_broken(adapted, folder, tmp_path):
@@ -103,9 +101,8 @@ def test_folders_that_are_broken(adapted, folder, tmp_path):
 
     def refused(said, *reads):
         for read in reads or (peft.read_config, peft.load):
-            with pytest.raises(FdgError) as error:
+            with refuses(said):
                 read(folder, config)
-            assert said in str(error.value) and "\n" not in str(error.value), error.value
 
     without = {name: x for name, x in whole.items() if name != key}
     for held, said in (

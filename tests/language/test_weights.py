@@ -13,6 +13,7 @@ from algos.language import Decoder, DecoderConfig, weights
 from algos.language.packing import pack_rows
 from fdg.errors import FdgError
 from tests.language.test_generation import TINY
+from tests.refusing import refuses
 
 FAMILIES = {
     "llama": {},
@@ -148,9 +149,8 @@ def test_errors(tmp_path, how):
     weights.save(tmp_path, *made(qkv_bias=True), shard_bytes=4000)
     folder, message = broken(tmp_path, how)
     for read in (weights.check, weights.load):
-        with pytest.raises(FdgError) as error:
+        with refuses(message):
             read(folder)
-        assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_what_hugging_face_has_no_name_for_is_not_written(tmp_path):
@@ -196,9 +196,8 @@ def altered(folder, file="config.json", **changes):
 
 def refused(folder, message, *reads):
     for read in reads or (weights.check, weights.load):
-        with pytest.raises(FdgError) as error:
+        with refuses(message):
             read(folder)
-        assert message in str(error.value) and "\n" not in str(error.value), error.value
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,21 @@ class Counter:
         return {**state, "count": count}, {"loss": count.astype(jnp.float32)}
 
 
+def counter(**methods):
+    """`Counter` with other methods."""
+    return type("Counter", (Counter,), methods)
+
+
+def holding(**more):
+    """`Counter` whose first state has more."""
+    return counter(init=lambda self, key: {**Counter().init(key), **more})
+
+
+def giving(iterate):
+    """`Counter` whose iteration gives something else."""
+    return counter(iterate=lambda self, state: iterate(state))
+
+
 class ForChoices(Counter):
     """Asks the actions of whatever environment it gets for their number."""
 
@@ -34,41 +49,6 @@ class ForChoices(Counter):
         return {**super().init(key), "weights": jnp.zeros(self.env.action_space.n)}
 
 
-class Named(Counter):
-    def init(self, key):
-        return {**super().init(key), "name": "mine"}
-
-
-class HoldsAFunction(Counter):
-    def init(self, key):
-        return {**super().init(key), "act": jnp.tanh}
-
-
-class HoldsText(Counter):
-    def init(self, key):
-        return {**super().init(key), "words": np.array(["a", "b"])}
-
-
-class TooLarge(Counter):
-    def init(self, key):
-        return {**super().init(key), "steps": 2**40}
-
-
-class StartsWithoutAKey(Counter):
-    def init(self):
-        return super().init(None)
-
-
-class ForgetsTheState(Counter):
-    def init(self, key):
-        super().init(key)
-
-
-class TakesTheKeyToo(Counter):
-    def iterate(self, key, state):
-        return super().iterate(state)
-
-
 class AsksForAnotherName(Counter):
     def iterate(self, state):
         return super().iterate({"count": state["step"]})
@@ -77,51 +57,6 @@ class AsksForAnotherName(Counter):
 class AddsUnlikeShapes(Counter):
     def iterate(self, state):
         return {**state, "xs": state["xs"] + jnp.zeros(3)}, {}
-
-
-class ForgetsMetrics(Counter):
-    def iterate(self, state):
-        return super().iterate(state)[0]
-
-
-class MetricsAsAList(Counter):
-    def iterate(self, state):
-        return state, [1.0]
-
-
-class MetricOfNone(Counter):
-    def iterate(self, state):
-        return state, {"loss": None}
-
-
-class MetricOfText(Counter):
-    def iterate(self, state):
-        return state, {"phase": "warm-up"}
-
-
-class MetricOfFour(Counter):
-    def iterate(self, state):
-        return state, {"xs": state["xs"]}
-
-
-class NumberedMetric(Counter):
-    def iterate(self, state):
-        return state, {0: state["count"]}
-
-
-class DropsAField(Counter):
-    def iterate(self, state):
-        return {"count": state["count"]}, {}
-
-
-class Widens(Counter):
-    def iterate(self, state):
-        return {**state, "count": state["count"] * 0.5}, {}
-
-
-class TextInTheNextState(Counter):
-    def iterate(self, state):
-        return {**state, "count": "one"}, {}
 
 
 class AsksIf(Counter):

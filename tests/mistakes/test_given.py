@@ -19,6 +19,7 @@ import policies
 from algos import buffers, explorers
 from envs import games
 from fdg.training.recorder import NoLoss
+from tests.refusing import refuses
 
 ENV, CONTROL, GAME = envs.make("CartPole-v1"), envs.make("Pendulum-v1"), envs.make("game:tic_tac_toe")
 PPO = algos.PPO(env=ENV, num_envs=4, num_steps=8, num_minibatches=2, num_epochs=1, hidden=(4,))
@@ -106,10 +107,9 @@ METHODS = [
 
 @pytest.mark.parametrize(("methods", "words"), METHODS, ids=[words for _, words in METHODS])
 def test_methods_that_take_or_give_something_else(methods, words):
-    with pytest.raises(fdg.FdgError) as caught:
+    with refuses(words):
         own = type("Own", (algos.PPO,), methods)
         fdg.trace(own(**{field.name: getattr(PPO, field.name) for field in dataclasses.fields(PPO)}))
-    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,8 @@ def test_objects_that_lack_methods():
             "has no policy, value or memory: give an algos.recurrent.Output(policy, value, memory)",
         ),
     ):
-        with pytest.raises(fdg.FdgError) as caught:
+        with refuses(words):
             make()
-        assert words in str(caught.value)
 
 
 def test_an_actor_that_gives_actions_alone():
@@ -180,17 +179,15 @@ def test_players_that_cannot_play():
         (games.Uniform(other), "plays another game"),
         (3, "match(one=3): give a Player with begin and choose"),
     ):
-        with pytest.raises(fdg.FdgError) as caught:
+        with refuses(words):
             games.match(game, player, games.Uniform(game), jax.random.key(0), 2)
-        assert words in str(caught.value)
     actor = algos.Actor(lambda num_envs: (), lambda memory, observation, start, keys, greedy: start)
     for make, values, order in (
         (games.Trained, (actor, game), "Trained(game, actor, greedy)"),
         (games.Against, (games.Uniform(game), game), "Against(game, opponent)"),
     ):
-        with pytest.raises(fdg.FdgError) as caught:
+        with refuses(f"the order is {order}"):
             make(*values)
-        assert f"the order is {order}" in str(caught.value)
     with pytest.raises(fdg.FdgError, match="unknown parameter of HexGame 'rows'"):
         envs.make("game:hex", rows=3)
 

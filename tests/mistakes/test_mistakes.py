@@ -33,6 +33,36 @@ from tests.mistakes.setting import (
 )
 from tests.tiny import Pupil
 
+# What the first state of `Counter` has besides, and what an iteration gives in place of its results.
+STATES = {
+    "a word in the state": ({"name": "mine"}, "state['name'] as the str 'mine'", "leave it out"),
+    "a function in the state": ({"act": jnp.tanh}, "state['act']", "a field of the"),
+    "text in an array": (
+        {"words": np.array(["a", "b"])},
+        "state['words'] as an array of <U1",
+        "leave it out",
+    ),
+    "beyond 32 bits": ({"steps": 2**40}, "state['steps'] as 1099511627776", "a smaller"),
+}
+RESULTS = {
+    "no metrics": (lambda state: state, "returned dict", "return (state, metrics)"),
+    "a list of metrics": (lambda state: (state, [1.0]), "type list", "return a flat dict"),
+    "a metric of None": (lambda state: (state, {"loss": None}), "'loss' as None", "leave it out"),
+    "a metric of text": (lambda state: (state, {"phase": "warm-up"}), "'phase' as 'warm-up'", "are numbers"),
+    "four metrics in one": (lambda state: (state, {"xs": state["xs"]}), "shape (4,)", "jnp.mean"),
+    "a numbered metric": (lambda state: (state, {0: state["count"]}), "named 0", "use a string"),
+    "a field that is lost": (lambda s: ({"count": s["count"]}, {}), "another structure", "keep every field"),
+    "another dtype": (
+        lambda s: ({**s, "count": s["count"] * 0.5}, {}),
+        "from int32[] to float32[]",
+        "return the shape and",
+    ),
+    "a word as next state": (
+        lambda s: ({**s, "count": "one"}, {}),
+        "iterate returns state['count']",
+        "leave",
+    ),
+}
 # What is done, and what of the error has to be there: the cause and the fix.
 MISTAKES = {
     **of_environments.MISTAKES,
@@ -119,6 +149,8 @@ MISTAKES = {
     "a product that does not fit": (applying(lambda p, x: (p["policy"] @ x, x)), "PPO, line", "dot_general"),
     "a network that logs": (applying(logs_the_observation), "LOG[", "a traced value without a number"),
     # algorithms
+    **{name: (broken.holding(**more), *said) for name, (more, *said) in STATES.items()},
+    **{name: (broken.giving(iterate), *said) for name, (iterate, *said) in RESULTS.items()},
     "a space of another kind": (
         lambda: fdg.trace(broken.ForChoices(envs.make("Pendulum-v1"))),
         'of algorithms.py (`return {**super().init(key), "weights": jnp.zeros(self.env.action_space.n)}`)',
@@ -126,24 +158,15 @@ MISTAKES = {
     ),
     "a class as algorithm": (lambda: fdg.trace(broken.Counter), "is a class", "write Counter(...)"),
     "no algorithm": (lambda: fdg.trace("ppo"), "str has no method init", "init(key) -> state"),
-    "a word in the state": (broken.Named, "state['name'] as the str 'mine'", "leave it out"),
-    "a function in the state": (broken.HoldsAFunction, "state['act']", "a field of the"),
-    "text in an array": (broken.HoldsText, "state['words'] as an array of <U1", "leave it out"),
-    "beyond 32 bits": (broken.TooLarge, "state['steps'] as 1099511627776", "a smaller"),
-    "no key": (broken.StartsWithoutAKey, "init takes ()", "is called with (key)"),
-    "no state": (broken.ForgetsTheState, "init returned None", "return the state"),
-    "a key too many": (broken.TakesTheKeyToo, "takes (key, state)", "called with (state)"),
+    "no key": (broken.counter(init=lambda self: {}), "init takes ()", "is called with (key)"),
+    "no state": (broken.counter(init=lambda self, key: None), "init returned None", "return the state"),
+    "a key too many": (
+        broken.counter(iterate=lambda self, key, state: (state, {})),
+        "takes (key, state)",
+        "called with (state)",
+    ),
     "another name": (broken.AsksForAnotherName, "line", "raises KeyError: 'step'"),
     "unlike shapes": (broken.AddsUnlikeShapes, "(`return", "shapes for broadcasting: (4,), (3,)"),
-    "no metrics": (broken.ForgetsMetrics, "returned dict", "return (state, metrics)"),
-    "a list of metrics": (broken.MetricsAsAList, "type list", "return a flat dict"),
-    "a metric of None": (broken.MetricOfNone, "'loss' as None", "leave it out"),
-    "a metric of text": (broken.MetricOfText, "'phase' as 'warm-up'", "are numbers"),
-    "four metrics in one": (broken.MetricOfFour, "shape (4,)", "jnp.mean"),
-    "a numbered metric": (broken.NumberedMetric, "named 0", "use a string"),
-    "a field that is lost": (broken.DropsAField, "another structure", "keep every field"),
-    "another dtype": (broken.Widens, "from int32[] to float32[]", "return the shape and"),
-    "a word as next state": (broken.TextInTheNextState, "iterate returns state['count']", "leave"),
     "if": (broken.AsksIf, "algorithms.py (`if state", "jnp.where, jax.lax.cond"),
     "while": (broken.LoopsWhile, "(`while state", "jax.lax.while_loop"),
     "float()": (broken.TakesAFloat, "needs the number", "keep it an array"),

@@ -10,6 +10,7 @@ from fdg.errors import FdgWarning
 from fdg.placing.assignment import assign, check_placement, fit_to_batches, merge_shared, warn_of_near_roles
 from fdg.tracing.graph import FDG, Array, Edge, Fragment
 from fdg.tracing.trace import WHOLE
+from tests.refusing import refuses
 
 POLICY = policies.GPUOnly()
 A, B = Group("a", (0, 1)), Group("b", (2,))
@@ -108,13 +109,12 @@ def test_fitted(devices, model, batches, used):
     ],
 )
 def test_what_does_not_fit(group, words):
-    with pytest.raises(PlanError) as error:
+    with refuses(words, kind=PlanError):
         fit_to_batches(
             group,
             [fragment("free", "x"), fragment("fine", "x", batch=24), fragment("f", "actor", batch=6)],
             POLICY,
         )
-    assert words in str(error.value)
 
 
 # --- groups on the same devices ---
@@ -170,9 +170,8 @@ ACTING = graph(fragment("act", "actor"), fragment("learn", "learner"))
     ],
 )
 def test_what_no_policy_may_answer(placement, words):
-    with pytest.raises(PlanError) as error:
+    with refuses(words, kind=PlanError):
         check_placement(ACTING, POLICY, placement, 4)
-    assert words in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

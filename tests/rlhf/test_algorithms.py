@@ -29,6 +29,7 @@ from envs.text import CharacterTokenizer, Problem, Prompts, Reply, Reward
 from fdg.errors import FdgError
 from fdg.placing.plans import SteppedPlan
 from tests.conformance.comparison import assert_same
+from tests.refusing import refuses
 from tests.rlhf.small import SMALL, TASK, made
 from tests.rlhf.synchronous import eighths
 
@@ -400,9 +401,8 @@ def test_the_order_of_problems_follows_from_key_and_iteration_alone():
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(name, fields, said):
-    with pytest.raises(FdgError, match=said) as caught:
+    with refuses(match=said):
         made(name, **fields)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_environment_is_no_text_task():
@@ -473,6 +473,5 @@ def changed_echo(part, change):
 )
 def test_what_a_game_gives_is_checked(part, change, message):
     algorithm = algos.GRPO(env=changed_echo(part, change), group_size=2, **SMALL)
-    with pytest.raises(FdgError) as error:
+    with refuses(f"game 'echo': {message}"):
         fdg.trace(algorithm)
-    assert f"game 'echo': {message}" in str(error.value) and "\n" not in str(error.value)

@@ -23,6 +23,7 @@ from fdg.errors import FdgError
 from fdg.settings.fields import NETWORK_FIELDS
 from fdg.training.fit import make_job
 from fdg.training.sweep import Sweep, replace_fields
+from tests.refusing import refuses
 
 ENV = envs.make("text:sorting")
 LEARNERS = ("sft", "grpo", "dpo", "ppo_rlhf", "reward_model")
@@ -123,9 +124,8 @@ def test_a_run_says_what_follows(tmp_path):
     ],
 )
 def test_what_is_named_and_does_not_fit_together_is_refused(name, named, said):
-    with pytest.raises(FdgError, match=said) as caught:
+    with refuses(match=said):
         algos.make(name, ENV, **named)
-    assert "\n" not in str(caught.value)
 
 
 def test_micro_batches_larger_than_a_minibatch_and_smaller_than_an_iteration():

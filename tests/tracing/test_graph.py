@@ -13,6 +13,7 @@ from fdg.fragment import FragmentMark
 from fdg.tracing import graph as graphs
 from fdg.tracing.graph import Array, Edge, Fragment
 from fdg.tracing.trace import name_fragments
+from tests.refusing import refuses
 from tests.user_algorithm import FEATURES, B, T, Walker
 
 
@@ -230,10 +231,8 @@ def algorithm(iterate, init=lambda key: {"x": jnp.zeros(3)}):
     ],
 )
 def test_iterate_that_breaks_its_contract_is_refused(iterate, words):
-    with pytest.raises(fdg.GraphError) as error:
+    with refuses(*words, kind=fdg.GraphError):
         fdg.trace(algorithm(iterate))
-    for word in words:
-        assert word in str(error.value)
 
 
 # --- graphs that are refused ---
@@ -295,11 +294,8 @@ A, TO_B = GOOD.fragments[0], GOOD.edges[0]
 )
 def test_a_graph_that_cannot_be_is_refused(changes, words):
     graphs.check_graph(GOOD)
-    with pytest.raises(fdg.GraphError) as error:
+    with refuses(*words, kind=fdg.GraphError):
         graphs.check_graph(dataclasses.replace(GOOD, **changes))
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value), str(error.value)
 
 
 # --- drawings ---

@@ -23,6 +23,7 @@ from fdg.commands.parse import parse
 from fdg.errors import FdgError, FdgWarning, RunError
 from fdg.training.checkpoint import KEEP, Checkpoints
 from fdg.training.settling import available_devices
+from tests.refusing import refused, refuses
 from tests.training.trained import assert_same, timeless
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1"]
@@ -116,9 +117,8 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_taken(two, damage
     for path in files:
         before = path.read_bytes()
         DAMAGES[damage](path)
-        with pytest.raises(FdgError, match=r"/2 is damaged \(.*\): go on from iteration 1") as caught:
+        with refuses(match=r"/2 is damaged \(.*\): go on from iteration 1"):
             Checkpoints(directory).restore(2, shapes(state))
-        assert "\n" not in str(caught.value)
         with pytest.warns(
             FdgWarning, match=r"/2 is damaged .*: it is not used, going on from iteration 1"
         ) as warned:
@@ -344,10 +344,8 @@ def test_a_run_without_its_checkpoints_is_not_trained_anew(tmp_path, capsys):
         assert fdg.load(run, trust=True).iteration == 2
     shutil.rmtree(run / "checkpoints")
     for words in ([*WALK, "--resume"], [*WALK, "--total-steps", "64", "--resume"]):
-        assert train_main([*words, str(run)]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("error: all checkpoints in ") and said.count("\n") == 1
-        assert "another --out" in said
+        said = refused(capsys, [*words, str(run)], train_main)
+        assert said.startswith("error: all checkpoints in ") and "another --out" in said
     assert before == ((run / "config.json").read_bytes(), (run / "metrics.jsonl").read_bytes())
     (run / ".checkpoints").unlink()  # as if the run had been killed before its first one
     assert train_main([*WALK, "--resume", str(run)]) == 0

@@ -35,24 +35,23 @@ def test_few_environments_stay_on_one_device_and_many_are_split(devices):
     assert many[0] == 2 and "x as fast as GPUOnly() on 1 device" in many[1]
 
 
-@pytest.mark.parametrize(("agents", "cores", "count"), [(4, 2, 2), (3, 2, 1), (1, 8, 1)])
-def test_agents_never_talk_so_all_cores_that_divide_them_are_used(agents, cores, count, devices):
-    """Of agents large enough that starting several programs is nothing beside them."""
-    words = f"{PPO} --num-envs 512 --num-seeds {agents}"
+@pytest.mark.parametrize(
+    ("words", "cores", "count"),
+    [
+        # Agents never talk, so all cores that divide them are used.
+        (f"{PPO} --num-envs 512 --num-seeds 4", 2, 2),
+        (f"{PPO} --num-envs 512 --num-seeds 3", 2, 1),
+        (f"{PPO} --num-envs 512 --num-seeds 1", 8, 1),
+        # Three would leave one idle.
+        (f"{PPO} --num-envs 8192", 3, 2),
+        # Parameters are gathered for each product, which is known only after compiling.
+        (f"{PPO} --num-envs 8192 --parameters fsdp", 2, 1),
+        # Programs and moves at every step cost more than they save.
+        (f"{PPO.replace('gpu_only', 'single_learner_fine')} --num-envs 64", 2, 1),
+    ],
+)
+def test_the_number_of_devices(words, cores, count, devices):
     assert count_of(words, cores, devices)[0] == count
-
-
-def test_a_batch_that_does_not_divide(devices):
-    assert count_of(f"{PPO} --num-envs 8192", 3, devices)[0] == 2  # three would leave one idle
-
-
-def test_what_is_known_only_after_compiling_is_not_counted_on(devices):
-    """On two devices, parameters are gathered for each product, which no prediction has."""
-    assert count_of(f"{PPO} --num-envs 8192 --parameters fsdp", 2, devices)[0] == 1
-
-
-def test_programs_and_moves_at_every_step_cost_more_than_they_save(devices):
-    assert count_of(f"{PPO.replace('gpu_only', 'single_learner_fine')} --num-envs 64", 2, devices)[0] == 1
 
 
 def test_what_runs_on_the_host_runs_in_one_place(devices):

@@ -23,7 +23,7 @@ from fdg.training import curves, loop
 from fdg.training.space import grid_text, make_grid, parse_grid
 from fdg.training.sweep import Sweep
 from fdg.training.sweep_results import PointResult, best_index, point_results
-from tests.refusing import refused
+from tests.refusing import refused, refuses
 from tests.training.descent import Descent, assert_close
 from tests.training.trained import assert_same, small, timeless
 
@@ -68,9 +68,8 @@ def test_grid_there_and_back():
     ],
 )
 def test_grid_mistakes(text, said):
-    with pytest.raises(FdgError) as error:
+    with refuses(said):
         parse_grid(text)
-    assert said in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +171,8 @@ def test_every_float_is_in_the_program(name):
     ],
 )  # fmt: skip
 def test_what_cannot_be_swept(algorithm, values, said):
-    with pytest.raises(FdgError) as error:
+    with refuses(said):
         Sweep(algorithm, make_grid(values))
-    assert said in str(error.value) and "\n" not in str(error.value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,9 +186,8 @@ class Undecided(Descent):
 
 def test_an_algorithm_that_asks_for_the_number():
     sweep = Sweep(Undecided(), make_grid({"rate": [0.1, 0.2], "pull": [1.0, 2.0]}))
-    with pytest.raises(FdgError, match=r"Undecided decides in Python by pull, .*--search pull=") as error:
+    with refuses(match=r"Undecided decides in Python by pull, .*--search pull="):
         fdg.trace(sweep)
-    assert "\n" not in str(error.value)
 
 
 # --- the numbers ---
@@ -281,9 +278,8 @@ def test_loaded_and_plotted(swept):
     ],
 )
 def test_no_such_member(swept, asked, said):
-    with pytest.raises(FdgError) as error:
+    with refuses(said):
         swept.member(**asked)
-    assert said in str(error.value)
 
 
 def test_a_run_that_is_no_sweep_has_no_members(separate):

@@ -16,6 +16,7 @@ from fdg.errors import FdgError
 from fdg.evaluate import main as evaluate_main
 from fdg.training import description
 from fdg.training.name_resolver import CALLER
+from tests.refusing import refuses
 from tests.training.trained import fitted, small
 
 
@@ -144,9 +145,8 @@ def stepped(run):
     ],
 )
 def test_errors_of_one_line(run, call, message):
-    with pytest.raises(FdgError, match=message) as caught:
+    with refuses(match=message):
         call(run)
-    assert "\n" not in str(caught.value)
 
 
 def test_another_environment(run):

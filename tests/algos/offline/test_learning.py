@@ -12,6 +12,7 @@ import fdg
 import policies
 from fdg.errors import FdgError
 from tests.algos.offline.data import episode, random_steps, write
+from tests.refusing import refuses
 
 SMALL = {"num_envs": 2, "num_steps": 1, "batch_size": 8, "hidden": (8,)}
 
@@ -119,6 +120,5 @@ def test_what_is_wrong_with_the_steps_is_one_line(tmp_path):
     env = envs.make("probe:continuous")
     path = write(tmp_path / "x", env, [episode(np.zeros((3, 1)), np.zeros((2, 1)), [1.0, np.nan])])
     engine = fdg.compile(algos.IQL(env=env, dataset=path, **{**SMALL, "num_envs": 1}), policies.GPUOnly())
-    with pytest.raises(FdgError, match=r"episode_0/rewards is not finite at step 1") as caught:
+    with refuses(match=r"episode_0/rewards is not finite at step 1"):
         engine.init(0)
-    assert "\n" not in str(caught.value)

@@ -13,6 +13,7 @@ from algos.offline.minari import DataSet
 from envs import Box, Dict, Discrete, MultiDiscrete, Tuple
 from fdg.errors import FdgError
 from tests.algos.offline.data import episode, random_steps, write
+from tests.refusing import refuses
 
 
 class Spaces:
@@ -125,9 +126,8 @@ def refused(tmp_path, change, says, said=None):
     if change is not None:
         with h5py.File(file, "r+") as opened:
             change(opened)
-    with pytest.raises(FdgError, match=says) as caught:
+    with refuses(match=says):
         steps_of(path, env)
-    assert "\n" not in str(caught.value)
 
 
 def replaced(name, **data):
