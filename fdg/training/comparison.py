@@ -5,6 +5,7 @@ intervals, probabilities of improvement, and notes about settings that are unequ
 algorithm with its settings.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -55,7 +56,7 @@ def unequal(all_curves: Sequence[Curves]) -> list[str]:
                 continue
             if name == "sweep":
                 text = _list_some([*concerned])
-            elif name in ("by hand", "unfinished"):
+            elif name in ("by hand", "mixed", "repeated", "unfinished"):
                 text = "; ".join(f"{side} {value}" for side, value in concerned.items())
             else:
                 text = _group_sides(values)
@@ -69,13 +70,15 @@ _SENTENCES = {
     "preset": "tuned settings on one side",
     "by hand": "settings by hand",
     "measure": "final returns are measured differently",
+    "mixed": "final returns within a side are measured differently",
+    "repeated": "runs of one side have the same seed, and are no independent seeds",
     "staleness": "staleness differs",
     "lag": "lag differs, in micro-batches",
     "sweep": "points of a sweep, of which the best is chosen by its own result",
     "versions": "versions differ",
     "unfinished": "runs have not ended",
 }
-_ALWAYS = ("sweep", "unfinished")  # reported even if all sides are equal
+_ALWAYS = ("mixed", "repeated", "sweep", "unfinished")  # reported even if all sides are equal
 
 
 def _properties(side: Curves) -> dict[str, Any]:
@@ -84,7 +87,7 @@ def _properties(side: Curves) -> dict[str, Any]:
     configs = [read_config(path, prefix="") for path in runs]
     summaries = [read_summary(path) for path in runs]
     steps = {c["hyperparameters"].get("total_steps") or c.get("total_steps") or 0 for c in configs}
-    config = configs[0]
+    config, measures = configs[0], _measures(side, dict(zip(runs, summaries, strict=True)))
     versions = [(c.get("versions") or {}).items() for c in configs]
     unfinished = [
         run for run, summary in zip(runs, summaries, strict=True) if summary is None or summary.get("stopped")
@@ -95,7 +98,9 @@ def _properties(side: Curves) -> dict[str, Any]:
         "preset": "a preset" if config.get("preset_name") else "none",
         "settings": config["hyperparameters"],
         "by hand": _manual_settings(config),
-        "measure": _measure(side, summaries),
+        "measure": " and ".join(measures) or "not at all, as all seeds failed",
+        "mixed": _count_measures(measures),
+        "repeated": _repeated_seeds(side),
         "staleness": config.get("staleness") or 0,
         "lag": config.get("lag") or 0,
         "sweep": config.get("sweep"),
@@ -104,11 +109,30 @@ def _properties(side: Curves) -> dict[str, Any]:
     }
 
 
-def _measure(side: Curves, summaries: Iterable[Mapping[str, Any] | None]) -> str:
-    if not side.evaluated:
-        return "the last tenth of the training"
-    episodes = {summary.get("eval_episodes") for summary in summaries if summary}
-    return f"greedy evaluations of {listed(sorted(map(str, episodes)))} episodes"
+def _measures(side: Curves, summaries: Mapping[Path, Mapping[str, Any] | None]) -> dict[str, int]:
+    """How the final returns of a side are measured, and the number of seeds of each way."""
+    texts = []
+    for run, is_evaluated, has_failed in zip(side.runs, side.evaluated, side.failed, strict=True):
+        episodes = (summaries[run] or {}).get("eval_episodes")
+        if not has_failed or is_evaluated:
+            greedy = f"greedy evaluations of {episodes} episodes"
+            texts.append(greedy if is_evaluated else "the last tenth of the training")
+    return dict(sorted(collections.Counter(texts).items()))
+
+
+def _count_measures(measures: Mapping[str, int]) -> str:
+    """The number of seeds of each measure, as text; "" if there is only one measure."""
+    texts = [f"{text} in {count} of {sum(measures.values())} seeds" for text, count in measures.items()]
+    return ", ".join(texts) if len(texts) > 1 else ""
+
+
+def _repeated_seeds(side: Curves) -> str:
+    """The seeds that several runs of a side share, with the runs, as text; "" if there are none."""
+    runs: dict[int, list[str]] = {}  # a population has one seed several times, in one run
+    for seed, run in dict.fromkeys(zip(side.seeds, side.runs, strict=True)):
+        runs.setdefault(seed, []).append(str(run))
+    pairs = [f"seed {seed} in {_list_some(names)}" for seed, names in runs.items() if len(names) > 1]
+    return f"has {_list_some(pairs)}" if pairs else ""
 
 
 def _loss_note(runs: Sequence[Path]) -> str:

@@ -1,5 +1,6 @@
 """Plots learning curves of one run, and comparisons of several runs."""
 
+import collections
 import dataclasses
 import io
 import math
@@ -39,7 +40,7 @@ class Curves:
     y: Sequence[np.ndarray]  # per agent `[points]`, the metric
     # `[agents]` float, the final return: from the evaluation, else the mean over the last tenth of the curve
     final: np.ndarray
-    evaluated: bool  # whether `final` is from evaluations
+    evaluated: Sequence[bool]  # of each agent, whether `final` is from an evaluation
     seeds: Sequence[int]  # the seed of each agent
     failed: np.ndarray  # `[agents]` bool, whether the final losses or the evaluation are not finite
     runs: Sequence[Path]  # the run directory of each agent
@@ -265,7 +266,12 @@ def returns_table(curves: Sequence[Curves]) -> str:
         for title, statistic in STATISTICS.items():
             bounds = interval(final, statistic) if len(final) > 1 else None
             estimates.append(f"{title} {estimate_text(float(statistic(final)), bounds, ' ({} to {})')}")
-        measure = "evaluation" if curve.evaluated else "last tenth of training"
+        used = zip(curve.evaluated, np.isfinite(curve.final) & ~curve.failed, strict=True)
+        kinds = [
+            ("last tenth of training", "evaluation")[evaluated] for evaluated, is_used in used if is_used
+        ]
+        counts = collections.Counter(kinds)
+        measure = " and ".join(f"{kind} of {n}" if len(counts) > 1 else kind for kind, n in counts.items())
         count = f"{len(final)} {'seeds' if len(final) > 1 else 'seed'}"
         lines.append(f"{name}: {', '.join(estimates)}; {count}, {measure}{note if failed else ''}")
     return "\n".join(lines)
@@ -276,6 +282,7 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
     if not paths:
         raise FdgError("runs=[]: give at least one run directory")
     configs = [read_config(path, prefix="") for path in paths]
+    _check_ids(paths, configs)
     run_keys = [_curve_keys(config) for config in configs]
     agents_of: dict[Any, list[tuple[Any, ...]]] = {key: [] for keys in run_keys for key in keys}
     if labels and len(labels) != len(paths):
@@ -312,9 +319,21 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
     return [_merge_agents(label_of[key], dict(key)["env"], agents) for key, agents in agents_of.items()]
 
 
+def _check_ids(paths: Sequence[Path], configs: Sequence[Mapping[str, Any]]) -> None:
+    """Raises `FdgError` if a run directory is a copy of another."""
+    path_of: dict[Any, Path] = {}
+    for path, config in zip(paths, configs, strict=True):
+        first = path_of.setdefault(config.get("id") or path, path)
+        if first is not path:
+            raise FdgError(
+                f"{first} and {path} are one run and its copy (both have the id {config['id']!s:.40}), and"
+                " would count as two seeds: leave out one of them"
+            )
+
+
 def _merge_agents(label: str, env: str, agents: Sequence[tuple[Any, ...]]) -> Curves:
     x, y, final, evaluated, seeds, failed, runs = zip(*agents, strict=True)
-    return Curves(label, env, x, y, np.array(final, float), all(evaluated), seeds, np.array(failed), runs)
+    return Curves(label, env, x, y, np.array(final, float), evaluated, seeds, np.array(failed), runs)
 
 
 def _curve_keys(config: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:

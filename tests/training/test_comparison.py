@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -10,21 +11,25 @@ import scipy  # imports `stats` when it is asked for
 import fdg
 from bench import table
 from fdg.__main__ import main
+from fdg.training import curves
 from fdg.training.comparison import TOGETHER
 from fdg.training.run_directory import to_json_types
 from fdg.training.statistics import probability_of_improvement
 from tests.refusing import refused, refuses
 
 
-def write_run(path, algo, env, returns, curves, preset=None, total_steps=300, last=None, **changes):
-    """A run directory of several seeds, as training writes it: `curves` `[rows, seeds]`, 100 steps a row."""
+def write_run(
+    path, algo, env, returns, rows, preset=None, total_steps=300, last=None, seed=0, id=None, **changes
+):
+    """A run directory of several seeds, as training writes it: `rows` `[rows, seeds]`, 100 steps a row."""
     path.mkdir(parents=True)
     config = {
         "algo": algo,
         "env": env,
         "policy": "gpu_only",
         "policy_fields": {},
-        "seed": 0,
+        "seed": seed,
+        **({"id": id} if id else {}),
         "num_seeds": len(returns),
         "versions": {"fdg": "0.2.0", "jax": "0.10.2"},
         "hyperparameters": {"total_steps": total_steps, **changes},
@@ -34,7 +39,7 @@ def write_run(path, algo, env, returns, curves, preset=None, total_steps=300, la
     rows = [
         {"iteration": i, "env_steps": 100 * i, "wall_s": 0.1 * i, "loss": 1.0, "episodes": 1}
         | {"episode_return": 0.0, "episode_return_per_seed": list(row)}
-        for i, row in enumerate(curves, 1)
+        for i, row in enumerate(rows, 1)
     ]
     rows[-1] |= last or {}
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -111,6 +116,42 @@ def test_what_is_unequal_is_said(tmp_path):
     ):
         assert line in said
     assert f"- {fdg.compare(runs).notes[0]}" in str(fdg.compare(runs))
+
+
+def test_measures_that_differ_within_a_side_are_said(tmp_path):
+    runs = [
+        write_run(tmp_path / name, "ppo", "CartPole-v1", [1.0, 2.0], [[1.0] * 2] * 3, seed=2 * i)
+        for i, name in enumerate("ab")
+    ]
+    assert not any("measured" in note for note in fdg.compare(runs).notes)
+    (tmp_path / "b" / "summary.json").unlink()
+    ways = (
+        "greedy evaluations of 128 episodes in 2 of 4 seeds, the last tenth of the training in 2 of 4 seeds"
+    )
+    said = f"final returns within a side are measured differently: ppo {ways} (CartPole-v1)"
+    assert said in fdg.compare(runs).notes
+    assert "evaluation of 2 and last tenth of training of 2" in repr(curves.compare(runs))
+
+
+def test_one_seed_in_two_runs_of_a_side_is_said(tmp_path):
+    shape = ("ppo", "CartPole-v1", [1.0] * 2, [[1.0] * 2] * 3)
+    runs = [write_run(tmp_path / name, *shape, seed=seed) for name, seed in (("a", 0), ("b", 1), ("c", 3))]
+    notes = fdg.compare(runs).notes
+    assert notes == [
+        "runs of one side have the same seed, and are no independent seeds:"
+        f" ppo has seed 1 in {runs[0]} and {runs[1]} (CartPole-v1)"
+    ]
+    assert fdg.compare([runs[0], runs[2]]).notes == []
+
+
+@pytest.mark.parametrize("read", [fdg.compare, curves.compare])
+def test_a_copy_of_a_run_is_refused(tmp_path, read):
+    run = write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0], [[1.0]] * 3, id="0123")
+    copy = shutil.copytree(run, tmp_path / "b")
+    with refuses(
+        f"{run} and {copy} are one run and its copy (both have the id 0123), and would count as two"
+    ):
+        read([run, copy])
 
 
 def test_a_seed_that_failed_is_named_and_worse_than_all_others(tmp_path):

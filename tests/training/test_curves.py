@@ -53,8 +53,8 @@ def test_runs_that_differ_in_their_seed_are_one_curve(tmp_path):
         "ppo, learning_rate=0.1",
         "ppo, learning_rate=0.2",
     ]
-    assert found[0].final.tolist() == [30, 50] and found[0].evaluated
-    assert found[1].final.tolist() == [9] and not found[1].evaluated
+    assert found[0].final.tolist() == [30, 50] and found[0].evaluated == (True, True)
+    assert found[1].final.tolist() == [9] and found[1].evaluated == (False,)
     lines = figure.axes[0].get_lines()
     np.testing.assert_allclose(lines[0].get_ydata()[[0, -1]], [2, 4])
     np.testing.assert_allclose(lines[0].get_xdata()[[0, -1]], [10, 30])
