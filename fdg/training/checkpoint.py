@@ -41,6 +41,7 @@ from fdg.training.run_directory import read_config, unwritable_error
 KEEP = 3  # newest checkpoints to keep; older ones are removed once a newer one is complete
 _MAX_TIME_FRACTION = 0.01  # automatic checkpoints take at most this fraction of a run's time
 _ARRAYS, _MANIFEST = "arrays", "manifest.json"
+_COMMIT_NOTE = f"{_ARRAYS}/commit_success.txt"  # has the absolute path of the run; no reader needs it
 _MAX_MANIFEST_BYTES = 64 << 20
 
 
@@ -351,6 +352,17 @@ def _checksums(directory: Path) -> dict[str, str]:
         with open_regular(path) as file:
             digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return digests
+
+
+def copy_checkpoint(source: Path, target: Path) -> None:
+    """Copies a checkpoint to a new folder, without Orbax's note of where it was written."""
+    content = json.loads(read_bytes(source / _MANIFEST, _MAX_MANIFEST_BYTES))
+    content["files"].pop(_COMMIT_NOTE, None)
+    for name in content["files"]:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        with open_regular(source / name) as reader, files.replacing(target / name) as writer:
+            shutil.copyfileobj(reader, writer)
+    files.write(target / _MANIFEST, _manifest(content["iteration"], content["files"], content.get("run")))
 
 
 def _manifest(iteration: int, checksums: dict[str, str], run_id: str | None) -> bytes:

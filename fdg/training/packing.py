@@ -12,6 +12,7 @@ from typing import Any
 from fdg import files
 from fdg.errors import FdgError, one_line
 from fdg.reading import open_regular
+from fdg.training.checkpoint import copy_checkpoint
 from fdg.training.evaluation import Evaluation, can_evaluate
 from fdg.training.loading import load
 from fdg.training.run_directory import BEST, CHECKPOINTS, DATA, json_line, read_config, read_summary
@@ -57,8 +58,7 @@ def pack(
         for name in ("metrics.jsonl", "summary.json", CURVE):
             if (path / name).exists():
                 _copy_file(path / name, new / name)
-        for file in sorted(child for child in folder.rglob("*") if child.is_file()):
-            _copy_file(file, new / CHECKPOINTS / str(run.iteration) / file.relative_to(folder))
+        copy_checkpoint(folder, new / CHECKPOINTS / str(run.iteration))
         packed = load(new, trust=trust)  # evaluates the copy, which checks it too
         evaluation = packed.evaluate(episodes) if can_evaluate(packed.algorithm) else None
         video_error = _record_video(packed, new)

@@ -13,6 +13,7 @@ import pytest
 import fdg
 from fdg import files
 from fdg.__main__ import main
+from fdg.training.checkpoint import Checkpoints
 from fdg.training.packing import pack
 from fdg.training.run import Run
 from tests.refusing import refused, refuses
@@ -63,6 +64,14 @@ def test_a_failed_pack_leaves_nothing_and_a_killed_one_can_be_repeated(trained, 
     pack(trained, tmp_path / "out", trust=True, episodes=1)
     assert {"README.md", "config.json", "checkpoints"} <= {path.name for path in (tmp_path / "out").iterdir()}
     assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_no_file_has_a_path_of_the_machine_that_trained(trained, packed):
+    assert list((trained / "checkpoints").rglob("commit_success.txt"))  # Orbax's, with the path
+    for file in (file for file in packed.rglob("*") if file.is_file()):
+        for path in (trained.parent, "/home/me"):
+            assert str(path).encode() not in file.read_bytes(), file
+    assert Checkpoints(packed / "checkpoints").damage(4) is None
 
 
 def test_the_card_says_what_a_reader_needs_and_nothing_of_the_machine(trained, packed):
