@@ -74,7 +74,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         import fdg
         from fdg.commands import cluster, replay
         from fdg.commands.parse import CommandLine
-        from fdg.costs.machine import cluster_for
+        from fdg.costs.machine import calibration_problem, cluster_for
         from fdg.training.settling import prepare, too_small_micro_batch
 
         command_line = CommandLine(argv, (replay.FLAG, *cluster.FLAGS))
@@ -96,6 +96,8 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         sections = [*([settled.message] if settled.message else []), settled.graph, plan]
         if idle := too_small_micro_batch(job.algorithm, plan):
             sections.append(f"hint: {idle}")
+        if problem := calibration_problem("cpu" if isinstance(devices, int) else devices[0].device_kind):
+            sections.append(f"calibration: {problem}")
         if lengths:
             stream = replay.report_of(job.algorithm, job.policy, lengths)
             sections.append(f"{stream}\n{replay.idle(plan, cluster_for(devices))}")

@@ -174,8 +174,9 @@ def read(path: Path) -> Calibration:
         )  # fmt: skip
         if not _matches_types(calibration, Calibration):
             raise TypeError("a value has a wrong type")
+        calibration.cluster(1)  # checks the values
         return calibration
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, FdgError) as error:
         raise FdgError(f"{path} is not a complete calibration ({error}): remove it, and {FIX}") from None
 
 
@@ -224,6 +225,15 @@ def usable_calibration(device_kind: str) -> Calibration | None:
     except FdgError:
         return None
     return calibration
+
+
+def calibration_problem(device_kind: str) -> str:
+    """Why this machine's calibration for a kind of device cannot be read; "" if it can, or there is none."""
+    try:
+        usable_calibration(device_kind)
+    except FdgError as error:
+        return str(error)
+    return ""
 
 
 def busy_cores() -> float:

@@ -6,6 +6,7 @@ import json
 import jax
 import pytest
 
+from fdg.__main__ import main
 from fdg.costs import machine, published
 from fdg.costs.hardware import RATES, SHARES, TIMES, DeviceKind, Figure
 from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration
@@ -83,6 +84,22 @@ def test_a_value_of_another_kind_is_refused(home, name, value):
     path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
     with pytest.raises(FdgError, match="not a complete calibration"):
         machine.read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("cores", 0), ("figures", {}), ("figures", {"memory": {"value": float("nan")}}), ("text", "{")],
+)
+def test_fdg_plan_names_a_damaged_calibration(home, capsys, name, value):
+    path = write(calibration())
+    text = json.dumps({**json.loads(path.read_text()), name: value})
+    path.write_text(value if name == "text" else text)
+    with refuses(str(path), "remove it, and run python -m fdg.calibrate"):
+        machine.read(path)
+    words = ["plan", "--algo", "tests.tiny:Walk", "--total-steps", "16", "--devices", "1"]
+    assert main(words) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("calibration: ")]
+    assert str(path) in line and "remove it, and run python -m fdg.calibrate" in line
 
 
 def test_a_device_that_nobody_knows(home):
