@@ -52,6 +52,7 @@ _SET_BY_STUDY = {  # flags that a study sets, and where its user sets them
     "num_seeds": "seeds",
     "out": "--out of fdg study",
     "resume": "--out of fdg study",
+    **dict.fromkeys(("help", "h", "show_preset"), "fdg train --help"),
     **dict.fromkeys(("sweep", "optuna", "search", "config", "from"), "fdg train instead of a study"),
 }
 _MAX_CELLS = 100_000
@@ -191,8 +192,11 @@ def _flag_words(where: str, settings: Any) -> tuple[str, ...]:
             f"{where} = {settings!r:.60}: it must be a table of flags, such as learning_rate = 1e-3"
         )
     words: list[str] = []
-    for name, value in settings.items():
-        name = name.replace("-", "_")
+    given: dict[str, str] = {}
+    for written, value in settings.items():
+        name = written.replace("-", "_")
+        if (first := given.setdefault(name, written)) != written:
+            raise FdgError(f"{where} has {first} and {written}, which are one setting: leave out one of them")
         if name in _SET_BY_STUDY:
             raise FdgError(f"{where} has {name}, which a cell cannot set: use {_SET_BY_STUDY[name]}")
         if isinstance(value, bool):

@@ -125,6 +125,12 @@ BASE = {"algorithms": ["ppo"], "environments": ["CartPole-v1"], "total_steps": 1
         ({"total_steps": {"short": "x"}}, "total_steps.short = 'x': give a whole number"),
         ({"seeds": True}, "seeds = True: give a whole number of at least 1"),
         ({"settings": {"num_seeds": 3}}, "settings has num_seeds, which a cell cannot set: use seeds"),
+        ({"settings": {"help": True}}, "settings has help, which a cell cannot set: use fdg train --help"),
+        ({"settings": {"show-preset": True}}, "settings has show_preset, which a cell cannot set"),
+        (
+            {"variants": {"a": {"learning_rate": 0.1, "learning-rate": 0.2}}},
+            "variants.a has learning_rate and learning-rate, which are one setting: leave out one of them",
+        ),
         ({"settings": {"sweep": "x"}}, "use fdg train instead of a study"),
         ({"settings": 3}, "settings = 3: it must be a table of flags"),
         ({"settings": {"hidden": [[1]]}}, "settings.hidden = [[1]]: give a number, a text"),
