@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from envs import MaskedObservation, TimeStep
@@ -55,6 +56,9 @@ class Deployed:
         """
         arrays, mask, single = self._arrays(observation)
         count = len(arrays[0])
+        if not count:
+            self.reset()
+            return self._no_actions()
         if count != self._count:
             self.memory, self._count = self._empty_memory(count), count
             starts = np.ones(count, bool)
@@ -67,6 +71,12 @@ class Deployed:
             return outputs[0][0] if single else outputs[0]
         parts = zip(self._outputs, outputs, strict=True)
         return rebuilt(self._action, (part.convert(array, single) for part, array in parts))
+
+    def _no_actions(self) -> Any:
+        """The actions for an empty batch."""
+        if self._action is None:
+            raise FdgError("an empty batch of observations: give one at least, or export the run again")
+        return rebuilt(self._action, (np.zeros((0, *part.shape), part.dtype) for part in self._outputs))
 
     def _arrays(self, observation: Any) -> tuple[list[np.ndarray], Any, bool]:
         """The arrays `[N, ...]` of an observation, its mask, and whether it has no axis `N`."""
@@ -123,6 +133,7 @@ class _Input:
         self.dtype = _dtype(leaf["dtype"])  # the library's dtype
         self.program_dtype = _dtype(leaf.get("jax_dtype", leaf["dtype"]))
         self.lowest, self.count = _categories(leaf)
+        self.low, self.high = _bounds(leaf)
         self.text_bytes: int | None = leaf["length"] if leaf.get("kind") == "Text" else None
 
     def array(self, observation: Any, whose: str) -> tuple[np.ndarray, bool]:
@@ -141,29 +152,48 @@ class _Input:
                 " act(memory, observation, start, keys, greedy) is a pure function"
             )
         label = f"{whose}{''.join(f'[{key!r}]' for key in self.path)}"
-        array = self._convert(value, label)
+        array, original = self._convert(value, label)
         single = array.shape == self.shape
         if not single and (not array.ndim or array.shape[1:] != self.shape):
             raise FdgError(
                 f"an observation of shape {list(array.shape)}: {label} has shape {list(self.shape)}, and"
                 f" batches have {['N', *self.shape]}".replace("'N'", "N")
             )
-        array = array.astype(self.program_dtype, copy=False)
+        with np.errstate(over="ignore"):
+            array = array.astype(self.program_dtype, copy=False)
+        self._check_finite(array, original, label)
         return (array[None] if single else array), single
 
-    def _convert(self, value: Any, label: str) -> np.ndarray:
-        """The value as an array of the library's dtype; raises `FdgError` if it does not fit."""
+    def _check_finite(self, array: np.ndarray, original: np.ndarray, label: str) -> None:
+        """Raises `FdgError` for NaN, too large numbers, and infinities where the space has a finite bound."""
+        if not jnp.issubdtype(array.dtype, jnp.floating) or (finite := np.isfinite(array)).all():
+            return
+        unbounded = ((array > 0) & np.isnan(self.high)) | ((array < 0) & np.isnan(self.low))
+        wrong = ~finite & ~(unbounded & np.isinf(original))
+        if wrong.any():
+            raise FdgError(
+                f"an observation of {label} has {original[wrong].flat[0]}, which is no finite {array.dtype}:"
+                " give only numbers that are in its space"
+            )
+
+    def _convert(self, value: Any, label: str) -> tuple[np.ndarray, np.ndarray]:
+        """The value as an array of the library's dtype, and as given; raises `FdgError` if not possible."""
         try:
             if self.text_bytes is not None and np.asarray(value).dtype.kind not in "ui":
                 value = encode_texts(value, self.text_bytes)
             original = np.asarray(value)
-            array = original.astype(self.dtype, copy=False)
+            if original.dtype == object:
+                original = np.asarray(original.tolist())
+            if original.dtype.kind not in "biufV":  # "V": bfloat16
+                raise TypeError(f"{original.dtype} is no dtype of real numbers")
+            with np.errstate(over="ignore", invalid="ignore"):
+                array = original.astype(self.dtype, copy=False)
         except (TypeError, ValueError) as error:
             raise FdgError(
                 f"an observation of {label} is an array {list(self.shape)}, not {quoted(value)}: give only"
                 f" its numbers"
             ) from error
-        if array is not original and array.dtype.kind in "iu" and not np.array_equal(array, original):
+        if array is not original and array.dtype.kind in "iub" and not np.array_equal(array, original):
             raise FdgError(
                 f"an observation of {label} has {original[array != original].flat[0]}, which its space's"
                 f" dtype {self.dtype} cannot hold"
@@ -175,16 +205,15 @@ class _Input:
                     f"an observation of {label} has {array[outside].flat[0]}, which is not one of its"
                     " categories"
                 )
-        return array
+        return array, original
 
 
 class _Output:
     """One array of an action."""
 
     def __init__(self, leaf: Description):
-        self.dtype, (self.lowest, _) = _dtype(leaf["dtype"]), _categories(leaf)
-        # float64 bounds; NaN without bounds
-        self.low, self.high = (np.array(leaf.get(end), np.float64) for end in ("low", "high"))
+        self.shape, self.dtype = tuple(leaf["shape"][1:]), _dtype(leaf["dtype"])
+        (self.lowest, _), (self.low, self.high) = _categories(leaf), _bounds(leaf)
         self.is_scalar = leaf.get("kind") == "Discrete"
 
     def convert(self, array: np.ndarray, single: bool) -> Any:
@@ -198,6 +227,11 @@ class _Output:
         if not single:
             return array
         return array[0] if self.is_scalar else array[0, ...]  # `[...]` keeps an array without axes
+
+
+def _bounds(leaf: Description) -> tuple[np.ndarray, np.ndarray]:
+    """The bounds of a space, float64; NaN where there is none."""
+    return np.array(leaf.get("low"), np.float64), np.array(leaf.get("high"), np.float64)
 
 
 def _categories(leaf: Description) -> tuple[Any, Any]:
@@ -260,7 +294,8 @@ class Acting(Deployed):
           `[A, *action]` or `[N, A, *action]`.
 
         Raises:
-          FdgError: the observation does not match the environment, or is traced.
+          FdgError: the observation does not match the environment, is not finite where its space is, or is
+            traced.
         """
         is_greedy = self.greedy if greedy is None else bool(greedy)
 

@@ -1,6 +1,8 @@
 """Policies speak what the environment's own library does, whatever its spaces: at work, and as files."""
 
+import contextlib
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from envs import gymnasium_parts, gymnasium_spaces, host
 from envs.gymnasium_worker import stack
 from fdg.errors import FdgError
 from fdg.training.deployed import Acting
+from tests.refusing import refuses
 from tests.training.gymnasium_envs import Codes
 from tests.training.trained import small
 
@@ -149,6 +152,58 @@ def test_a_file_says_and_does_the_same(run, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, policy(seen), run.policy(seen))
     one = looked_at()[2]
     jax.tree.map(np.testing.assert_array_equal, policy(one, start=True), run.policy(one, start=True))
+
+
+@pytest.fixture(scope="module")
+def cart(tmp_path_factory):
+    algorithm = small(env="CartPole-v1")
+    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(1)), 0)
+    return {
+        "run": run.policy,
+        "file": fdg.load_exported(run.export(tmp_path_factory.mktemp("cart") / "policy.jax")),
+    }
+
+
+@pytest.mark.parametrize("kind", ["run", "file"])
+def test_no_observations_have_no_actions(cart, run, kind):
+    expected = cart[kind](np.zeros((2, 4)))
+    actions = cart[kind](np.zeros((0, 4)))
+    assert actions.shape == (0,) and actions.dtype == expected.dtype
+    np.testing.assert_array_equal(cart[kind](np.zeros((2, 4))), expected)
+    none = run.policy(jax.tree.map(lambda x: x[:0], stack(looked_at())))
+    assert {name: (x.shape, x.dtype) for name, x in none.items()} == {
+        "go": ((0,), np.int64),
+        "stop": ((0, 1), np.int8),
+    }
+
+
+@pytest.mark.parametrize("kind", ["run", "file"])
+@pytest.mark.parametrize(
+    ("observation", "said"),
+    [
+        (np.zeros(4, complex), "is an array [4], not "),
+        ([None] * 4, "is an array [4], not [None, None, None, None]"),
+        (["1", "2", "3", "4"], "is an array [4], not "),
+        (np.zeros(4, "m8[s]"), "is an array [4], not "),
+        ([0, 0, 1e300, 0], "has 1e+300, which is no finite float32: give only numbers that are in its space"),
+        ([[0, 0, 0, 0], [0, math.nan, 0, 0]], "has nan, which is no finite float32"),
+        (np.full(4, np.nan, object), "has nan, which is no finite float32"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_what_is_no_observation_gets_no_action(cart, kind, observation, said):
+    with refuses(f"an observation of CartPole-v1 {said}"):
+        cart[kind](observation)
+
+
+@pytest.mark.parametrize(("high", "accepted"), [(1.0, False), (np.inf, True)])
+def test_infinity_is_seen_where_the_space_has_it(high, accepted):
+    source = Source(spaces.Box(-1.0, high, (2,)), spaces.Discrete(2))
+    policy = Acting(Parrot(host.HostEnvironment(source)), jnp.zeros(1, jnp.int32))
+    with contextlib.nullcontext() if accepted else refuses("has inf, which is no finite float32"):
+        assert policy(np.float32([np.inf, 0])) == 0
+    with refuses("has -inf, which is no finite float32"):
+        policy(np.float32([-np.inf, 0]))
 
 
 def test_onnx_takes_observations_as_they_are(run, tmp_path):
