@@ -103,11 +103,11 @@ def check_spec(env: Any, single: bool = False) -> None:
 
 
 def _check_kinds(env: Any) -> None:
-    name = env.name
+    name = read_attribute(env, "name")
     if not isinstance(name, str):
         raise FdgError(f"environment {_as_written(env)}: its name is {name!r}: give a string")
     for attribute in ("observation_space", "action_space"):
-        space, observed = getattr(env, attribute), attribute == "observation_space"
+        space, observed = read_attribute(env, attribute), attribute == "observation_space"
         if not isinstance(space, composite.KINDS if observed else Box | Discrete | MultiDiscrete):
             kind = space if isinstance(space, type) else type(space)
             more = ", or of envs.Dict or envs.Tuple of them" if observed else ""
@@ -123,18 +123,31 @@ def _check_kinds(env: Any) -> None:
                     f"environment '{name}': its {attribute}{where} is {part!r:.90}, which is empty: leave it"
                     " out, or give it a shape without zeros"
                 )
-    choices = _choices(env.action_space)
+    choices = _choices(read_attribute(env, "action_space"))
     if choices > _MOST_CHOICES:
         raise FdgError(
             f"environment '{name}': its actions are one of {choices:,} categories, each an output of"
             f" the network (at most {_MOST_CHOICES:,}): wrap it with a Box of floats, and round them"
         )
     for attribute in ("max_episode_steps", "num_agents"):
-        number = getattr(env, attribute, None)
+        number = read_attribute(env, attribute) if _has(env, attribute) else None
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise FdgError(
                 f"environment '{name}': its {attribute} is {number!r}: give an integer of at least 1, or None"
             )
+
+
+def read_attribute(env: Any, attribute: str) -> Any:
+    """An attribute of a user's environment; `FdgError` if its property fails."""
+    try:
+        return getattr(env, attribute)
+    except FdgError:
+        raise
+    except Exception as error:
+        raise FdgError(
+            f"environment {_as_written(env)}: its {attribute} cannot be read{line_of(error)}:"
+            f" {one_line(error)}: correct the property"
+        ) from error
 
 
 def _choices(space: Any) -> int:
@@ -305,7 +318,7 @@ def _name(env: Any) -> str:
 
 
 def _has(env: Any, name: str) -> bool:
-    """True if it has the attribute; a property that fails for another reason raises its own error."""
+    """True if it has the attribute, or its class has, whose properties are not read."""
     return hasattr(type(env), name) or hasattr(env, name)
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from envs import composite, foreign
-from envs.checking import check_spec, unpacked_reset, unpacked_step
+from envs.checking import check_spec, read_attribute, unpacked_reset, unpacked_step
 from envs.composite import Dict, ObservationSpace, Tuple
 from envs.joined import Joined
 from envs.observations import MaskedObservation, Observation, features_and_mask
@@ -363,7 +363,7 @@ def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = (
     of_a_source = type(single).__module__.partition(".")[0] == __name__.partition(".")[0]
     single = foreign.as_single_environment(single)
     check_spec(single, single=True)
-    if not of_a_source and isinstance(space := single.action_space, Dict | Tuple):
+    if not of_a_source and isinstance(space := read_attribute(single, "action_space"), Dict | Tuple):
         is_team = isinstance(space, Tuple) and num_agents(single) is not None
         single = Alike(single) if is_team else Joined(single)
     return Vectorized(single, repeat_start, named_info(info))

@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+import algos
 import envs
 from envs import probe, registry, user_code
 from fdg.errors import FdgError, UnknownNameError
@@ -80,6 +81,17 @@ def test_what_cannot_be_made_is_said_in_one_line(module, text, name, overrides, 
     mine = module(text)
     with refuses(match=message.replace("MODULE", mine)):
         envs.make(name.replace("MODULE", mine), **overrides)
+
+
+@pytest.mark.parametrize("attribute", ["name", "observation_space", "action_space", "max_episode_steps"])
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_a_property_that_fails_is_named_in_one_line(attribute, vectorized):
+    def fails(self):
+        raise ValueError("no\nspace")
+
+    cls = type("Maze", (probe.Memory,), {"__post_init__": vars, attribute: property(fails)})
+    with refuses(f"its {attribute} cannot be read, line ", "ValueError: no space: correct the property"):
+        algos.DQN(env=envs.vectorize(cls()) if vectorized else cls())
 
 
 def test_a_source_of_ours_is_no_module():
