@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from fdg.tracing.graph import FDG, Fragment
 
@@ -46,6 +47,15 @@ def duration(seconds: float | None) -> str:
     sizes = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
     unit, size = next((entry for entry in sizes if seconds >= 0.9995 * entry[1]), ("ns", 1e-9))
     return f"{seconds / size:.3g} {unit}"
+
+
+def escape_markdown(value: Any) -> str:
+    """A value in one line of Markdown or a cell of its tables: names may come from untrusted files.
+
+    >>> escape_markdown("a | <b>\\n c")
+    'a \\\\| &lt;b> c'
+    """
+    return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def table(header: Sequence[str], rows: Sequence[tuple[str, ...]], numeric: Sequence[int] = ()) -> list[str]:

@@ -6,10 +6,10 @@
 import dataclasses
 import itertools
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
+from fdg.showing.words import escape_markdown
 from fdg.training import curves
 from fdg.training.statistics import RESAMPLES
 
@@ -114,10 +114,10 @@ def _improvement_table(comparison: Any) -> Table:
 def markdown(content: Text) -> str:
     """The text in Markdown."""
     parts = ["# Comparison", *content.sentences, "**Unequal between the sides:**"]
-    parts.append("\n".join(f"- {_escape_markdown(note)}" for note in content.notes))
+    parts.append("\n".join(f"- {escape_markdown(note)}" for note in content.notes))
     for table in content.tables:
         lines = [table.head, *table.rows]
-        cells = [[_escape_markdown(cell) for cell in line] for line in lines]
+        cells = [[escape_markdown(cell) for cell in line] for line in lines]
         for row, column in table.bold:
             cells[row + 1][column] = f"**{cells[row + 1][column]}**"
         rows = [f"| {' | '.join(line)} |" for line in cells]
@@ -127,8 +127,8 @@ def markdown(content: Text) -> str:
 
 def latex(content: Text) -> str:
     """The tables in LaTeX with `booktabs`; notes become comments and captions."""
-    parts = ["% needs \\usepackage{booktabs}", *(f"% {_escape_markdown(s)}" for s in content.sentences)]
-    parts += [f"% unequal: {_escape_markdown(note)}" for note in content.notes]
+    parts = ["% needs \\usepackage{booktabs}", *(f"% {_one_line(s)}" for s in content.sentences)]
+    parts += [f"% unequal: {_one_line(note)}" for note in content.notes]
     for table in content.tables:
         cells = [[_escape_latex(cell) for cell in line] for line in [table.head, *table.rows]]
         for row, column in table.bold:
@@ -161,13 +161,12 @@ _LATEX_ESCAPES = {
 }
 
 
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def _escape_latex(cell: str) -> str:
-    return "".join(_LATEX_ESCAPES.get(c, c) for c in _escape_markdown(cell).replace("\\|", "|"))
-
-
-def _escape_markdown(cell: str) -> str:
-    """Escapes `|` and line breaks in a cell: names may come from untrusted files."""
-    return re.sub(r"\s+", " ", cell).replace("|", "\\|")
+    return "".join(_LATEX_ESCAPES.get(c, c) for c in _one_line(cell))
 
 
 def draw_intervals(comparison: Any) -> Any:

@@ -108,7 +108,9 @@ def draw_run(
                 axes.plot(*_bin_means(steps, column, weights), color=colour, alpha=0.25, linewidth=0.8)
         if has_point_means:
             for name, colour, group in zip(points, _COLOURS, groups, strict=False):
-                axes.plot(*_bin_means(steps, finite_mean(group, 1), weights), color=colour, label=name)
+                axes.plot(
+                    *_bin_means(steps, finite_mean(group, 1), weights), color=colour, label=_escape_text(name)
+                )
         else:
             mean = finite_mean(values, 1) if left_out else np.array([row.get(metric) for row in rows], float)
             unit = ("agents" if points else "seeds") + (f", {len(left_out)} failed" if left_out else "")
@@ -199,7 +201,7 @@ def compare(
             grid, values = _interpolate_curves(curve)
             center = STATISTICS[statistic](values, axis=0)
             seeds = _seeds_text([c for c in curves if c.label == curve.label])
-            axes.plot(grid, center, line_style, color=colour, label=f"{curve.label} ({seeds})")
+            axes.plot(grid, center, line_style, color=colour, label=f"{_escape_text(curve.label)} ({seeds})")
             if len(values) > 1:
                 low, high = intervals(values, STATISTICS[statistic])
                 axes.fill_between(grid, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -373,7 +375,7 @@ def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
         ]
         parts += [f"{name}={config[name]:.40}" for name in differing]
         suffix = f", and {len(parts) - _MAX_PARTS} more" if len(parts) > _MAX_PARTS else ""
-        label = _escape_text(", ".join(parts[:_MAX_PARTS]) + suffix)
+        label = _printable(", ".join(parts[:_MAX_PARTS]) + suffix)
         equal = [peer for peer in labels if labels[peer] == label and dict(peer)["env"] == config["env"]]
         labels[kind] = f"{label} ({len(equal) + 1})" if equal else label
     return labels
@@ -386,7 +388,11 @@ def plot_label(text: str) -> str:
 
 def _escape_text(text: str) -> str:
     """Makes text from a file safe to plot: unprintable characters become "?", `$` (mathtext) is escaped."""
-    return "".join(c if c.isprintable() else "?" for c in text).replace("$", r"\$")
+    return _printable(text).replace("$", r"\$")
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _is_unequal(name: str, kinds: Sequence[Mapping[str, str]]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from fdg import files
 from fdg.errors import FdgError, one_line
 from fdg.reading import open_regular
+from fdg.showing.words import escape_markdown
 from fdg.training.checkpoint import copy_checkpoint
 from fdg.training.evaluation import Evaluation, can_evaluate
 from fdg.training.loading import load
@@ -116,7 +117,7 @@ def _card_text(run: Any, evaluation: Evaluation | None, video_error: str, out: P
     settings = list(config["hyperparameters"].items())
     parts = [
         "\n".join([*lines, "---"]),
-        f"# {_escape_cell(algo)} on {_escape_cell(env)}",
+        f"# {escape_markdown(algo)} on {escape_markdown(env)}",
         "Trained with fdg: reinforcement learning whose numbers do not depend on the devices.",
         _markdown_table(("", ""), rows.items()),
         "The return is the mean over whole episodes with the most probable actions; its interval is a 95%"
@@ -127,7 +128,7 @@ def _card_text(run: Any, evaluation: Evaluation | None, video_error: str, out: P
         "Loading reads arrays and JSON, and runs no code of this folder. An environment or algorithm that"
         " is not part of fdg has to be installed, and allowed by `trust=True`.",
         *([f"![learning curve]({CURVE})"] if (out / CURVE).exists() else []),
-        f"no video: {_escape_cell(video_error)}" if video_error else f"![the first agent]({VIDEO})",
+        f"no video: {escape_markdown(video_error)}" if video_error else f"![the first agent]({VIDEO})",
         "## Settings",
         _markdown_table(("setting", "value"), settings[:_MAX_SETTINGS]),
     ]
@@ -138,10 +139,5 @@ def _card_text(run: Any, evaluation: Evaluation | None, video_error: str, out: P
 
 def _markdown_table(head: Any, rows: Any) -> str:
     lines = [head, *((name, "" if value is None else value) for name, value in rows)]
-    text = [f"| {' | '.join(_escape_cell(cell) for cell in line)} |" for line in lines]
+    text = [f"| {' | '.join(escape_markdown(cell) for cell in line)} |" for line in lines]
     return "\n".join([text[0], "|---|---|", *text[1:]])
-
-
-def _escape_cell(value: Any) -> str:
-    """Escapes a cell of a Markdown table: names may come from untrusted files."""
-    return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")

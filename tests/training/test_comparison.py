@@ -1,5 +1,6 @@
 """`fdg.compare`: numbers worked by hand and by SciPy, what was unequal, seeds that failed, and mistakes."""
 
+import io
 import json
 import math
 import shutil
@@ -246,6 +247,18 @@ def test_a_summary_of_other_types_is_none(tmp_path, wrong):
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | wrong))
     assert "runs have not ended" in str(fdg.compare([run]))
+
+
+def test_labels_are_escaped_for_markdown_latex_and_pictures_only(tmp_path):
+    shape = ("CartPole-v1", [1.0, 2.0], [[1.0] * 2] * 3)
+    runs = [write_run(tmp_path / "a", "my:A$", *shape), write_run(tmp_path / "b", "ppo", *shape)]
+    assert fdg.compare(runs).sides == ["A$", "ppo"] and "| A$ |" in str(fdg.compare(runs))
+    found = fdg.compare(runs, labels=["$x", "<b>|$y"])
+    assert "| environment | $x | &lt;b>\\|$y |" in str(found) and "<b>" not in str(found)
+    assert r"environment & \$x & \textless{}b\textgreater{}|\$y" in found.latex()
+    for figure in found.pictures().values():
+        figure.savefig(io.BytesIO(), format="png")
+    assert r"\$x" in curves.compare(runs, labels=found.labels).figure.legends[0].get_texts()[0].get_text()
 
 
 def test_no_episode_while_training_is_no_area(tmp_path):
