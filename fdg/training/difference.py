@@ -2,23 +2,18 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-import fdg
-from fdg import jaxprs, keys
 from fdg.agents import first_start, of_seeds
 from fdg.arguments import check_at_least, checked
 from fdg.errors import FdgError, host_errors, listed
 from fdg.kinds import to_json
-from fdg.lowering import host_calls
 from fdg.training.checkpoint import Checkpoints
-from fdg.training.description import rebuild_policy
-from fdg.training.loading import device_count, load
-from fdg.training.name_resolver import NameResolver
+from fdg.training.loading import load
 from fdg.training.recording import (
     ArrayDifference,
     BorderDifference,
@@ -26,15 +21,16 @@ from fdg.training.recording import (
     array_difference,
     borders_until,
     describe_border,
-    dtype_and_shape,
     first_difference,
     read_recording,
     write_recording,
 )
+from fdg.training.replaying import Replay
 from fdg.training.run import Run
 from fdg.training.run_directory import CHECKPOINTS, read_config, read_metrics, read_summary, to_json_types
 from fdg.training.settings import flatten_config
-from fdg.training.stepping import Border, Stepper
+from fdg.training.space import parse_grid, points_of
+from fdg.training.stepping import OLDER
 from fdg.training.summary import versions
 
 _NOT_COMPARED = ("id", "out", "command", "resumes")
@@ -146,12 +142,17 @@ def diff(
     check_at_least(0, checkpoint=checkpoint)
     sides = _Side.read(a), _Side.read(b)
     names = sides[0].name, sides[1].name
+    if not all(side.recording for side in sides):
+        for side in sides:
+            side.check_agent(agent)
     notes = _describe_unequal_settings(*sides)
     if any(side.recording for side in sides):
         return _compare_recordings(sides, iterations, tolerance, agent, trust, notes)
     start = checkpoint
     first_unequal: int | None = None
-    if checkpoint is None:
+    if checkpoint is None and sides[0].agents != sides[1].agents:
+        start = None if any(side.path is None for side in sides) else 0
+    elif checkpoint is None:
         first_unequal, metric_notes = _compare_metrics(*sides, tolerance)
         notes = [*metric_notes, *notes]
         start, unequal = _compare_checkpoints(*sides, first_unequal, tolerance)
@@ -159,8 +160,11 @@ def diff(
         has_compared = bool(start or (metric_notes and start is not None))
         if has_compared and first_unequal is None and iterations is None:
             return Difference(*names, notes=tuple(notes))
+        if start is not None and sides[0].delay != sides[1].delay:
+            start = 0  # older parameters in checkpoints are never equal
     runs = [side.load(start, trust) for side in sides]
-    replays = [_Replay(run, agent, trust) for run in runs]
+    has_plans = all(run.agents is None for run in runs)  # else both are compiled without one, alike
+    replays = [Replay(run, agent, trust, has_plans) for run in runs]
     notes += dict.fromkeys(line for replay in replays for line in replay.notes)
     start_iteration = runs[0].iteration
     end = start_iteration + (iterations or max((first_unequal or 0) - start_iteration, 1))
@@ -212,7 +216,7 @@ def record(
     if side.recording is not None:
         raise FdgError(f"{run} is a recording: give a run directory")
     start = side.load(checkpoint, trust)
-    replay = _Replay(start, agent, trust)
+    replay = Replay(start, agent, trust)
     metadata = {
         "of": side.name,
         "iteration": start.iteration,
@@ -248,6 +252,28 @@ class _Side:
         recording = read_recording(path)
         return cls(str(run), recording.facts["settings"], recording=recording)
 
+    @property
+    def agents(self) -> int | None:
+        """The number of its agents; None if its state has no axis of agents."""
+        if self.run is not None:
+            return self.run.agents
+        sweep, num_seeds = self.config.get("sweep"), self.config.get("num_seeds")
+        if sweep is None:
+            return num_seeds
+        return len(points_of(parse_grid(str(sweep)))) * (num_seeds or 1)
+
+    @property
+    def delay(self) -> tuple[Any, Any]:
+        """Its staleness in iterations and its lag in micro-batches."""
+        return self.config.get("staleness") or 0, self.config.get("lag") or 0
+
+    def check_agent(self, agent: int) -> None:
+        """Raises `FdgError` if there is no agent at this position."""
+        count = self.agents or 1
+        if self.recording is None and not 0 <= agent < count:
+            agents = "one agent, 0" if count == 1 else f"{count} agents, 0 to {count - 1}"
+            raise FdgError(f"agent={agent}: {self.name} has {agents}")
+
     def versions(self, replayed_here: bool) -> Mapping[str, Any]:
         """The package versions that computed the values: from the recording, this process or the training."""
         if self.recording is not None:
@@ -265,56 +291,8 @@ class _Side:
         if start == 0:
             agents = of_seeds(run.algorithm, run.agents)
             run.state, run.iteration = jax.jit(agents.init)(first_start(agents, run.seed)), 0
+            run._history = None
         return run
-
-
-class _Replay:
-    """Replays a run fragment by fragment, from one agent's state."""
-
-    def __init__(self, run: Run, agent: int, trust: bool):
-        self.notes: list[str] = []
-        graph, plan, devices = fdg.trace(run.algorithm), None, list(jax.devices())
-        state = run._state_of(agent)
-        if run.path is not None and run.agents is None and run.config.get("policy"):
-            resolver = NameResolver(run.path / "config.json", None, trust)
-            policy = rebuild_policy(run.config, resolver, str(run.path))
-            count = device_count(run.path, run.config)
-            if count <= len(devices):
-                devices = devices[:count]
-                plan = fdg.place(graph, policy, devices)
-                graph = plan.graph
-                state = state if plan.delayed is None else plan.delayed.start(state)
-            else:
-                self.notes.append(
-                    f"devices: {run.path} had {count}, and was replayed on one of the {len(devices)} here"
-                )
-        if host_calls.calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):
-            self.notes.append(
-                "host: environments on the host begin again in a replay, and may be what differs"
-            )
-        graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr))
-        plan = None if plan is None else dataclasses.replace(plan, graph=graph)
-        self.leaves: list[Any] = jax.tree.leaves(state)
-        self.stepper, self._shapes = Stepper(graph, plan, devices), jax.tree.leaves(graph.state)
-
-    def borders(self, start: int, end: int) -> Iterator[Border]:
-        """The arrays at every border of the iterations after `start`, up to `end`."""
-        return borders_until(self.stepper.borders(start, self.leaves), end)
-
-    def replace_state(self, recorded: Border) -> None:
-        """Replaces the state by a recorded one; `FdgError` if its arrays do not match."""
-        arrays, own_arrays = recorded.arrays, self.stepper.state(recorded.iteration, self.leaves).arrays
-        for name in [*arrays, *own_arrays]:
-            stored, replayed = (
-                dtype_and_shape(x[name]) if name in x else "absent" for x in (arrays, own_arrays)
-            )
-            if stored != replayed:
-                raise FdgError(
-                    f"the recording is of another state: {name} is {stored} there and {replayed} here: give"
-                    " a run with the same algorithm and sizes"
-                )
-        recorded_leaves = zip(arrays.values(), self._shapes, strict=True)
-        self.leaves = [keys.from_data(value.array, leaf) for value, leaf in recorded_leaves]
 
 
 def _describe_unequal_settings(a: _Side, b: _Side) -> list[str]:
@@ -327,6 +305,12 @@ def _describe_unequal_settings(a: _Side, b: _Side) -> list[str]:
     replayed_here = a.recording is not None or b.recording is not None
     if unequal_versions := _unequal_items(a.versions(replayed_here), b.versions(replayed_here)):
         lines.append(f"versions: {_list_pairs(unequal_versions)}")
+    if a.agents != b.agents:
+        counts = ["one" if side.agents is None else str(side.agents) for side in (a, b)]
+        lines.append(
+            f"agents: {' and '.join(counts)}: metrics (means over agents) and checkpoints are not compared;"
+            " programs of one and of several agents differ by rounding"
+        )
     return lines
 
 
@@ -381,6 +365,8 @@ def _compare_checkpoints(
         if is_damaged or (limit is not None and iteration >= limit):
             continue
         arrays_a, arrays_b = checkpoints_a.arrays(iteration), checkpoints_b.arrays(iteration)
+        if a.delay != b.delay:
+            arrays_a, arrays_b = _algorithm_arrays(a, arrays_a), _algorithm_arrays(b, arrays_b)
         if arrays_a.keys() == arrays_b.keys() and all(
             array_difference(name, arrays_a[name], arrays_b[name], tolerance) is None for name in arrays_a
         ):
@@ -389,13 +375,23 @@ def _compare_checkpoints(
     return 0, first_unequal
 
 
-def _skip_equal_iterations(replays: list[_Replay], start: int, end: int, tolerance: float) -> int:
+def _algorithm_arrays(side: _Side, arrays: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of the algorithm's state in a checkpoint, without older parameters."""
+    if not any(side.delay):
+        return arrays
+    return {name.removeprefix("state/"): x for name, x in arrays.items() if name.startswith("state/")}
+
+
+def _skip_equal_iterations(replays: list[Replay], start: int, end: int, tolerance: float) -> int:
     """Replays whole iterations until states differ, to `last - 1`; returns the last equal iteration."""
     for iteration in range(start, end - 1):
         results = [list(r.stepper.run_iteration(*r.leaves))[: len(r.leaves)] for r in replays]
         states = [r.stepper.state(iteration + 1, x) for r, x in zip(replays, results, strict=True)]
         pairs = ((name, value, states[1].arrays.get(name)) for name, value in states[0].arrays.items())
-        if any(b is None or array_difference(name, a, b, tolerance) for name, a, b in pairs):
+        if any(
+            not name.startswith(OLDER) if b is None else array_difference(name, a, b, tolerance)
+            for name, a, b in pairs
+        ):
             return iteration
         for replay, leaves in zip(replays, results, strict=True):
             replay.leaves = leaves
@@ -418,7 +414,7 @@ def _compare_recordings(
         if side.recording is not None:
             borders.append(borders_until(iter(side.recording.recorded), end))
             continue
-        replay = _Replay(side.load(None, trust), agent, trust)
+        replay = Replay(side.load(None, trust), agent, trust)
         replay.replace_state(recording.start)
         notes += replay.notes
         borders.append(replay.borders(start_iteration, end))

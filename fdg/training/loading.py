@@ -97,7 +97,7 @@ def load_with_names(
         if caller_algorithm is not None:
             _check_equal_algorithm(caller_algorithm, config, path)
         raise
-    return Run(
+    run = Run(
         algorithm,
         state if delayed is None else state.state,
         iteration,
@@ -107,6 +107,8 @@ def load_with_names(
         agents=agents,
         finished=read_summary(path) is not None,
     )
+    run._history = None if delayed is None else state.history
+    return run
 
 
 def _check_equal_algorithm(algorithm: Any, config: Mapping[str, Any], path: Path) -> None:

@@ -70,6 +70,7 @@ class Run:
         self.algorithm, self.state, self.iteration = algorithm, state, iteration
         self.path, self.config = path, dict(config or {})
         self.seed, self.agents = seed, agents
+        self._history: Any = None  # the older parameters in its checkpoint, if it has staleness
         self.finished, self.stopped = finished, stopped
         self.last_evaluation = last_evaluation  # the evaluation after training, or None
         self._failed = failed  # None: read from the metrics when needed

@@ -20,6 +20,7 @@ from fdg import jaxprs, keys
 from fdg.fragment import FragmentMark, fragments_in
 from fdg.identity_cache import IdentityCache
 from fdg.placing.plans import Plan
+from fdg.placing.staleness import DelayedState
 from fdg.processes.arrays import put
 from fdg.profiling.fragments import on_group
 from fdg.profiling.sites import sites
@@ -28,6 +29,7 @@ from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
 
 Steps = Generator["Border", None, list[Any]]
+OLDER = "older"  # begins the names of older parameters
 _CALL_PRIMITIVES = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call",
                     "custom_vjp_call")  # fmt: skip
 
@@ -64,7 +66,7 @@ class Stepper:
         self._calls: collections.Counter[str] = collections.Counter()
         self._iteration = 0
         self._names = (
-            unique_names(_leaf_paths(graph.state)),
+            unique_names(_state_names(graph.state)),
             unique_names(f"metrics{path}" for path in _leaf_paths(graph.metrics, "")),
         )
         self.run_iteration = _jit_with_options(core.jaxpr_as_fun(graph.jaxpr))
@@ -243,6 +245,20 @@ def _argument_names(names: Any, values: Sequence[Any], word: str) -> list[str]:
     if len(names) != len(values) or not all(isinstance(name, str) and name for name in names):
         names = [f"{word} {i}" for i in range(len(values))]
     return unique_names(names)
+
+
+def _state_names(state: Any) -> list[str]:
+    """Names of a state's arrays: the algorithm's are the same with and without staleness."""
+    names = _leaf_paths(state)
+    if not isinstance(state, DelayedState):
+        return names
+    prefix = "state.state"
+    return [
+        f"state{name.removeprefix(prefix)}"
+        if name.startswith(prefix)
+        else name.replace("state.history", OLDER)
+        for name in names
+    ]
 
 
 def _leaf_paths(tree: Any, prefix: str = "state") -> list[str]:

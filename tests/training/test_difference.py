@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 
 import fdg
+import policies
 from bench import planted
 from fdg.__main__ import main
 from fdg.errors import FdgError
-from fdg.training import difference
 from fdg.training.recording import FACTS, array_difference, read_recording
+from fdg.training.replaying import Replay
 from fdg.training.run import Run
 from tests import tiny, user_algorithm
+from tests.refusing import refuses
 
 F32 = np.float32
 
@@ -98,7 +100,7 @@ def test_equal_runs_have_no_difference_and_another_state_is_said(pupil):
 
 def test_loops_branches_keys_and_nested_fragments_are_stepped_as_one_program_computes_them():
     run = held(user_algorithm.Gardener())
-    replay = difference._Replay(run, 0, False)
+    replay = Replay(run, 0, False)
     end = list(replay.borders(0, 1))[-1]
     whole = replay.stepper.state(1, replay.stepper.run_iteration(*replay.leaves)[: len(replay.leaves)])
     for name, value in whole.arrays.items():
@@ -155,6 +157,59 @@ def test_run_directories_are_compared_by_metrics_checkpoints_and_replay(tmp_path
         capsys.readouterr()
         assert main(wrong) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def pupils(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pupils")
+    ways = {
+        "one": {"devices": 2},
+        "two": {"devices": 2, "num_seeds": 2},
+        "fresh": {"devices": 2, "policy": policies.SingleLearnerCoarse()},
+        "stale": {"devices": 2, "policy": policies.SingleLearnerCoarse(staleness=1)},
+    }
+    for name, how in ways.items():
+        fdg.fit(
+            tiny.Pupil(), total_steps=32, out=folder / name, progress=False, eval_episodes=0,
+            checkpoint_every=1, **how,
+        )  # fmt: skip
+    return folder
+
+
+def test_one_agent_is_one_of_several(pupils):
+    """Both are replayed by programs that are compiled alike, and metrics over several are not compared."""
+    found = fdg.diff(pupils / "one", pupils / "two", trust=True, iterations=2)
+    assert not found.differs and found.compared > 20 and found.start == "init"
+    said = str(found)
+    assert "agents: one and 2: metrics (means over agents) and checkpoints are not compared" in said
+    assert "metrics: row" not in said
+
+
+def test_staleness_is_found_where_older_parameters_are_read(pupils):
+    found = fdg.diff(pupils / "fresh", pupils / "stale", trust=True)
+    assert (found.iteration, found.where) == (2, "inputs of call 1 of `act`")
+    assert "staleness 0 and 1" in str(found) and found.start == "init"
+
+
+def test_a_replay_from_a_checkpoint_reads_its_older_parameters(pupils):
+    run = fdg.load(pupils / "stale", checkpoint=2, trust=True)
+    end = list(Replay(run, 0, True).borders(2, 4))[-1]
+    last = fdg.load(pupils / "stale", trust=True)
+    np.testing.assert_allclose(end.arrays["state['weight']"], last.state["weight"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "agent", "said"),
+    [
+        ("one", "one", 5, "one has one agent, 0"),
+        ("one", "two", 1, "one has one agent, 0"),
+        ("two", "two", 2, "two has 2 agents, 0 to 1"),
+        ("two", "two", -1, "two has 2 agents, 0 to 1"),
+    ],
+)
+def test_an_agent_that_is_not_there_is_refused(pupils, a, b, agent, said):
+    with refuses(f"agent={agent}: ", said):
+        fdg.diff(pupils / a, pupils / b, agent=agent, trust=True)
 
 
 def test_without_room_for_arrays_digests_are_compared(pupil, tmp_path):

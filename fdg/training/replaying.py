@@ -1,0 +1,77 @@
+"""Replays iterations of a run from one agent's state, for `fdg.diff` and `fdg.record`."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+import fdg
+from fdg import jaxprs, keys
+from fdg.errors import FdgError
+from fdg.lowering import host_calls
+from fdg.placing.staleness import DelayedState
+from fdg.training.description import rebuild_policy
+from fdg.training.loading import device_count
+from fdg.training.name_resolver import NameResolver
+from fdg.training.recording import borders_until, dtype_and_shape
+from fdg.training.run import Run
+from fdg.training.stepping import Border, Stepper
+
+
+class Replay:
+    """Replays a run fragment by fragment, from one agent's state.
+
+    The fragments are placed by the run's policy if `has_plan` and it has one agent without an axis of agents;
+    else they run on one device.
+    """
+
+    def __init__(self, run: Run, agent: int, trust: bool, has_plan: bool = True):
+        self.notes: list[str] = []
+        graph, plan, devices = fdg.trace(run.algorithm), None, list(jax.devices())
+        state = run._state_of(agent)
+        has_plan = has_plan and run.path is not None and run.agents is None
+        if has_plan and run.path is not None and run.config.get("policy"):
+            resolver = NameResolver(run.path / "config.json", None, trust)
+            policy = rebuild_policy(run.config, resolver, str(run.path))
+            count = device_count(run.path, run.config)
+            if count <= len(devices):
+                devices = devices[:count]
+                plan = fdg.place(graph, policy, devices)
+                graph = plan.graph
+                if plan.delayed is not None:
+                    delayed = plan.delayed.start(state)
+                    state = delayed if run._history is None else DelayedState(state, run._history)
+            else:
+                self.notes.append(
+                    f"devices: {run.path} had {count}, and was replayed on one of the {len(devices)} here"
+                )
+        if plan is None and (run.config.get("staleness") or run.config.get("lag")):
+            self.notes.append(f"staleness: {run.path or 'the run in memory'} was replayed without it")
+        if host_calls.calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):
+            self.notes.append(
+                "host: environments on the host begin again in a replay, and may be what differs"
+            )
+        graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr))
+        plan = None if plan is None else dataclasses.replace(plan, graph=graph)
+        self.leaves: list[Any] = jax.tree.leaves(state)
+        self.stepper, self._shapes = Stepper(graph, plan, devices), jax.tree.leaves(graph.state)
+
+    def borders(self, start: int, end: int) -> Iterator[Border]:
+        """The arrays at every border of the iterations after `start`, up to `end`."""
+        return borders_until(self.stepper.borders(start, self.leaves), end)
+
+    def replace_state(self, recorded: Border) -> None:
+        """Replaces the state by a recorded one; `FdgError` if its arrays do not match."""
+        arrays, own_arrays = recorded.arrays, self.stepper.state(recorded.iteration, self.leaves).arrays
+        for name in [*arrays, *own_arrays]:
+            stored, replayed = (
+                dtype_and_shape(x[name]) if name in x else "absent" for x in (arrays, own_arrays)
+            )
+            if stored != replayed:
+                raise FdgError(
+                    f"the recording is of another state: {name} is {stored} there and {replayed} here: give"
+                    " a run with the same algorithm and sizes"
+                )
+        recorded_leaves = zip(arrays.values(), self._shapes, strict=True)
+        self.leaves = [keys.from_data(value.array, leaf) for value, leaf in recorded_leaves]
