@@ -34,11 +34,15 @@ from fdg.training.statistics import (
 from fdg.training.writable import check_results, writing
 
 _MAX_LISTED = 6  # maximum number of sides, environments or settings in a sentence
+_COMPARED = ("algo", "policy", "staleness", "lag", "preset_name")  # besides hyperparameters
 _PACKAGES = ("fdg", "jax")  # packages whose versions are compared
 
 
 def unequal(all_curves: Sequence[Curves]) -> list[str]:
-    """Sentences about unequal budgets, seeds, presets, settings, measures or versions of the sides."""
+    """Sentences about unequal budgets, seeds, presets, settings, measures or versions of the sides.
+
+    Each side has one `Curves` in an environment.
+    """
     sentences: dict[str, list[str]] = {}
     for env in dict.fromkeys(curve.env for curve in all_curves):
         sides = {curve.label: _properties(curve) for curve in all_curves if curve.env == env}
@@ -56,7 +60,7 @@ def unequal(all_curves: Sequence[Curves]) -> list[str]:
                 continue
             if name == "sweep":
                 text = _list_some([*concerned])
-            elif name in ("by hand", "mixed", "repeated", "unfinished"):
+            elif name in ("by hand", "within", "mixed", "repeated", "unfinished"):
                 text = "; ".join(f"{side} {value}" for side, value in concerned.items())
             else:
                 text = _group_sides(values)
@@ -69,6 +73,7 @@ _SENTENCES = {
     "seeds": "numbers of seeds differ",
     "preset": "tuned settings on one side",
     "by hand": "settings by hand",
+    "within": "settings within a side differ",
     "measure": "final returns are measured differently",
     "mixed": "final returns within a side are measured differently",
     "repeated": "runs of one side have the same seed, and are no independent seeds",
@@ -78,7 +83,7 @@ _SENTENCES = {
     "versions": "versions differ",
     "unfinished": "runs have not ended",
 }
-_ALWAYS = ("mixed", "repeated", "sweep", "unfinished")  # reported even if all sides are equal
+_ALWAYS = ("within", "mixed", "repeated", "sweep", "unfinished")  # reported even if all sides are equal
 
 
 def _properties(side: Curves) -> dict[str, Any]:
@@ -98,6 +103,7 @@ def _properties(side: Curves) -> dict[str, Any]:
         "preset": "a preset" if config.get("preset_name") else "none",
         "settings": config["hyperparameters"],
         "by hand": _manual_settings(config),
+        "within": _differing_settings(configs),
         "measure": " and ".join(measures) or "not at all, as all seeds failed",
         "mixed": _count_measures(measures),
         "repeated": _repeated_seeds(side),
@@ -107,6 +113,16 @@ def _properties(side: Curves) -> dict[str, Any]:
         "versions": ", ".join(sorted({f"{x} {y}" for pairs in versions for x, y in pairs if x in _PACKAGES})),
         "unfinished": f"{len(unfinished)} of {len(runs)} runs{_loss_note(unfinished)}" if unfinished else "",
     }
+
+
+def _differing_settings(configs: Sequence[Mapping[str, Any]]) -> str:
+    """The settings that runs of a side do not share, as text; "" if they share all."""
+    described = [{**c["hyperparameters"], **{name: c.get(name) for name in _COMPARED}} for c in configs]
+    values = {
+        name: list(dict.fromkeys(str(settings.get(name)) for settings in described))
+        for name in dict.fromkeys(itertools.chain(*described))
+    }
+    return _list_settings((name, " or ".join(found)) for name, found in values.items() if len(found) > 1)
 
 
 def _measures(side: Curves, summaries: Mapping[Path, Mapping[str, Any] | None]) -> dict[str, int]:
@@ -396,7 +412,8 @@ def compare(
     sides: dict[tuple[str, str], list[Curves]] = {}
     for curve in all_curves:
         sides.setdefault((curve.label, curve.env), []).append(curve)
-    cells = [_cell(label, env, group) for (label, env), group in sides.items()]
+    merged = [_merge(group) for group in sides.values()]
+    cells = [_cell(side) for side in merged]
     failures = [
         f"{cell.label} on {cell.env}: {len(cell.failed)} of {len(cell.seeds)} seeds failed"
         f" ({', '.join(map(str, cell.failed))}); a failed seed counts as worse than all others"
@@ -404,19 +421,30 @@ def compare(
         if cell.failed
     ]
     random_returns = {env: np.asarray(values, float) for env, values in (random or {}).items()}
-    return Comparison(cells, [*unequal(all_curves), *failures], random_returns, folders, tuple(labels))
+    return Comparison(cells, [*unequal(merged), *failures], random_returns, folders, tuple(labels))
 
 
-def _cell(label: str, env: str, group: Iterable[Curves]) -> Cell:
-    returns, areas, seeds, failed = [], [], [], []
-    for c in group:
-        for x, y, final, seed, has_failed in zip(c.x, c.y, c.final, c.seeds, c.failed, strict=True):
-            has_failed = has_failed or not math.isfinite(final)
-            returns.append(-math.inf if has_failed else final)
-            areas.append(-math.inf if has_failed else _area(x, y))
-            seeds.append(seed)
-            failed += [seed] if has_failed else []
-    return Cell(label, env, np.array(returns), np.array(areas), seeds, failed)
+def _merge(group: Sequence[Curves]) -> Curves:
+    """Merges the curves of one side in one environment; with labels by hand their settings may differ."""
+    fields = ("x", "y", "evaluated", "seeds", "runs")
+    merged: dict[str, Any] = {
+        name: [item for curve in group for item in getattr(curve, name)] for name in fields
+    }
+    for name in ("final", "failed"):
+        merged[name] = np.concatenate([getattr(curve, name) for curve in group])
+    return dataclasses.replace(group[0], **merged)
+
+
+def _cell(side: Curves) -> Cell:
+    returns, areas, failed = [], [], []
+    for x, y, final, seed, has_failed in zip(
+        side.x, side.y, side.final, side.seeds, side.failed, strict=True
+    ):
+        has_failed = has_failed or not math.isfinite(final)
+        returns.append(-math.inf if has_failed else final)
+        areas.append(-math.inf if has_failed else _area(x, y))
+        failed += [seed] if has_failed else []
+    return Cell(side.label, side.env, np.array(returns), np.array(areas), side.seeds, failed)
 
 
 def _area(x: np.ndarray, y: np.ndarray) -> float:

@@ -134,6 +134,23 @@ def test_measures_that_differ_within_a_side_are_said(tmp_path):
     assert "evaluation of 2 and last tenth of training of 2" in repr(curves.compare(runs))
 
 
+def test_runs_of_one_label_are_one_side_and_their_settings_are_said(tmp_path):
+    shape = ("CartPole-v1", [1.0, 2.0], [[1.0] * 2] * 3)
+    runs = [
+        write_run(tmp_path / "a", "ppo", *shape, rate=0.1),
+        write_run(tmp_path / "b", "a2c", *shape, seed=2, rate=0.2),
+    ]
+    (tmp_path / "a" / "summary.json").unlink()
+    found = fdg.compare(runs, labels=["mine", "mine"])
+    assert found.sides == ["mine"] and list(found.cells[0].seeds) == [0, 1, 2, 3]
+    assert (
+        "settings within a side differ: mine has rate=0.1 or 0.2, algo=ppo or a2c (CartPole-v1)"
+        in found.notes
+    )
+    assert any("measured differently: mine greedy" in note for note in found.notes)
+    assert "runs have not ended: mine 1 of 2 runs (CartPole-v1)" in found.notes
+
+
 def test_one_seed_in_two_runs_of_a_side_is_said(tmp_path):
     shape = ("ppo", "CartPole-v1", [1.0] * 2, [[1.0] * 2] * 3)
     runs = [write_run(tmp_path / name, *shape, seed=seed) for name, seed in (("a", 0), ("b", 1), ("c", 3))]
