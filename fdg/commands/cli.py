@@ -53,10 +53,13 @@ def train_main(argv: Sequence[str] | None = None) -> int:
         for line in job.unused_setting_messages if distributed.is_first() else ():
             warnings.warn(line, FdgWarning, stacklevel=2)
         if job.optuna is not None:
-            from fdg.commands.search_flags import search_of
+            from fdg.commands.flags import fields_of
+            from fdg.commands.search_flags import space_of
             from fdg.training.search import carry_out_search
+            from fdg.training.sweep import unwrap_sweep
 
-            _, _, caught = carry_out_search(job, search_of(job))
+            space = space_of(job.search, fields_of(type(unwrap_sweep(job.algorithm))))
+            _, _, caught = carry_out_search(job, space)
         else:
             caught = loop.carry_out(job).caught
         return 0 if caught is None else 128 + caught  # `caught` is a signal
@@ -78,10 +81,8 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         from fdg.training.settling import prepare, too_small_micro_batch
 
         command_line = CommandLine(argv, (replay.FLAG, *cluster.FLAGS))
-        lengths, cluster_flags = (
-            replay.take_lengths(command_line.flags),
-            cluster.take_flags(command_line.flags),
-        )
+        lengths = replay.take_lengths(command_line.flags)
+        cluster_flags = cluster.take_flags(command_line.flags)
         job = command_line.job("python -m fdg.plan", f"{cluster.ABOUT} {replay.ABOUT}", runs=False)
         if cluster_flags:
             with _notice_if_slow("tracing ..."):

@@ -22,7 +22,7 @@ from fdg.training.curves import draw_run
 from fdg.training.description import describe
 from fdg.training.job import Job
 from fdg.training.loading import load
-from fdg.training.loop import Outcome, carry_out, say
+from fdg.training.loop import carry_out, say
 from fdg.training.recorder import Callback, Report
 from fdg.training.run import Run
 from fdg.training.run_directory import check_free, read_config
@@ -147,7 +147,21 @@ def fit(
         if not str(error).startswith("--"):
             raise
         raise type(error)(as_arguments(str(error))) from error
-    run = _run(job, outcome)
+    if outcome.state is None:  # the run was already complete
+        run = load(outcome.run.path, algorithm=job.algorithm)
+    else:
+        run = Run(
+            job.algorithm,
+            outcome.engine.algorithm_state(outcome.state),
+            outcome.iteration,
+            path=outcome.run.path,
+            config=job.config,
+            seed=job.seed,
+            agents=job.agents,
+            finished=outcome.iteration == job.num_iterations,
+            stopped="interrupted" if outcome.caught is not None else outcome.stopped,
+            last_evaluation=outcome.evaluation,
+        )
     if outcome.caught is not None:
         if not (in_notebook() or hasattr(sys, "ps1")):  # an interactive prompt
             raise KeyboardInterrupt(f"saved at iteration {outcome.iteration}: fdg.load({str(run.path)!r})")
@@ -221,20 +235,3 @@ def make_job(
             " a new run (start_from= begins with the weights of this one)"
         )
     return job
-
-
-def _run(job: Job, outcome: Outcome) -> Run:
-    if outcome.state is None:  # the run was already complete
-        return load(outcome.run.path, algorithm=job.algorithm)
-    return Run(
-        job.algorithm,
-        outcome.engine.algorithm_state(outcome.state),
-        outcome.iteration,
-        path=outcome.run.path,
-        config=job.config,
-        seed=job.seed,
-        agents=job.agents,
-        finished=outcome.iteration == job.num_iterations,
-        stopped="interrupted" if outcome.caught is not None else outcome.stopped,
-        last_evaluation=outcome.evaluation,
-    )

@@ -80,6 +80,20 @@ class Job(Settings):
         return agent_count(self.algorithm, self.num_seeds)
 
     @property
+    def title(self) -> str:
+        """The title of the run's plots: algorithm, environment, policy and seeds."""
+        subject = " on ".join(
+            filter(None, (self.described["algo"].rpartition(":")[2], self.described["env"]))
+        )
+        seeds = f"seed {self.seed}"
+        if isinstance(self.algorithm, Sweep):
+            names = ", ".join(name for name, _ in self.algorithm.grid)
+            seeds = f"sweep of {names}, {self.agents} agents"
+        elif self.agents is not None and self.agents > 1:
+            seeds = f"seeds {self.seed} to {self.seed + self.agents - 1}"
+        return f"{subject}\n{self.policy}, {seeds}"
+
+    @property
     def config(self) -> dict[str, Any]:
         """The settings that reproduce this job, for `config.json`."""
         values = {name: to_json(getattr(self, name)) for name in kept_settings(Settings)}

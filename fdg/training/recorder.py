@@ -220,7 +220,7 @@ class Recorder:
     callbacks: Sequence[Callback]
     finite: FiniteCheck
     lost: LostEpisodes
-    samples: Callable[[], Sequence[Mapping[str, Any]]]  # the latest sampled texts
+    samples: Sequence[Mapping[str, Any]]  # the rows of the latest sample table
     busy: Callable[[], Mapping[str, float]]  # seconds in which each group has run programs
     last_row: Mapping[str, Any] | None  # the last row of `metrics.jsonl`
     eta: int | None  # maximum age of a stream's tokens, in updates; None: no stream
@@ -303,7 +303,7 @@ class Recorder:
         hint = self._constant_returns.check(self.iteration, steps, all_returns.tolist())
         texts: list[str] = []
         for line in filter(None, (hint, self._large_updates.check(rows))):
-            if samples := sample_lines(self.samples()):  # the sampled texts show the cause
+            if samples := sample_lines(self.samples):  # the sampled texts show the cause
                 texts.append("\n".join([line.removeprefix("hint: "), *samples]))
             else:
                 self.progress.say(line)

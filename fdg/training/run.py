@@ -139,8 +139,8 @@ class Run:
         first_seed = self.seed if seed is None else seed
         keys = evaluation.evaluation_keys(first_seed, self.agents, algorithm=algorithm)
         with host_errors():
-            arguments: Any = (episodes, greedy, self.seed, self.agents, self.failed)
-            return evaluation.start(algorithm, self.state, keys, *arguments)()
+            arguments: Any = ([greedy], self.seed, self.agents, self.failed)
+            return evaluation.evaluate(algorithm, self.state, keys, episodes, *arguments)[0]
 
     @checked
     def answer(

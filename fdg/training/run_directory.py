@@ -120,10 +120,6 @@ class RunDirectory:
         with explain_os_errors(self.path, "written to"):
             files.write(self.path / "config.json", json_line(config, indent=2)[:-1])
 
-    def summary(self) -> dict[str, Any] | None:
-        """The content of `summary.json`; None before the run has ended."""
-        return read_summary(self.path)
-
     def publish_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Replaces a JSON file of the run atomically."""
         self.publish(name, lambda file: file.write(json_line(content, indent=2)))
