@@ -40,13 +40,6 @@ class FailureModel:
                 raise FdgError(f"failures: {name} = {value}: give seconds {least} 0")
 
 
-def failure_model(cluster: Cluster, devices: int, state_bytes: float) -> FailureModel:
-    """The failure model of a job on this number of a cluster's devices, with a state of this size."""
-    rate = cluster.failures * devices / 3600
-    between = 1 / rate if rate else math.inf
-    return FailureModel(between, state_bytes / cluster.storage, cluster.restart)
-
-
 def young(failures: FailureModel) -> float:
     """The best interval in seconds of work between checkpoints, to first order.
 
@@ -162,7 +155,9 @@ def point(plan: Plan, cluster: Cluster, steps: int) -> Point:
     slowdown = predict(plan, cluster).seconds / prediction.seconds if cluster.straggling else 1.0
     state = plan.graph.of_all(plan.graph.state)
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    failures = failure_model(cluster, prediction.devices, state_bytes)
+    failure_rate = cluster.failures * prediction.devices / 3600
+    between = 1 / failure_rate if failure_rate else math.inf
+    failures = FailureModel(between, state_bytes / cluster.storage, cluster.restart)
     intervals, goodputs = _checkpoint_plan(failures)
     steps_per_second = steps / (prediction.seconds * slowdown)
     price = cluster.price * plan.num_devices / 3600 / (steps_per_second * goodputs[1]) * 1e6
@@ -188,7 +183,6 @@ def points_report(points: Sequence[Point], price: bool) -> str:
     for point in points:
         base = next(base for base in points if type(base.plan.policy) is type(point.plan.policy))
         scaling = point.steps_per_s / base.steps_per_s * base.plan.num_devices / point.plan.num_devices
-        bound, total = point.prediction.bound, point.prediction.seconds or 1.0
         rows.append(
             (
                 *point.where,
@@ -198,7 +192,7 @@ def points_report(points: Sequence[Point], price: bool) -> str:
                 ", ".join(f"{group} {share:.0%}" for group, share in point.prediction.idle.items()),
                 quantity(point.prediction.between, "B"),
                 quantity(max(size for _, size in point.plan.memory), "B"),
-                f"{bound} ({point.prediction.shares.get(bound, 0.0) / total:.0%})",
+                point.prediction.largest_part,
             )
         )
     lines = table(header, rows, numeric=(0, 2, 3, 4, 6, 7))

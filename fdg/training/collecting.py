@@ -71,7 +71,11 @@ def collect(
         require_actor(labels.algorithm, "act")
         teacher_env = labels.algorithm.env
         # Privileged parts are compared too: the teacher may see parts that are privileged for the student.
-        if _describe_spaces(teacher_env) != _describe_spaces(env):
+        of_teacher, of_student = (
+            [minari.description(space) for space in (x.observation_space, x.action_space)]
+            for x in (teacher_env, env)
+        )
+        if of_teacher != of_student:
             raise FdgError(
                 f"labels: {teacher_env.name} has different spaces from {env.name}: give a run in {env.name}"
             )
@@ -132,11 +136,6 @@ def _run_episodes(
                     parts[i] = []
                 start = end
     return returns
-
-
-def _describe_spaces(env: Any) -> list[Any]:
-    """Descriptions of an environment's spaces, with privileged parts."""
-    return [minari.description(space) for space in (env.observation_space, env.action_space)]
 
 
 def _write_episode(writer: minari.Writer, parts: list[Step]) -> None:

@@ -286,18 +286,17 @@ class Comparison:
         returns = self.random[env]
         return Estimate(float(returns.mean()), stratified_interval([returns], np.mean))
 
-    @functools.cached_property
-    def text(self) -> comparison_text.Text:
-        """The tables and sentences of the comparison."""
-        return comparison_text.text(self)
+    # Cached, since they resample.
+    tables = functools.cached_property(comparison_text.tables)
+    sentences = functools.cached_property(comparison_text.sentences)
 
     def markdown(self) -> str:
         """The comparison in Markdown."""
-        return comparison_text.markdown(self.text)
+        return comparison_text.markdown(self)
 
     def latex(self) -> str:
         """The tables in LaTeX, with `booktabs`."""
-        return comparison_text.latex(self.text)
+        return comparison_text.latex(self)
 
     def content(self) -> dict[str, Any]:
         """The content of `comparison.json`; values of failed seeds become null."""

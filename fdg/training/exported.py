@@ -199,11 +199,8 @@ def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any],
 def _description_leaves(facts: Any, label: str) -> Iterator[Mapping[str, Any]]:
     """The leaves of a description (`envs.native`), each with a shape and a dtype."""
     match facts:
-        case {"parts": dict(parts)} if parts:
-            for part in parts.values():
-                yield from _description_leaves(part, label)
-        case {"parts": list(parts)} if parts:
-            for part in parts:
+        case {"parts": dict() | list() as parts} if parts:
+            for part in parts.values() if isinstance(parts, dict) else parts:
                 yield from _description_leaves(part, label)
         case {"shape": ["N", *_], "dtype": str()}:
             yield facts

@@ -26,6 +26,7 @@ from envs import features_and_mask
 from envs.native import Description, Native, leaves, native
 from fdg.errors import FdgError, one_line
 from fdg.reading import read_json
+from fdg.training.deployed import act_natively
 from fdg.training.exported import CHECKSUM, DIGITS, FACTS, FUNCTION, MEMORY
 from fdg.training.onnx import Output, to_onnx
 from fdg.training.writable import check_writable, writing
@@ -160,11 +161,9 @@ class _Program:
         arrays, rest = arguments[: len(self._observed)], list(arguments[len(self._observed) :])
         mask = rest.pop(0) if self._masks else None
         start = rest.pop() if self.memory else jnp.zeros(arguments[0].shape[0], bool)
-        observation = self._native.encode(arrays, mask)
-        native_memory, memory = jax.tree.unflatten(self._structure, rest)
-        native_memory, observation = self._native.see(native_memory, start, observation)
-        action, memory = self.algorithm.actor(self._state).act(memory, observation, start, keys, greedy)
-        return *self._native.decode(action), *jax.tree.leaves((native_memory, memory))
+        memory, actor = jax.tree.unflatten(self._structure, rest), self.algorithm.actor(self._state)
+        action, memory = act_natively(self._native, actor, arrays, mask, memory, start, keys, greedy)
+        return *action, *jax.tree.leaves(memory)
 
     def greedy(self, *arguments: Any) -> Any:
         """The exported function with greedy actions."""

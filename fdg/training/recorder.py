@@ -279,10 +279,12 @@ class Recorder:
                 **_metrics_row({name: values[i] for name, values in metrics.items()}, per_agent),
                 **lost_entry,
                 **eta,
-                **_token_rate(metrics, i, seconds / iterations),
             }
             for i in range(iterations)
         ]
+        if "tokens" in metrics and seconds > 0:  # of all agents
+            for row, tokens in zip(rows, metrics["tokens"], strict=True):
+                row["tokens_per_s"] = round(float(np.sum(tokens)) / (seconds / iterations), 1)
         rows[-1].update(evaluation)
         start = self.iteration
         self.iteration += iterations
@@ -370,13 +372,6 @@ def _metrics_row(metrics: Mapping[str, np.ndarray], per_agent: Sequence[str]) ->
         if np.ndim(values) and is_vital(name) and 0 < np.isfinite(values).sum() < values.size:
             row[f"{name}_per_seed"] = values
     return row
-
-
-def _token_rate(metrics: Mapping[str, np.ndarray], i: int, seconds: float) -> dict[str, float]:
-    """Tokens per second of all agents, if the algorithm has a metric `tokens`."""
-    if "tokens" not in metrics or seconds <= 0:
-        return {}
-    return {"tokens_per_s": round(float(np.sum(metrics["tokens"][i])) / seconds, 1)}
 
 
 def _finite_mean(values: np.ndarray) -> Any:
