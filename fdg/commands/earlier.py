@@ -102,8 +102,6 @@ def record_of(
         record["follows"] = follows
     if flags.get("start_from") is not None:
         base_settings = flatten_config(base)
-        changed_settings = changes(
-            base, {name: value for name, value in flags.items() if name in base_settings}
-        )
-        record["from"] = {"run": str(flags["start_from"]), "changes": changed_settings}
+        given = {name: value for name, value in flags.items() if name in base_settings}
+        record["from"] = {"run": str(flags["start_from"]), "changes": changes(base, given)}
     return record

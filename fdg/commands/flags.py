@@ -185,11 +185,8 @@ def _unknown_flag(name: str, options: Iterable[str]) -> FdgError:
     suggestions = nearest(name, options)
     if not suggestions:
         flags = [option for option in options if re.match("--(?!no-|help)", option)]
-        hint = (
-            f": known are {', '.join(flags)}"
-            if len(flags) <= _MAX_LISTED_FLAGS
-            else " (--help lists them all)"
-        )
+        is_short = len(flags) <= _MAX_LISTED_FLAGS
+        hint = f": known are {', '.join(flags)}" if is_short else " (--help lists them all)"
         return FdgError(f"unknown flag '{name}'{hint}")
     further = f"near it: {', '.join(suggestions[1:])}; " if suggestions[1:] else ""
     return FdgError(

@@ -35,14 +35,8 @@ from fdg.training.run_directory import read_summary
 from fdg.training.writable import check_results
 
 _SETTINGS = (
-    "algorithms",
-    "environments",
-    "total_steps",
-    "seeds",
-    "first_seed",
-    "random_episodes",
-    "settings",
-    "variants",
+    *("algorithms", "environments", "total_steps", "seeds", "first_seed", "random_episodes"),
+    *("settings", "variants"),
 )
 _SET_BY_STUDY = {  # flags that a study sets, and where its user sets them
     "algo": "algorithms",

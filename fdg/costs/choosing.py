@@ -296,7 +296,7 @@ def _distinct(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candida
     distinct = []
     for candidate in candidates:
         try:
-            placement = candidate.policy.place(cluster.platforms(candidate.devices))
+            placement = candidate.policy.place([cluster.kind.platform] * candidate.devices)
         except PlanError:
             distinct.append(candidate)
             continue

@@ -57,7 +57,7 @@ def export(
     with writing(path):
         path.write_bytes(content)
     with writing(description):
-        description.write_text(_json_text(facts))
+        description.write_text(json.dumps(facts, indent=2) + "\n")
     return path
 
 
@@ -195,10 +195,6 @@ def _mask_arguments(env: Any, spec: Native) -> list[Description]:
     return [] if mask is None else [_describe_array("mask", mask.shape[1:], "bool")]
 
 
-def _json_text(facts: Mapping[str, Any]) -> str:
-    return json.dumps(facts, indent=2) + "\n"
-
-
 def _jax_file(program: _Program, facts: dict[str, Any], greedy: bool) -> bytes:
     """A zip with the serialised function, the initial memory and the description."""
     (batch,) = jax.export.symbolic_shape("N")
@@ -217,7 +213,7 @@ def _jax_file(program: _Program, facts: dict[str, Any], greedy: bool) -> bytes:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as package:
         package.writestr(FUNCTION, exported.serialize())
         package.writestr(MEMORY, memory.getvalue())
-        package.writestr(FACTS, _json_text(facts))
+        package.writestr(FACTS, json.dumps(facts, indent=2) + "\n")
         package.comment = (CHECKSUM + DIGITS * "0").encode()
     content = file.getvalue()[:-DIGITS]
     return content + hashlib.sha256(content).hexdigest().encode()

@@ -29,7 +29,7 @@ from fdg.training.evaluation import (
 from fdg.training.finite import FiniteCheck
 from fdg.training.job import Job, steps_unit
 from fdg.training.progress import Progress, clock
-from fdg.training.recorder import Callback, LostEpisodes, Recorder, check_metrics
+from fdg.training.recorder import Callback, Recorder, check_metrics
 from fdg.training.run_directory import RunDirectory, read_summary
 from fdg.training.samples import sample_lines, write_samples
 from fdg.training.settling import Settled, check_all_busy, prepare, too_small_micro_batch
@@ -130,13 +130,6 @@ def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
     return next(size for size in range(limit, 0, -1) if num_iterations % size == 0)
 
 
-def _eta(algorithm: Any, plan: fdg.Plan) -> int | None:
-    """The largest age of a stream's tokens with a weight, in updates; None without a stream or any lag."""
-    stream = getattr(unwrap_sweep(algorithm), "stream_settings", None)
-    staleness = 0 if plan.delayed is None else plan.delayed.staleness
-    return stream.oldest() + staleness if stream is not None and (stream.ahead or staleness) else None
-
-
 @dataclasses.dataclass
 class _Session:
     """Runs a job in one process, from the start or latest checkpoint to the end or an interruption."""
@@ -175,9 +168,7 @@ class _Session:
         state, compile_s = self._start(latest)
         start = latest or 0
         last_row = run.truncate_metrics(start) if job.resumes else None
-        lost_episodes = LostEpisodes(getattr(job.algorithm, "env", None), last_row)
         copy_data_files(run, job.algorithm)
-        wall_before = last_row["wall_s"] if last_row else 0.0
         samples = self._write_samples(state, start)  # compiles before the timed loop
         if job.resumes:
             suffix = "" if latest is not None else " (no checkpoint had been written)"
@@ -194,21 +185,10 @@ class _Session:
                 ctrl_c.collected_signals(_interrupt, grace=ctrl_c.GRACE_SECONDS) as signals,
                 Progress(total, job.steps_per_iteration * agents, start, progress_file) as progress,
             ):
-                recorder = Recorder(
-                    job,
-                    run,
-                    progress,
-                    start,
-                    wall_before,
-                    trackers,
-                    self.callbacks,
-                    FiniteCheck(job.algorithm, self.checkpoints, job.seed, job.on_nan == "warn"),
-                    lost_episodes,
-                    samples,
-                    lambda: engine.busy_seconds(waits=False),
-                    last_row,
-                    _eta(job.algorithm, engine.plan),
-                )
+                finite = FiniteCheck(job.algorithm, self.checkpoints, job.seed, job.on_nan == "warn")
+                outputs = run, progress, trackers, self.callbacks
+                recorder = Recorder(job, engine, finite, *outputs, start, last_row, samples)
+                wall_before = recorder.wall_s
                 state, iteration, caught = self._iterations(state, start, recorder, evaluator, signals)
                 wall_s = recorder.wall_s
         finally:
@@ -238,7 +218,7 @@ class _Session:
         seconds = {"wall_s": wall_s, "compile_s": compile_s}
         seeds = agent_seeds(job.algorithm, job.seed, job.agents)
         entries |= {"stopped": stopped} if stopped else {}
-        entries |= lost_episodes.summary()
+        entries |= recorder.lost.summary()
         if failed:
             entries["failed_seeds"] = [seeds[i] for i in failed]
         steps = iteration * job.steps_per_iteration
@@ -246,7 +226,7 @@ class _Session:
         run.publish_json("summary.json", content)
         steps *= agents
         say(f"trained {steps:,} steps in {clock(wall_s)} ({steps / max(wall_s, 1e-9):,.0f} steps/s)")
-        if line := lost_episodes.line():
+        if line := recorder.lost.line():
             say(line)
         if evaluation is not None:
             # `None`: the mean over all points of a sweep does not say whether the environment is solved.

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import fdg
 from envs import host
 from fdg.arguments import quoted
 from fdg.errors import FdgError, FdgWarning, RunError, raised
@@ -24,6 +25,7 @@ from fdg.training.progress import Progress, stream_line
 from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines
 from fdg.training.statistics import format_numbers
+from fdg.training.sweep import unwrap_sweep
 
 _RUN_PARTS = 10  # `ConstantReturns` checks after 1 / _PART of the run
 _MIN_RETURNS = 3  # minimum number of mean returns for this check
@@ -212,23 +214,27 @@ class Recorder:
     """Records metrics of a call of `engine.start` only after the next call, so that devices never wait."""
 
     job: Job
+    engine: fdg.Engine
+    finite: FiniteCheck
     run: RunDirectory
     progress: Progress
-    iteration: int  # completed iterations at the last recorded call
-    wall_s: float  # seconds of training up to the last recorded call
     loggers: Sequence[Logger]
     callbacks: Sequence[Callback]
-    finite: FiniteCheck
-    lost: LostEpisodes
-    samples: Sequence[Mapping[str, Any]]  # the rows of the latest sample table
-    busy: Callable[[], Mapping[str, float]]  # seconds in which each group has run programs
+    iteration: int  # completed iterations at the last recorded call
     last_row: Mapping[str, Any] | None  # the last row of `metrics.jsonl`
-    eta: int | None  # maximum age of a stream's tokens, in updates; None: no stream
+    samples: Sequence[Mapping[str, Any]]  # the rows of the latest sample table
     wants_to_stop: bool = False  # whether a callback asked to end the run
 
     def __post_init__(self) -> None:
         algorithm = self.job.algorithm
-        self._busy_s = dict(self.busy())
+        self.wall_s: float = self.last_row["wall_s"] if self.last_row else 0.0  # until the last recorded call
+        self.lost = LostEpisodes(getattr(algorithm, "env", None), self.last_row)
+        self._busy_s = self.engine.busy_seconds(waits=False)
+        # The largest age of a stream's tokens with a weight, in updates; nothing without a stream or any lag.
+        stream, delayed = getattr(unwrap_sweep(algorithm), "stream_settings", None), self.engine.plan.delayed
+        staleness = 0 if delayed is None else delayed.staleness
+        has_age = stream is not None and (stream.ahead or staleness)
+        self._eta = {"eta": stream.oldest() + staleness} if has_age else {}
         self._constant_returns = ConstantReturns(
             self.job.num_iterations,
             self.iteration,
@@ -270,7 +276,6 @@ class Recorder:
         now = time.perf_counter()
         seconds, self._last_flush = now - self._last_flush, now
         iterations, per_agent = pending.iterations, getattr(self.job.algorithm, "recorded_per_agent", ())
-        eta = {} if self.eta is None else {"eta": self.eta}
         rows: list[dict[str, Any]] = [
             {
                 "iteration": (iteration := self.iteration + i + 1),
@@ -278,7 +283,7 @@ class Recorder:
                 "wall_s": round(self.wall_s + seconds * (i + 1) / iterations, 4),
                 **_metrics_row({name: values[i] for name, values in metrics.items()}, per_agent),
                 **lost_entry,
-                **eta,
+                **self._eta,
             }
             for i in range(iterations)
         ]
@@ -320,7 +325,7 @@ class Recorder:
 
     def _shares(self, seconds: float) -> dict[str, float]:
         """The fraction of the last `seconds` in which each group was busy."""
-        earlier, self._busy_s = self._busy_s, dict(self.busy())
+        earlier, self._busy_s = self._busy_s, self.engine.busy_seconds(waits=False)
         busy_seconds = {group: now - earlier.get(group, 0.0) for group, now in self._busy_s.items()}
         return {group: min(max(busy / max(seconds, 1e-9), 0.0), 1.0) for group, busy in busy_seconds.items()}
 

@@ -276,7 +276,8 @@ def array_difference(
         is_finite = is_unequal
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), a.shape))
     largest = float(np.max(distance[is_finite])) if is_finite.any() else float("inf")
-    values = _python_number(a[index]), _python_number(b[index])
+    # Python numbers; floats get the fewest digits that round-trip.
+    values = tuple(float(str(x)) if is_float(x.dtype) else x.item() for x in (a[index], b[index]))
     return ArrayDifference(name, kinds, int(is_unequal.sum()), a.size, largest, ulps, index, values)
 
 
@@ -332,8 +333,3 @@ def _ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     x, y = ordered(a), ordered(b)
     with np.errstate(over="ignore"):
         return np.where(x > y, x - y, y - x).view(np.uint64)
-
-
-def _python_number(element: Any) -> Any:
-    """Converts an element to a Python number; floats get the fewest digits that round-trip."""
-    return float(str(element)) if is_float(element.dtype) else element.item()

@@ -62,12 +62,11 @@ def sample_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     >>> sample_lines([{"iteration": 1, "prompt": "1+1=", "response": "2", "reward": 1.0}])
     ["sample: '1+1=' -> '2' (reward 1)"]
     """
-
-    def line(row: Mapping[str, Any]) -> str:
+    lines = []
+    for row in rows[:_NUM_PRINTED]:
         reward = f" (reward {row['reward']:g})" if "reward" in row else ""
-        return f"sample: {_shorten(row['prompt'])} -> {_shorten(row['response'])}{reward}"
-
-    return list(map(line, rows[:_NUM_PRINTED]))
+        lines.append(f"sample: {_shorten(row['prompt'])} -> {_shorten(row['response'])}{reward}")
+    return lines
 
 
 def _shorten(text: str) -> str:
