@@ -284,47 +284,44 @@ def _choose_default(
         return default
     if devices == 1 or (not isinstance(devices, int) and len(devices) == 1):
         return default
-    local = _load_or_choose(limits, algorithm, graph, devices, agents, may_use_fewer)
-    entries = distributed.exchange(local)[0]
+    entries: dict[str, Any] | None = None
+    try:
+        file = _cache_file(graph, devices, limits, agents, may_use_fewer)
+        entries = None if file is None else _read_choice(file)
+        if entries is None:
+            count = None
+            if may_use_fewer and devices[0].platform == "cpu":
+                count, reason = quickest_count(default[0], algorithm, graph, devices, agents)
+                devices = devices[:count]
+            if count == 1:
+                entries = _choice_json(default[0], count, reason)
+            else:
+                options = {"all_devices": True, "further": False}
+                choice = choose_policy(limits, algorithm, graph, devices, agents, **options)
+                entries = _choice_json(*_best_or_default(choice))
+            if file is not None and distributed.is_first():
+                with contextlib.suppress(OSError):
+                    file.parent.mkdir(mode=0o700, exist_ok=True)
+                    files.write(file, json.dumps(entries).encode())
+    except FdgError:  # such as a kind of device without known rates
+        pass
+    entries = distributed.exchange(entries)[0]
     if entries is None:
         return default
     policy = rebuild_policy(entries, CALLER)
     # `GPUOnly` uses all accelerators, also when a run is resumed on another machine.
     is_cpu = not isinstance(devices, int) and devices[0].platform == "cpu"
-    count = entries["devices"] if is_cpu or not isinstance(policy, policies.GPUOnly) else None
-    return policy, count, f"policy: {entries['reason']}"
+    keeps_count = is_cpu or not isinstance(policy, policies.GPUOnly)
+    return policy, entries["devices"] if keeps_count else None, f"policy: {entries['reason']}"
 
 
-def _load_or_choose(
-    limits: Any, algorithm: Any, graph: fdg.FDG, devices: Any, agents: int | None, may_use_fewer: bool
-) -> dict[str, Any] | None:
-    """The cached choice as JSON, else a new one, which is cached; None if no time can be predicted."""
-    try:
-        file = _cache_file(graph, devices, limits, agents, may_use_fewer)
-        if file is not None:
-            # An invalid file is replaced.
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError, FdgError):
-                content = json.loads(file.read_text())
-                policy = rebuild_policy(content, CALLER)
-                return _choice_json(policy, int(content["devices"]), str(content["reason"]))
-        count = None
-        if may_use_fewer and devices[0].platform == "cpu":
-            default = policies.GPUOnly()
-            count, reason = quickest_count(default, algorithm, graph, devices, agents)
-            devices = devices[:count]
-        if count == 1:
-            entries = _choice_json(default, count, reason)
-        else:
-            options = {"all_devices": True, "further": False}
-            choice = choose_policy(limits, algorithm, graph, devices, agents, **options)
-            entries = _choice_json(*_best_or_default(choice))
-        if file is not None and distributed.is_first():
-            with contextlib.suppress(OSError):
-                file.parent.mkdir(mode=0o700, exist_ok=True)
-                files.write(file, json.dumps(entries).encode())
-    except FdgError:  # such as a kind of device without known rates
-        return None
-    return entries
+def _read_choice(file: Path) -> dict[str, Any] | None:
+    """A cached choice as JSON; None if there is none, or if the file is invalid."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, FdgError):
+        content = json.loads(file.read_text())
+        policy = rebuild_policy(content, CALLER)
+        return _choice_json(policy, int(content["devices"]), str(content["reason"]))
+    return None
 
 
 GAIN = 1.3  # predicted speed-up that another policy needs; the usual error of predictions is smaller
