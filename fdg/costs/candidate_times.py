@@ -31,11 +31,8 @@ def choose_by_timing(choice: Choice, devices: Sequence[jax.Device], num_seeds: i
     timed_rows: list[Row] = []
     for row in feasible[:_MAX_TIMED]:
         try:
-            agents, candidate = of_seeds(_changed(choice.algorithm, row), num_seeds), row.candidate
-            iterations = iterations_of(agents, candidate.policy, devices[: candidate.devices])
-            for _ in range(_NUM_ROUNDS):
-                iterations.measure()
-            seconds = max(distributed.exchange(iterations.seconds))  # of the slowest process
+            agents = of_seeds(_changed(choice.algorithm, row), num_seeds)
+            seconds = iteration_seconds(agents, row.candidate.policy, devices[: row.candidate.devices])
             timed_rows.append(dataclasses.replace(row, measured=seconds))
         except FdgError as error:
             timed_rows.append(dataclasses.replace(row, prediction=None, refused=str(error)))
@@ -64,3 +61,11 @@ def iterations_of(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) ->
     """A job's iterations, compiled and ready to be timed; at least two, so that groups overlap."""
     engine = compile_engine(algorithm, policy, with_host(policy, devices))
     return Iterations(engine, engine.init(0), _ROUND_SECONDS, min_iterations=2)
+
+
+def iteration_seconds(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> float:
+    """Seconds per iteration in the best round, in the slowest process."""
+    iterations = iterations_of(algorithm, policy, devices)
+    for _ in range(_NUM_ROUNDS):
+        iterations.measure()
+    return max(distributed.exchange(iterations.seconds))

@@ -233,8 +233,9 @@ class Recorder:
         # The largest age of a stream's tokens with a weight, in updates; nothing without a stream or any lag.
         stream, delayed = getattr(unwrap_sweep(algorithm), "stream_settings", None), self.engine.plan.delayed
         staleness = 0 if delayed is None else delayed.staleness
-        has_age = stream is not None and (stream.ahead or staleness)
-        self._eta = {"eta": stream.oldest() + staleness} if has_age else {}
+        self._eta = {}
+        if stream is not None and (stream.ahead or staleness):
+            self._eta["eta"] = stream.oldest() + staleness
         self._constant_returns = ConstantReturns(
             self.job.num_iterations,
             self.iteration,
