@@ -173,7 +173,7 @@ def read(path: Path) -> Calibration:
             stored["jobs"],
         )  # fmt: skip
         if not _matches_types(calibration, Calibration):
-            raise TypeError("a value has a wrong type")
+            raise TypeError("a value has the wrong type")
         return calibration
     except (KeyError, TypeError, AttributeError) as error:
         raise FdgError(f"{path} is not a complete calibration ({error}): remove it, and {FIX}") from None

@@ -12,7 +12,7 @@ import fdg
 from fdg import jaxprs, keys
 from fdg.agents import first_start, of_seeds
 from fdg.arguments import check_at_least, checked
-from fdg.errors import FdgError, host_errors, listed
+from fdg.errors import FdgError, host_errors, kind_of, listed
 from fdg.kinds import to_json
 from fdg.lowering import host_calls
 from fdg.training.checkpoint import Checkpoints
@@ -26,7 +26,6 @@ from fdg.training.recording import (
     array_difference,
     borders_until,
     describe_border,
-    dtype_and_shape,
     first_difference,
     read_recording,
     write_recording,
@@ -244,7 +243,7 @@ class _Side:
         if os.path.isdir(path):
             return cls(str(run), read_config(path, prefix=""), path)
         if not os.path.exists(path):
-            raise FdgError(f"{path}: there is no run directory and no recording: give the path of one")
+            raise FdgError(f"{path}: is neither a run directory nor a recording: give the path of one")
         recording = read_recording(path)
         return cls(str(run), recording.facts["settings"], recording=recording)
 
@@ -278,7 +277,7 @@ class _Replay:
         if run.path is not None and run.agents is None and run.config.get("policy"):
             resolver = NameResolver(run.path / "config.json", None, trust)
             policy = rebuild_policy(run.config, resolver, str(run.path))
-            count = device_count(run.path, run.config)
+            count = device_count(run.path, run.config) or len(devices)
             if count <= len(devices):
                 devices = devices[:count]
                 plan = fdg.place(graph, policy, devices)
@@ -305,12 +304,11 @@ class _Replay:
         """Replaces the state by a recorded one; `FdgError` if its arrays do not match."""
         arrays, own_arrays = recorded.arrays, self.stepper.state(recorded.iteration, self.leaves).arrays
         for name in [*arrays, *own_arrays]:
-            stored, replayed = (
-                dtype_and_shape(x[name]) if name in x else "absent" for x in (arrays, own_arrays)
-            )
+            stored, replayed = (kind_of(x[name]) if name in x else "absent" for x in (arrays, own_arrays))
             if stored != replayed:
                 raise FdgError(
-                    f"the recording is of another state: {name} is {stored} there and {replayed} here: give"
+                    f"the recording belongs to another state: {name} is {stored} in it and {replayed} here:"
+                    " give"
                     " a run with the same algorithm and sizes"
                 )
         recorded_leaves = zip(arrays.values(), self._shapes, strict=True)

@@ -124,7 +124,10 @@ BASE = {"algorithms": ["ppo"], "environments": ["CartPole-v1"], "total_steps": 1
         ({"total_steps": {"a b": 1}}, "a budget 'a b': use letters and digits"),
         ({"total_steps": {"short": "x"}}, "total_steps.short = 'x': give a whole number"),
         ({"seeds": True}, "seeds = True: give a whole number of at least 1"),
-        ({"settings": {"num_seeds": 3}}, "settings has num_seeds, which a cell cannot set: use seeds"),
+        (
+            {"settings": {"num_seeds": 3}},
+            "settings has num_seeds, which is not a setting of a cell: use seeds",
+        ),
         ({"settings": {"sweep": "x"}}, "use fdg train instead of a study"),
         ({"settings": 3}, "settings = 3: it must be a table of flags"),
         ({"settings": {"hidden": [[1]]}}, "settings.hidden = [[1]]: give a number, a text"),

@@ -53,7 +53,7 @@ def test_space_there_and_back():
         ("width=1 width=2", "width is given twice"),
         ("rate=log:0..1", "above zero"),
         ("rate=lin:2..1", "from the lower"),
-        ("width=lin:a..b", "from one number to another"),
+        ("width=lin:a..b", "a range needs two numbers"),
     ],
 )
 def test_space_mistakes(text, said):
