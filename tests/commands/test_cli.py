@@ -192,7 +192,7 @@ def test_a_run_is_never_overwritten(capsys, run):
 
 def test_somebody_elses_files_are_never_overwritten(capsys, tmp_path):
     (tmp_path / "summary.json").write_text("mine")
-    assert "holds summary.json already" in refuse(capsys, [*WALK, "--out", str(tmp_path)])
+    assert "already contains summary.json" in refuse(capsys, [*WALK, "--out", str(tmp_path)])
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 

@@ -165,7 +165,7 @@ def test_what_was_removed_is_missed(two):
     with pytest.raises(FdgError, match=r"/2, the newest, was removed, and so is every other checkpoint"):
         Checkpoints(directory).latest()
     shutil.rmtree(directory)
-    with pytest.raises(FdgError, match=r"were removed \(the newest was of iteration 2\): bring them back"):
+    with pytest.raises(FdgError, match=r"were removed \(the newest was of iteration 2\): restore them"):
         Checkpoints(directory).latest()
     checkpoints = Checkpoints(directory)  # whoever saves all the same begins anew
     checkpoints.save(1, state)

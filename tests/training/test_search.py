@@ -47,7 +47,7 @@ def test_space_there_and_back():
     ("text", "said"),
     [
         ("", "nothing to try"),
-        ("hidden", "names no values"),
+        ("hidden", "has no values"),
         ("width=1,x", "is not an integer"),
         ("width=1,1", "twice"),
         ("width=1 width=2", "width is given twice"),

@@ -52,8 +52,8 @@ def test_grid_there_and_back():
     ("text", "said"),
     [
         ("", "nothing to try"),
-        ("learning_rate", "names no values"),
-        ("=3", "names no values"),
+        ("learning_rate", "has no values"),
+        ("=3", "has no values"),
         ("rate=1,,2", "'' is not a number"),
         ("rate=1,nan", "'nan' is not a number"),
         ("rate=1e99", "float32"),
