@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import flashbax
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs import user_code
-from fdg.arguments import checked_names, quoted
+from fdg.arguments import check_takes, checked_names, quoted
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
 from fdg.settings.moved import moved
-from fdg.settings.user_results import check_same
 
 __getattr__ = moved(__name__, __name__, {"made": "make_buffer"})
 
@@ -136,7 +136,18 @@ def hindsight(
       FdgError: the environment has no goals, or `length` is less than `horizon`.
     """
     env = spec.env
-    _check_goals(env, share)
+    _check_goals(env)
+    if not 0 <= share <= 1:
+        raise FdgError(f"hindsight: share={share}: it must be from 0 to 1")
+    if horizon is not None and (isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1):
+        raise FdgError(
+            f"hindsight: horizon={quoted(horizon)}: give a whole number of rows, at least 1, or None"
+        )
+    for name, function in (("reward", reward), ("terminated", terminated)):
+        if function is not None:
+            if not callable(function):
+                raise FdgError(f"hindsight: {name}={quoted(function)}: give a function of two goals, or None")
+            check_takes(function, ("achieved_goal", "desired_goal"), f"hindsight: {name}")
     reward = reward or _of_environment(env, "compute_reward")
     terminated = terminated or _of_environment(env, "compute_terminated")
     if reward is None:
@@ -144,7 +155,7 @@ def hindsight(
             f"hindsight: environment '{env.name}' has no compute_reward(achieved_goal, desired_goal): give"
             " functools.partial(algos.buffers.hindsight, reward=...)"
         )
-    ahead = horizon or env.max_episode_steps
+    ahead = env.max_episode_steps if horizon is None else horizon
     if ahead is None:
         raise FdgError(
             f"hindsight: environment '{env.name}' has no time limit: give"
@@ -191,23 +202,29 @@ def _relabel(rows: Any, key: jax.Array, share: float, reward: Any, terminated: A
     new = rows._replace(
         observation=wanting(rows.observation),
         final_observation=wanting(rows.final_observation),
-        reward=jnp.where(other, jax.vmap(_scalar(reward))(achieved, goals), rows.reward),
+        reward=jnp.where(other, jax.vmap(_scalar(reward, False))(achieved, goals), rows.reward),
     )
     if terminated is None:
         return new
-    ends = jnp.where(other, jax.vmap(_scalar(terminated))(achieved, goals), rows.terminated)
+    ends = jnp.where(other, jax.vmap(_scalar(terminated, True))(achieved, goals), rows.terminated)
     # If the episode ended by reaching its original goal, the next row belongs to another episode.
     return new._replace(terminated=ends, truncated=(rows.terminated | rows.truncated) & ~ends)
 
 
-def _scalar(function: Any) -> Callable[[Any, Any], Any]:
-    """A function of one step's goals whose result must be a single number."""
+def _scalar(function: Any, is_flag: bool) -> Callable[[Any, Any], Any]:
+    """A function of one step's goals whose result must be a single number, or a bool."""
 
     def one(achieved: Any, desired: Any) -> Any:
         result = function(achieved, desired)
-        what = f"hindsight: {getattr(function, '__name__', 'reward')} of one step's goals gives a value"
-        check_same(what, jnp.float32(0), result, dtypes=False)
-        return result
+        is_value = isinstance(result, bool | int | float) or hasattr(result, "dtype")
+        kinds = (jnp.bool_,) if is_flag else (jnp.bool_, jnp.number)
+        is_right = is_value and any(jnp.issubdtype(jnp.result_type(result), kind) for kind in kinds)
+        if not is_right or np.shape(result) != ():
+            raise FdgError(
+                f"hindsight: {_named(function)} of one step's goals returned {kind_of(result)}: return"
+                f" {'a bool' if is_flag else 'one number'}"
+            )
+        return jnp.asarray(result, bool if is_flag else jnp.float32)
 
     return one
 
@@ -216,20 +233,21 @@ def _of_environment(env: Any, name: str) -> Any:
     return getattr(env, name, None) or getattr(getattr(env, "single", None), name, None)
 
 
-def _check_goals(env: Any, share: float) -> None:
+def _check_goals(env: Any) -> None:
     parts = dict(getattr(env.observation_space, "spaces", ()) or ())
     if not {"achieved_goal", "desired_goal"} <= parts.keys():
         raise FdgError(
             f"hindsight: observations of '{env.name}' have no parts achieved_goal and desired_goal:"
             " take an environment with goals, such as probe:reach, or another --replay"
         )
-    if parts["achieved_goal"].shape != parts["desired_goal"].shape:
+    shapes = [getattr(parts[name], "shape", None) for name in ("achieved_goal", "desired_goal")]
+    if None in shapes:
+        raise FdgError(f"hindsight: goals of '{env.name}' have parts: give one array for each goal")
+    if shapes[0] != shapes[1]:
         raise FdgError(
-            f"hindsight: achieved_goal of '{env.name}' has shape {parts['achieved_goal'].shape}, and"
-            f" desired_goal {parts['desired_goal'].shape}: they must be the same"
+            f"hindsight: achieved_goal of '{env.name}' has shape {shapes[0]}, but desired_goal {shapes[1]}:"
+            " give both the same"
         )
-    if not 0 <= share <= 1:
-        raise FdgError(f"hindsight: share={share}: it must be from 0 to 1")
 
 
 NAMES: dict[str, Callable[[BufferSpec], ReplayBuffer]] = {

@@ -140,12 +140,10 @@ class Replay:
             f" num_envs={self.num_envs} environments: make it at least"
             f" {self.num_envs * self.window * self.steps_of_a_row}",
         )
-        kept = self.num_envs * self.length * self.steps_of_a_row
         require(
             self,
-            0 <= self.learning_starts <= kept,
-            f"learning_starts={self.learning_starts}: it must be from 0 to the {kept}"
-            f" steps that buffer_size={self.buffer_size} holds",
+            0 <= self.learning_starts <= self.buffer_size,
+            f"learning_starts={self.learning_starts}: it must be from 0 to buffer_size={self.buffer_size}",
         )
 
     # --- overridden where rows are sequences (`algos/sequences.py`) ---
@@ -255,9 +253,10 @@ class Replay:
         return importance_weight(sample.probability, beta)
 
     def is_ready(self, state: ReplayState) -> jax.Array:
-        """True if there are `learning_starts` steps, and a window of each environment: `[]` bool."""
+        """True if there are `learning_starts` steps (or as many as fit), and a window of each environment:
+        `[]` bool."""
         rows = math.ceil(self.learning_starts / (self.num_envs * self.steps_of_a_row))
-        return state.added >= max(self.least_rows, rows)
+        return state.added >= max(self.least_rows, min(rows, self.length))
 
     @fdg.fragment("buffer", in_axes=(_AXES, 0), name="sample")
     def _sample(self, state: ReplayState, keys: jax.Array) -> Sample:

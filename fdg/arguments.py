@@ -284,12 +284,9 @@ def _bind(
                 ) from None
         positional = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         if len(args) > len(positional):
+            surplus = f"{quoted(args[len(positional)])} is one positional argument too many"
             accepted = listed([p.name for p in positional if p.name in names], "and")
-            surplus = quoted(args[len(positional)])
-            raise FdgError(
-                f"{name}: {surplus} is one positional argument too many: only {accepted} may be positional,"
-                " so give it by name"
-            ) from None
+            raise FdgError(f"{name}: {surplus}: give it by name, all but {accepted}") from None
         for p in list(parameters.values())[len(args) :]:
             if p.default is p.empty and p.name not in kwargs:
                 annotation = dict(_annotations(function)).get(p.name)

@@ -26,10 +26,7 @@ from fdg.training.writable import check_writable, writing
 
 FLAGS = (
     Flag(
-        "out",
-        str | None,
-        None,
-        "the file to write (None: in the user's cache directory, where fdg reads it)",
+        "out", str | None, None, "the file to write (None: in the user's cache directory, where fdg reads it)"
     ),
     Flag("disturbed", bool, False, "save the figures even if other programs used the machine meanwhile"),
     Flag("show", bool, False, "print the stored calibration, and measure nothing"),
@@ -88,7 +85,7 @@ main = Command("python -m fdg.calibrate", _ABOUT, FLAGS, _calibrate)
 def calibration_table(calibration: Calibration) -> str:
     """The figures of a calibration, and the parameters that were fitted to reference jobs, as tables."""
     rows = []
-    figures = {**calibration.kind.figures}
+    figures = dict(calibration.kind.figures)
     for place, link in (("inside", calibration.inside), ("between", calibration.between)):
         figures.update({f"{place}: {name}": getattr(link, name) for name in ("latency", "bandwidth", "call")})
     for name, figure in figures.items():

@@ -53,10 +53,13 @@ def train_main(argv: Sequence[str] | None = None) -> int:
         for line in job.unused_setting_messages if distributed.is_first() else ():
             warnings.warn(line, FdgWarning, stacklevel=2)
         if job.optuna is not None:
-            from fdg.commands.search_flags import search_of
+            from fdg.commands.flags import fields_of
+            from fdg.commands.search_flags import space_of
             from fdg.training.search import carry_out_search
+            from fdg.training.sweep import unwrap_sweep
 
-            _, _, caught = carry_out_search(job, search_of(job))
+            space = space_of(job.search, fields_of(type(unwrap_sweep(job.algorithm))))
+            _, _, caught = carry_out_search(job, space)
         else:
             caught = loop.carry_out(job).caught
         return 0 if caught is None else 128 + caught  # `caught` is a signal
@@ -78,10 +81,8 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         from fdg.training.settling import prepare, too_small_micro_batch
 
         command_line = CommandLine(argv, (replay.FLAG, *cluster.FLAGS))
-        lengths, cluster_flags = (
-            replay.take_lengths(command_line.flags),
-            cluster.take_flags(command_line.flags),
-        )
+        lengths = replay.take_lengths(command_line.flags)
+        cluster_flags = cluster.take_flags(command_line.flags)
         job = command_line.job("python -m fdg.plan", f"{cluster.ABOUT} {replay.ABOUT}", runs=False)
         if cluster_flags:
             with _notice_if_slow("tracing ..."):
@@ -101,12 +102,9 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         if lengths:
             stream = replay.report_of(job.algorithm, job.policy, lengths)
             sections.append(f"{stream}\n{replay.idle(plan, cluster_for(devices))}")
-        print(
-            *sections,
-            *([f"devices: {settled.devices_reason}"] if settled.devices_reason else []),
-            sep="\n\n",
-            flush=True,
-        )
+        if settled.devices_reason:
+            sections.append(f"devices: {settled.devices_reason}")
+        print(*sections, sep="\n\n", flush=True)
         return 0
 
     return guarded(run, argv)
@@ -159,10 +157,8 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         distributed.abandon("", CLOSED_PIPE, "lost its standard output")
         return CLOSED_PIPE
     except Exception as error:
-        is_out_of_memory = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(
-            error
-        )
-        if is_out_of_memory or isinstance(error, MemoryError):
+        is_xla_error = isinstance(error, jax.errors.JaxRuntimeError)
+        if isinstance(error, MemoryError) or (is_xla_error and "RESOURCE_EXHAUSTED" in str(error)):
             first_line = (str(error) or "no memory").splitlines()[0]
             return _fail(f"out of memory ({first_line}): use a smaller batch, or more devices")
         if isinstance(error, OverflowError):
@@ -170,10 +166,10 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         if isinstance(error, OSError) and error.strerror:
             file_prefix = f"{error.filename}: " if error.filename is not None else ""
             return _fail(f"{file_prefix}{error.strerror}", 1)
-        if isinstance(error, jax.errors.JaxRuntimeError) and "MLIR failure" in str(error):
+        if is_xla_error and "MLIR failure" in str(error):
             fix = "try other sizes, or --xla-options xla_cpu_use_fusion_emitters=false"
             return _fail(f"XLA cannot compile this program ({one_line(error)}): {fix}", 1)
-        if isinstance(error, jax.errors.JaxRuntimeError) and (cause := host_error(error)):
+        if is_xla_error and (cause := host_error(error)):
             return _fail(str(cause), 1)
         if lost := distributed.lost(_CAUSE_TIMEOUT_S):
             return _fail(str(lost), lost.status)

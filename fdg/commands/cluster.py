@@ -144,7 +144,7 @@ def lines(job: Job, flags: Mapping[str, Any]) -> list[str]:
             f"--sensitivity chooses the fields of the policy: leave out {_flags(_changes(job.policy))},"
             " or leave out --sensitivity"
         )
-    share = flags.get("envs_per_device")
+    share, is_auto_lag = flags.get("envs_per_device"), job.described.get("lag") == AUTO_LAG
     scaled = functools.cache(functools.partial(_scaled, job.algorithm, share))
     points: list[Point] = []
     paragraphs: list[str] = [
@@ -155,7 +155,8 @@ def lines(job: Job, flags: Mapping[str, Any]) -> list[str]:
     for policy in compared:
         for count in counts:
             try:
-                points.append(_point(job, policy, cluster.of(count), *scaled(share and share * count)))
+                graph_of_count = scaled(share and share * count)
+                points.append(_point(policy, cluster.of(count), *graph_of_count, job.agents, is_auto_lag))
             except PlanError as error:
                 refused.append(f"on {count}: {error}")
     if not points:
@@ -215,12 +216,13 @@ def _scaled(algorithm: Any, per_device: int | None, count: int | None) -> tuple[
     return algorithm, fdg.trace(algorithm)
 
 
-def _point(job: Job, policy: Any, cluster: Cluster, algorithm: Any, graph: fdg.FDG) -> Point:
+def _point(
+    policy: Any, cluster: Cluster, algorithm: Any, graph: fdg.FDG, agents: int | None, is_auto_lag: bool
+) -> Point:
     if isinstance(policy, policies.Auto):
-        policy = choose_policy(policy, algorithm, graph, cluster, job.agents, all_devices=True).policy
-    elif job.described.get("lag") == AUTO_LAG:
-        policy = choose_quickest_lag(policy, algorithm, graph, cluster, job.agents).policy
-    plan = fdg.place(graph, policy, cluster.devices, job.agents)
+        policy = choose_policy(policy, algorithm, graph, cluster, agents, all_devices=True).policy
+    elif is_auto_lag:
+        policy = choose_quickest_lag(policy, algorithm, graph, cluster, agents).policy
+    plan = fdg.place(graph, policy, cluster.devices, agents)
     check_memory(plan, cluster)
-    steps = getattr(algorithm, "steps_per_iteration", job.steps_per_iteration)
-    return point(plan, cluster, steps * (job.agents or 1))
+    return point(plan, cluster, algorithm.steps_per_iteration * (agents or 1))

@@ -40,83 +40,84 @@ class FailureModel:
                 raise FdgError(f"failures: {name} = {value}: give seconds {least} 0")
 
 
-def failure_model(cluster: Cluster, devices: int, state_bytes: float) -> FailureModel:
-    """The failure model of a job on this number of a cluster's devices, with a state of this size."""
-    rate = cluster.failures * devices / 3600
-    between = 1 / rate if rate else math.inf
-    return FailureModel(between, state_bytes / cluster.storage, cluster.restart)
-
-
-def young(job: FailureModel) -> float:
+def young(failures: FailureModel) -> float:
     """The best interval in seconds of work between checkpoints, to first order.
 
     >>> young(FailureModel(between=86_400, save=60, restart=300))
     3219.9...
     """
-    return math.sqrt(2 * job.save * job.between)
+    return math.sqrt(2 * failures.save * failures.between)
 
 
-def daly(job: FailureModel) -> float:
+def daly(failures: FailureModel) -> float:
     """The best interval in seconds of work between checkpoints, to higher order.
 
     >>> daly(FailureModel(between=86_400, save=60, restart=300))
     3180.06...
     """
-    if math.isinf(job.between):
+    if math.isinf(failures.between):
         return math.inf
-    if job.save >= 2 * job.between:
-        return job.between
-    ratio = job.save / (2 * job.between)
-    return math.sqrt(2 * job.save * job.between) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - job.save
+    if failures.save >= 2 * failures.between:
+        return failures.between
+    ratio = failures.save / (2 * failures.between)
+    return (
+        math.sqrt(2 * failures.save * failures.between) * (1 + math.sqrt(ratio) / 3 + ratio / 9)
+        - failures.save
+    )
 
 
-def expected_goodput(job: FailureModel, interval: float) -> float:
+def expected_goodput(failures: FailureModel, interval: float) -> float:
     """The expected goodput if failures are a Poisson process (Daly 2006, equation 13)."""
-    if math.isinf(job.between):
-        return interval / (interval + job.save) if not math.isinf(interval) else 1.0
+    if math.isinf(failures.between):
+        return interval / (interval + failures.save) if not math.isinf(interval) else 1.0
     try:
-        restarts = math.exp(job.restart / job.between)
-        return interval / (job.between * restarts * math.expm1((interval + job.save) / job.between))
+        restarts = math.exp(failures.restart / failures.between)
+        return interval / (
+            failures.between * restarts * math.expm1((interval + failures.save) / failures.between)
+        )
     except OverflowError:
         return 0.0
 
 
-def simulate(job: FailureModel, interval: float, work: float, seed: int = 0) -> float:
+def simulate(failures: FailureModel, interval: float, work: float, seed: int = 0) -> float:
     """The goodput of a simulation with random failures.
 
     `interval` is the seconds of work between checkpoints, and `work` the total.
     """
     random = np.random.default_rng(seed)
-    time_limit = 1e3 * (work + job.restart + job.save)
+    time_limit = 1e3 * (work + failures.restart + failures.save)
     now = useful = 0.0
-    failure = now + random.exponential(job.between) if not math.isinf(job.between) else math.inf
+    failure = now + random.exponential(failures.between) if not math.isinf(failures.between) else math.inf
     while useful < work:
         # All whole intervals before the failure are one step, since there may be millions.
         is_last = work - useful <= interval
         seconds = min(failure, now + time_limit) - now
-        num_intervals = 0 if is_last else math.floor(seconds / (interval + job.save))
+        num_intervals = 0 if is_last else math.floor(seconds / (interval + failures.save))
         num_intervals = max(0, min(num_intervals, math.ceil((work - useful) / interval) - 1))
-        now, useful = now + num_intervals * (interval + job.save), useful + num_intervals * interval
+        now, useful = now + num_intervals * (interval + failures.save), useful + num_intervals * interval
         remaining = min(interval, work - useful)
-        end = now + remaining + (job.save if useful + remaining < work else 0.0)
+        end = now + remaining + (failures.save if useful + remaining < work else 0.0)
         if end <= failure:
             now, useful = end, useful + remaining
             continue
         now = failure
-        if job.restart > 30 * job.between:  # almost every restart fails too
+        if failures.restart > 30 * failures.between:  # almost every restart fails too
             return 0.0
-        while (failure := now + random.exponential(job.between)) <= now + job.restart and now < time_limit:
+        while (
+            failure := now + random.exponential(failures.between)
+        ) <= now + failures.restart and now < time_limit:
             now = failure
-        now += job.restart
+        now += failures.restart
         if now > time_limit:
             return useful / now
     return work / now
 
 
-def best_interval(job: FailureModel, intervals: Sequence[float], work: float) -> tuple[float, float]:
+def best_interval(failures: FailureModel, intervals: Sequence[float], work: float) -> tuple[float, float]:
     """The interval with the highest mean goodput of eight simulations, and that goodput."""
     goodputs = [
-        float(np.mean([simulate(job, interval, work, seed) for seed in range(8)])) for interval in intervals
+        float(np.mean([simulate(failures, interval, work, seed) for seed in range(8)]))
+        for interval in intervals
     ]
     best = int(np.argmax(goodputs))
     return intervals[best], goodputs[best]
@@ -133,7 +134,7 @@ class Point:
     prediction: Prediction  # the predicted iteration without stragglers
     straggling: float  # factor by which stragglers lengthen an iteration
     steps_per_s: float  # environment steps per second, with stragglers, without failures
-    job: FailureModel  # its failures
+    failures: FailureModel  # its failures
     # best interval in seconds of work between checkpoints: (Young, Daly, best simulated)
     save_every: tuple[float, float, float]
     goodput: tuple[float, float]  # (Daly's formula, simulated)
@@ -154,22 +155,24 @@ def point(plan: Plan, cluster: Cluster, steps: int) -> Point:
     slowdown = predict(plan, cluster).seconds / prediction.seconds if cluster.straggling else 1.0
     state = plan.graph.of_all(plan.graph.state)
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    job = failure_model(cluster, prediction.devices, state_bytes)
-    intervals, goodputs = _checkpoint_plan(job)
+    failure_rate = cluster.failures * prediction.devices / 3600
+    between = 1 / failure_rate if failure_rate else math.inf
+    failures = FailureModel(between, state_bytes / cluster.storage, cluster.restart)
+    intervals, goodputs = _checkpoint_plan(failures)
     steps_per_second = steps / (prediction.seconds * slowdown)
     price = cluster.price * plan.num_devices / 3600 / (steps_per_second * goodputs[1]) * 1e6
-    return Point(plan, prediction, slowdown, steps_per_second, job, intervals, goodputs, price)
+    return Point(plan, prediction, slowdown, steps_per_second, failures, intervals, goodputs, price)
 
 
-def _checkpoint_plan(job: FailureModel) -> tuple[tuple[float, float, float], tuple[float, float]]:
+def _checkpoint_plan(failures: FailureModel) -> tuple[tuple[float, float, float], tuple[float, float]]:
     """The checkpoint intervals and the goodputs, as `Point` has them."""
-    if math.isinf(job.between):
+    if math.isinf(failures.between):
         return (math.inf, math.inf, math.inf), (1.0, 1.0)
-    first_order, higher_order = young(job), daly(job)
+    first_order, higher_order = young(failures), daly(failures)
     factors = (0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0, 2.8)
     intervals = [higher_order * factor for factor in factors if higher_order > 0] or [1.0]
-    best_simulated, goodput = best_interval(job, intervals, _WORK_RATIO * job.between)
-    return (first_order, higher_order, best_simulated), (expected_goodput(job, higher_order), goodput)
+    best_simulated, goodput = best_interval(failures, intervals, _WORK_RATIO * failures.between)
+    return (first_order, higher_order, best_simulated), (expected_goodput(failures, higher_order), goodput)
 
 
 def points_report(points: Sequence[Point], price: bool) -> str:
@@ -180,7 +183,6 @@ def points_report(points: Sequence[Point], price: bool) -> str:
     for point in points:
         base = next(base for base in points if type(base.plan.policy) is type(point.plan.policy))
         scaling = point.steps_per_s / base.steps_per_s * base.plan.num_devices / point.plan.num_devices
-        bound, total = point.prediction.bound, point.prediction.seconds or 1.0
         rows.append(
             (
                 *point.where,
@@ -190,11 +192,11 @@ def points_report(points: Sequence[Point], price: bool) -> str:
                 ", ".join(f"{group} {share:.0%}" for group, share in point.prediction.idle.items()),
                 quantity(point.prediction.between, "B"),
                 quantity(max(size for _, size in point.plan.memory), "B"),
-                f"{bound} ({point.prediction.shares.get(bound, 0.0) / total:.0%})",
+                point.prediction.largest_part,
             )
         )
     lines = table(header, rows, numeric=(0, 2, 3, 4, 6, 7))
-    if price or any(point.straggling > 1 or not math.isinf(point.job.between) for point in points):
+    if price or any(point.straggling > 1 or not math.isinf(point.failures.between) for point in points):
         header = ["devices", "policy", "stragglers", "fails every", "save every: Young", "Daly", "simulated"]
         header += ["goodput: Daly", "simulated", "price of 1M steps"]
         failure_rows: list[tuple[str, ...]] = []
@@ -203,7 +205,7 @@ def points_report(points: Sequence[Point], price: bool) -> str:
             goodputs = [f"{share:.1%}" for share in point.goodput]
             cost = f"{point.price_per_million:.4g}" if price else ""
             slowdown = f"+{point.straggling - 1:.1%}"
-            failures = duration(point.job.between)
+            failures = duration(point.failures.between)
             failure_rows.append((*point.where, slowdown, failures, *intervals, *goodputs, cost))
         lines += ["", *table(header, failure_rows, numeric=(0, *range(2, 10)))]
     unused = [f"{' on '.join(p.where[::-1])}: {line}" for p in points for line in idle_notes(p.plan)]

@@ -67,8 +67,8 @@ def _resume_base(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     stored = run_directory.read_config(run)
     if stored.get("rebuilds") is False:
         raise FdgError(
-            f"--resume {run} was trained from Python, with values that a file cannot hold: resume there,"
-            f" with fdg.fit(..., out={str(run)!r}, resume=True)"
+            f"--resume {run}: it was trained from Python, with values that a file cannot hold: resume it in"
+            f" Python, with fdg.fit(..., out={str(run)!r}, resume=True)"
         )
     return run / "config.json", stored
 
@@ -103,8 +103,6 @@ def record_of(
         record["follows"] = follows
     if flags.get("start_from") is not None:
         base_settings = flatten_config(base)
-        changed_settings = changes(
-            base, {name: value for name, value in flags.items() if name in base_settings}
-        )
-        record["from"] = {"run": str(flags["start_from"]), "changes": changed_settings}
+        given = {name: value for name, value in flags.items() if name in base_settings}
+        record["from"] = {"run": str(flags["start_from"]), "changes": changes(base, given)}
     return record

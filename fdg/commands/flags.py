@@ -115,7 +115,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
         if word.startswith("--"):
             name, equals, value = word.partition("=")
             if name == "--" or value == "--":  # argparse would interpret it
-                raise FdgError(f"'{word}': '--' is neither a flag nor a value of one: see --help")
+                raise FdgError(f"'{word}': '--' is neither a flag nor a value: see --help")
             words.append(name.replace("_", "-") + equals + value)
         elif words and re.fullmatch(r"--[\w-]+", words[-1]) and re.fullmatch(r"-[\d.]\S*", word):
             words[-1] += f"={word}"
@@ -164,7 +164,7 @@ class Parser(argparse.ArgumentParser):
         positionals = [action.metavar for action in self._actions if not action.option_strings]
         if positionals and "=" not in word:
             return FdgError(
-                f"'{word}' is one word too many: give one {positionals[0]}, and flags as --NAME VALUE"
+                f"'{word}' is one argument too many: give one {positionals[0]}, and flags as --NAME VALUE"
             )
         name, equals, value = word.partition("=")
         intended = f"--{name.replace('_', '-')}"
@@ -185,11 +185,8 @@ def _unknown_flag(name: str, options: Iterable[str]) -> FdgError:
     suggestions = nearest(name, options)
     if not suggestions:
         flags = [option for option in options if re.match("--(?!no-|help)", option)]
-        hint = (
-            f": known are {', '.join(flags)}"
-            if len(flags) <= _MAX_LISTED_FLAGS
-            else " (--help lists them all)"
-        )
+        is_short = len(flags) <= _MAX_LISTED_FLAGS
+        hint = f": known are {', '.join(flags)}" if is_short else " (--help lists them all)"
         return FdgError(f"unknown flag '{name}'{hint}")
     further = f"near it: {', '.join(suggestions[1:])}; " if suggestions[1:] else ""
     return FdgError(

@@ -95,10 +95,8 @@ class CommandLine:
             job_flags.parser(resolved.title, prog=program, description=description).print_help()
             raise SystemExit(0)
         if flags.get("show_preset"):
-            print(
-                preset_flags.preset_table(flags.get("preset"), preset, cls, algo, resolved.env_name),
-                flush=True,
-            )
+            table = preset_flags.preset_table(flags.get("preset"), preset, cls, algo, resolved.env_name)
+            print(table, flush=True)
             raise SystemExit(0)
         if flags.get("sweep") is not None:
             flags["sweep"] = normalised_sweep(flags["sweep"], flags)
@@ -135,9 +133,8 @@ class CommandLine:
             trust = flags.get("trust", False)
             algorithm = inherit_fields(algorithm, flags["start_from"], {**config, **values}, trust)
         check_searched(algorithm, run, job_flags.algorithm, resolver)
-        names = dict.fromkeys(
-            [*(flag.name for flag in job_flags.algorithm), *inherited]
-        )  # files may have more
+        # Files may have more fields than flags.
+        names = dict.fromkeys([*(flag.name for flag in job_flags.algorithm), *inherited])
         hyperparameters = {name: to_json(getattr(algorithm, name)) for name in names}
         out = flags.get("out")
         run |= {
@@ -217,7 +214,9 @@ class CommandLine:
         if flags.get("env_workers") is not None and not has_env:
             raise FdgError(f"--env-workers {flags['env_workers']}: {algo} has its own environment")
         if "env" in flags and not has_env:
-            raise FdgError(f"--env {env_name}: {algo} has its own environment (no field 'env')")
+            raise FdgError(
+                f"--env {env_name}: {algo} has its own environment (no field 'env'): leave out --env"
+            )
         registered, overrides = resolver.environment(env_name)
         if base and has_env and merged.get("env") is None:
             raise FdgError(f"{file} does not name an environment, and {algo} needs one: give --env")

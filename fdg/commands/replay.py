@@ -83,7 +83,8 @@ def parse_lengths(text: str) -> Lengths:
     if low > high >= 1:
         what = "mean" if match[1] == "lognormal" else "shortest"
         raise FdgError(
-            f"lengths {quoted(text)}: the {what} {low} is above the longest {high}: {match[1]}:{high},{low}?"
+            f"lengths {quoted(text)}: the {what} {low} is above the longest {high}: did you mean"
+            f" {match[1]}:{high},{low}?"
         )
     if not 1 <= low <= high <= 1 << 20:
         raise error

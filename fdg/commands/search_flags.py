@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fdg.aliases import ours
-from fdg.commands.flags import Flag, fields_of
+from fdg.commands.flags import Flag
 from fdg.errors import FdgError, unknown_name
 from fdg.kinds import is_tuple, reader
 from fdg.training.space import grid_text, parse_grid, parse_space, space_text
-from fdg.training.sweep import unwrap_sweep
 
 
 def normalised_sweep(text: str, flags: Mapping[str, Any]) -> str:
@@ -58,11 +57,6 @@ def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag]
         resolver.check_searched(algorithm, text, space)
         check_search(algorithm, space)
         require_optuna()
-
-
-def search_of(job: Any) -> Any:
-    """The search space of a job that is a hyperparameter search."""
-    return space_of(job.search, fields_of(type(unwrap_sweep(job.algorithm))))
 
 
 def member_of(run: Any, text: str) -> Any:

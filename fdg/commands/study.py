@@ -35,14 +35,8 @@ from fdg.training.run_directory import read_summary
 from fdg.training.writable import check_results
 
 _SETTINGS = (
-    "algorithms",
-    "environments",
-    "total_steps",
-    "seeds",
-    "first_seed",
-    "random_episodes",
-    "settings",
-    "variants",
+    *("algorithms", "environments", "total_steps", "seeds", "first_seed", "random_episodes"),
+    *("settings", "variants"),
 )
 _SET_BY_STUDY = {  # flags that a study sets, and where its user sets them
     "algo": "algorithms",
@@ -198,7 +192,7 @@ def _flag_words(where: str, settings: Any) -> tuple[str, ...]:
         if (first := given.setdefault(name, written)) != written:
             raise FdgError(f"{where} has {first} and {written}, which are one setting: leave out one of them")
         if name in _SET_BY_STUDY:
-            raise FdgError(f"{where} has {name}, which a cell cannot set: use {_SET_BY_STUDY[name]}")
+            raise FdgError(f"{where} has {name}, which is not a setting of a cell: use {_SET_BY_STUDY[name]}")
         if isinstance(value, bool):
             value = str(value).lower()
         elif value and matches(value, list[int | float]):
@@ -287,12 +281,11 @@ def _job(cell: StudyCell, seeds: range, path: Path) -> Any:
         raise type(error)(f"{cell.side} on {cell.env}: {error}") from None
 
 
-def _runs(path: Path, seeds: range, job: Any = None) -> list[tuple[Path, range]]:
+def _runs(path: Path, seeds: range, env: Any = None) -> list[tuple[Path, range]]:
     """The run directories of a cell with their seeds: one, or with a host environment one per seed."""
     from envs.host import HostEnvironment
     from envs.wrappers import unwrapped
 
-    env = getattr(getattr(job, "algorithm", None), "env", None)
     on_host = isinstance(unwrapped(env)[0], HostEnvironment)
     if not on_host and not path.with_name(f"{path.name}-seed-{seeds[0]}").exists():
         return [(path, seeds)]
@@ -316,7 +309,8 @@ def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
 
     from fdg.training.loop import carry_out
 
-    for run, run_seeds in _runs(path, seeds, _job(cell, seeds, path)):
+    env = getattr(_job(cell, seeds, path).algorithm, "env", None)
+    for run, run_seeds in _runs(path, seeds, env):
         if _is_done(run, run_seeds):
             continue
         start_time = time.perf_counter()

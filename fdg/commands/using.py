@@ -112,7 +112,7 @@ def _answer(flags: dict[str, Any]) -> None:
     prompts = flags.get("prompt") or sys.stdin.read().splitlines()
     if not prompts:
         raise FdgError(
-            'no prompt: write fdg answer RUN "1+1=", or give one prompt per line on standard input'
+            'no prompt was given: write fdg answer RUN "1+1=", or give one prompt per line on standard input'
         )
     arguments = {name: flags[name] for name in ("temperature", "max_new_tokens", "system", "seed", "agent")}
     for answer in _load(flags).answer(prompts, **arguments):
@@ -277,13 +277,19 @@ def _compare(flags: dict[str, Any]) -> None:
 )
 def _diff(flags: dict[str, Any]) -> int:
     from fdg.training.difference import diff, record
+    from fdg.training.loading import device_count
+    from fdg.training.run_directory import read_config
 
     runs, file = flags["runs"], flags["record"]
     if len(runs) != (1 if file else 2):
         usage = "one run with --record FILE" if file else "two runs, or one run with --record FILE"
         raise FdgError(f"diff takes {usage}, but got {len(runs)}: {' '.join(runs):.200}")
     keep_programs(None)
-    make_host_devices(max(map(_devices_of, runs)))
+    count = 1
+    for run in runs:
+        with contextlib.suppress(FdgError):  # a recording, or an unreadable run, which fails later
+            count = max(count, device_count(Path(run), read_config(Path(run), prefix="")))
+    make_host_devices(count if count <= 1024 else 1)
     arguments = {name: flags[name] for name in ("checkpoint", "agent", "trust")}
     iterations = flags["iterations"]
     if file:
@@ -293,18 +299,6 @@ def _diff(flags: dict[str, Any]) -> int:
     difference = diff(*runs, iterations=iterations, tolerance=flags["tolerance"], **arguments)
     print(difference)
     return int(difference.differs)
-
-
-def _devices_of(run: str) -> int:
-    """The number of host devices of a run; 1 for a recording, or for an unreadable run, which fails later."""
-    from fdg.training.run_directory import read_config, read_summary
-
-    with contextlib.suppress(FdgError):
-        config = read_config(Path(run), prefix="")
-        count = config.get("devices") or config.get("devices_chosen")
-        count = count or len((read_summary(Path(run)) or {}).get("devices") or ())
-        return count if isinstance(count, int) and 1 <= count <= 1024 else 1
-    return 1
 
 
 @_command(
@@ -323,7 +317,7 @@ def _pack(flags: dict[str, Any]) -> None:
 
     keep_programs(None)
     if flags["push"] is not None:
-        hub.check_name(flags["push"])  # before slow work
+        hub.import_hub(f"--push {flags['push']}", flags["push"])  # before slow work
     out = flags["out"] or f"{flags['run'].rstrip('/')}-packed"
     arguments = {name: flags[name] for name in ("checkpoint", "episodes", "trust")}
     print(pack(flags["run"], out, **arguments))

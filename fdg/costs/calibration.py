@@ -24,7 +24,7 @@ from scipy.optimize import nnls
 
 from fdg.cores import usable_cores
 from fdg.costs import links, published
-from fdg.costs.hardware import TIMES, DeviceKind, Figure, Link
+from fdg.costs.hardware import TIMES, DeviceKind, Figure
 from fdg.costs.machine import MEASURED, REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
 from fdg.errors import FdgError, UnknownNameError
 from fdg.jaxprs.count import Product
@@ -75,7 +75,10 @@ def calibrate(
         inside = links.among(devices, "shared memory", report) or SHARED_MEMORY
         between = links.between_processes(report) or SOCKETS
     else:
-        inside, between = _published_links(first_device)
+        try:
+            inside, between = published.usual_links(first_device.device_kind)
+        except UnknownNameError:
+            inside, between = published.LINKS["PCIe 4"], published.LINKS["Ethernet 100"]
         inside = links.among(devices, f"links of {first_device.device_kind}", report) or inside
     memory = (first_device.memory_stats() or {}).get("bytes_limit") if not is_cpu else None
     if memory:
@@ -104,13 +107,6 @@ def better(earlier: Mapping[str, Figure], later: Mapping[str, Figure]) -> dict[s
         spread = max(earlier[name].spread, later[name].spread)
         merged[name] = earlier[name]._replace(value=better_value, spread=spread)
     return merged
-
-
-def _published_links(device: jax.Device) -> tuple[Link, Link]:
-    try:
-        return published.usual_links(device.device_kind)
-    except UnknownNameError:
-        return published.LINKS["PCIe 4"], published.LINKS["Ethernet 100"]
 
 
 # --- a device ---
@@ -176,7 +172,7 @@ def _operations() -> dict[str, tuple[Callable, list[Any]]]:
         "sort": (lambda x: [jax.lax.sort(x)], [unsorted]),
         "movement": (lambda x, i: [x.at[i].get(mode="promise_in_bounds")], [x, order]),
         "copy": (lambda x: [x.T], [rows]),
-        "host": (_host_callback, [x]),
+        "host": (lambda x: [jax.pure_callback(np.asarray, jax.typeof(x), x)], [x]),
         "operation": (chain, [jnp.ones((8,), jnp.float32)]),
         "trip": (loop, [jnp.ones((8,), jnp.float32)]),
     }
@@ -190,10 +186,6 @@ def _addition_name(size: int) -> str:
 def _chain_link(x: jax.Array) -> jax.Array:
     """A sum and an operation on it, which XLA cannot fuse with the next link of the chain."""
     return x * 0.5 + x.sum()
-
-
-def _host_callback(x: jax.Array) -> list[jax.Array]:
-    return [jax.pure_callback(lambda x: np.asarray(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x)]
 
 
 def _time_functions(functions: Mapping[str, tuple[Callable, list[Any]]], num_copies: int) -> dict[str, Timed]:

@@ -159,9 +159,8 @@ def _cells(row: Row, has_measured: bool) -> tuple[str, ...]:
     times = [duration(row.prediction.seconds)]
     if has_measured:
         times.append("" if row.measured is None else duration(row.measured))
-    total = row.prediction.seconds or 1.0
-    bound = f"{row.prediction.bound} ({row.prediction.shares.get(row.prediction.bound, 0.0) / total:.0%})"
-    return (str(row.candidate), str(row.candidate.devices), *times, f"{idle:.0%}", bound, row.candidate.asks)
+    candidate, bound = row.candidate, row.prediction.largest_part
+    return (str(candidate), str(candidate.devices), *times, f"{idle:.0%}", bound, candidate.asks)
 
 
 def feasible_rows(rows: Iterable[Row]) -> list[Any]:
@@ -186,7 +185,18 @@ def choose(
     start_time = time.perf_counter()
 
     def row_of(candidate: Candidate) -> Row:
-        return _row(candidate, cluster, graph_of, platforms)
+        try:
+            _, graph = graph_of(candidate.variant)
+            devices = platforms(candidate.devices)
+            plan = _plan(graph, candidate.policy, devices)
+            idle = None if isinstance(devices, int) else plan.idle_process(devices)
+            if idle is not None:
+                raise PlanError(f"{candidate.policy} leaves process {idle} without work")
+            prediction = predict(plan, cluster)
+            check_memory(plan, cluster)
+            return Row(candidate, prediction)
+        except FdgError as error:
+            return Row(candidate, None, str(error))
 
     rows = sorted(_search(_distinct(candidates, cluster), row_of), key=lambda row: row.seconds)
     if more is not None:
@@ -231,7 +241,10 @@ def _search(candidates: Iterable[Candidate], row_of: Callable[[Candidate], Row])
     best = min((row.seconds for row in feasible_rows(predicted)), default=float("inf"))
     for rows in kinds.values():
         if len({_delays(option.policy) for option in rows.options}) > 1:
-            _bisect_lags(rows)
+            # The smallest lag within `TIE` of the best, given that a longer lag is never slower.
+            size = len(rows.options)
+            limit = TIE * min(rows.predict(i).seconds for i in (0, size // 2, size - 1))
+            bisect.bisect_left(range(size), True, key=lambda i: rows.predict(i).seconds <= limit)
         while min(row.seconds for row in rows.values()) <= _FAR_RATIO * best and _try_neighbours(rows):
             pass
         for i, option in enumerate(rows.options):
@@ -262,13 +275,6 @@ def _try_neighbours(rows: _Rows) -> bool:
     return len(rows) > count_before
 
 
-def _bisect_lags(rows: _Rows) -> None:
-    """Predicts the smallest lag within `TIE` of the best, given that a longer lag is never slower."""
-    size = len(rows.options)
-    limit = TIE * min(rows.predict(i).seconds for i in (0, size // 2, size - 1))
-    bisect.bisect_left(range(size), True, key=lambda i: rows.predict(i).seconds <= limit)
-
-
 def lags(graph: FDG, policy: Any) -> list[Any]:
     """The policy with each lag that `choose` may select, in order."""
     trips = micro_batches(graph)
@@ -290,7 +296,7 @@ def _distinct(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candida
     distinct = []
     for candidate in candidates:
         try:
-            placement = candidate.policy.place(cluster.platforms(candidate.devices))
+            placement = candidate.policy.place([cluster.kind.platform] * candidate.devices)
         except PlanError:
             distinct.append(candidate)
             continue
@@ -302,21 +308,6 @@ def _distinct(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candida
             seen.add(key)
             distinct.append(candidate)
     return distinct
-
-
-def _row(candidate: Candidate, cluster: Cluster, graph_of: GraphOf, platforms: DevicesOf) -> Row:
-    try:
-        _, graph = graph_of(candidate.variant)
-        devices = platforms(candidate.devices)
-        plan = _plan(graph, candidate.policy, devices)
-        idle = None if isinstance(devices, int) else plan.idle_process(devices)
-        if idle is not None:
-            raise PlanError(f"{candidate.policy} leaves process {idle} without work")
-        prediction = predict(plan, cluster)
-        check_memory(plan, cluster)
-        return Row(candidate, prediction)
-    except FdgError as error:
-        return Row(candidate, None, str(error))
 
 
 _PLANS: IdentityCache[Plan] = IdentityCache(max_entries=512)

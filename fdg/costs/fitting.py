@@ -56,20 +56,17 @@ class Fitted:
 
 
 def fit_overheads(
-    samples: Sequence[JobSample],
-    joined: Mapping[str, float] | None = None,
-    overheads: Overheads | None = None,
-    known: float = _PRIOR_WEIGHT,
+    samples: Sequence[JobSample], overheads: Overheads | None = None, known: float = _PRIOR_WEIGHT
 ) -> Fitted:
     """Fits `joined` and `overheads` to samples of one platform.
 
-    `samples` are jobs of at least one machine, each with its rates. `joined` and `overheads` are prior
-    values of weight `known`; None means the platform's values. Zeros stay zero.
+    `samples` are jobs of at least one machine, each with its rates. The prior, of weight `known`, has the
+    platform's values, or `overheads`. Zeros stay zero.
     """
     from scipy.optimize import least_squares  # imported here, since it is slow
 
     platform = samples[0].cluster.kind.platform
-    joined = JOINED[platform] if joined is None else joined
+    joined = JOINED[platform]
     overheads = OVERHEADS[platform] if overheads is None else overheads
     used_classes = set().union(*(sample.classes for sample in samples))
     classes = [name for name in CLASSES if name in used_classes and joined[name] > 0]

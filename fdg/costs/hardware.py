@@ -244,7 +244,3 @@ class Cluster:
                 + (f" or {(hosts + 1) * per_host}" if hosts < self.hosts else "")
             )
         return dataclasses.replace(self, hosts=hosts)
-
-    def platforms(self, devices: int) -> list[str]:
-        """The platform of each device, for policies."""
-        return [self.kind.platform] * devices

@@ -173,7 +173,7 @@ def read(path: Path) -> Calibration:
             stored["jobs"],
         )  # fmt: skip
         if not _matches_types(calibration, Calibration):
-            raise TypeError("a value has a wrong type")
+            raise TypeError("a value has the wrong type")
         calibration.cluster(1)  # checks the values
         return calibration
     except (KeyError, TypeError, AttributeError, FdgError) as error:

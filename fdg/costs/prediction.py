@@ -50,6 +50,11 @@ class Prediction:
         return max(self.shares, key=lambda name: self.shares[name], default="nothing")
 
     @property
+    def largest_part(self) -> str:
+        """The largest part of the time, and its share: "product on actors (40%)"."""
+        return f"{self.bound} ({self.shares.get(self.bound, 0.0) / (self.seconds or 1.0):.0%})"
+
+    @property
     def idle(self) -> Mapping[str, float]:
         """The share of the time in which each group is idle."""
         whole = self.seconds or 1.0

@@ -148,13 +148,6 @@ def kind(name: str) -> DeviceKind:
     return device_kind
 
 
-def link(name: str) -> Link:
-    """A link by its name."""
-    if not isinstance(name, str) or name not in LINKS:
-        raise unknown_name("link", name, LINKS)
-    return LINKS[name]
-
-
 def usual_links(name: str) -> tuple[Link, Link]:
     """The usual links of a device kind: within a host, and between hosts."""
     inside, between = _LINKS_OF_KIND[kind(name).name]

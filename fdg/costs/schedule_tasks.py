@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fdg.costs.simulation import Simulation
 from fdg.placing.plans import SteppedPlan
-from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, ScheduleWalk, Step, all_steps, defs, uses
 
 IN_FLIGHT = 4  # iterations: the one being dispatched, and three that the engine leaves running
@@ -27,16 +26,6 @@ class Cost:
     # whether a transfer is a program of both groups, as it is between processes (`running.exchange`): it
     # waits for their earlier work and keeps both groups busy
     occupies_groups: bool = False
-
-
-def device_resources(groups: Sequence[Group]) -> Mapping[str, tuple[str, ...]]:
-    """The simulated resources of each group: devices that belong to the same groups are one resource."""
-    groups_by_device: dict[int, list[str]] = collections.defaultdict(list)
-    for group in groups:
-        for device in group.devices:
-            groups_by_device[device].append(group.name)
-    shared_by = dict.fromkeys(tuple(names) for names in groups_by_device.values())
-    return {g.name: tuple("&".join(names) for names in shared_by if g.name in names) for g in groups}
 
 
 class ScheduleTasks(ScheduleWalk[int]):
@@ -63,8 +52,17 @@ class ScheduleTasks(ScheduleWalk[int]):
         super().__init__(-1)
         self._simulation, self._costs = simulation, costs
         self._dispatch_cores, self._straggler_ratio = dispatch_cores, straggler_ratio
-        self._schedule, self._resources, self._lengths = plan.schedule, device_resources(plan.groups), lengths
+        self._schedule, self._lengths = plan.schedule, lengths
         self._sizes = {group.name: len(group) for group in plan.groups}
+        groups_by_device: dict[int, list[str]] = collections.defaultdict(list)
+        for group in plan.groups:
+            for device in group.devices:
+                groups_by_device[device].append(group.name)
+        shared_by = dict.fromkeys(map(tuple, groups_by_device.values()))
+        # The simulated resources of each group: devices that belong to the same groups are one resource.
+        self._resources = {
+            name: tuple("&".join(names) for names in shared_by if name in names) for name in self._sizes
+        }
         self._host_waits: tuple[int, ...] = ()
         self._last_tasks: list[int] = []  # the last task of each iteration
 

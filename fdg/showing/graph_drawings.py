@@ -110,11 +110,9 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
     for f in members:
         width, height = sizes[f.name]
         left[f.name] = x
-        nested = (
-            f'<g transform="translate(0,{_NODE_HEIGHT - 6})">{inner[f.name][0]}</g>'
-            if f.name in inner
-            else ""
-        )
+        nested = ""
+        if f.name in inner:
+            nested = f'<g transform="translate(0,{_NODE_HEIGHT - 6})">{inner[f.name][0]}</g>'
         parts.append(
             f'<g transform="translate({x},{top})"><rect width="{width}" height="{height}" rx="9" '
             f'fill="{COLOURS.get(f.role, OTHER)}" stroke="#555"/>'

@@ -84,8 +84,12 @@ class _Drawing:
         self.back, self.front = _Canvas(), _Canvas()
 
     def markup(self) -> str:
-        y = self._draw_title(26)
-        top, y = y, self._draw_heads(y)
+        y = 26.0
+        for line in self._wrap(title(self.plan), 14):
+            self.front.text(self.margin, y, line, 14, font_weight="600")
+            y += 20
+        top = y - 2
+        y = self._draw_heads(top)
         if len(self.plan.groups) > 1:
             y = max(self._draw_lines(self.lines, y + 16, 0), self.labels)
         else:
@@ -106,12 +110,6 @@ class _Drawing:
         )
 
     # --- heads of the columns ---
-
-    def _draw_title(self, y: float) -> float:
-        for line in self._wrap(title(self.plan), 14):
-            self.front.text(self.margin, y, line, 14, font_weight="600")
-            y += 20
-        return y - 2
 
     def _draw_notes(self, y: float) -> float:
         for note in notes(self.plan):

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg import files, keys
-from fdg.errors import FdgError, FdgWarning
+from fdg.errors import FdgError, FdgWarning, kind_of
 from fdg.processes import distributed
 from fdg.reading import open_regular, read_bytes
 from fdg.running.leaves import typed_like, unique_names
@@ -65,7 +65,11 @@ class Checkpoints:
         self._directory, self._keep = directory.absolute(), keep
         self._newest_file = self._directory.with_name(f".{self._directory.name}")
         self._config = self._directory.with_name("config.json")
-        self._has_config, self._run_id = self._config.exists(), _id_of(self._directory.parent)
+        self._has_config = self._config.exists()
+        self._run_id: str | None = None
+        with contextlib.suppress(FdgError):
+            run_id = read_config(self._directory.parent).get("id")
+            self._run_id = run_id if isinstance(run_id, str) else None
         self._undamaged: set[int] = set()  # iterations whose checkpoints were checked and are undamaged
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending_write: Future[None] | None = None
@@ -89,7 +93,7 @@ class Checkpoints:
         if newest >= 0 and not stored:
             raise FdgError(
                 f"all checkpoints in {self._directory} were removed (the newest was of iteration"
-                f" {newest:,}): bring them back from a copy, or start a new run with another --out"
+                f" {newest:,}): restore them from a copy, or start a new run with another --out"
             )
         if newest > max(stored, default=newest):
             problems.append(f"checkpoint {self._directory / str(newest)}, the newest, was removed")
@@ -104,8 +108,8 @@ class Checkpoints:
             problems.append(f"checkpoint {self._directory / str(iteration)} {reason}")
         if problems:
             raise FdgError(
-                f"{problems[0]}, and so is every other one in {self._directory}: bring one back from a copy,"
-                " or start a new run"
+                f"{problems[0]}, and so is every other checkpoint in {self._directory}: restore one from a"
+                " copy, or start a new run"
             )
         return None
 
@@ -161,7 +165,9 @@ class Checkpoints:
 
     def save(self, iteration: int, state: Any) -> None:
         """Writes a checkpoint asynchronously; `state` may be donated as soon as this returns."""
-        arrays = _arrays_by_name(state)
+        # Random keys as `uint32` words; no empty arrays, which Orbax refuses.
+        leaves = zip(_names(state), jax.tree.leaves(state), strict=True)
+        arrays: Any = {name: keys.to_data(leaf) for name, leaf in leaves if leaf.size}
         if distributed.count() > 1:
             arrays = distributed.fetch(arrays)
             if arrays is None:
@@ -217,8 +223,8 @@ class Checkpoints:
             there, here = (texts.get(name, "absent") for texts in (actual, expected))
             if there != here:
                 raise OtherStateError(
-                    f"checkpoint {folder.parent} is of another state: '{name}' is {there} there and {here}"
-                    " here"
+                    f"checkpoint {folder.parent} belongs to another state: '{name}' is {there} in the"
+                    f" checkpoint and {here} here"
                 )
         restored = []
         for name, zeros, leaf in zip(_names(target), empty, leaves, strict=True):
@@ -313,15 +319,6 @@ class Checkpoints:
         raise FdgError(f"checkpoint {folder} {reason}: {fix}")
 
 
-def _id_of(run: Path) -> str | None:
-    """The `id` in the `config.json` of a run directory, or None."""
-    try:
-        run_id = read_config(run).get("id")
-    except FdgError:
-        return None
-    return run_id if isinstance(run_id, str) else None
-
-
 def _orbax() -> Any:
     # Imported here, since the import takes as long as JAX's.
     import orbax.checkpoint
@@ -392,12 +389,6 @@ def _names(tree: Any) -> list[str]:
     )
 
 
-def _arrays_by_name(tree: Any) -> dict[str, Any]:
-    """The leaves to store: random keys as their key data (`uint32`); no empty arrays, which Orbax refuses."""
-    leaves = zip(_names(tree), jax.tree.leaves(tree), strict=True)
-    return {name: keys.to_data(leaf) for name, leaf in leaves if leaf.size}
-
-
 def _resize_nodes(stored: dict[str, Any], target: Any) -> dict[str, Any]:
     """The stored arrays by name, after `resized(shape)` of each node of `target` that has this method."""
     structure = jax.tree.structure(target)
@@ -415,7 +406,7 @@ def _resize_nodes(stored: dict[str, Any], target: Any) -> dict[str, Any]:
 
 def _describe_arrays(arrays: Mapping[str, Any]) -> dict[str, str]:
     """The dtype and shape of each array as text, such as `float32[8, 4]`."""
-    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in arrays.items()}
+    return {name: kind_of(leaf) for name, leaf in arrays.items()}
 
 
 def _is_only_logged(record: logging.LogRecord) -> bool:

@@ -67,13 +67,17 @@ def collect(
     require_actor(run.algorithm, "act")
     env = run.algorithm.env
     if num_agents(env) is not None:
-        raise FdgError(f"'{env.name}' is an environment of several agents: collect from one of one agent")
+        raise FdgError(f"'{env.name}' is a multi-agent environment: collect from a single-agent one")
     actor, teacher, name = run.actor(agent), None, type(run.algorithm).__name__
     if labels is not None:
         require_actor(labels.algorithm, "act")
         teacher_env = labels.algorithm.env
         # Privileged parts are compared too: the teacher may see parts that are privileged for the student.
-        if _describe_spaces(teacher_env) != _describe_spaces(env):
+        of_teacher, of_student = (
+            [minari.description(space) for space in (x.observation_space, x.action_space)]
+            for x in (teacher_env, env)
+        )
+        if of_teacher != of_student:
             raise FdgError(
                 f"labels: {teacher_env.name} has different spaces from {env.name}: give a run in {env.name}"
             )
@@ -94,7 +98,7 @@ def collect_replay(run: Run, out: str | Path, *, agent: int = 0) -> str:
     """
     env, name = run.algorithm.env, type(run.algorithm).__name__
     if num_agents(env) is not None:
-        raise FdgError(f"'{env.name}' is an environment of several agents: collect from one of one agent")
+        raise FdgError(f"'{env.name}' is a multi-agent environment: collect from a single-agent one")
     rings = getattr(getattr(run._state_of(agent), "replay", None), "rings", None)
     stored = getattr(rings, "experience", None)
     steps = stored.steps if isinstance(stored, Sequences) else stored
@@ -164,11 +168,6 @@ def _run_episodes(
     return returns
 
 
-def _describe_spaces(env: Any) -> list[Any]:
-    """Descriptions of an environment's spaces, with privileged parts."""
-    return [minari.description(space) for space in (env.observation_space, env.action_space)]
-
-
 def _write_steps(writer: minari.Writer, steps: Step) -> None:
     """Writes consecutive steps of an environment as episodes."""
     ends = [*(np.flatnonzero(steps.terminated | steps.truncated) + 1), len(steps.reward)]
@@ -195,7 +194,7 @@ def _open_writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]
     if exists:
         data.check_spaces(env.observation_space, env.action_space, env.name)
     elif not files.is_free(out):
-        raise FdgError(f"{out}: is not a data set, and not empty: give a new folder, or a data set to add to")
+        raise FdgError(f"{out}: is neither a data set nor empty: give a new folder, or a data set to add to")
     h5py = minari.import_h5py()
     with explain_os_errors(out), contextlib.ExitStack() as stack:
         folder = data.folder if exists else stack.enter_context(files.filling(out)) / "data"

@@ -63,7 +63,10 @@ def unequal(all_curves: Sequence[Curves]) -> list[str]:
             elif name in ("by hand", "within", "mixed", "repeated", "unfinished"):
                 text = "; ".join(f"{side} {value}" for side, value in concerned.items())
             else:
-                text = _group_sides(values)
+                groups: dict[str, list[str]] = {}
+                for side, value in values.items():
+                    groups.setdefault(str(value), []).append(side)
+                text = "; ".join(f"{_list_some(names)} {value}" for value, names in groups.items())
             sentences.setdefault(f"{beginning}: {text}", []).append(env)
     return [f"{text} ({_list_some(envs)})" for text, envs in sentences.items()]
 
@@ -97,6 +100,9 @@ def _properties(side: Curves) -> dict[str, Any]:
     unfinished = [
         run for run, summary in zip(runs, summaries, strict=True) if summary is None or summary.get("stopped")
     ]
+    last_rows = [row for run in unfinished for row in list(read_metrics(run / "metrics.jsonl"))[-1:]]
+    is_lost = any(value is None and is_vital(name) for row in last_rows for name, value in row.items())
+    loss_note = ", ended by a loss that is not finite" if is_lost else ""
     return {
         "steps": " or ".join(f"{count:,}" for count in sorted(steps)),
         "seeds": len(side.seeds),
@@ -111,7 +117,7 @@ def _properties(side: Curves) -> dict[str, Any]:
         "lag": config.get("lag") or 0,
         "sweep": config.get("sweep"),
         "versions": ", ".join(sorted({f"{x} {y}" for pairs in versions for x, y in pairs if x in _PACKAGES})),
-        "unfinished": f"{len(unfinished)} of {len(runs)} runs{_loss_note(unfinished)}" if unfinished else "",
+        "unfinished": f"{len(unfinished)} of {len(runs)} runs{loss_note}" if unfinished else "",
     }
 
 
@@ -151,13 +157,6 @@ def _repeated_seeds(side: Curves) -> str:
     return f"has {_list_some(pairs)}" if pairs else ""
 
 
-def _loss_note(runs: Sequence[Path]) -> str:
-    """A note if one of the unfinished runs was stopped by a loss that is not finite; else ""."""
-    last_rows = [row for run in runs for row in list(read_metrics(run / "metrics.jsonl"))[-1:]]
-    is_lost = any(value is None and is_vital(name) for row in last_rows for name, value in row.items())
-    return ", ended by a loss that is not finite" if is_lost else ""
-
-
 def _manual_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Hyperparameters that differ from the defaults and from the preset; empty for a user's class."""
     import algos
@@ -190,14 +189,6 @@ def _list_settings(settings: Iterable[tuple[str, Any]]) -> str:
 def _list_some(words: Sequence[str]) -> str:
     suffix = f" ({len(words) - _MAX_LISTED} more)" if len(words) > _MAX_LISTED else ""
     return listed(words[:_MAX_LISTED], "and") + suffix
-
-
-def _group_sides(values: Mapping[str, Any]) -> str:
-    """Groups sides by value, as text: `ppo 5; a2c and dqn 3`."""
-    sides: dict[str, list[str]] = {}
-    for side, value in values.items():
-        sides.setdefault(str(value), []).append(side)
-    return "; ".join(f"{_list_some(names)} {value}" for value, names in sides.items())
 
 
 FILES = ("comparison.md", "comparison.tex", "comparison.json", "curves.png", "intervals.png")
@@ -326,18 +317,17 @@ class Comparison:
         returns = self.random[env]
         return Estimate(float(returns.mean()), stratified_interval([returns], np.mean))
 
-    @functools.cached_property
-    def text(self) -> comparison_text.Text:
-        """The tables and sentences of the comparison."""
-        return comparison_text.text(self)
+    # Cached, since they resample.
+    tables = functools.cached_property(comparison_text.tables)
+    sentences = functools.cached_property(comparison_text.sentences)
 
     def markdown(self) -> str:
         """The comparison in Markdown."""
-        return comparison_text.markdown(self.text)
+        return comparison_text.markdown(self)
 
     def latex(self) -> str:
         """The tables in LaTeX, with `booktabs`."""
-        return comparison_text.latex(self.text)
+        return comparison_text.latex(self)
 
     def content(self) -> dict[str, Any]:
         """The content of `comparison.json`; values of failed seeds become null."""

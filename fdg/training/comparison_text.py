@@ -27,22 +27,12 @@ class Table:
     bold: frozenset[tuple[int, int]] = frozenset()
 
 
-@dataclasses.dataclass(frozen=True)
-class Text:
-    """The text of a comparison."""
-
-    sentences: Sequence[str]  # how to read the tables
-    notes: Sequence[str]  # differences between sides
-    tables: Sequence[Table]
-
-
-def text(comparison: Any) -> Text:
-    """Makes the text of a comparison."""
+def tables(comparison: Any) -> list[Table]:
+    """The tables of a comparison."""
     tables = [_measure_table(comparison, measure, title) for measure, title in _MEASURES.items()]
     if len(comparison.sides) > 1:
         tables.append(_improvement_table(comparison))
-    tables = [table for table in tables if table.rows]  # without a common environment there are no pairs
-    return Text(_sentences(comparison), comparison.notes or ["nothing that was looked at"], tables)
+    return [table for table in tables if table.rows]  # without a common environment there are no pairs
 
 
 _MEASURES = {
@@ -51,7 +41,11 @@ _MEASURES = {
 }
 
 
-def _sentences(comparison: Any) -> list[str]:
+_NO_NOTES = ("nothing that was looked at",)
+
+
+def sentences(comparison: Any) -> list[str]:
+    """How to read the tables of a comparison."""
     seeds = sorted({len(cell.seeds) for cell in comparison.cells})
     sentences = [
         f"Interquartile mean over seeds ({' or '.join(map(str, seeds))}), and in brackets its 95% interval by"
@@ -111,11 +105,11 @@ def _improvement_table(comparison: Any) -> Table:
     return Table(title, head, rows, frozenset(bold))
 
 
-def markdown(content: Text) -> str:
-    """The text in Markdown."""
-    parts = ["# Comparison", *content.sentences, "**Unequal between the sides:**"]
-    parts.append("\n".join(f"- {escape_markdown(note)}" for note in content.notes))
-    for table in content.tables:
+def markdown(comparison: Any) -> str:
+    """A comparison in Markdown."""
+    parts = ["# Comparison", *comparison.sentences, "**Unequal between the sides:**"]
+    parts.append("\n".join(f"- {escape_markdown(note)}" for note in comparison.notes or _NO_NOTES))
+    for table in comparison.tables:
         lines = [table.head, *table.rows]
         cells = [[escape_markdown(cell) for cell in line] for line in lines]
         for row, column in table.bold:
@@ -125,11 +119,11 @@ def markdown(content: Text) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def latex(content: Text) -> str:
+def latex(comparison: Any) -> str:
     """The tables in LaTeX with `booktabs`; notes become comments and captions."""
-    parts = ["% needs \\usepackage{booktabs}", *(f"% {_one_line(s)}" for s in content.sentences)]
-    parts += [f"% unequal: {_one_line(note)}" for note in content.notes]
-    for table in content.tables:
+    parts = ["% needs \\usepackage{booktabs}", *(f"% {_one_line(s)}" for s in comparison.sentences)]
+    parts += [f"% unequal: {_one_line(note)}" for note in comparison.notes or _NO_NOTES]
+    for table in comparison.tables:
         cells = [[_escape_latex(cell) for cell in line] for line in [table.head, *table.rows]]
         for row, column in table.bold:
             cells[row + 1][column] = f"\\textbf{{{cells[row + 1][column]}}}"

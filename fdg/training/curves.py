@@ -239,7 +239,7 @@ def find_unique_runs(paths: Iterable[str | Path]) -> list[Path]:
         raise FdgError(f"run directories cannot be found: {one_line(error)}") from None
     duplicate = next((folder for i, folder in enumerate(folders) if resolved[i] in resolved[:i]), None)
     if duplicate is not None:
-        raise FdgError(f"{duplicate} is given twice, and would count as another seed: name each run once")
+        raise FdgError(f"{duplicate} is given twice, and would count as two seeds: name each run once")
     return folders
 
 

@@ -51,8 +51,8 @@ def copied_env_files(directory: Path, name: str, parameters: Mapping[str, Any]) 
             copies[field] = str(copy)
         elif not os.path.lexists(path):
             raise FdgError(
-                f"{directory / 'config.json'} names {path}, which is not there: put it back, or write its new"
-                " place into that file (env)"
+                f"{directory / 'config.json'} names {path}, which does not exist: restore it, or write its"
+                " new path into that file (env)"
             )
     return copies
 

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from algos.rollout import Actor
 from envs import MaskedObservation, TimeStep
 from envs.environment import EpisodeState
 from envs.gymnasium_spaces import encode_texts, exact
-from envs.native import Description, leaves, native, rebuilt
+from envs.native import Description, Native, leaves, native, rebuilt
 from envs.wrappers import WrapperState
 from fdg import jaxprs
 from fdg.arguments import quoted
@@ -190,8 +191,8 @@ class _Input:
                 array = original.astype(self.dtype, copy=False)
         except (TypeError, ValueError) as error:
             raise FdgError(
-                f"an observation of {label} is an array {list(self.shape)}, not {quoted(value)}: give only"
-                f" its numbers"
+                f"an observation of {label} is an array {list(self.shape)}, not {quoted(value)}: give an"
+                " array of numbers"
             ) from error
         if array is not original and array.dtype.kind in "iub" and not np.array_equal(array, original):
             raise FdgError(
@@ -248,6 +249,26 @@ def _dtype(name: Any) -> np.dtype:
     if not isinstance(name, str) or not _DTYPE.fullmatch(name):
         raise ValueError(f"a dtype {name!r}")
     return np.dtype(name)
+
+
+def act_natively(
+    native: Native,
+    actor: Actor,
+    arrays: Sequence[Any],
+    mask: Any,
+    memory: Any,
+    start: Any,
+    keys: Any,
+    greedy: bool,
+) -> tuple[Sequence[Any], Any]:
+    """The arrays of actions and the next memory, for observations in the format of the library.
+
+    `memory` is that of the environment's wrappers and of the actor.
+    """
+    native_memory, memory = memory
+    native_memory, observation = native.see(native_memory, start, native.encode(arrays, mask))
+    action, memory = actor.act(memory, observation, start, keys, greedy)
+    return native.decode(action), (native_memory, memory)
 
 
 _MAX_EMBEDDED_BYTES = 1 << 20  # parameters of at most this size become constants of the compiled program
@@ -322,11 +343,8 @@ class Acting(Deployed):
             state = jax.tree.unflatten(structure, [read.get(i, x) for i, x in enumerate(leaves)])
             keys = jax.random.fold_in(jax.random.wrap_key_data(key, impl=self._kind), calls)
             keys = jax.random.split(keys, start.shape[0])
-            native_memory, memory = memory
-            observation = self._native.encode(arrays, mask)
-            native_memory, observation = self._native.see(native_memory, start, observation)
-            action, memory = self._algorithm.actor(state).act(memory, observation, start, keys, greedy)
-            return self._native.decode(action), (native_memory, memory)
+            actor = self._algorithm.actor(state)
+            return act_natively(self._native, actor, arrays, mask, memory, start, keys, greedy)
 
         all_leaves = dict(enumerate(leaves))
         is_read = jaxprs.inputs_read(jax.make_jaxpr(act)(all_leaves, *arguments, self._key, np.uint32(0)))

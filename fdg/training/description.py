@@ -117,7 +117,7 @@ def build_algorithm(config: Mapping[str, Any], resolver: NameResolver) -> Any:
     if is_text(env) and spaces is not None:
         suitable = ", ".join(algos.names("text"))
         raise FdgError(
-            f"--algo {name} acts in environments, and {env.name} is a task in text: use --algo {suitable}"
+            f"--algo {name} acts in environments, and {env.name} is a text task: use --algo {suitable}"
         )
     if spaces and env is not None and not isinstance(env.action_space, tuple(spaces)):
         spaces_text = " or ".join(space.__name__ for space in spaces)

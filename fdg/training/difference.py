@@ -248,7 +248,7 @@ class _Side:
         if os.path.isdir(path):
             return cls(str(run), read_config(path, prefix=""), path)
         if not os.path.exists(path):
-            raise FdgError(f"{path}: there is no run directory and no recording: give the path of one")
+            raise FdgError(f"{path}: is neither a run directory nor a recording: give the path of one")
         recording = read_recording(path)
         return cls(str(run), recording.facts["settings"], recording=recording)
 

@@ -175,15 +175,15 @@ def require_actor(algorithm: Any, verb: str) -> None:
     if not callable(getattr(algorithm, "actor", None)):
         if callable(getattr(algorithm, "examples", None)):
             raise FdgError(
-                f"{name} cannot {verb}: it answers in text, and takes no actions: its responses are in"
-                " samples/ of the run; fdg.export writes its weights in Hugging Face's format"
+                f"{name} cannot {verb}: it generates text and takes no actions: its responses are in"
+                " samples/ of the run, and fdg.export writes its weights in Hugging Face's format"
             )
         raise FdgError(
-            f"{name} cannot {verb}: it does not say how it acts; give it a method actor(state) that returns"
+            f"{name} cannot {verb}: it does not say how it acts: give it a method actor(state) that returns"
             " algos.Actor(memory, act)"
         )
     if getattr(algorithm, "env", None) is None:
-        raise FdgError(f"{name} cannot {verb}: it has no environment; give it a field env")
+        raise FdgError(f"{name} cannot {verb}: it has no environment: give it a field env")
 
 
 @functools.lru_cache(maxsize=16)
@@ -200,36 +200,35 @@ def _program(algorithm: Any, episodes: int, greedy: bool, has_agents: bool) -> C
     return jax.jit(jax.vmap(play) if has_agents else play, compiler_options=options)
 
 
-def start(
+def evaluate(
     algorithm: Any,
     state: Any,
     keys: jax.Array,
     episodes: int,
-    greedy: bool,
+    modes: Sequence[bool],
     seed: int,
     agents: int | None,
-    failed: Sequence[int] = (),
-) -> Callable[[], Evaluation]:
-    """Dispatches an evaluation of a run's agents; the returned function waits for the result.
+    failed: Sequence[int],
+) -> list[Evaluation]:
+    """Evaluates a run's agents once per value of `greedy` in `modes`.
 
     `seed` is the run's seed, and `agents` its number of agents (None without an axis of agents).
     """
     has_agents = agents is not None
-    try:
-        program = _program(algorithm, episodes, greedy, has_agents)
-    except TypeError:  # the algorithm is not hashable
-        program = _program.__wrapped__(algorithm, episodes, greedy, has_agents)
-    outputs = program(state, keys)
-
-    def result() -> Evaluation:
-        arrays = jax.tree.map(lambda x: np.asarray(x) if has_agents else np.asarray(x)[None], dict(outputs))
-        arrays["means"] = arrays.pop("return")
-        seeds = agent_seeds(algorithm, seed, agents)
-        return Evaluation(
-            greedy, episodes=episodes, several=has_agents, failed=tuple(failed), seeds=tuple(seeds), **arrays
-        )
-
-    return result
+    outputs = []
+    for greedy in modes:
+        try:
+            program = _program(algorithm, episodes, greedy, has_agents)
+        except TypeError:  # the algorithm is not hashable
+            program = _program.__wrapped__(algorithm, episodes, greedy, has_agents)
+        outputs.append(dict(program(state, keys)))
+    arrays = jax.tree.map(lambda x: np.asarray(x) if has_agents else np.asarray(x)[None], outputs)
+    seeds = tuple(agent_seeds(algorithm, seed, agents))
+    return [
+        Evaluation(greedy, result.pop("return"), episodes, **result, several=has_agents, failed=tuple(failed),
+                   seeds=seeds)
+        for greedy, result in zip(modes, arrays, strict=True)
+    ]  # fmt: skip
 
 
 def evaluation_keys(
@@ -245,37 +244,6 @@ def evaluation_keys(
     if iteration is not None:
         keys = [jax.random.fold_in(key, iteration) for key in keys]
     return keys[0] if agents is None else jnp.stack(keys)
-
-
-def evaluate(
-    job: Job,
-    engine: fdg.Engine,
-    state: Any,
-    episodes: int,
-    iteration: int | None = None,
-    greedy: Sequence[bool] = (True,),
-    failed: Sequence[int] = (),
-) -> list[Evaluation]:
-    """Evaluates a run's agents once per value in `greedy` that the algorithm supports.
-
-    A collective: all processes call it; process 0 gets the results, others an empty list. `iteration` is
-    None for the evaluation after training, which `fdg.load(...).evaluate()` repeats.
-    """
-    modes = [mode for mode in greedy if can_evaluate(job.algorithm, mode)]
-    if not episodes or not modes:
-        return []
-    state = engine.algorithm_state(state)
-    keys = evaluation_keys(job.seed, job.agents, iteration, job.algorithm)
-    if distributed.count() > 1:
-        state = distributed.gather(state)
-        if state is None:
-            return []
-    elif job.agents is None:
-        # On one device: with a replicated state, every device would play the same episodes.
-        state = jax.device_put(state, engine.devices[0])
-    arguments = job.seed, job.agents, failed
-    pending = [start(job.algorithm, state, keys, episodes, mode, *arguments) for mode in modes]
-    return [result() for result in pending]
 
 
 def summary_entries(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
@@ -330,8 +298,8 @@ def random_returns(env: Any, episodes: int) -> np.ndarray:
 EPISODES = 16
 
 
-class PeriodicEvaluation:
-    """Evaluates agents during training, in a separate program; saves the best state.
+class Evaluator:
+    """Evaluates a run's agents during and after training, in a separate program; saves the best state.
 
     Attributes:
       stopped: the reason to stop (an evaluation reached the job's `stop_at`), or None.
@@ -349,7 +317,7 @@ class PeriodicEvaluation:
             self._best = max(evaluations, key=lambda pair: (pair[0], -pair[1]), default=None)
         self._checkpoints = Checkpoints(run.best)
 
-    def evaluate(self, state: Any, iteration: int, failed: Sequence[int] = ()) -> dict[str, Any]:
+    def while_training(self, state: Any, iteration: int, failed: Sequence[int]) -> dict[str, Any]:
         """Evaluates greedy and sampled actions; saves `state` if the greedy return is the best so far.
 
         A collective: all processes call it. Means exclude the agents at indices `failed`. Returns the entries
@@ -358,8 +326,7 @@ class PeriodicEvaluation:
         job = self._job
         limit = getattr(job.algorithm, "episodes_while_training", EPISODES)
         episodes = min(limit, episode_count(job.algorithm, job.eval_episodes or limit))
-        modes = (True, False)
-        evaluations = evaluate(job, self._engine, state, episodes, iteration, modes, failed)
+        evaluations = self._evaluate(state, episodes, iteration, (True, False), failed)
         entries = summary_entries(evaluations)
         local = evaluations[0].mean if evaluations and evaluations[0].greedy else None
         mean = next((x for x in distributed.exchange(local) if x is not None), None)
@@ -372,9 +339,40 @@ class PeriodicEvaluation:
             self.stopped = f"its evaluation return, {format_numbers(mean)[0]}, has reached {job.stop_at:g}"
         return entries
 
-    def best_summary(self) -> dict[str, Any]:
-        """The entries of the best evaluation for `summary.json`; empty if there was none."""
-        return dict(zip(("best_eval_return", "best_iteration"), self._best or (), strict=False))
+    def after_training(self, state: Any, failed: Sequence[int]) -> tuple[list[Evaluation], dict[str, Any]]:
+        """Evaluates greedy actions, as `fdg.load(...).evaluate()` does; empty if the algorithm cannot be
+        evaluated. Also returns the entries for `summary.json`, with those of the best evaluation.
+
+        A collective: all processes call it; process 0 gets the results.
+        """
+        episodes = episode_count(self._job.algorithm, self._job.eval_episodes)
+        evaluations = self._evaluate(state, episodes, None, (True,), failed)
+        best = dict(zip(("best_eval_return", "best_iteration"), self._best or (), strict=False))
+        return evaluations, {**summary_entries(evaluations), **best}
+
+    def _evaluate(
+        self,
+        state: Any,
+        episodes: int,
+        iteration: int | None,
+        modes: Sequence[bool],
+        failed: Sequence[int],
+    ) -> list[Evaluation]:
+        """Evaluates once per mode that the algorithm supports; empty in processes other than 0."""
+        job, engine = self._job, self._engine
+        modes = [mode for mode in modes if can_evaluate(job.algorithm, mode)]
+        if not episodes or not modes:
+            return []
+        state = engine.algorithm_state(state)
+        keys = evaluation_keys(job.seed, job.agents, iteration, job.algorithm)
+        if distributed.count() > 1:
+            state = distributed.gather(state)
+            if state is None:
+                return []
+        elif job.agents is None:
+            # On one device: with a replicated state, every device would play the same episodes.
+            state = jax.device_put(state, engine.devices[0])
+        return evaluate(job.algorithm, state, keys, episodes, modes, job.seed, job.agents, failed)
 
     def close(self) -> None:
         """Waits until the best checkpoint is written."""

@@ -69,9 +69,7 @@ class Exported(Deployed):
             arguments = [*arrays, *memory, *([starts] if self._empty else [])]
             if "mask" in self.facts["arguments"]:
                 if mask is None:
-                    raise FdgError(
-                        "this policy asks which actions are allowed: give an envs.MaskedObservation"
-                    )
+                    raise FdgError("this policy needs an action mask: give an envs.MaskedObservation")
                 arguments.insert(len(arrays), mask)
             if self.facts["actions"] == "sampled":
                 arguments.insert(0, np.uint32(self._calls if seed is None else seed))
@@ -139,7 +137,8 @@ def _deserialize(program: bytes, facts: Mapping[str, Any], path: str) -> Any:
         raise FdgError(f"{path} is not an exported policy ({reason})") from error
     raise FdgError(
         f"{path} was written by JAX {jax_version:.40}, which JAX {jax.__version__} cannot read ({reason}):"
-        " it reads what JAX wrote up to six months before it, or three weeks after: export again, or use that"
+        " JAX reads exports of up to six months older or three weeks newer versions: export again, or use"
+        " that"
     ) from error
 
 
@@ -199,11 +198,8 @@ def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any],
 def _description_leaves(facts: Any, label: str) -> Iterator[Mapping[str, Any]]:
     """The leaves of a description (`envs.native`), each with a shape and a dtype."""
     match facts:
-        case {"parts": dict(parts)} if parts:
-            for part in parts.values():
-                yield from _description_leaves(part, label)
-        case {"parts": list(parts)} if parts:
-            for part in parts:
+        case {"parts": dict() | list() as parts} if parts:
+            for part in parts.values() if isinstance(parts, dict) else parts:
                 yield from _description_leaves(part, label)
         case {"shape": ["N", *_], "dtype": str()}:
             yield facts

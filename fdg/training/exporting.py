@@ -26,6 +26,7 @@ from envs import features_and_mask
 from envs.native import Description, Native, leaves, native
 from fdg.errors import FdgError, one_line
 from fdg.reading import read_json
+from fdg.training.deployed import act_natively
 from fdg.training.exported import CHECKSUM, DIGITS, FACTS, FUNCTION, MEMORY
 from fdg.training.onnx import Output, to_onnx
 from fdg.training.writable import check_writable, writing
@@ -44,9 +45,9 @@ def export(
         if format is not None:
             raise FdgError(f"format={format!r}: it must be one of {', '.join(FORMATS)}")
         endings = " or ".join(f".{name}" for name in FORMATS)
-        raise FdgError(f"{path}: the ending of an exported policy is {endings} (or say format)")
+        raise FdgError(f"{path}: an exported policy's file ends in {endings}: rename it, or give format")
     if (ending := path.suffix.removeprefix(".")) in FORMATS and ending != kind:
-        raise FdgError(f"format={kind}: {path} has the ending of another: leave out one of them")
+        raise FdgError(f"format={kind}: {path} has the ending of another format: leave out one of them")
     description = path.with_suffix(".json")
     check_writable(path)
     _check_description_file(path, description)
@@ -56,14 +57,14 @@ def export(
     with writing(path):
         path.write_bytes(content)
     with writing(description):
-        description.write_text(_json_text(facts))
+        description.write_text(json.dumps(facts, indent=2) + "\n")
     return path
 
 
 def _check_description_file(path: Path, description: Path) -> None:
     """Checks that the description would not overwrite another file, such as a run's `config.json`."""
     if path == description:
-        raise FdgError(f"{path}: that is where the description of a policy goes: give it another ending")
+        raise FdgError(f"{path}: this name is for the description of a policy: give another ending")
     check_writable(description)
     if not description.exists():
         return
@@ -90,11 +91,11 @@ def export_folder(algorithm: Any, state: Any, path: Path, format: str | None) ->
     name = type(algorithm).__name__
     if format not in exporters:
         names = ", or ".join(["none", *(repr(key) for key in exporters if key)])
-        raise FdgError(f"format={format!r}: {name} is exported in its own format, so give {names}")
+        raise FdgError(f"format={format!r}: {name} is exported in its own format: give {names}")
     if path.exists() and not path.is_dir():
-        raise FdgError(f"{path} is a file: {name} is exported as a folder, so name one")
+        raise FdgError(f"{path} is a file: {name} is exported as a folder: give the path of a folder")
     if path.suffix.lower() in _FILE_SUFFIXES:
-        raise FdgError(f"{path} ends as a file does, and {name} is exported as a folder: give {path.stem}")
+        raise FdgError(f"{path} looks like a file, but {name} is exported as a folder: give {path.stem}")
     exporters[format](jax.device_get(state), path)
     return path
 
@@ -160,11 +161,9 @@ class _Program:
         arrays, rest = arguments[: len(self._observed)], list(arguments[len(self._observed) :])
         mask = rest.pop(0) if self._masks else None
         start = rest.pop() if self.memory else jnp.zeros(arguments[0].shape[0], bool)
-        observation = self._native.encode(arrays, mask)
-        native_memory, memory = jax.tree.unflatten(self._structure, rest)
-        native_memory, observation = self._native.see(native_memory, start, observation)
-        action, memory = self.algorithm.actor(self._state).act(memory, observation, start, keys, greedy)
-        return *self._native.decode(action), *jax.tree.leaves((native_memory, memory))
+        memory, actor = jax.tree.unflatten(self._structure, rest), self.algorithm.actor(self._state)
+        action, memory = act_natively(self._native, actor, arrays, mask, memory, start, keys, greedy)
+        return *action, *jax.tree.leaves(memory)
 
     def greedy(self, *arguments: Any) -> Any:
         """The exported function with greedy actions."""
@@ -196,10 +195,6 @@ def _mask_arguments(env: Any, spec: Native) -> list[Description]:
     return [] if mask is None else [_describe_array("mask", mask.shape[1:], "bool")]
 
 
-def _json_text(facts: Mapping[str, Any]) -> str:
-    return json.dumps(facts, indent=2) + "\n"
-
-
 def _jax_file(program: _Program, facts: dict[str, Any], greedy: bool) -> bytes:
     """A zip with the serialised function, the initial memory and the description."""
     (batch,) = jax.export.symbolic_shape("N")
@@ -218,7 +213,7 @@ def _jax_file(program: _Program, facts: dict[str, Any], greedy: bool) -> bytes:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as package:
         package.writestr(FUNCTION, exported.serialize())
         package.writestr(MEMORY, memory.getvalue())
-        package.writestr(FACTS, _json_text(facts))
+        package.writestr(FACTS, json.dumps(facts, indent=2) + "\n")
         package.comment = (CHECKSUM + DIGITS * "0").encode()
     content = file.getvalue()[:-DIGITS]
     return content + hashlib.sha256(content).hexdigest().encode()

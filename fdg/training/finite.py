@@ -10,7 +10,6 @@ import numpy as np
 import envs
 from fdg.errors import FdgError, FdgWarning, RunError, listed
 from fdg.training.checkpoint import Checkpoints
-from fdg.training.job import Job
 from fdg.training.sweep import agent_names, unwrap_sweep
 
 _CHECK_STEPS = 64  # random steps of an environment to search for rewards or observations that are not finite
@@ -40,15 +39,17 @@ class FiniteCheck:
     """Checks the metrics of a run as they arrive.
 
     With several agents, training continues with a warning while at least one agent has finite losses.
-    Messages name the last finite checkpoint, which is protected from removal if training continues.
+    Messages name the last finite checkpoint, which is protected from removal if training continues. `seed` is
+    the first agent's seed; with `only_warns`, training always continues.
     """
 
-    def __init__(self, job: Job, checkpoints: Checkpoints):
-        self._job, self._checkpoints = job, checkpoints
+    def __init__(self, algorithm: Any, checkpoints: Checkpoints, seed: int, only_warns: bool):
+        self._algorithm, self._checkpoints = algorithm, checkpoints
+        self._seed, self._only_warns = seed, only_warns
         self._warned: set[int] = set()  # agents that a warning has named
         # There are no losses before `learning_starts`.
-        starts = getattr(job.algorithm, "learning_starts", 0)
-        self._num_unchecked = -(-starts // job.steps_per_iteration) if isinstance(starts, int) else 0
+        starts = getattr(algorithm, "learning_starts", 0)
+        self._num_unchecked = -(-starts // algorithm.steps_per_iteration) if isinstance(starts, int) else 0
 
     def check(self, start: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Checks the metrics `[n]` or `[n, agents]` of the `n` iterations after iteration `start`."""
@@ -75,15 +76,15 @@ class FiniteCheck:
         message = f"iteration {start + row + 1}: {subject}"
         agents = {0} if mask.ndim == 1 else {int(i) for i in np.flatnonzero(mask.any(axis=0))}
         if mask.ndim > 1:
-            agent_list = agent_names(self._job.algorithm, self._job.seed, sorted(agents))
+            agent_list = agent_names(self._algorithm, self._seed, sorted(agents))
             message += f" for {len(agents)} of {mask.shape[1]} agents ({agent_list})"
-        stops = self._job.on_nan == "stop" and bool(np.all(mask.any(axis=0)))
+        stops = not self._only_warns and bool(np.all(mask.any(axis=0)))
         if not stops and agents <= self._warned:
             return
         good = self._checkpoints.last_finite()
         note = "there is no checkpoint from before" if good is None else f"the last good checkpoint is {good}"
         if stops:
-            cause = _cause(metrics, row, unwrap_sweep(self._job.algorithm))
+            cause = _cause(metrics, row, unwrap_sweep(self._algorithm))
             raise RunError(f"{message}: training stops, {note}: {cause}, or continue with --on-nan warn")
         if not self._warned and good is not None:
             self._checkpoints.protect(good)

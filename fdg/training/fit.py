@@ -22,7 +22,7 @@ from fdg.training.curves import draw_run
 from fdg.training.description import describe
 from fdg.training.job import Job
 from fdg.training.loading import load
-from fdg.training.loop import Outcome, carry_out, say
+from fdg.training.loop import carry_out, say
 from fdg.training.recorder import Callback, Report
 from fdg.training.run import Run
 from fdg.training.run_directory import check_free, read_config
@@ -147,7 +147,21 @@ def fit(
         if not str(error).startswith("--"):
             raise
         raise type(error)(as_arguments(str(error))) from error
-    run = _run(job, outcome)
+    if outcome.state is None:  # the run was already complete
+        run = load(outcome.run.path, algorithm=job.algorithm)
+    else:
+        run = Run(
+            job.algorithm,
+            outcome.engine.algorithm_state(outcome.state),
+            outcome.iteration,
+            path=outcome.run.path,
+            config=job.config,
+            seed=job.seed,
+            agents=job.agents,
+            finished=outcome.iteration == job.num_iterations,
+            stopped="interrupted" if outcome.caught is not None else outcome.stopped,
+            last_evaluation=outcome.evaluation,
+        )
     if outcome.caught is not None:
         if not (in_notebook() or hasattr(sys, "ps1")):  # an interactive prompt
             raise KeyboardInterrupt(f"saved at iteration {outcome.iteration}: fdg.load({str(run.path)!r})")
@@ -170,9 +184,7 @@ def make_job(
     check_policy(policy)
     algorithm, settings["num_seeds"] = split_agents(algorithm, settings.get("num_seeds"))
     if isinstance(algorithm, Agents):
-        raise FdgError(
-            "agents of agents cannot be trained by fit: give fdg.agents(algorithm, n) of one agent"
-        )
+        raise FdgError("fit does not train agents of agents: give fdg.agents(algorithm, n) of one agent")
     base = unwrap_sweep(algorithm)
     name = checked_name(base)
     is_field = any(field.name == "total_steps" for field in dataclass_fields(base))
@@ -185,7 +197,7 @@ def make_job(
     if start_from is not None:
         algorithm = inherit_fields(algorithm, start_from, flatten_config(describe(algorithm, policy)))
     if total_steps is None and not hasattr(algorithm, "total_steps"):
-        raise FdgError(f"total_steps: {name} does not say how long to train: give a number")
+        raise FdgError(f"total_steps: {name} has no default: give a number")
     num_seeds = settings.get("num_seeds")
     if isinstance(algorithm, Sweep) and num_seeds not in (None, algorithm.num_seeds):
         raise FdgError(f"num_seeds={num_seeds}: the sweep has {algorithm.num_seeds} of each point")
@@ -193,7 +205,7 @@ def make_job(
     if out == "":
         raise FdgError("out='': give a directory, or None for one in runs/")
     if resume and out is None:
-        raise FdgError("resume=True: say which run, with out=")
+        raise FdgError("resume=True: give the run directory with out=")
     path = None if out is None else Path(out)
     resumes = resume and path is not None and (path / "config.json").exists()
     try:
@@ -221,20 +233,3 @@ def make_job(
             " a new run (start_from= begins with the weights of this one)"
         )
     return job
-
-
-def _run(job: Job, outcome: Outcome) -> Run:
-    if outcome.state is None:  # the run was already complete
-        return load(outcome.run.path, algorithm=job.algorithm)
-    return Run(
-        job.algorithm,
-        outcome.engine.algorithm_state(outcome.state),
-        outcome.iteration,
-        path=outcome.run.path,
-        config=job.config,
-        seed=job.seed,
-        agents=job.agents,
-        finished=outcome.iteration == job.num_iterations,
-        stopped="interrupted" if outcome.caught is not None else outcome.stopped,
-        last_evaluation=outcome.evaluation,
-    )

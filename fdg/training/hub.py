@@ -13,7 +13,7 @@ _PATTERNS = ("config.json", "summary.json", "metrics.jsonl", "checkpoints/**")  
 def download(address: str) -> Path:
     """Downloads a repository, `hf://USER/NAME` or `hf://USER/NAME@REVISION`, into a cache; its folder."""
     name, _, revision = address.removeprefix(SCHEME).partition("@")
-    hub = _import_hub(address, name)
+    hub = import_hub(address, name)
     try:
         commit = hub.HfApi().repo_info(name, revision=revision or None).sha
         folder = Path(hub.constants.HF_HOME) / "fdg" / name.replace("/", "--") / str(commit)
@@ -23,14 +23,9 @@ def download(address: str) -> Path:
     return folder
 
 
-def check_name(name: str) -> Any:
-    """Checks the name of a repository to upload to; returns the module `huggingface_hub`."""
-    return _import_hub(f"--push {name}", name)
-
-
 def upload(folder: Path, name: str) -> str:
     """Uploads a packed folder to a repository of the hub, creating it if missing; returns its address."""
-    hub = check_name(name)
+    hub = import_hub(f"--push {name}", name)
     try:
         hub.HfApi().create_repo(name, exist_ok=True)
         hub.HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="Add a packed run of fdg")
@@ -39,9 +34,10 @@ def upload(folder: Path, name: str) -> str:
     return f"{SCHEME}{name}"
 
 
-def _import_hub(context: str, name: str) -> Any:
+def import_hub(context: str, name: str) -> Any:
+    """Checks the name of a repository; returns the module `huggingface_hub`. Errors begin with `context`."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise FdgError(f"{context}: give USER/NAME, the name of a repository of Hugging Face's hub")
+        raise FdgError(f"{context}: give USER/NAME, the name of a repository on Hugging Face's hub")
     try:
         import huggingface_hub
     except ImportError:

@@ -80,6 +80,20 @@ class Job(Settings):
         return agent_count(self.algorithm, self.num_seeds)
 
     @property
+    def title(self) -> str:
+        """The title of the run's plots: algorithm, environment, policy and seeds."""
+        subject = " on ".join(
+            filter(None, (self.described["algo"].rpartition(":")[2], self.described["env"]))
+        )
+        seeds = f"seed {self.seed}"
+        if isinstance(self.algorithm, Sweep):
+            names = ", ".join(name for name, _ in self.algorithm.grid)
+            seeds = f"sweep of {names}, {self.agents} agents"
+        elif self.agents is not None and self.agents > 1:
+            seeds = f"seeds {self.seed} to {self.seed + self.agents - 1}"
+        return f"{subject}\n{self.policy}, {seeds}"
+
+    @property
     def config(self) -> dict[str, Any]:
         """The settings that reproduce this job, for `config.json`."""
         values = {name: to_json(getattr(self, name)) for name in kept_settings(Settings)}
@@ -172,9 +186,7 @@ def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = Tru
     with user_errors(f"{name}: steps_per_iteration", type(algorithm)):
         steps = getattr(algorithm, "steps_per_iteration", None)
     if steps is None:
-        raise FdgError(
-            f"{name} does not say how many steps an iteration has: give it a property steps_per_iteration"
-        )
+        raise FdgError(f"{name} has no attribute steps_per_iteration: give it such a property")
     if isinstance(steps, bool) or not hasattr(steps, "__index__") or steps < 1:
         raise FdgError(
             f"{name}: steps_per_iteration is {quoted(steps)}{place_of(type(algorithm))}: it is an integer of"

@@ -84,7 +84,7 @@ def load_with_names(
     agents = agent_count(algorithm, config.get("num_seeds"))
     graph, delayed = side_by_side(fdg.trace(algorithm), agents), None
     if is_delayed:  # the checkpoint also has older versions of leaves
-        plan = fdg.place(graph, policy, device_count(path, config))
+        plan = fdg.place(graph, policy, device_count(path, config) or len(jax.devices()))
         graph, delayed = plan.graph, plan.delayed
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     target = jax.tree.map(
@@ -144,6 +144,6 @@ def _select_checkpoint(path: Path, checkpoint: str | int) -> tuple[Checkpoints, 
 
 
 def device_count(path: Path, config: dict[str, Any]) -> int:
-    """The number of devices that the run was planned for; if unknown, the number on this machine."""
+    """The number of devices that the run in `path` was planned for; 0 if unknown."""
     trained_on = (read_summary(path) or {}).get("devices") or ()
-    return config.get("devices") or config.get("devices_chosen") or len(trained_on) or len(jax.devices())
+    return config.get("devices") or config.get("devices_chosen") or len(trained_on)

@@ -23,17 +23,14 @@ from fdg.training.data_copies import copy_data_files
 from fdg.training.evaluation import (
     SOLVED,
     Evaluation,
-    PeriodicEvaluation,
-    episode_count,
-    evaluate,
-    summary_entries,
+    Evaluator,
     verdict,
 )
 from fdg.training.finite import FiniteCheck
 from fdg.training.job import Job, steps_unit
 from fdg.training.progress import Progress, clock
-from fdg.training.recorder import Callback, LostEpisodes, Recorder, check_metrics
-from fdg.training.run_directory import RunDirectory
+from fdg.training.recorder import Callback, Recorder, check_metrics
+from fdg.training.run_directory import RunDirectory, read_summary
 from fdg.training.samples import sample_lines, write_samples
 from fdg.training.settling import Settled, check_all_busy, prepare, too_small_micro_batch
 from fdg.training.starting import (
@@ -42,7 +39,6 @@ from fdg.training.starting import (
     load_weights_into,
     open_run,
     read_weights,
-    run_title,
 )
 from fdg.training.summary import groups_summary, summary, unexplained_lines, versions
 from fdg.training.sweep import Sweep, agent_seeds, point_names, unwrap_sweep
@@ -102,7 +98,8 @@ def carry_out(
     settled = prepare(job, devices)
     job, graph = settled.job, settled.graph
     engine = fdg.compile(job.algorithm, job.policy, settled.devices, job.agents, graph)
-    check_all_busy(job, engine.plan, settled.devices)
+    if job.devices is not None or distributed.count() > 1:
+        check_all_busy(job.algorithm, engine.plan, settled.devices)
     if line := too_small_micro_batch(job.algorithm, engine.plan):
         report(f"hint: {line}")
     weights = read_weights(job, graph)
@@ -133,13 +130,6 @@ def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
     return next(size for size in range(limit, 0, -1) if num_iterations % size == 0)
 
 
-def _eta(algorithm: Any, plan: fdg.Plan) -> int | None:
-    """The largest age of a stream's tokens with a weight, in updates; None without a stream or any lag."""
-    stream = getattr(unwrap_sweep(algorithm), "stream_settings", None)
-    staleness = 0 if plan.delayed is None else plan.delayed.staleness
-    return stream.oldest() + staleness if stream is not None and (stream.ahead or staleness) else None
-
-
 @dataclasses.dataclass
 class _Session:
     """Runs a job in one process, from the start or latest checkpoint to the end or an interruption."""
@@ -151,7 +141,6 @@ class _Session:
     checkpoints: Checkpoints
     callbacks: Sequence[Callback]
     say: Callable[[Any], None]
-    samples: Sequence[Mapping[str, Any]] = ()  # rows of the latest sample table
 
     def train(self, settled: Settled, brief: bool, progress_file: TextIO | None) -> Outcome:
         """Trains, then prints and writes the results."""
@@ -159,7 +148,7 @@ class _Session:
         total, agents = job.num_iterations, job.agents or 1
         stored: Any = None, False
         if job.resumes and distributed.is_first():
-            stored = self.checkpoints.latest(), run.summary() is not None
+            stored = self.checkpoints.latest(), read_summary(run.path) is not None
         latest, complete = distributed.exchange(stored)[0]  # the values of process 0
         if latest == total and complete:
             copy_data_files(run, job.algorithm)  # raises if data files have changed
@@ -179,10 +168,8 @@ class _Session:
         state, compile_s = self._start(latest)
         start = latest or 0
         last_row = run.truncate_metrics(start) if job.resumes else None
-        lost_episodes = LostEpisodes(getattr(job.algorithm, "env", None), last_row)
         copy_data_files(run, job.algorithm)
-        wall_before = last_row["wall_s"] if last_row else 0.0
-        self.samples = write_samples(job, engine, state, run, start)  # compiles before the timed loop
+        samples = self._write_samples(state, start)  # compiles before the timed loop
         if job.resumes:
             suffix = "" if latest is not None else " (no checkpoint had been written)"
             say(f"resuming at iteration {start:,} of {total:,}{suffix}")
@@ -192,47 +179,35 @@ class _Session:
 
         targets = job.loggers if distributed.is_first() else {}
         trackers = loggers.open_loggers(targets, run.path, job.config, start * job.steps_per_iteration)
-        evaluating = PeriodicEvaluation(job, engine, run)
+        evaluator = Evaluator(job, engine, run)
         try:
             with (
                 ctrl_c.collected_signals(_interrupt, grace=ctrl_c.GRACE_SECONDS) as signals,
                 Progress(total, job.steps_per_iteration * agents, start, progress_file) as progress,
             ):
-                recorder = Recorder(
-                    job,
-                    run,
-                    progress,
-                    start,
-                    wall_before,
-                    trackers,
-                    self.callbacks,
-                    FiniteCheck(job, self.checkpoints),
-                    lost_episodes,
-                    lambda: self.samples,
-                    lambda: engine.busy_seconds(waits=False),
-                    last_row,
-                    _eta(job.algorithm, engine.plan),
-                )
-                state, iteration, caught = self._iterations(state, start, recorder, evaluating, signals)
+                finite = FiniteCheck(job.algorithm, self.checkpoints, job.seed, job.on_nan == "warn")
+                outputs = run, progress, trackers, self.callbacks
+                recorder = Recorder(job, engine, finite, *outputs, start, last_row, samples)
+                wall_before = recorder.wall_s
+                state, iteration, caught = self._iterations(state, start, recorder, evaluator, signals)
                 wall_s = recorder.wall_s
         finally:
             for tracker in trackers:
                 tracker.close()
-            evaluating.close()
+            evaluator.close()
         points, failed = point_names(job.algorithm), recorder.failed
         solved, unit = SOLVED.get(job.described["env"]), steps_unit(job.algorithm)
-        draw_learning_curve(run, run_title(job), solved, points=points, x_label=unit, failed=failed)
+        draw_learning_curve(run, job.title, solved, points=points, x_label=unit, failed=failed)
         if caught is not None:
             self.checkpoints.close()
             place = f"iteration {iteration:,} of {total:,}"
             say(f"interrupted at {place}, and saved: go on with --resume {run.path}")
             return Outcome(run, engine, state, iteration, caught=caught)
-        stopped = evaluating.stopped or ("a callback ended it" if recorder.wants_to_stop else None)
+        stopped = evaluator.stopped or ("a callback ended it" if recorder.wants_to_stop else None)
         if iteration < total:
             say(f"stopped at iteration {iteration:,} of {total:,}: {stopped}")
         groups = groups_summary(engine, wall_s - wall_before)
-        episodes = episode_count(job.algorithm, job.eval_episodes)
-        evaluations = evaluate(job, engine, state, episodes, failed=failed)
+        evaluations, entries = evaluator.after_training(state, failed)
         profile_lines = write_profile(engine, state, run.path) if job.profile else []
         profile_lines += write_timeline(engine, state, run.path) if job.timeline else []
         self.checkpoints.close()
@@ -241,24 +216,25 @@ class _Session:
         if not distributed.is_first():
             return outcome
         seconds = {"wall_s": wall_s, "compile_s": compile_s}
-        entries = {**summary_entries(evaluations), **evaluating.best_summary()}
+        seeds = agent_seeds(job.algorithm, job.seed, job.agents)
         entries |= {"stopped": stopped} if stopped else {}
-        entries |= lost_episodes.summary()
+        entries |= recorder.lost.summary()
         if failed:
-            seeds = agent_seeds(job.algorithm, job.seed, job.agents)
             entries["failed_seeds"] = [seeds[i] for i in failed]
-        run.publish_json("summary.json", summary(job, engine, iteration, seconds, entries, groups))
-        steps = iteration * job.steps_per_iteration * agents
+        steps = iteration * job.steps_per_iteration
+        content = summary(engine, iteration, steps, seeds, seconds, entries, groups)
+        run.publish_json("summary.json", content)
+        steps *= agents
         say(f"trained {steps:,} steps in {clock(wall_s)} ({steps / max(wall_s, 1e-9):,.0f} steps/s)")
-        if line := lost_episodes.line():
+        if line := recorder.lost.line():
             say(line)
         if evaluation is not None:
             # `None`: the mean over all points of a sweep does not say whether the environment is solved.
             say(verdict(evaluation, None if points else job.described["env"]))
-        lines = [*sample_lines(self.samples), *profile_lines]
+        lines = [*sample_lines(recorder.samples), *profile_lines]
         if isinstance(job.algorithm, Sweep):
             means = None if evaluation is None else evaluation.means
-            lines += write_sweep(job.algorithm, run, means, run_title(job), failed, job.seed)
+            lines += write_sweep(job.algorithm, run, means, job.title, failed, job.seed)
         for line in lines:
             say(line)
         say(f"run directory {run.path}")
@@ -269,7 +245,7 @@ class _Session:
         state: Any,
         start: int,
         recorder: Recorder,
-        evaluating: PeriodicEvaluation,
+        evaluator: Evaluator,
         signals: Sequence[int],
     ) -> tuple[Any, int, int | None]:
         """Runs the remaining iterations; returns the state, the iteration, and the signal that ended it."""
@@ -284,9 +260,9 @@ class _Session:
             recorder.add(metrics)
             iteration += metrics.iterations
             if job.eval_every and iteration % job.eval_every == 0:
-                recorder.annotate(evaluating.evaluate(state, iteration, recorder.failed))
+                recorder.annotate(evaluator.while_training(state, iteration, recorder.failed))
             if job.stop_at is not None or self.callbacks:
-                is_done = any(distributed.exchange(evaluating.stopped is not None or recorder.wants_to_stop))
+                is_done = any(distributed.exchange(evaluator.stopped is not None or recorder.wants_to_stop))
             caught = _agree_on_signal(signals)
             is_due = iteration % checkpoint_every == 0 and (
                 job.checkpoint_every is not None or self.checkpoints.are_cheap()
@@ -294,8 +270,13 @@ class _Session:
             if is_due or iteration == total or caught is not None or is_done:
                 recorder.flush()  # before saving, so that a checkpoint is never ahead of the metrics
                 self.checkpoints.save(iteration, state)
-                self.samples = write_samples(job, self.engine, state, self.run, iteration)
+                recorder.samples = self._write_samples(state, iteration)
         return state, iteration, caught
+
+    def _write_samples(self, state: Any, iteration: int) -> list[dict[str, Any]]:
+        job = self.job
+        has_agents = job.agents is not None
+        return write_samples(job.algorithm, self.engine, state, self.run, iteration, job.seed, has_agents)
 
     def _start(self, latest: int | None) -> tuple[Any, float]:
         """Compiles the engine; returns the initial or restored state, and the seconds until it was ready."""

@@ -43,9 +43,7 @@ def play(
         raise FdgError(f"{path}: the ending of a video is one of {', '.join(FORMATS)}")
     check_at_least(1, episodes=episodes, fps=fps, max_steps=max_steps)
     if episodes > (limit := _MAX_VIDEO_PIXELS // _MIN_FRAME_PIXELS):
-        raise FdgError(
-            f"episodes={episodes}: a picture has room for {limit} side by side: give at most {limit}"
-        )
+        raise FdgError(f"episodes={episodes}: at most {limit} fit side by side: give at most {limit}")
     check_writable(path)
     if path.suffix == ".mp4":
         import_optional("imageio_ffmpeg", "an mp4")
@@ -116,7 +114,7 @@ def play_episodes(
 
 def _side_by_side(env: Any, played: Sequence[Episode], greedy: bool) -> Iterator[np.ndarray]:
     """Yields one frame per step of the longest episode; finished episodes show their last frame."""
-    from PIL import Image, ImageDraw
+    from PIL import Image
 
     sources = [frames(env, episode) for episode in played]
     last_frames: list[np.ndarray | None] = [None] * len(played)
@@ -125,7 +123,7 @@ def _side_by_side(env: Any, played: Sequence[Episode], greedy: bool) -> Iterator
         for i, (source, episode) in enumerate(zip(sources, played, strict=True)):
             frame = next(source, None)
             if frame is not None:
-                last_frames[i] = _add_caption(frame, episode, step, greedy, Image, ImageDraw)
+                last_frames[i] = _add_caption(frame, episode, step, greedy)
         row = [frame for frame in last_frames if frame is not None]
         height = max(frame.shape[0] for frame in row)
         padded = [
@@ -141,23 +139,18 @@ def _side_by_side(env: Any, played: Sequence[Episode], greedy: bool) -> Iterator
         yield (np.asarray(Image.fromarray(canvas).resize(size)) if canvas.shape[1::-1] != size else canvas)
 
 
-def _add_caption(
-    frame: np.ndarray, episode: Episode, step: int, greedy: bool, image: Any, drawing: Any
-) -> np.ndarray:
-    """A frame with a caption: kind of actions, step, and return so far."""
-    frame = _upscale(frame)
-    canvas = image.new("RGB", (frame.shape[1], frame.shape[0] + _CAPTION_PIXELS), "white")
-    canvas.paste(image.fromarray(frame), (0, _CAPTION_PIXELS))
+def _add_caption(frame: np.ndarray, episode: Episode, step: int, greedy: bool) -> np.ndarray:
+    """A frame, enlarged if it is small, with a caption: kind of actions, step, and return so far."""
+    from PIL import Image, ImageDraw
+
+    factor = max(1, 160 // max(1, min(frame.shape[:2])))
+    frame = frame.repeat(factor, axis=0).repeat(factor, axis=1)
+    canvas = Image.new("RGB", (frame.shape[1], frame.shape[0] + _CAPTION_PIXELS), "white")
+    canvas.paste(Image.fromarray(frame), (0, _CAPTION_PIXELS))
     total = float(episode.reward[: step + 1].sum())
     actions = "greedy" if greedy else "sampled"
-    drawing.Draw(canvas).text((4, 3), f"{actions}, step {step + 1}, return {total:.4g}", fill="black")
+    ImageDraw.Draw(canvas).text((4, 3), f"{actions}, step {step + 1}, return {total:.4g}", fill="black")
     return np.asarray(canvas)
-
-
-def _upscale(frame: np.ndarray) -> np.ndarray:
-    """Upscales a small frame by an integer factor."""
-    factor = max(1, 160 // max(1, min(frame.shape[:2])))
-    return np.repeat(np.repeat(frame, factor, axis=0), factor, axis=1) if factor > 1 else frame
 
 
 def _encode_gif(pictures: Iterator[np.ndarray], fps: int) -> bytes:

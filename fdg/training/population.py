@@ -43,7 +43,7 @@ class Population:
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
             raise FdgError(f"exploit_every={self.every!r}: give a whole number of iterations, at least 1")
         if not 0 < self.share <= 0.5:
-            raise FdgError(f"share={self.share!r}: give a part of the agents, above 0 and at most 0.5")
+            raise FdgError(f"share={self.share!r}: give a fraction of the agents, above 0 and at most 0.5")
 
     @property
     def note(self) -> str:
@@ -63,7 +63,7 @@ class Population:
         """The membership after one more iteration; the metric `episode_return` is a mean over `episodes`."""
         if "episode_return" not in metrics:
             raise FdgError(
-                "exploit_every: the algorithm's metrics have no episode_return, by which to compare"
+                "exploit_every: the algorithm's metrics have no episode_return, by which agents are compared"
             )
         episodes = jnp.asarray(metrics.get("episodes", 1.0), jnp.float32)
         episode_return = jnp.asarray(metrics["episode_return"], jnp.float32)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import fdg
 from envs import host
 from fdg.arguments import quoted
 from fdg.errors import FdgError, FdgWarning, RunError, raised
@@ -24,6 +25,7 @@ from fdg.training.progress import Progress, stream_line
 from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines
 from fdg.training.statistics import format_numbers
+from fdg.training.sweep import unwrap_sweep
 
 _RUN_PARTS = 10  # `ConstantReturns` checks after 1 / _PART of the run
 _MIN_RETURNS = 3  # minimum number of mean returns for this check
@@ -212,23 +214,28 @@ class Recorder:
     """Records metrics of a call of `engine.start` only after the next call, so that devices never wait."""
 
     job: Job
+    engine: fdg.Engine
+    finite: FiniteCheck
     run: RunDirectory
     progress: Progress
-    iteration: int  # completed iterations at the last recorded call
-    wall_s: float  # seconds of training up to the last recorded call
     loggers: Sequence[Logger]
     callbacks: Sequence[Callback]
-    finite: FiniteCheck
-    lost: LostEpisodes
-    samples: Callable[[], Sequence[Mapping[str, Any]]]  # the latest sampled texts
-    busy: Callable[[], Mapping[str, float]]  # seconds in which each group has run programs
+    iteration: int  # completed iterations at the last recorded call
     last_row: Mapping[str, Any] | None  # the last row of `metrics.jsonl`
-    eta: int | None  # maximum age of a stream's tokens, in updates; None: no stream
+    samples: Sequence[Mapping[str, Any]]  # the rows of the latest sample table
     wants_to_stop: bool = False  # whether a callback asked to end the run
 
     def __post_init__(self) -> None:
         algorithm = self.job.algorithm
-        self._busy_s = dict(self.busy())
+        self.wall_s: float = self.last_row["wall_s"] if self.last_row else 0.0  # until the last recorded call
+        self.lost = LostEpisodes(getattr(algorithm, "env", None), self.last_row)
+        self._busy_s = self.engine.busy_seconds(waits=False)
+        # The largest age of a stream's tokens with a weight, in updates; nothing without a stream or any lag.
+        stream, delayed = getattr(unwrap_sweep(algorithm), "stream_settings", None), self.engine.plan.delayed
+        staleness = 0 if delayed is None else delayed.staleness
+        self._eta = {}
+        if stream is not None and (stream.ahead or staleness):
+            self._eta["eta"] = stream.oldest() + staleness
         self._constant_returns = ConstantReturns(
             self.job.num_iterations,
             self.iteration,
@@ -270,7 +277,6 @@ class Recorder:
         now = time.perf_counter()
         seconds, self._last_flush = now - self._last_flush, now
         iterations, per_agent = pending.iterations, getattr(self.job.algorithm, "recorded_per_agent", ())
-        eta = {} if self.eta is None else {"eta": self.eta}
         rows: list[dict[str, Any]] = [
             {
                 "iteration": (iteration := self.iteration + i + 1),
@@ -278,11 +284,13 @@ class Recorder:
                 "wall_s": round(self.wall_s + seconds * (i + 1) / iterations, 4),
                 **_metrics_row({name: values[i] for name, values in metrics.items()}, per_agent),
                 **lost_entry,
-                **eta,
-                **_token_rate(metrics, i, seconds / iterations),
+                **self._eta,
             }
             for i in range(iterations)
         ]
+        if "tokens" in metrics and seconds > 0:  # of all agents
+            for row, tokens in zip(rows, metrics["tokens"], strict=True):
+                row["tokens_per_s"] = round(float(np.sum(tokens)) / (seconds / iterations), 1)
         rows[-1].update(evaluation)
         start = self.iteration
         self.iteration += iterations
@@ -303,7 +311,7 @@ class Recorder:
         hint = self._constant_returns.check(self.iteration, steps, all_returns.tolist())
         texts: list[str] = []
         for line in filter(None, (hint, self._large_updates.check(rows))):
-            if samples := sample_lines(self.samples()):  # the sampled texts show the cause
+            if samples := sample_lines(self.samples):  # the sampled texts show the cause
                 texts.append("\n".join([line.removeprefix("hint: "), *samples]))
             else:
                 self.progress.say(line)
@@ -318,7 +326,7 @@ class Recorder:
 
     def _shares(self, seconds: float) -> dict[str, float]:
         """The fraction of the last `seconds` in which each group was busy."""
-        earlier, self._busy_s = self._busy_s, dict(self.busy())
+        earlier, self._busy_s = self._busy_s, self.engine.busy_seconds(waits=False)
         busy_seconds = {group: now - earlier.get(group, 0.0) for group, now in self._busy_s.items()}
         return {group: min(max(busy / max(seconds, 1e-9), 0.0), 1.0) for group, busy in busy_seconds.items()}
 
@@ -353,10 +361,12 @@ def check_metrics(metrics: Mapping[str, jax.ShapeDtypeStruct]) -> None:
     """
     for name, metric in metrics.items():
         if name in _COLUMNS:
-            raise FdgError(f"metric '{name}': metrics.jsonl has a column of this name: give it another")
+            raise FdgError(
+                f"metric '{name}': metrics.jsonl has its own column of this name: rename the metric"
+            )
         if not any(jnp.issubdtype(metric.dtype, kind) for kind in (jnp.integer, jnp.floating, jnp.bool_)):
             raise FdgError(
-                f"metric '{name}' is {metric.dtype}: metrics.jsonl holds real numbers: leave it out"
+                f"metric '{name}' is {metric.dtype}: metrics.jsonl holds real numbers only: leave it out"
             )
 
 
@@ -370,13 +380,6 @@ def _metrics_row(metrics: Mapping[str, np.ndarray], per_agent: Sequence[str]) ->
         if np.ndim(values) and is_vital(name) and 0 < np.isfinite(values).sum() < values.size:
             row[f"{name}_per_seed"] = values
     return row
-
-
-def _token_rate(metrics: Mapping[str, np.ndarray], i: int, seconds: float) -> dict[str, float]:
-    """Tokens per second of all agents, if the algorithm has a metric `tokens`."""
-    if "tokens" not in metrics or seconds <= 0:
-        return {}
-    return {"tokens_per_s": round(float(np.sum(metrics["tokens"][i])) / seconds, 1)}
 
 
 def _finite_mean(values: np.ndarray) -> Any:

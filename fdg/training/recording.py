@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg import files
-from fdg.errors import FdgError, one_line
+from fdg.errors import FdgError, kind_of, one_line
 from fdg.kinds import matches
 from fdg.reading import json_object, read_bytes
 from fdg.training.exported import read_members
@@ -241,7 +241,7 @@ def array_difference(
     NaN equals NaN. A tolerance of 0 compares bits, so -0.0 differs from 0.0. Floats x and y are equal where
     |x - y| <= tolerance * (1 + |y|).
     """
-    kinds = dtype_and_shape(a), dtype_and_shape(b)
+    kinds = kind_of(a), kind_of(b)
     if kinds[0] != kinds[1]:
         return ArrayDifference(name, kinds)
     digests = digests or Digests()
@@ -276,7 +276,8 @@ def array_difference(
         is_finite = is_unequal
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), a.shape))
     largest = float(np.max(distance[is_finite])) if is_finite.any() else float("inf")
-    values = _python_number(a[index]), _python_number(b[index])
+    # Python numbers; floats get the fewest digits that round-trip.
+    values = tuple(float(str(x)) if is_float(x.dtype) else x.item() for x in (a[index], b[index]))
     return ArrayDifference(name, kinds, int(is_unequal.sum()), a.size, largest, ulps, index, values)
 
 
@@ -288,7 +289,6 @@ class BorderDifference:
     # if the two programs run different calls, a description of the other program's border; else None
     other_border: str | None
     arrays: tuple[ArrayDifference, ...]  # the arrays that differ
-    compared: int  # the number of equal arrays before this border
 
 
 def first_difference(
@@ -303,13 +303,13 @@ def first_difference(
         if border_a is None or border_b is None or border_a.place != border_b.place:
             border, other = (border_a, border_b) if border_a is not None else (border_b, None)
             description = "its end" if other is None else describe_border(other)
-            return BorderDifference(border, description, (), compared), compared
+            return BorderDifference(border, description, ()), compared
         pairs = [
             (name, x, border_b.arrays[name]) for name, x in border_a.arrays.items() if name in border_b.arrays
         ]
         differences = tuple(filter(None, (array_difference(*pair, tolerance, digests) for pair in pairs)))
         if differences:
-            return BorderDifference(border_a, None, differences, compared), compared
+            return BorderDifference(border_a, None, differences), compared
         compared += len(pairs)
     return None, compared
 
@@ -333,13 +333,3 @@ def _ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     x, y = ordered(a), ordered(b)
     with np.errstate(over="ignore"):
         return np.where(x > y, x - y, y - x).view(np.uint64)
-
-
-def _python_number(element: Any) -> Any:
-    """Converts an element to a Python number; floats get the fewest digits that round-trip."""
-    return float(str(element)) if is_float(element.dtype) else element.item()
-
-
-def dtype_and_shape(value: Any) -> str:
-    """The dtype and shape of an array or `RecordedArray` as text, such as `float32[4, 64]`."""
-    return f"{value.dtype}{list(value.shape)}"

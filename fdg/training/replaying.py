@@ -8,13 +8,13 @@ import jax
 
 import fdg
 from fdg import jaxprs, keys
-from fdg.errors import FdgError
+from fdg.errors import FdgError, kind_of
 from fdg.lowering import host_calls
 from fdg.placing.staleness import DelayedState
 from fdg.training.description import rebuild_policy
 from fdg.training.loading import device_count
 from fdg.training.name_resolver import NameResolver
-from fdg.training.recording import borders_until, dtype_and_shape
+from fdg.training.recording import borders_until
 from fdg.training.run import Run
 from fdg.training.stepping import Border, Stepper
 
@@ -34,7 +34,7 @@ class Replay:
         if has_plan and run.path is not None and run.config.get("policy"):
             resolver = NameResolver(run.path / "config.json", None, trust)
             policy = rebuild_policy(run.config, resolver, str(run.path))
-            count = device_count(run.path, run.config)
+            count = device_count(run.path, run.config) or len(devices)
             if count <= len(devices):
                 devices = devices[:count]
                 plan = fdg.place(graph, policy, devices)
@@ -65,13 +65,11 @@ class Replay:
         """Replaces the state by a recorded one; `FdgError` if its arrays do not match."""
         arrays, own_arrays = recorded.arrays, self.stepper.state(recorded.iteration, self.leaves).arrays
         for name in [*arrays, *own_arrays]:
-            stored, replayed = (
-                dtype_and_shape(x[name]) if name in x else "absent" for x in (arrays, own_arrays)
-            )
+            stored, replayed = (kind_of(x[name]) if name in x else "absent" for x in (arrays, own_arrays))
             if stored != replayed:
                 raise FdgError(
-                    f"the recording is of another state: {name} is {stored} there and {replayed} here: give"
-                    " a run with the same algorithm and sizes"
+                    f"the recording belongs to another state: {name} is {stored} in it and {replayed} here:"
+                    " give a run with the same algorithm and sizes"
                 )
         recorded_leaves = zip(arrays.values(), self._shapes, strict=True)
         self.leaves = [keys.from_data(value.array, leaf) for value, leaf in recorded_leaves]

@@ -140,8 +140,8 @@ class Run:
         first_seed = self.seed if seed is None else seed
         keys = evaluation.evaluation_keys(first_seed, self.agents, algorithm=algorithm)
         with host_errors():
-            arguments: Any = (episodes, greedy, self.seed, self.agents, self.failed)
-            return evaluation.start(algorithm, self.state, keys, *arguments)()
+            arguments: Any = ([greedy], self.seed, self.agents, self.failed)
+            return evaluation.evaluate(algorithm, self.state, keys, episodes, *arguments)[0]
 
     @checked
     def answer(
@@ -172,8 +172,8 @@ class Run:
             return self.member(agent).answer(prompts, seed=seed, **options)
         if not callable(getattr(self.algorithm, "answer", None)):
             raise FdgError(
-                f"{type(self.algorithm).__name__} acts, and answers no prompts: run.policy(observation), or"
-                " fdg evaluate RUN"
+                f"{type(self.algorithm).__name__} acts in an environment and answers no prompts: use"
+                " run.policy(observation), or fdg evaluate RUN"
             )
         return list(self.algorithm.answer(self._state_of(agent), prompts, seed, **options))
 
@@ -279,7 +279,9 @@ class Run:
         """
         if isinstance(agent, str):
             if seed is not None or values:
-                raise FdgError("member('best') names all agents of the best point: leave the rest out")
+                raise FdgError(
+                    "member('best') selects all agents of the best point: leave out the other arguments"
+                )
             return self.best
         agents = self._sweep.chosen(agent, seed, values, self.seed)
         return self._select_agents(agents)
@@ -292,15 +294,13 @@ class Run:
           FdgError: the run is not a sweep, or has not ended.
         """
         if self.path is None:
-            raise FdgError("this run was not written, so it does not know which of its points is best")
+            raise FdgError("this run has no files, so its best point is unknown: give values or an agent")
         return self._select_agents(best_agents(self.path, self._sweep.agents))
 
     @property
     def _sweep(self) -> Sweep:
         if not isinstance(self.algorithm, Sweep):
-            raise FdgError(
-                f"{self!r} is not a sweep: use the run as it is, without --member (run.member, run.best)"
-            )
+            raise FdgError(f"{self!r} is not a sweep: leave out --member (run.member, run.best)")
         return self.algorithm
 
     def _select_agents(self, agents: Sequence[int]) -> "Run":
@@ -383,7 +383,7 @@ def _replace_env(algorithm: Any, env: Any) -> Any:
         is_box = isinstance(old, Box) and isinstance(new, Box) and old.shape == new.shape
         if not is_box and old != new:
             raise FdgError(
-                f"env {env.name}: its {field} is {new}, and these agents learned with {old}:"
-                f" give an environment with the spaces of {algorithm.env.name}"
+                f"env {env.name}: its {field} is {new}, but these agents were trained with {old}: give an"
+                f" environment with the spaces of {algorithm.env.name}"
             )
     return replace_fields(algorithm, {"env": env})

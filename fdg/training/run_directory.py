@@ -120,10 +120,6 @@ class RunDirectory:
         with explain_os_errors(self.path, "written to"):
             files.write(self.path / "config.json", json_line(config, indent=2)[:-1])
 
-    def summary(self) -> dict[str, Any] | None:
-        """The content of `summary.json`; None before the run has ended."""
-        return read_summary(self.path)
-
     def publish_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Replaces a JSON file of the run atomically."""
         self.publish(name, lambda file: file.write(json_line(content, indent=2)))
@@ -170,7 +166,7 @@ class RunDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FdgError(
-                f"{self.path} is in use: another process is training there; give another --out"
+                f"{self.path} is in use: another process is training there: give another --out"
             ) from None
 
     def _is_gone(self) -> bool:
@@ -217,8 +213,8 @@ def unwritable_error(
     """
     if is_gone:
         return UnwritableError(
-            f"{path} was removed or moved while the run went on: the folder is gone, and what was saved in"
-            f" it: bring it back and go on with --resume {path}, or start the run again"
+            f"{path} was removed or moved during the run, with all that was saved in it: restore it and go"
+            f" on with --resume {path}, or start the run again"
         )
     saved = [int(file.name) for file in (path / CHECKPOINTS).glob("[0-9]*") if file.name.isdecimal()]
     loss = (
@@ -247,12 +243,12 @@ def check_free(path: Path) -> None:
         raise path_error(f"--out {path}", error, "written to") from error
     if "config.json" in names:
         raise FdgError(
-            f"--out {path} holds a run already: give another directory, or go on with --resume {path}"
+            f"--out {path} already contains a run: give another directory, or go on with --resume {path}"
             " (in Python: resume=True)"
         )
     if names:
         raise FdgError(
-            f"--out {path} holds {names[0]} already, which would be overwritten: give another directory"
+            f"--out {path} already contains {names[0]}, which would be overwritten: give another directory"
         )
     if not existing.is_dir():
         raise FdgError(f"--out {path} cannot be made: {existing} is a file")
@@ -269,7 +265,7 @@ def check_spelled(path: Path) -> None:
         fix = "give another directory"
         if sys.getfilesystemencoding() != "utf-8":
             fix = f"this process reads file names as {sys.getfilesystemencoding()}: set PYTHONUTF8=1"
-        raise FdgError(f"{ascii(str(path))[1:-1]}: its name is no UTF-8: {fix}") from None
+        raise FdgError(f"{ascii(str(path))[1:-1]}: its name is not UTF-8: {fix}") from None
 
 
 def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:

@@ -15,7 +15,6 @@ import numpy as np
 import fdg
 from fdg.processes import distributed
 from fdg.training.evaluation import evaluation_keys
-from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory
 
 COUNT = 8  # rows per table
@@ -24,27 +23,34 @@ _WIDTH = 60  # maximum characters of a printed prompt or response
 
 
 def write_samples(
-    job: Job, engine: fdg.Engine, state: Any, run: RunDirectory, iteration: int
+    algorithm: Any,
+    engine: fdg.Engine,
+    state: Any,
+    run: RunDirectory,
+    iteration: int,
+    seed: int,
+    several: bool,
 ) -> list[dict[str, Any]]:
     """Writes the first agent's table after an iteration. A collective: process 0 writes.
 
-    `iteration` is the number of completed iterations of `state`. Returns the rows: empty in other processes,
-    or if the algorithm has no method `examples`.
+    `iteration` is the number of completed iterations of `state`, `seed` the first agent's seed, and `several`
+    whether `state` has an axis of agents. Returns the rows: empty in other processes, or if the algorithm has
+    no method `examples`.
     """
-    if not callable(getattr(job.algorithm, "examples", None)):
+    if not callable(getattr(algorithm, "examples", None)):
         return []
     state = engine.algorithm_state(state)
-    key = evaluation_keys(job.seed, job.agents, iteration)
     if distributed.count() > 1:
         state = distributed.gather(state)
         if state is None:
             return []
-    if job.agents is not None:
-        state, key = jax.tree.map(lambda x: x[0], (state, key))
+    if several:
+        state = jax.tree.map(lambda x: x[0], state)
     if distributed.count() == 1:
         state = jax.device_put(state, engine.devices[0])
-    arrays = jax.tree.map(np.asarray, _jitted_examples(job.algorithm)(state, key))
-    rows = [{"iteration": iteration, **row} for row in job.algorithm.example_rows(arrays)]
+    key = evaluation_keys(seed, None, iteration)
+    arrays = jax.tree.map(np.asarray, _jitted_examples(algorithm)(state, key))
+    rows = [{"iteration": iteration, **row} for row in algorithm.example_rows(arrays)]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     run.publish(f"samples/{iteration:08d}.jsonl", lambda file: file.write(text.encode()))
     return rows
@@ -56,12 +62,11 @@ def sample_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     >>> sample_lines([{"iteration": 1, "prompt": "1+1=", "response": "2", "reward": 1.0}])
     ["sample: '1+1=' -> '2' (reward 1)"]
     """
-
-    def line(row: Mapping[str, Any]) -> str:
+    lines = []
+    for row in rows[:_NUM_PRINTED]:
         reward = f" (reward {row['reward']:g})" if "reward" in row else ""
-        return f"sample: {_shorten(row['prompt'])} -> {_shorten(row['response'])}{reward}"
-
-    return list(map(line, rows[:_NUM_PRINTED]))
+        lines.append(f"sample: {_shorten(row['prompt'])} -> {_shorten(row['response'])}{reward}")
+    return lines
 
 
 def _shorten(text: str) -> str:

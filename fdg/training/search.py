@@ -31,7 +31,7 @@ from fdg.training.curves import finish, make_figure, style
 from fdg.training.job import Job, lengths
 from fdg.training.loop import carry_out, say
 from fdg.training.recorder import Report
-from fdg.training.run_directory import RunDirectory, read_metrics, to_json_types
+from fdg.training.run_directory import RunDirectory, read_metrics, read_summary, to_json_types
 from fdg.training.space import Space, check_choices, flags_text, space_text, value_text
 from fdg.training.starting import open_run
 from fdg.training.statistics import format_numbers, interval_of_returns
@@ -161,32 +161,32 @@ def carry_out_search(
     check_search(job.algorithm, space)
     check_choices(space, job.optuna or 0)
     if distributed.count() > 1:
-        raise FdgError("--optuna: a search runs in one process: start one per machine, with different seeds")
+        raise FdgError(
+            "--optuna: a search runs in one process: start one search per machine, with different seeds"
+        )
     run = open_run(dataclasses.replace(job, search=space_text(space)))
     try:
-        return _Search(
-            job, space, run, devices, (lambda line: None) if quiet else say, _open_study(job, run)
-        ).carry_out()
+        study = _open_study(run.path / "study.journal", job.halving)
+        return _Search(job, space, run, devices, (lambda line: None) if quiet else say, study).carry_out()
     finally:
         run.close()
 
 
-def _open_study(job: Job, run: RunDirectory) -> Any:
-    """Optuna's study of a run, created if the run is new."""
+def _open_study(journal: Path, halving: bool) -> Any:
+    """Optuna's study with this journal, created if there is none; with `halving`, it prunes trials."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    pruners, journal = optuna.pruners, run.path / "study.journal"
-    halving = pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
     try:
         return optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(journal))),
             study_name="search",
             direction="maximize",
             load_if_exists=True,
-            pruner=halving if job.halving else pruners.NopPruner(),
+            pruner=pruner if halving else optuna.pruners.NopPruner(),
         )
     except OSError:
         raise
@@ -310,7 +310,8 @@ class _Search:
             return None
         if outcome.caught is not None:
             return outcome.caught
-        value, returns = _trial_returns(job, outcome.run)
+        seeds = agent_seeds(job.algorithm, job.seed, job.agents)
+        value, returns = _trial_returns(job.algorithm, seeds, outcome.run.path)
         trial.set_user_attr("returns", returns)
         if pruner is not None and pruner.is_behind:
             self.study.tell(trial, state=TrialState.PRUNED)
@@ -375,21 +376,21 @@ class _Pruner:
                     self._trial.set_user_attr("behind", True)
 
 
-def _trial_returns(job: Job, run: RunDirectory) -> tuple[float, list[float]]:
+def _trial_returns(algorithm: Any, seeds: Sequence[int], path: Path) -> tuple[float, list[float]]:
     """The mean return and each agent's, from the trial's evaluation or else the last tenth of training.
 
-    Reads only files: the run may have ended in an earlier session, before the trial was recorded.
+    Reads only files in the directory `path`: the run may have ended in an earlier session, before the trial
+    was recorded.
     """
-    summary, rows = run.summary() or {}, list(read_metrics(run.path / "metrics.jsonl"))
+    summary, rows = read_summary(path) or {}, list(read_metrics(path / "metrics.jsonl"))
     failed_seeds = summary.get("failed_seeds") or ()
-    seeds = agent_seeds(job.algorithm, job.seed, job.agents)
     failed = [i for i, seed in enumerate(seeds) if seed in failed_seeds]
     means = (summary.get("eval_returns") or [summary["eval_return"]]) if "eval_return" in summary else None
-    if isinstance(job.algorithm, Sweep):
-        points = point_results(job.algorithm, rows, means, failed, job.seed)
+    if isinstance(algorithm, Sweep):
+        points = point_results(algorithm, rows, means, failed, seeds[0])
         returns = points[best_index(points)].returns
     else:  # if an agent failed the mean is NaN, and the trial counts as refused
-        returns, _ = final_returns(rows, job.agents or 1, means, failed)
+        returns, _ = final_returns(rows, len(seeds), means, failed)
     return float(np.mean(returns)), returns.tolist()
 
 

@@ -282,8 +282,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         check_range(name, settings.get(name))
     if settings.get("stop_at") is not None and settings.get("eval_every") is None:
         raise FdgError(
-            f"--stop-at {settings['stop_at']:g} is compared with evaluations during training:"
-            f" give --eval-every N, too"
+            f"--stop-at {settings['stop_at']:g} needs evaluations during training: give --eval-every N, too"
         )
 
 

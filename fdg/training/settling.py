@@ -41,29 +41,14 @@ from fdg.training.sweep import unwrap_sweep
 ONE_THREAD_FLOPS = 12_000_000  # an operation with fewer FLOPs gains nothing from a second thread
 
 
-def choose_devices(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], str]:
-    """A job's devices, and the reason for their number if `--devices` is absent (else "").
-
-    Host devices share one thread pool, whose size is set here, before the first compilation
-    (`running.host_devices`).
-    """
-    devices, count, reason = available_devices(job.devices), job.devices_chosen or job.devices, ""
-    on_cpu = devices[0].platform == "cpu"
-    if count is None and job.cores is not None and on_cpu:
-        count, reason = quickest_count(job, graph, devices[: job.cores])
-    if count is not None and on_cpu and distributed.count() == 1:
-        if threads := thread_count(side_by_side(graph, job.agents), job.policy, count):
-            restart_cpu_backend(count, threads)
-        devices = available_devices(None)
-    return with_host(job.policy, devices[:count]), reason
-
-
-def quickest_count(job: Job, graph: fdg.FDG, devices: Sequence[jax.Device]) -> tuple[int, str]:
+def quickest_count(
+    policy: Any, algorithm: Any, graph: fdg.FDG, devices: Sequence[jax.Device], agents: int | None
+) -> tuple[int, str]:
     """The number of host devices that is predicted to be fastest, and the reason."""
     if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):
         return 1, "1: a program that calls Python functions on the host runs on one device"
     choice = policies.auto(
-        job.algorithm, devices, policies=[job.policy], num_seeds=job.agents, graph=graph, further=False
+        algorithm, devices, policies=[policy], num_seeds=agents, graph=graph, further=False
     )
     return choice.devices, choice.reason
 
@@ -113,8 +98,8 @@ def available_devices(count: int | None) -> list[jax.Device]:
     groups = [[d for d in devices if d.process_index == i][: count // processes] for i in range(processes)]
     if min(map(len, groups)) < count // processes:
         raise FdgError(
-            f"--devices {count}: that is {count // processes} in each of {processes} processes,"
-            f" and one has only {min(map(len, groups))}"
+            f"--devices {count}: each of {processes} processes needs {count // processes}, but one has only"
+            f" {min(map(len, groups))}"
         )
     return [device for group in groups for device in group]
 
@@ -148,37 +133,33 @@ def too_small_micro_batch(algorithm: Any, plan: fdg.Plan) -> str | None:
     return None
 
 
-def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> None:
-    """Raises an `FdgError` if a device of `--devices` would be idle; the message suggests other numbers."""
-    if not plan.idle or (job.devices is None and distributed.count() == 1):
-        return  # several processes: an idle device is an error even without --devices
-    count = plan.num_devices
+def check_all_busy(algorithm: Any, plan: fdg.Plan, devices: Sequence[jax.Device]) -> None:
+    """Raises an `FdgError` if one of the plan's devices would be idle; the message suggests other numbers."""
+    if not plan.idle:
+        return
+    count, agents = plan.num_devices, plan.graph.agents
     busy = count - len(plan.idle)
-    if job.agents is not None and plan.graph.agents is not None:
-        nearest = nearest_multiples(job.agents, count)
+    if agents is not None:
         raise FdgError(
-            f"--num-seeds {job.agents} is not divisible by --devices {count}:"
-            f" use --num-seeds {nearest}, or --devices {busy}"
+            f"--num-seeds {agents} is not divisible by --devices {count}:"
+            f" use --num-seeds {nearest_multiples(agents, count)}, or --devices {busy}"
         )
     if len(plan.groups) > 1:  # a group may leave devices out to split its batch equally; the plan shows it
         if (process := plan.idle_process(devices)) is not None:
             raise FdgError(
-                f"{job.policy} leaves process {process} without work: it uses {busy} of {count} devices;"
+                f"{plan.policy} leaves process {process} without work: it uses {busy} of {count} devices;"
                 f" use other numbers of devices, or --num-envs that divide by them"
             )
         return
-    if line := too_small_micro_batch(job.algorithm, plan):
+    if line := too_small_micro_batch(algorithm, plan):
         raise FdgError(f"{line}, or --devices {busy}")
-    num_envs = getattr(job.algorithm, "num_envs", None)
+    num_envs = getattr(algorithm, "num_envs", None)
     if num_envs is None or num_envs % count == 0:
-        raise FdgError(f"{job.policy} uses {busy} of {count} devices: use --devices {busy}")
+        raise FdgError(f"{plan.policy} uses {busy} of {count} devices: use --devices {busy}")
     raise FdgError(
-        f"--num-envs {num_envs} is not divisible by --devices {count} under {job.policy}:"
+        f"--num-envs {num_envs} is not divisible by --devices {count} under {plan.policy}:"
         f" use --num-envs {nearest_multiples(num_envs, count)}, or --devices {busy}"
     )
-
-
-_Choice = tuple[Any, int, str]  # policy, number of devices, reason
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,18 +176,29 @@ class Settled:
 def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: bool = False) -> Settled:
     """Traces a job's algorithm and chooses all settings that the job leaves open. A collective.
 
-    `devices` replace `--devices`. With `plans_only`, the devices of `--devices` need not exist.
+    `devices` replace `--devices`. With `plans_only`, the devices of `--devices` need not exist. Host devices
+    share one thread pool, whose size is set here, before the first compilation (`running.host_devices`).
     """
     settled = settle(job, fdg.trace(job.algorithm), plans_only)
-    job, text, reason = settled.job, settled.message, ""
+    job, graph, message, reason = settled.job, settled.graph, settled.message, ""
+    policy, algorithm, agents = job.policy, job.algorithm, job.agents
     target: Any = job.devices if devices is None and plans_only else devices
     if target is None:
-        target, reason = choose_devices(job, settled.graph)
+        target, count = available_devices(job.devices), job.devices_chosen or job.devices
+        on_cpu = target[0].platform == "cpu"
+        if count is None and job.cores is not None and on_cpu:
+            count, reason = quickest_count(policy, algorithm, graph, target[: job.cores], agents)
+        if count is not None and on_cpu and distributed.count() == 1:
+            if threads := thread_count(side_by_side(graph, agents), policy, count):
+                restart_cpu_backend(count, threads)
+            target = available_devices(None)
+        target = with_host(policy, target[:count])
     if reason:  # stored, so that a resumed run uses the same number
         job = dataclasses.replace(job, devices_chosen=len(target))
     if job.described.get("lag") == AUTO_LAG:
-        job, text = _choose_lag(job, settled.graph, target)
-    return Settled(job, settled.graph, text, target, reason)
+        lag, message = _choose_lag(policy, algorithm, graph, target, agents)
+        job = job.changed(policy=dataclasses.replace(policy, lag=lag))
+    return Settled(job, graph, message, target, reason)
 
 
 def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
@@ -214,43 +206,52 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
 
     With `plans_only`, the devices of `--devices` need not exist.
     """
-    if not isinstance(job.policy, policies.Auto):
+    limits, algorithm, agents = job.policy, job.algorithm, job.agents
+    if not isinstance(limits, policies.Auto):
         return Settled(job, graph, "")
     devices: Any = job.devices if plans_only and job.devices else available_devices(job.devices)
-    if job.devices is None and job.cores is not None:
+    may_use_fewer = job.devices is None and job.cores is not None
+    if may_use_fewer:
         devices = devices[: job.cores]
+    changed_algorithm = None
     if not job.explains:
-        return _choose_default(job, graph, devices)
-    all_devices = job.devices is not None or distributed.count() > 1
-    choice = choose_policy(job.policy, job.algorithm, graph, devices, job.agents, all_devices=all_devices)
-    if job.policy.measure and not plans_only:
-        choice = choose_by_timing(choice, devices, num_seeds=job.agents)
-    changes = {name: getattr(choice.algorithm, name) for name in job.policy.changeable}
-    entries, changes = distributed.exchange([_choice_json(choice.policy, choice.devices, ""), changes])[0]
-    has_changes = any(getattr(job.algorithm, name) != value for name, value in changes.items())
-    algorithm = dataclasses.replace(job.algorithm, **changes) if has_changes else None
-    job = _set_policy(job, rebuild_policy(entries, CALLER), entries["devices"], algorithm)
-    is_traced = job.algorithm == choice.algorithm
-    return Settled(job, choice.graph if is_traced else fdg.trace(job.algorithm), choice.table)
+        policy, count, message = _choose_default(limits, algorithm, graph, devices, agents, may_use_fewer)
+    else:
+        all_devices = job.devices is not None or distributed.count() > 1
+        choice = choose_policy(limits, algorithm, graph, devices, agents, all_devices=all_devices)
+        if limits.measure and not plans_only:
+            choice = choose_by_timing(choice, devices, num_seeds=agents)
+        changes = {name: getattr(choice.algorithm, name) for name in limits.changeable}
+        entries, changes = distributed.exchange([_choice_json(choice.policy, choice.devices, ""), changes])[0]
+        policy, count, message = rebuild_policy(entries, CALLER), entries["devices"], choice.table
+        if any(getattr(algorithm, name) != value for name, value in changes.items()):
+            algorithm = changed_algorithm = dataclasses.replace(algorithm, **changes)
+        graph = choice.graph if algorithm == choice.algorithm else fdg.trace(algorithm)
+    if count is None or job.devices is not None or distributed.count() > 1:
+        count = job.devices_chosen
+    asked = {"policy_asked": job.described["policy"]}
+    return Settled(job.changed(changed_algorithm, policy, asked, devices_chosen=count), graph, message)
 
 
-def _choose_lag(job: Job, graph: fdg.FDG, devices: Any) -> tuple[Job, str]:
-    """The job with the smallest lag within 5% of the best prediction, and the candidates as text.
+def _choose_lag(
+    policy: Any, algorithm: Any, graph: fdg.FDG, devices: Any, agents: int | None
+) -> tuple[int, str]:
+    """The smallest lag within 5% of the best prediction, and the candidates as text.
 
     Process 0 chooses for all processes.
     """
-    if job.policy.staleness:
+    if policy.staleness:
         raise FdgError(
-            f"--lag {AUTO_LAG} and --staleness {job.policy.staleness}: both say how old actors' parameters"
-            " are: give one of them"
+            f"--lag {AUTO_LAG} and --staleness {policy.staleness}: both set the age of actors' parameters:"
+            " give one of them"
         )
-    choice = choose_quickest_lag(job.policy, job.algorithm, graph, devices, job.agents)
+    choice = choose_quickest_lag(policy, algorithm, graph, devices, agents)
     lag, text = distributed.exchange([choice.policy.lag, choice.table])[0]
     text += (
         f"\nlag: {lag} of {micro_batches(graph)} micro-batches per iteration, the smallest within"
         f" {TIE - 1:.0%} of the best prediction"
     )
-    return job.changed(policy=dataclasses.replace(job.policy, lag=lag)), text
+    return lag, text
 
 
 def choose_policy(
@@ -270,62 +271,67 @@ def choose_quickest_lag(
     return policies.auto(algorithm, devices, num_seeds=agents, graph=graph, **options)
 
 
-def _choose_default(job: Job, graph: fdg.FDG, devices: Any) -> Settled:
-    """Chooses the policy of a job without `--policy`: `GPUOnly`, unless another policy is predicted to be
-    `GAIN` times as fast on the same devices. Without predictions it is `GPUOnly`.
+def _choose_default(
+    limits: Any, algorithm: Any, graph: fdg.FDG, devices: Any, agents: int | None, may_use_fewer: bool
+) -> tuple[Any, int | None, str]:
+    """The policy of a job without `--policy`, the number of its devices (None: all), and the reason.
+
+    It is `GPUOnly`, unless another policy is predicted to be `GAIN` times as fast on the same devices.
+    Without predictions it is `GPUOnly`. `may_use_fewer`: on a CPU, the number of devices is chosen too.
     """
-    default = Settled(_set_policy(job, policies.GPUOnly(), None), graph, "")
+    default = policies.GPUOnly(), None, ""
     if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):  # the time of host functions cannot be predicted
         return default
     if devices == 1 or (not isinstance(devices, int) and len(devices) == 1):
         return default
-    entries = distributed.exchange(_load_or_choose(job, graph, devices))[0]
+    entries: dict[str, Any] | None = None
+    try:
+        file = _cache_file(graph, devices, limits, agents, may_use_fewer)
+        entries = None if file is None else _read_choice(file)
+        if entries is None:
+            count = None
+            if may_use_fewer and devices[0].platform == "cpu":
+                count, reason = quickest_count(default[0], algorithm, graph, devices, agents)
+                devices = devices[:count]
+            if count == 1:
+                entries = _choice_json(default[0], count, reason)
+            else:
+                options = {"all_devices": True, "further": False}
+                choice = choose_policy(limits, algorithm, graph, devices, agents, **options)
+                entries = _choice_json(*_best_or_default(choice))
+            if file is not None and distributed.is_first():
+                with contextlib.suppress(OSError):
+                    file.parent.mkdir(mode=0o700, exist_ok=True)
+                    files.write(file, json.dumps(entries).encode())
+    except FdgError:  # such as a kind of device without known rates
+        pass
+    entries = distributed.exchange(entries)[0]
     if entries is None:
         return default
     policy = rebuild_policy(entries, CALLER)
     # `GPUOnly` uses all accelerators, also when a run is resumed on another machine.
     is_cpu = not isinstance(devices, int) and devices[0].platform == "cpu"
-    count = entries["devices"] if is_cpu or not isinstance(policy, policies.GPUOnly) else None
-    return Settled(_set_policy(job, policy, count), graph, f"policy: {entries['reason']}")
+    keeps_count = is_cpu or not isinstance(policy, policies.GPUOnly)
+    return policy, entries["devices"] if keeps_count else None, f"policy: {entries['reason']}"
 
 
-def _load_or_choose(job: Job, graph: fdg.FDG, devices: Any) -> dict[str, Any] | None:
-    """The cached choice as JSON, else a new one, which is cached; None if no time can be predicted."""
-    try:
-        file = _cache_file(job, graph, devices)
-        if file is not None:
-            # An invalid file is replaced.
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError, FdgError):
-                content = json.loads(file.read_text())
-                policy = rebuild_policy(content, CALLER)
-                return _choice_json(policy, int(content["devices"]), str(content["reason"]))
-        choice = _choice_json(*_choose_quickest(job, graph, devices))
-        if file is not None and distributed.is_first():
-            with contextlib.suppress(OSError):
-                file.parent.mkdir(mode=0o700, exist_ok=True)
-                files.write(file, json.dumps(choice).encode())
-    except FdgError:  # such as a kind of device without known rates
-        return None
-    return choice
-
-
-def _choose_quickest(job: Job, graph: fdg.FDG, devices: Any) -> _Choice:
-    """`GPUOnly` on its fastest number of devices, or a policy that is much faster on equally many."""
-    if job.devices is None and job.cores is not None and devices[0].platform == "cpu":
-        default = policies.GPUOnly()
-        count, reason = quickest_count(dataclasses.replace(job, policy=default), graph, devices)
-        if count == 1:
-            return default, count, reason
-        devices = devices[:count]
-    options = {"all_devices": True, "further": False}
-    return _best_or_default(choose_policy(job.policy, job.algorithm, graph, devices, job.agents, **options))
+def _read_choice(file: Path) -> dict[str, Any] | None:
+    """A cached choice as JSON; None if there is none, or if the file is invalid."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, FdgError):
+        content = json.loads(file.read_text())
+        policy = rebuild_policy(content, CALLER)
+        return _choice_json(policy, int(content["devices"]), str(content["reason"]))
+    return None
 
 
 GAIN = 1.3  # predicted speed-up that another policy needs; the usual error of predictions is smaller
 
 
-def _best_or_default(choice: Choice) -> _Choice:
-    """The fastest candidate, or `GPUOnly` if it is at most `GAIN` times as slow."""
+def _best_or_default(choice: Choice) -> tuple[Any, int, str]:
+    """The fastest candidate, or `GPUOnly` if it is at most `GAIN` times as slow.
+
+    Returns the policy, the number of devices and the reason.
+    """
     rows = [row for row in choice.rows if row.prediction is not None]
     default = next((row for row in rows if isinstance(row.candidate.policy, policies.GPUOnly)), None)
     if default is None or default.seconds > GAIN * choice.seconds:
@@ -342,21 +348,16 @@ def _best_or_default(choice: Choice) -> _Choice:
     return candidate.policy, candidate.devices, f"{candidate.policy}: {reason}"
 
 
-def _set_policy(job: Job, policy: Any, count: int | None, algorithm: Any = None) -> Job:
-    """The job with the chosen policy and `count` devices (None: not chosen yet)."""
-    if count is None or job.devices is not None or distributed.count() > 1:
-        count = job.devices_chosen
-    return job.changed(algorithm, policy, {"policy_asked": job.described["policy"]}, devices_chosen=count)
-
-
-def _cache_file(job: Job, graph: fdg.FDG, devices: int | Sequence[jax.Device]) -> Path | None:
-    """The cache file for this job, machine and version of the cost model; None without a cache."""
+def _cache_file(graph: fdg.FDG, devices: int | Sequence[jax.Device], *further: Any) -> Path | None:
+    """The cache file for a graph, devices, `further` conditions of the choice, this machine, and this version
+    of the cost model; None without a cache.
+    """
     directory = cache_directory()
     if directory is None:
         return None
     rates = dataclasses.replace(cluster_for(devices), note="")  # the note depends on the current load
     jaxpr = re.sub("0x[0-9a-f]+", "", str(graph.jaxpr))  # without addresses of memory
-    inputs = [jaxpr, *map(repr, (rates, devices, job.policy, job.agents, job.devices)), jax.__version__]
+    inputs = [jaxpr, *map(repr, (rates, devices, *further)), jax.__version__]
     digest = hashlib.sha256("\n".join(inputs).encode())
     for file in sorted(Path(costs.__file__).parent.glob("*.py")):  # a changed cost model chooses again
         digest.update(file.read_bytes())

@@ -110,7 +110,7 @@ def _split_words(text: str, command: str, example: str) -> list[tuple[str, str]]
     for word in text.split():
         name, equals, values = word.partition("=")
         if not (name and equals):
-            raise FdgError(f"{command}: '{word:.60}' names no values: write {example}")
+            raise FdgError(f"{command}: '{word:.60}' has no values: write {example}")
         pairs.append((name, values))
     return pairs
 
@@ -118,18 +118,18 @@ def _split_words(text: str, command: str, example: str) -> list[tuple[str, str]]
 def _check_names(command: str, names: Sequence[str], example: str) -> None:
     """Checks that names are not empty and not repeated."""
     if not names:
-        raise FdgError(f"{command}: nothing to try: give values, such as {example}")
+        raise FdgError(f"{command}: there is nothing to try: give values, such as {example}")
     duplicate = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if duplicate is not None:
-        raise FdgError(f"{command}: {duplicate} is given twice: give all of its values at once")
+        raise FdgError(f"{command}: {duplicate} is given twice: give all its values at once")
 
 
 def _check_ends(label: str, low: float, high: float, log: bool, count: str = "") -> None:
     """Checks that the ends of a range ascend, and are positive if it is logarithmic."""
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise FdgError(f"{label}: a range goes from the lower number to the higher one{count}")
+        raise FdgError(f"{label}: a range goes from the lower to the higher number{count}")
     if log and low <= 0:
-        raise FdgError(f"{label}: a range in equal factors begins above zero: use lin:")
+        raise FdgError(f"{label}: a logarithmic range begins above 0: use lin:")
 
 
 def _parse_values(name: str, argument: Any) -> tuple[float, ...]:
@@ -351,5 +351,5 @@ def _parse_range(name: str, match: re.Match, value_of: Callable[[str], Any], is_
             raise ValueError(f"{ends} are not numbers")
         low, high = map(float, ends)
     except (TypeError, ValueError, OverflowError):
-        raise FdgError(f"search: {name}={match[0]}: a range goes from one number to another") from None
+        raise FdgError(f"search: {name}={match[0]}: a range needs two numbers") from None
     return Range(name, low, high, match[1] == "log", is_integer)

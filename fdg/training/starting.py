@@ -5,7 +5,7 @@ import datetime
 import re
 import secrets
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 import fdg
 from fdg import ctrl_c
-from fdg.errors import FdgError
+from fdg.errors import FdgError, kind_of
 from fdg.kinds import shown
 from fdg.processes import distributed
 from fdg.processes.arrays import put
@@ -26,7 +26,6 @@ from fdg.training.description import rebuild
 from fdg.training.job import Job
 from fdg.training.loading import load_with_names
 from fdg.training.name_resolver import NameResolver
-from fdg.training.run import Run
 from fdg.training.run_directory import NullRunDirectory, RunDirectory, read_config
 from fdg.training.settings import changes, flatten_config
 from fdg.training.summary import versions
@@ -94,18 +93,6 @@ def new_run_path(env: str | None, algo: str, seed: Any) -> Path:
     return path if not path.exists() else next(other for other in numbered_paths if not other.exists())
 
 
-def run_title(job: Job) -> str:
-    """The title of a run's plots: algorithm, environment, policy and seeds."""
-    subject = " on ".join(filter(None, (job.described["algo"].rpartition(":")[2], job.described["env"])))
-    seeds = f"seed {job.seed}"
-    if isinstance(job.algorithm, Sweep):
-        names = ", ".join(name for name, _ in job.algorithm.grid)
-        seeds = f"sweep of {names}, {job.agents} agents"
-    elif job.agents is not None and job.agents > 1:
-        seeds = f"seeds {job.seed} to {job.seed + job.agents - 1}"
-    return f"{subject}\n{job.policy}, {seeds}"
-
-
 _SWEEP_PREFIX = "sweep"  # prefix for names of leaves that a sweep adds to the algorithm's state
 
 
@@ -141,22 +128,37 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     earlier = load_with_names(job.start_from, caller_values, trust=job.trust)
     if isinstance(earlier.algorithm, Sweep) and earlier.agents != job.agents:
         earlier = earlier.best
-    new, earlier_algorithm = unwrap_sweep(job.algorithm), unwrap_sweep(earlier.algorithm)
-    if reason := getattr(new, "reason_incompatible_with", lambda earlier_algorithm: None)(earlier_algorithm):
+    new, old = unwrap_sweep(job.algorithm), unwrap_sweep(earlier.algorithm)
+    if reason := getattr(new, "reason_incompatible_with", lambda old: None)(old):
         raise FdgError(f"--from {job.start_from}: {reason}")
-    old = {n: x for n, x in _leaves_by_name(earlier.state).items() if not n.startswith(_SWEEP_PREFIX)}
+    stored = {n: x for n, x in _leaves_by_name(earlier.state).items() if not n.startswith(_SWEEP_PREFIX)}
     named_leaves = _leaves_by_name(graph.state).items()
     leaves = zip(named_leaves, graph.state_axes, _is_outside_optimizer(graph.state), strict=True)
-    source = _make_source_lookup(job.algorithm, old)
-    arrays = {
-        i: _match_agents(job, earlier, name, old[source(name)], leaf)
-        for i, ((name, leaf), axis, is_weight) in enumerate(leaves)
-        if axis is None and is_weight and jnp.issubdtype(leaf.dtype, jnp.inexact) and source(name) in old
-    }
+    arrays = {}
+    for i, ((name, leaf), axis, is_weight) in enumerate(leaves):
+        source = _source(job.algorithm, name, stored)
+        is_learned = axis is None and is_weight and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        if not is_learned or source not in stored:
+            continue
+        array = stored[source]
+        of_agent = array if earlier.agents is None else array[0]
+        if of_agent.shape != leaf.shape or of_agent.dtype != leaf.dtype:
+            if reason := _describe_unequal_spaces(new, old):
+                raise FdgError(f"--from {job.start_from}: that run's environment is {reason}")
+            raise FdgError(
+                f"--from {job.start_from}: state{name} is {kind_of(of_agent)} in that run and"
+                f" {kind_of(leaf)} here: {_network_fix(new, old)}"
+            )
+        if job.agents is None:
+            arrays[i] = of_agent
+        elif earlier.agents == job.agents:
+            arrays[i] = array
+        else:
+            arrays[i] = jnp.broadcast_to(of_agent, (job.agents, *of_agent.shape))
     if not arrays:
         raise FdgError(
             f"--from {job.start_from}: none of its learned arrays matches the state of {graph.name}: it is a"
-            f" run of {type(earlier.algorithm).__name__}; give one of {graph.name}, or leave out --algo"
+            f" run of {type(earlier.algorithm).__name__}: give a run of {graph.name}, or leave out --algo"
         )
     text = f"begins with {len(arrays)} arrays of weights from {job.start_from}"
     return Weights(jax.device_get(arrays), f"{text}, iteration {earlier.iteration:,}")
@@ -203,37 +205,17 @@ def _leaves_by_name(state: Any) -> dict[str, Any]:
     }
 
 
-def _make_source_lookup(algorithm: Any, old_leaves: Mapping[str, Any]) -> Callable[[str], str]:
-    """Returns a map from a leaf's name to the name of the earlier run's leaf that initialises it, or "".
+def _source(algorithm: Any, name: str, stored: Mapping[str, Any]) -> str:
+    """The name of the earlier run's leaf that initialises the leaf `name`, or "".
 
     If the algorithm's `weight_sources` has a prefix of the name, the prefix is replaced by its first
     replacement that names a leaf of the earlier run; otherwise the name stays the same.
     """
-    weight_sources: Mapping[str, Sequence[str]] = getattr(algorithm, "weight_sources", {})
-
-    def source(name: str) -> str:
-        for prefix, replacements in weight_sources.items():
-            if name.startswith(prefix):
-                candidates = [replacement + name.removeprefix(prefix) for replacement in replacements]
-                return next((candidate for candidate in candidates if candidate in old_leaves), "")
-        return name
-
-    return source
-
-
-def _match_agents(job: Job, earlier: Run, name: str, old: jax.Array, new: jax.ShapeDtypeStruct) -> jax.Array:
-    """Checks an earlier array's shape and dtype; returns it with the new run's axis of agents."""
-    of_agent = old if earlier.agents is None else old[0]
-    if of_agent.shape != new.shape or of_agent.dtype != new.dtype:
-        if reason := _describe_unequal_spaces(job.algorithm, earlier.algorithm):
-            raise FdgError(f"--from {job.start_from}: that run's environment is {reason}")
-        raise FdgError(
-            f"--from {job.start_from}: state{name} is {of_agent.dtype}{list(of_agent.shape)} in that run and"
-            f" {new.dtype}{list(new.shape)} here: {_network_fix(job.algorithm, earlier.algorithm)}"
-        )
-    if job.agents is None or earlier.agents == job.agents:
-        return of_agent if job.agents is None else old
-    return jnp.broadcast_to(of_agent, (job.agents, *of_agent.shape))
+    for prefix, replacements in getattr(algorithm, "weight_sources", {}).items():
+        if name.startswith(prefix):
+            candidates = [replacement + name.removeprefix(prefix) for replacement in replacements]
+            return next((candidate for candidate in candidates if candidate in stored), "")
+    return name
 
 
 def _describe_unequal_spaces(new: Any, old: Any) -> str:
@@ -250,7 +232,7 @@ def _describe_unequal_spaces(new: Any, old: Any) -> str:
             f"{shape(actions)} actions" if is_discrete else f"actions {shape(actions)}"
         )
 
-    new_env, old_env = (getattr(unwrap_sweep(x), "env", None) for x in (new, old))
+    new_env, old_env = (getattr(x, "env", None) for x in (new, old))
     if new_env is None or old_env is None or spaces(new_env) == spaces(old_env):
         return ""
     return (
@@ -261,20 +243,18 @@ def _describe_unequal_spaces(new: Any, old: Any) -> str:
 
 def _network_fix(new: Any, old: Any) -> str:
     """The fix for a network whose shapes differ from the earlier run's: the flags to change."""
-    current, earlier = unwrap_sweep(new), unwrap_sweep(old)
-    shared = [name for name in sorted(NETWORK_FIELDS) if hasattr(current, name) and hasattr(earlier, name)]
-    values = ((name, getattr(current, name), getattr(earlier, name)) for name in shared)
+    shared = [name for name in sorted(NETWORK_FIELDS) if hasattr(new, name) and hasattr(old, name)]
+    values = ((name, getattr(new, name), getattr(old, name)) for name in shared)
     flags = [
         f"--{name.replace('_', '-')} {shown(old_value):.200} (here {shown(new_value):.200})"
         for name, new_value, old_value in values
         if new_value != old_value
     ]
     if flags:
-        return f"give the network as it was: {', '.join(flags)}"
-    if type(current) is not type(earlier):
-        new_name = type(current).__name__
-        return f"it is a run of {type(earlier).__name__}; give one of {new_name}, or another --algo"
-    return "keep the network as it was"
+        return f"give the network of that run: {', '.join(flags)}"
+    if type(new) is not type(old):
+        return f"it is a run of {type(old).__name__}; give one of {type(new).__name__}, or another --algo"
+    return "keep the network of that run"
 
 
 def _is_outside_optimizer(state: Any) -> list[bool]:

@@ -1,7 +1,7 @@
 """Builds `summary.json` at the end of a run, and reports collectives that the plan did not predict."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -11,8 +11,6 @@ from fdg.costs.prediction import predict
 from fdg.errors import FdgError
 from fdg.processes import distributed
 from fdg.showing.words import quantity
-from fdg.training.job import Job
-from fdg.training.sweep import agent_seeds
 
 
 def versions() -> dict[str, str]:
@@ -59,23 +57,23 @@ def predicted_seconds(engine: fdg.Engine) -> float | None:
 
 
 def summary(
-    job: Job,
     engine: fdg.Engine,
     iterations: int,
+    steps: int,
+    seeds: Sequence[int],
     seconds: Mapping[str, float],
     evaluation: Mapping[str, Any],
     groups: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The content of `summary.json`."""
-    steps, agents = iterations * job.steps_per_iteration, job.agents or 1
+    """The content of `summary.json`; `steps` of one agent, and a seed for each agent."""
     return {
         "env_steps": steps,
         "iterations": iterations,
         **seconds,
-        "steps_per_s": steps * agents / seconds["wall_s"],
+        "steps_per_s": steps * len(seeds) / seconds["wall_s"],
         **evaluation,
-        "seeds": agent_seeds(job.algorithm, job.seed, job.agents),
-        "policy": str(job.policy),
+        "seeds": list(seeds),
+        "policy": str(engine.plan.policy),
         "predicted_s": predicted_seconds(engine),
         "iteration_s": seconds["wall_s"] / iterations,
         "memory_bytes": engine.memory(),

@@ -88,7 +88,7 @@ class Sweep:
                 raise FdgError(f"sweep: {point_text(point)}: {error}") from error
 
         if self.between_agents is not None and self.agents < 2:
-            raise FdgError("exploit_every: there is one agent: give more values, or num_seeds")
+            raise FdgError("exploit_every: there is only one agent: give more values, or num_seeds")
 
     def _points_to_check(self) -> list[dict[str, float]]:
         """All points; if they are too many, each value alone and the corners (allowed ranges are convex)."""
@@ -174,7 +174,8 @@ class Sweep:
             return [agent]
         if self.exploit_every is not None:
             raise FdgError(
-                f"hyperparameters of a population change: give agent=, 0 to {self.agents - 1}, or best"
+                "hyperparameters of a population change during training: give agent=, 0 to"
+                f" {self.agents - 1}, or best"
             )
         for name in values:
             if name not in dict(self.grid):
@@ -265,8 +266,8 @@ class Sweep:
             if not untraceable:
                 raise
             raise FdgError(
-                f"sweep: {type(self.algorithm).__name__} decides in Python by {', '.join(untraceable)},"
-                f" which a sweep traces: use jnp.where there, or {use_search_instead(*untraceable)}"
+                f"sweep: {type(self.algorithm).__name__} branches in Python on {', '.join(untraceable)},"
+                f" which a sweep traces: use jnp.where, or {use_search_instead(*untraceable)}"
             ) from None
 
     def _is_traceable(self, name: str, number: jax.Array, call: Callable[[Any], Any]) -> bool:
@@ -310,9 +311,7 @@ def restore_sweep(algorithm: Any, config: Mapping[str, Any]) -> Any:
     """The sweep of an algorithm that a run's configuration describes (`Sweep.said`), else the algorithm."""
     text, period = config.get("sweep"), config.get("exploit_every")
     if text is None and period is not None:
-        raise FdgError(
-            f"--exploit-every {period}: a population begins with values to try: give them by --sweep"
-        )
+        raise FdgError(f"--exploit-every {period}: a population needs values to try: give them with --sweep")
     if text is None:
         return algorithm
     return Sweep(algorithm, parse_grid(str(text)), config.get("num_seeds") or 1, period)

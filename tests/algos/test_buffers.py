@@ -16,7 +16,7 @@ import envs
 import fdg
 from algos import buffers
 from algos.buffers import BufferSpec
-from algos.replay import Step
+from algos.replay import ReplayState, Step
 from tests import user_changes
 
 REACH = envs.make("probe:reach", dimensions=1)
@@ -104,6 +104,30 @@ def test_an_episode_that_ended_by_its_own_goal_ends_in_hindsight_too():
     np.testing.assert_array_equal(rows.truncated, steps.terminated[rows.action[..., 0].astype(int)])
 
 
+def hindsight(**settings):
+    return functools.partial(buffers.hindsight, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"reward": lambda achieved, desired: "far"}, "returned str: return one number"),
+        ({"reward": lambda achieved, desired: achieved}, "returned float32[4]: return one number"),
+        ({"terminated": lambda achieved, desired: 0.5}, "returned float: return a bool"),
+    ],
+)
+def test_functions_of_goals_return_one_value(settings, words):
+    algorithm = algos.SAC(envs.make("probe:reach"), **{**SAC, "replay": hindsight(**settings)})
+    with pytest.raises(fdg.FdgError, match=re.escape(words)):
+        fdg.trace(algorithm)
+
+
+def test_learning_starts_with_a_full_buffer_if_it_keeps_fewer_steps():
+    buffer = algos.DQN(envs.make("probe:memory"), memory="gru").buffer  # keeps 9,984 of 10,000 steps
+    rows = jnp.int32(buffer.length)
+    assert buffer.is_ready(ReplayState((), rows)) and not buffer.is_ready(ReplayState((), rows - 1))
+
+
 @pytest.mark.parametrize(
     ("env", "fields", "words"),
     [
@@ -115,6 +139,11 @@ def test_an_episode_that_ended_by_its_own_goal_ends_in_hindsight_too():
         ("Pendulum-v1", {"replay": "uniform", "priority_exponent": 0.6}, "give one of them"),
         ("probe:reach", {"replay": "hindsight", "learning_starts": 40}, "make it at least 50"),
         ("probe:reach", {"replay": "hindsight", "buffer_size": 40}, "hindsight looks 25 steps ahead"),
+        ("probe:reach", {"replay": hindsight(share=2.0)}, "share=2.0: it must be from 0 to 1"),
+        ("probe:reach", {"replay": hindsight(horizon=0)}, "horizon=0: give a whole number of rows"),
+        ("probe:reach", {"replay": hindsight(horizon=2.5)}, "horizon=2.5: give a whole number of rows"),
+        ("probe:reach", {"replay": hindsight(reward=3)}, "reward=3: give a function of two goals"),
+        ("probe:reach", {"replay": hindsight(reward=lambda goal: 0.0)}, "reward takes (goal), but is called"),
         ("Pendulum-v1", {"n_step": 3, "learning_starts": 4}, "make it at least 6"),
         ("Pendulum-v1", {"explore": 3}, "explore=3: it must be an algos.Explorer(init, apply)"),
         ("Pendulum-v1", {"normalize": 3}, "normalize=3: it must be an algos.Normalizer(init, apply, update)"),

@@ -75,7 +75,7 @@ MAKE = {
         ("crossq", {"target_rate": 0.1}, "target_rate"),
         ("dqn", {"updates_per_step": 0.1}, "updates_per_step=0.1 times num_envs * num_steps=32 makes 3.2 up"),
         ("dqn", {"batch_size": 6}, "batch_size=6 is no multiple of num_envs=4"),
-        ("dqn", {"learning_starts": 20_000}, "learning_starts=20000: it must be from 0 to the 10000 steps"),
+        ("dqn", {"learning_starts": 20_000}, "learning_starts=20000: it must be from 0 to buffer_size=10000"),
         ("dqn", {"max_error": 0.0}, "max_error=0.0: it must be above zero, or None"),
         ("dqn", {"epsilon_end": 2.0}, "epsilon_end=2.0: it must be from 0 to 1"),
         ("dqn", {"n_step": 0}, "n_step=0: it must be above zero"),

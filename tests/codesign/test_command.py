@@ -119,7 +119,7 @@ def test_a_search_writes_what_it_found_and_says_what_cannot_be_met(folder, capsy
     (folder / "p.toml").unlink()
     assert command.main(["--resume", "run"]) == 2
     said = capsys.readouterr().err
-    assert "run/config.json names " in said and "p.toml, which is not there: put it back" in said
+    assert "run/config.json names " in said and "p.toml, which does not exist: restore it" in said
     # The same design under other specs.
     searched = kept[1]
     met = dataclasses.replace(searched.problem, specs=Specs(1e9, 1e12, 1e3))

@@ -82,7 +82,7 @@ ERRORS = {
     "--devices 1000": "use --devices ",
     "--eval-episodes -1": "--eval-episodes -1: it must be at least 0",
     "--checkpoint-every 0": "--checkpoint-every 0: it must be at least 1",
-    "--stop-at 100": "is compared with evaluations during training: give --eval-every N",
+    "--stop-at 100": "needs evaluations during training: give --eval-every N",
     "--seed -1": "--seed -1: it must be at least 0",
     "--seed 4294967296": "--seed 4294967296: seeds are below 4294967296",
     "--staleness -1": "--staleness -1: it must be at least 0",
@@ -117,15 +117,15 @@ ERRORS = {
     "--algo tests.tiny:Walk --total-steps 7": "--total-steps 7 is less than one iteration of 8",
     "--algo tests.tiny:Walk --total-steps 0": "--total-steps 0 is less than one iteration of 8",
     "--algo tests.tiny:Endless": "tests.tiny:Endless needs --rate: it has no default",
-    "--algo tests.tiny:Endless --rate 1": "give it a property steps_per_iteration",
+    "--algo tests.tiny:Endless --rate 1": "has no attribute steps_per_iteration",
     # places
     "--out": "--out takes one value: write --out NAME",
     "--out=": "--out: give a directory",
     "--out /dev/null": "--out /dev/null is a file: give a directory",
     "--out /dev/null/below": "--out /dev/null/below cannot be made: /dev/null is a file",
     "--algo tests.tiny:Walk --devices 1 --out /proc/nowhere": "--out /proc/nowhere cannot be written to",
-    "--out \udcff": "\\udcff: its name is no UTF-8: give another directory",
-    "--resume \udcff": "\\udcff: its name is no UTF-8: give another directory",
+    "--out \udcff": "\\udcff: its name is not UTF-8: give another directory",
+    "--resume \udcff": "\\udcff: its name is not UTF-8: give another directory",
     "--resume": "--resume needs a run directory: --resume runs/NAME",
     "--resume /nowhere": "no run in /nowhere (it has no config.json): leave out --resume to start one",
     "--from /nowhere": "--from: no run in /nowhere (it has no config.json): give the run directory",
@@ -184,7 +184,7 @@ def test_a_place_without_permission(capsys, tmp_path, monkeypatch):
 
 def test_a_run_is_never_overwritten(capsys, run):
     before = {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
-    assert f"holds a run already: give another directory, or go on with --resume {run}" in refuse(
+    assert f"already contains a run: give another directory, or go on with --resume {run}" in refuse(
         capsys, [*WALK, "--out", str(run)]
     )
     assert before == {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
@@ -192,7 +192,7 @@ def test_a_run_is_never_overwritten(capsys, run):
 
 def test_somebody_elses_files_are_never_overwritten(capsys, tmp_path):
     (tmp_path / "summary.json").write_text("mine")
-    assert "holds summary.json already" in refuse(capsys, [*WALK, "--out", str(tmp_path)])
+    assert "already contains summary.json" in refuse(capsys, [*WALK, "--out", str(tmp_path)])
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 

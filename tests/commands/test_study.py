@@ -124,9 +124,12 @@ BASE = {"algorithms": ["ppo"], "environments": ["CartPole-v1"], "total_steps": 1
         ({"total_steps": {"a b": 1}}, "a budget 'a b': use letters and digits"),
         ({"total_steps": {"short": "x"}}, "total_steps.short = 'x': give a whole number"),
         ({"seeds": True}, "seeds = True: give a whole number of at least 1"),
-        ({"settings": {"num_seeds": 3}}, "settings has num_seeds, which a cell cannot set: use seeds"),
-        ({"settings": {"help": True}}, "settings has help, which a cell cannot set: use fdg train --help"),
-        ({"settings": {"show-preset": True}}, "settings has show_preset, which a cell cannot set"),
+        (
+            {"settings": {"num_seeds": 3}},
+            "settings has num_seeds, which is not a setting of a cell: use seeds",
+        ),
+        ({"settings": {"help": True}}, "settings has help, which is not a setting of a cell: use fdg train"),
+        ({"settings": {"show-preset": True}}, "settings has show_preset, which is not a setting of a cell"),
         (
             {"variants": {"a": {"learning_rate": 0.1, "learning-rate": 0.2}}},
             "variants.a has learning_rate and learning-rate, which are one setting: leave out one of them",

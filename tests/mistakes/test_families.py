@@ -413,7 +413,7 @@ def test_files_and_checkpoints_of_a_run_that_are_others(run, tmp_path):
         assert said == f"{file} is not the configuration of a run: give {near}"
     said = refused(lambda: fdg.load(run.path, checkpoint=3))
     assert said.endswith("has no such checkpoint: give 1, 2 or 'last'")
-    assert "use the run as it is, without --member" in refused(lambda: run.member(seed=0))
+    assert "leave out --member" in refused(lambda: run.member(seed=0))
     earlier = tmp_path / "earlier" / "config.json"
     earlier.parent.mkdir()
     earlier.write_text(json.dumps({**json.loads(config.read_text()), "eval_every": 5, "stop_at": 9.0}))
@@ -423,7 +423,7 @@ def test_files_and_checkpoints_of_a_run_that_are_others(run, tmp_path):
     ):
         assert tuple(base_of(given)[1][name] for name in ("eval_every", "stop_at")) == kept
     assert "'best'" in refused(lambda: run.member("bset"))
-    assert "leave the rest out" in refused(lambda: run.member("best", seed=0))
+    assert "leave out the other arguments" in refused(lambda: run.member("best", seed=0))
     onnx = run.path / "policy.onnx"
     onnx.write_bytes(b"\x08\x08")
     assert f"onnxruntime.InferenceSession('{onnx}') runs an ONNX" in refused(lambda: fdg.load_exported(onnx))

@@ -68,7 +68,7 @@ MISTAKES = [
     (
         REACH,
         {"replay": lambda spec: buffers.hindsight(spec, reward=lambda achieved, desired: achieved - desired)},
-        "of one step's goals gives a value of shape (4,)",
+        "of one step's goals returned float32[4]: return one number",
     ),
 ]
 

@@ -92,7 +92,7 @@ MISTAKES = {
     "a third by position": (
         lambda: algos.make("ppo", ENV, 4),
         "make: 4 is one positional argument too many",
-        "only name and env may be positional",
+        "by name, all but name and env",
     ),
     "an unknown activation": (lambda: ppo(activation="Tanh"), "'tanh', 'relu'", "write activation='tanh'"),
     "an unknown hyperparameter": (

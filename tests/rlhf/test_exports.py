@@ -196,7 +196,7 @@ def test_adapters_go_out_and_come_in_alone(folder, tmp_path):
         made("sft", adapters=str(tmp_path / "adapters"))
     with pytest.raises(FdgError, match=r"they have a rank of their own: leave lora_rank=4 out"):
         made("sft", model=str(folder), adapters=str(tmp_path / "adapters"), lora_rank=4)
-    expected = "format='onnx': SFT is exported in its own format, so give none, or 'peft'"
+    expected = "format='onnx': SFT is exported in its own format: give none, or 'peft'"
     with pytest.raises(FdgError, match=expected):
         run.export(tmp_path / "x", format="onnx")
     other = {**state.parameters, "base": jax.tree.map(lambda x: x + 1, state.parameters["base"])}

@@ -372,7 +372,7 @@ def test_a_run_keeps_its_files_and_notices_others(tmp_path, task):
     assert NameResolver(run.path / "config.json").environment(config["env"])[1] == {"path": str(copy)}
     copy.rename(tmp_path / "copy.jsonl")
     with pytest.raises(
-        fdg.FdgError, match=r"config.json names .*data.jsonl, which is not there: put it back"
+        fdg.FdgError, match=r"config.json names .*data.jsonl, which does not exist: restore it"
     ):
         NameResolver(run.path / "config.json").environment(config["env"])
     copy.write_text("{}")

@@ -150,7 +150,9 @@ def test_where_all_are_damaged_nothing_starts_anew(two):
     directory, _, _ = two
     for iteration in (1, 2):
         (directory / str(iteration) / "manifest.json").unlink()
-    with pytest.raises(FdgError, match=r"has no manifest.json.*, and so is every other one.*from a copy"):
+    with pytest.raises(
+        FdgError, match=r"has no manifest.json.*, and so is every other checkpoint.*from a copy"
+    ):
         Checkpoints(directory).latest()
 
 
@@ -160,10 +162,10 @@ def test_what_was_removed_is_missed(two):
     with pytest.warns(FdgWarning, match=r"/2, the newest, was removed: going on from iteration 1$"):
         assert Checkpoints(directory).latest() == 1
     (directory / "1" / "manifest.json").unlink()
-    with pytest.raises(FdgError, match=r"/2, the newest, was removed, and so is every other one"):
+    with pytest.raises(FdgError, match=r"/2, the newest, was removed, and so is every other checkpoint"):
         Checkpoints(directory).latest()
     shutil.rmtree(directory)
-    with pytest.raises(FdgError, match=r"were removed \(the newest was of iteration 2\): bring them back"):
+    with pytest.raises(FdgError, match=r"were removed \(the newest was of iteration 2\): restore them"):
         Checkpoints(directory).latest()
     checkpoints = Checkpoints(directory)  # whoever saves all the same begins anew
     checkpoints.save(1, state)

@@ -184,6 +184,6 @@ def test_a_lag_that_is_asked_for_is_a_number_in_the_configuration():
 def test_a_lag_is_not_chosen_where_there_is_a_staleness():
     job = parse(f"{PUPIL} --policy single_learner_coarse --devices 2 --staleness 1 --lag auto")
     with pytest.raises(
-        FdgError, match="--lag auto and --staleness 1: both say how old actors' parameters are"
+        FdgError, match="--lag auto and --staleness 1: both set the age of actors' parameters"
     ):
         prepare(job, plans_only=True)

@@ -205,7 +205,7 @@ def test_a_teacher_that_sees_more_labels_what_a_student_meets(tmp_path):
             {"labels": "MountainCarContinuous-v0"},
             "labels: MountainCarContinuous-v0 has different spaces from Pendulum",
         ),
-        ({"out": "full"}, "full: is not a data set, and not empty: give a new folder, or a data set"),
+        ({"out": "full"}, "full: is neither a data set nor empty: give a new folder, or a data set"),
         ({"out": "other"}, r"other: has observations Box\[2\].*, and Pendulum-v1 has Box\[3\]"),
         ({"out": "file/x"}, "file/x cannot be written"),
         ({"out": "link"}, "link cannot be written: it is a link"),
@@ -262,7 +262,7 @@ def test_a_collection_that_was_killed_can_be_repeated(tmp_path):
     collect(run_of(0.5), out, 20, num_envs=2)
     assert [path.name for path in out.iterdir()] == ["data"]
     (out / "data/metadata.json").unlink()
-    with pytest.raises(FdgError, match="is not a data set, and not empty"):
+    with pytest.raises(FdgError, match="is neither a data set nor empty"):
         collect(run_of(0.5), out, 20, num_envs=2)
 
 

@@ -214,7 +214,7 @@ def test_the_command_writes_tables_and_pictures_equal_ones_each_time(tmp_path, c
     [
         ([], "the following arguments are required: RUN_DIR"),
         (["none"], "no run in none (it has no config.json): give"),
-        (["a", "a"], "a is given twice, and would count as another seed: name each run once"),
+        (["a", "a"], "a is given twice, and would count as two seeds: name each run once"),
         (["a", "--out", "a"], "--out a is a run directory: give another folder"),
         (["a", "--out", "a/config.json"], "cannot be written"),
         (["a", "b", "--label", "one"], "1 label for 2 runs: give one for each"),

@@ -259,5 +259,5 @@ def test_files_that_are_in_the_way(run, tmp_path):
         run.export(tmp_path / "config.onnx")
     assert (tmp_path / "config.json").read_text() == '{"algo": "ppo"}'
     for name in ("policy.tflite", "policy", "policy.jax.zip"):
-        with pytest.raises(FdgError, match=r"the ending of an exported policy is \.jax or \.onnx"):
+        with pytest.raises(FdgError, match=r"an exported policy's file ends in \.jax or \.onnx"):
             run.export(tmp_path / name)

@@ -26,7 +26,7 @@ traced = functools.cache(fdg.trace)
 
 def count_of(words, cores, devices):
     job = parse(words.split(), "", "")
-    return quickest_count(job, traced(job.algorithm), devices[:cores])
+    return quickest_count(job.policy, job.algorithm, traced(job.algorithm), devices[:cores], job.agents)
 
 
 def test_few_environments_stay_on_one_device_and_many_are_split(devices):

@@ -137,7 +137,7 @@ def test_what_a_run_is_of_cannot_change(tmp_path):
     fitted(tmp_path / "run", Walk(), iterations=1)
     with pytest.raises(FdgError, match=r"resume=True: scale=0.5 contradicts the 0.1 of the run"):
         fitted(tmp_path / "run", Walk(scale=0.5), iterations=1, resume=True)
-    with pytest.raises(FdgError, match="holds a run already"):
+    with pytest.raises(FdgError, match="already contains a run"):
         fitted(tmp_path / "run", Walk(), iterations=1)
 
 
@@ -219,7 +219,7 @@ def test_a_signal_that_arrives_while_the_engine_runs(tmp_path):
         ({"devices": 99}, "devices=99: there are"),
         ({"total_steps": 3}, "total_steps=3 is less than one iteration"),
         ({"eval_every": 0}, "eval_every=0: it must be at least 1"),
-        ({"resume": True, "out": None}, "resume=True: say which run"),
+        ({"resume": True, "out": None}, "resume=True: give the run directory"),
         ({"start_from": "nowhere"}, "no run in nowhere"),
     ],
 )

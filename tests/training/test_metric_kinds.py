@@ -34,7 +34,7 @@ class Counter:
         (lambda: jax.random.key(0), "odd", "'odd' is key<fry>: metrics.jsonl holds real numbers"),
         (lambda: jnp.zeros((), jnp.complex64), "odd", "'odd' is complex64"),
         (lambda: 2**70, "odd", "metrics['odd'] as 1180591620717411303424, which does not fit 32 bits"),
-        *[(lambda: 1.0, name, f"'{name}': metrics.jsonl has a column of this name")
+        *[(lambda: 1.0, name, f"'{name}': metrics.jsonl has its own column of this name")
           for name in ("iteration", "env_steps", "wall_s", "eval_return")],
     ],
 )  # fmt: skip

@@ -131,7 +131,7 @@ def test_what_answers_in_text_is_not_told_to_act():
         def examples(self, state, key, count):
             return ()
 
-    with pytest.raises(FdgError, match="Speaker cannot play: it answers in text"):
+    with pytest.raises(FdgError, match="Speaker cannot play: it generates text"):
         fdg.Run(Speaker(), {}, 0).play("video.gif")
 
 

@@ -74,7 +74,7 @@ def test_population_run(tmp_path):
     [
         ({"exploit_every": 0}, "exploit_every=0"),
         ({"exploit_every": 1.5}, "whole number"),
-        ({"exploit_every": 2, "num_seeds": 1}, "there is one agent"),
+        ({"exploit_every": 2, "num_seeds": 1}, "there is only one agent"),
     ],
 )
 def test_population_mistakes(settings, said):

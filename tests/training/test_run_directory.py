@@ -239,10 +239,8 @@ def test_a_run_directory_that_is_gone_is_said_to_be(how, tmp_path, capsys, monke
     monkeypatch.setattr(RunDirectory, "append_metrics", append)
     assert train_main([*WALK, "--out", str(run)]) == 1
     said = capsys.readouterr().err
-    assert (
-        said.startswith(f"error: {run} was removed or moved while the run went on") and said.count("\n") == 1
-    )
-    assert "the folder is gone" in said and f"--resume {run}" in said
+    assert said.startswith(f"error: {run} was removed or moved during the run") and said.count("\n") == 1
+    assert "with all that was saved in it" in said and f"--resume {run}" in said
     left = {path.name for path in run.iterdir()} if run.exists() else set()
     assert left == ({"config.json", ".lock"} if how == "replaced" else set())
 
@@ -257,7 +255,7 @@ def test_one_that_is_removed_while_a_checkpoint_is_written(run, monkeypatch):
 
     monkeypatch.setattr(files, "make_folder", remove)
     checkpoints.save(4, {"x": jnp.float32(0)})
-    with pytest.raises(RunError, match="was removed or moved while the run went on"):
+    with pytest.raises(RunError, match="was removed or moved during the run"):
         checkpoints.close()
     assert not run.exists()
 

@@ -47,13 +47,13 @@ def test_space_there_and_back():
     ("text", "said"),
     [
         ("", "nothing to try"),
-        ("hidden", "names no values"),
+        ("hidden", "has no values"),
         ("width=1,x", "is not an integer"),
         ("width=1,1", "twice"),
         ("width=1 width=2", "width is given twice"),
         ("rate=log:0..1", "above zero"),
         ("rate=lin:2..1", "from the lower"),
-        ("width=lin:a..b", "from one number to another"),
+        ("width=lin:a..b", "a range needs two numbers"),
     ],
 )
 def test_space_mistakes(text, said):

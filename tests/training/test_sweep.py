@@ -52,15 +52,15 @@ def test_grid_there_and_back():
     ("text", "said"),
     [
         ("", "nothing to try"),
-        ("learning_rate", "names no values"),
-        ("=3", "names no values"),
+        ("learning_rate", "has no values"),
+        ("=3", "has no values"),
         ("rate=1,,2", "'' is not a number"),
         ("rate=1,nan", "'nan' is not a number"),
         ("rate=1e99", "float32"),
         ("rate=1 rate=2", "rate is given twice"),
         ("rate=0.1,0.10000000001", "twice (as float32)"),
         ("rate=log:0..1x3", "begins above zero"),
-        ("rate=log:1..0.1x3", "from the lower number"),
+        ("rate=log:1..0.1x3", "from the lower to the higher number"),
         ("rate=log:1e-4..1e-2", "log:LOW..HIGHxCOUNT"),
         ("rate=lin:0..1x1", "2 values or more"),
         ("rate=lin:0..1x200 pull=lin:0..1x200", "more than 10,000 points"),
@@ -186,7 +186,7 @@ class Undecided(Descent):
 
 def test_an_algorithm_that_asks_for_the_number():
     sweep = Sweep(Undecided(), make_grid({"rate": [0.1, 0.2], "pull": [1.0, 2.0]}))
-    with refuses(match=r"Undecided decides in Python by pull, .*--search pull="):
+    with refuses(match=r"Undecided branches in Python on pull, .*--search pull="):
         fdg.trace(sweep)
 
 
@@ -369,7 +369,7 @@ def test_command(tmp_path, capsys, host_devices):
         ("--sweep", "--sweep takes a value or more: write --sweep NAME=VALUES"),
         ("--sweep num_envs=4,8", "--optuna"),
         ("--sweep lr=x", "not a number"),
-        ("--exploit-every 5", "give them by --sweep"),
+        ("--exploit-every 5", "give them with --sweep"),
     ],
 )
 def test_command_mistakes(words, said, capsys, tmp_path):

@@ -37,8 +37,8 @@ class Kept:
 
 
 def finite(on_nan="stop", algorithm=None, steps=8):
-    job = SimpleNamespace(on_nan=on_nan, algorithm=algorithm, steps_per_iteration=steps, seed=5)
-    return FiniteCheck(job, Kept())
+    algorithm = SimpleNamespace(**vars(algorithm or SimpleNamespace()), steps_per_iteration=steps)
+    return FiniteCheck(algorithm, Kept(), 5, on_nan == "warn")
 
 
 GOOD = np.array([1.0, 2.0], np.float32)

@@ -128,7 +128,10 @@ def stepped(run):
         (lambda run: run.policy(stepped(run)[1]), "what step gives: give its observation, step.observation"),
         (lambda run: run.predict(np.zeros(4)), r"Run has no predict: write run.policy\(observation\)"),
         (lambda run: fdg.load(run.path / "checkpoints"), r"has no config.json\): give /.*ppo$"),
-        (lambda run: run.export("policy.jax", format="onnx"), "has the ending of another: leave out one"),
+        (
+            lambda run: run.export("policy.jax", format="onnx"),
+            "has the ending of another format: leave out one",
+        ),
         (lambda run: jax.jit(run.policy)(jnp.zeros(4)), r"inside jit, use run.actor\(\)"),
         (lambda run: run.evaluate(0), "episodes=0: give an integer of at least 1"),
         (
