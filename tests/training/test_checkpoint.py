@@ -249,9 +249,9 @@ def test_the_state_of_something_else_is_refused(tmp_path):
     checkpoints.save(1, {"w": jnp.zeros(3), "n": jnp.int32(0)})
     checkpoints.close()
     other = shapes({"w": jnp.zeros(4), "n": jnp.int32(0)})
-    with pytest.raises(FdgError, match=r"'w' is float32\[3\] there and float32\[4\] here"):
+    with pytest.raises(FdgError, match=r"'w' is float32\[3\] in the checkpoint and float32\[4\] here"):
         Checkpoints(tmp_path).restore(1, other)
-    with pytest.raises(FdgError, match=r"'m' is absent there and float32\[\] here"):
+    with pytest.raises(FdgError, match=r"'m' is absent in the checkpoint and float32\[\] here"):
         Checkpoints(tmp_path).restore(1, {"m": other["n"].update(dtype=jnp.float32)})
 
 

@@ -116,7 +116,7 @@ def test_an_environment_that_draws_itself():
             raise OSError("no display")
 
     Env.single = Broken()
-    with pytest.raises(FdgError, match="mine cannot be drawn: OSError: no display"):
+    with pytest.raises(FdgError, match="mine cannot be rendered: OSError: no display"):
         next(frames(Env(), episode))
 
 
