@@ -215,7 +215,7 @@ def _read(path: str, observation_space: Any, action_space: Any, rows: int, count
     return parts
 
 
-def _scaled(action: np.ndarray, space: Box, path: str) -> np.ndarray:
+def _scaled(action: Any, space: Box, path: str) -> Any:
     """Actions `[T, *action]` in [-1, 1]; those of a component that has one value are 0."""
     low, high = space.low_array, space.high_array
     margin = 1e-5 * np.maximum(np.abs(low), np.abs(high))  # of rounding

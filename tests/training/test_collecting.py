@@ -103,9 +103,8 @@ def test_replay_is_written_as_episodes(tmp_path, buffer_size, settings, stored):
     inside = ~steps.truncated[:-1]
     np.testing.assert_array_equal(steps.final_observation[:-1][inside], steps.observation[1:][inside])
     angle = np.arctan2(steps.observation[:, 1], steps.observation[:, 0])
-    expected = -(
-        angle**2 + 0.1 * steps.observation[:, 2] ** 2 + 0.004 * steps.action[:, 0] ** 2
-    )  # torque is 2 a
+    # The torques of the environment, of at most 2, although replay has them in [-1, 1].
+    expected = -(angle**2 + 0.1 * steps.observation[:, 2] ** 2 + 0.001 * steps.action[:, 0] ** 2)
     np.testing.assert_allclose(steps.reward, expected, atol=1e-3)
     # Each environment took 240 steps, in episodes of 200; the ring keeps the last ones.
     kept = stored // 2

@@ -177,5 +177,5 @@ def test_actions_outside_the_bounds_are_told_once(tmp_path):
 )
 @pytest.mark.parametrize("kind", [algos.BC, algos.IQL, algos.TD3BC, algos.ReBRAC, algos.CQL])
 def test_actions_that_are_no_bounded_floats_are_refused(kind, space):
-    with pytest.raises(FdgError, match="cannot act in .*: give it finite bounds and a floating dtype"):
+    with pytest.raises(FdgError, match=r"cannot act in .*: give it finite bounds and a floating dtype"):
         kind(env=envs.vectorize(Acts(space)))
