@@ -72,13 +72,13 @@ class Arrays:
     """The arrays of an open HDF5 file, by path within it.
 
     Attributes:
-      read_bytes: bytes of all arrays read so far.
+      read_bytes: bytes of all arrays read so far, without pictures and texts.
     """
 
     def __init__(self, h5py: Any, file: Any, path: str | os.PathLike[str], size: int):
         self._h5py, self._file, self._path = h5py, file, path
         self._max_bytes = _ALLOWED_BYTES + _MAX_EXPANSION * size
-        self.read_bytes = 0
+        self.read_bytes, self._row_bytes, self._size = 0, 0, size
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of an array."""
@@ -89,7 +89,12 @@ class Arrays:
         array = self._checked(name)
         if array.shape != shape:
             raise self._error(name, f"has shape {list(array.shape)}, expected {list(shape)}")
-        self.add_bytes(name, math.prod(shape) * array.dtype.itemsize)
+        self.read_bytes += math.prod(shape) * array.dtype.itemsize
+        if self.read_bytes > self._max_bytes:
+            raise self._error(
+                name,
+                f"brings the arrays to over {self._max_bytes >> 20} MiB, too much for a file of its size",
+            )
         return np.asarray(array[()])
 
     def has_rows(self, name: str, axes: int) -> bool:
@@ -98,24 +103,21 @@ class Arrays:
         return array.dtype.kind == "O" or (array.dtype == np.uint8 and array.ndim == 2 != 1 + axes)
 
     def rows(self, name: str, count: int) -> Iterator[bytes]:
-        """`count` rows of bytes: encoded pictures, or texts."""
+        """`count` rows of bytes: encoded pictures, or texts. All rows together are at most the file."""
         array = self._checked(name, rows=True)
         if array.shape[:1] != (count,):
             raise self._error(name, f"has {[*array.shape, 0][0]} elements, expected {count}")
+        self._add_row_bytes(name, math.prod(array.shape) if array.ndim == 2 else 0)
         for start in range(0, count, _ROWS):  # many rows may be the same bytes of the file
             for row in array[start : start + _ROWS]:
                 content = row if isinstance(row, bytes) else np.asarray(row, np.uint8).tobytes()
-                self.add_bytes(name, len(content))
+                self._add_row_bytes(name, len(content) if array.ndim == 1 else 0)
                 yield content
 
-    def add_bytes(self, name: str, count: int) -> None:
-        """Counts bytes that were read or decoded; raises if there are too many for the file."""
-        self.read_bytes += count
-        if self.read_bytes > self._max_bytes:
-            raise self._error(
-                name,
-                f"brings the arrays to over {self._max_bytes >> 20} MiB, too much for a file of its size",
-            )
+    def _add_row_bytes(self, name: str, count: int) -> None:
+        self._row_bytes += count
+        if self._row_bytes > self._size:
+            raise self._error(name, "brings the pictures and texts to more bytes than the file has")
 
     def _checked(self, name: str, rows: bool = False) -> Any:
         """Checks that an array's data is in this file, and of a size that can be read."""
@@ -324,7 +326,6 @@ def _read_leaf(arrays: Arrays, where: str, length: int, leaf: Leaf, file: Path) 
         return arrays.read(where, (length, *leaf.shape))
     pictures = []
     for step, content in enumerate(arrays.rows(where, length)):
-        arrays.add_bytes(where, math.prod(leaf.shape))
         pictures.append(_decode_picture(content, leaf.shape, mode, f"{file}: {where} at step {step}"))
     return np.stack(pictures)
 

@@ -127,7 +127,7 @@ def find_observation(stored: Any, stored_actions: Any, space: ObservationSpace, 
     theirs = _library_space(stored)
     if theirs is None:
         return None
-    exact = type(theirs).__name__ != "Box"
+    exact = type(theirs).__name__ not in ("Box", "Dict", "Tuple")
     candidates: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
         (gymnasium_parts.observation_space, gymnasium_parts.encode)
     ]

@@ -249,9 +249,32 @@ def test_pictures_of_one_length_are_rows_of_bytes(tmp_path):
     assert seen.shape == (2, 9, 8, 3)
 
 
+def test_pictures_and_texts_have_no_more_bytes_than_their_file(tmp_path):
+    """Rows of zeros, which gzip makes small: 64 of them would be 64 MiB."""
+    path = write_as_minari(tmp_path / "x", PICTURE, THREE, drawn(PICTURE, 64), np.ones(63, int))
+    with h5py.File(Path(path, "data", minari.ARRAYS), "r+") as file:
+        del file["episode_0/observations"]
+        shape = (64, 1 << 20)
+        file.create_dataset("episode_0/observations", shape, "u1", chunks=(1, 1 << 20), compression="gzip")
+    observation_space, action_space, _ = spaces_of(PICTURE, THREE)
+    with pytest.raises(FdgError, match="brings the pictures and texts to more bytes than the file has"):
+        DataSet(path).steps(observation_space, action_space)
+
+
 def test_categories_out_of_range_are_refused(tmp_path):
     acts = FROM_FIVE
     path = write_as_minari(tmp_path / "x", LINE, acts, drawn(LINE, 3), np.array([5, 4]))
     observation_space, action_space, _ = spaces_of(LINE, acts)
     with pytest.raises(FdgError, match=r"actions has a category outside Discrete\(3, start=5\) at step 1"):
         DataSet(path).steps(observation_space, action_space)
+
+
+def test_maps_of_minigrid_have_the_range_of_their_codes(tmp_path):
+    """Their bytes are declared to be of 0 to 255, and an environment knows better by its name."""
+    seen = spaces.Dict({"direction": spaces.Discrete(4), "image": spaces.Box(0, 255, (7, 7, 3), np.uint8)})
+    values = {"direction": np.array([3, 0]), "image": np.full((2, 7, 7, 3), 3, np.uint8)}
+    path = write_as_minari(tmp_path / "x", seen, THREE, values, np.array([1]))
+    observation_space = gymnasium_parts.observation_space("gymnasium:MiniGrid-Empty-5x5-v0", seen)
+    assert observation_space["image"].codes == ((0, 11), (0, 6), (0, 4))
+    steps = DataSet(path).steps(observation_space, Discrete(3))
+    assert steps.observation["image"].shape == (1, 7, 7, 3) and steps.observation["direction"].tolist() == [3]
