@@ -33,7 +33,7 @@ _PICTURE = 36  # pixels: maps at least as large are images of a wrapper
 _WHOLE = "biu"  # kinds of dtypes of categorical actions
 
 _TEXTS = ("Text", "MissionSpace")
-_TEXT_LENGTH = 96  # bytes of a text whose space has no limit
+UNLIMITED_TEXT_LENGTH = 96  # bytes of a text whose space has no limit
 
 
 class Facts(NamedTuple):
@@ -231,7 +231,7 @@ def _is_codes(space: Any) -> bool:
 def text_length(space: Any) -> int:
     """Bytes of the longest text, by the longest character if the space defines its characters."""
     widest = max((len(c.encode()) for c in getattr(space, "character_set", ())), default=1)
-    return int(getattr(space, "max_length", _TEXT_LENGTH)) * widest
+    return int(getattr(space, "max_length", UNLIMITED_TEXT_LENGTH)) * widest
 
 
 def _as_bytes(texts: Any, length: int) -> Any:

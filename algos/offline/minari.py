@@ -38,6 +38,7 @@ _MAX_EXPANSION = 64
 _ALLOWED_BYTES = 256 << 20
 _MAX_CHUNK_BYTES = 256 << 20  # HDF5 decompresses a chunk whole
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}  # built into HDF5; others may be plugins
+_PNG = b"\x89PNG"
 _ROWS = 64  # rows of any length that are read at once
 _KINDS = "biuf"  # NumPy's kinds of dtypes: booleans, integers, floats
 
@@ -286,7 +287,7 @@ def _read_episode(
             (exact, f"has a value that does not fit {leaf.dtype}"),
         ]
         if leaf.low is not None:
-            checks.append(((x >= leaf.low) & (x <= leaf.high), f"has a category outside {leaf.name}"))
+            checks.append(((x >= leaf.low) & (x <= leaf.high), f"has a category outside {leaf.name:.200}"))
         for valid, problem in checks:
             bad = np.flatnonzero(~valid.reshape(length, -1).all(axis=1))
             if len(bad):
@@ -326,6 +327,11 @@ def _read_leaf(arrays: Arrays, where: str, length: int, leaf: Leaf, file: Path) 
         return arrays.read(where, (length, *leaf.shape))
     pictures = []
     for step, content in enumerate(arrays.rows(where, length)):
+        if leaf.is_codes and not content.startswith(_PNG):
+            raise FdgError(
+                f"{file}: {where} has codes of categories as JPEG, which changes them: record these"
+                " observations as integers of another dtype than uint8"
+            )
         pictures.append(_decode_picture(content, leaf.shape, mode, f"{file}: {where} at step {step}"))
     return np.stack(pictures)
 

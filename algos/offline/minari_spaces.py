@@ -33,6 +33,7 @@ class Leaf(NamedTuple):
       low: the lowest category, or categories; None for numbers.
       high: the highest.
       is_picture: Minari stores it as encoded pictures.
+      is_codes: its numbers stand for categories, so none may change.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Leaf(NamedTuple):
     low: Any = None
     high: Any = None
     is_picture: bool = False
+    is_codes: bool = False
 
 
 class Stored(NamedTuple):
@@ -127,6 +129,7 @@ def find_observation(stored: Any, stored_actions: Any, space: ObservationSpace, 
     theirs = _library_space(stored)
     if theirs is None:
         return None
+    _map_spaces(_widen_text, theirs, space)
     exact = type(theirs).__name__ not in ("Box", "Dict", "Tuple")
     candidates: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
         (gymnasium_parts.observation_space, gymnasium_parts.encode)
@@ -138,7 +141,7 @@ def find_observation(stored: Any, stored_actions: Any, space: ObservationSpace, 
     for convert, encode in candidates:
         try:
             if fits(description(convert(name, theirs)), expected, exact):
-                leaves = _map_spaces(functools.partial(_observed_leaf, name), theirs)
+                leaves = _map_spaces(_observed_leaf, theirs, space)
                 return Stored(stored, leaves, functools.partial(encode, theirs))
         except FdgError:  # the environment could not have this space
             continue
@@ -174,7 +177,7 @@ def _action_of_library(stored: Any, space: Space) -> Stored | None:
         return None
     return Stored(
         stored,
-        _map_spaces(_acted_leaf, theirs),
+        _map_spaces(_acted_leaf, theirs, None),
         functools.partial(gymnasium_spaces.encode_action, theirs),
         functools.partial(gymnasium_spaces.decode, theirs),
     )
@@ -189,7 +192,8 @@ def _own_leaves(space: Any) -> Any:
                 return Leaf(repr(part), (), part.dtype, 0, n - 1)
             case MultiDiscrete(nvec=nvec):
                 return Leaf(repr(part), part.shape, part.dtype, 0, np.asarray(nvec) - 1)
-        return Leaf(repr(part), part.shape, part.dtype, is_picture=_is_picture(part))
+        is_codes = part.codes is not None
+        return Leaf(repr(part), part.shape, part.dtype, is_picture=_is_picture(part), is_codes=is_codes)
 
     return composite.map_parts(leaf, space)
 
@@ -224,13 +228,22 @@ def _library_leaf(part: Any) -> Leaf | None:
     return None
 
 
-def _observed_leaf(name: str, part: Any) -> Leaf:
-    found = _library_leaf(part)
-    dtype = gymnasium_spaces.observation_box(name, part).dtype
-    return found or Leaf(short(part.stored), part.shape, dtype)
+def _observed_leaf(part: Any, ours: Any) -> Leaf:
+    if found := _library_leaf(part):
+        return found
+    box = ours if isinstance(ours, Box) else gymnasium_spaces.observation_box("", part)
+    return Leaf(short(part.stored), part.shape, box.dtype, is_codes=box.codes is not None)
 
 
-def _acted_leaf(part: Any) -> Leaf:
+def _widen_text(part: Any, ours: Any) -> None:
+    """Gives a text the length of texts without a limit, if it has none in the environment (MiniGrid)."""
+    length = gymnasium_spaces.UNLIMITED_TEXT_LENGTH
+    unlimited = isinstance(ours, Box) and ours.shape == (length,)
+    if type(part).__name__ == "Text" and unlimited and gymnasium_spaces.text_length(part) < length:
+        part.max_length, part.character_set = length, frozenset()
+
+
+def _acted_leaf(part: Any, _: Any) -> Leaf:
     if found := _library_leaf(part):
         return found
     if part.dtype.kind in _WHOLE:
@@ -238,13 +251,18 @@ def _acted_leaf(part: Any) -> Leaf:
     return Leaf(short(part.stored), part.shape, "float32")
 
 
-def _map_spaces(function: Callable[[Any], Any], theirs: Any) -> Any:
+def _map_spaces(function: Callable[[Any, Any], Any], theirs: Any, ours: Any) -> Any:
+    """Applies `function(space, the environment's space of it or None)` to the arrays of a stored space."""
     match type(theirs).__name__:
         case "Dict":
-            return {name: _map_spaces(function, part) for name, part in theirs.spaces.items()}
+            named = dict(ours.spaces) if isinstance(ours, composite.Dict) else {}
+            return {
+                name: _map_spaces(function, part, named.get(name)) for name, part in theirs.spaces.items()
+            }
         case "Tuple":
-            return tuple(_map_spaces(function, part) for part in theirs.spaces)
-    return function(theirs)
+            inner = dict(enumerate(ours.spaces)) if isinstance(ours, composite.Tuple) else {}
+            return tuple(_map_spaces(function, part, inner.get(i)) for i, part in enumerate(theirs.spaces))
+    return function(theirs, ours)
 
 
 # --- spaces of the library, from untrusted descriptions ---

@@ -269,12 +269,25 @@ def test_categories_out_of_range_are_refused(tmp_path):
         DataSet(path).steps(observation_space, action_space)
 
 
-def test_maps_of_minigrid_have_the_range_of_their_codes(tmp_path):
-    """Their bytes are declared to be of 0 to 255, and an environment knows better by its name."""
-    seen = spaces.Dict({"direction": spaces.Discrete(4), "image": spaces.Box(0, 255, (7, 7, 3), np.uint8)})
-    values = {"direction": np.array([3, 0]), "image": np.full((2, 7, 7, 3), 3, np.uint8)}
+def test_maps_and_missions_of_minigrid(tmp_path):
+    """Their bytes are declared to be of 0 to 255, and an environment knows better by its name. A mission has
+    no limit in the environment, and one in Minari. JPEG would change codes.
+    """
+    image = spaces.Box(0, 255, (7, 7, 3), np.uint8)
+    seen = spaces.Dict({"direction": spaces.Discrete(4), "image": image, "mission": spaces.Text(9)})
+    maps = np.arange(2 * 147, dtype=np.uint8).reshape(2, 7, 7, 3) % 3
+    values = {"direction": np.array([3, 0]), "image": maps, "mission": ["go", "get up"]}
     path = write_as_minari(tmp_path / "x", seen, THREE, values, np.array([1]))
-    observation_space = gymnasium_parts.observation_space("gymnasium:MiniGrid-Empty-5x5-v0", seen)
-    assert observation_space["image"].codes == ((0, 11), (0, 6), (0, 4))
-    steps = DataSet(path).steps(observation_space, Discrete(3))
-    assert steps.observation["image"].shape == (1, 7, 7, 3) and steps.observation["direction"].tolist() == [3]
+    name = "gymnasium:MiniGrid-Empty-5x5-v0"
+    parts = {key: gymnasium_parts.observation_space(name, part) for key, part in seen.spaces.items()}
+    ours = envs.Dict({**parts, "mission": Box(0.0, 255.0, (96,), "uint8")})
+    assert ours["image"].codes == ((0, 11), (0, 6), (0, 4))
+    DataSet(path).check_spaces(ours, Discrete(3), name)
+    with pytest.raises(FdgError, match="observations/image has codes of categories as JPEG, which changes"):
+        DataSet(path).steps(ours, Discrete(3))
+    with h5py.File(Path(path, "data", minari.ARRAYS), "r+") as file:
+        del file["episode_0/observations/image"]
+        file["episode_0/observations/image"] = maps
+    read = DataSet(path).steps(ours, Discrete(3)).observation
+    np.testing.assert_array_equal(read["image"], maps[:1])
+    assert bytes(read["mission"][0]) == b"go" + bytes(94) and read["direction"].tolist() == [3]
