@@ -462,9 +462,9 @@ def _map_named(function: Callable[..., Any], leaves: Any, where: str, *trees: An
             name: _map_named(function, part, f"{where}/{name}", *(tree[name] for tree in trees))
             for name, part in leaves.items()
         }
-    if isinstance(leaves, Leaf):
-        return function(leaves, where, *trees)
-    return tuple(
-        _map_named(function, part, f"{where}/_index_{i}", *(tree[i] for tree in trees))
-        for i, part in enumerate(leaves)
-    )
+    if type(leaves) is tuple:
+        return tuple(
+            _map_named(function, part, f"{where}/_index_{i}", *(tree[i] for tree in trees))
+            for i, part in enumerate(leaves)
+        )
+    return function(leaves, where, *trees)
