@@ -170,17 +170,23 @@ def check_sequences(algorithm: Any) -> None:
     )
 
 
-def check_off_policy(self: Any) -> None:
-    """As `check_settings`; also refuses unbounded actions, and sizes that do not divide."""
-    check_settings(self)
-    require_within(self, 0, 1, *(name for name in ("target_rate",) if hasattr(self, name)))
-    require_positive(self, *(name for name in ("policy_delay",) if hasattr(self, name)))
-    space, num_envs, batch_size = self.env.action_space, self.num_envs, self.batch_size
+def check_bounded_floats(self: Any) -> None:
+    """Refuses actions that are not floats within finite bounds."""
+    space = self.env.action_space
     require(
         self,
         isinstance(space, Box) and space.is_bounded and np.issubdtype(np.dtype(space.dtype), np.floating),
         f"cannot act in the action space {space}: give it finite bounds and a floating dtype",
     )
+
+
+def check_off_policy(self: Any) -> None:
+    """As `check_settings`; also refuses unbounded actions, and sizes that do not divide."""
+    check_settings(self)
+    require_within(self, 0, 1, *(name for name in ("target_rate",) if hasattr(self, name)))
+    require_positive(self, *(name for name in ("policy_delay",) if hasattr(self, name)))
+    num_envs, batch_size = self.num_envs, self.batch_size
+    check_bounded_floats(self)
     require(
         self,
         batch_size % num_envs == 0,

@@ -120,10 +120,15 @@ def _parts_of(source: LibrarySource) -> _Parts | None:
     if not has_parts(facts.library_observation_space):
         return None
     space = observation_space(source.name, facts.library_observation_space)
+    return _Parts(space, without_mask(facts, space))
+
+
+def without_mask(facts: gymnasium_spaces.Facts, space: ObservationSpace) -> ObservationSpace:
+    """A space from `observation_space`, without the part that is the mask, if there is one."""
     if not _has_mask(facts):
-        return _Parts(space, space)
+        return space
     assert isinstance(space, composite.Dict)
-    return _Parts(space, composite.Dict({name: part for name, part in space.spaces if name != _MASK}))
+    return composite.Dict({name: part for name, part in space.spaces if name != _MASK})
 
 
 def split_mask(facts: gymnasium_spaces.Facts, observation: Any) -> Any:

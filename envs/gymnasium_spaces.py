@@ -33,7 +33,7 @@ _PICTURE = 36  # pixels: maps at least as large are images of a wrapper
 _WHOLE = "biu"  # kinds of dtypes of categorical actions
 
 _TEXTS = ("Text", "MissionSpace")
-_TEXT_LENGTH = 96  # bytes of a text whose space has no limit
+UNLIMITED_TEXT_LENGTH = 96  # bytes of a text whose space has no limit
 
 
 class Facts(NamedTuple):
@@ -149,6 +149,19 @@ def decode(space: Any, action: Any) -> Any:
     return exact(action, space.dtype, getattr(space, "low", None), getattr(space, "high", None))
 
 
+def encode_action(space: Any, action: Any) -> np.ndarray:
+    """The inverse of `decode` for NumPy arrays: the library's actions as those of `action_space`."""
+    parts = [(part, np.asarray(values)) for part, values in _parts(space, action)]
+    columns = []
+    for part, values in parts:
+        lowest = part.low if _kind(part) == "Box" else getattr(part, "start", 0)
+        whole = _choices(part) is not None
+        columns.append((values.astype(np.int64) - lowest).astype(np.int32) if whole else values)
+    if _kind(space) == "Discrete" or (_kind(space) == "Box" and _choices(space) is None):
+        return columns[0]
+    return np.concatenate([values.reshape(len(values), -1) for values in columns], axis=1)
+
+
 def exact(action: np.ndarray, dtype: Any, low: Any, high: Any) -> np.ndarray:
     """Actions in a library's dtype; bounds that float32 cannot represent become exact again."""
     if dtype == np.float64:
@@ -218,7 +231,7 @@ def _is_codes(space: Any) -> bool:
 def text_length(space: Any) -> int:
     """Bytes of the longest text, by the longest character if the space defines its characters."""
     widest = max((len(c.encode()) for c in getattr(space, "character_set", ())), default=1)
-    return int(getattr(space, "max_length", _TEXT_LENGTH)) * widest
+    return int(getattr(space, "max_length", UNLIMITED_TEXT_LENGTH)) * widest
 
 
 def _as_bytes(texts: Any, length: int) -> Any:

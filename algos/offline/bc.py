@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import fdg
 from algos import distributions, networks, off_policy, optimizers
 from algos.agent import Agent, Rollouts
-from algos.checks import check_action_values, check_gaussian
+from algos.checks import check_action_values, check_bounded_floats, check_gaussian
 from algos.distributions import stretched
 from algos.offline import learning
 from algos.offline.learning import BoundedNormal, OfflineData
@@ -63,12 +63,8 @@ class BC(Agent, presets="BC"):
 
     def __post_init__(self):
         self._check()
-        space = self.env.action_space
-        require(
-            self,
-            not isinstance(space, Box) or space.is_bounded,
-            f"cannot act in the action space {space}: give it finite bounds",
-        )
+        if isinstance(self.env.action_space, Box):
+            check_bounded_floats(self)
 
     def check_files(self) -> None:
         """Raises without a data set."""

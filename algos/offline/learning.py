@@ -10,6 +10,7 @@ Shapes: `B` environments, `L` rows of each ring, `U` gradient steps of an iterat
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -19,12 +20,12 @@ import numpy as np
 
 from algos import off_policy
 from algos.distributions import Normal
-from algos.offline.minari import FILES, DataSet
+from algos.offline.minari import ARRAYS, FILES, DataSet
 from algos.replay import Replay, Step
 from algos.replaying import State
 from algos.values import ObservationNormalizer
 from envs import Box, composite
-from fdg.errors import FdgError, HostError
+from fdg.errors import FdgError, FdgWarning, HostError
 from fdg.settings.fields import hyperparameter, require, require_positive
 from fdg.settings.parts import Part
 
@@ -204,9 +205,7 @@ def _read(path: str, observation_space: Any, action_space: Any, rows: int, count
     except FdgError as error:
         raise HostError(str(error)) from None  # passes through XLA unchanged
     if isinstance(action_space, Box):
-        low, high = action_space.low_array, action_space.high_array
-        action = np.clip(2.0 * (steps.action - low) / (high - low) - 1.0, -1.0, 1.0)
-        steps = steps._replace(action=action.astype(np.float32))
+        steps = steps._replace(action=_scaled(steps.action, action_space, path))
 
     def divided(x: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(x[: rows * count].reshape(count, rows, *x.shape[1:]).swapaxes(0, 1))
@@ -214,6 +213,23 @@ def _read(path: str, observation_space: Any, action_space: Any, rows: int, count
     parts = jax.tree.map(divided, steps)
     parts.truncated[-1] |= ~parts.terminated[-1]  # the next row in the ring belongs to another episode
     return parts
+
+
+def _scaled(action: Any, space: Box, path: str) -> Any:
+    """Actions `[T, *action]` in [-1, 1]; those of a component that has one value are 0."""
+    low, high = space.low_array, space.high_array
+    margin = 1e-5 * np.maximum(np.abs(low), np.abs(high))  # of rounding
+    outside = ((action < low - margin) | (action > high + margin)).reshape(len(action), -1).any(axis=1)
+    if count := np.count_nonzero(outside):
+        warnings.warn(
+            f"{DataSet(path).folder / ARRAYS}: {count:,} of {len(action):,} actions are outside the bounds of"
+            f" {space}, the first at step {np.argmax(outside)} of all: they are clipped to the bounds",
+            FdgWarning,
+            stacklevel=2,
+        )
+    half = np.where(high > low, high / 2.0 - low / 2.0, 1.0)  # halves, since high - low may overflow
+    scaled = np.clip(2.0 * ((action / 2.0 - low / 2.0) / half) - 1.0, -1.0, 1.0)
+    return np.where(high > low, scaled, 0.0).astype(np.float32)
 
 
 MEMBERS = {

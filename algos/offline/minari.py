@@ -9,6 +9,7 @@ episode of T steps has `observations [T + 1, *obs]` (parts of a dictionary by na
 import contextlib
 import dataclasses
 import importlib
+import io
 import json
 import math
 import os
@@ -19,8 +20,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from algos.offline import minari_spaces
+from algos.offline.minari_spaces import Leaf, Stored, description
 from algos.replay import Step
-from envs import Box, Discrete, MultiDiscrete, composite
 from envs.composite import ObservationSpace
 from envs.spaces import Space
 from fdg.errors import FdgError, one_line
@@ -36,6 +38,8 @@ _MAX_EXPANSION = 64
 _ALLOWED_BYTES = 256 << 20
 _MAX_CHUNK_BYTES = 256 << 20  # HDF5 decompresses a chunk whole
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}  # built into HDF5; others may be plugins
+_PNG = b"\x89PNG"
+_ROWS = 64  # rows of any length that are read at once
 _KINDS = "biuf"  # NumPy's kinds of dtypes: booleans, integers, floats
 
 
@@ -69,13 +73,13 @@ class Arrays:
     """The arrays of an open HDF5 file, by path within it.
 
     Attributes:
-      read_bytes: bytes of all arrays read so far.
+      read_bytes: bytes of all arrays read so far, without pictures and texts.
     """
 
     def __init__(self, h5py: Any, file: Any, path: str | os.PathLike[str], size: int):
         self._h5py, self._file, self._path = h5py, file, path
         self._max_bytes = _ALLOWED_BYTES + _MAX_EXPANSION * size
-        self.read_bytes = 0
+        self.read_bytes, self._row_bytes, self._size = 0, 0, size
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of an array."""
@@ -94,7 +98,29 @@ class Arrays:
             )
         return np.asarray(array[()])
 
-    def _checked(self, name: str) -> Any:
+    def has_rows(self, name: str, axes: int) -> bool:
+        """True if the elements are rows of bytes of any length, in place of arrays of so many axes."""
+        array = self._checked(name, rows=True)
+        return array.dtype.kind == "O" or (array.dtype == np.uint8 and array.ndim == 2 != 1 + axes)
+
+    def rows(self, name: str, count: int) -> Iterator[bytes]:
+        """`count` rows of bytes: encoded pictures, or texts. All rows together are at most the file."""
+        array = self._checked(name, rows=True)
+        if array.shape[:1] != (count,):
+            raise self._error(name, f"has {[*array.shape, 0][0]} elements, expected {count}")
+        self._add_row_bytes(name, math.prod(array.shape) if array.ndim == 2 else 0)
+        for start in range(0, count, _ROWS):  # many rows may be the same bytes of the file
+            for row in array[start : start + _ROWS]:
+                content = row if isinstance(row, bytes) else np.asarray(row, np.uint8).tobytes()
+                self._add_row_bytes(name, len(content) if array.ndim == 1 else 0)
+                yield content
+
+    def _add_row_bytes(self, name: str, count: int) -> None:
+        self._row_bytes += count
+        if self._row_bytes > self._size:
+            raise self._error(name, "brings the pictures and texts to more bytes than the file has")
+
+    def _checked(self, name: str, rows: bool = False) -> Any:
         """Checks that an array's data is in this file, and of a size that can be read."""
         node, h5py = self._file, self._h5py
         for part in name.split("/"):
@@ -110,7 +136,8 @@ class Arrays:
             raise self._error(name, "is not an array")
         if node.is_virtual or node.external:
             raise self._error(name, "has its data in another file, which is not read")
-        if node.dtype.kind not in _KINDS or node.shape is None:
+        is_rows = h5py.check_vlen_dtype(node.dtype) == np.uint8 or h5py.check_string_dtype(node.dtype)
+        if not (node.dtype.kind in _KINDS or (rows and is_rows)) or node.shape is None:
             raise self._error(name, f"has dtype {node.dtype!s:.40}: it must be of numbers")
         properties = node.id.get_create_plist()
         filters = [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
@@ -155,35 +182,60 @@ class DataSet:
         return self._count("total_episodes")
 
     def check_spaces(self, observation_space: ObservationSpace, action_space: Space, name: str) -> None:
-        """Raises unless the data has an environment's spaces, bounds of actions included."""
-        for what, space in (("observation", observation_space), ("action", action_space)):
-            text = self._metadata.get(f"{what}_space")
-            stored = json_object(text.encode(), self._file, any_number=True) if isinstance(text, str) else {}
-            expected = description(space)
-            if not _fits(stored, expected, check_bounds=what == "action"):
-                raise FdgError(
-                    f"{self.path}: has {what}s {_short(stored)}, and {name} has {_short(expected)}:"
-                    " give data of this environment"
-                )
+        """Raises unless the data has an environment's spaces, bounds of actions included.
+
+        Spaces of Gymnasium are converted as where `gymnasium:` environments run.
+        """
+        self._stored(observation_space, action_space, name)
+
+    def check_appendable(self, observations: Stored, actions: Stored) -> None:
+        """Raises unless spaces are stored as `fdg collect` would store them."""
+        for what, ours in (("observation", observations), ("action", actions)):
+            stored, check_bounds = self._space(what), what == "action"
+            if not minari_spaces.fits(stored, ours.description, check_bounds):
+                one, other = minari_spaces.differing(stored, ours.description, check_bounds, f"{what}s")
+                raise FdgError(f"{self.path}: has {one}, and fdg collect writes {other}: give a new folder")
 
     def steps(self, observation_space: ObservationSpace, action_space: Space) -> Step:
         """All steps, concatenated: a `Step` of NumPy arrays `[num_steps, ...]` in the spaces' dtypes.
 
         Episodes are ordered by number. The last step of an unfinished episode counts as truncated.
         """
+        stored = self._stored(observation_space, action_space, "the environment")
         count, episodes = self.num_steps, []
         file = self.folder / ARRAYS
         with open_arrays(file) as arrays:
             remaining = count
             for number in range(self.num_episodes):
-                episode = _read_episode(
-                    arrays, f"episode_{number}", remaining, observation_space, action_space, file
-                )
+                episode = _read_episode(arrays, f"episode_{number}", remaining, *stored, file)
                 remaining -= len(episode.reward)
                 episodes.append(episode)
         if remaining:
             raise FdgError(f"{file}: has {count - remaining} steps, but {METADATA} says {count}")
         return jax.tree.map(lambda *parts: np.concatenate(parts), *episodes)
+
+    def _stored(
+        self, observation_space: ObservationSpace, action_space: Space, name: str
+    ) -> tuple[Stored, Stored]:
+        """How observations and actions are stored; raises if they are of other spaces."""
+        seen, acted = self._space("observation"), self._space("action")
+        found = (
+            minari_spaces.find_observation(seen, acted, observation_space, name),
+            minari_spaces.find_action(acted, action_space),
+        )
+        for what, stored, space, one in zip(
+            ("observations", "actions"), (seen, acted), (observation_space, action_space), found, strict=True
+        ):
+            if one is None:
+                theirs, ours = minari_spaces.differing(stored, description(space), what == "actions", what)
+                raise FdgError(
+                    f"{self.path}: has {theirs}, and {name} has {ours}: give data of this environment"
+                )
+        return found  # type: ignore[return-value]
+
+    def _space(self, what: str) -> Any:
+        text = self._metadata.get(f"{what}_space")
+        return json_object(text.encode(), self._file, any_number=True) if isinstance(text, str) else {}
 
     def _count(self, name: str) -> int:
         value = self._metadata.get(name)
@@ -209,47 +261,102 @@ class DataSet:
 
 
 def _read_episode(
-    arrays: Arrays, name: str, max_steps: int, observation_space: Any, action_space: Any, file: Path
+    arrays: Arrays, name: str, max_steps: int, observations: Stored, actions: Stored, file: Path
 ) -> Step:
-    (count,) = (*arrays.shape(f"{name}/rewards"), 0)[:1]
-    if not 1 <= count <= max_steps:
+    shape = arrays.shape(f"{name}/rewards")
+    if not shape:
+        raise FdgError(f"{file}: {name}/rewards is one number, expected one for each step, [T]")
+    count = shape[0]
+    if count == 0:
+        raise FdgError(f"{file}: {name} has no steps: leave this episode out")
+    if count > max_steps:
         raise FdgError(
             f"{file}: {name} has {count} steps, but by total_steps in {METADATA} at most {max_steps} are"
             " left for it"
         )
 
-    def read(where: str, length: int, space: Any) -> Any:
-        x = arrays.read(f"{name}/{where}", (length, *space.shape))
+    def read(where: str, length: int, leaf: Leaf) -> Any:
+        x: Any = _read_leaf(arrays, f"{name}/{where}", length, leaf, file)
+        if leaf.shape is None:
+            return x
         with np.errstate(over="ignore", invalid="ignore"):  # values that do not fit are reported below
-            cast = x.astype(space.dtype)
+            cast = x.astype(leaf.dtype)
         exact = cast == x if cast.dtype.kind in "iu" else np.ones(x.shape, bool)
-        for valid, problem in (
+        checks = [
             (np.isfinite(x) & np.isfinite(cast), "is not finite"),
-            (exact, f"has a value that does not fit {space.dtype}"),
-        ):
+            (exact, f"has a value that does not fit {leaf.dtype}"),
+        ]
+        if leaf.low is not None:
+            checks.append(((x >= leaf.low) & (x <= leaf.high), f"has a category outside {leaf.name:.200}"))
+        for valid, problem in checks:
             bad = np.flatnonzero(~valid.reshape(length, -1).all(axis=1))
             if len(bad):
                 raise FdgError(f"{file}: {name}/{where} {problem} at step {bad[0]}: leave this episode out")
-        if isinstance(space, Discrete | MultiDiscrete):
-            counts = np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
-            if np.any((x < 0) | (x >= counts)):
-                raise FdgError(f"{file}: {name}/{where} has a category outside {space}")
         return cast
 
-    scalar, flag = Box(-math.inf, math.inf, ()), Box(0, 1, (), "int8")
-    observations = _map_named(
-        lambda part, where: read(where, count + 1, part), observation_space, "observations"
+    def read_all(what: str, length: int, stored: Stored) -> Any:
+        return stored.to_env(_map_named(lambda leaf, where: read(where, length, leaf), stored.leaves, what))
+
+    seen = read_all("observations", count + 1, observations)
+    terminated, truncated = (
+        read(x, count, Leaf("flags", (), "int8")) > 0 for x in ("terminations", "truncations")
     )
-    terminated, truncated = (read(x, count, flag) > 0 for x in ("terminations", "truncations"))
     truncated[-1] |= not terminated[-1]
     return Step(
-        observation=jax.tree.map(lambda x: x[:-1], observations),
-        action=read("actions", count, action_space),
-        reward=read("rewards", count, scalar),
+        observation=jax.tree.map(lambda x: x[:-1], seen),
+        action=read_all("actions", count, actions),
+        reward=read("rewards", count, Leaf("rewards", (), "float32")),
         terminated=terminated,
         truncated=truncated & ~terminated,
-        final_observation=jax.tree.map(lambda x: x[1:], observations),
+        final_observation=jax.tree.map(lambda x: x[1:], seen),
     )
+
+
+def _read_leaf(arrays: Arrays, where: str, length: int, leaf: Leaf, file: Path) -> np.ndarray | list[str]:
+    """One array `[length, *leaf.shape]`, or texts."""
+    if leaf.shape is None:
+        texts = []
+        for step, content in enumerate(arrays.rows(where, length)):
+            try:
+                texts.append(content.decode())
+            except UnicodeDecodeError:
+                raise FdgError(f"{file}: {where} is not UTF-8 at step {step}") from None
+        return texts
+    mode = minari_spaces.picture_mode(leaf.shape) if leaf.dtype in ("uint8", "int64") else None
+    if mode is None or not arrays.has_rows(where, len(leaf.shape)):
+        return arrays.read(where, (length, *leaf.shape))
+    pictures = []
+    for step, content in enumerate(arrays.rows(where, length)):
+        if leaf.is_codes and not content.startswith(_PNG):
+            raise FdgError(
+                f"{file}: {where} has codes of categories as JPEG, which changes them: record these"
+                " observations as integers of another dtype than uint8"
+            )
+        pictures.append(_decode_picture(content, leaf.shape, mode, f"{file}: {where} at step {step}"))
+    return np.stack(pictures)
+
+
+def _decode_picture(content: bytes, shape: tuple[int, ...], mode: str, where: str) -> np.ndarray:
+    """A picture `[H, W]` or `[H, W, C]`; its size is compared before its pixels are decoded."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
+            size = f"{image.height} x {image.width} {image.mode}"
+            if size == f"{shape[0]} x {shape[1]} {mode}":
+                return np.asarray(image)
+    except Exception as error:  # Pillow raises anything for damaged files
+        raise FdgError(f"{where} is not a readable picture ({one_line(error):.120})") from None
+    raise FdgError(f"{where} is a picture of {size}, expected {shape[0]} x {shape[1]} {mode}")
+
+
+def _encode_picture(pixels: np.ndarray) -> np.ndarray:
+    """PNG, which loses nothing, and which Minari reads as it does JPEG."""
+    from PIL import Image
+
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    return np.frombuffer(content.getvalue(), np.uint8)
 
 
 class Writer:
@@ -259,14 +366,16 @@ class Writer:
       file: an open, writable `h5py.File`.
       first_episode: number of the first episode to write.
       space: the observation space.
+      actions: how actions are stored (None: as they are).
 
     Attributes:
       num_episodes: episodes in the file, those before `first_episode` included.
       num_steps: steps that this writer has added.
     """
 
-    def __init__(self, file: Any, first_episode: int, space: ObservationSpace):
-        self._file, self.num_episodes, self._space = file, first_episode, space
+    def __init__(self, file: Any, first_episode: int, space: ObservationSpace, actions: Stored | None = None):
+        self._file, self.num_episodes, self._actions = file, first_episode, actions
+        self._observations = minari_spaces.stored_observation(space)
         self.num_steps = 0
 
     def add(self, observations: Any, steps: Step) -> None:
@@ -278,14 +387,26 @@ class Writer:
         count = len(steps.reward)
         group.attrs["id"], group.attrs["total_steps"] = self.num_episodes, count
 
-        def write(array: str, x: Any, dtype: Any = None) -> None:
+        def write(array: str, x: Any, dtype: Any = None, is_picture: bool = False) -> None:
             x = np.asarray(x, dtype)
+            if is_picture:
+                rows = group.create_dataset(array, (len(x),), import_h5py().vlen_dtype(np.uint8))
+                for i, pixels in enumerate(x):
+                    rows[i] = _encode_picture(pixels)
+                return
             group.create_dataset(
                 array, data=x, chunks=True, maxshape=(None, *x.shape[1:]), compression="gzip"
             )
 
-        _map_named(lambda _, where, x: write(where, x), self._space, "observations", observations)
-        write("actions", steps.action)
+        def write_leaf(leaf: Leaf, where: str, x: Any) -> None:
+            write(where, x, is_picture=leaf.is_picture)
+
+        _map_named(write_leaf, self._observations.leaves, "observations", observations)
+        if self._actions is None:
+            write("actions", steps.action)
+        else:
+            acted = self._actions.from_env(np.asarray(steps.action))
+            _map_named(write_leaf, self._actions.leaves, "actions", acted)
         write("rewards", steps.reward, np.float32)
         write("terminations", steps.terminated, bool)
         write("truncations", steps.truncated, bool)
@@ -294,14 +415,22 @@ class Writer:
 
 
 def metadata(
-    name: str, observation_space: ObservationSpace, action_space: Space, algorithm: str, **counts: Any
+    name: str,
+    observation_space: ObservationSpace,
+    action_space: Space | dict[str, Any],
+    algorithm: str,
+    **counts: Any,
 ) -> dict[str, Any]:
-    """The contents of `metadata.json`; `counts` are its `total_episodes` and `total_steps`."""
+    """The contents of `metadata.json`; `counts` are its `total_episodes` and `total_steps`.
+
+    `action_space` may be a description of Minari's.
+    """
+    actions = action_space if isinstance(action_space, dict) else description(action_space)
     return {
         **counts,
         "data_format": "hdf5",
         "observation_space": json.dumps(description(observation_space)),
-        "action_space": json.dumps(description(action_space)),
+        "action_space": json.dumps(actions),
         "dataset_id": f"fdg/{''.join(c if c.isalnum() or c in '_-' else '-' for c in name)}-v0",
         "environment": name,
         "algorithm_name": algorithm,
@@ -309,95 +438,33 @@ def metadata(
     }
 
 
-def description(space: ObservationSpace) -> dict[str, Any]:
-    """A space in Minari's metadata format.
+def check_names(stored: Stored, what: str, name: str) -> None:
+    """Refuses parts that HDF5 cannot have under their names."""
 
-    >>> description(Discrete(3))
-    {'type': 'Discrete', 'dtype': 'int64', 'start': 0, 'n': 3}
-    """
-    match space:
-        case composite.Dict(spaces=spaces):
-            return {"type": "Dict", "subspaces": {name: description(part) for name, part in spaces}}
-        case composite.Tuple(spaces=parts):
-            return {"type": "Tuple", "subspaces": [description(part) for part in parts]}
-        case Discrete(n=n):
-            return {"type": "Discrete", "dtype": "int64", "start": 0, "n": n}
-        case MultiDiscrete(nvec=nvec):  # Minari has no MultiDiscrete
-            low, high = np.zeros(len(nvec), int), np.array(nvec) - 1
-            bounds = {"low": low.tolist(), "high": high.tolist()}
-            return {"type": "Box", "dtype": "int32", "shape": [len(nvec)], **bounds}
-        case Box(shape=shape, dtype=dtype):
-            bounds = {"low": space.low_array.tolist(), "high": space.high_array.tolist()}
-            return {"type": "Box", "dtype": dtype, "shape": list(shape), **bounds}
+    def check(parts: Any, where: str) -> None:
+        for key in parts if isinstance(parts, dict) else ():
+            if key in ("", ".") or "/" in key or "\0" in key:
+                raise FdgError(
+                    f"{name}: {where} have a part named {key!r:.80}, which an HDF5 file cannot have: rename"
+                    " it, without '/', and other than '' and '.'"
+                )
+        if isinstance(parts, dict) or type(parts) is tuple:
+            for part in parts.values() if isinstance(parts, dict) else parts:
+                check(part, where)
+
+    check(stored.leaves, what)
 
 
-def _fits(stored: Any, expected: dict[str, Any], check_bounds: bool) -> bool:
-    """Whether a stored description has the expected type, parts and shapes (dtypes are not compared)."""
-    if not isinstance(stored, dict) or stored.get("type") != expected["type"]:
-        return False
-    if "subspaces" in expected:
-        inner, parts = _by_name(stored.get("subspaces")), _by_name(expected["subspaces"])
-        return inner.keys() == parts.keys() and all(
-            _fits(inner[name], part, check_bounds) for name, part in parts.items()
+def _map_named(function: Callable[..., Any], leaves: Any, where: str, *trees: Any) -> Any:
+    """Applies `function(leaf, its path in the file, its array of each tree)` to the arrays of a space."""
+    if isinstance(leaves, dict):
+        return {
+            name: _map_named(function, part, f"{where}/{name}", *(tree[name] for tree in trees))
+            for name, part in leaves.items()
+        }
+    if type(leaves) is tuple:
+        return tuple(
+            _map_named(function, part, f"{where}/_index_{i}", *(tree[i] for tree in trees))
+            for i, part in enumerate(leaves)
         )
-    if "n" in expected:
-        return stored.get("n") == expected["n"] and stored.get("start", 0) == 0
-    if stored.get("shape") != expected["shape"]:
-        return False
-    return not check_bounds or all(_is_close(stored.get(name), expected[name]) for name in ("low", "high"))
-
-
-def _by_name(parts: Any) -> dict[Any, Any]:
-    """Parts of a space by name or, in a list, by position; empty for anything else."""
-    if isinstance(parts, dict):
-        return parts
-    return dict(enumerate(parts)) if isinstance(parts, list) else {}
-
-
-def _is_close(stored: Any, expected: Any) -> bool:
-    """Whether nested lists hold the expected numbers, or one number for all of them."""
-    stored, expected = _numbers(stored), _numbers(expected)
-    if stored.size == 1:
-        stored = np.broadcast_to(stored, expected.shape)
-    return stored.shape == expected.shape and np.allclose(stored, expected, rtol=1e-4)
-
-
-def _numbers(nested: Any) -> np.ndarray:
-    """Flattens nested lists of numbers to an array; empty for anything else."""
-    try:
-        return np.asarray(nested, float).ravel()
-    except (TypeError, ValueError):
-        return np.zeros(0)
-
-
-def _short(stored: Any) -> str:
-    """A stored description, shortened for a message."""
-    match stored:
-        case {"type": "Discrete", "n": n}:
-            return f"Discrete({n!r:.20})"
-        case {"type": "Dict", "subspaces": dict(parts)}:
-            return f"Dict({', '.join(map(str, parts)):.60})"
-        case {"type": kind, "shape": shape, "low": low, "high": high}:
-            lows, highs = _numbers(low), _numbers(high)
-            limits = f" from {lows.min():g} to {highs.max():g}" if lows.size and highs.size else ""
-            return f"{kind!s:.20}{shape!s:.40}{limits}"
-        case {"type": kind}:
-            return f"{kind!s:.20}"
-    return "of an unknown space"
-
-
-def _map_named(function: Callable[..., Any], space: ObservationSpace, where: str, *trees: Any) -> Any:
-    """Applies `function(space of a part, its path in the file, its array of each tree)` to an observation's
-    parts."""
-    match space:
-        case composite.Dict(spaces=spaces):
-            return {
-                name: _map_named(function, part, f"{where}/{name}", *(tree[name] for tree in trees))
-                for name, part in spaces
-            }
-        case composite.Tuple(spaces=parts):
-            return tuple(
-                _map_named(function, part, f"{where}/_index_{i}", *(tree[i] for tree in trees))
-                for i, part in enumerate(parts)
-            )
-    return function(space, where, *trees)
+    return function(leaves, where, *trees)

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fdg
-from algos.offline import minari
+from algos.distributions import stretched
+from algos.offline import minari, minari_spaces
 from algos.offline.minari import DataSet
 from algos.replay import Step
 from algos.rollout import Actor
@@ -113,6 +114,8 @@ def collect_replay(run: Run, out: str | Path, *, agent: int = 0) -> str:
             rows = jax.tree.map(lambda x, i=i, order=order: x[i, 0, order], steps)
             if isinstance(stored, Sequences):
                 rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
+            # Replay has bounded actions in [-1, 1].
+            rows = rows._replace(action=np.asarray(stretched(jnp.asarray(rows.action), env.action_space)))
             _write_steps(writer, rows)
         written = writer.num_episodes - earlier
         return f"{out}: {writer.num_steps:,} steps of {env.name} written, in {written:,} episodes"
@@ -190,9 +193,14 @@ def _write_episode(writer: minari.Writer, parts: list[Step]) -> None:
 def _open_writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]:
     """Yields a writer into a copy of the arrays; at the end replaces the arrays, then the metadata."""
     data = DataSet(str(out))
+    observations = minari_spaces.stored_observation(env.observation_space)
+    actions = minari_spaces.stored_action(env)
+    for what, stored in (("observations", observations), ("actions", actions)):
+        minari.check_names(stored, what, env.name)
     exists = os.path.lexists(data.folder / minari.METADATA)
     if exists:
         data.check_spaces(env.observation_space, env.action_space, env.name)
+        data.check_appendable(observations, actions)
     elif not files.is_free(out):
         raise FdgError(f"{out}: is neither a data set nor empty: give a new folder, or a data set to add to")
     h5py = minari.import_h5py()
@@ -208,11 +216,11 @@ def _open_writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]
                     shutil.copyfileobj(original, copy)
             episodes, steps = (data.num_episodes, data.num_steps) if exists else (0, 0)
             with h5py.File(copy, "r+" if exists else "w") as file:
-                yield (writer := minari.Writer(file, episodes, env.observation_space))
+                yield (writer := minari.Writer(file, episodes, env.observation_space, actions))
         metadata = minari.metadata(
             env.name,
             env.observation_space,
-            env.action_space,
+            actions.description,
             algorithm,
             total_episodes=writer.num_episodes,
             total_steps=steps + writer.num_steps,

@@ -62,3 +62,13 @@ class Doubles(Codes):
 
 
 gymnasium.register("Doubles-v0", entry_point=Doubles)
+
+
+class Late(Codes):
+    """Categories that do not begin at 0."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.MultiDiscrete([2, 3], start=[1, -1])
+
+
+gymnasium.register("Late-v0", entry_point=Late)

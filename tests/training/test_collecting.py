@@ -4,16 +4,19 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import algos
 import envs
 import fdg
-from algos.offline.minari import DataSet
+from algos.offline.minari import DataSet, Writer
 from algos.rollout import Actor, empty_memory
 from fdg import files
 from fdg.__main__ import main
@@ -21,7 +24,8 @@ from fdg.errors import FdgError
 from fdg.training.collecting import collect, collect_replay
 from fdg.training.data_copies import copied_dataset
 from fdg.training.run import Run
-from tests.algos.offline.data import random_steps
+from tests.algos.offline.data import random_steps, write_as_minari
+from tests.refusing import refuses
 
 
 class Constant:
@@ -103,9 +107,8 @@ def test_replay_is_written_as_episodes(tmp_path, buffer_size, settings, stored):
     inside = ~steps.truncated[:-1]
     np.testing.assert_array_equal(steps.final_observation[:-1][inside], steps.observation[1:][inside])
     angle = np.arctan2(steps.observation[:, 1], steps.observation[:, 0])
-    expected = -(
-        angle**2 + 0.1 * steps.observation[:, 2] ** 2 + 0.004 * steps.action[:, 0] ** 2
-    )  # torque is 2 a
+    # The torques of the environment, of at most 2, although replay has them in [-1, 1].
+    expected = -(angle**2 + 0.1 * steps.observation[:, 2] ** 2 + 0.001 * steps.action[:, 0] ** 2)
     np.testing.assert_allclose(steps.reward, expected, atol=1e-3)
     # Each environment took 240 steps, in episodes of 200; the ring keeps the last ones.
     kept = stored // 2
@@ -194,6 +197,162 @@ def test_a_teacher_that_sees_more_labels_what_a_student_meets(tmp_path):
     state = algos.BC(env=env, dataset=str(tmp_path / "x"), **small).init(jax.random.key(0))
     widths = {x.shape[0] for x in jax.tree.leaves(state.learned.parameters) if x.ndim == 2}
     assert widths == {1, 4}  # the wall alone comes in
+
+
+class Samples(Constant):
+    """Takes actions at random."""
+
+    def __init__(self, env):
+        super().__init__(None, env)
+
+    def actor(self, state):
+        def act(memory, observation, start, keys, greedy):
+            return jax.vmap(self.env.action_space.sample)(keys), memory
+
+        return Actor(empty_memory, act)
+
+
+NUMBER, TWO = envs.Box(-1.0, 1.0, (1,)), envs.Discrete(2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sees:
+    """Draws observations of any space; every step ends it. Actions are of any space too."""
+
+    observation_space: Any = NUMBER
+    action_space: Any = TWO
+    name = "sees"
+    max_episode_steps = 4
+
+    def reset(self, key):
+        return key, envs.composite.sample(self.observation_space, key)
+
+    def step(self, key, state, action):
+        seen = envs.composite.sample(self.observation_space, key)
+        return state, seen, jnp.float32(0.0), jnp.bool_(True), jnp.bool_(False)
+
+
+def collected(env, out, monkeypatch):
+    """What a data set says of actions, what it has, and the steps, which are read as they were written."""
+    written = []
+    add = Writer.add
+    monkeypatch.setattr(
+        Writer, "add", lambda self, seen, steps: (written.append((seen, steps)), add(self, seen, steps))
+    )
+    collect(Run(Samples(env), {}, 0), out, 24, num_envs=2)
+    read = DataSet(str(out)).steps(env.observation_space, env.action_space)
+    whole = lambda *parts: np.concatenate(parts)  # noqa: E731
+    seen = jax.tree.map(lambda *x: whole(*(y[:-1] for y in x)), *(seen for seen, _ in written))
+    jax.tree.map(np.testing.assert_array_equal, read.observation, seen)
+    np.testing.assert_array_equal(read.action, whole(*(steps.action for _, steps in written)))
+    assert read.action.dtype == env.action_space.dtype
+    said = json.loads((out / "data/metadata.json").read_text())
+    with h5py.File(out / "data/main_data.hdf5") as file:
+        group = file["episode_0/actions"]
+        stored = {}
+        if isinstance(group, h5py.Dataset):
+            stored[""] = whole(*(file[name]["actions"][()] for name in file))
+        else:
+            group.visititems(lambda name, x: stored.update(
+                {name: whole(*(file[f"{one}/actions/{name}"][()] for one in file))}
+                if isinstance(x, h5py.Dataset) else {}
+            ))  # fmt: skip
+    return json.loads(said["action_space"]), {
+        name: (x.dtype.name, {*x.ravel().tolist()}) for name, x in stored.items()
+    }
+
+
+OWN = "gymnasium:tests.training.gymnasium_envs:"
+
+
+@pytest.mark.parametrize(
+    ("env", "said", "stored"),
+    [
+        (
+            OWN + "Codes-v0",
+            {
+                "type": "Dict",
+                "subspaces": {
+                    "go": {"type": "Discrete", "dtype": "int64", "start": 10, "n": 3},
+                    "stop": {"type": "MultiBinary", "n": 1},
+                },
+            },
+            {"go": ("int64", {10, 11, 12}), "stop": ("int8", {0, 1})},
+        ),
+        (
+            OWN + "Late-v0",
+            {"type": "MultiDiscrete", "dtype": "int64", "nvec": [2, 3], "start": [1, -1]},
+            {"": ("int64", {1, 2, -1, 0})},
+        ),
+        (
+            Sees(action_space=envs.MultiDiscrete((2, 3))),
+            {"type": "MultiDiscrete", "dtype": "int32", "nvec": [2, 3], "start": [0, 0]},
+            {"": ("int32", {0, 1, 2})},
+        ),
+        (
+            Sees(action_space=envs.Dict({"b": envs.Discrete(2), "a": envs.MultiDiscrete((3,))})),
+            {
+                "type": "Dict",
+                "subspaces": {
+                    "a": {"type": "MultiDiscrete", "dtype": "int32", "nvec": [3], "start": [0]},
+                    "b": {"type": "Discrete", "dtype": "int64", "start": 0, "n": 2},
+                },
+            },
+            {"a": ("int32", {0, 1, 2}), "b": ("int64", {0, 1})},
+        ),
+        (
+            Sees(action_space=envs.Box(5, 6, (1,), "int32")),
+            {"type": "Box", "dtype": "int32", "shape": [1], "low": [5], "high": [6]},
+            {"": ("int32", {5, 6})},
+        ),
+    ],
+    ids=str,
+)
+def test_actions_are_stored_as_the_library_takes_them(tmp_path, monkeypatch, env, said, stored):
+    env = envs.make(env) if isinstance(env, str) else envs.vectorize(env)
+    assert collected(env, tmp_path / "x", monkeypatch) == (said, stored)
+
+
+def test_bounds_that_float32_cannot_hold_are_exact(tmp_path):
+    env = envs.make(OWN + "Doubles-v0")
+    algorithm = Constant(0.1, env)
+    monkey = jnp.array([[0.1, -3.1]])
+    algorithm.actor = lambda state: Actor(empty_memory, lambda memory, *_: (jnp.repeat(monkey, 2, 0), memory))
+    collect(Run(algorithm, {}, 0), tmp_path / "x", 2, num_envs=2)
+    with h5py.File(tmp_path / "x/data/main_data.hdf5") as file:
+        assert file["episode_0/actions"][()].tolist() == [[0.1, -3.1]]
+
+
+@pytest.mark.parametrize("shape", [(33, 32, 3), (32, 33), (32, 32, 2), (8, 8, 3)])
+def test_pictures_are_read_as_they_were(tmp_path, monkeypatch, shape):
+    env = envs.vectorize(Sees(envs.Dict({"x": envs.Box(0.0, 255.0, shape, "uint8")})))
+    collected(env, tmp_path / "x", monkeypatch)
+    with h5py.File(tmp_path / "x/data/main_data.hdf5") as file:
+        # Minari decodes pictures of 32 pixels or more, and reads others as they are.
+        row = file["episode_0/observations/x"][0]
+        assert row.tobytes().startswith(b"\x89PNG") == (shape in ((33, 32, 3), (32, 33)))
+
+
+@pytest.mark.parametrize("name", ["", ".", "a/b", "/", "a\0b"])
+@pytest.mark.parametrize("what", ["observation_space", "action_space"])
+def test_names_that_hdf5_cannot_have_are_refused_at_once(tmp_path, monkeypatch, what, name):
+    space = envs.Dict({"ok": envs.Discrete(2), "inner": envs.Dict({name: envs.Discrete(2)})})
+    env = envs.vectorize(Sees(**{what: space}))
+    monkeypatch.setattr(Samples, "actor", lambda *_: Actor(empty_memory, None))  # nothing acts
+    with refuses(match="sees: (observations|actions) have a part named .*: rename it"):
+        collect(Run(Samples(env), {}, 0), tmp_path / "x", 2, num_envs=2)
+    assert not (tmp_path / "x").exists()
+
+
+def test_data_that_is_stored_otherwise_is_not_added_to(tmp_path):
+    """Minari's categories begin at 5, and fdg's of this environment at 0: one file would have both."""
+    env = envs.vectorize(Sees())
+    path = write_as_minari(
+        tmp_path / "x", spaces.Box(-1, 1, (1,)), spaces.Discrete(2, start=5), np.zeros((2, 1)), np.array([5])
+    )
+    says = r"has actions Discrete\(2, start=5\), and fdg collect writes Discrete\(2\): give a new folder"
+    with pytest.raises(FdgError, match=says):
+        collect(Run(Samples(env), {}, 0), path, 2, num_envs=2)
 
 
 @pytest.mark.parametrize(

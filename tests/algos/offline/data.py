@@ -1,6 +1,7 @@
 """Small data sets for tests: episodes of any steps, written as `fdg collect` writes them."""
 
 import functools
+import io
 import json
 import tempfile
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import h5py
 import jax
 import numpy as np
+from PIL import Image
 
 import envs
 from algos.offline import minari
@@ -68,3 +70,74 @@ def random_steps(name, steps=80, length=5, **options):
 
     folder = Path(tempfile.mkdtemp()) / "data"
     return write(folder, env, map(one, range(steps // length)))
+
+
+def write_as_minari(folder, seen, acts, observations, actions):
+    """Writes one episode of Gymnasium's spaces and values as Minari does; gives the folder's name."""
+    inner = Path(folder) / "data"
+    inner.mkdir(parents=True)
+    count = len(jax.tree.leaves(actions)[0])
+    with h5py.File(inner / minari.ARRAYS, "w") as file:
+        group = file.create_group("episode_0")
+        _add(group, "observations", observations)
+        _add(group, "actions", actions)
+        group["rewards"] = np.arange(count, dtype=np.float64)
+        group["terminations"] = np.arange(count) == count - 1
+        group["truncations"] = np.zeros(count, bool)
+    spaces = {f"{what}_space": json.dumps(serialized(space)) for what, space in
+              (("observation", seen), ("action", acts))}  # fmt: skip
+    said = {"total_episodes": 1, "total_steps": count, "data_format": "hdf5", **spaces}
+    (inner / minari.METADATA).write_text(json.dumps(said))
+    return str(folder)
+
+
+def _add(group, name, values):
+    if isinstance(values, dict):
+        for key, part in values.items():
+            _add(group, f"{name}/{key}", part)
+    elif isinstance(values, tuple):
+        _add(group, name, {f"_index_{i}": part for i, part in enumerate(values)})
+    elif isinstance(values, list):  # texts
+        group.create_dataset(name, data=values, dtype=h5py.string_dtype())
+    elif values.dtype == np.uint8 and values.ndim > 2:
+        frames = [encoded(frame, "JPEG") for frame in values]
+        group.create_dataset(name, (len(frames),), h5py.vlen_dtype(np.uint8))
+        for i, frame in enumerate(frames):
+            group[name][i] = np.frombuffer(frame, np.uint8)
+    else:
+        group[name] = values
+
+
+def encoded(frame, kind, **options):
+    """A picture in a format of Pillow's."""
+    content = io.BytesIO()
+    Image.fromarray(frame).save(content, kind, **options)
+    return content.getvalue()
+
+
+def decoded(frame):
+    """What is left of a picture that Minari stored."""
+    return np.asarray(Image.open(io.BytesIO(encoded(frame, "JPEG"))))
+
+
+def serialized(space):
+    """Minari's description of a space of Gymnasium's, as in its `serialization.py`."""
+    kind = type(space).__name__
+    match kind:
+        case "Dict":
+            parts = {name: serialized(part) for name, part in space.spaces.items()}
+            return {"type": kind, "subspaces": parts}
+        case "Tuple":
+            return {"type": kind, "subspaces": [serialized(part) for part in space.spaces]}
+        case "Discrete":
+            return {"type": kind, "dtype": "int64", "start": int(space.start), "n": int(space.n)}
+        case "MultiDiscrete":
+            numbers = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+            return {"type": kind, "dtype": str(space.dtype), **numbers}
+        case "MultiBinary":
+            return {"type": kind, "n": space.n}
+        case "Text":
+            ends = {"max_length": space.max_length, "min_length": space.min_length}
+            return {"type": kind, **ends, "charset": space.characters}
+    bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
+    return {"type": kind, "dtype": str(space.dtype), "shape": list(space.shape), **bounds}

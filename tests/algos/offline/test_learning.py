@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -122,3 +123,59 @@ def test_what_is_wrong_with_the_steps_is_one_line(tmp_path):
     engine = fdg.compile(algos.IQL(env=env, dataset=path, **{**SMALL, "num_envs": 1}), policies.GPUOnly())
     with refuses(match=r"episode_0/rewards is not finite at step 1"):
         engine.init(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Acts:
+    """An environment of one number, with any actions; episodes of one step."""
+
+    action_space: envs.Box
+    name = "acts"
+    observation_space = envs.Box(-1.0, 1.0, (1,))
+    max_episode_steps = 1
+
+    def reset(self, key):
+        return jnp.zeros(1), jnp.zeros(1)
+
+    def step(self, key, state, action):
+        return state, state, jnp.float32(0.0), jnp.bool_(True), jnp.bool_(False)
+
+
+def stored_actions(tmp_path, space, actions):
+    """Actions in replay, of a data set with these actions."""
+    env = envs.vectorize(Acts(space))
+    actions = np.array(actions, np.float32)
+    path = write(
+        tmp_path / "x", env, [episode(np.zeros((len(actions) + 1, 1)), actions, [0.0] * len(actions))]
+    )
+    state = algos.IQL(env=env, dataset=path, **{**SMALL, "num_envs": 1}).init(jax.random.key(0))
+    return np.asarray(state.replay.rings.experience.action[0, 0]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("space", "actions", "stored"),
+    [
+        (envs.Box((-2.0, 3.0), (2.0, 3.0), (2,)), [[1.0, 3.0], [-2.0, 3.0]], [[0.5, 0.0], [-1.0, 0.0]]),
+        (envs.Box((0.0,), (4.0,), (1,)), [[0.0], [3.0]], [[-1.0], [0.5]]),
+        (envs.Box(-3e38, 3e38, (1,)), [[3e38], [0.0]], [[1.0], [0.0]]),  # their difference overflows
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_actions_in_replay_are_within_one(tmp_path, space, actions, stored):
+    assert stored_actions(tmp_path, space, actions) == stored
+
+
+def test_actions_outside_the_bounds_are_told_once(tmp_path):
+    says = r"x/data/main_data.hdf5: 2 of 4 actions are outside the bounds of Box.*the first at step 1 of all"
+    with pytest.warns(fdg.FdgWarning, match=says) as told:
+        actions = stored_actions(tmp_path, envs.Box(-2.0, 2.0, (1,)), [[1.0], [2.5], [-9.0], [2.0000002]])
+    assert actions == [[0.5], [1.0], [-1.0], [1.0]] and len(told) == 1
+
+
+@pytest.mark.parametrize(
+    "space", [envs.Box(0, 9, (2,), "int32"), envs.Box(0, 255, (2,), "uint8"), envs.Box(0.0, np.inf, (2,))]
+)
+@pytest.mark.parametrize("kind", [algos.BC, algos.IQL, algos.TD3BC, algos.ReBRAC, algos.CQL])
+def test_actions_that_are_no_bounded_floats_are_refused(kind, space):
+    with pytest.raises(FdgError, match=r"cannot act in .*: give it finite bounds and a floating dtype"):
+        kind(env=envs.vectorize(Acts(space)))

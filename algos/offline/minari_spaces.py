@@ -1,0 +1,405 @@
+"""Spaces of data sets in Minari's format: descriptions, and conversion to and from an environment's spaces.
+
+Minari stores what an environment's library has: `Discrete` with a start, `MultiBinary`, texts, actions in
+parts. `envs.gymnasium_spaces` and `envs.gymnasium_parts` convert these to fdg's spaces where the library's
+environment runs. The same functions convert what is stored, so that data and environment agree.
+"""
+
+import functools
+import math
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envs import Box, Discrete, MultiDiscrete, composite, features_and_mask, gymnasium_parts, gymnasium_spaces
+from envs.composite import ObservationSpace
+from envs.native import native
+from envs.spaces import Space
+from fdg.errors import FdgError
+
+_MAX_SIZE = 1 << 24  # numbers in one element of a stored space, categories one-hot
+_WHOLE = "biu"
+
+
+class Leaf(NamedTuple):
+    """One array of an episode in the file, `[T, *shape]`.
+
+    Attributes:
+      name: the space, for messages.
+      shape: of one element; None for texts.
+      dtype: the dtype that the values must fit.
+      low: the lowest category, or categories; None for numbers.
+      high: the highest.
+      is_picture: Minari stores it as encoded pictures.
+      is_codes: its numbers stand for categories, so none may change.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    low: Any = None
+    high: Any = None
+    is_picture: bool = False
+    is_codes: bool = False
+
+
+class Stored(NamedTuple):
+    """How a space is stored: the arrays in the file, and functions to and from the environment's space."""
+
+    description: dict[str, Any]  # Minari's
+    leaves: Any  # nested dictionaries and tuples of `Leaf`
+    to_env: Callable[[Any], Any] = lambda tree: tree
+    from_env: Callable[[Any], Any] = lambda tree: tree
+
+
+# --- descriptions ---
+
+
+def description(space: ObservationSpace) -> dict[str, Any]:
+    """A space in Minari's metadata format.
+
+    >>> description(Discrete(3))
+    {'type': 'Discrete', 'dtype': 'int64', 'start': 0, 'n': 3}
+    """
+    match space:
+        case composite.Dict(spaces=spaces):
+            return {"type": "Dict", "subspaces": {name: description(part) for name, part in spaces}}
+        case composite.Tuple(spaces=parts):
+            return {"type": "Tuple", "subspaces": [description(part) for part in parts]}
+        case Discrete(n=n):
+            return {"type": "Discrete", "dtype": "int64", "start": 0, "n": n}
+        case MultiDiscrete(nvec=nvec):
+            numbers = {"nvec": list(nvec), "start": [0] * len(nvec)}
+            return {"type": "MultiDiscrete", "dtype": "int64", **numbers}
+        case Box(shape=shape, dtype=dtype):
+            bounds = {"low": space.low_array.tolist(), "high": space.high_array.tolist()}
+            return {"type": "Box", "dtype": dtype, "shape": list(shape), **bounds}
+
+
+def _library_description(entry: dict[str, Any]) -> dict[str, Any]:
+    """Minari's description of a library's space, from that of `envs.native`."""
+    parts = entry.get("parts")
+    if isinstance(parts, dict):
+        return {"type": "Dict", "subspaces": {name: _library_description(x) for name, x in parts.items()}}
+    if parts is not None:
+        return {"type": "Tuple", "subspaces": [_library_description(x) for x in parts]}
+    kind, shape, dtype = entry["kind"], entry["shape"][1:], entry["dtype"]
+    match kind:
+        case "Discrete":
+            return {"type": kind, "dtype": "int64", "start": entry["start"], "n": entry["n"]}
+        case "MultiDiscrete":
+            return {"type": kind, "dtype": dtype, "nvec": entry["nvec"], "start": entry["start"]}
+        case "MultiBinary":
+            return {"type": kind, "n": shape[0] if len(shape) == 1 else shape}
+    bounds = {}
+    for end, infinite in (("low", -math.inf), ("high", math.inf)):
+        finite = np.frompyfunc(lambda x, infinite=infinite: infinite if x is None else x, 1, 1)
+        bounds[end] = np.broadcast_to(finite(np.asarray(entry[end], object)), shape).tolist()
+    return {"type": "Box", "dtype": dtype, "shape": shape, **bounds}
+
+
+# --- how spaces are stored ---
+
+
+def stored_observation(space: ObservationSpace) -> Stored:
+    """How `fdg collect` stores observations: as the environment of fdg gives them."""
+    return Stored(description(space), _own_leaves(space))
+
+
+def stored_action(env: Any) -> Stored:
+    """How `fdg collect` stores actions: as the environment's library takes them."""
+    found = _action_of_library(_library_description(native(env).action), env.action_space)
+    return found or Stored(description(env.action_space), _own_leaves(env.action_space))
+
+
+def find_action(stored: Any, space: Space) -> Stored | None:
+    """How stored actions become those of an environment; None if they are of another space."""
+    if fits(stored, description(space), True):
+        return Stored(stored, _own_leaves(space))
+    return _action_of_library(stored, space)
+
+
+def find_observation(stored: Any, stored_actions: Any, space: ObservationSpace, name: str) -> Stored | None:
+    """How stored observations become those of environment `name`; None if they are of another space."""
+    expected = description(space)
+    if fits(stored, expected, False):
+        return Stored(stored, _own_leaves(space))
+    theirs = _library_space(stored)
+    if theirs is None:
+        return None
+    _map_spaces(_widen_text, theirs, space)
+    exact = type(theirs).__name__ not in ("Box", "Dict", "Tuple")
+    candidates: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+        (gymnasium_parts.observation_space, gymnasium_parts.encode)
+    ]
+    if gymnasium_parts.has_parts(theirs):
+        candidates.append(_without_mask(name, _library_space(stored_actions)))
+    else:
+        candidates.append((gymnasium_spaces.observation_box, gymnasium_spaces.encode))
+    for convert, encode in candidates:
+        try:
+            if fits(description(convert(name, theirs)), expected, exact):
+                leaves = _map_spaces(_observed_leaf, theirs, space)
+                return Stored(stored, leaves, functools.partial(encode, theirs))
+        except FdgError:  # the environment could not have this space
+            continue
+    return None
+
+
+def _without_mask(name: str, actions: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Conversion of observations of which one part is a mask of actions."""
+
+    def facts(theirs: Any) -> gymnasium_spaces.Facts:
+        if actions is None:
+            raise FdgError("the actions are not known")
+        return gymnasium_spaces.facts(name, theirs, actions, None)
+
+    def convert(name: str, theirs: Any) -> ObservationSpace:
+        return gymnasium_parts.without_mask(facts(theirs), gymnasium_parts.observation_space(name, theirs))
+
+    def encode(theirs: Any, batch: Any) -> Any:
+        seen = gymnasium_parts.split_mask(facts(theirs), gymnasium_parts.encode(theirs, batch))
+        return features_and_mask(seen)[0]
+
+    return convert, encode
+
+
+def _action_of_library(stored: Any, space: Space) -> Stored | None:
+    theirs = _library_space(stored)
+    if theirs is None:
+        return None
+    try:
+        if not fits(description(gymnasium_spaces.action_space("", theirs)), description(space), True):
+            return None
+    except FdgError:
+        return None
+    return Stored(
+        stored,
+        _map_spaces(_acted_leaf, theirs, None),
+        functools.partial(gymnasium_spaces.encode_action, theirs),
+        functools.partial(gymnasium_spaces.decode, theirs),
+    )
+
+
+def _own_leaves(space: Any) -> Any:
+    """The arrays of a space of fdg."""
+
+    def leaf(part: Any) -> Leaf:
+        match part:
+            case Discrete(n=n):
+                return Leaf(repr(part), (), part.dtype, 0, n - 1)
+            case MultiDiscrete(nvec=nvec):
+                return Leaf(repr(part), part.shape, part.dtype, 0, np.asarray(nvec) - 1)
+        is_codes = part.codes is not None
+        return Leaf(repr(part), part.shape, part.dtype, is_picture=_is_picture(part), is_codes=is_codes)
+
+    return composite.map_parts(leaf, space)
+
+
+def _is_picture(space: Box) -> bool:
+    """Whether Minari expects encoded pictures (`is_image_space` in its `minari_storage.py`)."""
+    shape = space.shape
+    if space.dtype != "uint8" or len(shape) not in (2, 3) or min(shape[:2]) < 32 or shape[2:] not in _MODES:
+        return False
+    return bool((space.low_array == 0).all() and (space.high_array == 255).all())
+
+
+_MODES = {(): "L", (3,): "RGB", (4,): "RGBA"}  # Pillow's, by the channels of a picture
+
+
+def picture_mode(shape: tuple[int, ...]) -> str | None:
+    """Pillow's mode of a picture of this shape; None if it has none."""
+    return _MODES.get(shape[2:]) if len(shape) in (2, 3) else None
+
+
+def _library_leaf(part: Any) -> Leaf | None:
+    """The array of a space of categories or texts."""
+    match type(part).__name__:
+        case "Discrete":
+            return Leaf(short(part.stored), (), "int64", part.start, part.start + part.n - 1)
+        case "MultiDiscrete":
+            return Leaf(short(part.stored), part.shape, "int64", part.start, part.start + part.nvec - 1)
+        case "MultiBinary":
+            return Leaf(short(part.stored), part.shape, "int8", 0, 1)
+        case "Text":
+            return Leaf(short(part.stored), None, "uint8")
+    return None
+
+
+def _observed_leaf(part: Any, ours: Any) -> Leaf:
+    if found := _library_leaf(part):
+        return found
+    box = ours if isinstance(ours, Box) else gymnasium_spaces.observation_box("", part)
+    return Leaf(short(part.stored), part.shape, box.dtype, is_codes=box.codes is not None)
+
+
+def _widen_text(part: Any, ours: Any) -> None:
+    """Gives a text the length of texts without a limit, if it has none in the environment (MiniGrid)."""
+    length = gymnasium_spaces.UNLIMITED_TEXT_LENGTH
+    unlimited = isinstance(ours, Box) and ours.shape == (length,)
+    if type(part).__name__ == "Text" and unlimited and gymnasium_spaces.text_length(part) < length:
+        part.max_length, part.character_set = length, frozenset()
+
+
+def _acted_leaf(part: Any, _: Any) -> Leaf:
+    if found := _library_leaf(part):
+        return found
+    if part.dtype.kind in _WHOLE:
+        return Leaf(short(part.stored), part.shape, "int64", part.low, part.high)
+    return Leaf(short(part.stored), part.shape, "float32")
+
+
+def _map_spaces(function: Callable[[Any, Any], Any], theirs: Any, ours: Any) -> Any:
+    """Applies `function(space, the environment's space of it or None)` to the arrays of a stored space."""
+    match type(theirs).__name__:
+        case "Dict":
+            named = dict(ours.spaces) if isinstance(ours, composite.Dict) else {}
+            return {
+                name: _map_spaces(function, part, named.get(name)) for name, part in theirs.spaces.items()
+            }
+        case "Tuple":
+            inner = dict(enumerate(ours.spaces)) if isinstance(ours, composite.Tuple) else {}
+            return tuple(_map_spaces(function, part, inner.get(i)) for i, part in enumerate(theirs.spaces))
+    return function(theirs, ours)
+
+
+# --- spaces of the library, from untrusted descriptions ---
+
+# Classes with the names and attributes of Gymnasium's, which need not be installed.
+_CLASSES = {
+    name: type(name, (types.SimpleNamespace,), {})
+    for name in ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text", "Dict", "Tuple")
+}
+
+
+def _library_space(stored: Any) -> Any:
+    """The space that a stored description describes; None for anything else."""
+    try:
+        return _parse(stored)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def _parse(stored: Any) -> Any:
+    kind = stored["type"]
+    made = functools.partial(_CLASSES[kind], stored=stored)
+    match kind:
+        case "Dict":
+            return made(spaces={str(name): _parse(part) for name, part in stored["subspaces"].items()})
+        case "Tuple":
+            return made(spaces=tuple(_parse(part) for part in stored["subspaces"]))
+        case "Text":
+            length = _checked_size(stored["max_length"])
+            return made(max_length=length, character_set=frozenset(stored["charset"]))
+        case "MultiBinary":
+            n = stored["n"]
+            return made(shape=_checked_shape(n if isinstance(n, list) else [n]), dtype=np.dtype("int8"))
+    dtype = np.dtype(stored.get("dtype", "int64"))
+    if dtype.kind not in ("biuf" if kind == "Box" else "iu"):
+        raise ValueError(f"dtype {dtype}")
+    if kind == "Discrete":
+        start: Any = np.array(stored.get("start") or 0, np.int64)
+        return made(n=_checked_size(stored["n"]), start=start, shape=(), dtype=dtype)
+    if kind == "MultiDiscrete":
+        nvec = np.asarray(stored["nvec"], np.int64)
+        if nvec.size == 0 or nvec.min() < 1 or nvec.max() > _MAX_SIZE or nvec.sum() > _MAX_SIZE:
+            raise ValueError("nvec")
+        start = np.broadcast_to(np.asarray(stored.get("start") or 0, np.int64), nvec.shape)
+        return made(nvec=nvec, start=start, shape=nvec.shape, dtype=dtype)
+    shape = _checked_shape(stored["shape"])
+    low, high = (np.broadcast_to(np.asarray(stored[end], dtype), shape) for end in ("low", "high"))
+    return made(shape=shape, dtype=dtype, low=low, high=high)
+
+
+def _checked_shape(shape: list[int]) -> tuple[int, ...]:
+    sizes = tuple(map(_checked_size, shape))
+    _checked_size(math.prod(sizes))
+    return sizes
+
+
+def _checked_size(size: Any) -> int:
+    if type(size) is not int or not 1 <= size <= _MAX_SIZE:
+        raise ValueError(f"size {size}")
+    return size
+
+
+# --- comparison ---
+
+
+def fits(stored: Any, expected: dict[str, Any], check_bounds: bool) -> bool:
+    """Whether a stored description has the expected type, parts and shapes (dtypes are not compared)."""
+    if not isinstance(stored, dict) or stored.get("type") != expected["type"]:
+        return False
+    if "subspaces" in expected:
+        inner, parts = _by_name(stored.get("subspaces")), _by_name(expected["subspaces"])
+        return inner.keys() == parts.keys() and all(
+            fits(inner[name], part, check_bounds) for name, part in parts.items()
+        )
+    if "n" in expected:
+        return stored.get("n") == expected["n"] and stored.get("start", 0) == expected.get("start", 0)
+    if "nvec" in expected:
+        start = _numbers(stored.get("start") or 0)
+        return stored.get("nvec") == expected["nvec"] and bool(np.all(start == _numbers(expected["start"])))
+    if stored.get("shape") != expected["shape"]:
+        return False
+    return not check_bounds or all(_is_close(stored.get(name), expected[name]) for name in ("low", "high"))
+
+
+def differing(stored: Any, expected: Any, check_bounds: bool, where: str) -> tuple[str, str]:
+    """The first part that differs, for a message: what is stored where, and what is expected."""
+    inner, parts = ({}, {})
+    if isinstance(stored, dict) and stored.get("type") == expected["type"] and "subspaces" in expected:
+        inner, parts = _by_name(stored.get("subspaces")), _by_name(expected["subspaces"])
+    if inner.keys() == parts.keys():
+        for name, part in parts.items():
+            if not fits(inner[name], part, check_bounds):
+                return differing(inner[name], part, check_bounds, f"{where}/{name}")
+    one, other = short(stored), short(expected)
+    return f"{where} {one}", f"{other}{' with other bounds' if one == other else ''}"
+
+
+def _by_name(parts: Any) -> dict[Any, Any]:
+    """Parts of a space by name or, in a list, by position; empty for anything else."""
+    if isinstance(parts, dict):
+        return parts
+    return dict(enumerate(parts)) if isinstance(parts, list) else {}
+
+
+def _is_close(stored: Any, expected: Any) -> bool:
+    """Whether nested lists hold the expected numbers, or one number for all of them."""
+    stored, expected = _numbers(stored), _numbers(expected)
+    if stored.size == 1:
+        stored = np.broadcast_to(stored, expected.shape)
+    return stored.shape == expected.shape and np.allclose(stored, expected, rtol=1e-4)
+
+
+def _numbers(nested: Any) -> np.ndarray:
+    """Flattens nested lists of numbers to an array; empty for anything else."""
+    try:
+        return np.asarray(nested, float).ravel()
+    except (TypeError, ValueError):
+        return np.zeros(0)
+
+
+def short(stored: Any) -> str:
+    """A stored description, shortened for a message."""
+    match stored:
+        case {"type": "Discrete", "n": count} | {"type": "MultiDiscrete", "nvec": count}:
+            start = stored.get("start") or 0
+            said = f", start={start!r:.40}" if np.any(_numbers(start)) else ""
+            return f"{stored['type']}({count!r:.40}{said})"
+        case {"type": "MultiBinary", "n": n}:
+            return f"MultiBinary({n!r:.40})"
+        case {"type": "Text", "max_length": length}:
+            return f"Text({length!r:.20})"
+        case {"type": "Dict", "subspaces": dict(parts)}:
+            return f"Dict({', '.join(map(str, parts)):.60})"
+        case {"type": kind, "shape": shape, "low": low, "high": high}:
+            lows, highs = _numbers(low), _numbers(high)
+            limits = f" from {lows.min():g} to {highs.max():g}" if lows.size and highs.size else ""
+            return f"{kind!s:.20}{shape!s:.40}{limits}"
+        case {"type": kind}:
+            return f"{kind!s:.20}"
+    return "of an unknown space"
