@@ -97,7 +97,7 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
     {'a': [3.6893488147419103e+19, -inf]}
     >>> json_object(b'{"a": 1, "a": 2}', "some.json")
     Traceback (most recent call last):
-    fdg.errors.FdgError: some.json: 'a' is there twice: remove one
+    fdg.errors.FdgError: some.json: 'a' occurs twice: remove one
     """
     text = _decode(content, where)
 

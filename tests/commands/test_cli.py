@@ -200,7 +200,9 @@ def test_a_resumed_run_may_not_change_what_it_computes(capsys, host_devices, run
     resume = ["--resume", str(run), "--trust"]
     assert "--scale 0.5 contradicts the run's 0.1" in refuse(capsys, [*resume, "--scale", "0.5"])
     assert "--seed 1 contradicts the run's 0" in refuse(capsys, [*resume, "--seed", "1"])
-    assert "--num-seeds 2 contradicts the run's None" in refuse(capsys, [*resume, "--num-seeds", "2"])
+    assert "--num-seeds 2 contradicts the run, which was trained without it" in refuse(
+        capsys, [*resume, "--num-seeds", "2"]
+    )
     assert "has already run 2 iterations, but --total-steps asks for 1" in refuse(
         capsys, [*resume, "--total-steps", "8"]
     )

@@ -85,8 +85,8 @@ def test_lengths_that_are_none_are_refused(given):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("lognormal:16,5", "the mean 16 is above the longest 5: lognormal:5,16?"),
-        ("uniform:7,3", "the shortest 7 is above the longest 3: uniform:3,7?"),
+        ("lognormal:16,5", "the mean 16 is above the longest 5: did you mean lognormal:5,16?"),
+        ("uniform:7,3", "the shortest 7 is above the longest 3: did you mean uniform:3,7?"),
     ],
 )
 def test_lengths_the_wrong_way_round_are_turned(given, message):

@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_refused_with_the_number_and_the_fix():
 
 def test_sizes_that_do_not_divide_are_refused_in_the_table():
     found = policies.auto(Pupil(6), cluster(8))
-    assert any("does not divide" in row.refused for row in found.rows)
+    assert any("is not divisible" in row.refused for row in found.rows)
 
 
 @dataclasses.dataclass(frozen=True)

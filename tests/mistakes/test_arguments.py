@@ -77,7 +77,7 @@ def _nothing_is_done():
     with (
         mock.patch.object(fit, "carry_out", reached),
         mock.patch.object(sweeping, "carry_out_search", reached),
-        mock.patch.object(evaluation, "start", reached),
+        mock.patch.object(evaluation, "evaluate", reached),
         mock.patch.object(playing, "play", reached),
         mock.patch.object(exporting, "export", reached),
         mock.patch.object(run, "Acting", reached),

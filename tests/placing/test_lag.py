@@ -232,7 +232,7 @@ WRONG = [
     (
         Counting(2),
         {"lag": 3, "staleness": 1},
-        "staleness=1 counts iterations, and lag=3 micro-batches: give only one",
+        "staleness=1 counts iterations and lag=3 counts micro-batches: give only one",
     ),
     (Counting(2), {"lag": -1}, "lag=-1: give a whole number of micro-batches"),
     (Counting(2), {"lag": 1.5}, r"lag=1\.5: give a whole number of micro-batches"),

@@ -215,7 +215,7 @@ def test_what_texts_are_worth(trained):
     for prompts, said, message in (
         (["1+2="], [], "worth of 0 responses to 1 prompts: give one to each"),
         (["1+2="], ["Ω"], "'Ω' at 0 is not in the alphabet"),
-        (["1+2="], ["12345"], "response 0 '12345' has 6 tokens, and task 'text:addition' has room for 4"),
+        (["1+2="], ["12345"], "response 0 '12345' has 6 tokens, and task 'text:addition' allows 4"),
     ):
         with pytest.raises(FdgError, match=message):
             algorithm.worth(state, prompts, said)

@@ -77,7 +77,7 @@ def test_characters_have_marks_too(tmp_path):
 
 def test_a_template_that_rewrites_turns_is_refused(tmp_path):
     last = PLAIN.replace("{{ m.content }}", "{{ m.content if loop.last else 'f' }}")
-    with pytest.raises(fdg.FdgError, match=r"message 2 of .* writes it otherwise .* generation"):
+    with pytest.raises(fdg.FdgError, match=r"message 2 of .* formats it differently .* generation"):
         said(task(tmp_path, folder(tmp_path / "words", last)))
 
 

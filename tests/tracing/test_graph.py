@@ -227,7 +227,7 @@ def algorithm(iterate, init=lambda key: {"x": jnp.zeros(3)}):
     ("iterate", "words"),
     [
         (lambda s: ({"x": s["x"][:2]}, {}), ["Mine.iterate", "state['x']", "float32[3]", "float32[2]"]),
-        (lambda s: (s, {"m": {"n": 1.0}}), ["metric 'm'", "flat dict"]),
+        (lambda s: (s, {"m": {"n": 1.0}}), ["metric 'm'", "reduce it"]),
     ],
 )
 def test_iterate_that_breaks_its_contract_is_refused(iterate, words):
@@ -273,7 +273,7 @@ A, TO_B = GOOD.fragments[0], GOOD.edges[0]
                     dataclasses.replace(node("b", [1]), outputs=(Array(2, (5,), "f", 20, 0),)),
                 )
             },
-            ["'b'", "output 0", "size 5", "others have 4", "point in_axes"],
+            ["'b'", "output 0", "size 5", "others have 4", "set in_axes"],
         ),
         (
             {"edges": (*GOOD.edges, Edge("a", "ghost", (1,), 16, 1))},
@@ -286,9 +286,9 @@ A, TO_B = GOOD.fragments[0], GOOD.edges[0]
         ),
         (
             {"edges": (Edge("a", "b", (2,), 16, 1),)},
-            ["edge a -> b", "value 2", "it comes from b", "from its producer"],
+            ["edge a -> b", "value 2", "it comes from b", "begin at the producer"],
         ),
-        ({"edges": (Edge("a", "b", (1,), 15, 1),)}, ["edge a -> b", "15 bytes", "hold 16"]),
+        ({"edges": (Edge("a", "b", (1,), 15, 1),)}, ["edge a -> b", "15 bytes", "16 bytes"]),
         ({"fragments": (node("a"), node("a")), "edges": ()}, ["two fragments are named 'a'", "name="]),
     ],
 )

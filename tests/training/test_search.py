@@ -51,7 +51,7 @@ def test_space_there_and_back():
         ("width=1,x", "is not an integer"),
         ("width=1,1", "twice"),
         ("width=1 width=2", "width is given twice"),
-        ("rate=log:0..1", "above zero"),
+        ("rate=log:0..1", "above 0"),
         ("rate=lin:2..1", "from the lower"),
         ("width=lin:a..b", "a range needs two numbers"),
     ],

@@ -59,7 +59,7 @@ def test_grid_there_and_back():
         ("rate=1e99", "float32"),
         ("rate=1 rate=2", "rate is given twice"),
         ("rate=0.1,0.10000000001", "twice (as float32)"),
-        ("rate=log:0..1x3", "begins above zero"),
+        ("rate=log:0..1x3", "begins above 0"),
         ("rate=log:1..0.1x3", "from the lower to the higher number"),
         ("rate=log:1e-4..1e-2", "log:LOW..HIGHxCOUNT"),
         ("rate=lin:0..1x1", "2 values or more"),
