@@ -34,9 +34,8 @@ from fdg.reading import read_json, read_toml
 from fdg.training.run_directory import read_summary
 from fdg.training.writable import check_results
 
-_SETTINGS = (
-    *("algorithms", "environments", "total_steps", "seeds", "first_seed", "random_episodes"),
-    *("settings", "variants"),
+_SETTINGS = tuple(
+    "algorithms environments total_steps seeds first_seed random_episodes settings variants".split()
 )
 _SET_BY_STUDY = {  # flags that a study sets, and where its user sets them
     "algo": "algorithms",
