@@ -21,6 +21,7 @@ import fdg
 from algos.evaluation import evaluate as play_episodes
 from algos.rollout import Actor, empty_memory
 from fdg.errors import FdgError, listed
+from fdg.lowering.host_calls import calls_host
 from fdg.processes import distributed
 from fdg.running.xla_options import xla_options
 from fdg.training.checkpoint import Checkpoints
@@ -196,8 +197,14 @@ def _program(algorithm: Any, episodes: int, greedy: bool, has_agents: bool) -> C
         result = play_all(state, key, episodes)
         return {name: result[name] for name in ("return", "returns", "lengths", "infos") if name in result}
 
+    def play_agents(states: Any, keys: jax.Array) -> Mapping[str, jax.Array]:
+        first = jax.tree.map(lambda x: x[0], (states, keys))
+        if calls_host(jax.make_jaxpr(play)(*first).eqns):  # an environment on the host serves one agent
+            return jax.lax.map(lambda one: play(*one), (states, keys))
+        return jax.vmap(play)(states, keys)
+
     options = xla_options(jax.default_backend())
-    return jax.jit(jax.vmap(play) if has_agents else play, compiler_options=options)
+    return jax.jit(play_agents if has_agents else play, compiler_options=options)
 
 
 def evaluate(

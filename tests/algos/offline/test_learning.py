@@ -112,6 +112,17 @@ def test_cloning_does_not_act():
         algos.BC(env=envs.make("CartPole-v1"), rings=2)
 
 
+def test_agents_are_evaluated_in_an_environment_on_the_host(tmp_path):
+    """It serves one agent at a time: each has the episodes of a run of its own."""
+    name = "gymnasium:CartPole-v1"
+    algorithm = algos.BC(env=envs.make(name), dataset=random_steps(name), **SMALL)
+    settings = {"total_steps": 16, "eval_episodes": 2, "progress": False}
+    both = fdg.fit(algorithm, num_seeds=2, out=tmp_path / "both", **settings)
+    alone = [fdg.fit(algorithm, seed=seed, out=tmp_path / f"{seed}", **settings) for seed in (0, 1)]
+    returns = [run.summary["eval_return"] for run in alone]
+    assert both.summary["eval_returns"] == returns
+
+
 def test_cloning_needs_data_when_it_begins():
     with pytest.raises(FdgError, match="BC: dataset=None: give a folder of fdg collect, or of Minari"):
         algos.BC(env=envs.make("CartPole-v1")).init(jax.random.key(0))
