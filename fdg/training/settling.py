@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,7 @@ from fdg.processes import distributed
 from fdg.running.host_devices import make_host_devices, restart_cpu_backend, threads_for
 from fdg.running.program_cache import cache_directory
 from fdg.tracing.trace import side_by_side
-from fdg.training.description import describe_policy, rebuild_policy
 from fdg.training.job import Job
-from fdg.training.name_resolver import CALLER
 from fdg.training.settings import AUTO_LAG, nearest_multiples
 from fdg.training.sweep import unwrap_sweep
 
@@ -223,7 +221,7 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
             choice = choose_by_timing(choice, devices, num_seeds=agents)
         changes = {name: getattr(choice.algorithm, name) for name in limits.changeable}
         entries, changes = distributed.exchange([_choice_json(choice.policy, choice.devices, ""), changes])[0]
-        policy, count, message = rebuild_policy(entries, CALLER), entries["devices"], choice.table
+        policy, count, message = _chosen_policy(entries), entries["devices"], choice.table
         if any(getattr(algorithm, name) != value for name, value in changes.items()):
             algorithm = changed_algorithm = dataclasses.replace(algorithm, **changes)
         graph = choice.graph if algorithm == choice.algorithm else fdg.trace(algorithm)
@@ -308,7 +306,7 @@ def _choose_default(
     entries = distributed.exchange(entries)[0]
     if entries is None:
         return default
-    policy = rebuild_policy(entries, CALLER)
+    policy = _chosen_policy(entries)
     # `GPUOnly` uses all accelerators, also when a run is resumed on another machine.
     is_cpu = not isinstance(devices, int) and devices[0].platform == "cpu"
     keeps_count = is_cpu or not isinstance(policy, policies.GPUOnly)
@@ -319,8 +317,7 @@ def _read_choice(file: Path) -> dict[str, Any] | None:
     """A cached choice as JSON; None if there is none, or if the file is invalid."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, FdgError):
         content = json.loads(file.read_text())
-        policy = rebuild_policy(content, CALLER)
-        return _choice_json(policy, int(content["devices"]), str(content["reason"]))
+        return _choice_json(_chosen_policy(content), int(content["devices"]), str(content["reason"]))
     return None
 
 
@@ -365,4 +362,11 @@ def _cache_file(graph: fdg.FDG, devices: int | Sequence[jax.Device], *further: A
 
 
 def _choice_json(policy: Any, devices: int, reason: str) -> dict[str, Any]:
-    return {**describe_policy(policy), "devices": devices, "reason": reason}
+    """A choice as JSON, for the cache and for other processes; its policy is one of fdg's."""
+    values = ((f.name, getattr(policy, f.name), f.default) for f in dataclasses.fields(policy))
+    changed = {name: value for name, value, default in values if value != default}
+    return {"policy": type(policy).__name__, "fields": changed, "devices": devices, "reason": reason}
+
+
+def _chosen_policy(choice: Mapping[str, Any]) -> Any:
+    return policies.get(choice["policy"])(**choice["fields"])

@@ -14,7 +14,6 @@ from fdg.costs.choosing import Candidate
 from fdg.costs.machine import REFERENCE
 from fdg.errors import FdgError
 from fdg.training import settling
-from fdg.training.description import describe_policy
 from fdg.training.settling import prepare, settle
 
 PUPIL = "--algo tests.tiny:Pupil --num-envs 64 --total-steps 512"
@@ -48,7 +47,7 @@ def test_what_was_chosen_is_kept_for_the_next_start(directory, looked):
     assert first.job.policy == second.job.policy
     assert first.job.config["policy_asked"] == "auto"
     (kept,) = (directory / "choices").iterdir()
-    assert json.loads(kept.read_text())["policy"] == first.job.config["policy"]
+    assert policies.get(json.loads(kept.read_text())["policy"]) is type(first.job.policy)
     other = parse(f"{PUPIL} --devices 4")
     settle(other, fdg.trace(other.algorithm))
     assert len(looked) == 2
@@ -158,7 +157,8 @@ def test_of_several_processes_the_first_one_decides(directory, monkeypatch, word
     def exchange(value):
         """What process 0 found in place of what this one did."""
         found = json.loads(json.dumps(value))
-        other = {**describe_policy(coarse), "devices": 4, "reason": "quick"}
+        other = {"policy": "SingleLearnerCoarse", "fields": {"actors": 3, "learners": 1}}
+        other |= {"devices": 4, "reason": "quick"}
         return [[{**found[0], **other}, {"shuffle": "time"}] if isinstance(found, list) else other, found]
 
     monkeypatch.setattr(settling.distributed, "exchange", exchange)
