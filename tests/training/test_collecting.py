@@ -90,7 +90,6 @@ def test_chunks_leave_no_seam(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("buffer_size", "settings", "stored"),
     [
-        (10_000, {}, 480),
         (300, {}, 300),  # a ring that is full: the oldest steps are overwritten
         (10_000, {"memory": "gru", "memory_size": 4, "num_steps": 8, "sequence_length": 4}, 480),
     ],
