@@ -217,7 +217,7 @@ def _scalar(function: Any, is_flag: bool) -> Callable[[Any, Any], Any]:
     def one(achieved: Any, desired: Any) -> Any:
         result = function(achieved, desired)
         is_value = isinstance(result, bool | int | float) or hasattr(result, "dtype")
-        kinds = (jnp.bool_,) if is_flag else (jnp.bool_, jnp.number)
+        kinds = (jnp.bool_,) if is_flag else (jnp.bool_, jnp.integer, jnp.floating)
         is_right = is_value and any(jnp.issubdtype(jnp.result_type(result), kind) for kind in kinds)
         if not is_right or np.shape(result) != ():
             raise FdgError(

@@ -99,7 +99,7 @@ class Arrays:
         return np.asarray(array[()])
 
     def has_rows(self, name: str, axes: int) -> bool:
-        """True if the elements are rows of bytes of any length, in place of arrays of so many axes."""
+        """True if the elements are rows of bytes of any length, and not arrays with this number of axes."""
         array = self._checked(name, rows=True)
         return array.dtype.kind == "O" or (array.dtype == np.uint8 and array.ndim == 2 != 1 + axes)
 

@@ -113,6 +113,7 @@ def hindsight(**settings):
     [
         ({"reward": lambda achieved, desired: "far"}, "returned str: return one number"),
         ({"reward": lambda achieved, desired: achieved}, "returned float32[4]: return one number"),
+        ({"reward": lambda achieved, desired: achieved[0] * 1j}, "returned complex64[]: return one number"),
         ({"terminated": lambda achieved, desired: 0.5}, "returned float: return a bool"),
     ],
 )

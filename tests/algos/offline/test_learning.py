@@ -176,11 +176,11 @@ def test_actions_in_replay_are_within_one(tmp_path, space, actions, stored):
     assert stored_actions(tmp_path, space, actions) == stored
 
 
-def test_actions_outside_the_bounds_are_told_once(tmp_path):
+def test_one_warning_counts_actions_outside_the_bounds(tmp_path):
     says = r"x/data/main_data.hdf5: 2 of 4 actions are outside the bounds of Box.*the first at step 1 of all"
-    with pytest.warns(fdg.FdgWarning, match=says) as told:
+    with pytest.warns(fdg.FdgWarning, match=says) as warned:
         actions = stored_actions(tmp_path, envs.Box(-2.0, 2.0, (1,)), [[1.0], [2.5], [-9.0], [2.0000002]])
-    assert actions == [[0.5], [1.0], [-1.0], [1.0]] and len(told) == 1
+    assert actions == [[0.5], [1.0], [-1.0], [1.0]] and len(warned) == 1
 
 
 @pytest.mark.parametrize(
