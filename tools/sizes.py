@@ -20,7 +20,7 @@ _SKIPPED = (*_LAYOUT, tokenize.NL, tokenize.COMMENT, tokenize.ENDMARKER)
 def count_tokens(text: str) -> int:
     """The number of tokens of a module.
 
-    >>> count_tokens('"""Adds."""\n\nx = 1  # one\n')
+    >>> count_tokens("'Adds.' # one line" + chr(10) + "x = 1  # one")
     3
     """
     count, previous = 0, tokenize.NEWLINE
@@ -43,7 +43,7 @@ def main(commit: str) -> None:
                 text = _git("show", f"{revision}:{name}")
                 is_new = revision == "HEAD" and name in new_files
                 for folder in {name.split("/")[0], "/".join(name.split("/")[:2])}:
-                    if folder in _FOLDERS or folder.startswith("fdg/") and not folder.endswith(".py"):
+                    if folder in _FOLDERS or (folder.startswith("fdg/") and not folder.endswith(".py")):
                         size = sizes[folder][2 if is_new else column]
                         size[0] += len(text.splitlines())
                         size[1] += count_tokens(text)
