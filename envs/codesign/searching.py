@@ -14,7 +14,6 @@ import numpy as np
 
 import algos
 import envs
-import fdg
 import policies
 from envs.codesign import environment, pictures, problem, report
 from envs.codesign.environment import CoDesign
@@ -27,9 +26,11 @@ from fdg.placing.policy import checked_devices
 from fdg.processes import distributed
 from fdg.training.fit import make_job
 from fdg.training.job import Job
+from fdg.training.loading import StoredRun
 from fdg.training.loop import carry_out
 from fdg.training.recorder import Report
 from fdg.training.run_directory import read_metrics
+from fdg.training.settings import flatten_config
 
 SAMPLES = 5_000
 
@@ -160,7 +161,8 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
         state: Any = outcome.engine.algorithm_state(outcome.state)
         state = state if distributed.count() == 1 else distributed.gather(state)
     elif distributed.is_first():  # already complete
-        state = fdg.load(outcome.run.path, algorithm=job.algorithm, trust=job.trust).state
+        stored = StoredRun.open(outcome.run.path, flatten_config(job.config), algorithm=job.algorithm)
+        state = stored.restore().state
     else:
         state = None
     designs = _found(env, state)

@@ -74,6 +74,7 @@ class CommandLine:
         from fdg.settings.presets import HasPresets
         from fdg.training.description import build_algorithm, build_policy
         from fdg.training.job import Job
+        from fdg.training.loading import StoredRun
         from fdg.training.starting import inherit_fields
 
         resolved = self._resolve(file, base, stored)
@@ -129,9 +130,11 @@ class CommandLine:
         resolver.check_trackers(run)
         policy = build_policy(config, resolver)
         algorithm = build_algorithm({**run, **config}, resolver)
+        start = None
         if flags.get("start_from") is not None:
             trust = flags.get("trust", False)
-            algorithm = inherit_fields(algorithm, flags["start_from"], {**config, **values}, trust)
+            start = StoredRun.open(flags["start_from"], {**config, **values}, trust=trust)
+            algorithm = inherit_fields(algorithm, start)
         check_searched(algorithm, run, job_flags.algorithm, resolver)
         # Files may have more fields than flags.
         names = dict.fromkeys([*(flag.name for flag in job_flags.algorithm), *inherited])
@@ -149,8 +152,7 @@ class CommandLine:
             runs,
             cores=cores,
             resumes=resumes,
-            start_from=Path(flags["start_from"]) if flags.get("start_from") is not None else None,
-            trust=flags.get("trust", False),
+            start_from=start,
             explains=merged.get("policy") is not None,
             record=earlier.record_of(program, self._argv, preset, adjusted, flags, base),
         )

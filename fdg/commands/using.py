@@ -328,11 +328,11 @@ def _pack(flags: dict[str, Any]) -> None:
 def _load(flags: dict[str, Any]) -> Any:
     keep_programs(None)
     import envs
-    from fdg.training.loading import load_with_names
+    from fdg.training.loading import StoredRun
 
     names = None  # an environment on the command line is trusted
     if "env" in flags:
         names = {"env": None if flags["env"] is None else envs.absolute(flags["env"])}
     checkpoint = int(flags["checkpoint"]) if flags["checkpoint"].isdecimal() else flags["checkpoint"]
-    run = load_with_names(flags["run"], names, checkpoint=checkpoint, trust=flags["trust"], flags=("env",))
+    run = StoredRun.open(flags["run"], names, trust=flags["trust"], flags=("env",)).restore(checkpoint)
     return run if flags.get("member") is None else member_of(run, flags["member"])

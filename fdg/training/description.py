@@ -37,8 +37,8 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
         "hyperparameters": _plain_fields(algorithm),
     }
     try:
-        same_algorithm, same_policy = rebuild(config, CALLER)
-        if not (_is_equal(same_algorithm, algorithm) and _is_equal(same_policy, policy)):
+        is_same = _is_equal(rebuild_algorithm(config, CALLER), algorithm)
+        if not (is_same and _is_equal(rebuild_policy(config, CALLER), policy)):
             config["rebuilds"] = False
     except Exception:  # a user's class may raise anything
         config["rebuilds"] = False
@@ -54,8 +54,8 @@ def describe_policy(policy: Any) -> dict[str, Any]:
     }
 
 
-def rebuild(config: Mapping[str, Any], resolver: NameResolver, label: str = "this run") -> tuple[Any, Any]:
-    """Rebuilds the algorithm and the policy of a configuration."""
+def rebuild_algorithm(config: Mapping[str, Any], resolver: NameResolver, label: str = "this run") -> Any:
+    """Rebuilds the algorithm of a configuration."""
     if config.get("rebuilds") is False:
         raise FdgError(
             f"{label} was trained from Python with an algorithm that config.json cannot describe"
@@ -68,8 +68,7 @@ def rebuild(config: Mapping[str, Any], resolver: NameResolver, label: str = "thi
         if config.get("env") is not None:
             name, parameters = resolver.environment(config["env"])
             values["env"] = envs.make(name, **parameters)
-        algorithm = build_algorithm({**config, "hyperparameters": values}, resolver)
-    return algorithm, rebuild_policy(config, resolver, label)
+        return build_algorithm({**config, "hyperparameters": values}, resolver)
 
 
 def _undescribed_part(config: Mapping[str, Any], resolver: NameResolver) -> str:
@@ -84,7 +83,7 @@ def _undescribed_part(config: Mapping[str, Any], resolver: NameResolver) -> str:
 
 
 def rebuild_policy(config: Mapping[str, Any], resolver: NameResolver, label: str = "this run") -> Any:
-    """Rebuilds only the policy of a configuration, for runs whose algorithm cannot be rebuilt."""
+    """Rebuilds the policy of a configuration."""
     with _explain_unfit(label):
         cls = resolver.policy_class(config["policy"])
         fields = read_fields(resolver.file, "policy_fields", config, cls, config["policy"])

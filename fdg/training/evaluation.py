@@ -17,16 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs
-import fdg
 from algos.evaluation import evaluate as play_episodes
 from algos.rollout import Actor, empty_memory
 from fdg.errors import FdgError, listed
 from fdg.lowering.host_calls import calls_host
-from fdg.processes import distributed
 from fdg.running.xla_options import xla_options
-from fdg.training.checkpoint import Checkpoints
-from fdg.training.job import Job
-from fdg.training.run_directory import RunDirectory, read_metrics
 from fdg.training.statistics import estimate_text, format_numbers, interval
 from fdg.training.sweep import agent_seeds, unwrap_sweep
 
@@ -298,89 +293,3 @@ def random_returns(env: Any, episodes: int) -> np.ndarray:
     return np.asarray(
         jax.jit(lambda key: play_episodes(env, actor, key, episodes)["returns"])(jax.random.key(0))
     )
-
-
-# Episodes per agent in an evaluation during training; the attribute `episodes_while_training` of an algorithm
-# with cheap evaluations replaces it.
-EPISODES = 16
-
-
-class Evaluator:
-    """Evaluates a run's agents during and after training, in a separate program; saves the best state.
-
-    Attributes:
-      stopped: the reason to stop (an evaluation reached the job's `stop_at`), or None.
-    """
-
-    def __init__(self, job: Job, engine: fdg.Engine, run: RunDirectory):
-        self.stopped: str | None = None
-        self._job, self._engine, self._run = job, engine, run
-        self._best: tuple[float, int] | None = None
-        if job.eval_every and job.resumes:
-            rows = read_metrics(run.path / "metrics.jsonl")
-            evaluations = [
-                (row["eval_return"], row["iteration"]) for row in rows if row.get("eval_return") is not None
-            ]
-            self._best = max(evaluations, key=lambda pair: (pair[0], -pair[1]), default=None)
-        self._checkpoints = Checkpoints(run.best)
-
-    def while_training(self, state: Any, iteration: int, failed: Sequence[int]) -> dict[str, Any]:
-        """Evaluates greedy and sampled actions; saves `state` if the greedy return is the best so far.
-
-        A collective: all processes call it. Means exclude the agents at indices `failed`. Returns the entries
-        for `metrics.jsonl`; empty if the algorithm cannot be evaluated.
-        """
-        job = self._job
-        limit = getattr(job.algorithm, "episodes_while_training", EPISODES)
-        episodes = min(limit, episode_count(job.algorithm, job.eval_episodes or limit))
-        evaluations = self._evaluate(state, episodes, iteration, (True, False), failed)
-        entries = summary_entries(evaluations)
-        local = evaluations[0].mean if evaluations and evaluations[0].greedy else None
-        mean = next((x for x in distributed.exchange(local) if x is not None), None)
-        if mean is None or mean != mean:
-            return entries
-        if self._best is None or mean > self._best[0]:
-            self._best = mean, iteration
-            self._checkpoints.save(iteration, state)
-        if job.stop_at is not None and mean >= job.stop_at and self.stopped is None:
-            self.stopped = f"its evaluation return, {format_numbers(mean)[0]}, has reached {job.stop_at:g}"
-        return entries
-
-    def after_training(self, state: Any, failed: Sequence[int]) -> tuple[list[Evaluation], dict[str, Any]]:
-        """Evaluates greedy actions, as `fdg.load(...).evaluate()` does; empty if the algorithm cannot be
-        evaluated. Also returns the entries for `summary.json`, with those of the best evaluation.
-
-        A collective: all processes call it; process 0 gets the results.
-        """
-        episodes = episode_count(self._job.algorithm, self._job.eval_episodes)
-        evaluations = self._evaluate(state, episodes, None, (True,), failed)
-        best = dict(zip(("best_eval_return", "best_iteration"), self._best or (), strict=False))
-        return evaluations, {**summary_entries(evaluations), **best}
-
-    def _evaluate(
-        self,
-        state: Any,
-        episodes: int,
-        iteration: int | None,
-        modes: Sequence[bool],
-        failed: Sequence[int],
-    ) -> list[Evaluation]:
-        """Evaluates once per mode that the algorithm supports; empty in processes other than 0."""
-        job, engine = self._job, self._engine
-        modes = [mode for mode in modes if can_evaluate(job.algorithm, mode)]
-        if not episodes or not modes:
-            return []
-        state = engine.algorithm_state(state)
-        keys = evaluation_keys(job.seed, job.agents, iteration, job.algorithm)
-        if distributed.count() > 1:
-            state = distributed.gather(state)
-            if state is None:
-                return []
-        elif job.agents is None:
-            # On one device: with a replicated state, every device would play the same episodes.
-            state = jax.device_put(state, engine.devices[0])
-        return evaluate(job.algorithm, state, keys, episodes, modes, job.seed, job.agents, failed)
-
-    def close(self) -> None:
-        """Waits until the best checkpoint is written."""
-        self._checkpoints.close()

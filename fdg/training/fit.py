@@ -21,7 +21,7 @@ from fdg.placing.policy import check_policy, checked_devices
 from fdg.training.curves import draw_run
 from fdg.training.description import describe
 from fdg.training.job import Job
-from fdg.training.loading import load
+from fdg.training.loading import StoredRun, load
 from fdg.training.loop import carry_out, say
 from fdg.training.recorder import Callback, Report
 from fdg.training.run import Run
@@ -194,8 +194,10 @@ def make_job(
         longer = replace(total_steps=total_steps)
         algorithm = dataclasses.replace(algorithm, algorithm=longer) if base is not algorithm else longer
         total_steps = None
+    start: StoredRun | None = None
     if start_from is not None:
-        algorithm = inherit_fields(algorithm, start_from, flatten_config(describe(algorithm, policy)))
+        start = StoredRun.open(start_from, flatten_config(describe(algorithm, policy)))
+        algorithm = inherit_fields(algorithm, start)
     if total_steps is None and not hasattr(algorithm, "total_steps"):
         raise FdgError(f"total_steps: {name} has no default: give a number")
     num_seeds = settings.get("num_seeds")
@@ -215,14 +217,13 @@ def make_job(
             describe(algorithm, policy),
             {**settings, "total_steps": total_steps, "out": path},
             resumes=resumes,
-            start_from=None if start_from is None or resumes else Path(start_from),
+            start_from=None if resumes else start,
             record={"command": "fdg.fit"},
         )
     except FdgError as error:
         raise FdgError(as_arguments(str(error))) from None
-    if start_from is not None:
-        earlier = read_config(Path(start_from), prefix="")
-        origin = {"run": str(start_from), "changes": changes(earlier, job.config)}
+    if start is not None:
+        origin = {"run": str(start.path), "changes": changes(start.config, job.config)}
         job = dataclasses.replace(job, record={**job.record, "from": origin})
     if path is not None and not resumes:
         check_free(path)

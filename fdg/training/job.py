@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from fdg.arguments import quoted
 from fdg.errors import FdgError, place_of, user_errors
 from fdg.kinds import dataclass_fields, shown, to_json
 from fdg.training.description import describe_policy
+from fdg.training.loading import StoredRun
 from fdg.training.settings import Settings, check_settings, flatten_config, kept_settings
 from fdg.training.sweep import Sweep, agent_count
 
@@ -27,8 +27,7 @@ class Job(Settings):
     steps_per_iteration: int  # steps of one agent per iteration
     total_steps: int | None = None  # None if it is a hyperparameter of the algorithm
     resumes: bool = False  # whether to resume the run in `out`
-    start_from: Path | None = None  # a run whose weights initialise this one, or None
-    trust: bool = False  # whether that run's files may name code outside fdg (`fdg.training.name_resolver`)
+    start_from: StoredRun | None = None  # a run whose weights initialise this one
     cores: int | None = None  # the most host devices that may be chosen; None: their number is not chosen
     explains: bool = True  # whether to print the candidates of `auto`; False: only the reason
     # further entries of `config.json`: the sources of values, and the command that started the run

@@ -1,5 +1,7 @@
-"""`fdg.load`: opens a run directory as a `Run`."""
+"""`fdg.load`: opens a run directory as a `Run`. `StoredRun`: its configuration, without a checkpoint."""
 
+import dataclasses
+import functools
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from fdg.settings.fields import NETWORK_FIELDS
 from fdg.tracing.trace import side_by_side
 from fdg.training import hub
 from fdg.training.checkpoint import Checkpoints, OtherStateError
-from fdg.training.description import describe, rebuild, rebuild_policy
+from fdg.training.description import describe, rebuild_algorithm, rebuild_policy
 from fdg.training.name_resolver import NameResolver
 from fdg.training.run import Run
 from fdg.training.run_directory import BEST, CHECKPOINTS, read_config, read_summary
@@ -49,66 +51,90 @@ def load(
         action = run.policy(observation)
         print(run.evaluate(episodes=100))
     """
-    return load_with_names(path, None, algorithm=algorithm, checkpoint=checkpoint, trust=trust)
+    return StoredRun.open(path, trust=trust, algorithm=algorithm).restore(checkpoint)
 
 
-def load_with_names(
-    path: str | Path,
-    caller_values: Mapping[str, Any] | None,
-    *,
-    algorithm: Any = None,
-    checkpoint: str | int = "last",
-    trust: bool = False,
-    flags: Collection[str] | None = None,
-) -> Run:
-    """Loads a run as `load` does, for a caller that has values already, such as of `--env`.
+@dataclasses.dataclass(frozen=True)
+class StoredRun:
+    """A run directory whose `config.json` has been read; `restore` reads a checkpoint."""
 
-    `caller_values` has these by field: modules in them may be imported without `trust`. `flags` are the
-    fields with a flag of the caller's, which error messages may name; None: all.
-    """
-    caller_algorithm = algorithm
-    if algorithm is not None:
-        checked_name(algorithm)
-    path = hub.download(str(path)) if str(path).startswith(hub.SCHEME) else Path(path)
-    config = read_config(path, prefix="")
-    resolver = NameResolver(path / "config.json", caller_values, trust, flags)
-    policy: Any = None
-    is_delayed = bool(config.get("staleness") or config.get("lag"))
-    if algorithm is None:
-        algorithm, policy = rebuild(config, resolver, str(path))
-    elif is_delayed:
-        policy = rebuild_policy(config, resolver, str(path))
-    if not isinstance(algorithm, Sweep):  # a caller need not wrap the algorithm of a swept run in the Sweep
-        algorithm = restore_sweep(algorithm, config)
-    checkpoints, iteration = _select_checkpoint(path, checkpoint)
-    agents = agent_count(algorithm, config.get("num_seeds"))
-    graph, delayed = side_by_side(fdg.trace(algorithm), agents), None
-    if is_delayed:  # the checkpoint also has older versions of leaves
-        plan = fdg.place(graph, policy, device_count(path, config) or len(jax.devices()))
-        graph, delayed = plan.graph, plan.delayed
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    target = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type),
-        graph.of_all(graph.state),
-    )
-    try:
-        state = checkpoints.restore(iteration, target)
-    except OtherStateError:
-        if caller_algorithm is not None:
-            _check_equal_algorithm(caller_algorithm, config, path)
-        raise
-    run = Run(
-        algorithm,
-        state if delayed is None else state.state,
-        iteration,
-        path=path,
-        config=config,
-        seed=config.get("seed", 0),
-        agents=agents,
-        finished=read_summary(path) is not None,
-    )
-    run._history = None if delayed is None else state.history
-    return run
+    path: Path
+    config: Mapping[str, Any]
+    resolver: NameResolver  # resolves the names in `config`
+    algorithm: Any  # built from `config`, or the caller's; a `Sweep` if the run was swept
+    is_callers: bool  # whether the algorithm is the caller's
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        caller_values: Mapping[str, Any] | None = None,
+        *,
+        trust: bool = False,
+        flags: Collection[str] | None = None,
+        algorithm: Any = None,
+    ) -> "StoredRun":
+        """Reads the configuration in a directory, and builds its algorithm unless the caller gives it.
+
+        `caller_values` are the caller's own values by field, such as of `--env`: modules in them may be
+        imported without `trust`. `flags` are the fields with a flag of the caller's, which error messages may
+        name; None: all.
+        """
+        if algorithm is not None:
+            checked_name(algorithm)
+        path = hub.download(str(path)) if str(path).startswith(hub.SCHEME) else Path(path)
+        config = read_config(path, prefix="")
+        resolver = NameResolver(path / "config.json", caller_values, trust, flags)
+        is_callers = algorithm is not None
+        if not is_callers:
+            algorithm = rebuild_algorithm(config, resolver, str(path))
+        elif not isinstance(algorithm, Sweep):  # a caller need not wrap it in the run's Sweep
+            algorithm = restore_sweep(algorithm, config)
+        stored = cls(path, config, resolver, algorithm, is_callers)
+        if not is_callers:
+            stored.policy  # noqa: B018 (raises if the configuration has no valid policy)
+        return stored
+
+    @functools.cached_property
+    def policy(self) -> Any:
+        """The run's distribution policy."""
+        return rebuild_policy(self.config, self.resolver, str(self.path))
+
+    @property
+    def agents(self) -> int | None:
+        """The number of its agents; None if its state has no axis of agents."""
+        return agent_count(self.algorithm, self.config.get("num_seeds"))
+
+    def restore(self, checkpoint: str | int = "last") -> Run:
+        """The run at a checkpoint: "last", "best" or an iteration. All arrays are put on the first device."""
+        checkpoints, iteration = _select_checkpoint(self.path, checkpoint)
+        graph, delayed = side_by_side(fdg.trace(self.algorithm), self.agents), None
+        if self.config.get("staleness") or self.config.get("lag"):  # it also has older versions of leaves
+            plan = fdg.place(graph, self.policy, device_count(self.path, self.config) or len(jax.devices()))
+            graph, delayed = plan.graph, plan.delayed
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        target = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type),
+            graph.of_all(graph.state),
+        )
+        try:
+            state = checkpoints.restore(iteration, target)
+        except OtherStateError:
+            if self.is_callers:
+                _check_equal_algorithm(self.algorithm, self.config, self.path)
+            raise
+        run = Run(
+            self.algorithm,
+            state if delayed is None else state.state,
+            iteration,
+            path=self.path,
+            config=self.config,
+            seed=self.config.get("seed", 0),
+            agents=self.agents,
+            finished=read_summary(self.path) is not None,
+        )
+        run._history = None if delayed is None else state.history
+        return run
 
 
 def _check_equal_algorithm(algorithm: Any, config: Mapping[str, Any], path: Path) -> None:
@@ -143,7 +169,7 @@ def _select_checkpoint(path: Path, checkpoint: str | int) -> tuple[Checkpoints, 
     return checkpoints, int(checkpoint)
 
 
-def device_count(path: Path, config: dict[str, Any]) -> int:
+def device_count(path: Path, config: Mapping[str, Any]) -> int:
     """The number of devices that the run in `path` was planned for; 0 if unknown."""
     trained_on = (read_summary(path) or {}).get("devices") or ()
     return config.get("devices") or config.get("devices_chosen") or len(trained_on)

@@ -23,11 +23,11 @@ from fdg.training.data_copies import copy_data_files
 from fdg.training.evaluation import (
     SOLVED,
     Evaluation,
-    Evaluator,
     verdict,
 )
 from fdg.training.finite import FiniteCheck
 from fdg.training.job import Job, steps_unit
+from fdg.training.periodic_evaluation import Evaluator
 from fdg.training.progress import Progress, clock
 from fdg.training.recorder import Callback, Recorder, check_metrics
 from fdg.training.run_directory import RunDirectory, read_summary
@@ -102,7 +102,8 @@ def carry_out(
         check_all_busy(job.algorithm, engine.plan, settled.devices)
     if line := too_small_micro_batch(job.algorithm, engine.plan):
         report(f"hint: {line}")
-    weights = read_weights(job, graph)
+    start = job.start_from
+    weights = None if start is None else read_weights(start, job.algorithm, job.agents, graph)
     run = open_run(job)
     checkpoints = Checkpoints(run.checkpoints)
     try:

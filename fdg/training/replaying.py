@@ -11,9 +11,7 @@ from fdg import jaxprs, keys
 from fdg.errors import FdgError, kind_of
 from fdg.lowering import host_calls
 from fdg.placing.staleness import DelayedState
-from fdg.training.description import rebuild_policy
-from fdg.training.loading import device_count
-from fdg.training.name_resolver import NameResolver
+from fdg.training.loading import StoredRun, device_count
 from fdg.training.recording import borders_until
 from fdg.training.run import Run
 from fdg.training.stepping import Border, Stepper
@@ -32,8 +30,7 @@ class Replay:
         state = run._state_of(agent)
         has_plan = has_plan and run.path is not None and run.agents is None
         if has_plan and run.path is not None and run.config.get("policy"):
-            resolver = NameResolver(run.path / "config.json", None, trust)
-            policy = rebuild_policy(run.config, resolver, str(run.path))
+            policy = StoredRun.open(run.path, trust=trust, algorithm=run.algorithm).policy
             count = device_count(run.path, run.config) or len(devices)
             if count <= len(devices):
                 devices = devices[:count]

@@ -22,12 +22,10 @@ from fdg.processes import distributed
 from fdg.processes.arrays import put
 from fdg.settings.fields import NETWORK_FIELDS
 from fdg.training.checkpoint import Checkpoints
-from fdg.training.description import rebuild
 from fdg.training.job import Job
-from fdg.training.loading import load_with_names
-from fdg.training.name_resolver import NameResolver
+from fdg.training.loading import StoredRun
 from fdg.training.run_directory import NullRunDirectory, RunDirectory, read_config
-from fdg.training.settings import changes, flatten_config
+from fdg.training.settings import changes
 from fdg.training.summary import versions
 from fdg.training.sweep import Sweep, SweptState, replace_fields, unwrap_sweep
 
@@ -113,8 +111,10 @@ def compile_and_init(engine: fdg.Engine, seed: int) -> Any:
     return state
 
 
-def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
-    """Reads the weights of the run `job.start_from`; returns None if `start_from` is None.
+def read_weights(start: StoredRun, algorithm: Any, agents: int | None, graph: fdg.FDG) -> Weights:
+    """Reads the weights of an earlier run that initialise a new one.
+
+    `algorithm` and `agents` are the new run's, and `graph` is of one agent.
 
     It copies floating-point leaves that have no batch axis and are not in an optax state: parameters, target
     networks, normaliser statistics. Random keys, counters, environments and replay buffers start fresh.
@@ -122,21 +122,18 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     Agent i starts from agent i if both runs have the same number of agents; otherwise all agents start from
     agent 0. From a sweep with another number of agents, the agents of its best point are used.
     """
-    if job.start_from is None:
-        return None
-    caller_values = flatten_config(job.config)  # values that the caller gave for the new run
-    earlier = load_with_names(job.start_from, caller_values, trust=job.trust)
-    if isinstance(earlier.algorithm, Sweep) and earlier.agents != job.agents:
+    earlier = start.restore()
+    if isinstance(earlier.algorithm, Sweep) and earlier.agents != agents:
         earlier = earlier.best
-    new, old = unwrap_sweep(job.algorithm), unwrap_sweep(earlier.algorithm)
+    new, old = unwrap_sweep(algorithm), unwrap_sweep(earlier.algorithm)
     if reason := getattr(new, "reason_incompatible_with", lambda old: None)(old):
-        raise FdgError(f"--from {job.start_from}: {reason}")
+        raise FdgError(f"--from {start.path}: {reason}")
     stored = {n: x for n, x in _leaves_by_name(earlier.state).items() if not n.startswith(_SWEEP_PREFIX)}
     named_leaves = _leaves_by_name(graph.state).items()
     leaves = zip(named_leaves, graph.state_axes, _is_outside_optimizer(graph.state), strict=True)
     arrays = {}
     for i, ((name, leaf), axis, is_weight) in enumerate(leaves):
-        source = _source(job.algorithm, name, stored)
+        source = _source(algorithm, name, stored)
         is_learned = axis is None and is_weight and jnp.issubdtype(leaf.dtype, jnp.inexact)
         if not is_learned or source not in stored:
             continue
@@ -144,39 +141,33 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
         of_agent = array if earlier.agents is None else array[0]
         if of_agent.shape != leaf.shape or of_agent.dtype != leaf.dtype:
             if reason := _describe_unequal_spaces(new, old):
-                raise FdgError(f"--from {job.start_from}: that run's environment is {reason}")
+                raise FdgError(f"--from {start.path}: that run's environment is {reason}")
             raise FdgError(
-                f"--from {job.start_from}: state{name} is {kind_of(of_agent)} in that run and"
+                f"--from {start.path}: state{name} is {kind_of(of_agent)} in that run and"
                 f" {kind_of(leaf)} here: {_network_fix(new, old)}"
             )
-        if job.agents is None:
+        if agents is None:
             arrays[i] = of_agent
-        elif earlier.agents == job.agents:
+        elif earlier.agents == agents:
             arrays[i] = array
         else:
-            arrays[i] = jnp.broadcast_to(of_agent, (job.agents, *of_agent.shape))
+            arrays[i] = jnp.broadcast_to(of_agent, (agents, *of_agent.shape))
     if not arrays:
         raise FdgError(
-            f"--from {job.start_from}: none of its learned arrays matches the state of {graph.name}: it is a"
+            f"--from {start.path}: none of its learned arrays matches the state of {graph.name}: it is a"
             f" run of {type(earlier.algorithm).__name__}: give a run of {graph.name}, or leave out --algo"
         )
-    text = f"begins with {len(arrays)} arrays of weights from {job.start_from}"
+    text = f"begins with {len(arrays)} arrays of weights from {start.path}"
     return Weights(jax.device_get(arrays), f"{text}, iteration {earlier.iteration:,}")
 
 
-def inherit_fields(
-    algorithm: Any, path: str | Path, caller_values: Mapping[str, Any], trust: bool = False
-) -> Any:
+def inherit_fields(algorithm: Any, start: StoredRun) -> Any:
     """Returns the algorithm with the fields that its method `fields_from_run`, if any, takes from a run.
 
-    `path` is the run. For example, a language model's task gets the characters for which it has tokens.
-    `caller_values` and `trust`: see `load_with_names`.
+    For example, a language model's task gets the characters for which it has tokens.
     """
     fields_from_run = getattr(unwrap_sweep(algorithm), "fields_from_run", None)
-    if fields_from_run is None:
-        return algorithm
-    resolver = NameResolver(Path(path) / "config.json", caller_values, trust)
-    fields = fields_from_run(rebuild(read_config(Path(path), prefix=""), resolver, str(path))[0])
+    fields = None if fields_from_run is None else fields_from_run(unwrap_sweep(start.algorithm))
     return replace_fields(algorithm, fields) if fields else algorithm
 
 
@@ -243,15 +234,16 @@ def _describe_unequal_spaces(new: Any, old: Any) -> str:
 
 def _network_fix(new: Any, old: Any) -> str:
     """The fix for a network whose shapes differ from the earlier run's: the flags to change."""
+
+    def fix(name: str) -> str:
+        flag, value = f"--{name.replace('_', '-')}", getattr(old, name)
+        here = f"(here {shown(getattr(new, name)):.200})"
+        return f"no {flag} {here}" if value is None else f"{flag} {shown(value):.200} {here}"
+
     shared = [name for name in sorted(NETWORK_FIELDS) if hasattr(new, name) and hasattr(old, name)]
-    values = ((name, getattr(new, name), getattr(old, name)) for name in shared)
-    flags = [
-        f"--{name.replace('_', '-')} {shown(old_value):.200} (here {shown(new_value):.200})"
-        for name, new_value, old_value in values
-        if new_value != old_value
-    ]
-    if flags:
-        return f"give the network of that run: {', '.join(flags)}"
+    fixes = [fix(name) for name in shared if getattr(new, name) != getattr(old, name)]
+    if fixes:
+        return f"give the network of that run: {', '.join(fixes)}"
     if type(new) is not type(old):
         return f"it is a run of {type(old).__name__}; give one of {type(new).__name__}, or another --algo"
     return "keep the network of that run"

@@ -12,7 +12,7 @@ from fdg.arguments import checked
 from fdg.errors import FdgError
 from fdg.placing.policy import checked_devices
 from fdg.training.fit import fit, make_job
-from fdg.training.loading import load_with_names
+from fdg.training.loading import StoredRun
 from fdg.training.run import Run
 from fdg.training.search import Trial, best_trial, carry_out_search, is_whole
 from fdg.training.settings import flatten_config
@@ -90,7 +90,7 @@ class Search:
         best = best_trial(self.trials)
         if best is None:
             raise FdgError(f"no trial of {self.path} completed: give more trials, or a larger total_steps")
-        return load_with_names(self.path / "trials" / best.run, self._caller_values)
+        return StoredRun.open(self.path / "trials" / best.run, self._caller_values).restore()
 
 
 @checked

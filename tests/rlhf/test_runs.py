@@ -10,7 +10,7 @@ import envs
 import policies
 from algos.language import Decoder, DecoderConfig, weights
 from fdg.errors import FdgError
-from fdg.training.description import describe, rebuild
+from fdg.training.description import describe, rebuild_algorithm
 from fdg.training.name_resolver import CALLER
 from tests.conformance.comparison import assert_same
 from tests.rlhf.small import SMALL, made
@@ -38,4 +38,4 @@ def test_a_run_from_python_can_be_made_again_from_its_file(env):
     algorithm = algos.GRPO(env=envs.make(name, **parameters), **SMALL, variant="dapo", clip_low=0.1)
     said = json.loads(json.dumps(describe(algorithm, policies.GPUOnly())))
     assert "rebuilds" not in said
-    assert rebuild(said, CALLER)[0] == algorithm
+    assert rebuild_algorithm(said, CALLER) == algorithm

@@ -157,6 +157,9 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path):
     assert config["from"]["changes"]["learning_rate"] == [first.algorithm.learning_rate, 1e-9]
     with pytest.raises(FdgError, match=r"\[8\] in that run and float32\[16\] here: .*hidden=8 \(here 16\)"):
         fitted(tmp_path / "third", small(**given | {"hidden": (16,)}), start_from=first.path)
+    default = fitted(tmp_path / "default", small("a2c"))
+    with pytest.raises(FdgError, match=r"network of that run: no hidden \(here 16\)"):
+        fitted(tmp_path / "third", small("a2c", hidden=(16,)), start_from=default.path)
     other = dataclasses.replace(changed, env=envs.make("Pendulum-v1"))
     with pytest.raises(
         FdgError, match=r"environment is CartPole-v1, .* 2 actions; Pendulum-v1 .* actions \[1\]: choose"

@@ -12,7 +12,7 @@ import fdg
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.training import loggers
-from fdg.training.evaluation import EPISODES
+from fdg.training.periodic_evaluation import EPISODES
 from tests.training.trained import fitted, rows, small
 
 

@@ -191,7 +191,7 @@ def test_environments_are_described_by_their_names(name):
 
         algorithm = algos.PPO(env=envs.make(env_name, **overrides))
     said = description.describe(algorithm, policies.GPUOnly())
-    assert "rebuilds" not in said and description.rebuild(said, CALLER)[0] == algorithm
+    assert "rebuilds" not in said and description.rebuild_algorithm(said, CALLER) == algorithm
 
 
 def test_the_command(run, capsys):
