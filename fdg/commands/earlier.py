@@ -17,8 +17,8 @@ _NOT_INHERITED = (
     *("id", "devices_chosen", "command", "preset", "preset_name", "follows", "versions", "git_commit"),
     *("resumes", "from"),
 )
-# Entries that `--from` does not inherit either: they refer to iterations and returns of the earlier run.
-_OF_EARLIER_RUN = ("eval_every", "stop_at")
+# Entries that `--from` does not inherit either: they refer to the course of the earlier run.
+_OF_EARLIER_RUN = ("eval_every", "stop_at", "stop_after")
 
 
 def base_of(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:

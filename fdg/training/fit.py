@@ -82,6 +82,7 @@ def fit(
     eval_episodes: int | None = None,
     checkpoint_every: int | None = None,
     stop_at: float | None = None,
+    stop_after: float | None = None,
     callbacks: Sequence[Callback] = (),
     tensorboard: bool = False,
     wandb: str | None = None,
@@ -111,6 +112,7 @@ def fit(
       checkpoint_every: iterations between checkpoints; None: about twenty checkpoints, fewer if writing them
         would take more than 1% of the time.
       stop_at: stop when an evaluation during training reaches this return.
+      stop_after: stop after this many seconds of training; compilation does not count.
       callbacks: functions that get a `Report` of newly recorded iterations; a true result ends the run.
       tensorboard: write TensorBoard event files into the run directory.
       wandb: log to this project of Weights & Biases.

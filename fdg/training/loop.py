@@ -46,6 +46,7 @@ from fdg.training.sweep_results import write_sweep
 
 _MAX_STEPS_PER_CALL = 65_536  # maximum steps of one agent per call: half a second at 130,000 steps/s
 _MIN_CALLS = 50  # minimum number of calls in a run
+_MAX_SECONDS_PER_CALL = 5.0  # longer calls would delay Ctrl-C, callbacks and the display
 _NUM_CHECKPOINTS = 20  # number of checkpoints in a run without `--checkpoint-every`
 _MIN_ROWS = 32  # a data file with fewer rows causes a hint
 
@@ -204,7 +205,7 @@ class _Session:
             place = f"iteration {iteration:,} of {total:,}"
             say(f"interrupted at {place}, and saved: go on with --resume {run.path}")
             return Outcome(run, engine, state, iteration, caught=caught)
-        stopped = evaluator.stopped or ("a callback ended it" if recorder.wants_to_stop else None)
+        stopped = evaluator.stopped or recorder.stopped
         if iteration < total:
             say(f"stopped at iteration {iteration:,} of {total:,}: {stopped}")
         groups = groups_summary(engine, wall_s - wall_before)
@@ -253,18 +254,19 @@ class _Session:
         job, total = self.job, self.job.num_iterations
         size = iterations_per_call(total, job.steps_per_iteration)
         checkpoint_every = math.ceil((job.checkpoint_every or total / _NUM_CHECKPOINTS) / size) * size
-        periods = [checkpoint_every, *([job.eval_every] if job.eval_every else [])]
-        iteration, caught, is_done = start, _agree_on_signal(signals), False
+        periods = [size, checkpoint_every, *([job.eval_every] if job.eval_every else [])]
+        iteration, count = start, 1
+        caught, is_done, _ = _agree(signals, None, count)
         while iteration < total and caught is None and not is_done:
             boundary = min((iteration // period + 1) * period for period in periods)
-            state, metrics = self.engine.start(state, min(size, boundary - iteration, total - iteration))
+            state, metrics = self.engine.start(state, min(count, boundary - iteration, total - iteration))
             recorder.add(metrics)
             iteration += metrics.iterations
             if job.eval_every and iteration % job.eval_every == 0:
                 recorder.annotate(evaluator.while_training(state, iteration, recorder.failed))
-            if job.stop_at is not None or self.callbacks:
-                is_done = any(distributed.exchange(evaluator.stopped is not None or recorder.wants_to_stop))
-            caught = _agree_on_signal(signals)
+            within_limit = _MAX_SECONDS_PER_CALL / max(recorder.iteration_s, 1e-9)
+            count = max(1, min(size, 2 * count, int(within_limit)))
+            caught, is_done, count = _agree(signals, evaluator.stopped or recorder.stopped, count)
             is_due = iteration % checkpoint_every == 0 and (
                 job.checkpoint_every is not None or self.checkpoints.are_cheap()
             )
@@ -300,9 +302,13 @@ def _interrupt(_: int) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _agree_on_signal(caught: Sequence[int]) -> int | None:
-    """The signal that any process caught, so that all stop at the same iteration. A collective."""
-    return next((signals[0] for signals in distributed.exchange(caught[:1]) if signals), None)
+def _agree(caught: Sequence[int], stopped: str | None, count: int) -> tuple[int | None, bool, int]:
+    """What all processes do next: the signal that any of them caught, or None; whether any has a reason to
+    stop; and the iterations of the next call, which process 0 chooses. A collective.
+    """
+    answers = distributed.exchange((list(caught[:1]), stopped is not None, count))
+    signal = next((signals[0] for signals, _, _ in answers if signals), None)
+    return signal, any(stops for _, stops, _ in answers), answers[0][2]
 
 
 def _check_equal_jobs(config: Mapping[str, Any]) -> None:

@@ -223,11 +223,12 @@ class Recorder:
     iteration: int  # completed iterations at the last recorded call
     last_row: Mapping[str, Any] | None  # the last row of `metrics.jsonl`
     samples: Sequence[Mapping[str, Any]]  # the rows of the latest sample table
-    wants_to_stop: bool = False  # whether a callback asked to end the run
+    stopped: str | None = None  # why the run has to end early (a callback, `stop_after`), or None
 
     def __post_init__(self) -> None:
         algorithm = self.job.algorithm
         self.wall_s: float = self.last_row["wall_s"] if self.last_row else 0.0  # until the last recorded call
+        self.iteration_s = 0.0  # seconds per iteration in the last recorded call
         self.lost = LostEpisodes(getattr(algorithm, "env", None), self.last_row)
         self._busy_s = self.engine.busy_seconds(waits=False)
         # The largest age of a stream's tokens with a weight, in updates; nothing without a stream or any lag.
@@ -295,6 +296,7 @@ class Recorder:
         start = self.iteration
         self.iteration += iterations
         self.wall_s += seconds
+        self.iteration_s = seconds / iterations
         self.run.append_metrics(rows)
         self.last_row = rows[-1]
         self.finite.check(start, metrics)
@@ -323,6 +325,8 @@ class Recorder:
         for text in texts:
             warnings.warn(text, FdgWarning, stacklevel=2)
         self._notify(rows, evaluation)
+        if self.job.stop_after is not None and self.wall_s >= self.job.stop_after:
+            self.stopped = self.stopped or f"it has trained for {self.wall_s:.0f} s (--stop-after)"
 
     def _shares(self, seconds: float) -> dict[str, float]:
         """The fraction of the last `seconds` in which each group was busy."""
@@ -340,7 +344,8 @@ class Recorder:
         report = Report(self.iteration, total, steps, self.wall_s, rows, evaluation)
         for callback in self.callbacks:
             try:
-                self.wants_to_stop |= bool(callback(report))
+                if callback(report):
+                    self.stopped = "a callback ended it"
             except FdgError:
                 raise
             except Exception as error:  # user code

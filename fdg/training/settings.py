@@ -178,6 +178,12 @@ class Settings:
         "end the run once an evaluation of --eval-every has at least this greedy return (None: never)",
         free=True,
     )
+    stop_after: float | None = setting(
+        None,
+        "end the run after this many seconds of training, compilation not counted (None: never)",
+        least=0,
+        free=True,
+    )
     tensorboard: bool = setting(
         False, "also write TensorBoard's event files, into the run directory", free=True
     )

@@ -119,7 +119,7 @@ def search(
       devices: the devices, or their number; None: all devices.
       progress: print progress.
       settings: further arguments of `fdg.fit`: `total_steps`, `seed`, `num_seeds`, `out`, `resume`,
-        `eval_every`, `eval_episodes`, `checkpoint_every`, `stop_at`.
+        `eval_every`, `eval_episodes`, `checkpoint_every`, `stop_at`, `stop_after`.
 
     Returns:
       All trials, the path of the run directory, and `best`: the `Run` with the highest mean return.

@@ -34,7 +34,7 @@ RIGHT = {
     **dict.fromkeys(SWITCHES.split(), lambda v: type(v) is bool),
     **dict.fromkeys(TEXTS.split(), lambda v: isinstance(v, str) and "\0" not in v),
     "checkpoint": lambda v: type(v) is int or (isinstance(v, str) and "\0" not in v),
-    "stop_at": lambda v: (type(v) is int and v < 10**18) or v == 1.5,
+    **dict.fromkeys(("stop_at", "stop_after"), lambda v: (type(v) is int and v < 10**18) or v == 1.5),
     "devices": lambda v: (type(v) is int and v == 3) or v in ([], (1,), {}),
     "function": callable,
     "in_axes": lambda v: True,  # of a call

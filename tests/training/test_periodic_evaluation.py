@@ -1,7 +1,9 @@
 """Evaluation while training: its numbers, the best checkpoint, early stops, trackers, and repeated runs."""
 
 import importlib.util
+import re
 import sys
+import time
 import types
 from typing import ClassVar
 
@@ -51,6 +53,20 @@ def test_a_return_that_is_enough_ends_it(tmp_path):
     assert run.iteration == 3 and run.stopped.endswith("has reached 1") and not run.finished
     again = fitted(tmp_path / "run", algorithm, iterations=9, eval_every=3, resume=True)
     assert again.finished and again.summary["best_iteration"] in range(3, 10, 3)
+
+
+def test_a_time_limit_ends_it_and_a_resumed_run_goes_on(tmp_path):
+    algorithm = small("a2c", hidden=(8,))
+    slow = {"callbacks": [lambda report: time.sleep(0.05)]}
+    run = fitted(tmp_path / "run", algorithm, iterations=200, stop_after=0.5, **slow)
+    assert 1 < run.iteration < 200 and re.search(r"trained for \d s \(--stop-after\)", run.stopped)
+    assert run.summary["stopped"] == run.stopped and run.summary["iterations"] == run.iteration
+    again = fitted(tmp_path / "run", algorithm, iterations=200, resume=True)
+    whole = fitted(tmp_path / "whole", algorithm, iterations=200)
+    assert again.finished and again.stopped is None
+    names = rows(whole.path)[0].keys() - {"wall_s"}
+    for ours, theirs in zip(rows(again.path), rows(whole.path), strict=True):
+        assert {name: ours[name] for name in names} == {name: theirs[name] for name in names}
 
 
 def test_several_seeds_and_an_algorithm_that_cannot(tmp_path):
