@@ -13,6 +13,7 @@ import jax
 
 import fdg
 from fdg import ctrl_c
+from fdg.costs.machine import calibration_problem
 from fdg.errors import FdgError, host_errors
 from fdg.processes import distributed
 from fdg.profiling.writing import write_profile, write_timeline
@@ -163,6 +164,8 @@ class _Session:
             if settled.message:
                 say(f"{settled.message}\n")
             say(f"{engine.plan}\n")
+            if problem := calibration_problem(engine.devices[0].device_kind):
+                say(f"calibration: {problem}")
             if settled.devices_reason:
                 say(f"devices: {settled.devices_reason}")
         check_metrics(engine.plan.graph.metrics)
