@@ -12,6 +12,7 @@ See docs/decisions/028-checkpoints-are-sealed.md, and for the run 081-nothing-is
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -43,6 +44,14 @@ _MAX_TIME_FRACTION = 0.01  # automatic checkpoints take at most this fraction of
 _ARRAYS, _MANIFEST = "arrays", "manifest.json"
 _COMMIT_NOTE = f"{_ARRAYS}/commit_success.txt"  # has the absolute path of the run; no reader needs it
 _MAX_MANIFEST_BYTES = 64 << 20
+
+
+def _precision_fix(there: str, here: str) -> str:
+    """The fix if arrays of a checkpoint and of this process differ in precision only; else ""."""
+    in_32_bits = functools.partial(re.sub, r"\b(float|u?int)64\b", r"\g<1>32")
+    if in_32_bits(there) == in_32_bits(here):
+        return f": set JAX_ENABLE_X64={int(there != in_32_bits(there))}"
+    return ""
 
 
 class OtherStateError(FdgError):
@@ -222,9 +231,10 @@ class Checkpoints:
         for name in sorted(actual | expected):
             there, here = (texts.get(name, "absent") for texts in (actual, expected))
             if there != here:
+                fix = _precision_fix(there, here)
                 raise OtherStateError(
                     f"checkpoint {folder.parent} belongs to another state: '{name}' is {there} in the"
-                    f" checkpoint and {here} here"
+                    f" checkpoint and {here} here{fix}"
                 )
         restored = []
         for name, zeros, leaf in zip(_names(target), empty, leaves, strict=True):

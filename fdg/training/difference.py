@@ -177,7 +177,10 @@ def diff(
         kinds = [line.partition(":")[0] for line in notes if line.startswith(("settings:", "versions:"))]
         cause = f"the {listed(kinds, 'and')} above" if kinds else "code, versions or devices"
         verb = "explain it" if kinds else "differed"
-        notes.append(f"replay: finds none here, so {cause} {verb}: to see where, record each where it ran")
+        fix = "to see where, record each where it ran"
+        if (runs[0].agents or 1) > 1:
+            fix = f"give another agent than {agent}, or {fix}"
+        notes.append(f"replay: finds none here, so {cause} {verb}: {fix}")
         return Difference(*names, first_unequal, start=source, compared=compared, notes=tuple(notes))
     return _difference(names, difference, source, compared, notes)
 

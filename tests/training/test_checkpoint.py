@@ -52,6 +52,22 @@ def shapes(state):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
 
 
+def test_a_checkpoint_of_another_precision_says_how_to_set_it(tmp_path):
+    with jax.enable_x64(True):
+        wide = {"x": jnp.zeros(64), "n": jnp.zeros((), int)}
+        narrow = jax.tree.map(lambda x: x.astype(x.dtype.name.replace("64", "32")), wide)
+    for stored, target, said in (
+        (wide, narrow, "int64[] in the checkpoint and int32[] here: set JAX_ENABLE_X64=1"),
+        (narrow, wide, "int32[] in the checkpoint and int64[] here: set JAX_ENABLE_X64=0"),
+        (wide, {**wide, "n": narrow["x"]}, "float32[64] here"),
+    ):
+        checkpoints = Checkpoints(tmp_path / said[:5] / str(len(said)))
+        checkpoints.save(1, stored)
+        checkpoints.close()
+        with refuses(said):
+            checkpoints.restore(1, shapes(target))
+
+
 def test_every_kind_of_array_comes_back_on_other_devices(tmp_path, devices):
     whole = NamedSharding(jax.sharding.Mesh(np.array(devices), ("d",)), PartitionSpec())
     state = every_kind_of_array(split(devices, 8), whole)
@@ -328,7 +344,7 @@ def test_those_that_nobody_asked_for_take_a_hundredth_of_the_time(
     def at_once(self, iteration, state):
         save(self, iteration, state)
         self._wait()
-        self._seconds = seconds
+        self._write_seconds = seconds
 
     monkeypatch.setattr(Checkpoints, "save", at_once)
     run = tmp_path / "run"
