@@ -11,7 +11,7 @@ from fdg.commands.flags import fields_of
 from fdg.errors import FdgError
 from fdg.kinds import shown
 
-_FAR_FEWER_STEPS = 3  # a preset may be too slow for a run with this many times fewer steps than its own
+_FAR_FEWER_STEPS = 3  # a preset may be too slow for a run with this many times fewer steps than the preset
 
 
 def starting_preset(
@@ -54,7 +54,10 @@ def preset_names(cls: type) -> tuple[str, ...]:
 
 
 def check_allowed(flags: Mapping[str, Any], resumes: bool, keeps: bool) -> None:
-    """Raises an error for `--preset` with settings from a run or a file."""
+    """Raises an error for `--preset` if the settings come from a run or a file.
+
+    `keeps`: whether the run or file is of the same algorithm, so that its settings are kept.
+    """
     name = flags.get("preset")
     if name is not None and (resumes or keeps):
         option = "--resume continues with" if resumes else "--config and --from start from"

@@ -62,11 +62,11 @@ def fragment_benchmarks(
 
     `leaves` are the leaves of a state, on one device of this process.
     """
-    # All processes run the same fragments, but each has only its own instances of host environments.
+    # A fragment that all processes run needs all instances of a host environment; each process has only some.
     if distributed.count() > 1 and host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns):
         return {}
     benchmarks = {}
-    agents, num_groups = _representative_agents(plan)
+    agents, num_repeats = _representative_agents(plan)
     leaves = leaves if agents is None else [leaf[agents] for leaf in leaves]
     values = inputs_of(plan.graph, leaves)
     for site in sites(plan.graph):
@@ -82,7 +82,7 @@ def fragment_benchmarks(
             for x, sharding in zip((value_by_variable[v] for v in site.inputs), shardings, strict=True)
         ]
         is_on_host = host_calls.calls_host([site.equation])
-        benchmarks[name] = Repeated(function, arguments, site.feedback, is_on_host, num_groups)
+        benchmarks[name] = Repeated(function, arguments, site.feedback, is_on_host, num_repeats)
     return benchmarks
 
 
@@ -120,9 +120,9 @@ def _layout(plan: Plan, group: Group, v: core.Var, axis: int | None) -> Layout:
 
 
 def _representative_agents(plan: Plan) -> tuple[np.ndarray | None, int]:
-    """The agents to profile, as rows of the state, and the number of such groups of agents per device.
+    """The agents to profile, as rows of the state, and how often a device does their work.
 
-    They are the first agents that each device vmaps; None for a plan without agents.
+    Each device vmaps a few agents at a time; the first of them are profiled. None for a plan without agents.
     """
     if plan.together is None:
         return None, 1

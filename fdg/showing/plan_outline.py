@@ -68,19 +68,19 @@ def outline(plan: Plan) -> tuple[Line, ...]:
                 yield Crossing(step.source, step.target, next(transfers))
             else:
                 inner = tuple(lines(step.steps))
-                enclosing = [ancestors(plan.graph, name) for name in _fragments(inner)]
+                enclosing = [ancestors(plan.graph, name) for name in _program_fragments(inner)]
                 shared = set.intersection(*map(set, enclosing)) if enclosing else set()
                 yield Trips(step.trips, tuple(name for name in opened if name in shared), inner)
 
     return tuple(lines(plan.schedule.steps))
 
 
-def _fragments(lines: Iterable[Line]) -> Iterator[str]:
+def _program_fragments(lines: Iterable[Line]) -> Iterator[str]:
     for line in lines:
         if isinstance(line, RunLine):
             yield from line.program.fragments
         elif isinstance(line, Trips):
-            yield from _fragments(line.lines)
+            yield from _program_fragments(line.lines)
 
 
 def split_fragments(plan: Plan) -> tuple[str, ...]:
@@ -120,8 +120,8 @@ def from_to(plan: Plan, movement: Movement, width: int, arrow: str = " -> ") -> 
 def title(plan: Plan) -> str:
     """The first line of a plan: algorithm, devices and policy."""
     agents = "" if plan.graph.agents is None else f", {plan.graph.agents} agents"
-    number = f"{plan.num_devices} device{'s' if plan.num_devices != 1 else ''}"
-    return f"{plan.policy} places {plan.graph.name} on {number}{agents}"
+    devices = f"{plan.num_devices} device{'s' if plan.num_devices != 1 else ''}"
+    return f"{plan.policy} places {plan.graph.name} on {devices}{agents}"
 
 
 def batch_per_device(plan: Plan, fragment: Fragment) -> int | None:

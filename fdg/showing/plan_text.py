@@ -24,7 +24,7 @@ _AMOUNTS = ("bytes/crossing", "crossings", "bytes/iteration")  # headers of the 
 def plan_text(plan: Plan) -> str:
     """The text of a plan, which `print(engine.plan)` prints."""
     lines = [*textwrap.wrap(title(plan), COLUMNS, subsequent_indent="  "), ""]
-    split = "agents/device" if plan.graph.agents is not None else "batch/device"
+    share_header = "agents/device" if plan.graph.agents is not None else "batch/device"
     rows: list[tuple[str, ...]] = []
     for f in plan.graph.fragments:
         group, batch = plan.group_of(f.name), batch_per_device(plan, f)
@@ -33,7 +33,7 @@ def plan_text(plan: Plan) -> str:
             (clip(f"{indent}{f.name}", 30), clip(f.role, 18), clip(group.name, 18),
              span(group.devices), calls(f), "-" if batch is None else str(batch))
         )  # fmt: skip
-    lines += table(("fragment", "role", "group", "devices", "calls", split), rows, (4, 5))
+    lines += table(("fragment", "role", "group", "devices", "calls", share_header), rows, (4, 5))
     lines.append("")
     if len(plan.groups) > 1:
         iteration = outline(plan)

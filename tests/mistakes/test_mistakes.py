@@ -346,7 +346,7 @@ WARNINGS = {
     **{
         f"a key that stays: {wrong.__name__}": (
             wrong,
-            "draws from state['key'], which it returns as it was",
+            "draws from state['key'], which it returns unchanged",
             "return the new key",
         )
         for wrong in (broken.Draws, broken.DrawsInAFragment, broken.DrawsInALoop, broken.DrawsFromAPart)
