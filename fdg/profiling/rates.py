@@ -74,7 +74,7 @@ class Rates:
         return self._mesh.size * _MAX_BYTES / self._memory_benchmarks[_MAX_BYTES].seconds
 
     def memory_seconds(self, size: int) -> float:
-        """Seconds to read and write `size` bytes on each device; `size` is one of the constructor's `sizes`."""
+        """Seconds to read and write `size` bytes, one of the constructor's `sizes`, on each device."""
         rounded = _benchmark_bytes(size)
         return self._memory_benchmarks[rounded].seconds * size / rounded
 
