@@ -70,7 +70,7 @@ def instead(name: str) -> str | None:
     """The fix for a setting of another library that has no counterpart in fdg, or None.
 
     >>> instead("policy_kwargs")
-    'the network is that of --hidden and --activation, or of --network module:name'
+    'the network is set by --hidden and --activation, or by --network module:name'
     """
     return _FIXES.get(_normalised(name))
 
@@ -127,7 +127,7 @@ def _same_fix(fix: Any, names: str) -> dict[str, Any]:
 
 
 def _nearest_fix(algo: str) -> str:
-    return f"it does not exist here: the nearest is --algo {algo}"
+    return f"fdg does not have it: the nearest is --algo {algo}"
 
 
 # Algorithms that are settings of another algorithm in fdg, or that have a replacement.
@@ -209,13 +209,13 @@ track use-wandb wandb-project-name wandb-project wandb-entity tensorboard-log re
 assistant-only-loss completion-only-loss train-on-inputs
     --loss-on assistant learns from every turn of the assistant, --loss-on answer from the last one
 policy-kwargs net-arch policy-type
-    the network is that of --hidden and --activation, or of --network module:name
+    the network is set by --hidden and --activation, or by --network module:name
 save-model save-path load-path load model-path push-to-hub upload-model
-    every run is saved in its directory, --out RUN: fdg.load(RUN) and --resume RUN take it from there
+    every run is saved in its directory, --out RUN: fdg.load(RUN) and --resume RUN read it
 dataset dataset-name train-dataset train-file data data-path
     a file of data is the environment: --env text:file?path=FILE (text:preferences?path=FILE of pairs)
 eval-dataset test-dataset validation-file test-file
-    a held-out file goes with the environment: --env 'text:file?path=FILE&test_path=FILE'
+    a held-out file is a parameter of the environment: --env 'text:file?path=FILE&test_path=FILE'
 batch-size minibatch-size sgd-minibatch-size
     --num-minibatches N makes minibatches of num_envs * num_steps / N samples
 train-batch-size train-batch-size-per-learner
@@ -225,16 +225,16 @@ gradient-steps train-freq train-frequency training-intensity
 target-network-frequency target-update-interval target-network-update-freq target-update-freq
     --target-period N counts gradient steps
 policy-lr q-lr actor-lr critic-lr
-    --learning-rate is that of actor and critics
+    --learning-rate applies to actor and critics
 alpha autotune
     the entropy's weight is learned: it starts at --initial-temperature A, for --target-entropy H
 target-kl kl-target use-kl-loss
-    --clip-ratio bounds an update, and no KL ends it early
+    --clip-ratio bounds an update; no update ends early by its KL
 clip-range-vf vf-clip-param
     --clip-value true clips values like ratios
 policy
-    the network is that of --hidden and --activation, or of --network module:name; a distribution policy is
-    one of the run: fit(algorithm, policy)
+    the network is set by --hidden and --activation, or by --network module:name; a distribution policy is
+    an argument of the run: fit(algorithm, policy)
 capture-video render
     fdg play RUN writes a video of the trained agent
 verbose
@@ -252,7 +252,7 @@ save-steps save-freq save-interval save-frequency save-strategy
 logging-steps log-interval log-every log-freq logging-dir
     every iteration is recorded, in metrics.jsonl of the run directory
 max-steps num-updates num-train-steps stop-iters max-iterations training-iterations
-    --total-steps N counts environment steps (of language models responses), not updates
+    --total-steps N counts environment steps (for language models: responses), not updates
 num-train-epochs
     --total-steps N counts responses (demonstrations in SFT): rows times epochs
 schedule lr-schedule lr-scheduler-type lr-decay
@@ -264,20 +264,20 @@ torch-deterministic
 config-path config-name config-file
     --config FILE takes a run's config.json
 num-workers num-env-runners num-rollout-workers num-envs-per-worker num-envs-per-env-runner
-    --num-envs N steps N environments together; --env-workers N are processes for them
+    --num-envs N steps N environments together; --env-workers N starts N processes for them
 framework
     everything runs on JAX: leave it out
 exp-name
     --out RUN is the run directory
 use-gae
-    --gae-lambda L: 1 takes returns without it
+    --gae-lambda 1 uses returns without it
 per-device-train-batch-size
-    --num-prompts N are prompts of an iteration on all devices together, --micro-batch N responses that are
+    --num-prompts N counts the prompts of an iteration on all devices, --micro-batch N the responses
     learned from at a time
 gradient-accumulation-steps
     --micro-batch N learns from N responses at a time
 loss-type importance-sampling-level
-    --variant is that of GRPO (grpo, dr_grpo, dapo, gspo, gmpo, cispo, sapo, rloo), --preference the loss of
+    --variant sets the loss of GRPO (grpo, dr_grpo, dapo, gspo, gmpo, cispo, sapo, rloo), --preference that of
     DPO (sigmoid, ipo), --aggregation that of SFT
 num-iterations
     --num-epochs N learns N times from each response; --total-steps N is the whole run
@@ -287,11 +287,11 @@ epsilon
 bf16 fp16 mixed-precision amp half
     --dtype bfloat16 of language models, --precision bfloat16 of all others
 load-in-4bit load-in-8bit quantization-config
-    quantised training does not exist here: --dtype bfloat16 and --lora-rank N need less memory
+    fdg has no quantised training: --dtype bfloat16 and --lora-rank N need less memory
 use-peft peft-config lora
     --lora-rank N trains adapters in place of the model
 use-vllm vllm-mode vllm-gpu-memory-utilization
-    generation is part of the program: --slots N refills rows that have ended
+    generation is part of the program: --slots N starts new responses in rows that have ended
 reward-funcs reward-weights reward-function reward-fn
     your own reward is part of the task: --env mine:task, made by task.with_reward([f, g], weights=[1, 0.1])
 max-length max-seq-length max-prompt-length max-tokens

@@ -264,7 +264,7 @@ def _bind(
     name: str = "",
     what: str = "argument",
 ) -> Mapping[str, Any]:
-    """The arguments of a call by name."""
+    """The arguments of a call by name; raises an `FdgError` if the function does not accept them."""
     try:
         return signature.bind(*args, **kwargs).arguments
     except TypeError as error:

@@ -222,7 +222,7 @@ MISTAKES = {
     "a network as hyperparameter": (
         lambda: ppo(policy="MlpPolicy"),
         "unknown hyperparameter of PPO 'policy'",
-        "the network is that of hidden",
+        "the network is set by hidden",
     ),
     "steps as policy": (
         lambda: fdg.fit(ppo(), 10_000),
