@@ -410,9 +410,8 @@ def order_of(function: Callable, name: str, arguments: Mapping[str, Any]) -> str
     value, annotation = arguments.get(name), kinds.pop(name, None)
 
     def fits(value: Any, kind: Any) -> bool:  # protocols match anything, so exclude plain values
-        return matches(value, kind) and not (
-            type(value) in _SIMPLE_TYPES and getattr(kind, "_is_protocol", False)
-        )
+        is_simple = type(value) in _SIMPLE_TYPES
+        return matches(value, kind) and not (is_simple and getattr(kind, "_is_protocol", False))
 
     others = {other: kind for other, kind in kinds.items() if arguments[other] is not None}
     if not any(fits(value, kind) and fits(arguments[other], annotation) for other, kind in others.items()):

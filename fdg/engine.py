@@ -236,8 +236,10 @@ class Engine:
         self.plan = dataclasses.replace(self.plan, programs=tuple(programs), unpredicted=unpredicted)
 
     def algorithm_state(self, state: Any) -> Any:
-        """The algorithm's state, for `algorithm.evaluate`. Under staleness, `state` also contains older
-        parameters."""
+        """The algorithm's state, for `algorithm.evaluate`.
+
+        Under staleness, `state` also contains older parameters.
+        """
         return algorithm_state(state)
 
     def unexplained(self) -> tuple[tuple[str, Collective], ...]:

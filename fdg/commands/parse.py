@@ -312,7 +312,7 @@ def _num_workers(name: str, flags: Mapping[str, Any], stored: Mapping[str, Any])
 
 
 def _environment(name: str, overrides: Mapping[str, Any], workers: int | None) -> Any:
-    """Makes an environment; checks it, without a step, if it has parameters or is not bare_env_name."""
+    """Makes an environment; checks it, without a step, if it has parameters or is not registered."""
     import envs
     from envs.text import is_text
 

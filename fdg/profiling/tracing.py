@@ -21,9 +21,8 @@ from fdg.lowering.host_calls import BETWEEN
 from fdg.showing.bars import track
 
 PERFETTO = "trace.json.gz"
-_ENCLOSING_OPERATION = re.compile(
-    r"(while|call|conditional)([.\d]|$)"
-)  # the duration of these operations includes their bodies
+# The duration of these operations includes their bodies.
+_ENCLOSING_OPERATION = re.compile(r"(while|call|conditional)([.\d]|$)")
 
 
 class TraceSpan(NamedTuple):

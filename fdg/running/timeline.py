@@ -94,7 +94,7 @@ class Timeline:
             watch = watch and self._wait_s + self._max_wait_s <= _MAX_OVERHEAD * seconds
         watch = watch or self.bars is not None
         if watch and resumes:
-            with contextlib.suppress(Exception):  # whoever reads the results gets a program's error
+            with contextlib.suppress(Exception):  # a program's error is raised where its results are read
                 jax.block_until_ready(self.latest())
             waited = time.perf_counter() - now
             self._wait_s, self._max_wait_s = self._wait_s + waited, max(self._max_wait_s, waited)
@@ -168,7 +168,7 @@ class Timeline:
         previous_end = 0.0
         while (entry := self._queues[group].get()) is not None:
             run, result = entry
-            with contextlib.suppress(Exception):  # whoever reads the results gets a program's error
+            with contextlib.suppress(Exception):  # a program's error is raised where its results are read
                 jax.block_until_ready(result)
             run.finished = time.perf_counter()
             for dependency in run.dependencies:

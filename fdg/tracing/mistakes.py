@@ -17,11 +17,11 @@ from fdg.errors import FdgError, GraphError, NoAttributeError, one_line, text_of
 # By type of error, specific types first: the mistake, and an alternative that can be traced.
 _BY_TYPE: Mapping[type[Exception], tuple[str, str]] = {
     jax.errors.TracerBoolConversionError: (
-        "Python's if, while, and, or, not (or bool, min, max) needs a traced value, which has no number yet",
+        "Python's if, while, and, or, not (or bool, min, max) needs the number of a traced value, not known yet",
         "use jnp.where, jax.lax.cond or jax.lax.while_loop, and &, |, ~ for and, or, not",
     ),
     jax.errors.TracerArrayConversionError: (
-        "NumPy was given a traced value, which has no numbers yet",
+        "NumPy was given a traced value, whose numbers are not known yet",
         "use jax.numpy (jnp) there",
     ),
     jax.errors.TracerIntegerConversionError: (
@@ -77,9 +77,8 @@ def explained(what: str) -> Iterator[None]:
         matches = [entry for error_type, entry in _BY_TYPE.items() if isinstance(error, error_type)]
         matches += [entry for words, entry in _BY_WORDS.items() if words in text_of(error)]
         if not matches:
-            raise GraphError(
-                f"{what}{line_of(error)} raises {one_line(error)}{_space_text(error)}"
-            ) from error
+            text = one_line(error) + _space_text(error)
+            raise GraphError(f"{what}{line_of(error)} raises {text}") from error
         cause, fix = matches[0]
         raise GraphError(f"{what}{line_of(error)}: {cause}: {fix}") from error
 

@@ -151,9 +151,8 @@ class Reader:
         Values from a loop's trips are stacked first. `nested`: also follow values through the borders of the
         fragments that enclose `scope`.
         """
-        enclosing = {
-            id(s) for s in _scopes_around(scope)
-        }  # in these scopes, a carry comes from an earlier trip
+        # In these scopes, a carry comes from an earlier trip.
+        enclosing = {id(s) for s in _scopes_around(scope)}
         enclosing_fragments = {s.fragment_index for s in _scopes_around(scope)} if nested else set()
         # `trips`: the stacked trips at each level of nested loops, innermost last
         work: list[tuple[Scope, Any, int, tuple[int, ...], str]]
