@@ -17,7 +17,7 @@ from fdg.errors import FdgError, GraphError, NoAttributeError, one_line, text_of
 # By type of error, specific types first: the mistake, and an alternative that can be traced.
 _BY_TYPE: Mapping[type[Exception], tuple[str, str]] = {
     jax.errors.TracerBoolConversionError: (
-        "Python's if, while, and, or, not (or bool, min, max) needs the number of a traced value, not known yet",
+        "Python's if, while, and, or, not (or bool, min, max) needs the unknown number of a traced value",
         "use jnp.where, jax.lax.cond or jax.lax.while_loop, and &, |, ~ for and, or, not",
     ),
     jax.errors.TracerArrayConversionError: (
