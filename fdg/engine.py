@@ -298,7 +298,7 @@ class Engine:
         timeline = self._execution.timeline
         if timeline is None:
             return {}
-        return timeline.settle() if waits else timeline.so_far()
+        return timeline.settle() if waits else timeline.busy_so_far()
 
     def timeline(self, state: Any, iterations: int = 4) -> list[Bar]:
         """Trains, and records when each program ran on which group. Empty if there is one group.

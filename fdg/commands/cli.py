@@ -47,7 +47,7 @@ def train_main(argv: Sequence[str] | None = None) -> int:
             record, algo, env_name = job.record, job.described["algo"], job.described["env"]
             name, preset, follows = record["preset_name"], record["preset"], record.get("follows")
             steps = getattr(job.algorithm, "total_steps", None)
-            loop.say(preset_flags.line(name, preset, algo, env_name, follows, steps))
+            loop.say(preset_flags.preset_line(name, preset, algo, env_name, follows, steps))
         if job.rounded is not None:
             loop.say(job.rounded)
         for line in job.unused_setting_messages if distributed.is_first() else ():
@@ -86,7 +86,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         job = command_line.job("python -m fdg.plan", f"{cluster.ABOUT} {replay.ABOUT}", runs=False)
         if cluster_flags:
             with _notice_if_slow("tracing ..."):
-                reports = cluster.lines(job, cluster_flags)
+                reports = cluster.report_paragraphs(job, cluster_flags)
             reports += [replay.report_of(job.algorithm, job.policy, lengths)] if lengths else []
             print(*reports, sep="\n\n", flush=True)
             return 0
@@ -101,7 +101,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
             sections.append(f"calibration: {problem}")
         if lengths:
             stream_report = replay.report_of(job.algorithm, job.policy, lengths)
-            sections.append(f"{stream_report}\n{replay.idle(plan, cluster_for(devices))}")
+            sections.append(f"{stream_report}\n{replay.idle_line(plan, cluster_for(devices))}")
         if settled.devices_reason:
             sections.append(f"devices: {settled.devices_reason}")
         print(*sections, sep="\n\n", flush=True)

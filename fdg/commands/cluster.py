@@ -31,7 +31,7 @@ class Halved:
     best_seconds: float  # per iteration, of the new choice
 
     @property
-    def loses(self) -> float:
+    def slowdown(self) -> float:
         """The fraction by which the original choice is slower than the new one."""
         return self.seconds / self.best_seconds - 1
 
@@ -81,12 +81,12 @@ def _choice_text(choice: Choice) -> str:
 def sensitivity_table(halved: Sequence[Halved]) -> str:
     """A table of the halved rates, those with the largest influence first."""
     original, *changed = halved
-    changed.sort(key=lambda result: (-result.loses, -result.seconds))
+    changed.sort(key=lambda result: (-result.slowdown, -result.seconds))
     rows = [("as they are", f"{original.seconds * 1e3:.4g} ms", "", original.chosen, "")]
     for result in changed:
         change = f"{result.seconds / original.seconds - 1:+.1%}"
-        loss = f"{result.loses:.1%}" if result.chosen != original.chosen else "stays"
-        rows.append((result.rate, f"{result.seconds * 1e3:.4g} ms", change, result.chosen, loss))
+        slowdown = f"{result.slowdown:.1%}" if result.chosen != original.chosen else "stays"
+        rows.append((result.rate, f"{result.seconds * 1e3:.4g} ms", change, result.chosen, slowdown))
     header = ["halved rate", "first choice takes", "change", "new choice", "first choice loses"]
     return "\n".join(table(header, rows, numeric=(1, 2)))
 
@@ -127,7 +127,7 @@ def take_flags(flags: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def lines(job: Job, flags: Mapping[str, Any]) -> list[str]:
+def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
     """The paragraphs to print about a job on a cluster."""
     cluster = read_cluster(Path(flags["cluster"]))
     counts = flags.get("scale") or (flags.get("devices") or cluster.devices,)

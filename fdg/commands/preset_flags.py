@@ -64,7 +64,7 @@ def check_allowed(flags: Mapping[str, Any], resumes: bool, keeps: bool) -> None:
         raise FdgError(f"--preset {name}: {option} the settings of a run: leave out --preset")
 
 
-def line(
+def preset_line(
     name: str | None,
     values: Mapping[str, Any],
     algo: str,
@@ -77,7 +77,7 @@ def line(
     `follows` are settings that were adjusted to the flags. `steps` is the run's `total_steps`; the line warns
     if the preset was chosen for far more steps, since it may learn too slowly.
 
-    >>> line("minatar", {"num_envs": 64, "num_steps": 128}, "ppo", "Snake-v1")
+    >>> preset_line("minatar", {"num_envs": 64, "num_steps": 128}, "ppo", "Snake-v1")
     'preset: minatar, 2 settings of ppo for Snake-v1 (--show-preset lists them; --preset none omits them)'
     """
     adjusted = "".join(

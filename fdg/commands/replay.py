@@ -97,7 +97,7 @@ def parse_lengths(text: str) -> Lengths:
     return Lengths(tokens, f"{np.mean(tokens):,.0f} tokens, {np.max(tokens):,} at most")
 
 
-def of_run(rows: Sequence[Mapping[str, Any]], name: str) -> Lengths:
+def lengths_of_run(rows: Sequence[Mapping[str, Any]], name: str) -> Lengths:
     """Lognormal lengths with the mean and the longest of a run's last iterations."""
     pairs = [(row.get("response_length"), row.get("response_length_max")) for row in rows[-_LAST_ITERATIONS:]]
     lengths = [(mean, longest) for mean, longest in pairs if mean and longest]
@@ -329,7 +329,9 @@ def report_of(algorithm: Any, policy: Any, text: str) -> str:
         )
     folder = Path(text)
     is_run = folder.is_dir()
-    lengths = of_run([*read_metrics(folder / "metrics.jsonl")], text) if is_run else parse_lengths(text)
+    lengths = (
+        lengths_of_run([*read_metrics(folder / "metrics.jsonl")], text) if is_run else parse_lengths(text)
+    )
     sizes = streaming.sizes(algorithm, algorithm._candidates)
     parts = sizes["micro_batches"]
     lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * parts
@@ -342,7 +344,7 @@ def report_of(algorithm: Any, policy: Any, text: str) -> str:
     return report
 
 
-def idle(plan: Plan, cluster: Cluster) -> str:
+def idle_line(plan: Plan, cluster: Cluster) -> str:
     """A line about the predicted idle time of a plan's groups, and the largest part of an iteration."""
     prediction = predict(plan, cluster)
     shares = ", ".join(f"{group} {share:.0%}" for group, share in prediction.idle.items())

@@ -29,7 +29,7 @@ from fdg.tracing.graph import Fragment
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Placed:
+class PlacedFragment:
     """A fragment with its group and its work."""
 
     site: Site  # the call of the fragment in the graph
@@ -39,7 +39,7 @@ class Placed:
     border: int  # bytes of inputs and outputs that a call reads and writes on one device
 
 
-def place_fragments(plan: Plan) -> tuple[Placed, ...]:
+def place_fragments(plan: Plan) -> tuple[PlacedFragment, ...]:
     """The fragments of a plan with their groups; nothing is compiled or allocated."""
     placed = []
     for site in sites(plan.graph):
@@ -51,7 +51,7 @@ def place_fragments(plan: Plan) -> tuple[Placed, ...]:
         else:
             jaxpr = vmapped_program(site.jaxpr, plan.agents_here, plan.together)
             work, border = work_of(jaxpr), border_bytes(jaxpr)
-        placed.append(Placed(site, site.fragment, group, work, border))
+        placed.append(PlacedFragment(site, site.fragment, group, work, border))
     return tuple(placed)
 
 

@@ -157,9 +157,9 @@ class Timeline:
         """Waits for the watched programs; returns busy seconds, scaled to all iterations."""
         for run in list(self._last_runs.values()):
             run.is_finished.wait()
-        return self.so_far()
+        return self.busy_so_far()
 
-    def so_far(self) -> dict[str, float]:
+    def busy_so_far(self) -> dict[str, float]:
         """Busy seconds of the programs that have ended, scaled to all iterations."""
         scale = self.iterations / self.watched if self.watched else 1.0
         return {group: seconds * scale for group, seconds in self.busy_s.items()}

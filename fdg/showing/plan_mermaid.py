@@ -3,7 +3,7 @@
 from fdg.placing.plans import BETWEEN, Plan
 from fdg.showing.graph_drawings import escaped, mermaid_nodes, mermaid_styles
 from fdg.showing.plan_outline import amount, from_to, outline, transfers
-from fdg.showing.words import quantity, span
+from fdg.showing.words import device_ranges, quantity
 
 
 def plan_mermaid(plan: Plan) -> str:
@@ -17,7 +17,7 @@ def plan_mermaid(plan: Plan) -> str:
     collectives = [movement for movement in plan.movements if movement.program]
     memory, styles = dict(plan.memory), []
     for group in plan.groups:
-        memory_text, positions = quantity(memory[group.name], "B"), span(group.devices, 30)
+        memory_text, positions = quantity(memory[group.name], "B"), device_ranges(group.devices, 30)
         single = f"device {positions}, {memory_text}"
         devices = single if len(group) == 1 else f"devices {positions}, {memory_text} each"
         lines.append(f'  subgraph {group_ids[group.name]}["{escaped(group.name)}<br/>{devices}"]')
@@ -39,7 +39,7 @@ def plan_mermaid(plan: Plan) -> str:
         if movement.source in fragment_ids:
             lines.append(f"  {fragment_ids[movement.source]} --- c{i}")
     if plan.idle:
-        lines.append(f'  idle["idle: {span(plan.idle, 40)}"]')
+        lines.append(f'  idle["idle: {device_ranges(plan.idle, 40)}"]')
         styles.append("  style idle fill:#fff,stroke:#999,color:#555,stroke-dasharray:4 3")
     styles += [
         f"  style {group_id} fill:#f6f6f4,stroke:#8a8a8a,color:#111" for group_id in group_ids.values()

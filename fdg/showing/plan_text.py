@@ -15,7 +15,7 @@ from fdg.showing.plan_outline import (
     title,
     transfers,
 )
-from fdg.showing.words import ancestors, calls, clip, listed_within, quantity, span, table
+from fdg.showing.words import ancestors, calls, clip, device_ranges, listed_within, quantity, table
 
 COLUMNS = 110  # width of a printed plan
 _AMOUNTS = ("bytes/crossing", "crossings", "bytes/iteration")  # headers of the columns of `_amounts`
@@ -31,7 +31,7 @@ def plan_text(plan: Plan) -> str:
         indent = "  " * len(ancestors(plan.graph, f.name))
         rows.append(
             (clip(f"{indent}{f.name}", 30), clip(f.role, 18), clip(group.name, 18),
-             span(group.devices), calls(f), "-" if batch is None else str(batch))
+             device_ranges(group.devices), calls(f), "-" if batch is None else str(batch))
         )  # fmt: skip
     lines += table(("fragment", "role", "group", "devices", "calls", share_header), rows, (4, 5))
     lines.append("")
