@@ -141,5 +141,5 @@ for _cls, _noun in _NOUNS.items():
     explain_frozen(_cls, _noun)
 shadowing.install_aliases()
 reserve_threads()  # for host devices configured before this import
-if not is_command() and (_line := shadowed_package() or unimportable_folder()):  # a command reports it
-    warnings.warn(_line, FdgWarning, stacklevel=2)
+if not is_command() and (_problem := shadowed_package() or unimportable_folder()):  # a command reports it
+    warnings.warn(_problem, FdgWarning, stacklevel=2)

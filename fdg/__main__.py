@@ -1,7 +1,8 @@
 """`fdg train ...` or `python -m fdg train ...`: runs a command by its name.
 
 Commands of installed packages are entry points of the group `fdg.commands`: functions that take the words
-after the name and return the exit status (docs/how-to/command.md). A package is imported if its command runs.
+after the name and return the exit status (docs/how-to/command.md). A package is imported only when its
+command runs.
 """
 
 import importlib

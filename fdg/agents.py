@@ -23,13 +23,14 @@ from fdg.batch.rules.random import has_batch_dependent_draws
 from fdg.batch.state_axes import state_axes
 from fdg.errors import GraphError, PlanError
 
-_MAX_AGENTS = 2**32  # agents, since seeds have 32 bits
+_MAX_AGENTS = 2**32  # since seeds have 32 bits
 
 
 class BetweenAgents(Protocol):
     """What agents of a population copy from each other: the attribute `between_agents` of an algorithm.
 
-    Methods are pure functions of one agent's state; the arrays of `known` may have an axis of agents.
+    Methods are pure functions of one agent's state. `known` is also called with states that have a leading
+    axis of agents.
 
     Attributes:
       note: a sentence for the plan that says when agents copy, and what.
@@ -70,7 +71,7 @@ class Agents:
     count: int
 
     def __post_init__(self):
-        if not _is_number(self.count):
+        if not _is_valid_count(self.count):
             raise PlanError(f"n={self.count!r}: give a whole number of agents, at least 1")
 
     def starts(self, seed: int, count: int | None = None) -> Any:
@@ -170,7 +171,7 @@ def of_seeds(algorithm: Any, num_seeds: int | None) -> Any:
     """`num_seeds` agents of an algorithm; the algorithm itself if `num_seeds` is None."""
     if num_seeds is None:
         return algorithm
-    if not _is_number(num_seeds):
+    if not _is_valid_count(num_seeds):
         raise PlanError(f"num_seeds={num_seeds!r}: give a whole number of agents, at least 1, or None")
     return Agents(algorithm, num_seeds)
 
@@ -191,7 +192,7 @@ def first_start(algorithm: Any, seed: int) -> Any:
     return algorithm.starts(seed) if isinstance(algorithm, Agents) else jax.random.key(seed)
 
 
-def _is_number(count: Any) -> bool:
+def _is_valid_count(count: Any) -> bool:
     return isinstance(count, int) and not isinstance(count, bool) and 1 <= count < _MAX_AGENTS
 
 
@@ -220,14 +221,14 @@ def mapped(function: Callable[..., list[Any]], agents: int, together: int) -> Ca
     """
     if together == agents:
         return _with_unit_axis(function) if agents == 1 else jax.vmap(function)
-    map_group = _with_unit_axis(function) if together == 1 else jax.vmap(function)
+    map_chunk = _with_unit_axis(function) if together == 1 else jax.vmap(function)
 
-    def map_groups(*arrays: Any) -> list[Any]:
-        groups = [x.reshape(agents // together, together, *x.shape[1:]) for x in arrays]
-        results = jax.lax.map(lambda group: map_group(*group), groups)
+    def map_chunks(*arrays: Any) -> list[Any]:
+        chunks = [x.reshape(agents // together, together, *x.shape[1:]) for x in arrays]
+        results = jax.lax.map(lambda chunk: map_chunk(*chunk), chunks)
         return [x.reshape(agents, *x.shape[2:]) for x in results]
 
-    return map_groups
+    return map_chunks
 
 
 def _with_unit_axis(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:

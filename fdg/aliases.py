@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# By fdg's name; spelled as flags; from CleanRL, Stable-Baselines3, RLlib, PureJaxRL and TRL. Only names
-# with the same meaning and unit, since flags accept them silently; all others are in `_FIXES`.
+# By fdg's name; spelled as flags; names from CleanRL, Stable-Baselines3, RLlib, PureJaxRL and TRL. Only names
+# with the same meaning and unit, since flags accept them silently; other names are in `_FIXES`.
 ALIASES: dict[str, tuple[str, ...]] = {
     "algo": ("algorithm", "alg"),
     "env": ("environment", "env-id", "env-name"),
@@ -63,19 +63,19 @@ def ours(name: str) -> str | None:
     >>> ours("total_timesteps"), ours("lr"), ours("learning_rate")
     ('total_steps', 'learning_rate', None)
     """
-    return _FDG_NAMES.get(_key(name))
+    return _FDG_NAMES.get(_normalised(name))
 
 
 def instead(name: str) -> str | None:
     """The fix for a setting of another library that has no counterpart in fdg, or None.
 
     >>> instead("policy_kwargs")
-    'the network is that of --hidden and --activation, or of --network module:name'
+    'the network is set by --hidden and --activation, or by --network module:name'
     """
-    return _FIXES.get(_key(name))
+    return _FIXES.get(_normalised(name))
 
 
-def _key(name: str) -> str:
+def _normalised(name: str) -> str:
     return name.lower().replace("_", "-").strip("-")
 
 
@@ -85,7 +85,7 @@ def variant(name: str) -> str | None:
     >>> variant("ddqn")
     'it is dqn with double=True: --algo dqn --double true'
     """
-    fix = VARIANTS.get(_key(name), "")
+    fix = VARIANTS.get(_normalised(name), "")
     if isinstance(fix, str):
         return fix or None
     algo, settings = fix
@@ -117,7 +117,7 @@ METHODS: Mapping[str, str] = {
     "step": "to step environments, write algorithm.env.step(keys, state, actions)",
 }
 
-_INDEPENDENT_FIX = "agents that learn without each other are --algo ippo; --algo mappo has a common critic"
+_INDEPENDENT_FIX = "for independent agents use --algo ippo; --algo mappo has a common critic"
 _MASK_FIX = "a mask needs no algorithm of its own: observations have a part 'action_mask', under --algo ppo"
 _R2D2_SETTINGS = {"memory": "lstm", "double": True, "dueling": True, "n_step": 5, "priority_exponent": 0.9}
 
@@ -127,10 +127,10 @@ def _same_fix(fix: Any, names: str) -> dict[str, Any]:
 
 
 def _nearest_fix(algo: str) -> str:
-    return f"it does not exist here: the nearest is --algo {algo}"
+    return f"fdg does not have it: the nearest is --algo {algo}"
 
 
-# Algorithms that are settings of others here, or their replacements.
+# Algorithms that are settings of another algorithm in fdg, or that have a replacement.
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **_same_fix(("dqn", {"double": True}), "ddqn double-dqn dqn-double"),
     **_same_fix(("dqn", {"dueling": True}), "dueling-dqn dueling dqn-dueling"),
@@ -193,29 +193,29 @@ _NETWORKS = re.compile(r"(Mlp|Cnn|MultiInput)(Lstm|LnLstm|Ln)?Policy", re.IGNORE
 
 def _fixes(table: str) -> dict[str, str]:
     """Parses lines of names, each followed by an indented fix, to a fix by name."""
-    found: dict[str, str] = {}
+    fix_by_name: dict[str, str] = {}
     for entry in re.split(r"\n(?=\S)", table.strip()):
         names, _, fix = entry.partition("\n")
-        found |= dict.fromkeys(names.split(), " ".join(fix.split()))
-    return found
+        fix_by_name |= dict.fromkeys(names.split(), " ".join(fix.split()))
+    return fix_by_name
 
 
-# Settings with another meaning or unit here, or without need.
+# Settings of other libraries that have another meaning or unit in fdg, or no counterpart.
 _FIXES = _fixes("""
 device cpu cuda use-cuda gpu gpus num-gpus accelerator num-learners num-gpus-per-learner
-    JAX takes the accelerators that there are: --devices N says how many, JAX_PLATFORMS=cpu takes none
+    JAX uses the accelerators that it finds: --devices N says how many, JAX_PLATFORMS=cpu uses none
 track use-wandb wandb-project-name wandb-project wandb-entity tensorboard-log report-to
     --wandb PROJECT logs to Weights & Biases, --tensorboard true to files in the run directory
 assistant-only-loss completion-only-loss train-on-inputs
     --loss-on assistant learns from every turn of the assistant, --loss-on answer from the last one
 policy-kwargs net-arch policy-type
-    the network is that of --hidden and --activation, or of --network module:name
+    the network is set by --hidden and --activation, or by --network module:name
 save-model save-path load-path load model-path push-to-hub upload-model
-    every run is saved in its directory, --out RUN: fdg.load(RUN) and --resume RUN take it from there
+    every run is saved in its directory, --out RUN: fdg.load(RUN) and --resume RUN read it
 dataset dataset-name train-dataset train-file data data-path
     a file of data is the environment: --env text:file?path=FILE (text:preferences?path=FILE of pairs)
 eval-dataset test-dataset validation-file test-file
-    a held-out file goes with the environment: --env 'text:file?path=FILE&test_path=FILE'
+    a held-out file is a parameter of the environment: --env 'text:file?path=FILE&test_path=FILE'
 batch-size minibatch-size sgd-minibatch-size
     --num-minibatches N makes minibatches of num_envs * num_steps / N samples
 train-batch-size train-batch-size-per-learner
@@ -225,24 +225,24 @@ gradient-steps train-freq train-frequency training-intensity
 target-network-frequency target-update-interval target-network-update-freq target-update-freq
     --target-period N counts gradient steps
 policy-lr q-lr actor-lr critic-lr
-    --learning-rate is that of actor and critics
+    --learning-rate applies to actor and critics
 alpha autotune
-    the entropy's weight is learned: --initial-temperature A begins, --target-entropy H is its aim
+    the entropy's weight is learned: it starts at --initial-temperature A, for --target-entropy H
 target-kl kl-target use-kl-loss
-    --clip-ratio bounds an update, and no KL ends it early
+    --clip-ratio bounds an update; no update ends early by its KL
 clip-range-vf vf-clip-param
-    --clip-value true clips values as ratios are
+    --clip-value true clips values like ratios
 policy
-    the network is that of --hidden and --activation, or of --network module:name; a distribution policy is
-    one of the run: fit(algorithm, policy)
+    the network is set by --hidden and --activation, or by --network module:name; a distribution policy is
+    an argument of the run: fit(algorithm, policy)
 capture-video render
-    fdg.play RUN films what was trained
+    fdg play RUN writes a video of the trained agent
 verbose
-    a run prints how it goes; in Python progress=False prints nothing
+    a run prints its progress; in Python progress=False prints nothing
 eval-freq eval-steps eval-interval eval-strategy
     --eval-every N counts iterations
 env-ids
-    --env NAME is one: each other one is a run of its own
+    --env NAME is one environment: start another run for each further one
 eval-env
     --eval-every N evaluates in environments of the same name
 n-eval-envs per-device-eval-batch-size
@@ -252,7 +252,7 @@ save-steps save-freq save-interval save-frequency save-strategy
 logging-steps log-interval log-every log-freq logging-dir
     every iteration is recorded, in metrics.jsonl of the run directory
 max-steps num-updates num-train-steps stop-iters max-iterations training-iterations
-    --total-steps N counts environment steps (of language models responses), not updates
+    --total-steps N counts environment steps (for language models: responses), not updates
 num-train-epochs
     --total-steps N counts responses (demonstrations in SFT): rows times epochs
 schedule lr-schedule lr-scheduler-type lr-decay
@@ -260,24 +260,24 @@ schedule lr-schedule lr-scheduler-type lr-decay
 warmup-ratio
     --warmup N counts updates
 torch-deterministic
-    a run is a function of its seed
+    runs are deterministic: the seed determines all numbers
 config-path config-name config-file
     --config FILE takes a run's config.json
 num-workers num-env-runners num-rollout-workers num-envs-per-worker num-envs-per-env-runner
-    --num-envs N steps N environments together; --env-workers N are processes for them
+    --num-envs N steps N environments together; --env-workers N starts N processes for them
 framework
     everything runs on JAX: leave it out
 exp-name
     --out RUN is the run directory
 use-gae
-    --gae-lambda L: 1 takes returns without it
+    --gae-lambda 1 uses returns without it
 per-device-train-batch-size
-    --num-prompts N are prompts of an iteration on all devices together, --micro-batch N responses that are
+    --num-prompts N counts the prompts of an iteration on all devices, --micro-batch N the responses
     learned from at a time
 gradient-accumulation-steps
     --micro-batch N learns from N responses at a time
 loss-type importance-sampling-level
-    --variant is that of GRPO (grpo, dr_grpo, dapo, gspo, gmpo, cispo, sapo, rloo), --preference the loss of
+    --variant sets the loss of GRPO (grpo, dr_grpo, dapo, gspo, gmpo, cispo, sapo, rloo), --preference that of
     DPO (sigmoid, ipo), --aggregation that of SFT
 num-iterations
     --num-epochs N learns N times from each response; --total-steps N is the whole run
@@ -287,20 +287,20 @@ epsilon
 bf16 fp16 mixed-precision amp half
     --dtype bfloat16 of language models, --precision bfloat16 of all others
 load-in-4bit load-in-8bit quantization-config
-    quantised training does not exist here: --dtype bfloat16 and --lora-rank N need less memory
+    fdg has no quantised training: --dtype bfloat16 and --lora-rank N need less memory
 use-peft peft-config lora
     --lora-rank N trains adapters in place of the model
 use-vllm vllm-mode vllm-gpu-memory-utilization
-    generation is part of the program: --slots N refills rows that have ended
+    generation is part of the program: --slots N starts new responses in rows that have ended
 reward-funcs reward-weights reward-function reward-fn
-    a reward of your own is the task's: --env mine:task, of task.with_reward([f, g], weights=[1, 0.1])
+    your own reward is part of the task: --env mine:task, made by task.with_reward([f, g], weights=[1, 0.1])
 max-length max-seq-length max-prompt-length max-tokens
     --max-response N bounds responses; a prompt is never cut
 tools environment-factory
-    a tool is a game of your own, which answers a turn: --env mine:game
+    write a tool as your own game, which answers each turn: --env mine:game
 ref-model
     the reference is the model that training begins with: --model DIR
 deepspeed fsdp fsdp-config distributed-backend strategy
-    --policy says how a run is laid out over devices, --devices N how many there are
+    --policy says how a run is distributed over devices, --devices N over how many
 """)
-_FDG_NAMES = {alias: known for known, aliases in ALIASES.items() for alias in aliases}
+_FDG_NAMES = {alias: fdg_name for fdg_name, aliases in ALIASES.items() for alias in aliases}

@@ -26,7 +26,7 @@ from fdg.kinds import TOO_LARGE, as_number, dataclass_fields, describe_alternati
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-_PLAIN = {bool, int, float, str, types.NoneType}
+_SIMPLE_TYPES = {bool, int, float, str, types.NoneType}
 _SELF_NAMES = ("self", "cls", "_cls")  # names of the first parameter of methods and of `__new__`
 _MAX_QUOTED = 60  # characters of a value in an error message
 
@@ -35,7 +35,7 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
     """Decorates a public function or dataclass so that wrong arguments raise a one-line `FdgError`.
 
     Raises:
-      FdgError: an unknown argument (the message has the most similar one), a missing argument, or a wrong
+      FdgError: an unknown argument (the message names the most similar one), a missing argument, or a wrong
         type as in `check_arguments`.
 
     >>> @checked
@@ -264,7 +264,7 @@ def _bind(
     name: str = "",
     what: str = "argument",
 ) -> Mapping[str, Any]:
-    """The arguments of a call by name."""
+    """The arguments of a call by name; raises an `FdgError` if the function does not accept them."""
     try:
         return signature.bind(*args, **kwargs).arguments
     except TypeError as error:
@@ -392,7 +392,7 @@ def _option_kinds(takes: Any) -> dict[str, Any]:
         name: hints.get(name, kinds_by_default.get(type(default), Any)) for name, default in takes.items()
     }
     parts = {name: set(typing.get_args(kind)) or {kind} for name, kind in kinds.items()}
-    return {name: kinds[name] for name, kinds_of in parts.items() if kinds_of <= _PLAIN}
+    return {name: kinds[name] for name, kinds_of in parts.items() if kinds_of <= _SIMPLE_TYPES}
 
 
 def order_of(function: Callable, name: str, arguments: Mapping[str, Any]) -> str:
@@ -410,7 +410,8 @@ def order_of(function: Callable, name: str, arguments: Mapping[str, Any]) -> str
     value, annotation = arguments.get(name), kinds.pop(name, None)
 
     def fits(value: Any, kind: Any) -> bool:  # protocols match anything, so exclude plain values
-        return matches(value, kind) and not (type(value) in _PLAIN and getattr(kind, "_is_protocol", False))
+        is_simple = type(value) in _SIMPLE_TYPES
+        return matches(value, kind) and not (is_simple and getattr(kind, "_is_protocol", False))
 
     others = {other: kind for other, kind in kinds.items() if arguments[other] is not None}
     if not any(fits(value, kind) and fits(arguments[other], annotation) for other, kind in others.items()):
@@ -469,7 +470,7 @@ def as_arguments(message: str) -> str:
 def as_flags(message: str, names: Iterable[str]) -> str:
     """Rewrites a message that begins with an argument as a message about the command-line flag in `names`.
 
-    Names of arguments without a value, such as `format=`, become flags too, of this or another command.
+    Arguments without a value, such as `format=`, become flags too, even if they are not in `names`.
 
     >>> as_flags("max_steps=0: give an integer", ["max_steps"]), as_flags("rows=0: too few", ["max_steps"])
     ('--max-steps 0: give an integer', 'rows=0: too few')

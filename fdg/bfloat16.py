@@ -124,6 +124,7 @@ def _to_bfloat16(x: jax.Array) -> jax.Array:
 def _transposed(
     linear: Callable[..., jax.Array], shape: jax.ShapeDtypeStruct, cotangent: jax.Array
 ) -> jax.Array:
+    """The transpose of a linear function of an argument with this shape, with bfloat16 products."""
     transpose = jax.linear_transpose(linear, shape)
     return in_bfloat16(lambda cotangent: transpose(cotangent)[0])(cotangent)
 

@@ -99,7 +99,7 @@ class Engine:
                 f"init({quoted(seed)}): give an integer below 2**63, such as init(0): a key is made from it"
             )
         with host_errors():
-            leaves = self._make(first_start(self.algorithm, seed))
+            leaves = self._make_leaves(first_start(self.algorithm, seed))
         if not self._is_single:
             leaves = [put(x, shape) for x, shape in zip(leaves, self._shapes, strict=True)]
         return jax.tree.unflatten(self._structure, typed_like(self._shapes, leaves))
@@ -152,8 +152,8 @@ class Engine:
         """
         self._check_iterations(iterations, state=state)
         self.compile()
-        placed = self._check(state)
-        self._count(iterations)
+        placed = self._placed_leaves(state)
+        self._count_iterations(iterations)
         result: tuple[Any, PendingMetrics] | None = None
         try:
             # Hold Ctrl-C: between donation and return, the caller has no usable state.
@@ -236,7 +236,10 @@ class Engine:
         self.plan = dataclasses.replace(self.plan, programs=tuple(programs), unpredicted=unpredicted)
 
     def algorithm_state(self, state: Any) -> Any:
-        """The algorithm's state, for `algorithm.evaluate`. Under staleness, `state` contains more than it."""
+        """The algorithm's state, for `algorithm.evaluate`.
+
+        Under staleness, `state` also contains older parameters.
+        """
         return algorithm_state(state)
 
     def unexplained(self) -> tuple[tuple[str, Collective], ...]:
@@ -295,7 +298,7 @@ class Engine:
         timeline = self._execution.timeline
         if timeline is None:
             return {}
-        return timeline.settle() if waits else timeline.so_far()
+        return timeline.settle() if waits else timeline.busy_so_far()
 
     def timeline(self, state: Any, iterations: int = 4) -> list[Bar]:
         """Trains, and records when each program ran on which group. Empty if there is one group.
@@ -321,7 +324,7 @@ class Engine:
             (Bar(*bar) for bars in distributed.exchange(bars) for bar in bars), key=lambda b: b.begin
         )
 
-    def _make(self, key: Any) -> Sequence[jax.Array]:
+    def _make_leaves(self, key: Any) -> Sequence[jax.Array]:
         """The state's leaves; host calls in `init` run in one process only."""
         traced = self._init.trace(key)
         if not host_calls.calls_host(jaxprs.open_jaxpr(traced.jaxpr).eqns):
@@ -347,7 +350,8 @@ class Engine:
         state = jax.tree.map(jnp.asarray, self.algorithm.init(key))
         return jax.tree.leaves(state if self.plan.delayed is None else self.plan.delayed.start(state))
 
-    def _check(self, state: Any) -> list[jax.Array]:
+    def _placed_leaves(self, state: Any) -> list[jax.Array]:
+        """Checks a state, and returns its leaves with the engine's shardings and without aliases."""
         try:
             leaves, structure = jax.tree.flatten(state)
         except Exception as error:  # a user's container may raise anything
@@ -355,8 +359,8 @@ class Engine:
         if structure != self._structure:  # type: ignore[operator]
             raise self._refusal(state)
         placed = []
-        for given, shape in zip(leaves, self._shapes, strict=True):
-            if (leaf := as_array(given)) is None:
+        for value, shape in zip(leaves, self._shapes, strict=True):
+            if (leaf := as_array(value)) is None:
                 raise self._refusal(state)
             if leaf.is_deleted():
                 can_continue = self._interrupted is not None
@@ -368,7 +372,7 @@ class Engine:
                 raise self._refusal(state)
             is_placed = leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim)
             placed.append(leaf if is_placed else jax.device_put(leaf, shape.sharding))
-        # Leaves that this engine returned have no aliases: no need to wait for them to check.
+        # Leaves that this engine returned have no aliases; checking for aliases would wait for them.
         if self._returned.matches(placed):
             return placed
         self._iterations = 0
@@ -383,7 +387,7 @@ class Engine:
             f" give a state from init or run of an engine with the same algorithm and sizes"
         )
 
-    def _count(self, iterations: int) -> None:
+    def _count_iterations(self, iterations: int) -> None:
         """Warns once when training passes `algorithm.learns_until`, after which the step size is zero."""
         last_iteration = getattr(self.algorithm, "learns_until", None)
         previous, self._iterations = self._iterations, self._iterations + iterations

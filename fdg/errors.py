@@ -16,7 +16,7 @@ from typing import Any
 
 from fdg import aliases
 
-_MAX_CHARACTERS = 1000  # characters of an error message
+_MAX_CHARACTERS = 1000  # of an error message
 OURS = ("fdg", "envs", "algos", "policies")  # fdg's packages
 _MAX_VALUE_CHARACTERS = 200  # characters between the brackets of a value in a message
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
@@ -278,9 +278,9 @@ class UnknownNameError(FdgError):
     """An unknown name, for example of an algorithm, environment or policy."""
 
 
-# Characters of a list of names in an error; more if no call lists them.
+# Maximum characters of the known names in an error: if a call lists all names, and if none does.
 _LISTED_CHARACTERS, _UNLISTED_CHARACTERS = 300, 500
-_NAME_CHARACTERS = 100  # of the unknown name itself
+_NAME_CHARACTERS = 100  # maximum characters of the unknown name
 
 
 def unknown_name(

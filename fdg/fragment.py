@@ -46,7 +46,7 @@ ad.deflinear2(
 # --- The node's name. Only a jit's name survives every JAX transformation. ---
 
 _PREFIX = "fdg"
-_MAX_ROWS = 2**40  # planning tries divisors of a batch up to its square root
+_MAX_ROWS = 2**40  # of a batch; planning tries its divisors up to its square root
 
 ROLES = ("environment", "actor", "buffer", "learner", "gradient", "update", "reward", "reference", "critic")
 """Roles that fdg's policies place; any other word is allowed too."""
@@ -175,6 +175,7 @@ class FragmentFunction:
             if not part or ":" in part or not part.isprintable():
                 raise GraphError(f"fragment: {part!r} is not a role or name: give words without ':'")
 
+        # `bound` is () or the instance of a method, and `numbers` are its fields that are arrays.
         def body(bound, numbers, args, kwargs):
             axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
             if isinstance(axes, tuple) and len(axes) != len(args):

@@ -1,6 +1,6 @@
 """Caches results by the identity of an argument, such as a jaxpr that is called from many places.
 
-A choice among hundreds of plans of a graph thus opens its iteration once per placement of fragments.
+So a choice among hundreds of plans of one graph opens its iteration only once per placement of fragments.
 """
 
 import collections

@@ -95,7 +95,7 @@ def describe_alternatives(kind: Any) -> list[str]:
 
 
 def reader(kind: Any) -> Callable[[str], Any]:
-    """A function from a word to a value of the annotation `kind`; its ValueError has the expected values.
+    """Returns a function that parses a word to a value of `kind`; its ValueError names the expected values.
 
     >>> reader(int)("5e5"), reader(float | None)("none"), reader(tuple[int, ...])("64,64")
     (500000, None, (64, 64))
@@ -373,15 +373,15 @@ def check_decorated(cls: type) -> None:
                 is_ignored = name not in fields or (value is not default and value != default)
             ignored += [name] * is_ignored
         if ignored:
-            bare = next((name for name in ignored if name not in annotated), None)
-            kind = "" if bare is None else _annotation_text(fields[bare].type)
-            typed = "" if bare is None else f"its type, {bare}: {kind} = ..., and "
+            untyped = next((name for name in ignored if name not in annotated), None)
+            kind = "" if untyped is None else _annotation_text(fields[untyped].type)
+            type_fix = "" if untyped is None else f"its type, {untyped}: {kind} = ..., and "
             options: Any = base
             frozen = "(frozen=True)" if options.__dataclass_params__.frozen else ""
-            have = "has" if len(ignored) == 1 else "have"
+            verb = "has" if len(ignored) == 1 else "have"
             raise FdgError(
-                f"{base.__name__}{place_of(base)}: {listed(ignored, 'and')} {have} no effect:"
-                f" write {typed}@dataclasses.dataclass{frozen} above the class"
+                f"{base.__name__}{place_of(base)}: {listed(ignored, 'and')} {verb} no effect:"
+                f" write {type_fix}@dataclasses.dataclass{frozen} above the class"
             )
 
 

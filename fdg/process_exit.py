@@ -88,10 +88,11 @@ def _end_with_launcher() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's processes and their children block it
     pipe = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    threading.Thread(target=_watch, args=(pipe,), daemon=True, name="tied").start()
+    threading.Thread(target=_kill_at_end_of, args=(pipe,), daemon=True, name="tied").start()
 
 
-def _watch(pipe: int) -> None:
+def _kill_at_end_of(pipe: int) -> None:
+    """Kills this process when the other end of the pipe closes."""
     while os.read(pipe, 4096):
         pass
     os.kill(os.getpid(), signal.SIGKILL)

@@ -47,7 +47,7 @@ def submodules(package: str) -> Callable[[str], Any]:
     return get_attribute
 
 
-class _Module(types.ModuleType):
+class _UncallableModule(types.ModuleType):
     """A module that raises an error with the right call when it is called."""
 
     instead = ""
@@ -64,5 +64,5 @@ def explain_calls(package: str, classes: Mapping[str, str]) -> None:
     for name, cls in classes.items():
         module: Any = sys.modules.get(f"{package}.{name}")
         if module is not None and type(module) is types.ModuleType:
-            module.__class__ = _Module
+            module.__class__ = _UncallableModule
             vars(module)["instead"] = f"{package}.{cls}(...)"

@@ -19,7 +19,7 @@ from fdg.addresses import split_address
 from fdg.errors import FdgError, one_line
 
 _CONNECT_TIMEOUT_S = 5.0  # time limit of a connection to a cluster's address
-_LOCAL_STORE_BYTES = 512 * 2**20  # for objects of a new local cluster
+_LOCAL_STORE_BYTES = 512 * 2**20  # size of a new local cluster's object store
 
 # Variables of a machine or session, which each host keeps as they are.
 _HOST_VARIABLES = frozenset(

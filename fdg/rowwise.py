@@ -41,7 +41,9 @@ def _run(*operands: Any, jaxpr: Any, function: Any, splits: Splits) -> list[Any]
 
 
 def _batched(operands: Any, dims: Any, *, jaxpr: Any, function: Any, splits: Splits) -> Any:
-    def agents(*operands: Any) -> Any:
+    """The batching rule: vmaps the function, and adds the split along the new axis."""
+
+    def vmapped(*operands: Any) -> Any:
         return jax.vmap(function, in_axes=tuple(dims))(*operands)
 
     def shift_axes(axes: Axes) -> Axes:
@@ -56,8 +58,8 @@ def _batched(operands: Any, dims: Any, *, jaxpr: Any, function: Any, splits: Spl
     )
     count = len(splits[0][1])
     all_splits = (*shifted_splits, (tuple(dims), (0,) * count))
-    jaxpr = trace_rows(agents, [jax.typeof(x) for x in operands])  # operands may be Python numbers
-    return rowwise_p.bind(*operands, jaxpr=jaxpr, function=agents, splits=all_splits), (0,) * count
+    jaxpr = trace_rows(vmapped, [jax.typeof(x) for x in operands])  # operands may be Python numbers
+    return rowwise_p.bind(*operands, jaxpr=jaxpr, function=vmapped, splits=all_splits), (0,) * count
 
 
 def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, function: Any, splits: Splits) -> Any:

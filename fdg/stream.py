@@ -5,7 +5,8 @@ state (the clock, specified in docs/streaming.md) determine which response start
 the parameters, and which rows form a micro-batch.
 
 Shapes: `S` slots; `F` responses that start at once; `B` units per batch, `b` units per micro-batch, `G`
-responses per unit; `a` batches ahead; `W = b + a B`, the largest number of live units.
+responses per unit; `a` batches ahead; `W = b + a B`, the largest number of live units. A unit is a group of
+responses that are taken together, such as all responses to one prompt.
 """
 
 import dataclasses
@@ -34,8 +35,8 @@ class Now(NamedTuple):
 class Source(Protocol):
     """The computation of a slot, as pure functions. All arguments and results have slots as axis 0.
 
-    A slot has two parts: its state (tokens, keys, versions; part of the stream's state), and a cache, which
-    `refresh` computes from that state and the parameters.
+    A slot has two parts: its state `kept` (tokens, keys, versions; part of the stream's state), and a cache,
+    which `refresh` computes from that state and the parameters.
 
     Attributes:
       most_ticks: optional; the largest number of ticks after `begin` until a slot is done. With it, plans
@@ -49,7 +50,7 @@ class Source(Protocol):
         """The states and caches of slots that start the responses `index [F]` of the run.
 
         Leaves may be smaller than the slots' leaves along axes other than the first; they are written at the
-        start of these axes. The rest of a state is as in `idle`, and of a cache undefined.
+        start of these axes. The rest of a state is as in `idle`; the rest of a cache is undefined.
         """
 
     def tick(self, parameters: Any, kept: Any, cache: Any, now: Now) -> tuple[Any, Any]:
@@ -70,7 +71,7 @@ class Clock(NamedTuple):
 
     micro_batch: jax.Array  # [] number of micro-batches taken
     tick: jax.Array  # [] number of ticks
-    next: jax.Array  # [] the next response to start
+    next: jax.Array  # [] index of the next response to start
     busy: jax.Array  # [] occupied slots, summed over ticks
     occupied: jax.Array  # [S] bool
     place: jax.Array  # [S] row of each slot's response among the rows of live units; W G: no row
@@ -163,13 +164,13 @@ class Stream:
 
     def init(self, key: jax.Array) -> StreamState:
         """The initial state for this key."""
-        # A weakly typed leaf would change its dtype in the first tick, and rows would be cast to this one.
+        # A weakly typed leaf could change its dtype in the first tick; its rows would then be cast back.
         kept = jax.tree.map(_without_weak_type, self.source.idle(self.slots))
         row_shapes, rows = jax.eval_shape(self.source.row, kept), self.live * self.group
-        for method, found in (("idle", kept), ("row", row_shapes)):
-            if any(x.shape[:1] != (self.slots,) for x in jax.tree.leaves(found)):
+        for method, result in (("idle", kept), ("row", row_shapes)):
+            if any(x.shape[:1] != (self.slots,) for x in jax.tree.leaves(result)):
                 raise FdgError(
-                    f"{type(self.source).__name__}.{method} returns {structure_of(found)}: axis 0 of each"
+                    f"{type(self.source).__name__}.{method} returns {structure_of(result)}: axis 0 of each"
                     f" array must have the {self.slots} slots"
                 )
 
@@ -286,7 +287,7 @@ class Stream:
 
         carry = kept, cache, jnp.int32(0), clock.busy
         kept, _, trips, busy = jax.lax.while_loop(is_waiting, tick, carry)
-        is_immediate, end = trips == 0, clock.tick + trips  # if all finished at once, their first tick counts
+        is_immediate, end = trips == 0, clock.tick + trips  # if no tick is needed, one is counted
         clock = clock._replace(
             micro_batch=clock.micro_batch + 1,
             tick=jnp.where(is_immediate, end + 1, end),
@@ -339,26 +340,26 @@ class Stream:
         # New units get the first free places; other units keep their places.
         unit = index // self.group
         is_first = is_started & (index % self.group == 0)
-        free = jnp.argsort(clock.unit >= 0, stable=True).astype(jnp.int32)
+        free_places = jnp.argsort(clock.unit >= 0, stable=True).astype(jnp.int32)
         rank = jnp.cumsum(is_first, dtype=jnp.int32) - 1
-        at_unit = jnp.where(is_first, free[jnp.clip(rank, 0, self.live - 1)], self.live)
-        units = clock.unit.at[at_unit].set(unit, mode="drop")
+        new_places = jnp.where(is_first, free_places[jnp.clip(rank, 0, self.live - 1)], self.live)
+        units = clock.unit.at[new_places].set(unit, mode="drop")
         place = jnp.argmax(units[None] == unit[:, None], axis=1).astype(jnp.int32)
-        slot_or_none = jnp.where(is_started, slot, self.slots)
+        slot_or_none = jnp.where(is_started, slot, self.slots)  # out of range where no response starts
         clock = clock._replace(
             next=clock.next + jnp.sum(is_started, dtype=jnp.int32),
             occupied=clock.occupied.at[slot_or_none].set(True, mode="drop"),
             place=clock.place.at[slot_or_none].set(place * self.group + index % self.group, mode="drop"),
             unit=units,
-            begun=clock.begun.at[at_unit].set(clock.micro_batch // self.micro_batches, mode="drop"),
-            missing=clock.missing.at[at_unit].set(self.group, mode="drop"),
+            begun=clock.begun.at[new_places].set(clock.micro_batch // self.micro_batches, mode="drop"),
+            missing=clock.missing.at[new_places].set(self.group, mode="drop"),
         )
         source_rows = jnp.full(self.slots, -1, jnp.int32).at[slot_or_none].set(offsets, mode="drop")
         slots = kept, cache
-        found = jax.tree.map(
+        new_slots = jax.tree.map(
             lambda x, y: _replace_rows(x, y, source_rows), slots, (new_slot_states, new_cache)
         )
-        return clock, *self._check("begin", found, slots), rows
+        return clock, *self._check("begin", new_slots, slots), rows
 
     def _clock_after_tick(self, clock: Clock, done: jax.Array) -> Clock:
         """The clock after a tick in which the slots `done [S]` finish."""
@@ -382,6 +383,8 @@ class Stream:
         ready = jnp.sum(is_finished, dtype=jnp.int32) >= self.units
         if self.late == "mask" or not self.ahead:
             return ready
+        # Row i is about the units that must be taken by iteration `iteration + i`: the micro-batches after
+        # this one must have room for those that this one does not take.
         iteration, part = jnp.divmod(clock.micro_batch, self.micro_batches)
         iterations_ahead = jnp.arange(self.ahead, dtype=jnp.int32)
         is_due = (clock.unit >= 0)[None] & (

@@ -20,8 +20,8 @@ from fdg.processes.peers import LostError
 from fdg.running.program_cache import remove_corrupt_entry
 from fdg.shadowing import shadowed_package, unimportable_folder
 
-_SLOW_S = 5.0
-_CAUSE_TIMEOUT_S = 5.0  # wait for the cause: a collective fails before we learn which process died
+_SLOW_S = 5.0  # time after which a slow step prints a notice
+_CAUSE_TIMEOUT_S = 5.0  # how long to wait for the cause: a collective fails before the dead process is known
 
 
 def train_main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def train_main(argv: Sequence[str] | None = None) -> int:
 
         command_line = CommandLine(argv)
         command_line.join()
-        if not distributed.is_first():  # redirects the descriptor, since gloo prints to it
+        if not distributed.is_first():  # silences the descriptor itself, since gloo writes to it
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         job = command_line.job(
             "python -m fdg.train", "Trains an algorithm on an environment, under a distribution policy."
@@ -47,7 +47,7 @@ def train_main(argv: Sequence[str] | None = None) -> int:
             record, algo, env_name = job.record, job.described["algo"], job.described["env"]
             name, preset, follows = record["preset_name"], record["preset"], record.get("follows")
             steps = getattr(job.algorithm, "total_steps", None)
-            loop.say(preset_flags.line(name, preset, algo, env_name, follows, steps))
+            loop.say(preset_flags.preset_line(name, preset, algo, env_name, follows, steps))
         if job.rounded is not None:
             loop.say(job.rounded)
         for line in job.unused_setting_messages if distributed.is_first() else ():
@@ -86,7 +86,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         job = command_line.job("python -m fdg.plan", f"{cluster.ABOUT} {replay.ABOUT}", runs=False)
         if cluster_flags:
             with _notice_if_slow("tracing ..."):
-                reports = cluster.lines(job, cluster_flags)
+                reports = cluster.report_paragraphs(job, cluster_flags)
             reports += [replay.report_of(job.algorithm, job.policy, lengths)] if lengths else []
             print(*reports, sep="\n\n", flush=True)
             return 0
@@ -95,13 +95,13 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         job, devices = settled.job, settled.devices
         plan = fdg.place(settled.graph, job.policy, devices, job.agents)
         sections = [*([settled.message] if settled.message else []), settled.graph, plan]
-        if idle := too_small_micro_batch(job.algorithm, plan):
-            sections.append(f"hint: {idle}")
+        if hint := too_small_micro_batch(job.algorithm, plan):
+            sections.append(f"hint: {hint}")
         if problem := calibration_problem("cpu" if isinstance(devices, int) else devices[0].device_kind):
             sections.append(f"calibration: {problem}")
         if lengths:
-            stream = replay.report_of(job.algorithm, job.policy, lengths)
-            sections.append(f"{stream}\n{replay.idle(plan, cluster_for(devices))}")
+            stream_report = replay.report_of(job.algorithm, job.policy, lengths)
+            sections.append(f"{stream_report}\n{replay.idle_line(plan, cluster_for(devices))}")
         if settled.devices_reason:
             sections.append(f"devices: {settled.devices_reason}")
         print(*sections, sep="\n\n", flush=True)
@@ -203,6 +203,7 @@ def _one_line_warnings() -> Iterator[None]:
 
 
 def _status(run: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """Runs a command; returns its exit status, also if it exits by SystemExit."""
     try:
         return run(argv)
     except SystemExit as exit:  # --help
@@ -213,6 +214,7 @@ def _status(run: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
 
 
 def _fail(message: str, status: int = 2) -> int:
+    """Prints an error on one line, ends the run's other processes, and returns the exit status."""
     message = shortened(" ".join(message.split()))
     distributed.abandon(f"error: {message}", status, f"failed: {message}")
     print("error:", message, file=sys.stderr)

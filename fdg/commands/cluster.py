@@ -23,7 +23,7 @@ from fdg.training.settling import choose_policy, choose_quickest_lag
 
 @dataclasses.dataclass(frozen=True)
 class Halved:
-    """A prediction with one rate of the cluster halved, and the choice with that rate."""
+    """The prediction of a choice with one rate of the cluster halved, and the choice made with that rate."""
 
     rate: str  # the rate's name; "" if no rate was halved
     seconds: float  # per iteration, of the original choice
@@ -31,13 +31,13 @@ class Halved:
     best_seconds: float  # per iteration, of the new choice
 
     @property
-    def loses(self) -> float:
+    def slowdown(self) -> float:
         """The fraction by which the original choice is slower than the new one."""
         return self.seconds / self.best_seconds - 1
 
 
 def sensitivity(choose: Callable[[Cluster], Choice], cluster: Cluster) -> tuple[Halved, ...]:
-    """Repeats the choice with each rate halved. The first entry has the original rates."""
+    """Chooses again with each rate halved. The first entry has the original rates."""
     original = choose(cluster)
     plan = fdg.place(original.graph, original.policy, original.devices)
     results = [Halved("", original.seconds, _choice_text(original), original.seconds)]
@@ -79,14 +79,14 @@ def _choice_text(choice: Choice) -> str:
 
 
 def sensitivity_table(halved: Sequence[Halved]) -> str:
-    """The table of halved rates, by their influence."""
+    """A table of the halved rates, those with the largest influence first."""
     original, *changed = halved
-    changed.sort(key=lambda result: (-result.loses, -result.seconds))
+    changed.sort(key=lambda result: (-result.slowdown, -result.seconds))
     rows = [("as they are", f"{original.seconds * 1e3:.4g} ms", "", original.chosen, "")]
     for result in changed:
         change = f"{result.seconds / original.seconds - 1:+.1%}"
-        loss = f"{result.loses:.1%}" if result.chosen != original.chosen else "stays"
-        rows.append((result.rate, f"{result.seconds * 1e3:.4g} ms", change, result.chosen, loss))
+        slowdown = f"{result.slowdown:.1%}" if result.chosen != original.chosen else "stays"
+        rows.append((result.rate, f"{result.seconds * 1e3:.4g} ms", change, result.chosen, slowdown))
     header = ["halved rate", "first choice takes", "change", "new choice", "first choice loses"]
     return "\n".join(table(header, rows, numeric=(1, 2)))
 
@@ -127,7 +127,7 @@ def take_flags(flags: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def lines(job: Job, flags: Mapping[str, Any]) -> list[str]:
+def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
     """The paragraphs to print about a job on a cluster."""
     cluster = read_cluster(Path(flags["cluster"]))
     counts = flags.get("scale") or (flags.get("devices") or cluster.devices,)
@@ -138,38 +138,40 @@ def lines(job: Job, flags: Mapping[str, Any]) -> list[str]:
             + f", or set hosts = {-(-wrong // cluster.devices_per_host)} in {flags['cluster']}" * (wrong > 0)
         )
     names = flags.get("compare")
-    compared = [_policy(name, job.policy) for name in names] if names else [job.policy]
-    if flags.get("sensitivity") and not isinstance(job.policy, policies.Auto) and _changes(job.policy):
+    compared = [_policy_named(name, job.policy) for name in names] if names else [job.policy]
+    changed = _changed_fields(job.policy)
+    if flags.get("sensitivity") and not isinstance(job.policy, policies.Auto) and changed:
         raise FdgError(
-            f"--sensitivity chooses the fields of the policy: leave out {_flags(_changes(job.policy))},"
+            f"--sensitivity chooses the fields of the policy: leave out {_flags_text(changed)},"
             " or leave out --sensitivity"
         )
-    share, is_auto_lag = flags.get("envs_per_device"), job.described.get("lag") == AUTO_LAG
-    scaled = functools.cache(functools.partial(_scaled, job.algorithm, share))
+    envs_per_device, is_auto_lag = flags.get("envs_per_device"), job.described.get("lag") == AUTO_LAG
+    scaled = functools.cache(functools.partial(_scaled, job.algorithm, envs_per_device))
     points: list[Point] = []
     paragraphs: list[str] = [
         f"{cluster.kind.name}: {cluster.hosts} hosts of {cluster.devices_per_host} devices;"
         f" steps are {steps_unit(job.algorithm)}"
     ]
-    refused: list[str] = []
+    infeasible: list[str] = []
     for policy in compared:
         for count in counts:
             try:
-                graph_of_count = scaled(share and share * count)
-                points.append(_point(policy, cluster.of(count), *graph_of_count, job.agents, is_auto_lag))
+                algorithm, graph = scaled(envs_per_device and envs_per_device * count)
+                at_count = cluster.of(count)
+                points.append(_point(policy, at_count, algorithm, graph, job.agents, is_auto_lag))
             except PlanError as error:
-                refused.append(f"on {count}: {error}")
+                infeasible.append(f"on {count}: {error}")
     if not points:
-        raise FdgError(refused[0])
+        raise FdgError(infeasible[0])
     paragraphs.append(points_report(points, cluster.price > 0))
-    paragraphs += [f"not feasible {line}" for line in refused]
+    paragraphs += [f"not feasible {line}" for line in infeasible]
     if flags.get("pictures"):
         path = Path(flags["pictures"], "sweep.png")
         draw_sweep(points, path, f"{type(job.algorithm).__name__} on {cluster.kind.name}")
         paragraphs.append(f"picture {path}")
     if flags.get("sensitivity"):
         count = counts[-1]
-        algorithm, graph = scaled(share and share * count)
+        algorithm, graph = scaled(envs_per_device and envs_per_device * count)
 
         def choose(cluster: Cluster) -> Any:
             return choose_policy(job.policy, algorithm, graph, cluster, job.agents, all_devices=True)
@@ -180,25 +182,25 @@ def lines(job: Job, flags: Mapping[str, Any]) -> list[str]:
     return paragraphs
 
 
-def _policy(name: str, template: Any) -> Any:
+def _policy_named(name: str, template: Any) -> Any:
     """The policy with this name, with the changed fields of `template`."""
-    cls, fields = policies.Auto if name == "auto" else policies.get(name), _changes(template)
+    cls, fields = policies.Auto if name == "auto" else policies.get(name), _changed_fields(template)
     if missing := fields.keys() - {field.name for field in dataclasses.fields(cls)}:
         raise FdgError(
-            f"--compare {name}: this policy has no {_flags(missing)}: leave out the flag, or compare policies"
-            " that have it"
+            f"--compare {name}: this policy has no {_flags_text(missing)}: leave out the flag, or compare"
+            " policies that have it"
         )
     return cls(**fields)
 
 
-def _changes(policy: Any) -> dict[str, Any]:
+def _changed_fields(policy: Any) -> dict[str, Any]:
     """A policy's fields that differ from their defaults."""
     fields = dataclasses.fields(policy) if dataclasses.is_dataclass(policy) else ()
     values = {field.name: (getattr(policy, field.name), field.default) for field in fields}
     return {name: value for name, (value, default) in values.items() if value != default}
 
 
-def _flags(names: Iterable[str]) -> str:
+def _flags_text(names: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
 
 

@@ -83,9 +83,10 @@ def cluster_from(content: Mapping[str, Any]) -> Cluster:
         raise FdgError(
             f"kind = {content['kind']!r}: give a name in quotes, such as 'H100' or '{THIS_MACHINE}'"
         )
-    kind, usual, cores = _kind(content["kind"], kinds)
+    kind, usual_links, cores = _kind(content["kind"], kinds)
     inside, between = (
-        _link(place, content.get(place), links, usual[i]) for i, place in enumerate(("inside", "between"))
+        _link(place, content.get(place), links, usual_links[i])
+        for i, place in enumerate(("inside", "between"))
     )
     devices = whole_numbers.get("devices")
     per_host = whole_numbers.get("devices_per_host", min(8, devices or 8))
@@ -141,7 +142,7 @@ def _number(
     return float(value)
 
 
-def _doubt(name: str, published_values: Mapping[str, Sequence[float]], value: float) -> str:
+def _reason_to_doubt(name: str, published_values: Mapping[str, Sequence[float]], value: float) -> str:
     """The reason why a rate looks wrong, or "": it resembles another rate, or is far from published ones."""
 
     def is_within(other: str, factor: float) -> bool:
@@ -165,17 +166,17 @@ def _kind(
         like_name = settings.pop("like", None)
         platform = settings.pop("platform", None)
         base: Mapping[str, Figure] = {}
-        usual: tuple[Link | None, Link | None] = (None, None)
+        usual_links: tuple[Link | None, Link | None] = (None, None)
         if like_name is not None:
             similar = published.kind(like_name)
-            base, usual = similar.figures, published.usual_links(similar.name)
+            base, usual_links = similar.figures, published.usual_links(similar.name)
             platform = platform or similar.platform
         if platform is None:
             raise FdgError(f"[kinds.{name}] needs platform = 'gpu', 'tpu' or 'cpu', or like = 'H100'")
         rates = {rate: (meaning, published.kind("H100").rate(rate)) for rate, meaning in RATES.items()}
         examples = [] if platform == "cpu" else [kind.figures for kind in published.KINDS.values()]
         figures = _figures(f"[kinds.{name}]", "rate", settings, rates, examples)
-        return DeviceKind(name, platform, {**base, **figures}), usual, None
+        return DeviceKind(name, platform, {**base, **figures}), usual_links, None
     if name == THIS_MACHINE:
         device = jax.local_devices()[0]
         calibration = usable_calibration(device.device_kind)
@@ -204,7 +205,7 @@ def _figures(
     published_values = {name: [row[name].value for row in examples if name in row] for name in units}
     figures = {}
     for name, value in settings.items():
-        find_doubt = functools.partial(_doubt, name, published_values) if examples else None
+        find_doubt = functools.partial(_reason_to_doubt, name, published_values) if examples else None
         number = _number(f"{where} {name}", value, *units[name], find_doubt)
         figures[name] = Figure(number, 0.0, "from the cluster's file")
     return figures

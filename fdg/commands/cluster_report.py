@@ -3,8 +3,8 @@
 A job on N devices fails N times as often as one device. After a failure it loads the last checkpoint and
 repeats the work since then. Formulas of first order (Young 1974, "A First Order Approximation to the Optimum
 Checkpoint Interval") and of higher order (Daly 2006, "A Higher Order Estimate of the Optimum Checkpoint
-Interval for Restart Dumps", equation 37) give the best interval between checkpoints; `simulate` draws
-failures instead. Goodput is the fraction of time that is useful work.
+Interval for Restart Dumps", equation 37) give the best interval between checkpoints; `best_interval` finds it
+by simulations with random failures. Goodput is the fraction of time that is useful work.
 """
 
 import dataclasses
@@ -134,7 +134,7 @@ class Point:
     prediction: Prediction  # the predicted iteration without stragglers
     straggling: float  # factor by which stragglers lengthen an iteration
     steps_per_s: float  # environment steps per second, with stragglers, without failures
-    failures: FailureModel  # its failures
+    failures: FailureModel
     # best interval in seconds of work between checkpoints: (Young, Daly, best simulated)
     save_every: tuple[float, float, float]
     goodput: tuple[float, float]  # (Daly's formula, simulated)
@@ -216,9 +216,9 @@ def points_report(points: Sequence[Point], price: bool) -> str:
 
 def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
     """Plots throughput, idle time, bytes and goodput by devices to a PNG, one line per policy."""
-    lines: dict[str, list[Point]] = {}
+    points_by_policy: dict[str, list[Point]] = {}
     for point in points:
-        lines.setdefault(type(point.plan.policy).__name__, []).append(point)
+        points_by_policy.setdefault(type(point.plan.policy).__name__, []).append(point)
     figure, *panels = make_figure(4)
     figure.suptitle(title)
     quantities: dict[str, Callable[[Point], float]] = {
@@ -227,9 +227,9 @@ def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
         "bytes over links per iteration": lambda p: max(p.prediction.inside + p.prediction.between, 1),
         "goodput, %": lambda p: p.goodput[1] * 100,
     }
-    for axes, (label, value) in zip(panels, quantities.items(), strict=True):
-        for i, (name, policy_points) in enumerate(lines.items()):
-            devices, values = zip(*((p.plan.num_devices, value(p)) for p in policy_points), strict=True)
+    for axes, (label, quantity_of) in zip(panels, quantities.items(), strict=True):
+        for i, (name, policy_points) in enumerate(points_by_policy.items()):
+            devices, values = zip(*((p.plan.num_devices, quantity_of(p)) for p in policy_points), strict=True)
             axes.plot(devices, values, "o-", color=style(i)[1], label=name)
         axes.set_xscale("log", base=2)
         axes.set(xlabel="devices", ylabel=label)

@@ -17,7 +17,7 @@ _NOT_INHERITED = (
     *("id", "devices_chosen", "command", "preset", "preset_name", "follows", "versions", "git_commit"),
     *("resumes", "from"),
 )
-# Entries that `--from` does not inherit either: they refer to the course of the earlier run.
+# Further entries that `--from` does not inherit, since they refer to the progress of the earlier run.
 _OF_EARLIER_RUN = ("eval_every", "stop_at", "stop_after")
 
 
@@ -78,10 +78,12 @@ def check_agrees(flags: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     conflict = contradiction(config, flags)
     if conflict is not None:
         name, stored, value = conflict
-        given = "the run, which was trained without it" if stored is None else f"the run's {shown(stored)}"
+        stored_text = (
+            "the run, which was trained without it" if stored is None else f"the run's {shown(stored)}"
+        )
         raise FdgError(
-            f"--resume: --{name.replace('_', '-')} {shown(value)} contradicts {given}: leave it out, or start"
-            " a new run"
+            f"--resume: --{name.replace('_', '-')} {shown(value)} contradicts {stored_text}: leave it out, or"
+            " start a new run"
         )
 
 
@@ -103,6 +105,6 @@ def record_of(
         record["follows"] = follows
     if flags.get("start_from") is not None:
         base_settings = flatten_config(base)
-        given = {name: value for name, value in flags.items() if name in base_settings}
-        record["from"] = {"run": str(flags["start_from"]), "changes": changes(base, given)}
+        base_flags = {name: value for name, value in flags.items() if name in base_settings}
+        record["from"] = {"run": str(flags["start_from"]), "changes": changes(base, base_flags)}
     return record

@@ -69,7 +69,7 @@ def run(name: str, points: Sequence[EntryPoint], argv: Sequence[str]) -> int:
         if not callable(function):
             raise FdgError(
                 f"{what}: {point.value} is {type(function).__name__}, not a function: its entry point in the "
-                f"group {GROUP} must name a function of the command line's words"
+                f"group {GROUP} must name a function that takes the command line's words"
             )
         status = function(list(argv))
         if not isinstance(status, int | None):

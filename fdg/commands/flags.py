@@ -63,10 +63,10 @@ def fields_of(cls: type) -> list[Flag]:
 
 
 class Words:
-    """The remaining words of a command line. Each parser removes the words of its flags."""
+    """The words of a command line that no parser has taken yet. Each parser takes the words of its flags."""
 
     def __init__(self, argv: Sequence[str]):
-        self._strays, self._flags = _split_by_flag(normalise(argv))
+        self._leading_words, self._flags = _split_by_flag(normalise(argv))
 
     @property
     def options(self) -> dict[str, str]:
@@ -92,7 +92,7 @@ class Words:
     @property
     def remaining(self) -> list[str]:
         """The remaining words."""
-        return [*self._strays, *(word for words in self._flags for word in words)]
+        return [*self._leading_words, *(word for words in self._flags for word in words)]
 
 
 def _split_by_flag(words: Iterable[str]) -> tuple[list[str], list[list[str]]]:
@@ -125,7 +125,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that returns only flags of the command line, and raises instead of exiting."""
+    """An `ArgumentParser` that returns only flags that are given, and raises errors instead of exiting."""
 
     def __init__(self, **settings: Any):
         formatter = lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=110)  # noqa: E731
@@ -299,7 +299,7 @@ def _metavar(kind: Any) -> str:
     )
 
 
-def add_earlier(parser: Any) -> None:
+def add_earlier_run_flags(parser: Any) -> None:
     """Adds the flags that name an earlier run."""
     text = "continue the run in DIR (or in --out) exactly from its last checkpoint; no other flag is needed"
     parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=text)
@@ -333,7 +333,7 @@ class JobFlags:
         return cls(policy_flags, flags, all(flag.name != "total_steps" for flag in flags))
 
     def beginning_with(self, preset: Mapping[str, Any]) -> "JobFlags":
-        """The flags with a preset's values as defaults."""
+        """These flags, with a preset's values as defaults."""
         flags = [dataclasses.replace(f, default=preset.get(f.name, f.default)) for f in self.algorithm]
         return dataclasses.replace(self, algorithm=flags)
 
@@ -345,9 +345,9 @@ class JobFlags:
     @property
     def groups(self) -> Mapping[str, Sequence[Flag]]:
         """All flags by their titles in `--help`; the title of the algorithm's flags is ""."""
-        name_title, run_title, *other_titles = GROUPS
+        names_title, run_title, *other_titles = GROUPS
         return {
-            name_title: [*fields_of(GROUPS[name_title]), *self.policy],
+            names_title: [*fields_of(GROUPS[names_title]), *self.policy],
             run_title: self.run,
             **{title: fields_of(GROUPS[title]) for title in other_titles},
             "": self.algorithm,
@@ -360,7 +360,7 @@ class JobFlags:
             group = parser.add_argument_group(title or algorithm_title)
             add_flags(group, flags)
             if GROUPS.get(title) is Settings:
-                add_earlier(group)
+                add_earlier_run_flags(group)
         add_flags(parser, extra)
         add_aliases(parser, [flag for flags in self.groups.values() for flag in flags])
         return parser

@@ -14,7 +14,7 @@ from fdg.commands.flags import (
     Parser,
     Words,
     add_aliases,
-    add_earlier,
+    add_earlier_run_flags,
     add_flags,
     fields_of,
     normalise,
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags, words = _parse(argv)
         if flags is None:
             return 0
-        run_words = _Words(words, may_restart=flags["restarts"] > 0)
+        run_words = _TrainWords(words, may_restart=flags["restarts"] > 0)
         launcher: Any = Here(flags["num_processes"])
         if flags["ray"]:
             from fdg.launching.on_ray import OnRay
@@ -107,15 +107,15 @@ def _parse(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
     return {flag.name: values.get(flag.name, flag.default) for flag in FLAGS}, train_words
 
 
-class _Words:
-    """The words for `fdg.train` that start or resume a run."""
+class _TrainWords:
+    """Makes the words for `fdg.train` that start or resume a run."""
 
     def __init__(self, argv: Sequence[str], may_restart: bool):
         self._words, words = list(argv), Words(argv)
         parser = Parser(add_help=False, allow_abbrev=False)
         run_flags = [flag for flag in fields_of(Settings) if flag.name in ("out", "devices")]
         add_flags(parser, run_flags)
-        add_earlier(parser)
+        add_earlier_run_flags(parser)
         add_aliases(parser, run_flags)
         values = words.take(parser)
         self._other_words = words.remaining

@@ -16,7 +16,7 @@ from fdg.commands.search_flags import check_searched, normalised_search, normali
 from fdg.errors import FdgError, one_line
 from fdg.kinds import dataclass_fields, to_json
 from fdg.processes import distributed
-from fdg.running.host_devices import device_a_core, make_host_devices
+from fdg.running.host_devices import make_device_per_core, make_host_devices
 from fdg.running.program_cache import keep_programs
 from fdg.running.xla_options import choose_xla_options
 from fdg.training import settings
@@ -88,7 +88,7 @@ class CommandLine:
         overrides = {flag.name: flags[flag.name] for flag in job_flags.algorithm if flag.name in flags}
         inherited = _hyperparameters(file, base, algo, cls, flags)
         preset = preset_flags.starting_preset(
-            cls, flags.get("preset"), resolved.registered, resolved.env, {**inherited, **overrides}
+            cls, flags.get("preset"), resolved.bare_env_name, resolved.env, {**inherited, **overrides}
         )
         preset_values = dict(preset.values) if preset else {}
         if shows_help:
@@ -136,7 +136,7 @@ class CommandLine:
             start = StoredRun.open(flags["start_from"], {**config, **values}, trust=trust)
             algorithm = inherit_fields(algorithm, start)
         check_searched(algorithm, run, job_flags.algorithm, resolver)
-        # Files may have more fields than flags.
+        # A configuration may have fields that have no flag.
         names = dict.fromkeys([*(flag.name for flag in job_flags.algorithm), *inherited])
         hyperparameters = {name: to_json(getattr(algorithm, name)) for name in names}
         out = flags.get("out")
@@ -172,7 +172,10 @@ class CommandLine:
         return fields | {name: self.flags[name] for name in fields if name in self.flags}
 
     def _make_devices(self, stored: Mapping[str, Any], chooses: bool) -> int | None:
-        """Configures host devices; returns the number to choose from, or None if the number is fixed."""
+        """Configures host devices, one per core if fdg may choose their number (`chooses`).
+
+        Returns the number to choose from; None if the number is fixed.
+        """
         flags = self.flags
         keep_programs(flags.get("program_cache"))
         choose_xla_options(flags.get("xla_options"))
@@ -183,7 +186,7 @@ class CommandLine:
             make_host_devices(devices // distributed.count())
         elif stored.get("devices_chosen") is not None:
             make_host_devices(stored["devices_chosen"])
-        return device_a_core() if chooses and devices is None and distributed.count() == 1 else None
+        return make_device_per_core() if chooses and devices is None and distributed.count() == 1 else None
 
     def _resolve(self, file: Path, base: Mapping[str, Any], stored: Mapping[str, Any]) -> "_Resolved":
         """Resolves the names on the command line, or else in the starting configuration."""
@@ -219,14 +222,16 @@ class CommandLine:
             raise FdgError(
                 f"--env {env_name}: {algo} has its own environment (no field 'env'): leave out --env"
             )
-        registered, overrides = resolver.environment(env_name)
+        bare_env_name, overrides = resolver.environment(env_name)
         if base and has_env and merged.get("env") is None:
             raise FdgError(f"{file} does not name an environment, and {algo} needs one: give --env")
         env = (
-            _environment(registered, overrides, _num_workers(registered, flags, stored)) if has_env else None
+            _environment(bare_env_name, overrides, _num_workers(bare_env_name, flags, stored))
+            if has_env
+            else None
         )
         preset_flags.check_allowed(flags, "resume" in flags, base.get("algo") == algo)
-        return _Resolved(resolver, algo, cls, policy, policy_class, env_name, registered, env)
+        return _Resolved(resolver, algo, cls, policy, policy_class, env_name, bare_env_name, env)
 
     def _check_owners(self, resolved: "_Resolved", options: Container[str]) -> None:
         """Raises an error for a flag that only other algorithms or policies have."""
@@ -260,7 +265,7 @@ class _Resolved:
     policy: str  # the policy's name
     policy_class: type  # the policy's class
     env_name: str  # the environment's name, with its parameters
-    registered: str  # the environment's name without parameters
+    bare_env_name: str  # the environment's name without parameters
     env: Any  # the environment; None if the algorithm has no field `env`
 
     @property
@@ -279,7 +284,7 @@ def _policy_options(policy: str) -> set[str]:
 def _hyperparameters(
     file: Path, base: Mapping[str, Any], algo: str, cls: type, flags: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Hyperparameters of the starting configuration; for another algorithm, only its network's."""
+    """Hyperparameters of the starting configuration; only the network's if it has another algorithm."""
     from fdg.settings.fields import NETWORK_FIELDS
     from fdg.training.description import read_fields
 

@@ -11,7 +11,7 @@ from fdg.commands.flags import fields_of
 from fdg.errors import FdgError
 from fdg.kinds import shown
 
-_FAR_FEWER_STEPS = 3  # a preset may be too slow for a run with this many times fewer steps than its own
+_FAR_FEWER_STEPS = 3  # a preset may be too slow for a run with this many times fewer steps than the preset
 
 
 def starting_preset(
@@ -54,14 +54,17 @@ def preset_names(cls: type) -> tuple[str, ...]:
 
 
 def check_allowed(flags: Mapping[str, Any], resumes: bool, keeps: bool) -> None:
-    """Raises an error for `--preset` with settings from a run or a file."""
+    """Raises an error for `--preset` if the settings come from a run or a file.
+
+    `keeps`: whether the run or file is of the same algorithm, so that its settings are kept.
+    """
     name = flags.get("preset")
     if name is not None and (resumes or keeps):
         option = "--resume continues with" if resumes else "--config and --from start from"
         raise FdgError(f"--preset {name}: {option} the settings of a run: leave out --preset")
 
 
-def line(
+def preset_line(
     name: str | None,
     values: Mapping[str, Any],
     algo: str,
@@ -74,7 +77,7 @@ def line(
     `follows` are settings that were adjusted to the flags. `steps` is the run's `total_steps`; the line warns
     if the preset was chosen for far more steps, since it may learn too slowly.
 
-    >>> line("minatar", {"num_envs": 64, "num_steps": 128}, "ppo", "Snake-v1")
+    >>> preset_line("minatar", {"num_envs": 64, "num_steps": 128}, "ppo", "Snake-v1")
     'preset: minatar, 2 settings of ppo for Snake-v1 (--show-preset lists them; --preset none omits them)'
     """
     adjusted = "".join(

@@ -38,10 +38,10 @@ ABOUT = (
     f"With {FLAG.option}: the share of a stream's slots that is busy, and the age of its tokens."
     f" {FLAG.option}: {FLAG.help}."
 )
-_LAST_ITERATIONS = 20  # iterations of a run whose lengths count
+_LAST_ITERATIONS = 20  # lengths are those of this many last iterations of a run
 _NUM_AGES = 32  # ages in updates that are counted separately
-_LONGEST_STEPS = 256  # approximate steps that simulate the longest response
-_NUM_LENGTHS = 4099  # lengths, which responses use in turn
+_LONGEST_STEPS = 256  # the longest response is simulated in about this many steps
+_NUM_LENGTHS = 4099  # size of the sample of lengths; responses take them in turn
 _FULL_SHARE = 0.9  # fraction of busy slots above which more slots help
 _NORMAL_QUANTILE = 3.09  # 99.9th percentile of the standard normal distribution
 _DISTRIBUTIONS = "lognormal:MEAN,LONGEST, uniform:SHORTEST,LONGEST or constant:LENGTH"
@@ -56,7 +56,7 @@ class Lengths:
 
     @property
     def step(self) -> int:
-        """Number of ticks that are simulated as one, which saves time and preserves fractions."""
+        """Number of ticks that one simulated step stands for, which saves time and preserves shares."""
         return -(-int(np.max(self.tokens)) // _LONGEST_STEPS)
 
     @property
@@ -97,7 +97,7 @@ def parse_lengths(text: str) -> Lengths:
     return Lengths(tokens, f"{np.mean(tokens):,.0f} tokens, {np.max(tokens):,} at most")
 
 
-def of_run(rows: Sequence[Mapping[str, Any]], name: str) -> Lengths:
+def lengths_of_run(rows: Sequence[Mapping[str, Any]], name: str) -> Lengths:
     """Lognormal lengths with the mean and the longest of a run's last iterations."""
     pairs = [(row.get("response_length"), row.get("response_length_max")) for row in rows[-_LAST_ITERATIONS:]]
     lengths = [(mean, longest) for mean, longest in pairs if mean and longest]
@@ -130,6 +130,7 @@ class _AgeCounter:
         self._ticks = jnp.asarray(ticks, jnp.int32)
 
     def idle(self, slots: int) -> Any:
+        # Per slot: steps until the response ends, parameter version at its start, tokens sampled by age.
         return {
             "left": zeros((slots,), jnp.int32),
             "first": zeros((slots,), jnp.int32),
@@ -178,8 +179,8 @@ def replay(
 ) -> Replay:
     """Simulates a stream's clock.
 
-    `sizes` are the fields of `fdg.stream.Stream` without its source. `lag` is in micro-batches. Before the
-    measured `iterations`, further ones fill the slots.
+    `sizes` are the fields of `fdg.stream.Stream` without its source. `lag` is in micro-batches. The
+    measured `iterations` follow a warm-up, which fills the slots.
     """
     stream = Stream(_AgeCounter(lengths.ticks), **sizes)
     warm_up = 2 * (stream.ahead + 1)
@@ -203,18 +204,18 @@ def replay(
 
 @functools.lru_cache(64)
 def _clock(sizes: tuple[tuple[str, Any], ...], iterations: int) -> Any:
-    """A compiled function of the responses' ticks, the lag, and the largest age of a token with a weight.
+    """Compiles the simulation: a function of the responses' ticks, the lag and the maximum age.
 
-    That age is relative to the parameters that generate the micro-batch. Returns for each micro-batch the
-    number of tokens with a weight by their age relative to the newest parameters, the number of all tokens,
-    ticks and busy slots.
+    Tokens above the maximum age, relative to the parameters that generate the micro-batch, have no weight.
+    The function returns for each micro-batch the number of tokens with a weight by age (relative to the
+    newest parameters), the number of all tokens, and the ticks and busy slots so far.
     """
 
     def run(ticks: Any, lag: Any, max_age: Any) -> Any:
         stream = Stream(_AgeCounter(ticks), **dict(sizes))
         parts = stream.micro_batches
 
-        def one(state: Any, n: Any) -> tuple[Any, Any]:
+        def take_micro_batch(state: Any, n: Any) -> tuple[Any, Any]:
             iteration = n // parts
             version = jnp.maximum((n - lag) // parts, 0)
             rows, state = stream.take(jnp.float32(0), version, state)
@@ -224,8 +225,8 @@ def _clock(sizes: tuple[tuple[str, Any], ...], iterations: int) -> Any:
             by_age = zeros((_NUM_AGES,), jnp.int32).at[ages].add(weighted)
             return state, (by_age, jnp.sum(drawn), state.clock.tick, state.clock.busy)
 
-        takes = jnp.arange(iterations * parts)
-        return jax.lax.scan(one, stream.init(jax.random.key(0)), takes)[1]
+        indices = jnp.arange(iterations * parts)
+        return jax.lax.scan(take_micro_batch, stream.init(jax.random.key(0)), indices)[1]
 
     return jax.jit(run)
 
@@ -243,10 +244,10 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
     """A table of a stream and its alternatives, with the size that limits the stream."""
     ahead, slots, parts = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
 
-    def bound(ahead: int, lag: int = lag) -> int:
+    def eta_bound(ahead: int, lag: int = lag) -> int:
         return eta(streaming.oldest(ahead, sizes["order"], sizes["late"], max_age), lag, parts)
 
-    oldest, masks, batch = bound(ahead, lag=0), sizes["late"] == "mask", sizes["batch"] * sizes["group"]
+    oldest, masks, batch = eta_bound(ahead, lag=0), sizes["late"] == "mask", sizes["batch"] * sizes["group"]
     max_slots = (sizes["batch"] // parts) * sizes["group"] + (ahead + 1) * batch
     variants: dict[str, dict[str, Any]] = {"as given": sizes}
     if ahead:
@@ -285,17 +286,20 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
     elif not ahead:
         limit = f"the longest response of each batch: {limit}"
     elif base.busy < _FULL_SHARE:
-        limit = f"eta = {bound(ahead)}, too small for these lengths: {limit}"
-    for more in (1, 2, 4, 8) if gain >= 1.05 and base.busy < _FULL_SHARE else ():
-        enough = ahead + more
-        if replay(lengths, {**sizes, "ahead": enough}, lag, max_age, iterations=12).busy >= _FULL_SHARE:
-            limit += f"; ahead={enough} (eta = {bound(enough)}) keeps {_FULL_SHARE:.0%} of the slots busy"
+        limit = f"eta = {eta_bound(ahead)}, too small for these lengths: {limit}"
+    for increase in (1, 2, 4, 8) if gain >= 1.05 and base.busy < _FULL_SHARE else ():
+        larger_ahead = ahead + increase
+        if replay(lengths, {**sizes, "ahead": larger_ahead}, lag, max_age, iterations=12).busy >= _FULL_SHARE:
+            limit += (
+                f"; ahead={larger_ahead} (eta = {eta_bound(larger_ahead)}) keeps {_FULL_SHARE:.0%} of the"
+                " slots busy"
+            )
             break
     return "\n".join(
         [
             f"stream of {slots} slots: responses of {lengths.source}",
-            f"eta = {bound(ahead)} = {'ahead' if oldest == ahead else 'max_age'} {oldest} + ceil(lag {lag} /"
-            f" {parts} micro-batches): no token {'with a weight ' * masks}is older, in updates",
+            f"eta = {eta_bound(ahead)} = {'ahead' if oldest == ahead else 'max_age'} {oldest} + ceil("
+            f"lag {lag} / {parts} micro-batches): no token {'with a weight ' * masks}is older, in updates",
             *table(header, rows, range(1, len(header))),
             f"limited by: {limit}",
         ]
@@ -325,7 +329,9 @@ def report_of(algorithm: Any, policy: Any, text: str) -> str:
         )
     folder = Path(text)
     is_run = folder.is_dir()
-    lengths = of_run([*read_metrics(folder / "metrics.jsonl")], text) if is_run else parse_lengths(text)
+    lengths = (
+        lengths_of_run([*read_metrics(folder / "metrics.jsonl")], text) if is_run else parse_lengths(text)
+    )
     sizes = streaming.sizes(algorithm, algorithm._candidates)
     parts = sizes["micro_batches"]
     lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * parts
@@ -338,7 +344,7 @@ def report_of(algorithm: Any, policy: Any, text: str) -> str:
     return report
 
 
-def idle(plan: Plan, cluster: Cluster) -> str:
+def idle_line(plan: Plan, cluster: Cluster) -> str:
     """A line about the predicted idle time of a plan's groups, and the largest part of an iteration."""
     prediction = predict(plan, cluster)
     shares = ", ".join(f"{group} {share:.0%}" for group, share in prediction.idle.items())

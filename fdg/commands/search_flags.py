@@ -25,7 +25,7 @@ def normalised_search(text: str, flags: Sequence[Flag], values: Mapping[str, Any
     space = space_of(text, flags)
     for dimension in space:
         if dimension.name in values:
-            raise FdgError(f"--search {dimension.name} and its own flag: leave out one of them")
+            raise FdgError(f"--search {dimension.name} and the flag of this name: leave out one of them")
     return space_text(space)
 
 

@@ -97,9 +97,9 @@ def study_of(content: Mapping[str, Any]) -> Study:
     for name in content:
         if name not in _SETTINGS:
             raise unknown_name("setting of a study", name, _SETTINGS)
-    environments = _names(content, "environments", "CartPole-v1")
+    environments = _name_list(content, "environments", "CartPole-v1")
     is_all = content.get("algorithms") == "all"
-    algorithms = None if is_all else _names(content, "algorithms", "ppo")
+    algorithms = None if is_all else _name_list(content, "algorithms", "ppo")
     budgets = _budgets(content)
     seeds = _whole_number("seeds", content.get("seeds", 1), 1)
     first_seed = _whole_number("first_seed", content.get("first_seed", 0), 0)
@@ -145,7 +145,7 @@ def _able_algorithms(env: str) -> list[str]:
     return [algo for algo in names if steps_unit(algos.get(algo)) == "environment steps"]
 
 
-def _names(content: Mapping[str, Any], name: str, example: str) -> list[str]:
+def _name_list(content: Mapping[str, Any], name: str, example: str) -> list[str]:
     names = content.get(name)
     if not isinstance(names, list) or not names or not all(isinstance(item, str) and item for item in names):
         problem = "is missing" if names is None else f"= {names!r:.60}"
@@ -185,10 +185,10 @@ def _flag_words(where: str, settings: Any) -> tuple[str, ...]:
             f"{where} = {settings!r:.60}: it must be a table of flags, such as learning_rate = 1e-3"
         )
     words: list[str] = []
-    given: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for written, value in settings.items():
         name = written.replace("-", "_")
-        if (first := given.setdefault(name, written)) != written:
+        if (first := spellings.setdefault(name, written)) != written:
             raise FdgError(f"{where} has {first} and {written}, which are one setting: leave out one of them")
         if name in _SET_BY_STUDY:
             raise FdgError(f"{where} has {name}, which is not a setting of a cell: use {_SET_BY_STUDY[name]}")

@@ -21,12 +21,12 @@ _SAME_BYTES = VIEWS | {"convert_element_type"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Touched:
-    """Bytes read and written in place per input, and the input that each output aliases, or None."""
+class Accesses:
+    """The bytes of a jaxpr's inputs that it accesses."""
 
-    read: tuple[int, ...]
-    written: tuple[int, ...]
-    origin: tuple[int | None, ...]
+    read: tuple[int, ...]  # bytes read, by input
+    written: tuple[int, ...]  # bytes written in place, by input
+    origin: tuple[int | None, ...]  # by output: the input that it aliases, or None
 
 
 def border_bytes(jaxpr: Any, parts: Sequence[int] = ()) -> int:
@@ -35,24 +35,25 @@ def border_bytes(jaxpr: Any, parts: Sequence[int] = ()) -> int:
     `parts` has the number of devices that split each input, then each output; empty if none is split.
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
-    touched = touches(jaxpr)
-    written = [size if i in touched.origin else 0 for i, size in enumerate(touched.written)]
-    results = zip(jaxpr.outvars, touched.origin, strict=True)
+    accesses = accesses_of(jaxpr)
+    written = [size if i in accesses.origin else 0 for i, size in enumerate(accesses.written)]
+    results = zip(jaxpr.outvars, accesses.origin, strict=True)
     sizes = [
-        *map(operator.add, touched.read, written),
+        *map(operator.add, accesses.read, written),
         *(_size(v) if origin is None else 0 for v, origin in results),
     ]
     return sum(size // count for size, count in zip(sizes, parts or [1] * len(sizes), strict=True))
 
 
-def touches(jaxpr: core.Jaxpr) -> Touched:
+def accesses_of(jaxpr: core.Jaxpr) -> Accesses:
     """The bytes of a jaxpr's inputs that it accesses."""
+    # By variable: the input that it aliases.
     roots: dict[Any, int] = {v: i for i, v in enumerate(jaxpr.invars)}
     read, written = [0] * len(jaxpr.invars), [0] * len(jaxpr.invars)
     for eqn in jaxpr.eqns:
         _add_accesses(eqn, roots, read, written)
     input_sizes = [_size(v) for v in jaxpr.invars]
-    return Touched(
+    return Accesses(
         tuple(map(min, read, input_sizes)),
         tuple(map(min, written, input_sizes)),
         tuple(None if jaxprs.is_literal(v) else roots.get(v) for v in jaxpr.outvars),
@@ -69,7 +70,7 @@ def _add_accesses(eqn: core.JaxprEqn, roots: dict[Any, int], read: list[int], wr
         return
     bodies = jaxprs.bodies(eqn)
     for body in bodies:
-        body_accesses = touches(body.jaxpr)
+        body_accesses = accesses_of(body.jaxpr)
         for i, operand in enumerate(body.operands):
             if operand in root_by_operand:
                 read[root_by_operand[operand]] += body_accesses.read[i] * body.trips

@@ -29,7 +29,7 @@ from fdg.tracing.graph import Fragment
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Placed:
+class PlacedFragment:
     """A fragment with its group and its work."""
 
     site: Site  # the call of the fragment in the graph
@@ -39,7 +39,7 @@ class Placed:
     border: int  # bytes of inputs and outputs that a call reads and writes on one device
 
 
-def place_fragments(plan: Plan) -> tuple[Placed, ...]:
+def place_fragments(plan: Plan) -> tuple[PlacedFragment, ...]:
     """The fragments of a plan with their groups; nothing is compiled or allocated."""
     placed = []
     for site in sites(plan.graph):
@@ -51,7 +51,7 @@ def place_fragments(plan: Plan) -> tuple[Placed, ...]:
         else:
             jaxpr = vmapped_program(site.jaxpr, plan.agents_here, plan.together)
             work, border = work_of(jaxpr), border_bytes(jaxpr)
-        placed.append(Placed(site, site.fragment, group, work, border))
+        placed.append(PlacedFragment(site, site.fragment, group, work, border))
     return tuple(placed)
 
 
@@ -62,11 +62,11 @@ def fragment_benchmarks(
 
     `leaves` are the leaves of a state, on one device of this process.
     """
-    # All processes run the same fragments, but each has only its own instances of host environments.
+    # A fragment that all processes run needs all instances of a host environment; each process has only some.
     if distributed.count() > 1 and host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns):
         return {}
     benchmarks = {}
-    agents, num_groups = _representative_agents(plan)
+    agents, num_repeats = _representative_agents(plan)
     leaves = leaves if agents is None else [leaf[agents] for leaf in leaves]
     values = inputs_of(plan.graph, leaves)
     for site in sites(plan.graph):
@@ -82,7 +82,7 @@ def fragment_benchmarks(
             for x, sharding in zip((value_by_variable[v] for v in site.inputs), shardings, strict=True)
         ]
         is_on_host = host_calls.calls_host([site.equation])
-        benchmarks[name] = Repeated(function, arguments, site.feedback, is_on_host, num_groups)
+        benchmarks[name] = Repeated(function, arguments, site.feedback, is_on_host, num_repeats)
     return benchmarks
 
 
@@ -120,9 +120,9 @@ def _layout(plan: Plan, group: Group, v: core.Var, axis: int | None) -> Layout:
 
 
 def _representative_agents(plan: Plan) -> tuple[np.ndarray | None, int]:
-    """The agents to profile, as rows of the state, and the number of such groups of agents per device.
+    """The agents to profile, as rows of the state, and how often a device does their work.
 
-    They are the first agents that each device vmaps; None for a plan without agents.
+    Each device vmaps a few agents at a time; the first of them are profiled. None for a plan without agents.
     """
     if plan.together is None:
         return None, 1

@@ -18,7 +18,7 @@ from fdg.lowering import host_calls
 from fdg.placing.plans import Plan
 from fdg.placing.policy import Group
 from fdg.processes import distributed
-from fdg.profiling.fragments import Placed, fragment_benchmarks, place_fragments
+from fdg.profiling.fragments import PlacedFragment, fragment_benchmarks, place_fragments
 from fdg.profiling.rates import Rates
 from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.report import FragmentProfile, GroupProfile, ProductProfile, Profile
@@ -130,7 +130,7 @@ def _local_leaves(engine: Engine, state: Any) -> list[Any]:
         return jax.jit(init)(jax.random.key(0))
 
 
-def _prepare_rates(engine: Engine, group: Group, fragments: Sequence[Placed]) -> Rates | None:
+def _prepare_rates(engine: Engine, group: Group, fragments: Sequence[PlacedFragment]) -> Rates | None:
     """The rates of a group's devices for its fragments; None if no device is in this process."""
     devices = [engine.devices[i] for i in group.devices]
     local_devices = [device for device in devices if device.process_index == jax.process_index()]
@@ -141,7 +141,7 @@ def _prepare_rates(engine: Engine, group: Group, fragments: Sequence[Placed]) ->
     return Rates(local_devices, products, [placed.border for placed in own_fragments])
 
 
-def _work_per_iteration(fragments: Sequence[Placed]) -> Work:
+def _work_per_iteration(fragments: Sequence[PlacedFragment]) -> Work:
     """The work per iteration; a fragment whose parent is among `fragments` counts as part of it."""
     names = {placed.fragment.name for placed in fragments}
     return sum_of_work(
@@ -165,7 +165,7 @@ def _largest_products(products: Mapping[Product, int]) -> list[Product]:
 
 def make_profile(
     plan: Plan,
-    fragments: Sequence[Placed],
+    fragments: Sequence[PlacedFragment],
     iterations: Iterations,
     benchmarks: Mapping[str, Repeated],
     rates: Mapping[str, Rates | None],
@@ -208,7 +208,7 @@ def make_profile(
 
 
 def _product_profiles(
-    groups: Sequence[Group], fragments: Sequence[Placed], rates: Mapping[str, Rates | None]
+    groups: Sequence[Group], fragments: Sequence[PlacedFragment], rates: Mapping[str, Rates | None]
 ) -> list[ProductProfile]:
     profiles = []
     for group in groups:
@@ -222,7 +222,10 @@ def _product_profiles(
 
 
 def _group_profile(
-    group: Group, fragments: Sequence[Placed], iterations: Iterations, benchmarks: Mapping[str, Repeated]
+    group: Group,
+    fragments: Sequence[PlacedFragment],
+    iterations: Iterations,
+    benchmarks: Mapping[str, Repeated],
 ) -> GroupProfile:
     """The time of a group. A fragment whose parent is timed counts as part of the parent."""
     own_fragments = [placed.fragment for placed in fragments if placed.group == group]
@@ -233,7 +236,7 @@ def _group_profile(
     return GroupProfile(group.name, len(group), iterations.busy_seconds(group.name), seconds)
 
 
-def _make_notes(fragments: Sequence[Placed], benchmarks: Mapping[str, Repeated]) -> list[str]:
+def _make_notes(fragments: Sequence[PlacedFragment], benchmarks: Mapping[str, Repeated]) -> list[str]:
     missing = [placed.fragment.name for placed in fragments if placed.fragment.name not in benchmarks]
     inexact = [placed.fragment.name for placed in fragments if not placed.work.exact]
     notes = []

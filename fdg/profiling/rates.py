@@ -17,7 +17,7 @@ from fdg.lowering.mesh import make_mesh
 from fdg.profiling.repeating import Repeated, compile_all
 
 LAYOUTS = {"x @ w": "bmk,bkn->bmn", "x @ w.T": "bmk,bnk->bmn", "x.T @ w": "bkm,bkn->bmn"}
-_MIN_BYTES, _MAX_BYTES = 2**14, 2**26  # of the arrays that measure memory
+_MIN_BYTES, _MAX_BYTES = 2**14, 2**26  # sizes of the arrays with which memory is measured
 _AXIS = "device"
 
 
@@ -35,11 +35,13 @@ class Rates:
         """Compiles benchmarks of these products, and of memory for these numbers of bytes."""
         self._mesh = mesh = make_mesh(devices, _AXIS)
         self._product_benchmarks = {
-            product: {layout: _product(product, layout, mesh) for layout in LAYOUTS} for product in products
+            product: {layout: _product_benchmark(product, layout, mesh) for layout in LAYOUTS}
+            for product in products
         }
-        self._memory = {size: _memory(size, mesh) for size in {_MAX_BYTES, *map(_benchmark_bytes, sizes)}}
-        by_layout = [repeated for group in self._product_benchmarks.values() for repeated in group.values()]
-        self._benchmarks = [*by_layout, *self._memory.values()]
+        memory_sizes = {_MAX_BYTES, *map(_benchmark_bytes, sizes)}
+        self._memory_benchmarks = {size: _memory_benchmark(size, mesh) for size in memory_sizes}
+        of_products = [x for by_layout in self._product_benchmarks.values() for x in by_layout.values()]
+        self._benchmarks = [*of_products, *self._memory_benchmarks.values()]
         compile_all(self._benchmarks)
         for benchmark in self._benchmarks:
             benchmark.choose_copies(_copies_per_device(devices[0]))
@@ -69,12 +71,12 @@ class Rates:
     @property
     def memory_rate(self) -> float:
         """Bytes per second that all devices together read and write in the largest arrays."""
-        return self._mesh.size * _MAX_BYTES / self._memory[_MAX_BYTES].seconds
+        return self._mesh.size * _MAX_BYTES / self._memory_benchmarks[_MAX_BYTES].seconds
 
     def memory_seconds(self, size: int) -> float:
-        """Seconds to read and write `size` bytes on each device, where `size` is one of `sizes`."""
+        """Seconds to read and write `size` bytes, one of the constructor's `sizes`, on each device."""
         rounded = _benchmark_bytes(size)
-        return self._memory[rounded].seconds * size / rounded
+        return self._memory_benchmarks[rounded].seconds * size / rounded
 
 
 def _benchmark_bytes(size: int) -> int:
@@ -98,7 +100,7 @@ def _per_device(function: Callable, mesh: Mesh) -> Callable:
     return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
 
 
-def _product(product: Product, layout: str, mesh: Mesh) -> Repeated:
+def _product_benchmark(product: Product, layout: str, mesh: Mesh) -> Repeated:
     sizes = {"b": product.batch, "m": product.m, "k": product.k, "n": product.n}
     subscripts = LAYOUTS[layout] if product.batch > 1 else LAYOUTS[layout].replace("b", "")
     left, right = subscripts.partition("->")[0].split(",")
@@ -111,7 +113,7 @@ def _product(product: Product, layout: str, mesh: Mesh) -> Repeated:
     return Repeated(function, [_on_each_device(mesh, shape, product.dtype) for shape in shapes])
 
 
-def _memory(size: int, mesh: Mesh) -> Repeated:
-    """A benchmark that reads and writes `size / 2` bytes each, in place."""
+def _memory_benchmark(size: int, mesh: Mesh) -> Repeated:
+    """A benchmark that reads `size / 2` bytes, and writes as many in place."""
     function = _per_device(lambda x: [x * 0.5 + 0.5], mesh)
     return Repeated(function, [_on_each_device(mesh, (size // 8,), jnp.float32)], {0: 0})

@@ -39,7 +39,7 @@ class Repeated:
         continues: bool = False,
         times: int = 1,
     ):
-        """Does not compile: call `compile_all`.
+        """Prepares the function; `compile_all` compiles it.
 
         Result k is argument `feedback[k]` of the next call. With `continues`, a run starts from the results
         of the previous run, which host callbacks with state need. `seconds` is the time of `times` calls.
@@ -138,6 +138,8 @@ def timed_rounds(programs: Mapping[Any, Repeated], count: int, num_copies: int =
 
 
 def _repeat_function(function: Callable, feedback: dict[int, int]) -> Callable:
+    """A function of the number of calls and the arguments; returns the last call's results."""
+
     def run(calls: jax.Array, arguments: list[Any]) -> Any:
         carried = {j: arguments[j] for j in feedback.values()}
         fixed = {j: x for j, x in enumerate(arguments) if j not in carried}

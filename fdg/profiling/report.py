@@ -7,7 +7,7 @@ from fdg.jaxprs.count import Product
 from fdg.profiling.work import Work
 from fdg.showing.words import clip, duration, quantity, table
 
-_PRODUCTS = 12  # rows of products in the text
+_MAX_PRODUCTS = 12  # rows of products in the text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Profile:
     """The time of an iteration by fragment; `print` it.
 
     Attributes:
-      agents: the number of agents; None without an axis of agents.
+      agents: the number of agents; None if the algorithm has no agents.
       iteration_s: seconds per iteration, the best of `rounds`. All times are the best, since other load only
         makes them longer.
       usual_s: the median over rounds of seconds per iteration.
@@ -141,7 +141,7 @@ def _lines(profile: Profile) -> Iterator[str]:
         "fragment", "role", "calls", "a call", "an iteration", "share", "own", "flops", "flops/s",
         "products", "memory", "roofline",
     )  # fmt: skip
-    yield from table(header, [_fragment(profile, f) for f in profile.fragments], range(2, 12))
+    yield from table(header, [_fragment_row(profile, f) for f in profile.fragments], range(2, 12))
     if len(profile.groups) == 1:
         rest = profile.iteration_s - profile.fragments_s
         yield (
@@ -149,8 +149,8 @@ def _lines(profile: Profile) -> Iterator[str]:
             f" {'' if rest >= 0 else '-'}{duration(abs(rest))} is between them, or saved by running together"
         )
     yield ""
-    yield from _groups(profile)
-    yield from _products(profile.products)
+    yield from _group_lines(profile)
+    yield from _product_lines(profile.products)
     yield f"  memory: {quantity(profile.memory_rate, 'B')}/s"
     for note in profile.notes:
         yield f"  {note}"
@@ -162,7 +162,7 @@ def _lines(profile: Profile) -> Iterator[str]:
     yield "  roofline: the longer of the two over the time of a call; 100% is the machine's limit"
 
 
-def _fragment(profile: Profile, fragment: FragmentProfile) -> tuple[str, ...]:
+def _fragment_row(profile: Profile, fragment: FragmentProfile) -> tuple[str, ...]:
     all_calls = fragment.flops * fragment.calls
     rate = None if not fragment.per_iteration else all_calls / fragment.per_iteration
     return (
@@ -181,7 +181,7 @@ def _fragment(profile: Profile, fragment: FragmentProfile) -> tuple[str, ...]:
     )
 
 
-def _groups(profile: Profile) -> Iterator[str]:
+def _group_lines(profile: Profile) -> Iterator[str]:
     if len(profile.groups) < 2:
         return
     rows = [
@@ -200,10 +200,10 @@ def _groups(profile: Profile) -> Iterator[str]:
     yield ""
 
 
-def _products(products: Sequence[ProductProfile]) -> Iterator[str]:
+def _product_lines(products: Sequence[ProductProfile]) -> Iterator[str]:
     if not products:
         return
-    largest = sorted(products, key=lambda p: p.product.flops * p.calls, reverse=True)[:_PRODUCTS]
+    largest = sorted(products, key=lambda p: p.product.flops * p.calls, reverse=True)[:_MAX_PRODUCTS]
     total_flops = sum(p.product.flops * p.calls * p.devices for p in products)
     rows = [
         (

@@ -4,7 +4,8 @@
 
 A benchmark that repeats a fragment passes these results as arguments of the next call, so that XLA can update
 them in place. Otherwise each call would copy them, and a replay buffer may have a gigabyte. A result becomes
-the argument of its type that it alone reaches, possibly through code between fragments.
+an argument of the next call if the argument has its type and depends on no other result of the fragment,
+directly or through code between fragments.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ class Site:
     outputs: tuple[core.Var, ...]  # its results, without dropped ones; `output_axes` are their batch axes
     axes: tuple[int | None, ...]
     output_axes: tuple[int | None, ...]
-    # state: output k reaches input `feedback[k]` of a later call, in this iteration or the next
+    # output k becomes input `feedback[k]` of a later call, in this iteration or the next
     feedback: Mapping[int, int]
 
     @functools.cached_property

@@ -21,7 +21,8 @@ from fdg.lowering.host_calls import BETWEEN
 from fdg.showing.bars import track
 
 PERFETTO = "trace.json.gz"
-_ENCLOSING = re.compile(r"(while|call|conditional)([.\d]|$)")  # their duration includes their bodies
+# The duration of these operations includes their bodies.
+_ENCLOSING_OPERATION = re.compile(r"(while|call|conditional)([.\d]|$)")
 
 
 class TraceSpan(NamedTuple):
@@ -104,12 +105,12 @@ def merge_by_fragment(operations: Iterable[TraceSpan]) -> list[TraceSpan]:
 
     >>> parts = [("while.1", "learn", 0, 9), ("dot.1", "act", 1, 2), ("add.1", "act", 4, 1)]
     >>> spans = merge_by_fragment(TraceSpan(*part) for part in [*parts, ("sub", "step", 6, 1)])
-    >>> [(each.fragment, each.start, each.duration) for each in spans]
+    >>> [(span.fragment, span.start, span.duration) for span in spans]
     [('act', 1, 4), ('step', 6, 1)]
     """
     spans: list[TraceSpan] = []
     for operation in operations:
-        if _ENCLOSING.match(operation.name):
+        if _ENCLOSING_OPERATION.match(operation.name):
             continue
         last_span = spans[-1] if spans else None
         if last_span is not None and last_span.fragment == operation.fragment:
@@ -121,17 +122,17 @@ def merge_by_fragment(operations: Iterable[TraceSpan]) -> list[TraceSpan]:
 
 
 def _events(threads: Iterable[tuple[str, list[TraceSpan]]]) -> Iterator[dict[str, Any]]:
-    """Events of the trace format that Perfetto reads; times in microseconds from the first.
+    """Events of the trace format that Perfetto reads; times in microseconds from the first event.
 
     >>> dot, add = TraceSpan("dot.1", "act", 7_000, 2_000), TraceSpan("add.1", "act", 9_500, 500)
-    >>> shown = [each for each in _events([("cpu", [dot, add])]) if each["ph"] == "X"]
-    >>> [(each["tid"], each["name"], each["ts"], each["dur"]) for each in shown]
+    >>> events = [event for event in _events([("cpu", [dot, add])]) if event["ph"] == "X"]
+    >>> [(event["tid"], event["name"], event["ts"], event["dur"]) for event in events]
     [(0, 'act', 0.0, 3.0), (1, 'dot.1', 0.0, 2.0), (1, 'add.1', 2.5, 0.5)]
     """
     all_threads = list(threads)
     first_start = min((operations[0].start for _, operations in all_threads), default=0.0)
-    for number, (thread, operations) in enumerate(all_threads):
-        yield {"ph": "M", "pid": number, "name": "process_name", "args": {"name": thread}}
+    for process, (thread, operations) in enumerate(all_threads):
+        yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": thread}}
         rows = {"fragments": merge_by_fragment(operations), "operations": operations}
         for i, (title, row) in enumerate(rows.items()):
             spans = (
@@ -143,4 +144,4 @@ def _events(threads: Iterable[tuple[str, list[TraceSpan]]]) -> Iterator[dict[str
                 )
                 for span in row
             )
-            yield from track(number, i, title, spans)
+            yield from track(process, i, title, spans)

@@ -88,19 +88,19 @@ def work_of(jaxpr: Any, axes: Sequence[int | None] = (), devices: int = 1) -> Wo
     `axes` are the batch axes of its first inputs, as for `batch.follow.follow`.
     """
     flow = follow(jaxpr, axes, devices) if devices > 1 else None
-    return _Walk(devices).work(jaxprs.open_jaxpr(jaxpr), flow)
+    return _WorkCounter(devices).work(jaxprs.open_jaxpr(jaxpr), flow)
 
 
 _MAX_CACHED = 10_000
 
 
 @functools.lru_cache(maxsize=32)
-class _Walk:
+class _WorkCounter:
     """Adds up the work of equations on one of `devices` devices; `flow` says how these split each value."""
 
     def __init__(self, devices: int):
         self.devices = devices
-        # The cache serves helpers that are called from many places.
+        # The work of a jaxpr that is called from many places is added up once.
         self.cache: IdentityCache[Work] = IdentityCache(max_entries=_MAX_CACHED)
 
     def work(self, jaxpr: core.Jaxpr, flow: Flow | None) -> Work:
@@ -113,12 +113,12 @@ class _Walk:
     def equation(self, eqn: core.JaxprEqn, flow: EquationFlow | None) -> Work:
         bodies = jaxprs.bodies(eqn)
         if flow is not None and eqn.primitive is rowwise_p:
-            return _Walk(1).work(jaxprs.open_jaxpr(self._rowwise_jaxpr(eqn, flow)), None)
+            return _WorkCounter(1).work(jaxprs.open_jaxpr(self._rowwise_jaxpr(eqn, flow)), None)
         if not bodies or (flow is not None and not flow.bodies):
             return self.operation(eqn, flow)
         tiles = None if flow is None else tiles_of(eqn)
         if flow is not None and tiles is not None:
-            return _Walk(1).work(on_one_device(flow.bodies[0], self.devices, tiles), None)
+            return _WorkCounter(1).work(on_one_device(flow.bodies[0], self.devices, tiles), None)
         flows: Sequence[Flow | None] = [None] * len(bodies) if flow is None else flow.bodies
         body_works = [
             self.work(body.jaxpr, body_flow).times(body.trips)
@@ -183,21 +183,21 @@ class _Walk:
         (axis,) = flow.results
         if axis is None:
             return product
-        side = "m"
+        dimension = "m"
         if eqn.primitive.name == "dot_general":
             (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
             free = len(shape_of(eqn.invars[0])) - len(contracting) - len(batch)
-            side = "batch" if axis < len(batch) else "m" if axis < len(batch) + free else "n"
+            dimension = "batch" if axis < len(batch) else "m" if axis < len(batch) + free else "n"
         elif eqn.params["feature_group_count"] > 1:
-            side = "batch"
-        return product._replace(**{side: max(1, getattr(product, side) // self.devices)})
+            dimension = "batch"
+        return product._replace(**{dimension: max(1, getattr(product, dimension) // self.devices)})
 
 
 _CACHE_LINE_BYTES = 64
 
 
 def _cache_lines(name: str, operands: Sequence[tuple[Any, int]]) -> int:
-    """Least bytes of a gather or scatter: one cache line read and one written per index; 0 for others."""
+    """The minimum bytes of a gather or scatter: per index, one cache line read and one written; else 0."""
     if name != "gather" and name not in PUTS:
         return 0
     indices, parts = operands[1]

@@ -18,13 +18,13 @@ from fdg.showing.bars import timeline_svg, timeline_trace
 
 DIRECTORY = "profile"
 TIMELINE, TRACE = "timeline.svg", "timeline.json"
-_ITERATIONS = 6  # in a timeline: the first few start from idle devices, the others are in steady state
+_ITERATIONS = 6  # of a timeline: a few that start from idle devices, and some in steady state
 
 
 def as_json(profile: Profile) -> dict[str, Any]:
     """A profile as JSON types."""
 
-    def plain(value: Any) -> Any:
+    def as_plain(value: Any) -> Any:
         if isinstance(value, Work):
             products = [{**product._asdict(), "calls": n} for product, n in value.products.items()]
             return {
@@ -34,12 +34,12 @@ def as_json(profile: Profile) -> dict[str, Any]:
                 "exact": value.exact,
             }
         if dataclasses.is_dataclass(value):
-            return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         if hasattr(value, "_asdict"):
             return value._asdict()
-        return [plain(item) for item in value] if isinstance(value, tuple) else value
+        return [as_plain(item) for item in value] if isinstance(value, tuple) else value
 
-    return plain(profile)
+    return as_plain(profile)
 
 
 def _without_end_warning() -> warnings.catch_warnings:

@@ -2,7 +2,7 @@
 
 Device-to-device copies work only within a process. So a program on the devices of both groups sends each
 chunk from its source device to the devices that need it (`ppermute`). A device that has no chunk to send
-sends zeros. Chunks with equal routes are sent as one array.
+sends zeros. Chunks with the same senders and receivers are sent as one array.
 """
 
 import math
@@ -19,7 +19,7 @@ from fdg.lowering.mesh import layout_sharding, make_mesh, partition_spec
 from fdg.placing.layout import Layout, find_route
 from fdg.running.transfers import Transfer, cut_up, join_up, part_shape, per_device
 
-_DEVICE_AXIS = "devices"  # the axis of the mesh of both groups
+_DEVICE_AXIS = "devices"  # the axis name of the mesh with the devices of both groups
 _Pairs = tuple[tuple[int, int], ...]  # (from, to) devices
 
 
@@ -55,11 +55,11 @@ class Exchange(Transfer):
         super().__init__(source, target, layouts)
         devices = list(dict.fromkeys((*source.devices.flat, *target.devices.flat)))
         self.union = make_mesh(devices, _DEVICE_AXIS)
-        self._position = {device: i for i, device in enumerate(devices)}
+        self._device_index = {device: i for i, device in enumerate(devices)}
         self._routes = [find_route(a, b) for a, b in self.layouts]
         self._collectives = collectives or ProcessCollectives()
         process = jax.process_index()
-        self._local, self._sources, self._targets = (
+        self._local_devices, self._local_sources, self._local_targets = (
             [d for d in mesh_devices if d.process_index == process]
             for mesh_devices in (devices, source.devices.flat, target.devices.flat)
         )
@@ -67,8 +67,9 @@ class Exchange(Transfer):
         self._zero_blocks: dict[Any, Any] = {}
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
-        """All three programs."""
-        self._sent_blocks: list[jax.ShapeDtypeStruct] = []  # for each array, a device's stacked chunks
+        """The functions of all three programs."""
+        # For each array: the shape of the stacked chunks that one device sends, and that one device receives.
+        self._sent_blocks: list[jax.ShapeDtypeStruct] = []
         self._received_blocks: list[jax.ShapeDtypeStruct] = []
         for shape, route, (a, _) in zip(shapes, self._routes, self.layouts, strict=True):
             num_chunks = [n * k for n, k in zip(a.parts, route.cuts, strict=True)]
@@ -91,7 +92,7 @@ class Exchange(Transfer):
 
     def cut(self, arrays: Sequence[Any]) -> Any:
         """The chunks that this process sends; None if it has no source device."""
-        return self.programs["cut"].compiled(list(arrays)) if self._sources else None
+        return self.programs["cut"].compiled(list(arrays)) if self._local_sources else None
 
     def exchange(self, sent: Any) -> list[Any]:
         """Runs the collective on the result of `cut`; returns the arrays on the target."""
@@ -99,19 +100,19 @@ class Exchange(Transfer):
         outgoing = []
         for k, block in enumerate(self._sent_blocks):
             blocks = {} if sent is None else {x.device: x.data for x in sent[k].addressable_shards}
-            local = [blocks[d] if d in blocks else self._zero_block(block, d) for d in self._local]
+            local = [blocks[d] if d in blocks else self._zero_block(block, d) for d in self._local_devices]
             outgoing.append(self._assemble(self.union, block, local))
         incoming = self.programs["exchange"].compiled(outgoing)
         self._collectives.register(incoming)
-        if not self._targets:
+        if not self._local_targets:
             return [None] * len(self.layouts)
         received = []
         for x, block in zip(incoming, self._received_blocks, strict=True):
             blocks = {shard.device: shard.data for shard in x.addressable_shards}
-            received.append(self._assemble(self.target, block, [blocks[d] for d in self._targets]))
+            received.append(self._assemble(self.target, block, [blocks[d] for d in self._local_targets]))
         joined = self.programs["join"].compiled(received)
         self.bytes = self.bytes or sum(
-            jaxprs.bytes_of(x) * len(self._targets) // b.number
+            jaxprs.bytes_of(x) * len(self._local_targets) // b.number
             for x, (_, b) in zip(joined, self.layouts, strict=True)
         )
         return joined
@@ -148,15 +149,16 @@ class Exchange(Transfer):
         return per_device(cut_local, self.source, specs, out)
 
     def _exchange_function(self) -> Any:
-        sources = [self._position[d] for d in self.source.devices.flat]
-        targets = [self._position[d] for d in self.target.devices.flat]
-        # By (round, device pairs): (array, slot, index of the chunk in its part).
+        sources = [self._device_index[d] for d in self.source.devices.flat]
+        targets = [self._device_index[d] for d in self.target.devices.flat]
+        # By (round, device pairs): for each chunk, the index of its array, the slot that receives it, and its
+        # index among the source's chunks.
         packets: dict[tuple[int, _Pairs], list[tuple[int, int, int]]] = {}
         for k, route in enumerate(self._routes):
             for slot, chunk in enumerate(route.chunks):
-                requests = [(sources[i], r, targets[j]) for j, (i, r) in enumerate(chunk)]
-                for turn, r, pairs in broadcast_rounds(requests, frozenset(sources)):
-                    packets.setdefault((turn, pairs), []).append((k, slot, r))
+                requests = [(sources[i], rank, targets[j]) for j, (i, rank) in enumerate(chunk)]
+                for round_index, rank, pairs in broadcast_rounds(requests, frozenset(sources)):
+                    packets.setdefault((round_index, pairs), []).append((k, slot, rank))
 
         def exchange_local(blocks):
             device = jax.lax.axis_index(_DEVICE_AXIS)
@@ -164,16 +166,16 @@ class Exchange(Transfer):
                 [jnp.zeros_like(x[0, 0]) for _ in route.chunks]
                 for x, route in zip(blocks, self._routes, strict=True)
             ]
-            for (_, pairs), places in sorted(packets.items(), key=lambda item: item[0][0]):
-                sent = [blocks[k][0, r] for k, _, r in places]
+            for (_, pairs), packet in sorted(packets.items(), key=lambda item: item[0][0]):
+                sent = [blocks[k][0, rank] for k, _, rank in packet]
                 if forwarders := sorted({sender for sender, _ in pairs} - set(sources)):
                     is_forwarder = jnp.isin(device, jnp.array(forwarders))
                     sent = [
                         jnp.where(is_forwarder, received[k][slot], x)
-                        for x, (k, slot, _) in zip(sent, places, strict=True)
+                        for x, (k, slot, _) in zip(sent, packet, strict=True)
                     ]
-                is_receiver = jnp.isin(device, jnp.array([end for _, end in pairs]))
-                for (k, slot, _), x in zip(places, _permute(sent, pairs), strict=True):
+                is_receiver = jnp.isin(device, jnp.array([receiver for _, receiver in pairs]))
+                for (k, slot, _), x in zip(packet, _permute(sent, pairs), strict=True):
                     received[k][slot] = jnp.where(is_receiver, x, received[k][slot])
             return [jnp.stack(slots)[None] for slots in received]
 
@@ -188,19 +190,20 @@ class Exchange(Transfer):
             ]
 
         specs = [partition_spec(b.spec) for _, b in self.layouts]
-        ends = [layout_sharding(self.target, b) for _, b in self.layouts]
-        return per_device(join_local, self.target, _block_spec(self.target), specs, out_shardings=ends)
+        shardings = [layout_sharding(self.target, b) for _, b in self.layouts]
+        in_spec = _block_spec(self.target)
+        return per_device(join_local, self.target, in_spec, specs, out_shardings=shardings)
 
 
 def broadcast_rounds(
     requests: Sequence[tuple[int, int, int]], sources: frozenset[int]
 ) -> list[tuple[int, int, _Pairs]]:
-    """Broadcast trees as rounds of permutations, in which each device sends and receives at most once.
+    """Splits broadcasts into permutations, in each of which a device sends and receives at most once.
 
-    Receivers forward a chunk, so it reaches n devices in log2(n + 1) rounds. Sources do not forward: they
-    have their own chunks to send. Each request is (source device, index of its chunk, target device);
-    `sources` are all devices that send chunks of their part. Returns (round, index of the source's chunk,
-    (from, to) pairs).
+    Receivers forward a chunk in later rounds, so it reaches n devices in log2(n + 1) rounds. Sources do not
+    forward chunks of other sources, because they send their own. Each request is (source device, index of the
+    source's chunk, target device); `sources` are all source devices. Returns (round, index of the source's
+    chunk, (from, to) pairs).
 
     >>> broadcast_rounds([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4)], frozenset([0]))
     [(0, 0, ((0, 1),)), (1, 0, ((0, 2), (1, 3))), (2, 0, ((0, 4),))]
@@ -210,17 +213,17 @@ def broadcast_rounds(
         receivers.setdefault((source, chunk), []).append(target)
     pairs_by_round: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for (source, chunk), targets in receivers.items():
-        holders, turn, num_reached = [source], 0, 0
+        holders, round_index, num_reached = [source], 0, 0
         while num_reached < len(targets):
             pairs = list(zip(holders, targets[num_reached:], strict=False))
-            pairs_by_round.setdefault((turn, chunk), []).extend(pairs)
+            pairs_by_round.setdefault((round_index, chunk), []).extend(pairs)
             holders += [target for _, target in pairs if target not in sources]
-            turn, num_reached = turn + 1, num_reached + len(pairs)
-    return [(turn, chunk, tuple(pairs)) for (turn, chunk), pairs in pairs_by_round.items()]
+            round_index, num_reached = round_index + 1, num_reached + len(pairs)
+    return [(index, chunk, tuple(pairs)) for (index, chunk), pairs in pairs_by_round.items()]
 
 
 def _permute(arrays: Sequence[jax.Array], pairs: _Pairs) -> list[jax.Array]:
-    """Permutes arrays between devices, with one collective per element width (as unsigned integers)."""
+    """Permutes arrays between devices, with one collective per element width, as unsigned integers."""
     results: list[Any] = [None] * len(arrays)
     by_dtype: dict[Any, list[int]] = {}
     for i, x in enumerate(arrays):

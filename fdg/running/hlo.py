@@ -20,7 +20,7 @@ def read_collectives(text: str) -> tuple[Collective, ...]:
     """The collectives of a program's optimised HLO (`Program.hlo()`), in program order."""
     program = dict(computations(text))
     entry = next((name for name, lines in program.items() if lines and lines[0].startswith("ENTRY")), None)
-    return tuple(_walk(program, entry, 1)) if entry else ()
+    return tuple(_collectives_of(program, entry, 1)) if entry else ()
 
 
 def computations(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -38,7 +38,7 @@ def computations(text: str) -> Iterator[tuple[str, list[str]]]:
             lines.append(line)
 
 
-def _walk(program: dict[str, list[str]], name: str, calls: int) -> Iterator[Collective]:
+def _collectives_of(program: dict[str, list[str]], name: str, calls: int) -> Iterator[Collective]:
     """Yields the collectives of a computation that runs `calls` times, and of its callees."""
     for line in program.get(name, [""])[1:]:
         instruction = re.match(r"\s*(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\(", line)
@@ -50,11 +50,11 @@ def _walk(program: dict[str, list[str]], name: str, calls: int) -> Iterator[Coll
             op_name = re.search(r'op_name="([^"]*)"', line)
             path = op_name[1] if op_name else ""
             fragments = tuple(dict.fromkeys(re.findall(r"fdg:[^:()]+:([^()]+)\)", path)))
-            yield Collective(kind, _bytes(shape), calls, fragments, path)
+            yield Collective(kind, _shape_bytes(shape), calls, fragments, path)
         trip_count = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
         trips = int(trip_count[1]) if trip_count else 1
         for inner in called_by(line):
-            yield from _walk(program, inner, calls * trips)
+            yield from _collectives_of(program, inner, calls * trips)
 
 
 def called_by(line: str) -> list[str]:
@@ -67,7 +67,7 @@ def called_by(line: str) -> list[str]:
     return names
 
 
-def _bytes(shape: str) -> int:
+def _shape_bytes(shape: str) -> int:
     """The bytes of an HLO shape such as `(f32[8,4], s32[])`."""
     total = 0
     for dtype, dimensions in re.findall(r"([a-z]+\d*\w*)\[([\d,]*)\]", shape):

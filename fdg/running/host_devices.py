@@ -23,7 +23,7 @@ MAX_HOST_DEVICES = 1024
 
 _THREADS_VARIABLE = "PJRT_NPROC"
 _set_variables: dict[str, str] = {}  # environment variables that this module has set
-_command_counts: list[int] = []  # numbers of devices that a command configured; the last one is in effect
+_command_counts: list[int] = []  # every number of devices that a command configured, the current one last
 
 
 @checked_names
@@ -39,7 +39,10 @@ def host_devices(count: int) -> None:
 
 
 def _configure(count: int) -> bool:
-    """Sets the number of devices; False if the backend runs with that number, an error if with another."""
+    """Sets the number of devices; returns False if the backend already runs with that number.
+
+    Raises `FdgError` if the backend runs with another number.
+    """
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_HOST_DEVICES:
         raise FdgError(f"host_devices({quoted(count)}): give an integer from 1 to {MAX_HOST_DEVICES}")
     try:
@@ -57,9 +60,9 @@ def _configure(count: int) -> bool:
 
 
 def make_host_devices(count: int) -> bool:
-    """`host_devices`, if the backend has not started; otherwise does nothing: callers check the number.
+    """Configures `count` devices if the backend has not started; returns whether it did.
 
-    Returns whether it was configured now.
+    Otherwise does nothing, not even if the number differs: the caller checks that.
     """
     with contextlib.suppress(FdgError):
         if _configure(count):
@@ -68,10 +71,10 @@ def make_host_devices(count: int) -> bool:
     return False
 
 
-def device_a_core() -> int | None:
-    """Configures JAX's CPU backend with one device per core; a command later uses some of them.
+def make_device_per_core() -> int | None:
+    """Configures JAX's CPU backend with one device per core, of which a command then uses some.
 
-    Returns their number; None if it was already configured, or the backend has started.
+    Returns the number of devices; None if it was already configured, or the backend has started.
     """
     count = usable_cores()
     return count if _configured_count() == 1 and make_host_devices(count) else None
@@ -80,9 +83,10 @@ def device_a_core() -> int | None:
 def restart_cpu_backend(count: int, threads: int) -> None:
     """Restarts a command's CPU backend with `count` devices and a pool of `threads` threads.
 
-    The best numbers are known only after the job is traced; by then, importing environments has started the
-    backend. Does nothing if a restart could lose something: if arrays are live, if the backend was not
-    configured by a command, with several processes, or if the user has set the number of threads.
+    The best numbers of devices and threads are known only after the job is traced; by then, importing
+    environments has started the backend. Does nothing if a restart could lose arrays or override the user:
+    if arrays are live, if there are several processes, if no command has configured the backend, or if the
+    user has set the number of threads.
     """
     new_threads, old_threads = str(threads), os.environ.get(_THREADS_VARIABLE)
     if not _command_counts or (count, new_threads) == (_command_counts[-1], old_threads):
@@ -98,7 +102,10 @@ def restart_cpu_backend(count: int, threads: int) -> None:
 
 
 def reserve_threads(count: int | None = None) -> None:
-    """Sizes the thread pool for `count` host devices (None: the configured number), unless the user has."""
+    """Sizes the thread pool for `count` host devices, unless the user has set its size.
+
+    None means the configured number of devices.
+    """
     count = _configured_count() if count is None else count
     if count > 1 and _THREADS_VARIABLE not in os.environ:
         os.environ[_THREADS_VARIABLE] = _set_variables[_THREADS_VARIABLE] = str(threads_for(count))
@@ -113,8 +120,8 @@ def environment_of_a_child() -> dict[str, str]:
 def threads_for(count: int, in_order: bool = False) -> int:
     """The number of threads with which `count` host devices cannot deadlock.
 
-    With `in_order`, each device waits in one collective at a time (`lowering.ordering`), so that it blocks
-    one thread.
+    `in_order`: the program orders its collectives (`lowering.ordering`), so each device waits in one
+    collective at a time and blocks one thread.
     """
     return max(os.cpu_count() or 1, count if in_order else THREADS_PER_DEVICE * count)
 

@@ -1,4 +1,4 @@
-"""Delays Ctrl-C while a state is replaced, so that a donated state is not lost before the new one is kept."""
+"""Delays Ctrl-C while a donated state is replaced, until the new state is stored."""
 
 import signal
 import threading

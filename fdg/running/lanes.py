@@ -43,7 +43,7 @@ _QueuedCall: TypeAlias = tuple[Action, Sequence[Any], "list[Promised]"]
 COLLECTIVE_LANE = "between processes"  # the lane of transfers between processes
 
 LIMIT = "FDG_HOST_TIMEOUT"  # environment variable: the limit in seconds for one call of a host function
-_DEFAULT_LIMIT_S = 1800.0  # its default
+_DEFAULT_LIMIT_S = 1800.0
 _CHECK_INTERVAL_S = 1.0  # seconds between checks of the running calls
 _JOIN_TIMEOUT_S = 2.0  # how long to wait for threads whose results are not needed
 
@@ -101,11 +101,11 @@ class Lanes:
         """Wraps a call so that it is queued on the group's lane and returns `count` promised arrays."""
         lane = group if group in self.groups else COLLECTIVE_LANE
 
-        def put(arrays: Sequence[Any]) -> Sequence[Any]:
+        def enqueue(arrays: Sequence[Any]) -> Sequence[Any]:
             assert self._run is not None
             return self._run.put(lane, call, arrays, count)
 
-        return put
+        return enqueue
 
     def __enter__(self) -> "Lanes":
         """Starts the threads.
@@ -186,7 +186,7 @@ class _Run:
             error = late_error
             raise
         finally:
-            if error is not None:  # an interrupt reaches only this thread; `fail` wakes the waiting ones
+            if error is not None:  # Ctrl-C is raised only in this thread; `fail` wakes the threads that wait
                 self.fail(error if isinstance(error, Exception) else RunError("the run was interrupted"))
             for calls in self._queues.values():
                 calls.put(None)
@@ -229,7 +229,7 @@ class _Run:
                 promise.set_result(result)
 
 
-def holds_host(call: Call, mesh: Mesh) -> bool:
+def may_block_host(call: Call, mesh: Mesh) -> bool:
     """Whether dispatching a program may block the host thread until it ends: on a CPU, if it calls Python."""
     return is_of_cpus(mesh) and host_calls.calls_host(call.equations)
 
@@ -254,7 +254,7 @@ class _Dependencies(ScheduleWalk[int]):
         super().__init__(0)
         self._local_meshes = local_meshes
         self._blocking_bits = 0
-        self._needed: dict[str, int] = {}  # by group
+        self._needed_by_group: dict[str, int] = {}
         self._is_delayed = False
 
     def delays_a_group(self, schedule: Schedule) -> bool:
@@ -265,20 +265,20 @@ class _Dependencies(ScheduleWalk[int]):
         return self._is_delayed
 
     def trips(self, repeat: Repeat) -> int:
-        """Two trips suffice."""
+        """At most two trips: in later trips, dependencies are as in the second."""
         return min(repeat.trips, 2)
 
     def call(self, call: Call) -> None:
-        """Adds a program to the bit sets of its results, if it blocks."""
-        needed = self._needed.get(call.group, 0)
+        """Sets the bit sets of a program's results; a blocking program adds a bit for itself."""
+        needed = self._needed_by_group.get(call.group, 0)
         for value in call.inputs:
             needed |= self.facts[value]
         if call.group in self._local_meshes:
             self._is_delayed |= bool(call.fragments and self._blocking_bits & ~needed)
-            if holds_host(call, self._local_meshes[call.group]):
+            if may_block_host(call, self._local_meshes[call.group]):
                 bit = self._blocking_bits + 1  # all bits so far are ones, so this is the next bit
                 self._blocking_bits, needed = self._blocking_bits | bit, needed | bit
-        self._needed[call.group] = needed
+        self._needed_by_group[call.group] = needed
         self.facts.update(dict.fromkeys(call.outputs, needed))
 
 

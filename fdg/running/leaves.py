@@ -133,7 +133,7 @@ class LeafCopies:
         self._copies: list[tuple[int, Any]] = []  # (slot, array), copies of the last returned leaves
 
     def fill(self, memory: Memory, leaves: Sequence[jax.Array]) -> None:
-        """Puts the leaves into their primary slots and copies into their other slots."""
+        """Puts each leaf into its primary slot, and its copies into its other slots."""
         for leaf, slots in zip(leaves, self._slots, strict=True):
             memory.arrays[slots[0]] = leaf
         copies, self._copies = self._copies, []
@@ -141,8 +141,8 @@ class LeafCopies:
             for slot, array in copies:
                 memory.arrays[slot] = array
             return
-        for positions, targets, copy in self._copiers:
-            for slot, array in zip(targets, copy([leaves[i] for i in positions]), strict=True):
+        for positions, target_slots, copy in self._copiers:
+            for slot, array in zip(target_slots, copy([leaves[i] for i in positions]), strict=True):
                 memory.arrays[slot] = array
 
     def primary(self, memory: Memory) -> list[jax.Array | None]:
@@ -157,7 +157,7 @@ class LeafCopies:
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
-    """Appends a number to repeated names: {"a/b": 1, "a": {"b": 2}} is a legal state.
+    """Appends a number to repeated names: in the state {"a/b": 1, "a": {"b": 2}}, two leaves are named a/b.
 
     >>> unique_names(["a/b", "c", "a/b"])
     ['a/b', 'c', 'a/b#2']

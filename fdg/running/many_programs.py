@@ -22,7 +22,7 @@ from fdg.running.program import Program, compile_programs
 from fdg.running.steps import Memory, StepBuilder, move_slots
 from fdg.running.timeline import Timeline
 
-ROWS = 64
+ROWS = 64  # the number of iterations whose metrics are stacked by one call
 
 
 class RowStacks:
@@ -39,8 +39,8 @@ class RowStacks:
             rows = [value_shape(mesh, metrics[i]) for i in positions for _ in range(ROWS)]
             stack = jax.jit(_stack_rows, out_shardings=batch_sharding(mesh, None))
             program = Program(f"stack {group}", (), tuple(mesh.devices.flat), 0, stack, (rows,))
-            start = builder.on_lane(group, program, len(positions))
-            self._group_stacks.append((positions, program, start))
+            dispatch = builder.on_lane(group, program, len(positions))
+            self._group_stacks.append((positions, program, dispatch))
         self.programs = tuple(program for _, program, _ in self._group_stacks)
         data = [keys.data_shape(value.shape, value.dtype) for value in metrics]
         self._shapes = [jax.ShapeDtypeStruct((ROWS, *row.shape), row.dtype) for row in data]
@@ -53,9 +53,9 @@ class RowStacks:
         """
         buffers: list[Any] = [None] * len(self._shapes)
         padded = [*rows, *[rows[-1]] * (ROWS - len(rows))]
-        for positions, program, start in self._group_stacks:
+        for positions, program, dispatch in self._group_stacks:
             if program.is_here:
-                stacked = start([row[i] for i in positions for row in padded])
+                stacked = dispatch([row[i] for i in positions for row in padded])
                 for i, buffer in zip(positions, stacked, strict=True):
                     buffers[i] = buffer
         return buffers
@@ -93,7 +93,7 @@ class ManyPrograms:
         self._lanes = lanes_of(schedule, meshes)
         self._builder = builder = StepBuilder(plan.groups, meshes, self._timeline, self._lanes)
         self._steps = builder.build(schedule.steps)
-        self._calls = sum(times for _, times in schedule.calls())
+        self._calls_per_iteration = sum(times for _, times in schedule.calls())
         self._carried_slots = builder.slots(schedule.carry)
         self._metric_slots = [builder.slot(value) for value in schedule.metrics]
         self._metrics, self._stack = plan.graph.metrics, RowStacks(schedule.metrics, builder)
@@ -104,7 +104,7 @@ class ManyPrograms:
         ]
         self._constants: list[tuple[int, jax.Array]] | None = None
         carried_values = {start for _, start in schedule.carry}
-        self._tokens = [builder.slot(value) for _, value in schedule.constants if value in carried_values]
+        self._token_slots = [builder.slot(b) for _, b in schedule.constants if b in carried_values]
         self._last_tokens: list[tuple[int, jax.Array]] = []
         self.programs = tuple(builder.programs)
 
@@ -124,8 +124,8 @@ class ManyPrograms:
     ) -> tuple[list[jax.Array], PendingMetrics]:
         """Dispatches all iterations, at most `_MAX_IN_FLIGHT` ahead of the devices.
 
-        All processes have to call it; with several processes `stop` is ignored. Stops after an iteration if
-        `stop` returns True.
+        Ends early, after an iteration, if `stop` returns True; with several processes, `stop` is ignored. All
+        processes have to call this method.
         """
         is_single_process = jax.process_count() == 1
         memory = self._builder.memory()
@@ -140,7 +140,7 @@ class ManyPrograms:
             chunks = self._iterate(memory, iterations, lambda: is_single_process and stop())
         memory.arrays = [array_of(array) for array in memory.arrays]
         self._last_tokens = [
-            (slot, memory.arrays[slot]) for slot in self._tokens if memory.arrays[slot] is not None
+            (slot, memory.arrays[slot]) for slot in self._token_slots if memory.arrays[slot] is not None
         ]
         self._builder.collectives.wait()
         chunks = [([array_of(buffer) for buffer in buffers], count) for buffers, count in chunks]
@@ -153,7 +153,7 @@ class ManyPrograms:
         rows: list[list[Any]] = []
         in_flight: collections.deque[Any] = collections.deque()
         for i in range(iterations):
-            memory.set_timed(self._timeline.watches(self._calls))
+            memory.set_timed(self._timeline.watches(self._calls_per_iteration))
             for step in self._steps:
                 step(memory)
             rows.append([memory.arrays[slot] for slot in self._metric_slots])

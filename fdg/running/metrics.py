@@ -18,7 +18,7 @@ from fdg import jaxprs, keys
 
 ROWS = 1024  # the maximum number of rows of a buffer
 _MIN_ROWS = 16
-_MAX_BYTES = 4 * 2**20  # of all buffers together: even after one iteration, all rows are copied to the host
+_MAX_BYTES = 4 * 2**20  # of all buffers together: whole buffers are copied to the host, valid rows or not
 
 Chunk = tuple[Sequence[Any], int]  # a buffer [rows, ...] per metric, and the number of valid rows
 
@@ -42,7 +42,7 @@ class PendingMetrics:
 
         `share` broadcasts a chunk's buffers to all processes; None if every process already has them.
         """
-        self._rows, self._structure = jax.tree.flatten(metrics)
+        self._row_shapes, self._structure = jax.tree.flatten(metrics)
         self._chunks, self._share = list(chunks), share
         self.iterations = sum(count for _, count in chunks)
         self._result: Any = None
@@ -64,7 +64,7 @@ class PendingMetrics:
             arrays = _join_chunks(chunks)
             self._result = jax.tree.unflatten(
                 self._structure,
-                [keys.from_data(x, row) for x, row in zip(arrays, self._rows, strict=True)],
+                [keys.from_data(x, row) for x, row in zip(arrays, self._row_shapes, strict=True)],
             )
             self._chunks, self._share = [], None
         return self._result
@@ -79,7 +79,7 @@ def _join_chunks(chunks: Sequence[Chunk]) -> list[jax.Array]:
             buffer.copy_to_host_async()
     is_here = [column[0].is_fully_addressable for column in columns]
     on_host = [_valid_rows(column, counts) for column, here in zip(columns, is_here, strict=True) if here]
-    arrays = iter(jax.device_put(on_host))  # in one call
+    arrays = iter(jax.device_put(on_host))  # one call for all arrays
     return [
         next(arrays) if here else _join_shards(column, counts)
         for column, here in zip(columns, is_here, strict=True)

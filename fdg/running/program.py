@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from fdg.batch.collective import Collective
 from fdg.errors import PlanError
 from fdg.running.hlo import read_collectives
-from fdg.running.xla_options import options_of_older_loops, xla_options
+from fdg.running.xla_options import older_emitter_options, xla_options
 
 
 @dataclasses.dataclass(eq=False)
@@ -126,7 +126,7 @@ _DTYPE_INFO: tuple[Any, ...] = ((jnp.integer, jnp.iinfo), (jnp.floating, jnp.fin
 def compile_programs(programs: Iterable[Program]) -> None:
     """Compiles programs that have a device in this process and are not compiled yet, in parallel."""
     uncompiled = [program for program in programs if program.is_here and program.compiled is None]
-    # Tracing and lowering hold the GIL; XLA releases it.
+    # Tracing and lowering hold the GIL, so only XLA's compilation can run in parallel.
     lowered = [program.lower() for program in uncompiled]
     platforms = [program.devices[0].platform for program in uncompiled]
     if len(uncompiled) == 1:
@@ -152,7 +152,7 @@ def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Co
     try:
         return lowered.compile(compiler_options=options or None)
     except jax.errors.JaxRuntimeError as error:
-        fallback = options_of_older_loops(platform)
+        fallback = older_emitter_options(platform)
         if "MLIR failure" not in str(error) or not fallback:
             raise
         return lowered.compile(compiler_options={**options, **fallback})

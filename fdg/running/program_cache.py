@@ -43,12 +43,12 @@ def keep_programs(directory: str | None = None) -> str | None:
         return None
     jax_directory = getattr(jax.config, "jax_compilation_cache_dir", None)
     if directory is None and jax_directory:
-        if not _is_text(jax_directory):
+        if not _is_utf8(jax_directory):
             raise FdgError(
                 f"JAX_COMPILATION_CACHE_DIR={jax_directory!r} is not UTF-8: give another directory"
             )
         return jax_directory
-    if directory is not None and not _is_text(directory):
+    if directory is not None and not _is_utf8(directory):
         raise FdgError(f"--program-cache {directory!r} is not UTF-8: give another directory, or '{OFF}'")
     path = default_directory() if directory is None else Path(directory)
     if path is None or not _is_usable(path):
@@ -58,7 +58,7 @@ def keep_programs(directory: str | None = None) -> str | None:
     _remove_oldest(path)
     jax.config.update("jax_compilation_cache_dir", str(path))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        # Programs that compile fast are cached too: there are many.
+        # Cache programs that compile fast, too, because there are many.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return str(path)
 
@@ -71,10 +71,10 @@ def cache_directory() -> Path | None:
 
 
 def remove_corrupt_entry(warning: str) -> str | None:
-    """Removes the cache entry that JAX cannot read, as its warning says; returns a line to print instead.
+    """Removes a cache entry that JAX could not read; returns a line to print instead of JAX's warning.
 
     JAX compiles the program again, but does not replace a corrupt entry, such as one that a killed process
-    left incomplete. Returns None if the warning is not about the cache.
+    left incomplete. `warning` is JAX's text; returns None if it is not about the cache.
 
     >>> remove_corrupt_entry("something else")
     """
@@ -118,7 +118,7 @@ def _processor() -> str:
     return hashlib.sha256(features.encode()).hexdigest()[:12]
 
 
-def _is_text(name: str) -> bool:
+def _is_utf8(name: str) -> bool:
     """Whether a file name is UTF-8 (Python decodes other bytes to lone surrogates)."""
     try:
         name.encode()
@@ -129,7 +129,7 @@ def _is_text(name: str) -> bool:
 
 def _is_usable(path: Path) -> bool:
     """Whether the directory exists or can be created, and is readable and writable."""
-    if not _is_text(str(path)):
+    if not _is_utf8(str(path)):
         return False
     try:
         # Cached programs are executed, so only the user may write here.

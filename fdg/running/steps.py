@@ -25,7 +25,7 @@ from fdg.placing.policy import Group
 from fdg.placing.resharding import Change
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, Step, Value
 from fdg.running.exchange import Exchange, ProcessCollectives
-from fdg.running.lanes import COLLECTIVE_LANE, Action, Lanes, holds_host
+from fdg.running.lanes import COLLECTIVE_LANE, Action, Lanes, may_block_host
 from fdg.running.program import Program, is_here, spans_processes
 from fdg.running.timeline import ProgramRun, Timeline
 from fdg.running.transfers import Mover, Transfer
@@ -34,9 +34,9 @@ from fdg.running.transfers import Mover, Transfer
 class Resharder(Transfer):
     """Reshards arrays between two meshes of the same devices.
 
-    Arrays with the same shape and change share a program. If `donates`, each array is deleted as soon as its
-    program is dispatched, so at most one array exists in both layouts. `changes` are the arrays' layouts on
-    the common device mesh.
+    `changes` has each array's layouts, before and after, on one mesh that both groups share. Arrays with the
+    same shape and change share a program. If `donates`, each array is deleted as soon as its program is
+    dispatched, so at most one array exists in both layouts.
     """
 
     def __init__(
@@ -110,7 +110,8 @@ class Memory:
 
     def __init__(self, size: int):
         self.arrays: list[Any] = [None] * size  # the array of each slot; None if empty
-        # the run of the program that computes each array (None for older arrays); None in untimed iterations
+        # For each slot, the program run that computes its array (None if that run was not timed). The list
+        # itself is None in untimed iterations.
         self.producers: list[ProgramRun | None] | None = None
 
     def set_timed(self, is_timed: bool) -> None:
@@ -165,7 +166,7 @@ class StepBuilder:
     def build(self, steps: Sequence[Step], times: int = 1) -> list[RunStep]:
         """Builds the functions of steps that run `times` times in an iteration.
 
-        Steps without work for this process have none.
+        A step without work for this process has no function.
         """
         run_steps: list[RunStep | None] = []
         for step in steps:
@@ -184,10 +185,11 @@ class StepBuilder:
         changes: Sequence[Change] = (),
         donates: bool = False,
     ) -> Transfer | None:
-        """The transfer of values (source, target) from one group to another.
+        """Builds the transfer of values from one group to another; `pairs` are (source, target) values.
 
         It uses device-to-device copies within a process, a collective between processes, or, if both groups
-        are on the same devices, the resharding in `changes`. None in a process without devices of the groups.
+        are on the same devices, the resharding in `changes`. Returns None in a process without devices
+        of the groups.
         """
         source, target = meshes = [self.meshes[value.group] for value in pairs[0]]
         layouts = [(a.laid_out, b.laid_out) for a, b in pairs]
@@ -224,14 +226,14 @@ class StepBuilder:
         freed_slots = [inputs[i] for i in call.freed]
         timeline, group, name = self._timeline, call.group, call.name
         read_inputs = _slot_reader(inputs)
-        start = self.on_lane(group, self._dispatcher(program, call, mesh), len(outputs) + 1)
+        dispatch = self.on_lane(group, self._dispatcher(program, call, mesh), len(outputs) + 1)
 
         def run(memory: Memory) -> None:
             arrays, producers = memory.arrays, memory.producers
             program_run = (
                 None if producers is None else timeline.start(group, [producers[i] for i in inputs], name)
             )
-            results = start(read_inputs(arrays))
+            results = dispatch(read_inputs(arrays))
             for i in freed_slots:
                 arrays[i] = None
             for i, result in zip(outputs, results, strict=False):  # the last result is a token
@@ -249,9 +251,9 @@ class StepBuilder:
         On a lane it also waits for the program to finish, if the program calls Python.
         """
         collectives, is_collective = self.collectives, spans_processes(mesh)
-        waits = not is_collective and self.lanes is not None and holds_host(call, mesh)
+        waits = not is_collective and self.lanes is not None and may_block_host(call, mesh)
 
-        def start(arrays: Sequence[Any]) -> Sequence[Any]:
+        def dispatch(arrays: Sequence[Any]) -> Sequence[Any]:
             if is_collective:
                 collectives.wait()
             results = program.compiled(*arrays)
@@ -261,7 +263,7 @@ class StepBuilder:
                 jax.block_until_ready(results[-1])
             return results
 
-        return start
+        return dispatch
 
     def on_lane(self, group: str, call: Action, count: int) -> Action:
         """Wraps `call`, which returns `count` arrays, so that it is queued on the group's lane, if any."""
@@ -273,9 +275,9 @@ class StepBuilder:
             return None
         count, num_runs = len(move.pairs), self.num_runs
         if isinstance(transfer, Exchange):  # all exchanges share one lane, in the schedule's order
-            split = self.on_lane(move.source, lambda arrays: [transfer.cut(arrays)], 1)
+            cut = self.on_lane(move.source, lambda arrays: [transfer.cut(arrays)], 1)
             exchange = self.on_lane(COLLECTIVE_LANE, lambda parts: transfer.exchange(parts[0]), count)
-            transfer_arrays: Action = lambda arrays: exchange(split(arrays))  # noqa: E731
+            transfer_arrays: Action = lambda arrays: exchange(cut(arrays))  # noqa: E731
         else:
             transfer_arrays = self.on_lane(move.source, transfer, count)
 
@@ -318,26 +320,26 @@ class StepBuilder:
         return self._action_step(self.on_lane(group, program, len(pairs)), pairs)
 
     def _repeat_step(self, repeat: Repeat, times: int) -> RunStep:
-        starts = (pair for i, pair in enumerate(repeat.enter) if i not in repeat.copied)
-        enter = self.slots((a, b) for a, b in starts if a is not b)
+        moved = (pair for i, pair in enumerate(repeat.enter) if i not in repeat.copied)
+        entry_slots = self.slots((a, b) for a, b in moved if a is not b)
         copied = [repeat.enter[i] for i in sorted(repeat.copied)]
         by_group = [[pair for pair in copied if pair[0].group == group] for group in self.meshes]
         copies = [copy for pairs in by_group if pairs and (copy := self._copy_step(pairs, times))]
         steps = self.build(repeat.steps, times * repeat.trips)
-        carried, leave = self.slots(repeat.carry), self.slots(repeat.leave)
-        dead_slots = {a for a, _ in leave} | {b for _, b in carried}
+        carried_slots, exit_slots = self.slots(repeat.carry), self.slots(repeat.leave)
+        dead_slots = {a for a, _ in exit_slots} | {b for _, b in carried_slots}
         trips = repeat.trips
 
         def run(memory: Memory) -> None:
-            move_slots(memory, enter)
+            move_slots(memory, entry_slots)
             for copy in copies:
                 copy(memory)
             for trip in range(trips):
                 for step in steps:
                     step(memory)
                 if trip < trips - 1:
-                    move_slots(memory, carried)
-            move_slots(memory, leave, dead_slots)
+                    move_slots(memory, carried_slots)
+            move_slots(memory, exit_slots, dead_slots)
 
         return run
 
@@ -360,5 +362,5 @@ def move_slots(memory: Memory, slots: Sequence[tuple[int, int]], dead_slots: Ite
 def _slot_reader(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
     """Returns a function that reads these slots."""
     if len(slots) > 1:
-        return operator.itemgetter(*slots)  # in C
+        return operator.itemgetter(*slots)  # runs in C
     return lambda contents: [contents[i] for i in slots]

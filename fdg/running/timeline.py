@@ -1,8 +1,8 @@
 """Measures how long each group of devices is busy, without blocking the thread that dispatches programs.
 
-Detecting the end of a program takes a waiting thread, and waking the thread costs more than most steps of a
-loop on the host. So only some of many short iterations are watched, a few in a row, and the busy time is
-extrapolated from them:
+A thread has to wait for a program to detect its end, and waking that thread costs more than most steps of a
+loop on the host. So if iterations are short, only some are watched, a few in a row, and the busy time of all
+iterations is extrapolated from these:
 
     iteration   1  2  3  4  5  6 ...  98  99  100  101  102 ...
     watched     x  x  x  x                x   x    x    x      while the overhead is below 1% of the time
@@ -35,11 +35,11 @@ class Bar(NamedTuple):
 class ProgramRun:
     """One run of a program on a group."""
 
-    __slots__ = ("after", "dispatched", "finished", "group", "is_finished", "iteration", "name")
+    __slots__ = ("dependencies", "dispatched", "finished", "group", "is_finished", "iteration", "name")
 
     def __init__(self, group: str, dependencies: list["ProgramRun"], name: str = "", iteration: int = 0):
-        self.group, self.after, self.name, self.iteration = group, dependencies, name, iteration
-        self.dispatched = time.perf_counter()
+        self.group, self.dependencies, self.name, self.iteration = group, dependencies, name, iteration
+        self.dispatched = time.perf_counter()  # in seconds, like `finished`
         self.finished = 0.0
         self.is_finished = threading.Event()
 
@@ -51,7 +51,10 @@ _EXIT_TIMEOUT_S = 10.0  # how long to wait for running programs when Python exit
 
 
 def affordable(watched: int, programs: int, seconds: float) -> bool:
-    """Whether the overhead stays within its share if one more iteration of `programs` programs is watched."""
+    """Whether one more iteration can be watched without exceeding `_MAX_OVERHEAD`.
+
+    `watched` iterations of `programs` programs each have been watched, in `seconds` seconds of training.
+    """
     return watched < _MIN_WATCHED or watched * programs * _WATCH_COST_S <= _MAX_OVERHEAD * seconds
 
 
@@ -73,15 +76,15 @@ class Timeline:
         self._threads: list[threading.Thread] = []
         self._start_s = time.perf_counter()
         self._is_watching = False
-        # Total and longest wait in seconds, before watching resumed.
+        # Total and longest wait for dispatched programs before watching resumed.
         self._wait_s, self._max_wait_s = 0.0, 0.0
 
     def watches(self, programs: int) -> bool:
         """Whether to watch the iteration that begins now, which has `programs` programs.
 
         After an unwatched iteration this first waits for all dispatched programs; otherwise their time would
-        count as busy time of the first watched iteration. The devices are idle afterwards, so the overhead's
-        share of the time also limits these waits.
+        count as busy time of the first watched iteration. The devices are idle after such a wait, so
+        `_MAX_OVERHEAD` also limits the waits.
         """
         now = time.perf_counter()
         seconds = now - self._start_s
@@ -91,7 +94,7 @@ class Timeline:
             watch = watch and self._wait_s + self._max_wait_s <= _MAX_OVERHEAD * seconds
         watch = watch or self.bars is not None
         if watch and resumes:
-            with contextlib.suppress(Exception):  # reading the results raises it
+            with contextlib.suppress(Exception):  # a program's error is raised where its results are read
                 jax.block_until_ready(self.latest())
             waited = time.perf_counter() - now
             self._wait_s, self._max_wait_s = self._wait_s + waited, max(self._max_wait_s, waited)
@@ -154,9 +157,9 @@ class Timeline:
         """Waits for the watched programs; returns busy seconds, scaled to all iterations."""
         for run in list(self._last_runs.values()):
             run.is_finished.wait()
-        return self.so_far()
+        return self.busy_so_far()
 
-    def so_far(self) -> dict[str, float]:
+    def busy_so_far(self) -> dict[str, float]:
         """Busy seconds of the programs that have ended, scaled to all iterations."""
         scale = self.iterations / self.watched if self.watched else 1.0
         return {group: seconds * scale for group, seconds in self.busy_s.items()}
@@ -165,18 +168,19 @@ class Timeline:
         previous_end = 0.0
         while (entry := self._queues[group].get()) is not None:
             run, result = entry
-            with contextlib.suppress(Exception):  # reading the results raises it
+            with contextlib.suppress(Exception):  # a program's error is raised where its results are read
                 jax.block_until_ready(result)
             run.finished = time.perf_counter()
-            for dependency in run.after:
+            for dependency in run.dependencies:
                 dependency.is_finished.wait()
-            start = max(run.dispatched, previous_end, *(dependency.finished for dependency in run.after))
+            ends = [dependency.finished for dependency in run.dependencies]
+            start = max(run.dispatched, previous_end, *ends)
             self.busy_s[group] += max(0.0, run.finished - start)
             if self.bars is not None:
-                begin = min(start, run.finished)  # a thread may notice the end of an input late
+                begin = min(start, run.finished)  # the end of a dependency may be noticed late
                 self.bars.append(Bar(group, run.name, run.iteration, 0, begin, run.finished))
             previous_end = run.finished
-            run.after = []
+            run.dependencies = []
             run.is_finished.set()
 
 

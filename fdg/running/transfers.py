@@ -1,10 +1,10 @@
 """Asynchronous transfers of arrays between groups of devices with different layouts.
 
 Arrays are transferred in chunks (`placing.layout.find_route`): each source device splits its part, each chunk
-is copied to the devices that need it, and these concatenate their chunks. Device-to-device copies are
+is copied to the devices that need it, and these devices concatenate their chunks. Device-to-device copies are
 asynchronous, whereas `jax.device_put` between unequal shardings waits for the values.
 
-`Mover` transfers within a process, `exchange.Exchange` between processes; both are a `Transfer`.
+`Mover` transfers within a process, `exchange.Exchange` between processes; both are subclasses of `Transfer`.
 """
 
 import abc
@@ -51,10 +51,11 @@ class Mover(Transfer):
         super().__init__(source, target, layouts)
         source_devices, self._target_devices = list(source.devices.flat), list(target.devices.flat)
         overlap = set(source_devices) & set(self._target_devices)
-        # On a shared device this must be a copy, since the original may be donated. (JAX respects `may_alias`
-        # for each device separately, but not for copies on several.)
+        # On a device of both groups, `device_put` must copy, since the original may be donated. (JAX respects
+        # `may_alias` for a destination of one device, but not of several.)
         self._may_alias = False if overlap else None
         self._routes = [find_route(a, b) for a, b in self.layouts]
+        # Per array: whether it has one part on one device at both ends, so that it is copied as it is.
         self._is_plain = [a.number == b.number == 1 and not overlap for a, b in self.layouts]
         self.cuts = any(math.prod(r.cuts) > 1 for r in self._routes)
         self.joins = any(math.prod(r.joins) > 1 for r in self._routes)
@@ -104,19 +105,19 @@ class Mover(Transfer):
                 )
                 destinations.append([self._target_devices] * len(route.chunks))
         options = {} if self._may_alias is None else {"may_alias": self._may_alias}
-        arrived = jax.device_put(buffers, destinations, **options)
+        copied = jax.device_put(buffers, destinations, **options)
         self.bytes = self.bytes or sum(
-            jaxprs.bytes_of(x) * len(x.sharding.device_set) for x in jax.tree.leaves(arrived)
+            jaxprs.bytes_of(x) * len(x.sharding.device_set) for x in jax.tree.leaves(copied)
         )
-        joined = [
+        target_chunks = [
             chunks
             if is_plain
             else [jax.make_array_from_single_device_arrays(shape, sharding, chunk) for chunk in chunks]
             for chunks, is_plain, shape, sharding in zip(
-                arrived, self._is_plain, self._chunk_shapes, self._shardings, strict=True
+                copied, self._is_plain, self._chunk_shapes, self._shardings, strict=True
             )
         ]
-        return self.programs["join"].compiled(joined) if self.joins else [x for (x,) in joined]
+        return self.programs["join"].compiled(target_chunks) if self.joins else [x for (x,) in target_chunks]
 
     # --- the programs around the copies, without collectives ---
 

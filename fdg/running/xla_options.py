@@ -1,7 +1,7 @@
 """XLA compiler options: defaults, a preset per platform, and options that the user names.
 
-They are passed as `compiler_options` of each program, not through `XLA_FLAGS`, in which a flag that the
-installed XLA does not know ends the process. Flags that the user sets in `XLA_FLAGS` are not overridden.
+They are passed as `compiler_options` of each program, not through `XLA_FLAGS`: there, a flag that the
+installed XLA does not know would end the process. Flags that the user sets in `XLA_FLAGS` are not overridden.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from fdg.errors import FdgError
 
 # On by default. With 512-bit vectors, PPO takes 8 to 10% less CPU time on CartPole-v1, 8% less on
 # Breakout-MinAtar and the same on Pendulum-v1, on cores with full AVX-512. Cores of the first generation of
-# AVX-512 become slower with them, so LLVM's default of 256 bits stays there.
+# AVX-512 run slower with 512-bit vectors, so they keep LLVM's default of 256 bits.
 _WIDE_VECTORS = {"xla_cpu_prefer_vector_width": 512}
 
 # LLVM's optimisation level 1 of 3: programs compile in 10 to 33% less CPU time, and run as fast
@@ -50,7 +50,7 @@ def choose_xla_options(text: str | None) -> None:
     """Sets the options with which later programs are compiled.
 
     `text` is None for the defaults; "preset" for the defaults and the platform's `PRESETS`; "none" for no
-    options; or `NAME=VALUE,NAME=VALUE` for exactly these (`+` separates the items of a list value).
+    options; or `NAME=VALUE,NAME=VALUE` for only these options (`+` separates the items of a list value).
     """
     _choice.clear()
     if text is not None:
@@ -82,7 +82,7 @@ def xla_options(platform: str) -> dict[str, Any]:
     return {n: value for n, value in options.items() if n not in user_flags and not _refusal_reason(n, value)}
 
 
-def options_of_older_loops(platform: str) -> dict[str, Any]:
+def older_emitter_options(platform: str) -> dict[str, Any]:
     """Options for XLA's older CPU loop emitter; empty on other platforms, and where XLA has removed it."""
     name, value = "xla_cpu_use_fusion_emitters", False
     return {name: value} if platform == "cpu" and not _refusal_reason(name, value) else {}
@@ -119,7 +119,7 @@ def _parse_options(text: str) -> dict[str, Any]:
 
 @functools.cache
 def _refusal_reason(name: str, value: Any) -> str:
-    """XLA's error for an option that it does not accept; empty if it accepts it."""
+    """XLA's error message for an option that it refuses; empty if XLA accepts the option."""
     try:
         jax.jit(lambda: 0).lower().compile(compiler_options={name: value})
     except jax.errors.JaxRuntimeError as error:

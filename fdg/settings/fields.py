@@ -144,7 +144,7 @@ def require_types(algorithm: Any, but: Collection[str] = ()) -> None:
 
 
 def require_type(algorithm: Any, name: str, value: Any, kind: Any = None) -> None:
-    """Checks a value of one field like `require_types`; `kind` is in place of the field's annotation."""
+    """Checks a value of one field like `require_types`; `kind` replaces the field's annotation."""
     cls: Any = type(algorithm)
     kind = kind or _annotations(cls)[name]
     fix = "" if _matches(value, kind) else _conversion_fix(name, value, kind) or _anneal_fix(cls, name, value)
@@ -183,10 +183,10 @@ def _matches_plain(value: Any, kind: Any) -> bool | None:
         return value.ndim == 0 and jax.dtypes.issubdtype(value.dtype, np.number)  # a random key is no number
     if hasattr(kind, "described"):
         return all(callable(getattr(value, part, None)) for part in kind._fields)
-    return True if isinstance(kind, type) and kind not in _PLAIN else None
+    return True if isinstance(kind, type) and kind not in _SIMPLE_TYPES else None
 
 
-_PLAIN = (bool, int, float, str, type(None))
+_SIMPLE_TYPES = (bool, int, float, str, type(None))
 
 
 def _expected(kind: Any) -> str:

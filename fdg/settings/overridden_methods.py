@@ -38,12 +38,14 @@ def check_overridden_methods(cls: type) -> None:
         return_type = original.__annotations__.get("return")
         count = len(typing.get_args(return_type)) if typing.get_origin(return_type) is tuple else 0
         if count and ... not in typing.get_args(return_type):
-            kinds = re.sub(r"[\w.]+\.", "", inspect.formatannotation(return_type))
-            fix = f"return {count} values, as {original.__qualname__} does, {kinds}"
-            setattr(cls, name, _check_result(method, count, f"{cls.__name__}.{name}", fix))
+            type_text = re.sub(r"[\w.]+\.", "", inspect.formatannotation(return_type))
+            fix = f"return {count} values, as {original.__qualname__} does, {type_text}"
+            setattr(cls, name, _with_checked_result(method, count, f"{cls.__name__}.{name}", fix))
 
 
-def _check_result(function: Callable, count: int, what: str, fix: str) -> Callable:
+def _with_checked_result(function: Callable, count: int, what: str, fix: str) -> Callable:
+    """Wraps a function so that each call checks that it returns `count` values."""
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)

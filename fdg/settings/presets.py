@@ -33,8 +33,8 @@ class HasPresets(_AnyFields):
     def __init_subclass__(cls, presets: str | None = None, driver: Any = None, **options: Any) -> None:
         """Replaces parts by their fields, and sets `presets_of` to `presets`.
 
-        Also adds those `MEMBERS` of the module `driver` that the class does not define; its settings come
-        after the class's own.
+        Also adds those `MEMBERS` of the module `driver` that the class does not define, after the class's own
+        settings.
         """
         for name, value in getattr(driver, "MEMBERS", {}).items():
             if name not in vars(cls):

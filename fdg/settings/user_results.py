@@ -12,7 +12,7 @@ from fdg.errors import FdgError, structure_of
 def check_same(what: str, before: Any, after: Any, how: str = "", dtypes: bool = True) -> None:
     """Checks that a result of a user's function has the structure, shapes and dtypes of a value.
 
-    `what` begins the message, and `how` is the fix if the structure differs; "" shows the expected one.
+    `what` begins the message, and `how` is the fix if the structure differs ("": the expected structure).
 
     >>> check_same("it gives x", jnp.zeros(2), jnp.zeros(3))
     Traceback (most recent call last):

@@ -39,25 +39,25 @@ def graph_text(graph: FDG) -> str:
 
 def graph_mermaid(graph: FDG) -> str:
     """A Mermaid flowchart: nested fragments in boxes, delayed edges dotted."""
-    number = {f.name: f"n{i}" for i, f in enumerate(graph.fragments)}
+    node_ids = {f.name: f"n{i}" for i, f in enumerate(graph.fragments)}
     outermost = [f for f in graph.fragments if f.parent is None]
-    lines = ["flowchart LR", *mermaid_nodes(outermost, graph.fragments, number, "  ")]
+    lines = ["flowchart LR", *mermaid_nodes(outermost, graph.fragments, node_ids, "  ")]
     for e in graph.edges:
         label = f"{quantity(e.bytes_per_crossing, 'B')} x{e.crossings_per_iteration}"
         link = f'-. "{label}, next {e.delay}" .->' if e.delay else f'-- "{label}" -->'
-        lines.append(f"  {number[e.source]} {link} {number[e.target]}")
-    return "\n".join([*lines, *mermaid_styles(graph.fragments, number)])
+        lines.append(f"  {node_ids[e.source]} {link} {node_ids[e.target]}")
+    return "\n".join([*lines, *mermaid_styles(graph.fragments, node_ids)])
 
 
 def mermaid_nodes(
-    fragments: Iterable[Fragment], drawn: Sequence[Fragment], number: Mapping[str, str], indent: str
+    fragments: Iterable[Fragment], drawn: Sequence[Fragment], node_ids: Mapping[str, str], indent: str
 ) -> Iterator[str]:
-    """Yields the lines of nodes with ids `number`; a fragment with nested fragments in `drawn` is a box."""
+    """Yields the lines of nodes with these ids; a fragment with nested fragments in `drawn` is a box."""
     for f in fragments:
-        label = f'{number[f.name]}["{escaped(f.name)}<br/><i>{escaped(f.role)}</i> x{calls(f)}"]'
+        label = f'{node_ids[f.name]}["{escaped(f.name)}<br/><i>{escaped(f.role)}</i> x{calls(f)}"]'
         children = [child for child in drawn if child.parent == f.name]
         yield f"{indent}{'subgraph ' * bool(children)}{label}"
-        yield from mermaid_nodes(children, drawn, number, indent + "  ")
+        yield from mermaid_nodes(children, drawn, node_ids, indent + "  ")
         if children:
             yield f"{indent}end"
 
@@ -67,18 +67,18 @@ def escaped(text: str) -> str:
     return html.escape(text).replace("#", "&#35;")
 
 
-def mermaid_styles(fragments: Iterable[Fragment], number: Mapping[str, str]) -> list[str]:
+def mermaid_styles(fragments: Iterable[Fragment], node_ids: Mapping[str, str]) -> list[str]:
     """The lines that set the colours of nodes."""
     return [
-        f"  style {number[f.name]} fill:{COLOURS.get(f.role, OTHER)},stroke:#555,color:#111"
+        f"  style {node_ids[f.name]} fill:{COLOURS.get(f.role, OTHER)},stroke:#555,color:#111"
         for f in fragments
     ]
 
 
-# SVG: fragments of one level are in a row, in program order, with nested rows inside. Forward edges arc
-# above; delayed edges (dashed) arc below.
+# SVG: fragments of one nesting level are in a row, in program order, with nested rows inside. The horizontal
+# part of an edge is its rail: above the row, or below the row for delayed edges, which are dashed.
 
-_NODE_WIDTH, _NODE_HEIGHT, _GAP, _PAD, _LANE = 190, 58, 96, 18, 26
+_NODE_WIDTH, _NODE_HEIGHT, _NODE_GAP, _PADDING, _RAIL_GAP = 190, 58, 96, 18, 26  # pixels
 
 
 def graph_svg(graph: FDG) -> str:
@@ -100,13 +100,13 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
     members = [f for f in graph.fragments if f.parent == parent]
     inner = {f.name: _row(graph, f.name) for f in members if any(g.parent == f.name for g in graph.fragments)}
     edges = [e for e in graph.edges if e.source in {f.name for f in members}]
-    lanes_above, lanes_below = _lanes(members, edges, False), _lanes(members, edges, True)
-    top = _PAD + _LANE * (1 + max(lanes_above.values(), default=-1)) + (8 if lanes_above else 0)
+    rails_above, rails_below = _rails(members, edges, False), _rails(members, edges, True)
+    top = _PADDING + _RAIL_GAP * (1 + max(rails_above.values(), default=-1)) + (8 if rails_above else 0)
     sizes: dict[str, tuple[float, float]] = {f.name: (_NODE_WIDTH, _NODE_HEIGHT) for f in members}
     sizes |= {name: (max(_NODE_WIDTH, width), _NODE_HEIGHT + height)
               for name, (_, width, height) in inner.items()}  # fmt: skip
     tallest = max((h for _, h in sizes.values()), default=0)
-    parts, x, left = [], float(_PAD), {}
+    parts, x, left = [], float(_PADDING), {}  # `left`: the left border of each fragment
     for f in members:
         width, height = sizes[f.name]
         left[f.name] = x
@@ -121,41 +121,44 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
             f'<text x="{width / 2}" y="42" text-anchor="middle" font-size="12" fill="#333">'
             f"{html.escape(f.role)} · ×{calls(f)} · {quantity(f.flops_per_call, 'flop')}</text>{nested}</g>"
         )
-        x += width + _GAP
+        x += width + _NODE_GAP
     bottom = top + tallest
-    for lanes, below in ((lanes_above, False), (lanes_below, True)):
-        for edge, lane in lanes.items():
-            source_x, width = left[edge.source], sizes[edge.source][0]
-            target_x, to_width = left[edge.target], sizes[edge.target][0]
-            forward = members.index(graph.fragment(edge.target)) >= members.index(graph.fragment(edge.source))
-            start = source_x + width * (0.8 if forward and not below else 0.3 if below else 0.2)
-            end = target_x + to_width * (0.2 if forward and not below else 0.7 if below else 0.8)
+    positions = {f.name: i for i, f in enumerate(members)}
+    for rails, below in ((rails_above, False), (rails_below, True)):
+        for edge, rail in rails.items():
+            source_x, source_width = left[edge.source], sizes[edge.source][0]
+            target_x, target_width = left[edge.target], sizes[edge.target][0]
+            is_forward = positions[edge.target] >= positions[edge.source]
+            start = source_x + source_width * (0.8 if is_forward and not below else 0.3 if below else 0.2)
+            end = target_x + target_width * (0.2 if is_forward and not below else 0.7 if below else 0.8)
             edge_y = {f.name: (top + sizes[f.name][1] if below else top) for f in members}
-            rail = bottom + 10 + _LANE * (lane + 0.6) if below else top - 8 - _LANE * (lane + 0.4)
+            rail_above = top - 8 - _RAIL_GAP * (rail + 0.4)
+            rail_y = bottom + 10 + _RAIL_GAP * (rail + 0.6) if below else rail_above
             label = f"{quantity(edge.bytes_per_crossing, 'B')} ×{edge.crossings_per_iteration}"
             dashes = ' stroke-dasharray="5 4"' if edge.delay else ""
-            text_position = f'x="{(start + end) / 2}" y="{rail - 4}" text-anchor="middle" font-size="11"'
+            text_position = f'x="{(start + end) / 2}" y="{rail_y - 4}" text-anchor="middle" font-size="11"'
             parts.append(
-                f'<path d="M{start} {edge_y[edge.source]} V{rail} H{end} V{edge_y[edge.target]}" fill="none" '
-                f'stroke="#444" stroke-width="1.2"{dashes} marker-end="url(#fdg-arrow)"><title>'
+                f'<path d="M{start} {edge_y[edge.source]} V{rail_y} H{end} V{edge_y[edge.target]}" '
+                f'fill="none" stroke="#444" stroke-width="1.2"{dashes} marker-end="url(#fdg-arrow)"><title>'
                 f"{html.escape(_edge_text(edge))}: {label}</title></path>"
-                f'<text {text_position} fill="none" stroke="#fff" stroke-width="3">{label}</text>'  # a halo
+                # a white outline, then the text
+                f'<text {text_position} fill="none" stroke="#fff" stroke-width="3">{label}</text>'
                 f'<text {text_position} fill="#222">{label}</text>'
             )
-    extent = bottom + 10 + _LANE * (1 + max(lanes_below.values(), default=-1)) + 8
-    return "".join(parts), x - _GAP + _PAD, extent
+    extent = bottom + 10 + _RAIL_GAP * (1 + max(rails_below.values(), default=-1)) + 8
+    return "".join(parts), x - _NODE_GAP + _PADDING, extent
 
 
-def _lanes(members: Sequence[Fragment], edges: Sequence, delayed: bool) -> dict:
-    """The lane of each edge: the lowest lane in which it does not overlap another edge."""
+def _rails(members: Sequence[Fragment], edges: Sequence, delayed: bool) -> dict:
+    """The rail of each edge: the lowest index at which it does not overlap another edge."""
     position = {f.name: i for i, f in enumerate(members)}
-    lanes: dict = {}
+    rails: dict = {}
     ends = {
         e: sorted((position[e.source], position[e.target]))
         for e in edges
         if bool(e.delay) == delayed and e.source != e.target
     }
     for edge, (low, high) in sorted(ends.items(), key=lambda item: item[1][1] - item[1][0]):
-        used = {lane for other, lane in lanes.items() if ends[other][0] <= high and ends[other][1] >= low}
-        lanes[edge] = next(lane for lane in range(len(used) + 1) if lane not in used)
-    return lanes
+        used = {rail for other, rail in rails.items() if ends[other][0] <= high and ends[other][1] >= low}
+        rails[edge] = next(rail for rail in range(len(used) + 1) if rail not in used)
+    return rails

@@ -3,7 +3,7 @@
 from fdg.placing.plans import BETWEEN, Plan
 from fdg.showing.graph_drawings import escaped, mermaid_nodes, mermaid_styles
 from fdg.showing.plan_outline import amount, from_to, outline, transfers
-from fdg.showing.words import quantity, span
+from fdg.showing.words import device_ranges, quantity
 
 
 def plan_mermaid(plan: Plan) -> str:
@@ -12,19 +12,19 @@ def plan_mermaid(plan: Plan) -> str:
     An arrow is dotted if the value is used in the next step or iteration.
     """
     lines = ["flowchart LR"]
-    fragments = {f.name: f"f{i}" for i, f in enumerate(plan.graph.fragments)}
-    groups = {group.name: f"g{i}" for i, group in enumerate(plan.groups)}
+    fragment_ids = {f.name: f"f{i}" for i, f in enumerate(plan.graph.fragments)}
+    group_ids = {group.name: f"g{i}" for i, group in enumerate(plan.groups)}
     collectives = [movement for movement in plan.movements if movement.program]
     memory, styles = dict(plan.memory), []
     for group in plan.groups:
-        memory_text, positions = quantity(memory[group.name], "B"), span(group.devices, 30)
+        memory_text, positions = quantity(memory[group.name], "B"), device_ranges(group.devices, 30)
         single = f"device {positions}, {memory_text}"
         devices = single if len(group) == 1 else f"devices {positions}, {memory_text} each"
-        lines.append(f'  subgraph {groups[group.name]}["{escaped(group.name)}<br/>{devices}"]')
+        lines.append(f'  subgraph {group_ids[group.name]}["{escaped(group.name)}<br/>{devices}"]')
         group_fragments = [f for f in plan.graph.fragments if plan.group_of(f.name) == group]
         outermost = [f for f in group_fragments if (f.parent and plan.group_of(f.parent)) != group]
-        lines += mermaid_nodes(outermost, group_fragments, fragments, "    ")
-        styles += mermaid_styles(group_fragments, fragments)
+        lines += mermaid_nodes(outermost, group_fragments, fragment_ids, "    ")
+        styles += mermaid_styles(group_fragments, fragment_ids)
         for i, movement in enumerate(collectives):
             if movement.where == group.name:
                 source = "" if movement.source == BETWEEN else f" of {escaped(movement.source)}"
@@ -34,12 +34,14 @@ def plan_mermaid(plan: Plan) -> str:
         movement = line.movement
         label = f"{escaped(from_to(plan, movement, 60, ' to '))}<br/>{amount(movement, 'x')}"
         link = f'-. "{label}, next {movement.delay}" .->' if movement.delay else f'-- "{label}" -->'
-        lines.append(f"  {groups[line.source]} {link} {groups[line.target]}")
+        lines.append(f"  {group_ids[line.source]} {link} {group_ids[line.target]}")
     for i, movement in enumerate(collectives):
-        if movement.source in fragments:
-            lines.append(f"  {fragments[movement.source]} --- c{i}")
+        if movement.source in fragment_ids:
+            lines.append(f"  {fragment_ids[movement.source]} --- c{i}")
     if plan.idle:
-        lines.append(f'  idle["idle: {span(plan.idle, 40)}"]')
+        lines.append(f'  idle["idle: {device_ranges(plan.idle, 40)}"]')
         styles.append("  style idle fill:#fff,stroke:#999,color:#555,stroke-dasharray:4 3")
-    styles += [f"  style {name} fill:#f6f6f4,stroke:#8a8a8a,color:#111" for name in groups.values()]
+    styles += [
+        f"  style {group_id} fill:#f6f6f4,stroke:#8a8a8a,color:#111" for group_id in group_ids.values()
+    ]
     return "\n".join([*lines, *styles])

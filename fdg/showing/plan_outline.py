@@ -11,7 +11,7 @@ from fdg.placing.layout import spec_text
 from fdg.placing.plans import BETWEEN, Movement, Plan, PlannedProgram, SteppedPlan
 from fdg.placing.scheduling.schedule import Call, Move, Step
 from fdg.placing.sharded import axes_text
-from fdg.showing.words import ancestors, joined_by_and, listed_within, quantity, span
+from fdg.showing.words import ancestors, device_ranges, joined_by_and, listed_within, quantity
 from fdg.tracing.graph import FDG, Fragment
 
 
@@ -68,19 +68,19 @@ def outline(plan: Plan) -> tuple[Line, ...]:
                 yield Crossing(step.source, step.target, next(transfers))
             else:
                 inner = tuple(lines(step.steps))
-                enclosing = [ancestors(plan.graph, name) for name in _fragments(inner)]
+                enclosing = [ancestors(plan.graph, name) for name in _program_fragments(inner)]
                 shared = set.intersection(*map(set, enclosing)) if enclosing else set()
                 yield Trips(step.trips, tuple(name for name in opened if name in shared), inner)
 
     return tuple(lines(plan.schedule.steps))
 
 
-def _fragments(lines: Iterable[Line]) -> Iterator[str]:
+def _program_fragments(lines: Iterable[Line]) -> Iterator[str]:
     for line in lines:
         if isinstance(line, RunLine):
             yield from line.program.fragments
         elif isinstance(line, Trips):
-            yield from _fragments(line.lines)
+            yield from _program_fragments(line.lines)
 
 
 def split_fragments(plan: Plan) -> tuple[str, ...]:
@@ -120,8 +120,8 @@ def from_to(plan: Plan, movement: Movement, width: int, arrow: str = " -> ") -> 
 def title(plan: Plan) -> str:
     """The first line of a plan: algorithm, devices and policy."""
     agents = "" if plan.graph.agents is None else f", {plan.graph.agents} agents"
-    number = f"{plan.num_devices} device{'s' if plan.num_devices != 1 else ''}"
-    return f"{plan.policy} places {plan.graph.name} on {number}{agents}"
+    devices = f"{plan.num_devices} device{'s' if plan.num_devices != 1 else ''}"
+    return f"{plan.policy} places {plan.graph.name} on {devices}{agents}"
 
 
 def batch_per_device(plan: Plan, fragment: Fragment) -> int | None:
@@ -188,7 +188,7 @@ def idle_notes(plan: Plan) -> list[str]:
     if plan.graph.agents is not None:
         width = len(plan.groups[0])
         reason = f"the largest number of them that divides {plan.graph.agents} agents is {width}"
-        return [f"idle: {span(plan.idle, 40)} ({reason})"] if plan.idle else []
+        return [f"idle: {device_ranges(plan.idle, 40)} ({reason})"] if plan.idle else []
     lines, unexplained = [], set(plan.idle)
     for name, devices in plan.unfit:
         unfit = [d for d in devices if d in unexplained]
@@ -201,10 +201,10 @@ def idle_notes(plan: Plan) -> list[str]:
         plural = len(sizes) != 1
         divide = f"batches of {joined_by_and(sizes)} divide" if plural else f"a batch of {sizes[0]} divides"
         ratio = f"{len(group)} of {len(group) + len(devices)} devices"
-        lines.append(f"idle: {span(unfit, 40)} ({name}: {divide} over {ratio})")
+        lines.append(f"idle: {device_ranges(unfit, 40)} ({name}: {divide} over {ratio})")
     if unexplained:
         reason = f"{type(plan.policy).__name__} places no fragment there"
-        lines.append(f"idle: {span(sorted(unexplained), 40)} ({reason})")
+        lines.append(f"idle: {device_ranges(sorted(unexplained), 40)} ({reason})")
     return lines
 
 

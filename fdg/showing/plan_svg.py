@@ -26,8 +26,8 @@ from fdg.showing.plan_outline import (
 from fdg.showing.words import COLOURS, OTHER, ancestors, calls, clip, listed_within, quantity
 from fdg.tracing.graph import Fragment
 
-_LANE, _GAP, _MARGIN, _CARD, _ROW = 250, 190, 26, 14, 40
-_INK, _GREY, _LINE = "#1a1a1a", "#5c5c5c", "#8a8a8a"
+_COLUMN_WIDTH, _COLUMN_GAP, _MARGIN, _CARD_MARGIN, _ROW_HEIGHT = 250, 190, 26, 14, 40  # pixels
+_INK, _GREY, _BORDER = "#1a1a1a", "#5c5c5c", "#8a8a8a"
 _LETTER = 0.56  # mean width of a letter, relative to the font size
 
 
@@ -74,14 +74,15 @@ class _Drawing:
 
     def __init__(self, plan: Plan):
         self.plan, self.lines = plan, outline(plan)
-        self.lane = 320 if len(plan.groups) == 1 else _LANE
-        nesting = _nesting(self.lines)
-        self.margin = _MARGIN + 12 * nesting
+        self.column_width = 320 if len(plan.groups) == 1 else _COLUMN_WIDTH
+        self.margin = _MARGIN + 12 * _loop_depth(self.lines)
         in_order = sorted(plan.groups, key=lambda group: group.devices)
-        self.left = {g.name: self.margin + i * (self.lane + _GAP) for i, g in enumerate(in_order)}
-        self.width = 2 * self.margin + len(plan.groups) * (self.lane + _GAP) - _GAP
+        pitch = self.column_width + _COLUMN_GAP
+        # The left border of each group's column.
+        self.left = {g.name: self.margin + i * pitch for i, g in enumerate(in_order)}
+        self.width = 2 * self.margin + len(plan.groups) * pitch - _COLUMN_GAP
         self.labels = 0.0  # the lower end of the labels between the columns
-        self.back, self.front = _Canvas(), _Canvas()
+        self.back, self.front = _Canvas(), _Canvas()  # `front` is drawn over `back`
 
     def markup(self) -> str:
         y = 26.0
@@ -94,12 +95,12 @@ class _Drawing:
             y = max(self._draw_lines(self.lines, y + 16, 0), self.labels)
         else:
             y = self._draw_runs([line for line in self.lines if isinstance(line, RunLine)], y + 16)
-        lanes = _Canvas()
+        columns = _Canvas()
         for left in self.left.values():
-            lanes.box(left, top, self.lane, y - top + 4, "#f6f6f4", _LINE, rx="10")
+            columns.box(left, top, self.column_width, y - top + 4, "#f6f6f4", _BORDER, rx="10")
         height = self._draw_notes(y + 30)
         label = html.escape(title(self.plan), quote=True)
-        body = "".join([*lanes.parts, *self.back.parts, *self.front.parts])
+        body = "".join([*columns.parts, *self.back.parts, *self.front.parts])
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width:g}" height="{height:g}" '
             f'viewBox="0 0 {self.width:g} {height:g}" font-family="system-ui,-apple-system,Helvetica,Arial,'
@@ -109,7 +110,7 @@ class _Drawing:
             f'<rect width="100%" height="100%" fill="#fff"/>{body}</svg>'
         )
 
-    # --- heads of the columns ---
+    # --- notes, and heads of the columns ---
 
     def _draw_notes(self, y: float) -> float:
         for note in notes(self.plan):
@@ -126,21 +127,21 @@ class _Drawing:
     def _draw_heads(self, y: float) -> float:
         """Draws each group's name, devices and memory."""
         memory = dict(self.plan.memory)
-        in_loops = _in_loops(self.lines)
-        missing = [f for f in split_fragments(self.plan) if f not in in_loops]
+        in_loops = _opened_fragments(self.lines)
+        split = [f for f in split_fragments(self.plan) if f not in in_loops]  # no loop's label names them
         for group in self.plan.groups:
-            x = self.left[group.name] + _CARD
-            inner = self.lane - 2 * _CARD
+            x = self.left[group.name] + _CARD_MARGIN
+            inner = self.column_width - 2 * _CARD_MARGIN
             self.front.text(x, y + 24, _fit(group.name, inner * 0.55, 15), 15, font_weight="600")
             count = f"{len(group)} device{'s' if len(group) > 1 else ''}"
             self.front.text(x + inner, y + 24, count, 11.5, _GREY, text_anchor="end")
             self._draw_devices(group.devices, x, y + 34, inner)
             size = f"about {quantity(memory[group.name], 'B')} each"
             self.front.text(x, y + 68, size, 11.5, _GREY)
-            partial = [f for f in missing if self.plan.group_of(f) == group]
+            partial = [f for f in split if self.plan.group_of(f) == group]
             if partial:
                 self.front.text(x, y + 84, _fit(f"{', '.join(partial)}: in parts", inner, 11), 11, _GREY)
-        return y + (90 if missing else 74)
+        return y + (90 if split else 74)
 
     def _draw_devices(self, devices: Sequence[int], x: float, y: float, width: float) -> None:
         """Draws a small square per device; if there are many, only the first devices and the last."""
@@ -192,7 +193,7 @@ class _Drawing:
     def _draw_run(self, run: RunLine, y: float) -> float:
         """Draws a program with its fragments and collectives."""
         program = run.program
-        x, width = self.left[program.group] + _CARD, self.lane - 2 * _CARD
+        x, width = self.left[program.group] + _CARD_MARGIN, self.column_width - 2 * _CARD_MARGIN
         top, graph = y, self.plan.graph
         y += 20
         scope = ", for all iterations" if len(self.plan.groups) == 1 else ""
@@ -202,7 +203,7 @@ class _Drawing:
         for name in program.fragments:
             nested = len([a for a in ancestors(graph, name) if a in program.fragments])
             self._draw_fragment(body, graph.fragment(name), x + 8 + 12 * nested, y, width - 16 - 12 * nested)
-            y += _ROW
+            y += _ROW_HEIGHT
         for m in run.collectives:
             source = f" of {m.source}" if m.source != BETWEEN else ""
             body.parts.append(  # two opposite arrows, the symbol of a collective
@@ -214,13 +215,13 @@ class _Drawing:
             body.text(x + 34, y + 26, amount(m, "× "), 11, _GREY)
             y += 32
         y += 6
-        self.front.box(x, top, width, y - top, "#fff", _LINE, rx="7")
+        self.front.box(x, top, width, y - top, "#fff", _BORDER, rx="7")
         self.front.parts += body.parts
         return y + 12
 
     def _draw_fragment(self, canvas: _Canvas, f: Fragment, x: float, y: float, width: float) -> None:
-        canvas.box(x, y, width, _ROW - 5, COLOURS.get(f.role, OTHER), "none", rx="5")
-        canvas.box(x, y, 4, _ROW - 5, _STRONG_COLOURS.get(f.role, "#8c8c8c"), "none", rx="2")
+        canvas.box(x, y, width, _ROW_HEIGHT - 5, COLOURS.get(f.role, OTHER), "none", rx="5")
+        canvas.box(x, y, 4, _ROW_HEIGHT - 5, _STRONG_COLOURS.get(f.role, "#8c8c8c"), "none", rx="2")
         share = batch_per_device(self.plan, f)
         canvas.text(x + 12, y + 15, _fit(f.name, width - 70, 12.5), 12.5, font_weight="600")
         canvas.text(x + width - 8, y + 15, f"× {calls(f)}", 11.5, text_anchor="end")
@@ -234,15 +235,15 @@ class _Drawing:
         m = line.movement
         source, target = self.left[line.source], self.left[line.target]
         rightwards = source < target
-        start = source + self.lane if rightwards else source
-        end = target if rightwards else target + self.lane
+        start = source + self.column_width if rightwards else source
+        end = target if rightwards else target + self.column_width
         dashes = ' stroke-dasharray="6 4"' if m.delay else ""
         top = max(y + 6, self.labels + 24)
         self.front.parts.append(
             f'<path d="M{start:g} {top:g} H{end:g}" fill="none" stroke="{_INK}" stroke-width="1.4"{dashes} '
             f'marker-end="url(#fdg-move)"><title>{html.escape(f"{m.source} -> {m.target}")}</title></path>'
         )
-        middle = start + (_GAP if rightwards else -_GAP) / 2
+        middle = start + (_COLUMN_GAP if rightwards else -_COLUMN_GAP) / 2
         self.front.text(middle, top - 7, from_to(self.plan, m, 31, " → "), 11, text_anchor="middle")
         self.front.text(middle, top + 15, amount(m, "× "), 11, _GREY, text_anchor="middle")
         self.labels = top + 18
@@ -263,14 +264,15 @@ _STRONG_COLOURS = {  # the same palette as COLOURS, at full strength
 }
 
 
-def _nesting(lines: Iterable[Line]) -> int:
-    return max((1 + _nesting(line.lines) for line in lines if isinstance(line, Trips)), default=0)
+def _loop_depth(lines: Iterable[Line]) -> int:
+    """The largest number of nested loops."""
+    return max((1 + _loop_depth(line.lines) for line in lines if isinstance(line, Trips)), default=0)
 
 
-def _in_loops(lines: Iterable[Line]) -> set[str]:
+def _opened_fragments(lines: Iterable[Line]) -> set[str]:
     """The fragments that the labels of loops name."""
     names: set[str] = set()
     for line in lines:
         if isinstance(line, Trips):
-            names |= {*line.opened, *_in_loops(line.lines)}
+            names |= {*line.opened, *_opened_fragments(line.lines)}
     return names

@@ -15,7 +15,7 @@ from fdg.showing.plan_outline import (
     title,
     transfers,
 )
-from fdg.showing.words import ancestors, calls, clip, listed_within, quantity, span, table
+from fdg.showing.words import ancestors, calls, clip, device_ranges, listed_within, quantity, table
 
 COLUMNS = 110  # width of a printed plan
 _AMOUNTS = ("bytes/crossing", "crossings", "bytes/iteration")  # headers of the columns of `_amounts`
@@ -24,16 +24,16 @@ _AMOUNTS = ("bytes/crossing", "crossings", "bytes/iteration")  # headers of the 
 def plan_text(plan: Plan) -> str:
     """The text of a plan, which `print(engine.plan)` prints."""
     lines = [*textwrap.wrap(title(plan), COLUMNS, subsequent_indent="  "), ""]
-    split = "agents/device" if plan.graph.agents is not None else "batch/device"
+    share_header = "agents/device" if plan.graph.agents is not None else "batch/device"
     rows: list[tuple[str, ...]] = []
     for f in plan.graph.fragments:
         group, batch = plan.group_of(f.name), batch_per_device(plan, f)
         indent = "  " * len(ancestors(plan.graph, f.name))
         rows.append(
             (clip(f"{indent}{f.name}", 30), clip(f.role, 18), clip(group.name, 18),
-             span(group.devices), calls(f), "-" if batch is None else str(batch))
+             device_ranges(group.devices), calls(f), "-" if batch is None else str(batch))
         )  # fmt: skip
-    lines += table(("fragment", "role", "group", "devices", "calls", split), rows, (4, 5))
+    lines += table(("fragment", "role", "group", "devices", "calls", share_header), rows, (4, 5))
     lines.append("")
     if len(plan.groups) > 1:
         iteration = outline(plan)

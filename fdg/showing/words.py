@@ -14,7 +14,7 @@ COLOURS = {  # fill of a node by role: Okabe & Ito's colour-blind safe palette, 
     "gradient": "#fbe6de",
     "update": "#fbe6de",
 }
-OTHER = "#e4e4e4"
+OTHER = "#e4e4e4"  # fill of a node with any other role
 
 
 def quantity(number: float, unit: str = "") -> str:
@@ -108,7 +108,7 @@ def joined_by_and(names: Sequence[str], width: int = 40) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def span(devices: Sequence[int], width: int = 16) -> str:
+def device_ranges(devices: Sequence[int], width: int = 16) -> str:
     """Positions as ranges: (0, 1, 2, 5) is "0-2, 5"; a long text is shortened, with the count."""
     runs: list[list[int]] = []  # the first and last position of each range
     for d in devices:

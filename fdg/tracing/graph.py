@@ -38,7 +38,7 @@ class Fragment:
     role: str
     parent: str | None  # the enclosing fragment; None at the top level
     calls_per_iteration: int
-    # False in a while loop (counted as its maximum trips, or one) or a branch (counted as taken)
+    # False in a while loop (counted with its maximum trips, or one) or in a branch (counted as taken)
     calls_exact: bool
     flops_per_call: int  # counted by `jaxprs.flops_of`
     bytes_per_call: int  # bytes of its inputs and outputs
@@ -88,8 +88,8 @@ class FDG(Drawable):
       state: the state's pytree, of `jax.ShapeDtypeStruct`.
       metrics: the metrics' pytree, of `jax.ShapeDtypeStruct`.
       parameter_rules: the sharding rules that the algorithm (or its network) declares, or None.
-      between_agents: what agents copy from each other (`fdg.agents.BetweenAgents`), or None.
-      agents: the number of agents (`fdg.agents`); None without an axis of agents. All other attributes
+      between_agents: how agents copy from each other (`fdg.agents.BetweenAgents`), or None.
+      agents: the number of agents (`fdg.agents`); None if the algorithm has no agents. All other attributes
         describe one agent; `of_all` adds the axis of agents.
     """
 
@@ -133,7 +133,7 @@ class FDG(Drawable):
 
 
 def check_graph(graph: FDG) -> None:
-    """Checks the graph's invariants; raises `GraphError`."""
+    """Checks the graph's invariants; raises `GraphError` if one does not hold."""
     by_name: dict[str, Fragment] = {}
     producer: dict[int, Fragment] = {}
     for fragment in graph.fragments:
@@ -175,7 +175,7 @@ def check_graph(graph: FDG) -> None:
         if edge.bytes_per_crossing % max(size, 1):
             raise GraphError(
                 f"{edge_text} moves {edge.bytes_per_crossing} bytes per crossing, but its values have {size}"
-                " bytes: it must be a multiple of that"
+                " bytes: make bytes_per_crossing a multiple of that"
             )
     _check_acyclic(graph)
 

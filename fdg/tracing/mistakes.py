@@ -17,11 +17,11 @@ from fdg.errors import FdgError, GraphError, NoAttributeError, one_line, text_of
 # By type of error, specific types first: the mistake, and an alternative that can be traced.
 _BY_TYPE: Mapping[type[Exception], tuple[str, str]] = {
     jax.errors.TracerBoolConversionError: (
-        "Python's if, while, and, or, not (or bool, min, max) asks a traced value, which has no number yet",
+        "Python's if, while, and, or, not (or bool, min, max) needs the unknown number of a traced value",
         "use jnp.where, jax.lax.cond or jax.lax.while_loop, and &, |, ~ for and, or, not",
     ),
     jax.errors.TracerArrayConversionError: (
-        "NumPy was given a traced value, which has no numbers yet",
+        "NumPy was given a traced value, whose numbers are not known yet",
         "use jax.numpy (jnp) there",
     ),
     jax.errors.TracerIntegerConversionError: (
@@ -37,7 +37,7 @@ _BY_TYPE: Mapping[type[Exception], tuple[str, str]] = {
         "keep it an array (jnp), and make sizes fields of its class",
     ),
     jax.errors.UnexpectedTracerError: (
-        "a traced value was kept outside, and used again after its trace",
+        "a traced value was stored outside the traced function, and used after its trace",
         "return it, or carry it in the state; assign nothing to self or to globals while tracing",
     ),
     dataclasses.FrozenInstanceError: (
@@ -47,8 +47,8 @@ _BY_TYPE: Mapping[type[Exception], tuple[str, str]] = {
 }
 
 _NOT_AN_ARRAY = (
-    "JAX was given what is no array",
-    "keep texts, functions and objects outside: fields of the class, or globals",
+    "JAX was given a value that is not an array",
+    "keep strings, functions and objects elsewhere: in fields of the class, or in globals",
 )
 # Errors that JAX raises as a plain TypeError, by words of their message.
 _BY_WORDS: Mapping[str, tuple[str, str]] = {
@@ -67,7 +67,7 @@ _BY_WORDS: Mapping[str, tuple[str, str]] = {
 def explained(what: str) -> Iterator[None]:
     """A context that turns errors in traced code into a one-line `GraphError`.
 
-    `what` is the traced function, such as `Mine.iterate`.
+    `what` is the name of the traced function, such as `Mine.iterate`.
     """
     try:
         yield
@@ -77,13 +77,14 @@ def explained(what: str) -> Iterator[None]:
         matches = [entry for error_type, entry in _BY_TYPE.items() if isinstance(error, error_type)]
         matches += [entry for words, entry in _BY_WORDS.items() if words in text_of(error)]
         if not matches:
-            raise GraphError(f"{what}{line_of(error)} raises {one_line(error)}{_space_of(error)}") from error
+            text = one_line(error) + _space_text(error)
+            raise GraphError(f"{what}{line_of(error)} raises {text}") from error
         cause, fix = matches[0]
         raise GraphError(f"{what}{line_of(error)}: {cause}: {fix}") from error
 
 
 def line_of(error: BaseException) -> str:
-    """The last line of user code that led to an error, such as `, line 3 of maze.py (...)`."""
+    """The innermost line of user code that led to an error, such as `, line 3 of maze.py (...)`."""
     position = user_frame(error)
     if position is None:
         return ""
@@ -97,8 +98,8 @@ def line_text(file: str, number: int, names: dict[str, Any] | None = None) -> st
     return f", line {number} of {Path(file).name}" + (f" (`{line:.100}`)" if line else "")
 
 
-def _space_of(error: Exception) -> str:
-    """The text about a space that lacks an attribute; "" for other errors."""
+def _space_text(error: Exception) -> str:
+    """The end of a message if an environment's space lacks the attribute; "" for other errors."""
     space = (
         getattr(error, "owner", getattr(error, "obj", None)) if isinstance(error, AttributeError) else None
     )
@@ -110,7 +111,7 @@ def _space_of(error: Exception) -> str:
 def check_arrays(what: str, tree: Any, name: str = "state") -> None:
     """Checks that all leaves of a pytree, which messages call `name`, are arrays.
 
-    `what` is the function that returned it, such as `Mine.init`.
+    `what` is the name of the function that returned it, such as `Mine.init`.
     """
     try:
         leaves = jax.tree_util.tree_leaves_with_path(tree)

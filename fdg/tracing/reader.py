@@ -19,12 +19,12 @@ from fdg.tracing.graph import Array, Edge, Fragment
 
 @dataclasses.dataclass
 class Scope:
-    """A jaxpr at one place of the program."""
+    """One occurrence of a jaxpr in the iteration."""
 
     jaxpr: core.Jaxpr
     calls: int  # runs per iteration
     exact: bool = True  # whether `calls` is exact
-    fragment_index: int | None = None  # the index in `Reader.fragment_calls` of the innermost enclosing one
+    fragment_index: int | None = None  # of the innermost enclosing fragment, in `Reader.fragment_calls`
     parent: "Scope | None" = None
     eqn: Any = None  # the equation with this body; None at the top
     body: Any = None  # jaxprs.Body
@@ -33,7 +33,7 @@ class Scope:
         self.producer = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
         self.position = {v: i for i, v in enumerate(self.jaxpr.invars)}
         self.inner: dict[int, list[Scope]] = {}  # the scopes of an equation's bodies, by the equation's id
-        self.fragment_index_of: dict[int, int] = {}  # of the fragment that an equation calls, by its id
+        self.fragment_index_of: dict[int, int] = {}  # of a called fragment, by the equation's id
 
 
 class FragmentCall(NamedTuple):
@@ -151,8 +151,9 @@ class Reader:
         Values from a loop's trips are stacked first. `nested`: also follow values through the borders of the
         fragments that enclose `scope`.
         """
-        enclosing = {id(s) for s in _enclosing(scope)}  # in these scopes, a carry comes from an earlier trip
-        enclosing_fragments = {s.fragment_index for s in _enclosing(scope)} if nested else set()
+        # In these scopes, a carry comes from an earlier trip.
+        enclosing = {id(s) for s in _scopes_around(scope)}
+        enclosing_fragments = {s.fragment_index for s in _scopes_around(scope)} if nested else set()
         # `trips`: the stacked trips at each level of nested loops, innermost last
         work: list[tuple[Scope, Any, int, tuple[int, ...], str]]
         work = [(scope, v, scope.calls, (1,), "") for v in operands]
@@ -183,7 +184,7 @@ class Reader:
                         work.append((current, current.jaxpr.outvars[position], crossings, trips, "iteration"))
                     continue
                 if current.fragment_index != current.parent.fragment_index and not nested:
-                    continue  # an input of the enclosing fragment: its own edges show the source
+                    continue  # an input of the enclosing fragment, whose edges show the source
                 for carried, previous in current.body.carry:
                     if carried == position:
                         new_delay = delay or ("step" if id(current) in enclosing else "")
@@ -193,9 +194,9 @@ class Reader:
                 work.append((current.parent, outer, min(crossings, current.parent.calls), outer_trips, delay))
 
 
-def _enclosing(scope: Scope | None) -> list[Scope]:
+def _scopes_around(scope: Scope | None) -> list[Scope]:
     """The scope and all scopes around it, from the inside out."""
-    return [] if scope is None else [scope, *_enclosing(scope.parent)]
+    return [] if scope is None else [scope, *_scopes_around(scope.parent)]
 
 
 def _precedence(route: EdgeRoute) -> tuple[int, int, int]:

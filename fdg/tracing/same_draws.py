@@ -35,15 +35,15 @@ def warn_of_same_draws(name: str, jaxpr: Any, state: Any) -> None:
     for draw in draws:
         if (line := _line(draw.calls)) is None or line in reported:
             continue
-        reason, fix = "a constant key", "use the key that step is given, or one of the state"
+        reason, fix = "a constant key", "use the key that step is given, or a key in the state"
         if draw.depends == _UNCHANGED:
             paths = [
                 jax.tree_util.keystr(path)
                 for (path, leaf), is_same in zip(leaves, is_unchanged, strict=False)
                 if is_same and (keys.is_key(leaf.dtype) or leaf.dtype == "uint32")
             ]
-            reason = f"state{(paths or [''])[0]}, which it returns as it was"
-            fix = "key, now = jax.random.split(key), draw from now and return the new key"
+            reason = f"state{(paths or [''])[0]}, which it returns unchanged"
+            fix = "key, draw_key = jax.random.split(key), draw from draw_key and return key"
         reported.add(line)
         warnings.warn(
             f"{name}.iterate{line} draws from {reason}: the numbers are the same each time: {fix}",
@@ -109,7 +109,7 @@ def _follow_loop(body: jaxprs.Body, inputs: tuple[int, ...]) -> tuple[tuple[int,
 
 
 def _line(calls: Sequence[core.JaxprEqn]) -> str | None:
-    """The line of user code of an equation; None if a library, or fdg, draws.
+    """The line of user code that makes a draw; None if a library or fdg makes it.
 
     Library functions are traced once and cached, so their equations name the first line that called them.
     """

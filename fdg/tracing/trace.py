@@ -74,7 +74,7 @@ def name_fragments(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
             mark = FragmentMark.of(eqn)
             if mark is not None and (name := unique_name(mark.name)) != mark.name:
                 eqn = eqn.replace(params={**eqn.params, "name": str(FragmentMark(mark.role, name))})
-            yield inside(eqn, context=object())  # a body that is called twice has fragments with two names
+            yield inside(eqn, context=object())  # each call of a body has its own fragment names
 
     return jaxprs.rewrite_blocks(jaxpr, name_block)
 
@@ -109,7 +109,7 @@ def trace(algorithm: Any) -> FDG:
             algorithm.check_when_traced(state)
     leaves, structure = jax.tree.flatten(state)
     output: list[Any] = []
-    returned: list[bool] = []  # for each leaf, whether the last trace returned it weakly typed
+    returned_weak: list[bool] = []  # for each leaf, whether the last trace returned it weakly typed
 
     def iterate(*leaves):
         result = algorithm.iterate(jax.tree.unflatten(structure, leaves))
@@ -121,8 +121,8 @@ def trace(algorithm: Any) -> FDG:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (new_state, metrics))
         _check_fixed_point(name, state, shapes[0])
         output.append(shapes)
-        returned[:] = weakness(new_state)
-        # Outputs are strongly typed; the next iteration gets weak types from `returned`.
+        returned_weak[:] = weakness(new_state)
+        # Outputs are strongly typed; the next iteration gets weak types from `returned_weak`.
         typed = [jax.lax.convert_element_type(n, o.dtype) if not keys.is_key(o.dtype) else n
                   for n, o in zip(jax.tree.leaves(new_state), leaves, strict=True)]  # fmt: skip
         return *typed, *jax.tree.leaves(metrics)
@@ -135,8 +135,8 @@ def trace(algorithm: Any) -> FDG:
     def trace_graph(function: Any) -> FDG:
         nonlocal state
         weak = weakness(leaves)
-        jaxpr, tried = jaxpr_of(function, weak), [weak]
-        while (weak_results := list(returned)) not in tried:
+        jaxpr, tried = jaxpr_of(function, weak), [weak]  # `tried`: the weak types of all traces so far
+        while (weak_results := list(returned_weak)) not in tried:
             if not computes_alike(jaxpr, jaxpr_of(function, weak_results)):
                 raise GraphError(_weakness_message(name, state, tried[-1], weak_results))
             tried.append(weak_results)
@@ -159,7 +159,7 @@ def trace(algorithm: Any) -> FDG:
 
 
 def side_by_side(graph: FDG, count: int | None) -> FDG:
-    """The graph of `count` agents, each with the graph `graph`; the same object for None."""
+    """The graph of `count` agents, each with the graph `graph`; `graph` itself if `count` is None."""
     if count is None:
         return graph
     one_graph = graph if graph.agents is None else vmapped_agents(graph, graph.state)
@@ -177,14 +177,15 @@ def vmapped_agents(graph: FDG, state: Any) -> FDG:
 
     def map_graph() -> FDG:
         iterate = iterate_all(graph.jaxpr, agents, state, graph.state_axes, graph.between_agents)
-        of_all, metrics = graph.of_all((graph.state, graph.metrics))
-        jaxpr = jaxprs.lowered(jax.make_jaxpr(iterate)(*jax.tree.leaves(of_all)))
-        return read_graph(graph.name, jaxpr, of_all, metrics)
+        all_states, metrics = graph.of_all((graph.state, graph.metrics))
+        jaxpr = jaxprs.lowered(jax.make_jaxpr(iterate)(*jax.tree.leaves(all_states)))
+        return read_graph(graph.name, jaxpr, all_states, metrics)
 
-    return dataclasses.replace(_IN_ONE(graph.jaxpr, agents, map_graph), parameter_rules=graph.parameter_rules)
+    vmapped = _VMAPPED_GRAPHS(graph.jaxpr, agents, map_graph)
+    return dataclasses.replace(vmapped, parameter_rules=graph.parameter_rules)
 
 
-_IN_ONE: IdentityCache[FDG] = IdentityCache(max_entries=16)
+_VMAPPED_GRAPHS: IdentityCache[FDG] = IdentityCache(max_entries=16)
 
 
 def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
@@ -198,7 +199,7 @@ def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
 
 
 def with_declarations(graph: FDG, source: FDG) -> FDG:
-    """The graph with what `source` has besides its jaxpr: sharding rules, exchanges, the number of agents."""
+    """The graph with the sharding rules, copies between agents and number of agents of `source`."""
     return dataclasses.replace(
         graph,
         parameter_rules=source.parameter_rules,
@@ -227,7 +228,7 @@ _MAX_LEAVES = 3  # the maximum number of leaves that a message names
 
 
 def _describe_structures(before: Any, after: Any) -> str:
-    """Describes how the structures of two states differ: new or missing leaves, else the first part."""
+    """Describes how the structures of two states differ: new or missing leaves, or a part's type."""
     before_names, after_names = (
         [f"state{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
         for tree in (before, after)
@@ -255,7 +256,7 @@ def _describe_part(before: Any, after: Any, where: str) -> str:
             if jax.tree.structure(x) != jax.tree.structure(y):  # type: ignore[operator]
                 return _describe_part(x, y, where + jax.tree_util.keystr(path))
     kinds = [type(x).__name__ for x in (before, after)]
-    if kinds[0] == kinds[1]:  # what a container holds beside its leaves: static fields
+    if kinds[0] == kinds[1]:  # the containers' static fields differ
         structures: list[Any] = [jax.tree.structure(x) for x in (before, after)]
         static = [structure.node_data()[1] for structure in structures]
         kinds = [f"{kind} with static fields {x!r:.100}" for kind, x in zip(kinds, static, strict=True)]
@@ -263,6 +264,7 @@ def _describe_part(before: Any, after: Any, where: str) -> str:
 
 
 def _check_fixed_point(name: str, before: Any, after: Any) -> None:
+    """Checks that an iteration keeps the structure, shapes and dtypes of the state."""
     if jax.tree.structure(before) != jax.tree.structure(after):  # type: ignore[operator]
         raise GraphError(
             f"{name}.iterate returns a state of another structure than init: "
@@ -285,7 +287,7 @@ def _weakness_message(name: str, state: Any, before: list[bool], after: list[boo
     where = f"{name}.iterate takes state{jax.tree_util.keystr(path)} as"
     changes = f"a Python number and returns {dtype}" if old else f"{dtype} and returns a Python number"
     fix = f"make it jnp.{dtype}(...) in init" if old else f"return it with jnp.asarray(..., jnp.{dtype})"
-    return f"{where} {changes}, which computes otherwise from the second iteration on: {fix}"
+    return f"{where} {changes}, so the iterations after the first would compute in other dtypes: {fix}"
 
 
 def _check_metrics(name: str, metrics: Any) -> None:
@@ -300,9 +302,9 @@ def _check_metrics(name: str, metrics: Any) -> None:
                 " or return jnp.nan where there is none"
             )
         if isinstance(value, dict | list | tuple) or jax.numpy.ndim(value) != 0:
-            found = f"shape {value.shape}" if hasattr(value, "shape") else f"a {kind_of(value)}"
+            actual = f"shape {value.shape}" if hasattr(value, "shape") else f"a {kind_of(value)}"
             raise GraphError(
-                f"{name}.iterate returns metric '{key}' as {found}: metrics are scalars: reduce it, for"
+                f"{name}.iterate returns metric '{key}' as {actual}: metrics are scalars: reduce it, for"
                 " example with jnp.mean"
             )
     check_arrays(f"{name}.iterate", metrics, "metrics")

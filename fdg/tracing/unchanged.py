@@ -19,16 +19,16 @@ from fdg.errors import FdgWarning, GraphError, whose_file
 from fdg.tracing.mistakes import is_array
 
 _MAX_VISITED = 1000  # maximum number of visited objects, and of items of a container
-_MAX_COPIED_BYTES = 1 << 20  # arrays up to these bytes are compared by value
+_MAX_COPIED_BYTES = 1 << 20  # arrays up to this size are compared by value
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _GLOBAL_GENERATORS = {
     "random": getattr(random.getstate, "__self__", None),
     "numpy.random": getattr(np.random.get_state, "__self__", None),
 }
 
-_PART = re.compile(r"self(\.\w+){2,}")  # an attribute of an object that `self` holds
+_NESTED_ATTRIBUTE = re.compile(r"self(\.\w+){2,}")  # an attribute of an object that `self` holds
 
-Seen = dict[str, tuple[Any, Any]]
+_Snapshots = dict[str, tuple[Any, Any]]
 """Maps a path, such as `self.env.single.t`, to a number, array or random generator, and its snapshot."""
 
 
@@ -36,9 +36,9 @@ Seen = dict[str, tuple[Any, Any]]
 def check_unchanged(root: Any, what: str, every: str = "call", warns: bool = True) -> Iterator[None]:
     """A context that raises if traced code changes attributes, objects or globals that a method reaches.
 
-    `root` is `self` of the traced method `what`; attributes of libraries' objects are not checked. The user
-    expected the change in each `every`. With `warns`, it also warns about Python's and NumPy's random
-    numbers, and about numbers in globals (possibly counters).
+    `root` is `self` of the traced method `what`; attributes of libraries' objects are not checked. `every`
+    says for messages what the user expected to repeat the change ("call" or "iteration"). With `warns`, it
+    also warns about Python's and NumPy's random numbers, and about numbers in globals (possibly counters).
     """
     before, _alive = _reachable(root)
     yield
@@ -53,7 +53,7 @@ def check_unchanged(root: Any, what: str, every: str = "call", warns: bool = Tru
                 package = "Python" if isinstance(new_value, random.Random) else "NumPy"
                 advice = "drawn once, while tracing, they are constants of the program: use jax.random with a"
                 _warn(f"{what} draws random numbers of {package}: {advice} key from the state")
-        elif is_traced and _PART.fullmatch(path):
+        elif is_traced and _NESTED_ATTRIBUTE.fullmatch(path):
             continue  # each trace may set it before reading it
         elif is_traced or (path in before and path.startswith("self")):
             value = ", a traced value without a number" if is_traced else f" = {quoted(new_value)}"
@@ -70,9 +70,9 @@ def _warn(message: str) -> None:
     warnings.warn(message, FdgWarning, stacklevel=5)
 
 
-def _reachable(root: Any) -> tuple[Seen, list[Any]]:
+def _reachable(root: Any) -> tuple[_Snapshots, list[Any]]:
     """The reachable values, nearest first, and visited objects, which stay alive to keep ids unique."""
-    snapshots: Seen = {}
+    snapshots: _Snapshots = {}
     visited: dict[int, Any] = {}
     pending = deque([("self", root), *_GLOBAL_GENERATORS.items()])
     while pending and len(visited) < _MAX_VISITED:
@@ -89,7 +89,7 @@ def _reachable(root: Any) -> tuple[Seen, list[Any]]:
 
 
 def _snapshot(value: Any) -> Any:
-    """An object that is equal if the value's numbers are; the id of a large value, or one on a device."""
+    """An object to compare with a later snapshot: the value's numbers, or the id of a large or JAX array."""
     match value:
         case random.Random():
             return value.getstate()
@@ -128,7 +128,7 @@ def _parts(path: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _bounded_list(values: Any) -> list[Any]:
-    """The values as a list; empty if there are more than the maximum."""
+    """The values as a list; empty if there are more than `_MAX_VISITED`."""
     return list(values) if len(values) <= _MAX_VISITED else []
 
 

@@ -44,7 +44,7 @@ ERRORS = {
     "stray": "'stray' does not belong to a flag: write --NAME VALUE",
     "algo=a2c": "'algo=a2c' does not belong to a flag: write --algo a2c",
     "--track": "unknown flag '--track': --wandb PROJECT logs to Weights & Biases",
-    "--device cuda": "unknown flag '--device': JAX takes the accelerators that there are: --devices N says",
+    "--device cuda": "unknown flag '--device': JAX uses the accelerators that it finds: --devices N says",
     "--env chat.jsonl": "environment 'chat.jsonl' is a file of data: write text:file?path=chat.jsonl",
     "--algo sft --train_dataset chat.jsonl": "a file of data is the environment: --env text:file?path=FILE",
     "--env mazes.py": "unknown environment 'mazes.py': write one of your own as mazes:NAME",

@@ -11,7 +11,7 @@ import pytest
 import fdg
 import policies
 from fdg.commands import replay as flag
-from fdg.commands.replay import Lengths, of_run, parse_lengths, replay, stream_report
+from fdg.commands.replay import Lengths, lengths_of_run, parse_lengths, replay, stream_report
 from tests.stream.reference import Clock, Sizes
 
 SIZES = {
@@ -69,7 +69,7 @@ def test_lengths_have_the_mean_and_the_longest_that_were_given():
     tokens = parse_lengths("uniform:3,7").tokens
     assert sorted(set(tokens.tolist())) == [3, 4, 5, 6, 7]
     rows = [{"response_length": 4.0, "response_length_max": 9.0}, {"loss": 1.0}]
-    assert np.max(of_run(rows, "runs/x").tokens) == 9
+    assert np.max(lengths_of_run(rows, "runs/x").tokens) == 9
     assert parse_lengths("constant:1").ticks.max() == 1
 
 
@@ -101,7 +101,7 @@ def test_lognormal_lengths_have_a_longest_that_they_can_have():
     ):
         parse_lengths("lognormal:10,10000")
     with pytest.raises(fdg.FdgError, match="this run has no response_length"):
-        of_run([{"loss": 0.0}], "runs/ppo")
+        lengths_of_run([{"loss": 0.0}], "runs/ppo")
 
 
 def test_an_eta_that_is_too_small_is_said_with_the_number_that_fits():

@@ -151,5 +151,5 @@ def test_each_rate_halved():
     found = sensitivity(lambda one: policies.auto(Pupil(64), one, graph=graph, policies=classes), where)
     assert {"memory", "product/float32", "inside/latency", "inside/bandwidth"} <= {one.rate for one in found}
     assert all(one.seconds >= found[0].seconds * (1 - 1e-9) for one in found)
-    assert all(one.loses >= -1e-9 for one in found)
+    assert all(one.slowdown >= -1e-9 for one in found)
     assert "as they are" in sensitivity_table(found)

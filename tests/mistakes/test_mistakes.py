@@ -222,7 +222,7 @@ MISTAKES = {
     "a network as hyperparameter": (
         lambda: ppo(policy="MlpPolicy"),
         "unknown hyperparameter of PPO 'policy'",
-        "the network is that of hidden",
+        "the network is set by hidden",
     ),
     "steps as policy": (
         lambda: fdg.fit(ppo(), 10_000),
@@ -346,7 +346,7 @@ WARNINGS = {
     **{
         f"a key that stays: {wrong.__name__}": (
             wrong,
-            "draws from state['key'], which it returns as it was",
+            "draws from state['key'], which it returns unchanged",
             "return the new key",
         )
         for wrong in (broken.Draws, broken.DrawsInAFragment, broken.DrawsInALoop, broken.DrawsFromAPart)

@@ -25,7 +25,7 @@ from tests.training.trained import fitted, small
 # --- code in no file: a terminal, `python -c`, `exec` ---
 
 BODIES = {
-    "while state['x'] < 3: pass": "asks a traced value",
+    "while state['x'] < 3: pass": "max) needs the unknown number",
     "range(state['x'].sum())": "used as a Python integer",
     "float(state['x'])": "needs the number",
     "np.sort(state['x'])": "NumPy was given",

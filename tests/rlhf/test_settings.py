@@ -18,7 +18,7 @@ from envs.text import CharacterTokenizer
 from envs.text.tokenizers import COMMON
 from fdg.commands.cli import train_main
 from fdg.commands.parse import parse as parse_words
-from fdg.commands.preset_flags import line as presets_line
+from fdg.commands.preset_flags import preset_line
 from fdg.errors import FdgError
 from fdg.settings.fields import NETWORK_FIELDS
 from fdg.training.fit import make_job
@@ -100,7 +100,7 @@ def test_a_run_says_what_follows(tmp_path):
     """In the line of its preset; who begins with its file does not take that along."""
     job = parse_words("--algo grpo --env text:sorting --num-minibatches 3".split(), "train", "")
     assert job.record["follows"] == {"num_prompts": 63, "micro_batch": 28}
-    line = presets_line("text:*", {}, "grpo", "text:sorting", job.record["follows"])
+    line = preset_line("text:*", {}, "grpo", "text:sorting", job.record["follows"])
     assert line.endswith("; num_prompts=63 follows from the flags; micro_batch=28 follows from the flags")
     assert "follows" not in parse_words("--algo grpo --env text:sorting".split(), "train", "").record
     (tmp_path / "config.json").write_text(json.dumps({**job.config, **job.record}))

@@ -82,7 +82,7 @@ def test_programs_are_compiled_with_them():
 
 
 def test_a_failure_of_xlas_loops_is_got_round(monkeypatch):
-    monkeypatch.setattr(program, "options_of_older_loops", lambda platform: {"older": platform})
+    monkeypatch.setattr(program, "older_emitter_options", lambda platform: {"older": platform})
     lowered, tried = jax.jit(lambda x: x + 1).lower(1.0), []
 
     class Failing:
@@ -100,8 +100,8 @@ def test_a_failure_of_xlas_loops_is_got_round(monkeypatch):
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE"):
         program.compile_lowered(Failing("RESOURCE_EXHAUSTED"), "cpu")
     monkeypatch.undo()
-    known = program.options_of_older_loops("cpu")  # where the installed XLA has them still
-    assert known in ({}, {"xla_cpu_use_fusion_emitters": False}) and not program.options_of_older_loops("gpu")
+    known = program.older_emitter_options("cpu")  # where the installed XLA has them still
+    assert known in ({}, {"xla_cpu_use_fusion_emitters": False}) and not program.older_emitter_options("gpu")
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_names_in_a_sentence():
      ([0, 2, 4, 6, 8, 9], "0, 2, 4, 6, 8-9"), ([*range(0, 20, 2), 21, 22], "0, ..., 21-22 (12)")],
 )  # fmt: skip
 def test_devices_as_ranges(devices, expected):
-    assert words.span(devices) == expected
+    assert words.device_ranges(devices) == expected
 
 
 def test_what_a_plan_says_of_itself():
