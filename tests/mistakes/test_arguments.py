@@ -169,7 +169,7 @@ def test_a_wrong_argument_of_a_run_is_named(method):
 def test_a_wrong_argument_of_an_engine_is_named(devices):
     engine = fdg.compile(WALK, policies.GPUOnly(), devices[:1])
     with (
-        mock.patch.object(engine, "_make", side_effect=Reached),
+        mock.patch.object(engine, "_make_leaves", side_effect=Reached),
         mock.patch.object(engine._execution, "compile"),
     ):
         for method in OF_ENGINE:

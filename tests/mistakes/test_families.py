@@ -144,7 +144,7 @@ def test_words_that_a_flag_does_not_take():
         "--env a b": "give one value, and start a run for each further value, and blanks are 'in quotes'",
         "--seed 0,1,2": "'0,1,2' is not an integer: --num-seeds 3",
         "--num-steps [64,128]": "--search num_steps=64,128",
-        "--devices cpu": "JAX_PLATFORMS=cpu takes none",
+        "--devices cpu": "JAX_PLATFORMS=cpu uses none",
         "--devices many": "all processes together): write --devices 1",
         "--num-envs lots": "(environments stepped together): write --num-envs 4",
     }.items():

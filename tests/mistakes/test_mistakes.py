@@ -86,7 +86,7 @@ MISTAKES = {
     "keywords of a network": (
         lambda: ppo(policy_kwargs={}),
         "'policy_kwargs'",
-        "that of hidden and activation, or",
+        "set by hidden and activation, or",
     ),
     "training by a method": (lambda: ppo().train(), "PPO has no train", "fdg.fit(algorithm, total_steps=N)"),
     "a third by position": (
@@ -342,12 +342,12 @@ WARNINGS = {
         "of environments.py (`noise = jax.random.normal(jax.random.key(0))`) draws from a constant key",
         "use the key that step is given",
     ),
-    "a constant key": (broken.DrawsFromAConstant, "a constant key", "or one of the state"),
+    "a constant key": (broken.DrawsFromAConstant, "a constant key", "or a key in the state"),
     **{
         f"a key that stays: {wrong.__name__}": (
             wrong,
             "draws from state['key'], which it returns unchanged",
-            "return the new key",
+            "draw from draw_key and return key",
         )
         for wrong in (broken.Draws, broken.DrawsInAFragment, broken.DrawsInALoop, broken.DrawsFromAPart)
     },

@@ -30,7 +30,7 @@ BODIES = {
     "float(state['x'])": "needs the number",
     "np.sort(state['x'])": "NumPy was given",
     "self.missing": "AttributeError",
-    "jnp.add(state['x'], 'one')": "no array",
+    "jnp.add(state['x'], 'one')": "not an array",
     "jax.random.key(jax.random.key(0))": "in the place of a seed",
 }
 

@@ -108,7 +108,7 @@ def test_a_run_that_fails_ends(timeline):
     _, learned = start(timeline, "learners", run)
     learned.comes()
     assert ticks(timeline) == {"actors": 0, "learners": 0}
-    assert run.after == [] and run.is_finished.is_set()
+    assert run.dependencies == [] and run.is_finished.is_set()
 
 
 def test_of_many_short_iterations_a_few_are_watched():
