@@ -1,4 +1,4 @@
-"""`Collective`: predicted from a jaxpr, or read from compiled code."""
+"""The description of a collective, which is predicted from a jaxpr or read from compiled code."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -9,15 +9,15 @@ class Collective:
     """A communication between the devices of one program."""
 
     kind: str  # the name in HLO, such as "all-reduce"
-    bytes: int  # size of the result on one device; the sum if XLA combined several
-    calls: int  # runs per run of the program (loops of unknown length counted once)
+    bytes: int  # size of the result on one device; the sum of sizes if XLA combined several collectives
+    calls: int  # runs per run of the program; a loop of unknown length counts as one trip
     # the enclosing fragments, outermost first; empty for code between fragments
     fragments: tuple[str, ...] = ()
-    op_name: str = ""  # its place in the traced program, recorded by JAX; "" if it is predicted
+    op_name: str = ""  # JAX's name for its place in the traced program; "" if the collective is predicted
 
     @property
     def fragment(self) -> str | None:
-        """The innermost fragment around it; None between fragments.
+        """The innermost enclosing fragment; None between fragments.
 
         >>> Collective("all-reduce", 4, 1, ("learn", "gradient")).fragment
         'gradient'

@@ -1,4 +1,7 @@
-"""Batch-axis propagation through one operation without bodies; `unit` stands for the number of devices."""
+"""Batch-axis propagation through one operation without bodies.
+
+`unit` is the number of devices, or a smaller number that divides the same axis lengths (`batch.lengths`).
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -36,7 +39,10 @@ def apply_rule(eqn: Any, operands: Sequence[Axis], unit: int) -> RuleResult:
 
 
 def must_be_whole(eqn: Any) -> bool:
-    """Whether an operation must not be split despite its rule: effects, draws that depend on the batch."""
+    """Whether an operation must not be split despite its rule.
+
+    It must not if it has effects, or draws random numbers that depend on the whole batch of keys.
+    """
     return bool(eqn.effects) or keys.draws_depend_on_batch(eqn)
 
 
@@ -49,8 +55,8 @@ def follow_operation(eqn: Any, operands: Sequence[Axis], levels: tuple[int, ...]
     )
 
 
-def slice_shared(step: EquationFlow, unit: int) -> EquationFlow:
-    """Slices replicated operands on each device if the operation needs only parts of them."""
+def slice_replicated_operands(step: EquationFlow, unit: int) -> EquationFlow:
+    """Slices replicated operands on each device if the operation needs only parts of them there."""
     if all(axis is None for axis in (*step.operands, *step.results)):
         return step
     operands, sliced = list(step.operands), {}
@@ -59,7 +65,7 @@ def slice_shared(step: EquationFlow, unit: int) -> EquationFlow:
             axis = _axis_for_part(step, operands, i, shape_of(atom), unit)
             if axis is not None:
                 operands[i] = sliced[i] = axis
-    # If all operands are replicated, splitting them may allow devices to run without waiting.
+    # With its replicated operands split, the operation may be one that each device can run locally.
     local = step.local or (bool(sliced) and apply_rule(step.eqn, operands, unit).local)
     return dataclasses.replace(step, operands=tuple(operands), sliced=tuple(sliced.items()), local=local)
 

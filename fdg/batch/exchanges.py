@@ -21,7 +21,7 @@ from fdg.identity_cache import IdentityCache
 
 
 def prune(flow: Flow) -> Flow:
-    """Removes a flow's equations and all-gathers whose results are unused; keeps equations with effects."""
+    """Removes unused equations and all-gathers from a flow; keeps equations with effects."""
     return _Pruner().flow(flow, frozenset(range(len(flow.outputs))))[0]
 
 
@@ -32,7 +32,7 @@ class _Pruner:
         self._cache: IdentityCache[tuple[Flow, frozenset[int]]] = IdentityCache()
 
     def flow(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
-        """The part of a flow that `outputs` need, and the positions of the inputs that it reads."""
+        """The flow, reduced to what its `outputs` need, and the positions of the inputs that it reads."""
         return self._cache(flow, outputs, lambda: self._prune_flow(flow, outputs))
 
     def _prune_flow(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
@@ -53,7 +53,7 @@ class _Pruner:
         return live, inputs
 
     def _prune_equation(self, step: EquationFlow, used: frozenset[int]) -> tuple[EquationFlow, set[int]]:
-        """The part of an equation that results `used` need, and the positions of operands that it reads."""
+        """The equation, with bodies reduced to what results `used` need, and the operands that it reads."""
         if not step.bodies or step.eqn.effects:
             return step, set(range(len(step.eqn.invars)))
         operands = {0} if step.eqn.primitive.name == "cond" else set()
@@ -73,7 +73,7 @@ class _Pruner:
 
 
 class WithoutRule(NamedTuple):
-    """An operation without a rule on a split batch: its operands are gathered, and devices run it whole.
+    """An operation on a split batch without a rule: its operands are gathered, and every device repeats it.
 
     >>> print(WithoutRule("ragged_dot_general", "learn", 384, 3))
     no rule for ragged_dot_general in fragment 'learn': gathered (384 B x 3), and run whole on every device
@@ -82,7 +82,7 @@ class WithoutRule(NamedTuple):
     primitive: str  # the operation's name
     fragment: str | None  # the innermost enclosing fragment; None between fragments
     bytes: int  # gathered bytes per run
-    calls: int  # runs per run of the program (loops of unknown length counted once)
+    calls: int  # runs per run of the program; a loop of unknown length counts as one trip
 
     def __str__(self) -> str:
         where = f"in fragment '{self.fragment}'" if self.fragment else "between fragments"
@@ -101,13 +101,14 @@ def predict_exchanges(
     """The collectives in one run of a jaxpr, with the bodies of its fragments.
 
     The jaxpr is an iteration, a part of one, or a fragment's body. `input_axes` are the batch axes of its
-    first inputs; outputs are resharded to the batch axes `output_axes`, or left as they are if None.
-    `devices` is the number of devices that split the batch; None: any number that divides every batch axis.
+    first inputs. Outputs are resharded to the batch axes `output_axes`, or left as they are if it is None.
+    `devices` is the number of devices that split the batch; None stands for any number that divides every
+    batch axis.
 
     Returns:
       1. The collectives in program order. Those with the same enclosing fragments, kind and number of calls
         are one entry.
-      2. The operations without a rule. Excludes operations with effects, or that every device must run whole.
+      2. The operations without a rule, except those that must not be split (`must_be_whole`).
     """
     flow = prune(follow(jaxpr, input_axes, devices, output_axes))
     totals: dict[Collective | WithoutRule, int] = collections.defaultdict(int)

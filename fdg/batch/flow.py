@@ -10,9 +10,10 @@ from typing import Any
 from fdg.batch.rules.result import Axis
 
 AxisAndLevel = tuple[Axis, int]
-"""The axis of a value, and its level: the number of loops around it, from the outermost, in which it changes.
+"""The batch axis of a value, and its level: the depth of the innermost loop in which the value changes.
 
-XLA moves loop-invariant values out of a loop, so their collectives are counted outside of it.
+A value outside of all loops has level 0. XLA moves loop-invariant values out of a loop, so their collectives
+are counted outside of it.
 """
 
 
@@ -21,8 +22,8 @@ class EquationFlow:
     """The batch axes of one equation."""
 
     eqn: Any
-    operands: tuple[Axis, ...]  # axes of its operands, after `gathered` and `sliced`
-    results: tuple[Axis, ...]  # axes of its results
+    operands: tuple[Axis, ...]  # the batch axes of its operands, after `gathered` and `sliced`
+    results: tuple[Axis, ...]  # the batch axes of its results
     gathered: tuple[int, ...] = ()  # positions of operands that are replicated before the equation runs
     # (position, axis) of replicated operands of which each device takes its part
     sliced: tuple[tuple[int, int], ...] = ()
@@ -30,8 +31,9 @@ class EquationFlow:
     local: bool = False  # True if each device runs it on its part in a `shard_map`
     levels: tuple[int, ...] = ()  # the level of each operand
     bodies: tuple["Flow", ...] = ()  # flows of its bodies, in the order of `jaxprs.bodies`
-    trips: int | None = None  # runs of the bodies; None if it is not a loop
-    agrees_on_predicate: bool = False  # True if devices agree before each trip, by an all-reduce of one byte
+    trips: int | None = None  # the number of trips of a loop; None if it is not a loop
+    # True if devices decide together, by an all-reduce of one byte, whether a while loop makes another trip
+    agrees_on_predicate: bool = False
     read: frozenset[int] = frozenset()  # after `prune`: the positions of operands that live code reads
 
 
@@ -42,13 +44,12 @@ class Flow:
     jaxpr: Any  # an open jaxpr
     inputs: tuple[AxisAndLevel, ...]  # axis and level of its inputs
     equations: tuple[EquationFlow, ...]
-    # axes of its outputs, after `gathered` and `sliced`, which have positions of outputs
-    outputs: tuple[Axis, ...]
+    outputs: tuple[Axis, ...]  # the batch axes of its outputs, after `gathered` and `sliced`
     levels: tuple[int, ...]  # the levels of the outputs
-    # for each replicated input, the axis along which all its readers would take it split
+    # for each replicated input: the axis, if all its readers need only each device's part along that axis
     requested_axes: tuple[Axis, ...]
-    gathered: tuple[int, ...] = ()
-    sliced: tuple[tuple[int, int], ...] = ()
+    gathered: tuple[int, ...] = ()  # positions of outputs that are replicated at the end
+    sliced: tuple[tuple[int, int], ...] = ()  # (position, axis) of replicated outputs to split at the end
     read: frozenset[int] = frozenset()  # after `prune`: the positions of outputs that live code reads
 
 

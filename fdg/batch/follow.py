@@ -1,26 +1,26 @@
 """Propagates the batch axis through a jaxpr, and infers where devices need collectives.
 
-`jnp.tanh(x[:4] @ w), x.T @ y` with x [8, 4] and y [8, 2] split along axis 0, and w [4, 2] shared:
+`jnp.tanh(x[:4] @ w), x.T @ y` with x [8, 4] and y [8, 2] split along axis 0, and w [4, 2] replicated:
 
-    a = slice x            x is gathered: the slice is at a position along the batch   a [4, 4] shared
-    b = dot_general a w    two shared values                                           b [4, 2] shared
-    c = tanh b             a shared value                                              c [4, 2] shared
-    d = transpose x        carries the batch to axis 1                                 d [4, 8] axis 1
-    e = dot_general d y    contracts the batch of both: devices add their summands     e [4, 2] an all-reduce
+    a = slice x            x is gathered, because the slice cuts the batch axis     a [4, 4] replicated
+    b = dot_general a w    both operands are replicated                             b [4, 2] replicated
+    c = tanh b             the operand is replicated                                c [4, 2] replicated
+    d = transpose x        moves the batch to axis 1                                d [4, 8] split along 1
+    e = dot_general d y    contracts the batch of both: an all-reduce adds parts    e [4, 2] replicated
 
-The border of a fragment declares which axis of each input is the batch. From there on each operation does
+The border of a fragment declares which axis of each input is the batch. From there on, each operation does
 one of three things with an axis that is split over devices (by its rule, in `rules/`):
 
-- it carries the axis along, and every device works on its part;
-- it consumes the axis (a sum over it, a matrix product that contracts it, a look-up of its rows): each
-  device has a summand of the result, and an *all-reduce* adds them;
-- it depends on positions along the axis (a slice, a flip, a sort), or has no rule: an *all-gather* first
+- It keeps the axis, and every device works on its part.
+- It reduces the axis (a sum over it, a matrix product that contracts it, a look-up of its rows). Each device
+  computes a summand of the result, and an *all-reduce* adds them.
+- It depends on positions along the axis (a slice, a flip, a sort), or has no rule. An *all-gather* first
   replicates the operand on every device.
 
-So the collectives and their bytes are known without compiling (`exchanges`). `lowering.constraints` writes
-the same flow into the jaxpr as sharding constraints, so that XLA's partitioner has no choice left.
+So the collectives and their bytes are known without compiling (`exchanges`). `lowering.constraints` adds the
+same flow to the jaxpr as sharding constraints, so that XLA's partitioner has no other choice.
 
-Values without a batch axis (axis None) are replicated on every device, so slicing one needs no communication.
+Values without a batch axis (axis None) are replicated, so slicing them needs no communication.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fdg import jaxprs
-from fdg.batch.equation import divisible, follow_operation, slice_shared
+from fdg.batch.equation import divisible, follow_operation, slice_replicated_operands
 from fdg.batch.flow import AxisAndLevel, EquationFlow, Flow, is_independent
 from fdg.batch.lengths import lengths_of, smallest_equivalent
 from fdg.batch.requested import AS_COMPUTED, find_requested
@@ -46,11 +46,11 @@ def follow(
     devices: int | None = None,
     output_axes: Sequence[Axis] | None = None,
 ) -> Flow:
-    """Follows the batch axes of a jaxpr's first inputs, and of the borders in it, to its outputs.
+    """Propagates the batch axes of a jaxpr's first inputs, and of the borders in it, to its outputs.
 
-    `input_axes` are the batch axes of its first inputs; outputs are resharded to the batch axes
-    `output_axes`, or left as they are if None. `devices=None` stands for any number that divides all batches;
-    an axis whose length the number does not divide counts as None.
+    `input_axes` are the batch axes of the first inputs. Outputs are resharded to the batch axes
+    `output_axes`, or left as they are if it is None. `devices=None` stands for any number that divides all
+    batches. An axis whose length is not divisible by the number of devices counts as None.
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     axes = [*input_axes, *[None] * (len(jaxpr.invars) - len(input_axes))]
@@ -91,9 +91,10 @@ _MAX_CACHED = 10_000  # the maximum number of cached flows for one number of dev
 
 @functools.lru_cache(maxsize=32)
 class _Follower:
-    """Propagates axes; `unit` divides the length of every batch axis, and stands for the number of devices.
+    """Propagates axes for the number of devices `unit`.
 
-    Cached, since many numbers of devices divide the batches in the same way.
+    `unit` may be a smaller number of devices that divides the same axis lengths, so that one cached object
+    serves many numbers of devices.
     """
 
     def __init__(self, unit: int):
@@ -108,9 +109,10 @@ class _Follower:
         depth: int,
         output_axes: tuple[Any, ...] | None = None,
     ) -> Flow:
-        """Propagates through one jaxpr.
+        """Propagates axes through one jaxpr; `depth` is the number of loops around it.
 
-        Outputs are resharded to `output_axes`, except those that are `AS_COMPUTED`; None: all are.
+        Outputs are resharded to `output_axes`, except where it is `AS_COMPUTED`. None stands for
+        `AS_COMPUTED` for all outputs.
         """
         output_axes = output_axes or (AS_COMPUTED,) * len(jaxpr.outvars)
         arguments = inputs, depth, output_axes
@@ -139,7 +141,7 @@ class _Follower:
         output_axes: tuple[Any, ...],
         split: Mapping[Any, int],
     ) -> tuple[Flow, dict[Any, AxisAndLevel]]:
-        """One forward pass over the equations; variables in `split` are replicated, but computed as split."""
+        """One forward pass over the equations; `split` has axes of replicated variables to compute split."""
         values: dict[Any, AxisAndLevel] = dict(zip(jaxpr.invars, inputs, strict=True))
 
         def value_of(atom: Any) -> AxisAndLevel:  # literals and constants of the jaxpr have no axis
@@ -155,7 +157,7 @@ class _Follower:
                 axes = tuple(axis for axis, _ in operands)
                 step = dataclasses.replace(step, operands=axes, results=results, gathered=(), sliced=())
             if not step.bodies:
-                step = slice_shared(step, self.unit)
+                step = slice_replicated_operands(step, self.unit)
             equations.append(step)
             level = max(step.levels, default=0)
             values.update((v, (axis, level)) for v, axis in zip(eqn.outvars, step.results, strict=True))
@@ -182,7 +184,7 @@ class _Follower:
         depth: int,
         split: Mapping[Any, int] | None = None,
     ) -> EquationFlow:
-        """Propagates through one equation; a scanned row has one axis less, a stacked result one more."""
+        """Propagates axes through one equation."""
         bodies = () if eqn.primitive.name in RULES else jaxprs.bodies(eqn)
         if not bodies:
             levels = tuple(level for _, level in operands)
@@ -204,20 +206,20 @@ class _Follower:
         depth: int,
         split: Mapping[Any, int],
     ) -> EquationFlow:
-        """Propagates through a call, a scan or a while loop."""
-        gathered, current = _gather_rows(bodies, operands)
-        self._grow(bodies, current, depth)
+        """Propagates axes through a call, a scan or a while loop."""
+        gathered, current = _gather_rows(bodies, operands)  # axis and level of each operand in the bodies
+        self._propagate_carry(bodies, current, depth)
         if eqn.primitive.name == "while":
             test, carried = bodies[0], [bodies[1].operands[i] for i, _ in bodies[1].carry]
             axis = self.flow(test.jaxpr, _inputs(test, bodies, current, depth), depth).outputs[0]
-            if axis is None:  # finished rows do not change, so the predicate is split along the rows' axis
+            if axis is None:  # a predicate per row, computed from replicated values: split it like the rows
                 rows = range(len(shape_of(test.jaxpr.outvars[0])))
                 axis = first([current[operand][0] for operand in carried if current[operand][0] in rows])
             if axis is not None:
-                for operand in carried:  # each carried value has one row per predicate
+                for operand in carried:  # each carried value has one row per row of the predicate
                     if current[operand][0] is None:
                         current[operand] = axis, current[operand][1]
-                self._grow(bodies, current, depth)
+                self._propagate_carry(bodies, current, depth)
         flows: list[Flow] = []
         results: list[Axis] = [None] * len(eqn.outvars)
         for body in bodies:
@@ -226,7 +228,7 @@ class _Follower:
             for i, previous in body.carry:
                 output_axes[previous] = inputs[i][0]
             for v, j in zip(eqn.outvars, body.results, strict=False):
-                output_axes[j] = split.get(v, output_axes[j])  # a call's results that readers take split
+                output_axes[j] = split.get(v, output_axes[j])  # results of a call that are computed split
             flow = self.flow(body.jaxpr, inputs, depth, tuple(output_axes))
             flows.append(flow)
             for k, j in enumerate(body.results):
@@ -235,7 +237,9 @@ class _Follower:
         trips = bodies[0].trips if eqn.primitive.name in ("scan", "while") else None
         return _with_bodies(eqn, operands, current, results, gathered, flows, trips)
 
-    def _grow(self, bodies: tuple[jaxprs.Body, ...], current: list[AxisAndLevel], depth: int) -> None:
+    def _propagate_carry(
+        self, bodies: tuple[jaxprs.Body, ...], current: list[AxisAndLevel], depth: int
+    ) -> None:
         """Propagates axes to loop-carried values until a fixed point; each round adds at least one axis."""
         changed = True
         while changed:
@@ -251,7 +255,7 @@ class _Follower:
         self, eqn: Any, bodies: tuple[jaxprs.Body, ...], operands: tuple[AxisAndLevel, ...], depth: int
     ) -> EquationFlow:
         """Gives each result the same axis in all branches."""
-        current = [(axis, depth) for axis, _ in operands]  # nothing moves out of a branch
+        current = [(axis, depth) for axis, _ in operands]  # XLA moves no collective out of a branch
         inputs = [_inputs(body, bodies, current, depth) for body in bodies]
         outputs = [self.flow(b.jaxpr, i, depth).outputs for b, i in zip(bodies, inputs, strict=True)]
         results: list[Axis] = [first(axes) for axes in zip(*outputs, strict=True)]
@@ -262,7 +266,10 @@ class _Follower:
 def _gather_rows(
     bodies: tuple[jaxprs.Body, ...], operands: tuple[AxisAndLevel, ...]
 ) -> tuple[set[int], list[AxisAndLevel]]:
-    """The positions of scanned operands to gather, since a trip reads whole rows; and all axes after that."""
+    """The positions of scanned operands that are split along the scanned axis, and all axes after a gather.
+
+    Such operands must be gathered, because every device needs the rows of all trips.
+    """
     gathered = {
         operand
         for body in bodies
@@ -283,7 +290,10 @@ def _with_bodies(
     flows: Sequence[Flow],
     trips: int | None,
 ) -> EquationFlow:
-    """The flow of an equation with bodies; carried values that a trip splits are sliced at the start."""
+    """The flow of an equation with bodies.
+
+    Replicated operands that are split inside the bodies, such as carried values, are sliced at the start.
+    """
     pairs = enumerate(zip(current, operands, strict=True))
     sliced = tuple((i, inner[0]) for i, (inner, outer) in pairs if outer[0] is None and inner[0] is not None)
     return EquationFlow(
@@ -293,10 +303,10 @@ def _with_bodies(
 
 
 def _with_predicate(loop: EquationFlow) -> EquationFlow:
-    """The flow of a while loop that may have a predicate per row, from `vmap`: finished rows do not change.
+    """The flow of a while loop that may have a predicate per row, which comes from `vmap`.
 
-    If rows are independent, a device may stop when its rows are finished; otherwise all devices agree before
-    each trip.
+    Finished rows do not change. If rows are independent, a device may stop when its rows are finished;
+    otherwise all devices decide together before each trip.
     """
     test, body = loop.bodies
     axis = test.outputs[0]
@@ -311,7 +321,7 @@ def _with_predicate(loop: EquationFlow) -> EquationFlow:
 def _inputs(
     body: jaxprs.Body, bodies: Sequence[jaxprs.Body], current: Sequence[AxisAndLevel], depth: int
 ) -> tuple[AxisAndLevel, ...]:
-    """Axis and level of a body's inputs; inputs that a loop slices or changes have the loop's level."""
+    """Axis and level of a body's inputs. Inputs that a loop slices or changes have the loop's level."""
     changing = {
         other.operands[i]
         for other in bodies

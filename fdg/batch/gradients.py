@@ -1,7 +1,7 @@
-"""Finds the gradient computations of a program: equations that can run tile by tile over the batch.
+"""Finds the gradient computations of a program: a set of equations that can run tile by tile over the batch.
 
-No other equation reads the batched values that they compute, and no batched equation reads their sums over
-the batch.
+No equation outside the set reads batched values that the set computes, and no equation of the set reads its
+sums over the batch.
 
 `loss = mean(square(x @ w - y))` with x [4096, 8] split along axis 0, and its gradient:
 
@@ -36,13 +36,13 @@ _EXTREMES = frozenset(("reduce_max", "reduce_min"))
 
 @dataclasses.dataclass(frozen=True)
 class GradientSums:
-    """Equations that can run in tiles over the batch, and the values that enter and leave them."""
+    """A set of equations that can run in tiles over the batch, with its inputs and outputs."""
 
-    members: frozenset[int]  # positions of the equations
+    members: frozenset[int]  # positions of the equations in their jaxpr
     equations: tuple[EquationFlow, ...]
-    inputs: tuple[Any, ...]  # the outer values that they read
-    outputs: tuple[Any, ...]  # their results that are read outside
-    batched: tuple[Any, ...]  # the batched values that they read and compute
+    inputs: tuple[Any, ...]  # variables that the equations read but do not compute
+    outputs: tuple[Any, ...]  # results that other equations read
+    batched: tuple[Any, ...]  # the batched variables that the equations read or compute
     axis_of: dict[Any, Axis]  # the batch axis of each value
 
     @property
@@ -71,7 +71,7 @@ def gradient_sums(flow: Flow) -> GradientSums | None:
 
 
 class GradientBytes(NamedTuple):
-    """The bytes of the batched values of a program's gradients: the largest gradient's, and the total."""
+    """The bytes of the batched values of a program's gradients: of the largest gradient, and of all."""
 
     largest: int
     total: int
@@ -128,7 +128,7 @@ def _members(flow: Flow) -> frozenset[int]:
 
 
 def _transposed_sums(flow: Flow, members: Collection[int]) -> set[int]:
-    """The transposes of members' sums: XLA fuses each into its product."""
+    """The positions of transposes of members' sums; XLA fuses each into the product that it transposes."""
     sums = {v for i in members if flow.equations[i].reduced for v in flow.equations[i].eqn.outvars}
     return {
         i
@@ -138,7 +138,7 @@ def _transposed_sums(flow: Flow, members: Collection[int]) -> set[int]:
 
 
 def _is_tileable(step: EquationFlow) -> bool:
-    """Whether an equation on the batch can be computed tile by tile."""
+    """Whether an equation that reads or computes batched values can be computed tile by tile."""
     if step.gathered or step.agrees_on_predicate or step.eqn.effects:
         return False
     if step.reduced:

@@ -1,6 +1,8 @@
-"""Two numbers of devices are equivalent for a jaxpr if they divide the same axis lengths in it.
+"""Replaces a number of devices by the smallest one that is equivalent for a jaxpr.
 
-    tanh(x @ w), x [4096, 12], w [12, 64]     8, 16, 32, 64 are equivalent: they divide 4096 and 64, not 12
+Two numbers of devices are equivalent if they divide the same axis lengths of the jaxpr:
+
+    tanh(x @ w), x [4096, 12], w [12, 64]     8, 16, 32 and 64 are equivalent: they divide 4096 and 64, not 12
                                               4 divides all three, 12 only 12, 128 only 4096
 
 Propagation of the batch axis uses the number of devices only to test divisibility. So one result serves all
@@ -35,7 +37,7 @@ def divisors(number: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=10_000)
 def lengths_of(jaxpr: Any) -> frozenset[int]:
-    """The lengths of all axes in an open jaxpr, at any depth, and the numbers of groups in its parameters."""
+    """The lengths of all axes in an open jaxpr, at any depth, and its numbers of convolution groups."""
     lengths = set(_axis_lengths((*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars)))
     for eqn in jaxpr.eqns:
         lengths |= lengths_of_equation(eqn)

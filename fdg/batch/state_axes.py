@@ -29,7 +29,7 @@ def state_axes(jaxpr: Any, num_leaves: int) -> Axes:
 
 
 def _copy_to_successors(jaxpr: core.Jaxpr, axes: list[int | None]) -> Axes:
-    """Copies axes to leaves whose next value is another leaf, as in a history that shifts."""
+    """Copies the axis of each leaf to the leaf that it becomes in the next iteration, as in a history."""
     predecessors = collections.defaultdict(list)
     for i in range(len(axes)):
         predecessors[id(jaxpr.outvars[i])].append(i)
@@ -44,7 +44,7 @@ def _copy_to_successors(jaxpr: core.Jaxpr, axes: list[int | None]) -> Axes:
 
 
 def _declared_axes(jaxpr: core.Jaxpr, cache: dict[core.Jaxpr, Axes]) -> Axes:
-    """The axis that the first reading fragment declares for each input, also inside loops and calls.
+    """The axis that the first fragment that reads an input declares for it, also inside loops and calls.
 
     `cache` has results by jaxpr.
     """
@@ -59,7 +59,7 @@ def _declared_axes(jaxpr: core.Jaxpr, cache: dict[core.Jaxpr, Axes]) -> Axes:
 
 
 def _axes_declared_by(eqn: core.JaxprEqn, cache: dict[core.Jaxpr, Axes]) -> dict[int, int]:
-    """The axis of each operand, by position, that an equation declares."""
+    """The axes that an equation, or a fragment inside it, declares for its operands, by position."""
     if eqn.primitive is boundary_p:
         axis = eqn.params["axis"]
         return {} if axis is None else {0: axis}

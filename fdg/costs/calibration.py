@@ -1,12 +1,12 @@
 """Calibrates the cost model on this machine, which takes three minutes.
 
-One microbenchmark measures each figure of `hardware.RATES`. The other parameters are fitted to timed jobs
+A microbenchmark measures each figure of `hardware.RATES`. The other parameters are fitted to timed jobs
 (`fdg/training/reference_jobs.py`, `fitting`).
 
-Every operation runs many times in one program (`profiling.repeating`). A rate is the work that the cost model
-counts for it (`profiling.work`) divided by its time, so measurement and prediction use the same definition.
-On a CPU all cores run at once, each on its own copy, as host devices do; the speedup of a single device that
-has all cores is measured too.
+Every operation runs many times in one program (`profiling.repeating`). A rate is the operation's work, as the
+cost model counts it (`profiling.work`), divided by its time; so measurement and prediction use the same
+definition. On a CPU, all cores run copies of the operation at once, as host devices do. The speedup of a
+single device that uses all cores is measured too.
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ from fdg.jaxprs.count import Product
 from fdg.profiling.repeating import Repeated, compile_all, timed_rounds
 from fdg.profiling.work import Work, work_of
 
-ROUNDS = 8
-_SMALL_BYTES, _LARGE_BYTES = 2**18, 2**26  # of arrays that fit into the cache, and that do not
-# What an operation reads and writes in total, to find the size of the cache.
+ROUNDS = 8  # the number of times that each benchmark is timed
+_SMALL_BYTES, _LARGE_BYTES = 2**18, 2**26  # of an array that fits into the cache, and of one that does not
+# To find the size of the cache: numbers of bytes that an operation reads and writes in total.
 _TEST_BYTES = tuple(2**k for k in range(21, 26))
 _NEGLIGIBLE_S = 1e-16  # seconds per FLOP or byte; a smaller fitted value counts as 0
 Say = Callable[[str], None]
@@ -43,10 +43,10 @@ Say = Callable[[str], None]
 class Timed:
     """Timings of a function, in seconds per call."""
 
-    work: Work  # the work that the cost model counts for it
-    alone: float  # while nothing else runs
-    loaded: float  # while every core runs a copy
-    spread: float  # relative distance of the rounds' median from their minimum
+    work: Work  # the function's work, as the cost model counts it
+    alone: float  # seconds while nothing else runs
+    loaded: float  # seconds while every core runs a copy
+    spread: float  # relative difference between the median and the minimum of all rounds
 
 
 def calibrate(
@@ -54,7 +54,7 @@ def calibrate(
     report: Say = lambda line: None,
     time_jobs: Callable[[], Mapping[str, float]] = dict,
 ) -> Calibration:
-    """Measures the rates of this process's devices of one kind.
+    """Measures the rates of these devices, which must be of one kind.
 
     With two devices or more, links between them are measured too. `report` is called with lines of progress.
     `time_jobs` times the reference jobs (`Calibration.jobs`); rates are measured before and after it.
@@ -99,7 +99,7 @@ def calibrate(
 
 
 def better(earlier: Mapping[str, Figure], later: Mapping[str, Figure]) -> dict[str, Figure]:
-    """Merges two sets of measurements: the better value of each figure, with the larger spread."""
+    """Merges two measurements of the figures: the faster value of each, with the larger spread."""
     merged = {**later, **earlier}
     for name in earlier.keys() & later.keys():
         earlier_value, later_value = earlier[name].value, later[name].value
@@ -126,8 +126,9 @@ def _device_figures(num_copies: int, report: Say) -> dict[str, Figure]:
         timing = timings.pop(name)
         figures[name] = _figure(timing.work.total_bytes / timing.loaded, timing)
     cache_timings = {size: timings.pop(_addition_name(size)) for size in _TEST_BYTES}
-    least_rate = math.sqrt(figures["memory"].value * figures["cache"].value)
-    cached_sizes = [size for size, timing in cache_timings.items() if size / timing.loaded >= least_rate]
+    # A size fits into the cache if its rate is nearer to the cache's than to the memory's.
+    min_rate = math.sqrt(figures["memory"].value * figures["cache"].value)
+    cached_sizes = [size for size, timing in cache_timings.items() if size / timing.loaded >= min_rate]
     largest = max(cached_sizes, default=_TEST_BYTES[0] // 2)
     figures["cache_bytes"] = _figure(largest, cache_timings.get(largest, cache_timings[_TEST_BYTES[0]]))
     for name, timing in timings.items():
@@ -151,11 +152,11 @@ def _operations() -> dict[str, tuple[Callable, list[Any]]]:
 
     def chain(x: jax.Array) -> list[jax.Array]:
         for _ in range(16):
-            x = _chain_link(x)
+            x = _unfusible_step(x)
         return [x]
 
     def loop(x: jax.Array) -> list[jax.Array]:
-        return [jax.lax.scan(lambda c, _: (_chain_link(c), None), x, length=1000)[0]]
+        return [jax.lax.scan(lambda c, _: (_unfusible_step(c), None), x, length=1000)[0]]
 
     return {
         "memory": (lambda x: [x + 1.0], [uncached_x]),
@@ -183,8 +184,8 @@ def _addition_name(size: int) -> str:
     return f"{size} bytes"
 
 
-def _chain_link(x: jax.Array) -> jax.Array:
-    """A sum and an operation on it, which XLA cannot fuse with the next link of the chain."""
+def _unfusible_step(x: jax.Array) -> jax.Array:
+    """A sum and an operation on it, which XLA cannot fuse with the next call of this function."""
     return x * 0.5 + x.sum()
 
 
@@ -220,14 +221,14 @@ _PRODUCT_SHAPES = [
 
 
 def _product_figures(num_copies: int) -> dict[str, Figure]:
-    """Start-up time, FLOP rate and byte rate of matrix products, fitted to relative errors over shapes."""
+    """Start-up time, FLOP rate and byte rate of matrix products: a least-squares fit of relative errors."""
     functions = {str(shape): _product(shape) for shape in _PRODUCT_SHAPES}
     timings = _time_functions(functions, num_copies)
     coefficients = []
     for shape in _PRODUCT_SHAPES:
         product, seconds = Product(1, *shape, "float32"), timings[str(shape)].loaded
         coefficients.append([1.0 / seconds, product.flops / seconds, product.bytes / seconds])
-    scale = np.array([1e-6, 1e-11, 1e-10])
+    scale = np.array([1e-6, 1e-11, 1e-10])  # typical values, which make the fit well conditioned
     start, per_flop, per_byte = nnls(np.array(coefficients) * scale, np.ones(len(coefficients)))[0] * scale
     largest = timings[str((512, 512, 512))]
     flop_rate = 1 / per_flop if per_flop > _NEGLIGIBLE_S else 2 * 512**3 / largest.loaded

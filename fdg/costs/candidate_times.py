@@ -15,16 +15,15 @@ from fdg.placing.policy import with_host
 from fdg.processes import distributed
 from fdg.profiling.measuring import Iterations
 
-_ROUND_SECONDS = 0.5  # approximate length of a round of iterations
+_ROUND_SECONDS = 0.5  # the approximate duration of a round of iterations
 _NUM_ROUNDS = 3
-_MAX_TIMED = 3  # candidates
+_MAX_TIMED = 3  # the number of candidates that are timed
 
 
 def choose_by_timing(choice: Choice, devices: Sequence[jax.Device], num_seeds: int | None = None) -> Choice:
-    """Chooses among the best three candidates by measured time.
+    """Chooses among the three candidates with the best predictions by measured time.
 
-    `choice` is from `policies.auto`, and `devices` are the devices of that choice. All processes must call
-    this.
+    `choice` is the result of `policies.auto` for the devices `devices`. All processes must call this.
     """
     start_time = time.perf_counter()
     feasible = feasible_rows(choice.rows)
@@ -52,7 +51,7 @@ def choose_by_timing(choice: Choice, devices: Sequence[jax.Device], num_seeds: i
 
 
 def _changed(algorithm: Any, row: Row) -> Any:
-    """The algorithm with the fields that a candidate changes."""
+    """The algorithm, with the changes of its fields that belong to a candidate."""
     variant = dict(row.candidate.variant)
     return dataclasses.replace(algorithm, **variant) if variant else algorithm
 
@@ -64,7 +63,7 @@ def iterations_of(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) ->
 
 
 def iteration_seconds(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> float:
-    """Seconds per iteration in the best round, in the slowest process."""
+    """Seconds per iteration in the fastest round, of the slowest process."""
     iterations = iterations_of(algorithm, policy, devices)
     for _ in range(_NUM_ROUNDS):
         iterations.measure()

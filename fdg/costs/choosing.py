@@ -1,6 +1,6 @@
-"""Chooses among plans: predicts each, refuses plans that do not fit, and takes the fastest.
+"""Chooses a policy: predicts the plan of each candidate, and takes the fastest plan that fits into memory.
 
-Runs and allocates nothing. `policies.auto` lists the policies and the sizes of their groups.
+Runs and allocates nothing. `policies.auto` lists the candidates: policies and the sizes of their groups.
 """
 
 import bisect
@@ -22,12 +22,12 @@ from fdg.showing.words import clip, duration, quantity, table
 from fdg.tracing.graph import FDG
 
 _MAX_ROWS = 12  # rows of a printed table
-_FIRST_TRIALS = 2  # candidates of each kind that are tried first
-_FAR_RATIO = 1.5  # more of a kind are tried if one of these is within this factor of the best
-_MAX_LAG = 2  # iterations: with it, groups in a chain (generate, judge, train) overlap fully
+_FIRST_TRIALS = 2  # the number of candidates of each kind that are predicted first
+_FAR_RATIO = 1.5  # more candidates of a kind are predicted if one of these is within this factor of the best
+_MAX_LAG = 2  # in iterations; enough for groups in a chain (generate, judge, train) to overlap fully
 TIE = 1.05  # predictions within this ratio are a tie
 GraphOf = Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]]  # changed fields -> algorithm, graph
-DevicesOf = Callable[[int], Sequence[Any] | int]  # a number of devices -> what `place` takes
+DevicesOf = Callable[[int], Sequence[Any] | int]  # a number of devices -> the argument `devices` of `place`
 _SKIPPED = "skipped: others of its kind are faster, or all are far slower than the best"
 
 
@@ -35,10 +35,10 @@ _SKIPPED = "skipped: others of its kind are faster, or all are far slower than t
 class Candidate:
     """A policy on a number of devices."""
 
-    policy: Any  # the policy with the sizes of its groups
-    devices: int  # it uses this number of devices, from the first
-    variant: tuple[tuple[str, Any], ...] = ()  # changed fields of the algorithm by name
-    asks: str = ""  # the flag that allows it, if it changes results and is not yet allowed; else ""
+    policy: Any  # the policy, with the sizes of its groups
+    devices: int  # it uses this number of devices, the first ones of the list
+    variant: tuple[tuple[str, Any], ...] = ()  # changes of the algorithm: (field, new value)
+    asks: str = ""  # the flag that the user must give to allow it, because it changes results; else ""
 
     def __str__(self) -> str:
         changed = "".join(f", {name}={value}" for name, value in self.variant)
@@ -51,8 +51,8 @@ class Row:
 
     candidate: Candidate
     prediction: Prediction | None  # None if it is not feasible
-    refused: str = ""  # why it is not feasible, in one line; "" if it is
-    measured: float | None = None  # seconds per iteration, or None
+    refused: str = ""  # the reason why it is not feasible, in one line; "" if it is feasible
+    measured: float | None = None  # measured seconds per iteration; None if it was not timed
 
     @property
     def seconds(self) -> float:
@@ -63,7 +63,7 @@ class Row:
 
     @property
     def rank(self) -> tuple[float, int, int, int]:
-        """Seconds, groups, devices and lag, for `break_ties`."""
+        """Seconds, and the numbers of groups, devices and micro-batches of lag, for `break_ties`."""
         groups = 0 if self.prediction is None else len(self.prediction.busy)
         return self.seconds, groups, self.candidate.devices, _delays(self.candidate.policy)[1]
 
@@ -74,8 +74,8 @@ class Choice:
 
     algorithm: Any  # the algorithm, with the allowed changes
     graph: FDG
-    rows: tuple[Row, ...]  # all candidates: the chosen one, then by time, refused ones last
-    took: float  # seconds that choosing took
+    rows: tuple[Row, ...]  # all candidates: the chosen one, then the others by time, infeasible ones last
+    took: float  # the seconds that the choice took
     cluster: Cluster
 
     @property
@@ -178,9 +178,9 @@ def choose(
 ) -> Choice:
     """Predicts the candidates and takes the fastest feasible and allowed one (ties: `break_ties`).
 
-    If placements are equal, only the first candidate counts. `more` returns candidates that are only
-    reported. `graph_of` maps changed fields to the algorithm and its graph, and `platforms` maps a number of
-    devices to the devices for `place`.
+    Of candidates with equal placements, only the first counts. `more` returns further candidates, which are
+    reported; those that need a flag (`Candidate.asks`) are never chosen. `graph_of` maps changed fields to
+    the algorithm and its graph, and `platforms` maps a number of devices to the devices for `place`.
     """
     start_time = time.perf_counter()
 
@@ -213,9 +213,10 @@ def choose(
 
 
 def break_ties(candidates: Sequence[tuple[float, *tuple[int, ...]]]) -> int:
-    """The index of the chosen candidate. Each is its predicted seconds, then groups, devices and lag.
+    """The index of the best candidate; each is a tuple of seconds, groups, devices and lag (`Row.rank`).
 
-    Among those within `TIE` of the fastest, the one with the fewest groups, devices and lag is chosen.
+    Among the candidates within `TIE` of the fastest, it is the one with the fewest groups; if these are
+    equal, the one with the fewest devices, and then the one with the smallest lag.
     """
     best = min(seconds for seconds, *_ in candidates)
     near = [i for i, (seconds, *_) in enumerate(candidates) if seconds <= TIE * best]
@@ -225,8 +226,8 @@ def break_ties(candidates: Sequence[tuple[float, *tuple[int, ...]]]) -> int:
 def _search(candidates: Iterable[Candidate], row_of: Callable[[Candidate], Row]) -> list[Row]:
     """Predicts some candidates of each kind (policy, staleness, devices), then neighbours of the best.
 
-    A kind is dropped if its smallest and middle sizes take more than `_FAR_RATIO` times the best. For other
-    kinds, sizes are tried until both neighbours of the best size are slower. Lags of a kind are bisected.
+    A kind is dropped if its first trials take more than `_FAR_RATIO` times the best. For other kinds, sizes
+    are predicted until both neighbours of the best size are slower. Lags of a kind are bisected.
     """
     kinds: dict[Any, _Rows] = collections.defaultdict(lambda: _Rows(row_of))
     for option in sorted(candidates, key=lambda option: _delays(option.policy)[1]):
@@ -253,7 +254,7 @@ def _search(candidates: Iterable[Candidate], row_of: Callable[[Candidate], Row])
 
 
 class _Rows(dict[int, Row]):
-    """The rows of the predicted ones among the candidates `options`, by their positions there."""
+    """Maps the position of each predicted candidate in `options`, the candidates of a kind, to its row."""
 
     def __init__(self, row_of: Callable[[Candidate], Row]):
         self.options: list[Candidate] = []
@@ -267,7 +268,7 @@ class _Rows(dict[int, Row]):
 
 
 def _try_neighbours(rows: _Rows) -> bool:
-    """Predicts the next feasible size on each side of the best; returns whether any was new."""
+    """Predicts the next feasible size on each side of the best; returns whether it predicted any new size."""
     nearest = min(rows, key=lambda i: rows[i].seconds)
     count_before = len(rows)
     for side in (range(nearest - 1, -1, -1), range(nearest + 1, len(rows.options))):
@@ -276,7 +277,7 @@ def _try_neighbours(rows: _Rows) -> bool:
 
 
 def lags(graph: FDG, policy: Any) -> list[Any]:
-    """The policy with each lag that `choose` may select, in order."""
+    """Copies of the policy, one with each lag that `choose` may select, in order."""
     trips = micro_batches(graph)
     if not trips:
         raise FdgError(
@@ -314,7 +315,7 @@ _PLANS: IdentityCache[Plan] = IdentityCache(max_entries=512)
 
 
 def _plan(graph: FDG, policy: Any, devices: Sequence[Any] | int) -> Plan:
-    """A plan; cached, since `sensitivity` predicts it again with other rates."""
+    """Places a graph. The plan is cached, because `sensitivity` predicts it again with other rates."""
     if not isinstance(devices, int):
         return place(graph, policy, devices)
     return _PLANS(graph.jaxpr, (graph.agents, policy, devices), lambda: place(graph, policy, devices))

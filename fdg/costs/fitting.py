@@ -1,8 +1,8 @@
-"""Fits the non-rate parameters to timed jobs: shares of operations after fusion, and overheads.
+"""Fits the parameters that are no rates to timed jobs: the time that remains after fusion, and overheads.
 
-They are fitted together, because each can explain the other's errors. The fit is least squares of the
-logarithm of predicted divided by measured time, with a soft L1 loss. A weak prior at known values holds
-parameters that few jobs constrain.
+They are fitted together, because each can explain the other's errors. The fit minimises the logarithm of
+predicted divided by measured time, with a soft L1 loss. A weak prior at known values constrains parameters
+that few jobs depend on.
 """
 
 import dataclasses
@@ -19,10 +19,11 @@ from fdg.costs.program_time import CLASSES, JOINED, seconds_of
 from fdg.costs.program_work import program_works
 from fdg.placing.plans import Plan
 
-_LARGE_ERROR = 0.2  # relative errors above this count less (soft L1)
-_PRIOR_WEIGHT = 0.2  # a factor of e from a prior value counts like this relative error of one job
-_MAX_LOG_RATIO = 2.5  # bound of the logarithm of the ratio to the prior value
-_FRACTIONS = ("divided", "shared")  # parameters of at most 1
+_LARGE_ERROR = 0.2  # relative errors above this count less than quadratically (soft L1)
+# A parameter that differs from its prior value by a factor of e counts like this relative error of one job.
+_PRIOR_WEIGHT = 0.2
+_MAX_LOG_RATIO = 2.5  # the bound of log(parameter / prior value)
+_FRACTIONS = ("divided", "shared")  # parameters that are at most 1
 _SIGNIFICANT_DIGITS = 3
 
 
@@ -34,7 +35,7 @@ class JobSample(NamedTuple):
     seconds: float
 
     def on(self, joined: Mapping[str, float], overheads: Overheads) -> Cluster:
-        """The cluster with these values of the fitted parameters."""
+        """The cluster, with these values of the fitted parameters."""
         kind = dataclasses.replace(self.cluster.kind, joined=joined, overheads=overheads)
         return dataclasses.replace(self.cluster, kind=kind)
 
@@ -49,10 +50,10 @@ class JobSample(NamedTuple):
 class Fitted:
     """The result of a fit."""
 
-    joined: Mapping[str, float]  # by class of operation: see `program_time.JOINED`
-    overheads: Overheads  # see `overheads.OVERHEADS`
-    before: float  # median relative error of predictions with the prior values
-    after: float  # the same with the fitted parameters
+    joined: Mapping[str, float]  # by class of operation, as `program_time.JOINED`
+    overheads: Overheads  # as `overheads.OVERHEADS`
+    before: float  # the median relative error of predictions with the prior values
+    after: float  # the median relative error with the fitted parameters
 
 
 def fit_overheads(
@@ -60,8 +61,9 @@ def fit_overheads(
 ) -> Fitted:
     """Fits `joined` and `overheads` to samples of one platform.
 
-    `samples` are jobs of at least one machine, each with its rates. The prior, of weight `known`, has the
-    platform's values, or `overheads`. Zeros stay zero.
+    `samples` are jobs of one machine or several, each with its machine's rates. The prior values are those of
+    the platform, except that `overheads` replaces its overheads if given; `known` is the prior's weight.
+    Parameters whose prior value is zero stay zero.
     """
     from scipy.optimize import least_squares  # imported here, since it is slow
 
@@ -88,8 +90,8 @@ def fit_overheads(
 
     def residuals(logs: Any) -> Any:
         # The loss is robust for jobs, but quadratic for the prior.
-        off = errors(logs) / _LARGE_ERROR
-        soft = np.sign(off) * _LARGE_ERROR * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
+        scaled = errors(logs) / _LARGE_ERROR
+        soft = np.sign(scaled) * _LARGE_ERROR * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1))
         return np.concatenate([soft, known * (logs - prior_logs)])
 
     upper_bounds = prior_logs + _MAX_LOG_RATIO

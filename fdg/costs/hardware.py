@@ -15,7 +15,7 @@ from fdg.errors import FdgError, unknown_name
 
 
 class Figure(NamedTuple):
-    """A rate, its relative spread (0.1: 10% up or down; 0: unknown), and its source."""
+    """A value with its relative spread (0.1: 10% up or down; 0: unknown) and its source."""
 
     value: float
     spread: float = 0.0
@@ -67,12 +67,12 @@ class DeviceKind:
 
     name: str  # such as "H100"
     platform: str  # as in JAX: "cpu", "gpu" or "tpu"
-    # figures by their names in `RATES`; missing ones are derived from others (`rate`)
+    # figures by their names in `RATES`; `rate` derives missing ones from others
     figures: Mapping[str, Figure]
-    # for each class of operations, the fraction of its unfused time that remains after XLA's fusion, if
-    # fitted; None: the platform's (`program_time.JOINED`)
+    # for each class of operations, the fraction of its time without fusion that remains after XLA's fusion;
+    # None for the values of the platform (`program_time.JOINED`)
     joined: Mapping[str, float] | None = None
-    # overheads of programs and transfers; None: the platform's (`effective_overheads`)
+    # overheads of programs and transfers; None for those of the platform (`effective_overheads`)
     overheads: Overheads | None = None
 
     def __post_init__(self) -> None:
@@ -93,11 +93,11 @@ class DeviceKind:
 
     @property
     def effective_overheads(self) -> Overheads:
-        """The overheads of this kind, or else of its platform."""
+        """The overheads of this kind if it has its own, else those of its platform."""
         return self.overheads or OVERHEADS[self.platform]
 
     def rate(self, name: str) -> float:
-        """The value of a figure, possibly derived from others."""
+        """The value of a figure; if this kind lacks it, derived from other figures or a default."""
         if name in self.figures:
             return self.figures[name].value
         if name.startswith("product/"):
@@ -109,7 +109,7 @@ class DeviceKind:
         return _PLATFORM_DEFAULTS[self.platform].get(name, _DEFAULT_VALUES[name])
 
     def _product_rate(self, dtype: str) -> float:
-        """FLOP/s for a dtype without a figure: of the next wider dtype, else scaled from the widest."""
+        """FLOP/s for a dtype without a figure: that of the next wider dtype, else scaled from the widest."""
         num_bytes = _DTYPE_BYTES.get(dtype, 4)
         rates = {
             _DTYPE_BYTES[name.removeprefix("product/")]: figure.value
@@ -149,7 +149,7 @@ _PLATFORM_DEFAULTS: Mapping[str, Mapping[str, float]] = {
 
 
 def _check_number(where: str, value: Any, noun: str = "a number", may_be_zero: bool = True) -> None:
-    """Raises `FdgError` for a value that is no finite number, or is negative or zero."""
+    """Raises `FdgError` if a value is no finite number, is negative, or is zero and may not be."""
     is_number = isinstance(value, int | float) and math.isfinite(value)
     if not is_number or value < (0 if may_be_zero else 1e-30):
         raise FdgError(f"{where} = {value!r}: give {noun} {'of at least' if may_be_zero else 'above'} 0")
@@ -184,11 +184,11 @@ class Cluster:
     between: Link  # the link between hosts
     cores: int | None = None  # shared by a machine's CPU devices; None if each device has its own
     hosts_per_machine: int = 1  # hosts (processes) that share a machine's cores
-    price: float = 0.0  # per device and hour, in any currency
+    price: float = 0.0  # the price of a device for an hour, in any currency
     straggling: float = 0.0  # relative standard deviation of devices' times for equal work
-    failures: float = 0.0  # per device and hour
+    failures: float = 0.0  # the expected number of failures of a device in an hour
     restart: float = 300.0  # seconds from a failure until the last checkpoint is loaded
-    storage: float = 1e9  # bytes/s to the checkpoint storage, of all hosts together
+    storage: float = 1e9  # bytes/s at which all hosts together write checkpoints
     note: str = ""  # further information on these figures
 
     def __post_init__(self) -> None:

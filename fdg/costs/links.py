@@ -52,13 +52,12 @@ def between_processes(report: Report) -> Link | None:
 
 
 def among(devices: Sequence[jax.Device], name: str, report: Report) -> Link | None:
-    """The link among devices, from small all-reduces on two devices and on all, and a large one on two.
+    """Measures the link among devices; returns None if there is only one device.
 
-    Returns None if there is only one device.
-
-    The overhead of a collective is the extra time of a computation that ends with a small all-reduce.
-    Collectives without work between them would measure too little, since their threads would still be awake.
-    All processes of the devices call this.
+    Times small all-reduces on two devices and on all devices, and a large all-reduce on two. The overhead of
+    a collective is the additional time of a computation that ends with a small all-reduce. Without a
+    computation between the collectives, their threads would still be awake, and the overhead would seem too
+    small. All processes that the devices belong to must call this.
     """
     if len(devices) < 2:
         return None
@@ -77,7 +76,7 @@ def among(devices: Sequence[jax.Device], name: str, report: Report) -> Link | No
     spread = round(deviation / median_extra[2], 3)
     latency = 0.0
     if len(counts) > 1:
-        # of an all-reduce, one after the other: 2 log2(n) on n devices, less the 2 on two devices
+        # An all-reduce on n devices sends 2 log2(n) messages one after the other, so 2 on two devices.
         extra_messages = 2 * (math.log2(counts[1]) - 1)
         latency = max(0.0, (median_extra[counts[1]] - median_extra[2]) / extra_messages)
     overhead = max(1e-7, median_extra[2] - 2 * latency)
@@ -87,9 +86,10 @@ def among(devices: Sequence[jax.Device], name: str, report: Report) -> Link | No
 
 
 def _work_then_all_reduce(devices: Sequence[jax.Device], size: str) -> Repeated:
-    """A program with work on each device, then an all-reduce of little ("little") or much data, or none ("").
+    """A program with work on each device, and then an all-reduce of little or much data, or none.
 
-    In an all-reduce, each of `n` devices sends 2 (n - 1) / n times its bytes.
+    `size` is "little", "much" or "". In an all-reduce, each of `n` devices sends 2 (n - 1) / n times its
+    bytes.
     """
     mesh = make_mesh(devices, _AXIS)
     sharded, replicated = PartitionSpec(_AXIS), PartitionSpec()

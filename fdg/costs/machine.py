@@ -25,9 +25,9 @@ from fdg.kinds import annotations_of, matches
 from fdg.reading import read_json
 from fdg.running import program_cache
 
-VERSION = 4
-MEASURED = "measured here"  # the source of measured figures
-MAX_UNREST = 0.25
+VERSION = 4  # of the format of calibration files
+MEASURED = "measured here"  # `Figure.source` of measured figures
+MAX_UNREST = 0.25  # the largest `Calibration.unrest` of a reliable calibration
 FIX = "run python -m fdg.calibrate, which takes three minutes"
 
 # Figures of a core without calibration: measured on a server of 2026 (`bench/machines/intel-xeon-*`).
@@ -98,8 +98,9 @@ class Calibration:
 
     @property
     def unrest(self) -> float:
-        """The noise of the measurements: the median over all figures of how much longer the median repeat
-        took than the fastest. A few percent on a quiet machine.
+        """The noise of the measurements: the median of all spreads; a few percent on an idle machine.
+
+        The spread of a figure is the relative difference between its median and its fastest timing.
         """
         measured = [figure.spread for figure in self.kind.figures.values() if figure.source == MEASURED]
         return statistics.median(measured) if measured else 0.0
@@ -128,7 +129,7 @@ class Calibration:
 
 
 def fingerprint(device_kind: str) -> dict[str, Any]:
-    """The identity of this machine: processor features, cores, kind of devices, JAX version, system."""
+    """What identifies this machine: processor features, cores, kind of devices, JAX version, system."""
     cache_directory = program_cache.default_directory()
     return {
         "processor": "" if cache_directory is None else cache_directory.name,
@@ -149,7 +150,7 @@ def path_of(device_kind: str, environment: Mapping[str, str] = os.environ) -> Pa
 
 
 def read(path: Path) -> Calibration:
-    """Reads the calibration of any machine."""
+    """Reads a calibration, of this machine or another."""
     if not os.path.lexists(path):
         raise FdgError(f"there is no calibration {path}: {FIX}")
     try:
@@ -215,7 +216,7 @@ def check_machine(calibration: Calibration, path: Path) -> None:
 
 
 def usable_calibration(device_kind: str) -> Calibration | None:
-    """This machine's calibration for a kind of device, or None."""
+    """This machine's calibration for a kind of device; None if there is none, or another machine made it."""
     path = path_of(device_kind)
     if path is None or not path.exists():
         return None
@@ -245,10 +246,7 @@ def busy_cores() -> float:
 
 
 def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
-    """The cluster of these devices of this job.
-
-    Each process counts as a host, since processes communicate by sockets.
-    """
+    """The cluster of a job's devices; each process counts as a host, because processes use sockets."""
     main = next((device for device in devices if device.platform != "cpu"), devices[0])
     processes = len({device.process_index for device in devices})
     cluster = host_cluster(main.device_kind, main.platform, math.ceil(len(devices) / processes), processes)

@@ -1,12 +1,12 @@
-"""Overheads of a platform that a program's work and bytes do not explain, fitted to timed jobs.
+"""Overheads of a platform that do not follow from a program's work and bytes; they are fitted to timed jobs.
 
-    an operation on several cores                           gains `divided` times what it gains by itself
+    an operation on several cores                           is sped up less than alone: see `divided`
     host devices of one process, which share threads        each doubling adds a fraction `slowed`
     all-reduces                                             XLA runs `meetings` per collective of the plan
     a program whose inputs are ready                        starts after `start` seconds
     each array of a transfer                                adds `array` host seconds, and `arrival` seconds
 
-These numbers were fitted together with the fractions of `program_time.JOINED`; use them together.
+They were fitted together with the fractions of `program_time.JOINED`; use them together.
 """
 
 import dataclasses
@@ -17,17 +17,18 @@ from types import MappingProxyType
 
 @dataclasses.dataclass(frozen=True)
 class Overheads:
-    """Overheads of a platform. The defaults mean none."""
+    """Overheads of a platform; the defaults are those of a platform without overheads."""
 
-    # parallel efficiency: gain from extra cores within a program, relative to the operation alone
+    # the speedup that each additional core adds to an operation within a program, as a fraction of the
+    # speedup that it adds when the operation runs alone
     divided: float = 1.0
     shared: float = 1.0  # fraction of a machine's cores that programs of several groups can use
     slowed: float = 0.0  # fraction of a program's time that each doubling of the process's devices adds
-    meetings: float = 1.0  # collectives in the compiled program per collective of the plan
-    start: float = 0.0  # seconds from ready inputs until a program starts, on one device
+    meetings: float = 1.0  # number of collectives in the compiled program per collective of the plan
+    start: float = 0.0  # seconds until a program on one device starts after its inputs are ready
     further: float = 0.0  # fraction of `start` that each further device adds
     array: float = 0.0  # host seconds per array that a transfer moves between groups
-    arrival: float = 0.0  # seconds per such array in addition to its bytes
+    arrival: float = 0.0  # seconds per such array, in addition to the time of its bytes
 
     def cores(self, cores: float) -> float:
         """The effective number of cores for operations within a program, on a device with `cores` cores."""
@@ -45,7 +46,7 @@ class Overheads:
 OVERHEADS: Mapping[str, Overheads] = MappingProxyType(
     {
         # Fitted to one half of the cells of `python -m bench.costs` (docs/scale.md): two cores of an Intel
-        # Xeon and of an AMD EPYC, 1 to 8 devices. Most of these seconds are spent waking threads.
+        # Xeon and of an AMD EPYC, 1 to 8 devices. Most of these times are due to waking threads.
         "cpu": Overheads(
             divided=0.57,
             shared=0.7,

@@ -1,10 +1,11 @@
-"""`predict`: the time per iteration of a plan on a cluster, and the parts that make it up.
+"""Predicts the time per iteration of a plan on a cluster, and the parts of this time.
 
-    program_work    work of each program on one device
-    program_time    seconds of that work, by class of operation
-    traffic         seconds of collectives and transfers
+    module          what it computes
+    program_work    the work of each program on one device
+    program_time    the seconds of this work, by class of operation
+    traffic         the seconds of collectives and transfers
     schedule_tasks  the schedule as tasks of the host, the groups and the links
-    simulation      runs the tasks
+    simulation      the start and end of each task
 
 Overlap, idle time and the effect of staleness result from the simulation.
 """
@@ -26,13 +27,13 @@ from fdg.placing.plans import Plan, SteppedPlan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Move, Step
 
-_WARM_UP, _COUNTED = 3, 3  # iterations before the averaged ones, and number of averaged ones
-_FEW_TRIPS = 12  # a long loop is extrapolated from this number of trips and twice as many
+_WARM_UP, _COUNTED = 3, 3  # the numbers of simulated iterations before those that are averaged, and of these
+_FEW_TRIPS = 12  # long loops are simulated with this number of trips and with twice as many, and extrapolated
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The prediction of an iteration in the steady state."""
+    """The prediction of one iteration of a long run."""
 
     seconds: float  # per iteration
     shares: Mapping[str, float]  # seconds by part along the critical path; they add up to `seconds`
@@ -46,12 +47,12 @@ class Prediction:
 
     @property
     def bound(self) -> str:
-        """The largest part of the time."""
+        """The name of the largest part of the time."""
         return max(self.shares, key=lambda name: self.shares[name], default="nothing")
 
     @property
     def largest_part(self) -> str:
-        """The largest part of the time, and its share: "product on actors (40%)"."""
+        """The largest part of the time with its share, such as "product on actors (40%)"."""
         return f"{self.bound} ({self.shares.get(self.bound, 0.0) / (self.seconds or 1.0):.0%})"
 
     @property
@@ -102,13 +103,14 @@ class _Model:
         self.straggler_ratio = _straggler_ratio(cluster)
         self.groups = {group.name: group for group in plan.groups}
         self.overheads = cluster.kind.effective_overheads
-        self.loads = program_works(plan, cluster.target)
+        self.program_works = program_works(plan, cluster.target)
         self.seconds: dict[str, Seconds] = {}
-        self.sent: dict[str, list[tuple[traffic.Sent, float]]] = {}  # collectives and their numbers of runs
-        for program in self.loads:
+        # for each program: the cost of each collective, and its number of runs
+        self.collective_costs: dict[str, list[tuple[traffic.CommunicationCost, float]]] = {}
+        for program in self.program_works:
             cores, devices = self.overheads.cores(self.cores(program.group)), program.group.devices
             self.seconds[program.name] = seconds_of(program.work, cluster.kind, cores)
-            self.sent[program.name] = [
+            self.collective_costs[program.name] = [
                 (traffic.collective(collective, devices, cluster), collective.calls * self.overheads.meetings)
                 for collective in program.collectives
             ]
@@ -120,14 +122,14 @@ class _Model:
         return self.cluster.cores / max(1, min(len(group), self.cluster.devices_per_machine))
 
     def used_cores(self, program: ProgramWork) -> float:
-        """Cores of the pool that a program occupies; 0 without a pool."""
+        """The number of shared cores that a program occupies; 0 if each device has its own cores."""
         if self.cluster.cores is None:
             return 0.0
         return len(program.group) * self.seconds[program.name].cores
 
     @property
     def pool(self) -> float:
-        """Cores that groups share on all machines; infinite if each device has its own."""
+        """The number of cores that groups share, on all machines; infinite if each device has its own."""
         if self.cluster.cores is None:
             return math.inf
         share = 1.0 if len(self.plan.groups) == 1 else self.overheads.shared
@@ -140,9 +142,9 @@ class _Model:
             f"{name} on {program.group.name}": seconds * stretch
             for name, seconds in self.seconds[program.name].by_class.items()
         }
-        for sent, calls in self.sent[program.name]:
-            name = f"{sent.bound} among {program.group.name}"
-            parts[name] = parts.get(name, 0.0) + sent.seconds * calls
+        for cost, calls in self.collective_costs[program.name]:
+            name = f"{cost.bound} among {program.group.name}"
+            parts[name] = parts.get(name, 0.0) + cost.seconds * calls
         return parts
 
     def routes(self) -> tuple[dict[str, float], float, float]:
@@ -150,19 +152,25 @@ class _Model:
         routes: dict[str, float] = collections.defaultdict(float)
         inside = between = 0.0
         calls_per_iteration = {program.name: program.calls_per_iteration for program in self.plan.programs}
-        for program in self.loads:
-            for sent, calls in self.sent[program.name]:
+        for program in self.program_works:
+            for cost, calls in self.collective_costs[program.name]:
                 # The bytes of the plan's collectives, without the factor `meetings`.
                 num_runs = calls / self.overheads.meetings * calls_per_iteration[program.name]
-                inside, between = inside + sent.inside * num_runs, between + sent.between * num_runs
-                routes[f"collectives of {program.group.name}"] += (sent.inside + sent.between) * num_runs
+                inside, between = (
+                    inside + cost.inside * num_runs,
+                    between + cost.between * num_runs,
+                )
+                routes[f"collectives of {program.group.name}"] += (cost.inside + cost.between) * num_runs
         for move, num_runs in self.plan.moves():
-            sent = self.transfer(move)
-            inside, between = inside + sent.inside * num_runs, between + sent.between * num_runs
-            routes[f"{move.source} -> {move.target}"] += (sent.inside + sent.between) * num_runs
+            cost = self.transfer(move)
+            inside, between = (
+                inside + cost.inside * num_runs,
+                between + cost.between * num_runs,
+            )
+            routes[f"{move.source} -> {move.target}"] += (cost.inside + cost.between) * num_runs
         return dict(routes), inside, between
 
-    def transfer(self, move: Move) -> traffic.Sent:
+    def transfer(self, move: Move) -> traffic.CommunicationCost:
         """The cost of one transfer."""
         source, target = self.groups[move.source], self.groups[move.target]
         return traffic.transfer_cost(move, source.devices, target.devices, self.cluster)
@@ -172,7 +180,7 @@ class _Model:
         kind = self.cluster.kind
         start, array = kind.rate("dispatch"), kind.rate("argument")
         costs: dict[Step, Cost] = {}
-        for program, (call, _) in zip(self.loads, self.plan.calls(), strict=True):
+        for program, (call, _) in zip(self.program_works, self.plan.calls(), strict=True):
             seconds = sum(self.parts(program).values()) + self.overheads.seconds_to_start(len(program.group))
             costs[call] = Cost(start + array * program.num_arrays, seconds, self.used_cores(program))
         for move, _ in self.plan.moves():
@@ -181,20 +189,22 @@ class _Model:
             host = (
                 kind.rate("transfer") + work.programs * start + work.arrays * (array + self.overheads.array)
             )
-            sent = self.transfer(move)
-            seconds = sent.seconds + work.arrays * self.overheads.arrival
-            costs[move] = Cost(host, seconds, occupies_groups=sent.between > 0)
+            cost = self.transfer(move)
+            seconds = cost.seconds + work.arrays * self.overheads.arrival
+            costs[move] = Cost(host, seconds, occupies_groups=cost.between > 0)
         return costs
 
     def notes(self) -> tuple[str, ...]:
         """Assumptions behind the figures, as sentences."""
         notes = []
-        if not all(program.work.exact for program in self.loads):
+        if not all(program.work.exact for program in self.program_works):
             notes.append(
                 "operations depend on the data (a loop is counted with its upper bound of trips, or else one"
                 " trip; a branch as its most expensive case)"
             )
-        if any("host" in program.work.flops or "host" in program.work.bytes for program in self.loads):
+        if any(
+            "host" in program.work.flops or "host" in program.work.bytes for program in self.program_works
+        ):
             notes.append("functions on the host are assumed to take no time in addition to their calls")
         if self.plan.unpredicted:
             groups = ", ".join(self.plan.unpredicted)
@@ -206,7 +216,7 @@ class _Model:
 
 def _single_program_times(model: _Model) -> _Times:
     """Times of a plan with one program, which the host dispatches once for many iterations."""
-    (program,), (group,) = model.loads, model.plan.groups
+    (program,), (group,) = model.program_works, model.plan.groups
     contention = max(1.0, model.used_cores(program) / model.pool)
     ratio, shares = model.straggler_ratio(len(group)), model.parts(program, contention)
     computing = sum(value for name, value in shares.items() if " on " in name)
@@ -269,7 +279,7 @@ def _shares(
 ) -> Mapping[str, float]:
     """Seconds by part, between two times, on the critical path that ends with task `final_task`."""
     shares: dict[str, float] = collections.defaultdict(float)
-    program_parts = {program.name: model.parts(program) for program in model.loads}
+    program_parts = {program.name: model.parts(program) for program in model.program_works}
     for task in trace.critical(final_task):
         seconds = min(trace.ends[task], end) - max(trace.starts[task], begin)
         if seconds <= 0:

@@ -1,8 +1,8 @@
 """Seconds of a program's run on one device, by class of operation: work divided by rates.
 
 Without fusion, each operation would take its bytes divided by the rate of its class, plus a start-up time.
-Fusion removes most of that. `JOINED` has the share that remains, by class, on machines without a calibration.
-A calibration fits these shares (`fitting`), since they differ between machines.
+XLA's fusion removes a part of this time. `JOINED` has the share that remains, by class of operation. The
+shares differ between machines, so a calibration fits them (`fitting`).
 """
 
 import collections
@@ -17,7 +17,7 @@ from fdg.profiling.work import SizedOperation, Work
 CLASSES = ("product", "convolution", *BY_BYTES, "operation", "trip")
 
 _NO_FUSION: Mapping[str, float] = dict.fromkeys(CLASSES, 1.0)
-# Not fitted, since no device was available. Assumed: ten operations become one kernel, and elementwise
+# Assumed, because no device was available for a fit: ten operations become one kernel, and elementwise
 # operations are fused into products.
 _ACCELERATOR_SHARES: Mapping[str, float] = {
     **_NO_FUSION,
@@ -30,8 +30,8 @@ _ACCELERATOR_SHARES: Mapping[str, float] = {
 }
 JOINED: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
-        # Fitted with `overheads.OVERHEADS` to one half of the cells of `bench.costs`, on two machines; a
-        # machine's calibration has its own. See docs/scale.md.
+        # Fitted together with `overheads.OVERHEADS` to one half of the cells of `bench.costs`, on two
+        # machines (docs/scale.md). A machine's calibration replaces these values.
         "cpu": {
             **_NO_FUSION,
             "product": 0.57,
@@ -73,7 +73,7 @@ def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
         for name in CLASSES
         if parallel.get(name) or sequential.get(name)
     }
-    # An operation that is divided over cores keeps all of them busy.
+    # Parallel operations keep all cores busy, sequential ones only one.
     parallel_total = sum(remaining.get(name, 1.0) * parallel.get(name, 0.0) for name in CLASSES)
     parallel_share = parallel_total / speedup / (sum(by_class.values()) or 1.0)
     return Seconds(by_class, 1 + (max(1.0, cores) - 1) * parallel_share)
@@ -105,7 +105,11 @@ def product_seconds(product: Product, kind: DeviceKind) -> float:
 
 
 def operation_seconds(operation: SizedOperation, kind: DeviceKind) -> float:
-    """Seconds of an operation without start-up: bytes by the rate of its class, or of memory if slower."""
+    """Seconds of an operation without its start-up time.
+
+    Its bytes are divided by the rate of its class, or by that of the memory if this is slower and the bytes
+    do not fit into the cache.
+    """
     name = operation.kind if operation.kind in CLASSES else "elementwise"
     seconds = operation.bytes / kind.rate(name)
     if operation.bytes > kind.rate("cache_bytes"):

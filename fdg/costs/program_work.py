@@ -3,7 +3,7 @@
 The programs are first rewritten as before compilation. Then the work of each device is, for example:
 
     GPUOnly on 4 devices         one program, a quarter of the batch on each
-    actors (3) + learners (1)    act+step with a third of it; learn with all of it
+    actors (3) + learners (1)    act+step with a third of the batch on each actor; learn with the whole batch
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ class TargetDevices:
     """The properties of devices that lowering depends on."""
 
     platform: str = "cpu"
-    cores: float | None = None  # shared by a machine's CPU devices; None: the cores of this process
-    devices_per_machine: int | None = None  # at most; None if all devices are on one machine
+    cores: float | None = None  # the cores that a machine's CPU devices share; None for those of this process
+    devices_per_machine: int | None = None  # the maximum; None if all devices are on one machine
 
     def uses_all_cores(self, group: Group) -> bool:
         """Whether a group has at least as many CPU devices on one machine as the machine has cores."""
@@ -118,7 +118,7 @@ def _vmapped_work(jaxpr: ClosedJaxpr, agents: int, together: int) -> Work:
 
 
 def _one_device_work(work: Work, group: Group) -> Work:
-    """The work of one device if `model` devices share a part of the batch and split its matrix products."""
+    """The work of one device, of the `group.model` devices that split the matrix products of a batch part."""
     if group.model == 1:
         return work
     products = {

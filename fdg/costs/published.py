@@ -12,7 +12,7 @@ from types import MappingProxyType
 from fdg.costs.hardware import DeviceKind, Figure, Link
 from fdg.errors import unknown_name
 
-REACHED = {"product": 0.7, "memory": 0.85, "bandwidth": 0.8}
+REACHED = {"product": 0.7, "memory": 0.85, "bandwidth": 0.8}  # the fractions of the peaks that are reached
 _SPREAD = 0.3
 
 
@@ -74,7 +74,7 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "TPU v6 lite": "TPU v6e",
     }
 )
-"""Names in `KINDS` by JAX's names (`jax.Device.device_kind`)."""
+"""JAX's names (`jax.Device.device_kind`) -> names in `KINDS`."""
 
 
 def _link(

@@ -1,4 +1,4 @@
-"""A plan's iterations as simulated tasks of the host, the groups and the links.
+"""Converts a plan's iterations to tasks of the host, the groups and the links, for the simulation.
 
 The tasks follow the schedule as the engine does (`running.steps`): the host dispatches programs and transfers
 in order without waiting for them, up to `IN_FLIGHT` iterations at once.
@@ -12,7 +12,7 @@ from fdg.costs.simulation import Simulation
 from fdg.placing.plans import SteppedPlan
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, ScheduleWalk, Step, all_steps, defs, uses
 
-IN_FLIGHT = 4  # iterations: the one being dispatched, and three that the engine leaves running
+IN_FLIGHT = 4  # the number of iterations at once: one that is dispatched, and three that are still running
 HOST = "host"
 
 
@@ -21,10 +21,10 @@ class Cost:
     """The cost of one run of a step."""
 
     host: float  # seconds of the host
-    seconds: float  # of the devices or the link, if nothing else uses them
-    cores: float = 0.0  # CPU cores of the simulation's pool that the step keeps busy
-    # whether a transfer is a program of both groups, as it is between processes (`running.exchange`): it
-    # waits for their earlier work and keeps both groups busy
+    seconds: float  # seconds of the devices or the link, if nothing else uses them
+    cores: float = 0.0  # number of cores of the simulation's pool that the step keeps busy
+    # True if a transfer is a program of both groups, as between processes (`running.exchange`); then it waits
+    # for their earlier work and keeps both groups busy
     occupies_groups: bool = False
 
 
@@ -35,9 +35,9 @@ class ScheduleTasks(ScheduleWalk[int]):
 
     Args:
       dispatch_cores: cores of the pool that are busy while the host dispatches.
-      straggler_ratio: from a number of devices to the factor by which stragglers lengthen a step.
-      lengths: from a loop's number of trips to the number of simulated trips, which is smaller for long loops
-        (`prediction` extrapolates); loops that it lacks are simulated in full.
+      straggler_ratio: maps a number of devices to the factor by which stragglers lengthen a step.
+      lengths: maps a loop's number of trips to the number of simulated trips, which is smaller for long loops
+        (`prediction` extrapolates); other loops are simulated in full.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ScheduleTasks(ScheduleWalk[int]):
         self._resources = {
             name: tuple("&".join(names) for names in shared_by if name in names) for name in self._sizes
         }
-        self._host_waits: tuple[int, ...] = ()
+        self._host_waits: tuple[int, ...] = ()  # the tasks that the host's next dispatch waits for
         self._last_tasks: list[int] = []  # the last task of each iteration
 
     def iteration(self) -> int:

@@ -6,8 +6,8 @@
     learners                              learn----
 
 A task starts when its dependencies have ended and its resources are free. A resource runs one task at a time,
-in the order in which they were added. Tasks may share a pool of cores: if they need more cores than it has,
-all of them slow down equally (processor sharing).
+in the order in which tasks were added. Tasks may share a pool of cores: if they need more cores than the pool
+has, all of them slow down equally (processor sharing).
 """
 
 import collections
@@ -22,7 +22,7 @@ from typing import NamedTuple
 class Trace:
     """The times of all tasks."""
 
-    starts: Sequence[float]  # seconds from the start
+    starts: Sequence[float]  # for each task, the seconds from the start of the simulation
     ends: Sequence[float]
     latest: Sequence[int]  # for each task, the last task that it waited for; -1 if it did not wait
 
@@ -36,17 +36,17 @@ class Trace:
 
 
 class Task(NamedTuple):
-    """A task."""
+    """Work that occupies resources for some time."""
 
     label: str
     resources: tuple[str, ...]
-    seconds: float  # if the pool has enough cores
-    cores: float  # of the pool; 0: the task runs outside the pool
+    seconds: float  # the duration if the pool has enough cores
+    cores: float  # the number of cores of the pool that it needs; 0 if it runs outside the pool
     dependencies: tuple[int, ...]
 
 
 class Simulation:
-    """Tasks in the order of `add`."""
+    """Collects tasks (`add`), and computes when each starts and ends (`run`)."""
 
     def __init__(self, cores: float = math.inf):
         """`cores` is the size of the shared pool; infinite if tasks do not slow each other down."""
@@ -62,7 +62,7 @@ class Simulation:
         dependencies: Sequence[int] = (),
         cores: float = 0.0,
     ) -> int:
-        """Adds a task to its resources; returns its number."""
+        """Adds a task after the earlier tasks of its resources; returns its number."""
         number = len(self.tasks)
         needed = dict.fromkeys(task for task in dependencies if task >= 0)
         for resource in resources:
@@ -83,7 +83,7 @@ class Simulation:
         return dict(busy)
 
     def run(self) -> Trace:
-        """Runs all tasks; the pool slows down while its tasks need more cores than it has."""
+        """Simulates all tasks. The pool's clock runs slower while its tasks need more cores than it has."""
         tasks, count = self.tasks, len(self.tasks)
         waiting = [len(task.dependencies) for task in tasks]
         followers: list[list[int]] = [[] for _ in range(count)]

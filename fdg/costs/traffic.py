@@ -1,9 +1,9 @@
 """Seconds of communication: collectives within a group, and transfers between groups.
 
-A collective is a ring, first among the devices of each host, then among the hosts, each with one network
-card. Small messages use a tree, so latency grows with the logarithm of the number of devices (Thakur,
+The model of a collective is a ring, first among the devices of each host, then among the hosts, each with one
+network card. Small messages use a tree, so latency grows with the logarithm of the number of devices (Thakur,
 Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH"). A transfer is
-limited by the side with fewer devices, or hosts.
+limited by the side with fewer devices (within a host) or fewer hosts.
 """
 
 import collections
@@ -16,13 +16,13 @@ from fdg.costs.hardware import Cluster, Link
 from fdg.placing.layout import moved_bytes
 from fdg.placing.scheduling.schedule import Move
 
-# How often the bytes of the whole array pass each device of a long ring. An all-reduce is a reduce-scatter
-# followed by an all-gather.
+# The bytes that each device of a long ring sends, relative to the bytes of the whole array. An all-reduce is
+# a reduce-scatter followed by an all-gather.
 _PASSES = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
-class Sent:
+class CommunicationCost:
     """The cost of a communication."""
 
     seconds: float
@@ -36,11 +36,11 @@ def hosts_of(devices: Sequence[int], cluster: Cluster) -> int:
     return len({device // cluster.devices_per_host for device in devices})
 
 
-def collective(operation: Collective, devices: Sequence[int], cluster: Cluster) -> Sent:
+def collective(operation: Collective, devices: Sequence[int], cluster: Cluster) -> CommunicationCost:
     """The cost of one collective of a group."""
     count, hosts = len(devices), hosts_of(devices, cluster)
     if count < 2:
-        return Sent(0.0, 0.0, 0.0, "nothing")
+        return CommunicationCost(0.0, 0.0, 0.0, "nothing")
     per_host = math.ceil(count / hosts)
     passes = _PASSES.get(operation.kind, 1.0)
     num_phases = 2 if operation.kind == "all-reduce" else 1
@@ -51,14 +51,15 @@ def collective(operation: Collective, devices: Sequence[int], cluster: Cluster) 
         inside = passes * operation.bytes * (per_host - 1) / per_host
         _add(parts, cluster.inside, num_phases * math.ceil(math.log2(per_host)), inside)
     if hosts > 1:
-        # After the first step, each device of a host has a part, and they share the host's card.
+        # After the exchange within hosts, each device has a part of the array; the devices of a host send
+        # their parts over the host's network card.
         between = passes * operation.bytes * (hosts - 1) / hosts
         _add(parts, cluster.between, num_phases * math.ceil(math.log2(hosts)), between)
     if cluster.cores is not None:  # all devices of a machine take turns on its cores
         devices_per_machine = per_host * min(hosts, cluster.hosts_per_machine)
         parts[f"{link.name} latency"] *= max(1.0, devices_per_machine / cluster.cores)
     bound = max(parts, key=lambda name: parts[name])
-    return Sent(sum(parts.values()), inside * count, between * hosts, bound)
+    return CommunicationCost(sum(parts.values()), inside * count, between * hosts, bound)
 
 
 def _add(parts: dict[str, float], link: Link, messages: int, size: float) -> None:
@@ -67,7 +68,9 @@ def _add(parts: dict[str, float], link: Link, messages: int, size: float) -> Non
     parts[bandwidth] = parts.get(bandwidth, 0.0) + size / link.bandwidth.value
 
 
-def transfer_cost(move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster) -> Sent:
+def transfer_cost(
+    move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster
+) -> CommunicationCost:
     """The cost of one transfer between groups."""
     total = sum(moved_bytes(target_value.bytes, target_value.laid_out) for _, target_value in move.pairs)
     device_hosts = [device // cluster.devices_per_host for device in (*source, *target)]
@@ -81,22 +84,23 @@ def transfer_cost(move: Move, source: Sequence[int], target: Sequence[int], clus
     if between:  # between processes, a transfer is a collective
         latency += link.call.value
     bound = f"{link.name} {'latency' if latency > bandwidth else 'bandwidth'}"
-    return Sent(latency + bandwidth, inside, between, bound)
+    return CommunicationCost(latency + bandwidth, inside, between, bound)
 
 
 @dataclasses.dataclass(frozen=True)
 class Handling:
-    """Host work of a transfer: programs before and after it, and arrays that the host handles."""
+    """The host's work for a transfer."""
 
-    programs: int
-    arrays: int
+    programs: int  # number of programs that the host starts
+    arrays: int  # number of arrays that the host handles
 
 
 def handling(move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster) -> Handling:
     """The host's work for a transfer.
 
-    One program between single devices; else a program that cuts arrays, copies, and a program that joins
-    them. Between hosts all three are programs, and each host handles the arrays of its devices.
+    A transfer between two single devices is one program. Otherwise, a program cuts arrays into chunks, the
+    chunks are copied, and a program joins them. Between hosts, the copy is a program too, and each host
+    handles the arrays of its devices.
     """
     if len(source) == len(target) == 1 and source != target:
         return Handling(1, len(move.pairs))

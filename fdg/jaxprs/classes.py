@@ -37,14 +37,15 @@ CLASSES: Mapping[str, frozenset[str]] = {
 "special" operations are scalar on a CPU; "transcendental" operations are vectorised.
 """
 
-# XLA allocates no array for these, or fuses them into their readers.
+# Operations for which XLA allocates no array, or that it fuses into their readers.
 VIEWS = frozenset(
     """reshape squeeze broadcast_in_dim iota empty empty2 fragment_boundary stop_gradient optimization_barrier
     name pvary tie platform_index random_clone random_wrap random_unwrap sharding_constraint
     bitcast_convert_type""".split()
 )
-# These read only as much of their first operand as they return.
+# Operations that read only as much of their first operand as they return.
 PICKS = frozenset({"gather", "dynamic_slice"})
+# Operations that change only a part of their first operand.
 PUTS = frozenset("scatter scatter-add scatter-sub scatter-mul scatter-max scatter-min".split())
 
 

@@ -42,9 +42,10 @@ def equation_flops(eqn: core.JaxprEqn) -> int:
 
 
 def equation_count(jaxpr: core.Jaxpr) -> int:
-    """The number of equations that one execution runs; loops count each trip, and a `cond` all its branches.
+    """The number of equations that one execution runs.
 
-    A `cond` that is vmapped over agents runs all branches.
+    Loops count each trip. A `cond` counts all branches, because it runs all of them when it is vmapped over
+    agents.
     """
     count = 0
     for eqn in jaxpr.eqns:
@@ -82,7 +83,7 @@ def _operation_flops(eqn: Any) -> int:
     if name in _PRODUCTS:
         return getattr(product_of(eqn), "flops", 0)
     size = max((math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)), default=0)
-    if name == "polynomial":  # a product and a sum for all coefficients but one
+    if name == "polynomial":  # a product and a sum for each coefficient except the first
         return 2 * (len(eqn.invars) - 2) * size
     return 0 if name in _MOVES else size
 
@@ -90,7 +91,7 @@ def _operation_flops(eqn: Any) -> int:
 class Product(NamedTuple):
     """The shape of a matrix product: `batch` times `[m, k] @ [k, n]`.
 
-    A convolution counts as the equivalent product with its patches as rows.
+    A convolution counts as the equivalent product, whose left matrix has the input's patches as rows.
 
     >>> Product(1, 512, 4, 64, "float32").flops
     262144

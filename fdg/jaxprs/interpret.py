@@ -34,8 +34,8 @@ def evaluate_jaxpr(
 ) -> list[Any]:
     """The outputs of an open jaxpr.
 
-    `equation` maps a step and the values of its operands to the values of its results. `steps` has one step
-    per equation; by default, the equation itself.
+    `equation` maps a step and the values of the operands to the values of the results. `steps` has one step
+    per equation, which may be any object; by default, the step is the equation itself.
     """
     value_of = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*values, *constants), strict=True))
 
@@ -48,13 +48,13 @@ def evaluate_jaxpr(
 
 
 def bind(eqn: core.JaxprEqn, values: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
-    """The results of an equation for arrays; `params` replace its parameters."""
+    """Runs an equation on arrays; `params`, if given, replace its parameters."""
     results = eqn.primitive.bind(*values, **(eqn.params if params is None else params))
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def run_bodies(eqn: core.JaxprEqn, functions: Sequence[Function], values: Sequence[Any]) -> list[Any]:
-    """The results of a loop, branch or call with functions in place of its bodies.
+    """Runs a loop, branch or call with functions in place of its bodies.
 
     `functions` are in the order of `bodies(eqn)`; the body of a loop returns values of the carry's structure,
     and all branches return values of the same structure.
@@ -79,10 +79,10 @@ def control_flow(
     carried: Sequence[Any] = (),
     rows: Sequence[Any] = (),
 ) -> list[Any]:
-    """Runs an equation's control flow with functions whose arguments may differ from its bodies' inputs.
+    """Runs an equation's control flow with functions in place of its bodies, on other constants and values.
 
-    `functions` are in the order of its bodies; each takes the constants, the carry, and a trip's rows.
-    Constants are equal in every trip; a `cond` selects its branch by the first constant.
+    `functions` are in the order of the bodies. Each takes one list: the constants, the carry, and one row of
+    each scanned input. Constants are equal in every trip; a `cond` selects its branch by the first constant.
     """
     *tests, body = functions
     match eqn.primitive.name:

@@ -49,10 +49,10 @@ def with_jaxpr(closed: Any, jaxpr: Any) -> Any:
     if closed.consts:  # do not keep arrays alive in a cache
         return ClosedJaxpr(jaxpr, closed.consts)
     # Cached, so that JAX lowers the same object once.
-    return _CLOSED(closed, id(jaxpr), lambda: ClosedJaxpr(jaxpr, closed.consts))
+    return _CLOSED_JAXPRS(closed, id(jaxpr), lambda: ClosedJaxpr(jaxpr, closed.consts))
 
 
-_CLOSED: IdentityCache[Any] = IdentityCache(max_entries=1024)
+_CLOSED_JAXPRS: IdentityCache[Any] = IdentityCache(max_entries=1024)
 
 
 @functools.cache
@@ -62,7 +62,7 @@ def _debug_info() -> Any:
     return traced.replace(outvars=[]).debug_info  # without names of arguments and results
 
 
-_jaxpr: Any = core.Jaxpr  # its arguments differ between versions
+_jaxpr_class: Any = core.Jaxpr  # its arguments differ between versions
 
 
 def build(
@@ -75,12 +75,12 @@ def build(
 ) -> ClosedJaxpr:
     """Builds a closed jaxpr; `constants` are the values of `constvars`.
 
-    With `checked`, it is verified (a jaxpr that is only read may skip this).
+    If `checked` is True, JAX checks that it is valid; a jaxpr that is never run needs no check.
     """
     effects = frozenset().union(*(eqn.effects for eqn in equations))
     arguments = (list(constvars), list(inputs), list(outputs), list(equations), effects)
     constants_field = {"consts": list(constants)} if CLOSED_JAXPR_IS_JAXPR else {}
-    jaxpr = _jaxpr(*arguments, debug_info=_debug_info(), **constants_field)
+    jaxpr = _jaxpr_class(*arguments, debug_info=_debug_info(), **constants_field)
     if checked:
         core.check_jaxpr(jaxpr)
     return jaxpr if CLOSED_JAXPR_IS_JAXPR else ClosedJaxpr(jaxpr, list(constants))
@@ -113,7 +113,7 @@ _SAME_VALUE = frozenset(
 
 
 def is_identity(eqn: core.JaxprEqn) -> bool:
-    """Whether each result is the operand at its position."""
+    """Whether each result equals the operand at the same position."""
     name = eqn.primitive.name
     if name == "convert_element_type":
         return eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype  # type: ignore[attr-defined]
@@ -176,13 +176,13 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
             operands = (*range(solve_start, solve_start + sizes.solve), *right_sides)
             return (Body(solve, 1, True, operands, tuple(range(len(solve.outvars)))),)
         case name if name in HIGH_LEVEL_PRIMITIVES:
-            return _callee(open_jaxpr(_expand(eqn)))
+            return _call_body(open_jaxpr(_expand(eqn)))
     for value in params.values():
         if isinstance(value, _JAXPRS):
             inner = open_jaxpr(value)
             if _same_shapes(inner.invars, eqn.invars) and _same_shapes(inner.outvars, eqn.outvars):
-                return _callee(inner)
-    return ()  # of other shapes, such as the scalar function of a reduction: not a body
+                return _call_body(inner)
+    return ()  # a jaxpr with other shapes, such as the scalar function of a reduction, is no body
 
 
 def walk(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
@@ -208,18 +208,21 @@ def _is_number(atom: Any, number: int) -> bool:
 def _max_trips(
     test: core.Jaxpr, body: core.Jaxpr, test_consts: int, body_consts: int, initial: Sequence[Any]
 ) -> int:
-    """The maximum trips of a while loop: N if its condition is `i < N` and i counts from 0; else 1."""
+    """The maximum trips of a while loop: N if its condition is `i < N` and i counts from 0; else 1.
+
+    If several such conditions are joined by `and`, N is the smallest.
+    """
     producer: dict[Any, core.JaxprEqn] = {v: eqn for eqn in test.eqns for v in eqn.outvars}
     adds: dict[Any, core.JaxprEqn] = {
         v: eqn for eqn in body.eqns if eqn.primitive.name == "add" for v in eqn.outvars
     }
-    needed: list[Any] = list(test.outvars)
+    pending_atoms: list[Any] = list(test.outvars)
     bounds: list[int] = []
-    while needed:
-        eqn = None if is_literal(needed[-1]) else producer.get(needed[-1])
-        needed.pop()
+    while pending_atoms:
+        eqn = None if is_literal(pending_atoms[-1]) else producer.get(pending_atoms[-1])
+        pending_atoms.pop()
         if eqn is not None and eqn.primitive.name == "and":
-            needed += eqn.invars
+            pending_atoms += eqn.invars
         elif eqn is not None and eqn.primitive.name == "lt":
             counter, bound = eqn.invars
             i = test.invars.index(counter) - test_consts if counter in test.invars else -1
@@ -233,7 +236,7 @@ def _max_trips(
 
 
 @functools.lru_cache(maxsize=4096)
-def _callee(jaxpr: core.Jaxpr) -> tuple[Body, ...]:
+def _call_body(jaxpr: core.Jaxpr) -> tuple[Body, ...]:
     return (Body(jaxpr, 1, True, tuple(range(len(jaxpr.invars))), tuple(range(len(jaxpr.outvars)))),)
 
 
@@ -307,7 +310,7 @@ def with_bodies(eqn: core.JaxprEqn, closed: Sequence[ClosedJaxpr]) -> core.Jaxpr
 
 
 def with_new_bodies(eqn: core.JaxprEqn, new: Sequence[core.Jaxpr]) -> core.JaxprEqn:
-    """`with_bodies` for open jaxprs, over the old constants; the same object if nothing changes."""
+    """`with_bodies` for open jaxprs, which keep the old constants; the same object if nothing changes."""
     old = inner_jaxprs(eqn)
     closed = [with_jaxpr(old_body, new_body) for old_body, new_body in zip(old, new, strict=True)]
     return eqn if all(a is b for a, b in zip(closed, old, strict=True)) else with_bodies(eqn, closed)
@@ -342,7 +345,7 @@ def as_one(function: Callable[..., Any], operands: Sequence[Any], results: Seque
 def as_call(
     function: Callable[..., Any], name: str, operands: Sequence[Any], results: Sequence[Any]
 ) -> core.JaxprEqn:
-    """An equation that calls a function by the name `name`; the function must compute all results."""
+    """An equation that calls a function under the name `name`; the function must compute all results."""
 
     def call(*operands: Any) -> Any:
         return function(*operands)
@@ -360,7 +363,7 @@ def _same_shapes(inner: Sequence[Any], outer: Sequence[Any]) -> bool:
 
 
 def bytes_of(aval: Any) -> int:
-    """The bytes of an array; a typed PRNG key counts as its words."""
+    """The bytes of an array; a typed PRNG key has the bytes of its key data."""
     itemsize = getattr(aval.dtype, "itemsize", None)
     return math.prod(aval.shape) * (itemsize if itemsize else 1)
 

@@ -36,7 +36,7 @@ Inside: TypeAlias = Callable[..., core.JaxprEqn]
 """`Rewriter.inside`: maps (equation, context=None, blocks=None) to the equation with its bodies rewritten."""
 
 Rule: TypeAlias = Callable[[core.JaxprEqn, Inside], core.JaxprEqn | Iterable[core.JaxprEqn]]
-"""Maps (equation, inside) to its replacement: an equation or several; none only if its results are unread."""
+"""Maps (equation, inside) to its replacement: an equation or several; none only if its results are unused."""
 
 BlockRule: TypeAlias = Callable[[Any, Any, Inside], Any]
 """Maps (block, context, inside) to the block's new equations, or to an open jaxpr that replaces it.
@@ -48,8 +48,8 @@ A block is an open jaxpr, or an object with an open jaxpr as its attribute `jaxp
 def rewrite(closed: Any, rule: Rule) -> Any:
     """Applies a rule to each equation of a jaxpr, and to equations of bodies if the rule calls `inside`.
 
-    The jaxpr is open or closed; the same object is returned if nothing changes. The rule gets an equation
-    over the old jaxpr's variables, and must keep its result variables.
+    The jaxpr is open or closed; the same object is returned if nothing changes. The equations that replace an
+    equation must define the same result variables.
     """
 
     def rewrite_block(jaxpr: Any, context: Any, inside: Inside) -> Iterator[core.JaxprEqn]:
@@ -68,8 +68,8 @@ def rewrite_blocks(closed: Any, rule: BlockRule, context: Any = None, traces: bo
 class Rewriter:
     """Applies a rule to blocks; a block that several places call with equal `context` is rewritten once.
 
-    `traces` says that the rule traces new equations. These lack the types that say how values vary over
-    devices, so such a rule is not applied inside a `shard_map` with `check_vma`.
+    `traces` is True if the rule traces new equations. Their types do not say how values vary over devices, so
+    such a rule is not applied inside a `shard_map` with `check_vma`.
     """
 
     def __init__(self, rule: BlockRule, traces: bool = True):
@@ -125,7 +125,7 @@ def _with_equations(jaxpr: Any, eqns: list[core.JaxprEqn]) -> core.Jaxpr:
 def traced(
     function: Callable[..., Any], operands: Sequence[Any], results: Sequence[Any] | None = None
 ) -> tuple[list[core.JaxprEqn], list[Any]]:
-    """Traces a function to equations over the operands `operands`; returns them and the result variables.
+    """Traces a function to equations that read `operands`; returns the equations and the result variables.
 
     If `results` are given, they are the result variables, and the function must compute each of them.
     """
@@ -150,9 +150,9 @@ def copied(eqns: Iterable[core.JaxprEqn], names: dict[Any, Any]) -> Iterator[cor
 
 
 def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | None]) -> core.Jaxpr:
-    """Inlines bodies of equations.
+    """Replaces equations by the equations of their bodies.
 
-    `body_of` returns the open jaxpr, without constants, to inline for an equation; None to keep the equation.
+    `body_of` returns the body of an equation, an open jaxpr without constants, or None to keep the equation.
     """
     names: dict[Any, Any] = {}
 
@@ -187,7 +187,7 @@ def lowered(closed: Any) -> Any:
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Removes dead code, also in branches, loops and calls.
 
-    XLA does the same, except in some branches, in which it would compute unused results and collectives.
+    XLA removes dead code too, except in some branches, where it would keep unused results and collectives.
     """
     jaxpr = rewrite(open_jaxpr(closed), _without_unread_constants)
     live, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)

@@ -29,9 +29,9 @@ class Here:
         return self.count
 
     def run(self, words: Sequence[str]) -> Ending:
-        """Starts `fdg.train` in each process, and waits until all have ended."""
-        # Only processes with the key can join. It is in the environment, since other users can read command
-        # lines.
+        """Starts the processes, each of which runs `fdg.train WORDS`, and waits until all have ended."""
+        # Only processes with this key can join the run. It is passed in the environment, because other users
+        # can read command lines.
         private_variables = {lines.KEY_VARIABLE: secrets.token_hex(32), TIED: "1"}
         address = f"localhost:{ports.free_port('localhost')}"
         processes: list[subprocess.Popen] = []
@@ -41,11 +41,11 @@ class Here:
 
         def forward(number: int, _: Any) -> None:
             user_ended.set()
-            if number != signal.SIGINT:  # which a terminal sends to all processes
+            if number != signal.SIGINT:  # a terminal sends SIGINT to all processes itself
                 for process in processes:
                     process.send_signal(number)
 
-        with ctrl_c.signal_handler(forward):  # the processes end by themselves, and this process last
+        with ctrl_c.signal_handler(forward):  # a signal ends the processes first, and then this one
             try:
                 for i in range(self.count):
                     process_flags = triple(address, self.count, i)
@@ -68,7 +68,8 @@ class Here:
                         process.stdin.close()
                 for reader in readers:
                     reader.join(1)
-                if processes and processes[0].returncode != REFUSED:  # else process 0 has printed the error
+                # If process 0 refused the request, it has printed the error.
+                if processes and processes[0].returncode != REFUSED:
                     print(*errors, sep="", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
@@ -106,12 +107,13 @@ def _forward_lines(index: int, process: subprocess.Popen, errors: list[str]) -> 
 def _wait(processes: Sequence[subprocess.Popen]) -> list[Process]:
     """Waits for the processes; returns how they ended, in order of time.
 
-    After a failure the others have some seconds to end; processes that still run are left out (`run` kills
-    them). A stopped process (SIGSTOP) counts as lost after `SILENT_SECONDS`, or at once if a process has
-    failed and all others have ended or are stopped.
+    After a failure, the other processes have some seconds to end. Processes that run longer are not returned
+    (`run` kills them). A stopped process (SIGSTOP) counts as lost after `SILENT_SECONDS`, or at once if a
+    process has failed and all others have ended or are stopped.
     """
     ended_processes: dict[int, Process] = {}
-    stopped: dict[int, float] = {}  # seconds, without the time in which this process was suspended
+    # for each stopped process, the seconds for which it has been stopped while this process was not suspended
+    stopped: dict[int, float] = {}
     deadline, last_check = float("inf"), time.monotonic()
 
     def mark_ended(i: int, status: int | None) -> None:
@@ -145,7 +147,7 @@ def _wait(processes: Sequence[subprocess.Popen]) -> list[Process]:
 
 
 def _is_stopped(process: subprocess.Popen, was_stopped: bool) -> bool:
-    """Whether a process is stopped; records its exit status if it has ended."""
+    """Whether a process is stopped; sets its `returncode` if it has ended."""
     while process.returncode is None:
         try:
             pid, status = os.waitpid(process.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)

@@ -18,8 +18,8 @@ from fdg.launching.restarting import REFUSED, STOP_SECONDS, Ending, Process, end
 from fdg.process_exit import TIED
 from fdg.processes import lines, ports
 
-_FOLLOW_SECONDS = 1.0  # length of one poll of a host's output
-_SILENT_SECONDS = 40.0  # after which a host without answers counts as lost
+_FOLLOW_SECONDS = 1.0  # the duration of one request for a host's output
+_SILENT_SECONDS = 40.0  # a host that does not answer for this time counts as lost
 _RESERVE_SECONDS = 15.0  # time limit of a reservation; Ray may not know yet that a node is lost
 _RETRY_SECONDS = 150.0  # time limit of a restart to find nodes
 _STOPPED_SECONDS = 10.0  # time limit for killed actors to end
@@ -46,7 +46,8 @@ class _Started:
 class OnRay:
     """A launcher that starts a process on each node of a Ray cluster.
 
-    `nodes=None` uses all nodes with room for a process; `cpus` is what Ray reserves per process.
+    `nodes=None` uses all nodes with room for a process; `cpus` is the number of CPUs that Ray reserves for
+    each process.
     """
 
     def __init__(self, address: str | None = None, nodes: int | None = None, cpus: float = 1.0):
@@ -74,7 +75,7 @@ class OnRay:
         return self._ray.get_runtime_context().gcs_address
 
     def reserve(self, first: bool) -> int:
-        """Reserves room for a process on each node, or on the remaining nodes after the first call."""
+        """Reserves resources for a process on each node; later calls use the nodes that are left."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
         self._release()
@@ -124,7 +125,10 @@ class OnRay:
         self._ray.shutdown()
 
     def _start_actors(self) -> tuple[list[_Started], Mapping[str, Any]]:
-        """Starts an actor on each reserved node; returns them, and the place where the processes meet."""
+        """Starts an actor on each reserved node; returns them, and the host where the processes meet.
+
+        The host is described as by `ray_host.Host.describe`.
+        """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         actor_class = self._ray.remote(ray_host.Host)
@@ -196,7 +200,8 @@ class OnRay:
                     ended_processes.append(Process(process.who, None, how))
             if deadline == math.inf and any(process_end.status != 0 for process_end in ended_processes):
                 deadline = time.monotonic() + STOP_SECONDS
-        # Processes that do not end in time are killed; a silent actor's process is the likely cause.
+        # Processes that do not end in time are killed. If an actor does not answer, its process is the likely
+        # cause, so it is returned too.
         silent = [process for process in waiting.values() if process.silent > STOP_SECONDS / 2]
         ended_processes += [Process(process.who, None, "its node does not answer") for process in silent]
         # Ray notices the loss of an actor shortly before it notices the loss of the node.
@@ -231,9 +236,9 @@ class OnRay:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _process_resources(self) -> dict[str, float]:
-        """The resources of a process: CPUs, and of accelerators the smallest number on a node with some.
+        """The resources of a process: CPUs, and as many accelerators as every node with accelerators has.
 
-        In a cluster with several kinds of accelerators it is the kind that most nodes have.
+        If the cluster has several kinds of accelerators, only the kind that most nodes have counts.
         """
         nodes = [node["Resources"] for node in self._alive_nodes()]
         amounts = {name: [has[name] for has in nodes if has.get(name)] for name in _ACCELERATORS}
@@ -255,6 +260,7 @@ class OnRay:
 
 
 def _request_output(process: _Started) -> Any:
+    """Asks for the next output of a process; returns Ray's reference to the answer."""
     return process.actor.follow.remote(_FOLLOW_SECONDS)
 
 

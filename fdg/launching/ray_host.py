@@ -14,8 +14,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_MAX_LINES = 1000  # largest number of lines of output in one answer
-_PORTS = range(20_000, 32_000)  # below the range for outgoing connections
+_MAX_LINES = 1000  # the maximum number of lines of output in one answer
+_PORTS = range(20_000, 32_000)  # below the range that the system uses for outgoing connections
 
 
 class Host:
@@ -27,7 +27,7 @@ class Host:
         self._readers: list[threading.Thread] = []
 
     def describe(self) -> dict[str, Any]:
-        """The host's `host`, `ip`, `node` (Ray's name), a free `port`, and the cluster's `address`."""
+        """The name, IP address and node ID (Ray's) of this host, a free port, and the cluster's address."""
         import ray
 
         context, ip = ray.get_runtime_context(), ray.util.get_node_ip_address()
@@ -67,8 +67,8 @@ class Host:
     def follow(self, seconds: float) -> tuple[list[tuple[str, str]], int | None]:
         """Waits at most `seconds` for output.
 
-        Returns pairs of stream ("out" or "err") and line, and the exit status after the process has ended and
-        all of its output was returned; None before that.
+        Returns pairs (stream, line), where the stream is "out" or "err", and the exit status. The status is
+        None until the process has ended and all of its output was returned.
         """
         assert self._process is not None
         lines: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""How the processes of a run end, which of them caused a failure, and whether the run starts again."""
+"""Finds which process of a run caused a failure, and restarts the run if that can help."""
 
 import dataclasses
 import signal
@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-STOP_SECONDS = 20.0  # time limit for the other processes to end after one has failed with an error
-LOST_SECONDS = 5.0  # time limit if one was killed or stopped, which the others must detect
+STOP_SECONDS = 20.0  # the time limit for the other processes to end after one has failed with an error
+LOST_SECONDS = 5.0  # the same limit after one was killed or stopped, which the others have to detect
 
 REFUSED = 2  # exit status of an invalid request: a restart cannot help
 _ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE))
@@ -20,7 +20,7 @@ class Process:
     who: str  # its name in errors
     # exit status, the negative number of the signal that killed it, or None if it vanished
     status: int | None
-    how: str = ""  # what happened to it, if `status` is None
+    how: str = ""  # what happened to it, if that is known
 
     def reason(self) -> str:
         """Why it ended; "" if the process printed its own error."""
@@ -41,15 +41,15 @@ class Ending:
 
     @property
     def can_restart(self) -> bool:
-        """Whether a restart from the last checkpoint can help: not for invalid requests or after Ctrl-C."""
+        """Whether a restart from the last checkpoint can help: not after an invalid request or Ctrl-C."""
         return not self.interrupted and self.status not in (0, REFUSED, *_ENDED_BY_USER)
 
 
 def ending_of(processes: Sequence[Process], interrupted: bool = False) -> Ending:
-    """Combines the ends of all processes, which are in order of time.
+    """Combines the ends of all processes, which are given in order of time.
 
-    A process that was killed or has vanished is the cause, even if another end was noticed before: the other
-    processes end because of it. They may abort (SIGABRT) when a collective times out.
+    A process that was killed or has vanished is the cause, even if another one ended before: the others end
+    because of it. They may also abort (SIGABRT), when a collective times out.
 
     >>> ending_of([Process("process 0", 1), Process("process 1", -9)])
     Ending(status=137, reason='process 1 was killed by SIGKILL', interrupted=False)
@@ -63,7 +63,7 @@ def ending_of(processes: Sequence[Process], interrupted: bool = False) -> Ending
 
 
 def _rank_as_cause(process: Process) -> int:
-    """0 for the most likely cause of a failure."""
+    """A rank by which failed processes are sorted; 0 is the most likely cause of a failure."""
     if process.status is None:
         return 0
     return 3 if process.status > 0 else 2 if process.status == -signal.SIGABRT else 1

@@ -1,9 +1,9 @@
-"""Writes sharding constraints for a mesh into a traced program.
+"""Adds sharding constraints for a mesh to a traced program.
 
 `batch.follow` determines what each operation does with the batch axis. This module turns that into sharding
 constraints: borders split their batch, operands that an operation needs replicated are gathered before it,
-and results of batch reductions are replicated. XLA's partitioner then only follows them, in the global view,
-so no constraint can change the results.
+and results of batch reductions are replicated. XLA's partitioner then inserts the collectives. A constraint
+only says where an array is stored, so it cannot change the results.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import weights
 from fdg.lowering.extremes import extreme_over_devices, keep_nan, may_lose_nan
-from fdg.lowering.host_calls import GIVES_BACK
+from fdg.lowering.host_calls import CALLBACKS_WITH_RESULTS
 from fdg.lowering.local import Local
 from fdg.lowering.mesh import batch_sharding
 from fdg.lowering.tiles import run_tiles, tiles_of
@@ -33,16 +33,17 @@ from fdg.placing.layout import BATCH, Spec
 from fdg.rowwise import rowwise_p
 
 Dimensions = Mapping[int, tuple[int, ...]]
-"""Dimensions of operands or results, by position."""
+"""For positions of operands or results: some of their dimensions."""
 
 
-def unsplit(step: EquationFlow) -> tuple[Dimensions, Dimensions]:
-    """The dimensions of operands and of results that must be replicated, apart from the batch.
+def replicated_dimensions(step: EquationFlow) -> tuple[Dimensions, Dimensions]:
+    """The dimensions of operands and of results, other than the batch, that must be replicated.
 
     With parameters split over `model`, XLA's partitioner handles some dimensions wrongly (jaxlib 0.10.2). If
-    a convolution's windows move over a dimension that is split over `model` only, it sums over all devices,
-    so the result is multiplied by the mesh's size along the batch axis. For a reduction that XLA has no
-    all-reduce for, it emits one that it cannot compile. Such dimensions are gathered first.
+    a convolution's windows move over a dimension that is split over `model` only, the partitioner sums over
+    all devices, so the result is multiplied by the mesh's size along the batch axis. For a reduction by an
+    operation without an all-reduce in XLA, it emits an all-reduce that does not compile. Such dimensions are
+    gathered first.
     """
     eqn = step.eqn
     if step.bodies or step.local:
@@ -74,11 +75,13 @@ def constrain(
     """Replaces fragment borders by shardings on the mesh, and makes every collective explicit.
 
     The result has the collectives that `exchanges.predict_exchanges(jaxpr, axes, rows, output_axes)` predicts
-    for the mesh's number of rows; with `specs` also those that XLA adds for sharded parameters. `axes` are
-    the batch axes of the first inputs; outputs are resharded to the batch axes `output_axes`, or left as they
-    are if None. The mesh's axis `BATCH` must divide the batch of every border. If parameters are sharded,
-    `specs` are the specs of the first inputs. Then only batch axes are constrained, and parameters are
-    gathered over the batch axis before operations that combine them with a batch. XLA decides the rest.
+    for the mesh's number of rows. `axes` are the batch axes of the first inputs. Outputs are resharded to the
+    batch axes `output_axes`, or left as they are if it is None. The mesh's size along `BATCH` must divide the
+    batch of every border.
+
+    If parameters are sharded, `specs` are the specs of the first inputs. Then only batch axes are
+    constrained, and parameters are gathered over the batch axis before operations that combine them with a
+    batch. XLA chooses the other shardings, and adds collectives for them.
     """
     if specs is not None:
         jaxpr = keep_nan(jaxpr)
@@ -110,10 +113,11 @@ class _Rewriter:
     ) -> tuple[Any, set[Any], list[Spec | None]]:
         equations: list[Any] = []
         axes = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
-        placed: dict[tuple[Any, Axis], Any] = {}  # values that are already gathered or sliced
-        current: dict[Any, Any] = {}
+        # (variable, axis) -> the variable, resharded to this axis
+        placed: dict[tuple[Any, Axis], Any] = {}
+        pinned: dict[Any, Any] = {}  # variable -> the variable, constrained to its producer's sharding
         specs_of: dict[Any, Spec | None] = dict(zip(flow.jaxpr.invars, specs, strict=True))
-        gathered_parameters: dict[Any, Any] = {}  # parameters, gathered over the batch's mesh axis
+        gathered_parameters: dict[Any, Any] = {}  # parameter -> the parameter, gathered over the batch axis
 
         def gather_parameter(atom: Any, value: Any) -> Any:
             spec = specs_of.get(atom)
@@ -130,12 +134,13 @@ class _Rewriter:
             return equations[-1].outvars[0]
 
         def place(atom: Any, axis: Axis) -> Any:
-            """Splits `atom` along `axis`."""
+            """Reshards `atom` so that it is split along `axis`, or replicated if None."""
             if hasattr(atom, "val") or not atom.aval.shape:
                 return atom
             if (atom, axis) not in placed:
-                # First constrain the value to its producer's sharding, so that the reader does not change it.
-                # Resharding from one axis to another goes through a gather, which is its only collective.
+                # First constrain the value to its producer's sharding, so that this reader does not change
+                # the sharding for others. To change from one axis to another, the value is gathered, and then
+                # sliced without a collective.
                 source_axis = axes.get(atom)
                 through = source_axis if None in (source_axis, axis) else None
                 replicated = () if source_axis is None else (source_axis,)
@@ -147,13 +152,13 @@ class _Rewriter:
             return placed[atom, axis]
 
         def pin(atom: Any) -> Any:
-            """Constrains `atom` to its sharding, or else XLA's partitioner might use a reader's for all."""
-            if atom not in current:
-                current[atom] = add_constraint(atom, axes.get(atom))
-            return current[atom]
+            """Constrains `atom` to its producer's sharding; otherwise XLA might choose that of one reader."""
+            if atom not in pinned:
+                pinned[atom] = add_constraint(atom, axes.get(atom))
+            return pinned[atom]
 
         def read(atoms: Sequence[Any], step: EquationFlow | Flow) -> list[Any]:
-            operands = [atom if hasattr(atom, "val") else current.get(atom, atom) for atom in atoms]
+            operands = [atom if hasattr(atom, "val") else pinned.get(atom, atom) for atom in atoms]
             for i in step.gathered:
                 operands[i] = place(atoms[i], None)
             for i, axis in step.sliced:
@@ -170,7 +175,7 @@ class _Rewriter:
             invars = read(step.eqn.invars, step)
             for i in weights.gathered_operands(step) if self.sharded else ():
                 invars[i] = gather_parameter(step.eqn.invars[i], invars[i])
-            operand_dims, result_dims = unsplit(step) if self.sharded else ({}, {})
+            operand_dims, result_dims = replicated_dimensions(step) if self.sharded else ({}, {})
             for i, replicated in operand_dims.items():
                 invars[i] = add_constraint(invars[i], step.operands[i], replicated)
             eqn = step.eqn.replace(invars=invars)
@@ -208,12 +213,12 @@ class _Rewriter:
                 if atom in pins:
                     pin(atom)
         outputs = read(flow.jaxpr.outvars, flow)
-        constrained_inputs = {v for v in flow.jaxpr.invars if v in current}
+        constrained_inputs = {v for v in flow.jaxpr.invars if v in pinned}
         output_specs = [None if jaxprs.is_literal(v) else specs_of.get(v) for v in flow.jaxpr.outvars]
         return flow.jaxpr.replace(eqns=equations, outvars=outputs), constrained_inputs, output_specs
 
     def _pins(self, flow: Flow, sliced: Sequence[int]) -> tuple[set[Any], set[Any]]:
-        """The variables that a reader needs with a sharding other than their producer's.
+        """The variables that must be constrained to their producer's sharding.
 
         Also returns the replicated variables that a reader may slice; `sliced` are the outputs among them.
         """
@@ -225,18 +230,18 @@ class _Rewriter:
                 positions |= set(self._operands_constrained_inside(step))
                 if step.eqn.primitive.name == "erf" and step.operands[0] is not None:
                     positions.add(0)  # in erf(erf(x)), XLA would gather the inner erf
-                if step.reduced:  # otherwise XLA may exchange a small operand instead
+                if step.reduced:  # otherwise XLA may gather a small operand instead of reducing the result
                     positions |= {i for i, axis in enumerate(step.operands) if axis is not None}
-            # the operands that the step reads replicated, and may slice
+            # positions of the operands that the step reads as replicated arrays, and may slice
             replicated = set(dict(step.sliced))
             if isinstance(step, EquationFlow):
                 whole_operands = {i for i, axis in enumerate(step.operands) if axis is None}
                 replicated |= whole_operands.difference(step.gathered)
             pins.update(jaxprs.variables(atoms[i] for i in positions))
             gathered.update(jaxprs.variables(atoms[i] for i in positions & replicated))
-        # A gathered value that is then sliced may alias its source through any number of operations, since
-        # XLA drops calls that return an operand, and slices of a concatenation that take a whole part. It
-        # would then give the sliced value to the source's other readers.
+        # XLA removes calls that return an operand, and slices that undo a concatenation. So a gathered value
+        # that is then sliced may be an alias of an earlier value, whose other readers would get the slice.
+        # Therefore the values that it may be an alias of are constrained too.
         for step in reversed(flow.equations):
             if gathered.intersection(step.eqn.outvars):
                 operands = zip(step.eqn.invars, step.operands, strict=True)
@@ -260,7 +265,7 @@ class _Rewriter:
         """An equation that splits `atom` along a batch axis and replicates the dimensions `replicated`."""
         aval = atom.aval
         if axis is not None and aval.shape[axis] % self.mesh.shape[BATCH]:
-            axis = None  # not divisible; the plan ensures that no fragment's batch comes here
+            axis = None  # not divisible; never the batch of a fragment, which the plan makes divisible
         sharding = batch_sharding(self.mesh, axis)
         if self.sharded:
             entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(aval.shape)
@@ -272,15 +277,15 @@ class _Rewriter:
         return _constraint_to(sharding, atom)
 
     def _shard_map(self, eqn: Any, step: EquationFlow) -> Any:
-        """An equation that runs `step` on each device's part by `shard_map`, in tiles if it is marked."""
+        """An equation that runs `step` on each device's part by `shard_map`, in tiles if `step` has tiles."""
         count = self.mesh.shape[BATCH]
 
-        def whole(*parts: Any) -> list[Any]:
+        def untiled(*parts: Any) -> list[Any]:
             outs = Local(count, lambda: jax.lax.axis_index(BATCH)).step(step, list(parts))
             return [extreme_over_devices(step.eqn.primitive.name, x) for x in outs] if step.reduced else outs
 
         tiles = tiles_of(step.eqn)
-        function = whole if tiles is None else run_tiles(step.bodies[0], count, tiles)
+        function = untiled if tiles is None else run_tiles(step.bodies[0], count, tiles)
         # Parameters that a `rowwise` function reads stay sharded: XLA handles all axes but the batch's.
         stays_split = self.sharded and step.eqn.primitive is rowwise_p
         if stays_split:
@@ -308,8 +313,8 @@ def _has_shape(atom: Any) -> bool:
 def _mark_local(step: EquationFlow) -> EquationFlow:
     """Marks a step as local if it must run on each device's part, by `shard_map`.
 
-    This holds for tiles, which a device sums before the all-reduce, and for extremes of floats, since XLA's
-    all-reduce could drop NaN.
+    Such steps are tiled reductions, because a device sums its tiles before the all-reduce, and extremes (max
+    and min) of floats, because XLA's all-reduce could drop NaN.
     """
     is_local = tiles_of(step.eqn) is not None or (step.reduced and may_lose_nan(step.eqn))
     return dataclasses.replace(step, local=True) if is_local else step
@@ -318,8 +323,8 @@ def _mark_local(step: EquationFlow) -> EquationFlow:
 def replicate_for_xla(jaxpr: ClosedJaxpr, mesh: Mesh) -> ClosedJaxpr:
     """Replicates the results of host calls and the operands of reductions by user-defined functions.
 
-    One device receives the results of a host call; XLA warns about readers that are split. It cannot compile
-    the all-reduce of a user-defined function (`unsplit`).
+    The results of a host call arrive on one device, and XLA warns if they are then split. XLA cannot compile
+    an all-reduce by a user-defined function (`replicated_dimensions`).
     """
     pin = functools.partial(_constraint_to, NamedSharding(mesh, PartitionSpec()))
 
@@ -331,7 +336,7 @@ def replicate_for_xla(jaxpr: ClosedJaxpr, mesh: Mesh) -> ClosedJaxpr:
                 operands = [pins[i].outvars[0] if i in pins else v for i, v in enumerate(eqn.invars)]
                 yield eqn.replace(invars=operands)
                 continue
-            results = eqn.outvars if eqn.primitive.name in GIVES_BACK else []
+            results = eqn.outvars if eqn.primitive.name in CALLBACKS_WITH_RESULTS else []
             host_results = {v: core.Var(v.aval) for v in results if not isinstance(v, core.DropVar)}
             yield eqn.replace(outvars=[host_results.get(v, v) for v in eqn.outvars]) if host_results else eqn
             for result, host_result in host_results.items():
@@ -348,6 +353,6 @@ def _constraint_to(sharding: NamedSharding, atom: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _cached_constraint(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any) -> Any:
-    """A constraint equation, cached: tracing takes 1 ms, and programs have thousands of few kinds."""
+    """A constraint equation. It is cached: tracing takes 1 ms, and programs have thousands of a few kinds."""
     jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))
     return jaxpr(jax.ShapeDtypeStruct(shape, dtype)).eqns[0]

@@ -9,16 +9,16 @@ the draws depend only on the keys, not on carried values. They are hoisted and v
     us, rs = for all 128 keys: k = split key; u = uniform k[0]; r = uniform k[1]
     scan 128 trips { x; u, r: x = step x u r }
 
-On a CPU a draw is a loop of small operations, which take half of the time of a step with few environments; on
-a GPU each operation is a kernel launch. The bits are the same, since threefry hashes each key by itself.
-Draws of generators whose bits depend on the batch of keys stay in the loop.
+A draw consists of many small operations. On a CPU they take half of the time of a step with few environments;
+on a GPU each of them is a kernel launch. The bits are the same, because threefry hashes each key
+independently. Draws of generators whose bits depend on the batch of keys stay in the loop.
 """
 
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.hoisting import HoistRule, hoist
 
-# The limit of the bytes drawn for all trips of a loop; above it, drawing in each trip is faster.
+# The maximum bytes of draws for all trips of a loop; if there are more, drawing in each trip is faster.
 MAX_BYTES = 64 << 20
 
 _DRAWS = frozenset(

@@ -1,12 +1,12 @@
 """Max and min reductions across devices that propagate NaN.
 
 XLA's all-reduce of floats by `max` and `min` drops NaN on CPUs, and so does NCCL's, which uses `fmax` and
-`fmin`. Integers do not have this problem. So devices reduce integers in the order of the floats, with NaN
-beyond all other values:
+`fmin`. Therefore devices convert floats to integers that have the same order, with NaN beyond all other
+values, and reduce the integers:
 
-    m = reduce_max x     ->     m = float (reduce_max (ordered x))
+    m = reduce_max x     ->     m = as_floats (reduce_max (as_ints x))
 
-    ordered   NaN (for min)  -inf ... -1.0 ... -0.0 < 0.0 ... 1.0 ... inf  NaN (for max)
+    order of the integers   NaN (for min)  -inf ... -1.0 ... -0.0 < 0.0 ... 1.0 ... inf  NaN (for max)
 
 The number and size of collectives are unchanged, and so are the bits of all values except NaN.
 """
@@ -27,7 +27,7 @@ _IS_MAX = {
     **dict.fromkeys(("min", "reduce_min", "scatter-min", "pmin"), False),
 }
 _SCATTERS = {"scatter-max": lax.scatter_max, "scatter-min": lax.scatter_min}
-_MIN_FLOAT_BITS = 16  # NaN encodings differ in narrower floats, but float32 represents their values exactly
+_MIN_FLOAT_BITS = 16  # narrower floats, which encode NaN differently, are converted to float32 (exactly)
 
 
 def may_lose_nan(eqn: Any) -> bool:
@@ -39,7 +39,10 @@ def may_lose_nan(eqn: Any) -> bool:
 
 
 def _operation_name(eqn: Any) -> str:
-    """The operation's name; for a user-defined reduction of one array by one operation, that operation's."""
+    """The operation's name; for a reduction by a user's function of one operation, the name of that one.
+
+    An empty string for the elementwise `max` and `min`, which need no collective.
+    """
     if eqn.primitive.name == "reduce" and len(eqn.outvars) == 1:
         inner = jaxprs.open_jaxpr(eqn.params["jaxpr"]).eqns
         while len(inner) == 1 and inner[0].primitive.name in ("jit", "pjit"):

@@ -1,14 +1,18 @@
 """Hoists operations out of scans, and computes them for the rows of all trips at once.
 
-A `HoistRule` selects operations of a loop's body. They are hoisted with their dependencies, unless these
-include a carried value.
+A `HoistRule` selects operations of a loop's body. They are hoisted with the operations that they depend on,
+unless they depend on a carried value. For this loop and a rule that selects `expensive`,
 
     scan 128 trips { x; row: a = f row; b = expensive a; x = step x a b }
 
-Hoisting `expensive`, with `f row` recomputed in the loop (`recompute`) or passed to it:
+`a` is also needed in the loop. With `recompute`, the loop computes it again; otherwise it is passed to the
+loop:
 
-    bs = for all 128 rows: expensive (f row)                as = ..., bs = for all 128 rows: ...
-    scan 128 trips { x; row, b: ... step x (f row) b } scan 128 trips { x; a, b: x = step x a b }
+    bs = for all 128 rows: expensive (f row)
+    scan 128 trips { x; row, b: a = f row; x = step x a b }
+
+    as, bs = for all 128 rows: a = f row, expensive a
+    scan 128 trips { x; a, b: x = step x a b }
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,14 +27,15 @@ from fdg.jax_internals import ClosedJaxpr
 
 
 class HoistRule(NamedTuple):
-    """What to hoist out of loops."""
+    """Decides which equations are hoisted out of loops."""
 
     name: str  # the name of the hoisted call
     selects: Callable[[Any], bool]  # True if an equation (not a call) is worth hoisting
-    # the maximum bytes that are passed to a loop's trips; with `recompute`, of all hoisted values of the loop
+    # A loop is not changed if the values that are passed to its trips have more bytes than this. With
+    # `recompute`, all hoisted values count.
     max_bytes: int
-    recompute: bool = False  # recompute hoisted dependencies that the loop reads too, instead of passing them
-    # True for equations that stay in the loop, with all that depends on them
+    recompute: bool = False  # True to recompute dependencies that the loop reads too, instead of passing them
+    # True for equations that must stay in the loop; equations that depend on them stay too
     is_fixed: Callable[[Any], bool] = lambda eqn: False
 
 
@@ -46,7 +51,7 @@ def hoist(jaxpr: ClosedJaxpr, rule: HoistRule) -> ClosedJaxpr:
 
 
 class _Parts(NamedTuple):
-    """A jaxpr in two parts: hoisted and remaining equations."""
+    """The equations of a jaxpr in two parts: hoisted and remaining."""
 
     early: list[Any]  # hoisted equations, which depend on no carried value
     late: list[Any]  # all other equations, and the recomputed ones
@@ -74,7 +79,7 @@ def _hoist_from_scan(eqn: Any, rule: HoistRule) -> list[Any] | None:
     try:
         call_body = jax.make_jaxpr(jax.vmap(hoisted, in_axes=in_axes))(*jaxprs.shapes_of(operands))
     except NotImplementedError:
-        return None  # a user's operation without a batching rule
+        return None  # an operation has no batching rule
     stacks = [core.Var(aval) for aval in call_body.out_avals]
     loop_body = _close([*inputs, *parts.passed], body.jaxpr.outvars, parts.late, constants)
     return [
@@ -84,9 +89,12 @@ def _hoist_from_scan(eqn: Any, rule: HoistRule) -> list[Any] | None:
 
 
 def _split(jaxpr: Any, free: set[Any], rule: HoistRule) -> _Parts | None:
-    """Splits a jaxpr into hoisted equations, with their dependencies, and the rest."""
+    """Splits a jaxpr into hoisted equations, with their dependencies, and the rest.
+
+    `free` are the variables that do not depend on carried values. Returns None if nothing is hoisted.
+    """
     free = set(free)
-    # Each with two flags: it is independent of carried values, and it is worth hoisting.
+    # (equation, whether it is independent of carried values, whether the rule selects it too)
     equations: list[tuple[Any, bool, bool]] = []
     for eqn in jaxpr.eqns:
         for part in _split_call(eqn, free, rule):
@@ -119,7 +127,10 @@ def _split(jaxpr: Any, free: set[Any], rule: HoistRule) -> _Parts | None:
 
 
 def _split_call(eqn: Any, free: set[Any], rule: HoistRule) -> list[Any]:
-    """Splits a call into a hoisted call and the rest; any other equation is unchanged."""
+    """Splits a call into a call of its hoisted equations and a call of the rest, if both have equations.
+
+    Returns other equations unchanged.
+    """
     if eqn.primitive.name not in ("jit", "pjit") or eqn.effects:
         return [eqn]
     (body,) = jaxprs.bodies(eqn)
@@ -176,14 +187,14 @@ def _constants(eqn: Any) -> dict[Any, Any]:
 def _close(
     inputs: Sequence[Any], outputs: Sequence[Any], equations: Sequence[Any], constants: Mapping[Any, Any]
 ) -> ClosedJaxpr:
-    """Builds a closed jaxpr of equations, with the constants that they read."""
+    """Builds a closed jaxpr of equations; adds those of `constants` that they read."""
     variables = _variables_read(equations, outputs)
     constvars = [v for v in constants if v in variables]
     return jaxprs.build(inputs, outputs, equations, constvars, [constants[v] for v in constvars])
 
 
-# A placeholder for a body while its equation is traced: JAX removes results that a body only passes through,
-# so the traced equation would have too few results.
+# While an equation with a body is traced, this primitive stands for the body. JAX would remove results that
+# the body returns unchanged, so the traced equation would have too few results.
 _body_p = core.Primitive("body")
 _body_p.multiple_results = True
 _body_p.def_abstract_eval(lambda *_, avals: list(avals))
@@ -202,12 +213,13 @@ def _call(name: str, body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -
 def _scan(scan: Any, loop_body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
     """A copy of `scan` with the body `loop_body` and more scanned inputs."""
     (body,) = jaxprs.bodies(scan)
-    j = len(scan.invars) - len(body.sliced)
-    i = j - len(body.carry)
+    num_before_rows = len(scan.invars) - len(body.sliced)
+    num_constants = num_before_rows - len(body.carry)
     body_placeholder = _placeholder([v.aval for v in body.jaxpr.outvars])
 
     def loop(*operands: Any) -> list[Any]:
-        constants, start, rows = operands[:i], operands[i:j], operands[j:]
+        constants, start = operands[:num_constants], operands[num_constants:num_before_rows]
+        rows = operands[num_before_rows:]
         return jaxprs.control_flow(scan, [lambda values: body_placeholder(*values)], constants, start, rows)
 
     return jaxprs.with_bodies(jaxprs.as_one(loop, invars, outvars), [loop_body])

@@ -1,4 +1,4 @@
-"""Guards Python callbacks of programs, so that their errors name the fragment.
+"""Wraps the Python callbacks of programs, so that their errors name the fragment.
 
 If a callback raises, JAX prints 70 lines of traceback; if it calls `os._exit`, nothing is printed. So each
 callback is wrapped in a function that knows its fragment:
@@ -31,25 +31,25 @@ from fdg.errors import HostError, raised
 from fdg.fragment import FragmentMark
 
 _os: Any = os  # `_exit` is replaced while a guarded function runs
-GIVES_BACK = ("io_callback", "pure_callback")
-_CALLBACKS = (*GIVES_BACK, "debug_callback")
+CALLBACKS_WITH_RESULTS = ("io_callback", "pure_callback")
+_ALL_CALLBACKS = (*CALLBACKS_WITH_RESULTS, "debug_callback")
 BETWEEN = "code between fragments"
 
-LastWords = Callable[[str, int], object]  # (line, status), before `os._exit(status)`
+LastWords = Callable[[str, int], object]  # called with (error line, status) before `os._exit(status)`
 
 
 def guard(jaxpr: Any, where: str = BETWEEN, last_words: LastWords | None = None) -> Any:
-    """Guards all host callbacks of a jaxpr.
+    """Wraps each host callback of a jaxpr in `Guarded`; returns the same jaxpr if there is none.
 
-    Returns the same jaxpr if it has none. `where` names code outside of fragments in errors. If a callback
-    calls `os._exit`, `last_words` is called with the line that is also printed to standard error.
+    `where` is the name of code outside of fragments in errors. If a callback calls `os._exit`, `last_words`
+    is called with the line that is also printed to standard error, and the exit status.
     """
 
     def guard_equations(block: core.Jaxpr, where: str, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
         for eqn in block.eqns:
             mark = FragmentMark.of(eqn)
             eqn = inside(eqn, where if mark is None else f"fragment '{mark.name}' ({mark.role})")
-            if eqn.primitive.name in _CALLBACKS and not isinstance(eqn.params["callback"], Guarded):
+            if eqn.primitive.name in _ALL_CALLBACKS and not isinstance(eqn.params["callback"], Guarded):
                 avals = eqn.params.get("result_avals")
                 expected = avals and tuple((tuple(aval.shape), str(aval.dtype)) for aval in avals)
                 callback = Guarded(eqn.params["callback"], where, expected, last_words)
@@ -61,14 +61,14 @@ def guard(jaxpr: Any, where: str = BETWEEN, last_words: LastWords | None = None)
 
 def calls_host(equations: Sequence[core.JaxprEqn]) -> bool:
     """Whether equations, at any depth, call host functions that return results."""
-    return any(eqn.primitive.name in GIVES_BACK for eqn in jaxprs.walk(equations))
+    return any(eqn.primitive.name in CALLBACKS_WITH_RESULTS for eqn in jaxprs.walk(equations))
 
 
 @dataclasses.dataclass(frozen=True)
 class Guarded:
-    """A guarded host function."""
+    """A host function whose errors name its fragment."""
 
-    callback: Callable[..., Any]  # JAX's flat callback
+    callback: Callable[..., Any]  # JAX's callback, which takes and returns flat lists of arrays
     where: str  # the fragment, or other place, that errors name
     # shape and dtype of each result; None if the function returns nothing
     expected: tuple[tuple[tuple[int, ...], str], ...] | None
@@ -112,10 +112,10 @@ class Guarded:
             raise HostError(f"{self.who} returned {len(results)} arrays, expected {len(self.expected)}")
         for i, (result, (shape, dtype)) in enumerate(zip(results, self.expected, strict=True)):
             if result.shape == shape and result.dtype == _parse_dtype(dtype):
-                continue  # fast path: asking JAX takes longer than a step of a small environment
+                continue  # fast path: `canonicalize_dtype` takes longer than a step of a small environment
             actual = result.dtype
-            with contextlib.suppress(TypeError):  # of text and objects, for example
-                actual = jax.dtypes.canonicalize_dtype(actual)  # as JAX does, with or without 64 bits
+            with contextlib.suppress(TypeError):  # JAX has no such dtype, for example for text and objects
+                actual = jax.dtypes.canonicalize_dtype(actual)  # 64 bits become 32 unless JAX has x64 enabled
             if result.shape != shape or actual != dtype:
                 position = "" if len(results) == 1 else f" as result {i}"
                 raise HostError(
@@ -126,11 +126,11 @@ class Guarded:
 
 @functools.cache
 def _parse_dtype(name: str) -> np.dtype:
-    return jnp.dtype(name)  # bfloat16 too; a dtype's `name` property is slow
+    return jnp.dtype(name)  # jnp's, because NumPy does not know bfloat16
 
 
 class _Exits:
-    """While guarded functions run, replaces `os._exit` by a function that first prints a line."""
+    """Replaces `os._exit`, while guarded functions run, by a function that first prints an error line."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

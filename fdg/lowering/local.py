@@ -1,4 +1,4 @@
-"""Evaluates a followed jaxpr on one part of its batch: a device's part, or a tile of it."""
+"""Evaluates a jaxpr on one part of its batch: a device's part, or a tile of it."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -17,20 +17,23 @@ _GROUP_COUNTS = ("feature_group_count", "batch_group_count")  # of convolutions
 
 
 class Local:
-    """Evaluates operations on one of `count` parts of the batch; reductions give that part's summand."""
+    """Evaluates operations on one of `count` equal parts of the batch.
+
+    A reduction over the batch gives the result for this part only; the caller combines the parts' results.
+    """
 
     def __init__(self, count: int, index: Callable[[], Any]):
         self.count = count
         self.index = index  # returns the index of the part (int32), for slicing replicated values
 
     def step(self, step: EquationFlow, values: list[Any]) -> list[Any]:
-        """The part of an equation's results, from its operands: parts, or whole if replicated."""
+        """The part of an equation's results; `values` are parts of its operands, or replicated operands."""
         if step.bodies:
             return list(self._bodies(step, values))
         eqn = step.eqn
         if eqn.primitive is boundary_p:
             return values
-        if all(axis is None for axis in step.operands):  # replicated: compute the whole, then slice
+        if all(axis is None for axis in step.operands):  # compute replicated results, then slice them
             results = jaxprs.bind(eqn, values)
             return [self.part(x, axis) for x, axis in zip(results, step.results, strict=True)]
         results = jaxprs.bind(eqn, values, self._parameters(step))
@@ -39,7 +42,7 @@ class Local:
         return results
 
     def flow(self, flow: Flow, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """The part of a jaxpr's outputs, from the part of its inputs."""
+        """The part of a jaxpr's outputs, from the part of its inputs; `flow` has its batch axes."""
         steps = [(step, step.sliced) for step in flow.equations]
 
         def run(step: Any, values: list[Any]) -> list[Any]:
@@ -74,7 +77,7 @@ class Local:
         return jax.lax.dynamic_slice_in_dim(x, self.index() * size, size, axis)
 
     def _parameters(self, step: EquationFlow) -> dict[str, Any]:
-        """An operation's parameters, with lengths of the batch axis divided by the number of parts."""
+        """An operation's parameters, in which lengths of the batch axis are divided by `count`."""
         params, axis, result = step.eqn.params, step.operands[0], step.results[0]
         match step.eqn.primitive.name:
             case "broadcast_in_dim":
@@ -85,7 +88,7 @@ class Local:
                 return {**params, "limit_indices": self._shape(params["limit_indices"], axis)}
             case "dynamic_slice":
                 return {**params, "slice_sizes": self._shape(params["slice_sizes"], axis)}
-            case "conv_general_dilated" if step.operands[1] is not None:  # the groups are split
+            case "conv_general_dilated" if step.operands[1] is not None:  # the batch consists of groups
                 return {**params, **{k: max(params[k] // self.count, 1) for k in _GROUP_COUNTS}}
             case "gather" if axis not in params["dimension_numbers"].operand_batching_dims:
                 return {**params, "slice_sizes": self._shape(params["slice_sizes"], axis)}
@@ -101,19 +104,22 @@ class Local:
 def _loop_until_all_finished(
     condition: Callable, body: Callable, values: Sequence[Any], count: int
 ) -> list[Callable]:
-    """Condition and body of a while loop of `count` carried values whose predicate may be per row."""
+    """The condition and the body of a while loop of `count` carried values, whose predicate may be per row.
+
+    The loop ends when no row is unfinished; finished rows keep their values.
+    """
 
     def unfinished(operands: list[Any]) -> list[Any]:
         return [jnp.any(condition(operands)[0])]
 
     def step(operands: list[Any]) -> list[Any]:
         carried = operands[len(operands) - count :]
-        constants = values[: len(values) - len(operands)]  # the condition's
+        constants = values[: len(values) - len(operands)]  # operands of the condition that are not carried
         (predicate,) = condition([*constants, *carried])
         results = body(operands)
         if not predicate.ndim:
             return results
-        # In a loop from vmap, finished rows are unchanged.
+        # A predicate per row comes from vmap.
         rows = [jax.lax.broadcast_in_dim(predicate, x.shape, tuple(range(predicate.ndim))) for x in results]
         return [jax.lax.select(*xs) for xs in zip(rows, results, carried, strict=True)]
 

@@ -14,19 +14,19 @@ SEED = "seed"  # the axis of a mesh of independent agents
 
 
 def mesh_of(devices: Sequence[Any], axes: Sequence[tuple[str, int]]) -> Mesh:
-    """A mesh with the given axis names and sizes, in the devices' order."""
+    """A mesh whose `axes` are pairs of a name and a size; devices fill it in row-major order."""
     names, sizes = zip(*axes, strict=True)
     grid = np.array(devices, dtype=object).reshape(sizes)
     return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def make_mesh(devices: Sequence[jax.Device], axis: str = BATCH) -> Mesh:
-    """A mesh with one axis, in the devices' order."""
+    """A mesh with one axis."""
     return mesh_of(devices, [(axis, len(devices))])
 
 
 def group_mesh(group: Group, devices: Sequence[jax.Device]) -> Mesh:
-    """The mesh of a group, whose devices are positions in `devices`: two axes if it shards parameters."""
+    """The mesh of a group (`Group.mesh`); the group's devices are positions in `devices`."""
     return mesh_of([devices[i] for i in group.devices], group.mesh)
 
 

@@ -1,4 +1,4 @@
-"""Orders collectives: a collective that follows a loop in the program waits until the loop is done.
+"""Orders collectives: one that comes after a loop with collectives starts only when the loop has ended.
 
 XLA's CPU backend starts an operation as soon as its operands are ready, also while a loop runs. So the
 all-reduce of a metric may run concurrently with collectives of the training loop:
@@ -6,7 +6,7 @@ all-reduce of a metric may run concurrently with collectives of the training loo
     parameters = loop over minibatches: ... sum of gradients ...
     error = sum over the batch (x)            # does not depend on the loop
 
-A device that waits in two collectives blocks two threads. Each device would then need two threads, and more
+A device that waits in two collectives blocks two threads. So each device would need two threads, and more
 threads than cores slow all devices down (docs/decisions/069-a-thread-a-host-device.md). This pass adds a data
 dependency of the later collective on the earlier loop:
 
@@ -34,7 +34,7 @@ from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.hoisting import HoistRule, hoist
 from fdg.rowwise import rowwise
 
-MAX_BYTES = 8 << 20  # limit of the values hoisted out of a loop, for all trips; they should fit into a cache
+MAX_BYTES = 8 << 20  # the maximum bytes hoisted out of a loop for all trips, which should fit into a cache
 _ZERO_BITS = 7  # a popcount is at most 64, so shifting it right by 7 gives 0
 
 
@@ -42,7 +42,7 @@ def in_order(
     jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
 ) -> ClosedJaxpr:
     """Makes each collective depend on the loops before it that contain collectives."""
-    # Waiting for dead code would keep it alive, and XLA could not remove it.
+    # Remove dead code first: with a collective that depends on it, XLA could not remove it.
     flow = prune(follow(jaxpr, axes, devices, output_axes))
     return (
         jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(_order_collectives)(flow))
@@ -54,12 +54,12 @@ def in_order(
 def hoist_batch_reductions(
     jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
 ) -> ClosedJaxpr:
-    """Hoists batch reductions that are loop-invariant out of loops: one collective for all trips.
+    """Hoists batch reductions that depend on no carried value out of loops: one collective for all trips.
 
     For instance, the mean and deviation of each minibatch's advantages need one collective, not one per trip.
     Takes the arguments of `in_order`.
     """
-    flow = follow(jaxpr, axes, devices, output_axes)  # one flow serves many numbers of devices
+    flow = follow(jaxpr, axes, devices, output_axes)  # the same object for many numbers of devices
     return _HOISTED(flow, None, lambda: _hoist_reductions(jaxpr, flow))
 
 
@@ -104,14 +104,14 @@ def _has_inner_collectives(flow: Flow) -> bool:
 
 
 def _is_one_operation(eqn: Any) -> bool:
-    """Whether XLA runs an equation with a body as one operation: a branch, or a loop of two trips or more."""
+    """Whether XLA runs an equation with bodies as one operation: a branch, or a loop that is not unrolled."""
     if eqn.primitive.name == "scan":
         return eqn.params["length"] // eqn.params["unroll"] > 1
     return eqn.primitive.name in ("while", "cond")
 
 
 def _overlaps_later(step: EquationFlow) -> bool:
-    """Whether a step has a loop or branch with collectives, during which XLA may run later operations."""
+    """Whether a step contains a loop or branch with collectives; XLA may run later operations meanwhile."""
     return any(map(_has_inner_collectives, step.bodies)) and (
         _is_one_operation(step.eqn)
         or any(_overlaps_later(inner) for body in step.bodies for inner in body.equations)
@@ -121,14 +121,14 @@ def _overlaps_later(step: EquationFlow) -> bool:
 class _Pending:
     """A collective, or a loop with collectives, that later collectives wait for."""
 
-    def __init__(self, overlaps_later: bool, results: Sequence[tuple[Any, Axis]], behind: set[Any]):
+    def __init__(self, overlaps_later: bool, results: Sequence[tuple[Any, Axis]], dependents: set[Any]):
         self.overlaps_later = overlaps_later  # True if XLA may run later operations while it runs
-        self.results = results  # one of them is enough to wait for, each with its batch axis
-        self.behind = behind  # all variables that depend on it
+        self.results = results  # (variable, batch axis); to wait for it, depend on one of them
+        self.dependents = dependents  # all variables that depend on it
 
     def reaches(self, atoms: Iterable[Any]) -> bool:
         """Whether one of these values depends on the collective."""
-        return not self.behind.isdisjoint(jaxprs.variables(atoms))
+        return not self.dependents.isdisjoint(jaxprs.variables(atoms))
 
     def result_for(self, v: Any, axis: Axis) -> list[tuple[Any, Axis]]:
         """The result on which a value with this batch axis can depend; an empty list if there is none."""
@@ -136,16 +136,16 @@ class _Pending:
 
 
 def _pending(step: EquationFlow, read: set[Any]) -> list[_Pending]:
-    """What later steps wait for: a step as a whole, or each result of a call with collectives.
+    """What later collectives wait for: a step as a whole, or each result of a call with collectives.
 
-    Prefers floats to integers, such as a loop's counter. Skips results that no equation reads: XLA would
-    compute them only for the dependency.
+    Prefers results that are floats to integers, such as a loop's counter. Skips results that are not in
+    `read`, the variables that some equation reads: XLA would compute them only for the dependency.
     """
-    behind = _results_behind(step, set(), collectives=True)
+    dependents = _dependent_results(step, set(), collectives=True)
     results = [
         (v, axis)
         for v, axis in zip(step.eqn.outvars, step.results, strict=True)
-        if v in behind and v in read and _can_wait(v)
+        if v in dependents and v in read and _can_wait(v)
     ]
 
     def rank(result: tuple[Any, Axis]) -> tuple[bool, bool, int]:
@@ -155,16 +155,16 @@ def _pending(step: EquationFlow, read: set[Any]) -> list[_Pending]:
     overlaps = _overlaps_later(step)
     if _is_call(step):
         return [_Pending(overlaps, [result], {result[0]}) for result in results]
-    return [_Pending(overlaps, sorted(results, key=rank), behind)]
+    return [_Pending(overlaps, sorted(results, key=rank), dependents)]
 
 
 def _is_call(step: EquationFlow) -> bool:
-    """Whether XLA inlines an equation's body: each result depends only on what it is computed from."""
+    """Whether XLA inlines an equation's body, so that each result waits only for its own operands."""
     return len(step.bodies) == 1 and not step.reduced and not _is_one_operation(step.eqn)
 
 
-def _results_behind(step: EquationFlow, variables: set[Any], collectives: bool = False) -> set[Any]:
-    """The results of a step that depend on some variables, or on its own collectives."""
+def _dependent_results(step: EquationFlow, variables: set[Any], collectives: bool = False) -> set[Any]:
+    """The results of a step that depend on some variables, or, with `collectives`, on its collectives."""
     eqn = step.eqn
     if not (collectives and _has_collectives(step)) and variables.isdisjoint(jaxprs.variables(eqn.invars)):
         return set()
@@ -173,13 +173,13 @@ def _results_behind(step: EquationFlow, variables: set[Any], collectives: bool =
         return {v for v in eqn.outvars if v not in unchanged or _is_among(unchanged[v], variables)}
     (flow,), (body,) = step.bodies, jaxprs.bodies(eqn)
     gathered = step.gathered if collectives else ()
-    is_behind = [_is_among(v, variables) or k in gathered for k, v in enumerate(eqn.invars)]
-    inner = {v for v, k in zip(flow.jaxpr.invars, body.operands, strict=True) if is_behind[k]}
+    is_dependent = [_is_among(v, variables) or k in gathered for k, v in enumerate(eqn.invars)]
+    inner = {v for v, k in zip(flow.jaxpr.invars, body.operands, strict=True) if is_dependent[k]}
     size = -1
-    while len(inner) > size:  # again for the later trips of a loop
+    while len(inner) > size:  # repeat, because carried values pass dependencies on to later trips
         size = len(inner)
-        for one in flow.equations:
-            inner |= _results_behind(one, inner, collectives)
+        for inner_step in flow.equations:
+            inner |= _dependent_results(inner_step, inner, collectives)
         inner |= {flow.jaxpr.invars[i] for i, j in body.carry if _is_among(flow.jaxpr.outvars[j], inner)}
     ends = {j for j, v in enumerate(flow.jaxpr.outvars) if _is_among(v, inner)}
     ends |= set(flow.gathered if collectives else ())
@@ -191,7 +191,10 @@ def _is_among(atom: Any, variables: set[Any]) -> bool:
 
 
 def _carry(step: EquationFlow) -> list[tuple[int, Any, bool]]:
-    """A loop's carry: each value's position among the operands, its result, and whether a trip changes it."""
+    """For each value that a loop carries: its operand's position, its result, and whether trips change it.
+
+    Empty for other equations without a carry.
+    """
     if not step.bodies:
         return []
     body = jaxprs.bodies(step.eqn)[-1]
@@ -205,7 +208,7 @@ def _order_collectives(flow: Flow, context: None, inside: jaxprs.Inside) -> list
     live = {id(step.eqn): step for step in flow.equations}
     atoms = [step.eqn.invars[i] for step in flow.equations for i in step.read]
     read = set(jaxprs.variables([*atoms, *(flow.jaxpr.outvars[i] for i in flow.read)]))
-    earlier: list[_Pending] = []  # the last loop with collectives, and later collectives
+    earlier: list[_Pending] = []  # the last loop with collectives, and the collectives after it
     for eqn in flow.jaxpr.eqns:
         step = live.get(id(eqn))
         if step is None:
@@ -213,13 +216,15 @@ def _order_collectives(flow: Flow, context: None, inside: jaxprs.Inside) -> list
             continue
         eqn = inside(eqn, blocks=step.bodies) if step.bodies else eqn
         pending = _pending(step, read) if _has_collectives(step) else []
-        waits: dict[_Pending, set[Any]] = {}
+        waiting_operands: dict[_Pending, set[Any]] = {}
         if _has_collectives(step):
             awaited = [other for other in earlier if other.overlaps_later or _overlaps_later(step)]
-            operands, waits = _make_dependent(step, awaited, equations)
+            operands, waiting_operands = _make_dependent(step, awaited, equations)
             eqn = eqn.replace(invars=operands)
         for other in earlier:
-            other.behind |= _results_behind(step, other.behind | waits.get(other, set()))
+            other.dependents |= _dependent_results(
+                step, other.dependents | waiting_operands.get(other, set())
+            )
         equations.append(eqn)
         earlier = pending if pending and pending[0].overlaps_later else [*earlier, *pending]
     return equations
@@ -228,7 +233,10 @@ def _order_collectives(flow: Flow, context: None, inside: jaxprs.Inside) -> list
 def _make_dependent(
     step: EquationFlow, awaited: Sequence[_Pending], equations: list[Any]
 ) -> tuple[list[Any], dict[_Pending, set[Any]]]:
-    """A step's operands that depend on what it waits for, and those that do; appends their equations."""
+    """Makes operands of a step depend on the steps that it waits for; appends equations that do so.
+
+    Returns the new operands, and for each awaited step the original operands that were made dependent.
+    """
     operands = list(step.eqn.invars)
     axes = [axis if i not in step.gathered else None for i, axis in enumerate(step.operands)]
     candidates = [i for i, v in enumerate(operands) if not jaxprs.is_literal(v) and _can_wait(v)]
@@ -239,7 +247,7 @@ def _make_dependent(
     else:
         candidates = [i for i in candidates if step.operands[i] is not None or i in step.gathered]
     dependencies: dict[int, list[tuple[Any, Axis]]] = {i: [] for i in candidates}
-    waits: dict[_Pending, set[Any]] = {pending: set() for pending in awaited}
+    waiting_operands: dict[_Pending, set[Any]] = {pending: set() for pending in awaited}
     for pending in awaited:
         if is_one_operation and pending.reaches(operands):
             continue
@@ -247,7 +255,7 @@ def _make_dependent(
             result = [] if pending.reaches([operands[i]]) else pending.result_for(operands[i], axes[i])
             if result:
                 dependencies[i] += result
-                waits[pending].add(operands[i])
+                waiting_operands[pending].add(operands[i])
                 if is_one_operation:  # it starts when all operands are ready
                     break
     for i, results in dependencies.items():
@@ -260,7 +268,7 @@ def _make_dependent(
             dependent = core.Var(operands[i].aval)
             equations.append(equation.replace(invars=atoms, outvars=[dependent]))
             operands[i] = dependent
-    return operands, waits
+    return operands, waiting_operands
 
 
 def _can_wait(v: Any) -> bool:
@@ -270,7 +278,7 @@ def _can_wait(v: Any) -> bool:
 
 
 def _can_depend_locally(v: Any, axis: Axis, result: Any, result_axis: Axis) -> bool:
-    """Whether a value can depend on a result without a collective: the result is whole, or split alike."""
+    """Whether a value can depend on a result without a collective: it is replicated, or split equally."""
     if result_axis is None:
         return True
     return axis is not None and v.aval.shape[axis] == result.aval.shape[result_axis]
@@ -280,8 +288,8 @@ def _can_depend_locally(v: Any, axis: Axis, result: Any, result_axis: Axis) -> b
 def _wait_for_jaxpr(shapes: tuple[Any, ...], axes: tuple[Axis, ...]) -> Any:
     """A jaxpr of one equation that calls `wait_for`; with `rowwise` if a result is split over devices."""
     all_replicated = all(axis is None for axis in axes[1:])
-    waits = jax.jit(wait_for) if all_replicated else rowwise(wait_for, in_axes=axes, out_axes=axes[0])
-    return jaxprs.open_jaxpr(jax.make_jaxpr(waits)(*shapes))
+    function = jax.jit(wait_for) if all_replicated else rowwise(wait_for, in_axes=axes, out_axes=axes[0])
+    return jaxprs.open_jaxpr(jax.make_jaxpr(function)(*shapes))
 
 
 def wait_for(x: jax.Array, *dependencies: jax.Array) -> jax.Array:
@@ -295,7 +303,8 @@ def wait_for(x: jax.Array, *dependencies: jax.Array) -> jax.Array:
     if keys.is_key(x.dtype):
         return keys.from_data(wait_for(keys.to_data(x), *dependencies), x)
     zero = functools.reduce(jnp.bitwise_or, map(_zero_from, dependencies))
-    # Not a constant zero: XLA would simplify a select between equal values if `x` is zero (a loop's counter).
+    # The alternative is not a constant: if `x` is a constant zero (such as a loop counter's start), XLA
+    # would remove a select between two zeros.
     return lax.select(zero == 0, x, lax.broadcast(zero.astype(x.dtype), x.shape))
 
 

@@ -1,8 +1,8 @@
 """Lowering: turns a graph and a plan into functions that XLA compiles, one per program.
 
-Fragments that share their devices become one program. The traced code is unchanged, in the global view; only
-its fragment borders change, from an identity to a sharding constraint that splits the declared batch axis
-over the group's devices. XLA's partitioner derives the other shardings and inserts the collectives, so a
+Fragments that share their devices become one program. Its code still computes global arrays, as it was
+traced; only fragment borders change, from an identity to a sharding constraint that splits the declared batch
+axis over the group's devices. XLA's partitioner derives the other shardings and inserts the collectives, so a
 policy cannot change the mathematics.
 """
 
@@ -38,7 +38,7 @@ class TrainingLoop:
 
     # `(leaves, iterations, rows) -> (leaves, buffers)`: the state's leaves after `iterations` (int32, at
     # most `rows`), and a buffer `[rows, ...]` per metric, with its first `iterations` rows written. Metrics
-    # that are random keys are stored as their words (uint32).
+    # that are random keys are stored as key data (uint32).
     run: Callable[[list, jax.Array, int], tuple[list, list]]
     shardings: list[NamedSharding]  # the shardings of the leaves
     buffer_sharding: NamedSharding  # the sharding of every buffer
@@ -46,7 +46,7 @@ class TrainingLoop:
 
 
 def lower_shared(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
-    """The program of a plan whose fragments share all devices."""
+    """The program of a plan with one group."""
     (group,), graph = plan.groups, plan.graph
     mesh = group_mesh(group, devices)
     layouts = by_position(plan.sharded, group.name)
@@ -74,8 +74,8 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
         128 agents on a GPU     all vmapped together: one program of large operations
         128 agents on a core    8 vmapped together for all iterations of a call; then the next 8
 
-    Agents are independent, or a population (`graph.between_agents`): its agents copy from each other after an
-    iteration, so all of them run one iteration before the next.
+    Agents are independent, or they form a population (`graph.between_agents`). Agents of a population copy
+    from each other after an iteration, so all of them finish it before the next one starts.
     """
     graph, mesh = plan.graph, _agents_mesh(plan, devices)
     split, record, replicated = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
@@ -99,14 +99,18 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     ]
 
     def run(leaves: list, iterations: jax.Array, rows: int) -> tuple[list, list]:
-        def all_here(leaves: list, iterations: jax.Array) -> tuple[list, list]:
-            def some(leaves: list, buffers: list, first: Any) -> tuple[list, list]:
+        def run_all_of_device(leaves: list, iterations: jax.Array) -> tuple[list, list]:
+            def run_chunk(leaves: list, buffers: list, first: Any) -> tuple[list, list]:
                 return _run_iterations(iterate, leaves, buffers, iterations, first)
 
-            return in_chunks(some, num_agents, together)(leaves, _buffers(metrics, rows))
+            return in_chunks(run_chunk, num_agents, together)(leaves, _buffers(metrics, rows))
 
         return jax.shard_map(
-            all_here, mesh=mesh, in_specs=(split, replicated), out_specs=(split, record), check_vma=False
+            run_all_of_device,
+            mesh=mesh,
+            in_specs=(split, replicated),
+            out_specs=(split, record),
+            check_vma=False,
         )(leaves, iterations)
 
     shardings = [NamedSharding(mesh, split)] * len(graph.state_axes)
@@ -122,7 +126,7 @@ def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[
     """Adds sharding constraints to the results of a program, such as `init`, of a plan with one group."""
     if len(plan.groups) > 1:
         return keep_nan(jaxpr)
-    # JAX refuses any other mesh than the one of the state's shardings.
+    # JAX accepts only the mesh of the state's shardings.
     mesh = _agents_mesh(plan, devices) if plan.graph.agents else group_mesh(plan.groups[0], devices)
     constrained = sharding.constrain(jaxpr, mesh, specs=()) if plan.groups[0].shards else keep_nan(jaxpr)
     return sharding.replicate_for_xla(constrained, mesh)
@@ -135,14 +139,14 @@ def rewrite_one_agent(
     together: int,
     mesh: Mesh,
 ) -> ClosedJaxpr:
-    """Rewrites one agent's program for a mesh over which agents are split (`prepare_for_vmap`)."""
+    """Rewrites one agent's program (`prepare_for_vmap`); `mesh` is the mesh over which agents are split."""
     return prepare_for_vmap(
         jaxpr, together, Setting(axes, 1, output_axes, is_of_cpus(mesh), uses_all_cores(mesh))
     )
 
 
 def prepare_for_vmap(jaxpr: ClosedJaxpr, together: int, setting: Setting) -> ClosedJaxpr:
-    """Rewrites one agent's program; if it will be vmapped (`together > 1`), only hoists its random draws."""
+    """Rewrites one agent's program; if agents will be vmapped (`together > 1`), only hoists random draws."""
     return hoist_draws(jaxpr) if together > 1 else rewrite_all(jaxpr, setting)
 
 
@@ -191,11 +195,11 @@ def _with_stable_shardings(iterate: Callable, shardings: Sequence[NamedSharding]
 
 
 def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
-    """One program of a schedule, and its arguments.
+    """The jitted function of a schedule's program, and the shapes of its arguments.
 
-    The program returns an additional uint8, the last result. Block on it to wait for the program: its other
-    results may have been donated to the next program by then. Programs of one device are lowered without
-    shardings (`Program.roams`).
+    Its last result is an additional uint8. To wait for the program, block on this result: the others may
+    already have been donated to the next program. Programs of one device are lowered without shardings
+    (`Program.roams`).
     """
     inputs = [value.variable for value in call.inputs]
     outputs = [value.variable for value in call.outputs]

@@ -1,6 +1,7 @@
-"""The rewrites of a program before it gets sharding constraints, in the global view and without a mesh.
+"""Rewrites a program before it gets sharding constraints.
 
-The cost model applies them too, so it sees the same program as the compiler.
+The rewrites need no mesh: the program still computes global arrays. The cost model applies them too, so that
+it sees the same program as the compiler.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ class Setting(NamedTuple):
 
 
 def _hoist_all_draws(jaxpr: ClosedJaxpr, _: Setting) -> ClosedJaxpr:
-    # Dead code is removed first: later passes have less to do.
+    # Also removes dead code, which gives later passes less to do.
     return _DRAWS_HOISTED(jaxpr, None, lambda: jaxprs.without_dead_code(hoist_draws(jaxpr)))
 
 

@@ -1,21 +1,22 @@
-"""Tiled batch reductions that stay in a core's cache, above all gradients.
+"""Computes large batch reductions, above all gradients, in tiles that fit into a core's cache.
 
 `loss = mean(square(x @ w - y))` with x [4096, 8] split along axis 0, and its gradient:
 
     p = dot_general x w     [4096]  tiled
     e = sub p y             [4096]  tiled
-    g = dot_general e x     [8]     tiled: each tile adds its share
+    g = dot_general e x     [8]     tiled: each tile adds its summand
     d = mul g 0.000488      [8]     after the tiles
 
-Untiled, `p` and `e` are written to memory and read back. Tiled, a `scan` runs the first three lines on 512
-rows at a time. Equations can be tiled if `batch.follow` would split them over more devices, since tiles are
-to time what devices are to space. So it is known without compiling which equations can be tiled, and only the
-order of sums changes.
+Without tiles, `p` and `e` are written to memory and read back. With tiles, a `scan` runs the first three
+lines on 512 rows at a time. Equations can be tiled if `batch.follow` would split them over more devices: a
+tile is like the part of one of several devices, but tiles run one after another. So it is known without
+compiling which equations can be tiled, and only the order of sums changes.
 
-A gradient is tiled if its batch is larger than `TILE_BYTES`, on CPU devices with one core each
-(`uses_all_cores`); a device with several cores parallelises large operations, and tiles would be too small.
-With several CPU devices even a single tile saves time: its sums are all-reduced as one array, while XLA's CPU
-backend synchronises per array (20 small arrays: 370 us separately, 55 us as one).
+A gradient is tiled if its values are larger than `TILE_BYTES`, on CPU devices with one core each
+(`uses_all_cores`). A device with several cores runs large operations in parallel, and tiles would be too
+small for that. With several CPU devices, even a single tile saves time: its sums are all-reduced as one
+array, while XLA's CPU backend otherwise synchronises once per array (20 small arrays take 370 us separately,
+and 55 us as one).
 """
 
 import collections
@@ -45,12 +46,12 @@ from fdg.lowering.extremes import extreme_over_devices
 from fdg.lowering.local import Local
 from fdg.lowering.mesh import BATCH, is_of_cpus
 
-TILE_BYTES = 3 << 20  # target for all batched values of a tile; XLA fuses most of them away
+TILE_BYTES = 3 << 20  # the target for the sum of all batched values of a tile; XLA stores few of them
 TILE_FLOPS = 4 << 20  # the minimum operations of a tile; with fewer, the loop's overhead is too large
 PACKED_BYTES = 1 << 20  # the largest array to pack; copying more takes as long as another synchronisation
 _PREFIX = "fdg-tiles"
 
-# The functions that combine tiles' results that are not sums, by operation.
+# The functions that combine the results of tiles, for operations other than sums.
 _EXTREMES: dict[str, Callable] = {"reduce_max": jnp.maximum, "reduce_min": jnp.minimum}
 
 
@@ -68,8 +69,8 @@ def uses_all_cores(mesh: Mesh) -> bool:
 def tile(jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, may_split: bool = True) -> ClosedJaxpr:
     """Turns a program's large batch reductions into calls marked with a number of tiles.
 
-    On one device the calls are already loops over tiles; for several, `constraints` turns them into loops.
-    With `may_split`, a device may use several tiles; otherwise one, whose sums are all-reduced together.
+    On one device, the calls already contain the loops over tiles; for several devices, `constraints` adds the
+    loops. If `may_split` is False, each device has one tile, whose sums are all-reduced together.
     """
     rule = functools.partial(_tile_flow, devices, may_split)
     return jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(rule)(follow(jaxpr, axes, devices)))
@@ -84,17 +85,17 @@ def tiles_of(eqn: Any) -> int | None:
 
 
 def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]]:
-    """A tiled call as a function of one device's parts of its inputs, for use in a `shard_map`.
+    """The function that runs a tiled call on one device's parts of its inputs, for use in a `shard_map`.
 
-    Outputs without a batch axis in the body's flow are sums over all rows. With one device, it has no
-    collectives.
+    `called` is the flow of the call's body. Outputs without a batch axis are sums (or extremes) over all
+    rows. With one device, the function has no collectives.
     """
     axes, output_axes = [axis for axis, _ in called.inputs], called.outputs
     flow = follow(called.jaxpr, axes, devices * tiles, output_axes)
     operations: dict[Any, str] = {}
     for step in flow.equations:
         name = step.eqn.primitive.name
-        if name == "transpose" and not step.reduced:  # tiles of a transposed sum are added up too
+        if name == "transpose" and not step.reduced:  # transposed results are combined like the originals
             name = operations.get(step.eqn.invars[0], name)
         operations.update(dict.fromkeys(step.eqn.outvars, name))
     outputs = list(zip(called.jaxpr.outvars, output_axes, strict=True))
@@ -108,9 +109,10 @@ def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]
             local, tile = Local(devices * tiles, lambda: first_tile + i), Local(tiles, lambda: i)
             inputs = [tile.part(x, axis) for x, axis in zip(parts, axes, strict=True)]
             results = local.flow(flow, (), inputs)
-            shares = [x for x, name in zip(results, names, strict=True) if name]
+            summands = [x for x, name in zip(results, names, strict=True) if name]
             sums = [
-                _EXTREMES.get(name, jnp.add)(a, b) for name, a, b in zip(sum_names, sums, shares, strict=True)
+                _EXTREMES.get(name, jnp.add)(a, b)
+                for name, a, b in zip(sum_names, sums, summands, strict=True)
             ]
             return sums, [x for x, name in zip(results, names, strict=True) if not name]
 
@@ -129,7 +131,7 @@ def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]
     return run
 
 
-_PARTS: IdentityCache[core.Jaxpr] = IdentityCache(max_entries=1024)
+_TRACED_PARTS: IdentityCache[core.Jaxpr] = IdentityCache(max_entries=1024)
 
 
 def on_one_device(called: Flow, devices: int, tiles: int) -> core.Jaxpr:
@@ -143,7 +145,7 @@ def on_one_device(called: Flow, devices: int, tiles: int) -> core.Jaxpr:
         run = run_tiles(called, devices, tiles)
         return jaxprs.open_jaxpr(jax.make_jaxpr(run, axis_env=[(BATCH, devices)])(*parts))
 
-    return _PARTS(called, (devices, tiles), trace)
+    return _TRACED_PARTS(called, (devices, tiles), trace)
 
 
 def _join_tiles(x: Any, axis: Axis) -> Any:
@@ -175,18 +177,18 @@ def _reduce_over_devices(sums: Sequence[Any], names: Sequence[str]) -> list[Any]
     ]
 
 
-def _packed_sum(shares: Sequence[jax.Array]) -> list[jax.Array]:
+def _packed_sum(summands: Sequence[jax.Array]) -> list[jax.Array]:
     """Sums arrays over all devices; small arrays of equal dtype are concatenated."""
     packs: dict[Any, list[int]] = {}
-    for i, share in enumerate(shares):
-        is_large = share.size * share.dtype.itemsize > PACKED_BYTES
-        packs.setdefault(i if is_large else share.dtype, []).append(i)
-    flat = [jnp.concatenate([shares[i].ravel() for i in pack]) for pack in packs.values()]
-    sums: list[Any] = [None] * len(shares)
+    for i, summand in enumerate(summands):
+        is_large = summand.size * summand.dtype.itemsize > PACKED_BYTES
+        packs.setdefault(i if is_large else summand.dtype, []).append(i)
+    flat = [jnp.concatenate([summands[i].ravel() for i in pack]) for pack in packs.values()]
+    sums: list[Any] = [None] * len(summands)
     for pack, total in zip(packs.values(), jax.lax.psum(flat, BATCH), strict=True):
-        ends = itertools.accumulate(shares[i].size for i in pack)
+        ends = itertools.accumulate(summands[i].size for i in pack)
         for i, part in zip(pack, jnp.split(total, list(ends)[:-1]), strict=True):
-            sums[i] = part.reshape(shares[i].shape)
+            sums[i] = part.reshape(summands[i].shape)
     return sums
 
 
@@ -201,7 +203,7 @@ class _Region:
 
 
 def _tile_flow(devices: int, may_split: bool, flow: Flow, context: None, inside: jaxprs.Inside) -> Any:
-    """Rewrites the jaxpr of a flow, with a region's equations as one call."""
+    """Rewrites the jaxpr of a flow: the equations to tile, if there are any, become one call."""
     region = None
     if any(map(contracts_batch, flow.equations)):
         inlined = calls_inlined(flow, devices)
@@ -247,7 +249,10 @@ def _find_region(flow: Flow, devices: int, may_split: bool) -> _Region | None:
 
 
 def _num_tiles(sums: GradientSums, devices: int, may_split: bool) -> int | None:
-    """The number of tiles that brings a device's part below `TILE_BYTES`; None if none are needed."""
+    """The smallest number of tiles per device with at most `TILE_BYTES` each; None if tiles do not help.
+
+    Tiles never have fewer than `TILE_FLOPS` operations, so they may be larger than `TILE_BYTES`.
+    """
     length = math.gcd(*(v.aval.shape[sums.axis_of[v]] for v in sums.batched))
     size = sums.bytes // devices
     work = sum(jaxprs.equation_flops(step.eqn) for step in sums.equations) // devices

@@ -3,9 +3,10 @@
     g = dot_general d x    [O, I], contracted over the rows of [N, O] and [N, I]
     w = transpose g        [I, O]
 
-XLA computes one product that reads both operands along columns. On a core this takes 1.1 to 2 times as long
-as with `x` transposed in memory (512 x 256 x 256: 750 and 650 us; 128 x 1024 x 128: 670 and 340 us). XLA
-folds a transpose into the product that reads it, unless an optimization barrier separates them.
+XLA computes both lines as one product that reads both operands along columns. On one core this takes 1.1 to 2
+times as long as with `x` transposed in memory (N x I x O = 512 x 256 x 256: 750 and 650 us; 128 x 1024 x 128:
+670 and 340 us). XLA would merge a transpose with the product that reads it, so an optimization barrier
+separates them.
 """
 
 import functools
@@ -18,10 +19,11 @@ import jax
 from fdg import jaxprs
 from fdg.jax_internals import ClosedJaxpr
 
-_MIN_COLUMNS = 64  # if the second operand has fewer, transposing a large first one costs more than it saves
+# If the second operand has fewer columns, a first operand of more bytes is not worth transposing.
+_MIN_COLUMNS = 64
 _MAX_NARROW_BYTES = 1 << 20
-_CONTRACT_ROWS = (((0,), (0,)), ((), ()))
-_MATMUL = (((1,), (0,)), ((), ()))
+_CONTRACT_ROWS = (((0,), (0,)), ((), ()))  # the dimension numbers of x.T @ y
+_MATMUL = (((1,), (0,)), ((), ()))  # the dimension numbers of x @ y
 
 
 def transpose_weight_gradients(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -44,9 +46,9 @@ def _transpose_products(jaxpr: Any, context: None, inside: jaxprs.Inside) -> Ite
             first, second, _ = products[eqn.invars[0]]
             products[eqn.invars[0]] = second, first, eqn.outvars[0]
     products = {product: operands for product, operands in products.items() if _is_faster(*operands[:2])}
-    # results of transposes that become results of the products
+    # results of transposes that the products compute themselves
     merged = {out for product, (_, _, out) in products.items() if out is not product}
-    transposed: dict[Any, Any] = {}  # operands, and their transposed variables
+    transposed: dict[Any, Any] = {}  # operand -> the variable of its transpose
     for eqn in jaxpr.eqns:
         if eqn.outvars and eqn.outvars[0] in products:
             first, second, out = products[eqn.outvars[0]]
@@ -76,7 +78,7 @@ def _contracts_rows(eqn: Any) -> bool:
 def _is_faster(first: Any, second: Any) -> bool:
     """Whether transposing the first operand saves more time than it costs."""
     first, second = first.aval, second.aval
-    # XLA would turn it into a sum of products, which is 4 times as slow.
+    # XLA would turn the transposed product with a vector into an elementwise sum, 4 times as slow.
     if first.shape[1] == 1 or second.shape[1] == 1:
         return False
     return second.shape[1] >= _MIN_COLUMNS or jaxprs.bytes_of(first) <= _MAX_NARROW_BYTES

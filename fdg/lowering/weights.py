@@ -3,9 +3,9 @@
     x [B, d] split over batch,  w [d, f] split over (batch, model)
     x @ w    gathers w over batch first (fully sharded data parallelism); f stays split over model
 
-Otherwise XLA may reshard x instead, which moves more bytes. So the specs of leaves are propagated through the
-jaxpr as far as operations keep their shape. The constraints are hints: XLA decides the rest, and none can
-change the results.
+Otherwise XLA may reshard x instead, which moves more bytes. To know how w is split, the specs of leaves are
+propagated through operations of the jaxpr that keep their shape. Where a spec is unknown, XLA decides, which
+cannot change the results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ Specs = Mapping[Any, Spec | None]  # the spec of each variable; None or absent i
 
 
 def gathered_operands(step: EquationFlow) -> list[int]:
-    """The positions of operands without a batch axis, if the operation also has operands with one.
+    """The positions of operands that may be sharded parameters and are combined with a split batch.
 
-    They may be sharded parameters.
+    These are the operands without a batch axis of an operation that also has operands with a batch axis.
     """
     in_shard_map = step.local and step.eqn.primitive is not rowwise_p
     if step.bodies or in_shard_map or step.eqn.primitive is boundary_p:
@@ -50,7 +50,7 @@ def result_specs(
 ) -> list[Spec | None]:
     """The specs of an equation's results; `body_output_specs` are the specs of its bodies' outputs.
 
-    An elementwise result has the spec of the operand of its shape, and a transpose permutes its operand's.
+    A result has the spec of an operand of the same shape; a transpose permutes the spec of its operand.
     """
     eqn = step.eqn
     results: list[Spec | None] = [None] * len(eqn.outvars)

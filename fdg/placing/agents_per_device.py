@@ -1,9 +1,10 @@
 """Chooses how many agents of a device are vmapped together, and describes the agents of a plan.
 
-GPUs need large operations, so all agents are vmapped together. On CPU cores the working set should fit in the
-cache (gradients of 128 agents of PPO on CartPole take 142 MB, of 8 agents 9 MB), but agents that are vmapped
-together share the overhead of small operations. Working set and number of operations are computed from the
-traced program rather than measured, so that the same job on the same number of cores computes the same bits.
+GPUs need large operations, so all agents are vmapped together. On a CPU there are two costs: the working set
+of many agents does not fit in the cache (the gradients of PPO on CartPole take 9 MB for 8 agents and 142 MB
+for 128), and with few agents per vmap the overhead of each operation is shared by few agents. The working set
+and the number of operations are computed from the traced program, not measured. So the same job on the same
+number of cores computes the same bits.
 """
 
 import math
@@ -19,18 +20,18 @@ from fdg.batch.rules.random import has_batch_dependent_draws
 from fdg.identity_cache import IdentityCache
 from fdg.tracing.graph import FDG
 
-TARGET_GRADIENT_BYTES = 8 << 20  # of all agents that are vmapped together
+TARGET_GRADIENT_BYTES = 8 << 20  # the sum over all agents that are vmapped together
 OPERATION_BYTES = 2000  # the bytes that a core can read or write in the start-up time of an operation
 
 _CACHE: IdentityCache[int] = IdentityCache(max_entries=64)
 
 
 def agents_per_vmap(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> int:
-    """The number of agents vmapped together: a divisor of the number of agents; 1 to run them one by one.
+    """The number of agents to vmap together: a divisor of `agents`; 1 runs the agents one after another.
 
     `agents` is the number of agents per device, and `cores` the number of cores per device.
     """
-    if has_batch_dependent_draws(jaxprs.open_jaxpr(graph.jaxpr)):  # vmapped agents would share their draws
+    if has_batch_dependent_draws(jaxprs.open_jaxpr(graph.jaxpr)):  # vmapped agents would draw equal numbers
         return 1
     # Agents of a population copy from each other after each iteration, so they must advance together.
     if agents == 1 or not on_cpu or graph.between_agents is not None:
@@ -56,7 +57,7 @@ def sharded_agents_notes(graph: FDG) -> tuple[str, ...]:
 def population_collectives(
     graph: FDG, num_devices: int, state: Any
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """The collectives by which agents of a population copy from each other, and a note; else empty."""
+    """The collectives and the note of a population, whose agents copy from each other; empty without one."""
     between = graph.between_agents
     if between is None:
         return (), ()
@@ -71,7 +72,7 @@ def population_collectives(
 
 
 def _agents_per_cache(graph: FDG, agents: int, cores: float) -> int:
-    """The divisor of `agents` whose gradients are closest to the target; all if overhead dominates."""
+    """The divisor of `agents` whose gradients are closest to the target; `agents` if overhead dominates."""
     gradients = gradient_bytes(graph.jaxpr, graph.state_axes)
     if not gradients.largest:
         return agents

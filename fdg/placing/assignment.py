@@ -33,7 +33,7 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], count: int) -> None:
-    """Checks a policy's placement for `count` devices; raises `PlanError`."""
+    """Checks that a policy's placement fits the graph and `count` devices; raises `PlanError` otherwise."""
     if not isinstance(placement, Mapping) or not all(isinstance(g, Group) for g in placement.values()):
         raise PlanError(
             f"{policy}: place(devices) returned {quoted(placement)}: return a dict from roles to"
@@ -101,7 +101,7 @@ def warn_of_near_roles(graph: FDG, placement: Mapping[str, Group]) -> None:
 
 
 def _nearest_role(role: str, roles: Collection[str]) -> str | None:
-    """The role in `roles` that a role misspells (a wrong or swapped letter, capitals) or abbreviates, if any.
+    """The known role, one of `roles`, that `role` misspells or abbreviates; None if there is none.
 
     >>> [_nearest_role(role, ROLES) for role in ("leaner", "lraener", "Actors", "env", "dreamer", "rewarder")]
     ['learner', 'learner', 'actor', 'environment', None, None]
@@ -118,7 +118,10 @@ def _nearest_role(role: str, roles: Collection[str]) -> str | None:
 
 
 def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
-    """The group of each fragment: by its role, its parent, or the producer of its largest input."""
+    """The group of each fragment: that of its role, else of its parent, else of its largest input's producer.
+
+    A fragment with none of these is on the first group of `placement`.
+    """
     default = next(iter(placement.values()))
     assigned: dict[str, Group] = {f.name: placement[f.role] for f in graph.fragments if f.role in placement}
     pending = [f for f in graph.fragments if f.name not in assigned]
@@ -127,11 +130,12 @@ def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
         for fragment in pending:
             edges = [e for e in graph.edges if e.target == fragment.name and e.source != fragment.name]
             largest = max(edges, key=lambda e: e.bytes_per_crossing, default=None)
-            leader = fragment.parent or (None if largest is None else largest.source)
-            if leader is None or leader == fragment.name:
+            # the fragment whose group this fragment joins
+            guide = fragment.parent or (None if largest is None else largest.source)
+            if guide is None or guide == fragment.name:
                 assigned[fragment.name] = default
-            elif leader in assigned:
-                assigned[fragment.name] = assigned[leader]
+            elif guide in assigned:
+                assigned[fragment.name] = assigned[guide]
             else:
                 unassigned.append(fragment)
         if len(unassigned) == len(pending):  # they depend only on each other
@@ -141,9 +145,9 @@ def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
 
 
 def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, Group]:
-    """Merges groups on the same devices; the merged group shards parameters if one of them does.
+    """Merges groups that have the same devices; the merged group shards parameters if one of them does.
 
-    Groups that share only some of their devices, and groups with `apart`, are not merged.
+    Groups that overlap only partly, and groups with `apart`, stay as they are.
     """
     by_devices: dict[tuple[int, ...], dict[str, Group]] = {}
     for group in assignment.values():
@@ -172,22 +176,24 @@ def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, G
 
 
 def fit_to_batches(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group:
-    """The group with the largest number of its devices that divides every batch; all if there is no batch."""
+    """Drops devices from a group until its number of rows divides the batch of every fragment.
+
+    Raises `PlanError` if the user set the number of devices (`exact`) and devices would be dropped.
+    """
     if len(group) % group.model and (group.exact or len(group) < group.model):
         raise PlanError(
             f"{policy}: group '{group.name}' has {len(group)} devices, but its model is split over"
             f" {group.model}: use a multiple of {group.model}"
         )
     sizes = [f.batch_size for f in fragments if f.batch_size]
-    width = largest_divisor(math.gcd(*sizes), group.rows) if sizes else group.rows
-    if group.exact and width < group.rows:
+    num_rows = largest_divisor(math.gcd(*sizes), group.rows) if sizes else group.rows
+    if group.exact and num_rows < group.rows:
         misfit = next(f for f in fragments if f.batch_size and f.batch_size % group.rows)
         size, rows = misfit.batch_size or 0, group.rows
         raise PlanError(
             f"{policy}: fragment '{misfit.name}' ({misfit.role}) has a batch of {size}, which is not"
             f" divisible by the {rows} {'devices' if group.model == 1 else 'rows'} of its {group.name}: use"
-            f" {width},"
-            f" or a batch of"
+            f" {num_rows}, or a batch of"
             f" {' or '.join(str(n) for n in (size // rows * rows, -(-size // rows) * rows) if n)}"
         )
-    return dataclasses.replace(group, devices=group.devices[: width * group.model])
+    return dataclasses.replace(group, devices=group.devices[: num_rows * group.model])

@@ -8,7 +8,8 @@ the traced and planned programs are compared:
     process 1 {"fragment 'act'": "5d41...", "fragment 'learn'": "c4ca...", ..., "the schedule": "9e10..."}
     -> process 1 has traced or planned another fragment 'learn' than process 0
 
-Digests contain nothing that differs between equal processes: no addresses, set orders or devices.
+Digests leave out everything that may differ between processes that run the same program: memory addresses,
+the order of sets, and devices.
 """
 
 import dataclasses
@@ -33,18 +34,18 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 def digests(plan: Plan) -> dict[str, str]:
     """The SHA-256 of each part of a plan, by the part's name in errors; the most specific parts first."""
-    walker = _Walker()
-    whole = walker.digest_of(plan.graph.jaxpr)
-    constants = [walker.text(value, {}) for value in jaxprs.constants_of(plan.graph.jaxpr)]
+    writer = _TextWriter()
+    iteration = writer.digest_of(plan.graph.jaxpr)
+    constants = [writer.text(value, {}) for value in jaxprs.constants_of(plan.graph.jaxpr)]
     return {
-        **{f"fragment '{name}'": _sha("".join(parts)) for name, parts in walker.fragments.items()},
+        **{f"fragment '{name}'": _sha("".join(parts)) for name, parts in writer.fragments.items()},
         "constants": _sha(repr(constants)),
-        "code between fragments": whole,
-        "policy": _sha(walker.text(plan.policy, {})),
+        "code between fragments": iteration,  # of the whole iteration: fragments are compared before it
+        "policy": _sha(writer.text(plan.policy, {})),
         "assignment of fragments to groups": _sha(
-            walker.text((plan.assignment, plan.groups, plan.graph.agents), {})
+            writer.text((plan.assignment, plan.groups, plan.graph.agents), {})
         ),
-        "schedule": _sha(walker.text(getattr(plan, "schedule", None), {})),
+        "schedule": _sha(writer.text(getattr(plan, "schedule", None), {})),
     }
 
 
@@ -52,11 +53,11 @@ def _sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class _Walker:
+class _TextWriter:
     """Writes values as text that is equal for equal values; numbers the variables of each jaxpr in order."""
 
     def __init__(self) -> None:
-        self.fragments: dict[str, list[str]] = {}
+        self.fragments: dict[str, list[str]] = {}  # the digest of each call of each fragment
         self._digest_cache: IdentityCache[str] = IdentityCache()
 
     def digest_of(self, jaxpr: Any) -> str:
@@ -73,7 +74,7 @@ class _Walker:
         return _sha("\n".join([*constants, *inputs, *equations, *results]))
 
     def text(self, value: Any, numbers: dict[Any, int]) -> str:
-        """The text of any value; `numbers` has the numbers of the variables so far."""
+        """The text of any value; adds the value's variables to `numbers`."""
         match value:
             case None | bool() | int() | float() | complex() | str() | bytes() | enum.Enum():
                 return repr(value)

@@ -4,7 +4,8 @@
     [d, f] split along d and f, one axis each   spec (("batch",), ("model",)) parts (4, 2), 1 copy
     [d, f] split along d over both axes         spec (("batch", "model"),)    parts (8, 1), 1 copy
 
-Between two layouts, an array is transferred in chunks: the coarsest common refinement along each dimension.
+Between two layouts, an array is transferred in chunks: the largest blocks that lie within one part of either
+layout.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 
 BATCH, MODEL = "batch", "model"  # the axes of a group's mesh
 
-Spec = tuple[tuple[str, ...], ...]  # the mesh axes that split each dimension; further dimensions are whole
+Spec = tuple[tuple[str, ...], ...]  # the mesh axes that split each dimension; later dimensions are not split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +31,9 @@ class Layout:
     def of_batch(
         cls, shape: Sequence[int], axis: int | None, mesh: Sequence[tuple[str, int]] | int
     ) -> "Layout":
-        """The layout that is split along the batch axis, if its length is divisible; otherwise replicated.
+        """The layout of an array that is split along its batch axis, `axis`, if the length is divisible.
 
-        `mesh` may be a number of devices along `BATCH`.
+        Otherwise the array is replicated. `mesh` may be a number of devices along `BATCH`.
 
         >>> Layout.of_batch((6, 4), 0, 3).parts, Layout.of_batch((6, 4), 1, 3).parts
         ((3, 1), (1, 1))
@@ -93,8 +94,8 @@ class Route:
 
     cuts: tuple[int, ...]  # the number of chunks of a source part along each dimension
     joins: tuple[int, ...]  # the number of chunks of a target part along each dimension
-    # by chunk of a target part (row-major), then by target device in order: the source device, and the
-    # index of the chunk in that device's part (row-major)
+    # [chunk of a target part, in row-major order][target device] -> (source device, row-major index of the
+    # chunk in that device's part)
     chunks: tuple[tuple[tuple[int, int], ...], ...]
 
 
@@ -102,26 +103,26 @@ class Route:
 def find_route(source: Layout, target: Layout) -> Route:
     """The route from one layout to another: each target device receives each of its chunks once.
 
-    If source devices hold replicas, target devices read from them in turn.
+    If several source devices hold the same part, target devices read from them in turn.
 
     >>> find_route(Layout.of_batch((6,), 0, 3), Layout.of_batch((6,), 0, 2))
     Route(cuts=(2,), joins=(3,), chunks=(((0, 0), (1, 1)), ((0, 1), (2, 0)), ((1, 0), (2, 1))))
     """
-    grid = [math.lcm(a, b) for a, b in zip(source.parts, target.parts, strict=True)]
-    cuts = tuple(g // a for g, a in zip(grid, source.parts, strict=True))
-    joins = tuple(g // b for g, b in zip(grid, target.parts, strict=True))
+    num_chunks = [math.lcm(a, b) for a, b in zip(source.parts, target.parts, strict=True)]  # by dimension
+    cuts = tuple(n // a for n, a in zip(num_chunks, source.parts, strict=True))
+    joins = tuple(n // b for n, b in zip(num_chunks, target.parts, strict=True))
     holders: dict[tuple[int, ...], list[int]] = {}
     for device, part in enumerate(source.part_of):
         holders.setdefault(part, []).append(device)
     chunks = []
     for chunk_index in itertools.product(*map(range, joins)):
-        row = []
+        chunk_by_device = []
         for j, part in enumerate(target.part_of):
-            grid_index = [p * n + k for p, n, k in zip(part, joins, chunk_index, strict=True)]
-            sources = holders[tuple(c // n for c, n in zip(grid_index, cuts, strict=True))]
-            rank = 0
-            for c, n in zip(grid_index, cuts, strict=True):
-                rank = rank * n + c % n
-            row.append((sources[j % len(sources)], rank))
-        chunks.append(tuple(row))
+            global_index = [p * n + k for p, n, k in zip(part, joins, chunk_index, strict=True)]
+            sources = holders[tuple(c // n for c, n in zip(global_index, cuts, strict=True))]
+            index_in_part = 0
+            for c, n in zip(global_index, cuts, strict=True):
+                index_in_part = index_in_part * n + c % n
+            chunk_by_device.append((sources[j % len(sources)], index_in_part))
+        chunks.append(tuple(chunk_by_device))
     return Route(cuts, joins, tuple(chunks))

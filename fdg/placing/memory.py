@@ -5,9 +5,9 @@
     s = sum(h * h)      one number: h * h is fused into the sum
 
 A program needs memory for its arguments, for results that do not reuse a donated argument, and for
-temporaries, from their definition to their last use. An elementwise operation with a single elementwise
-reader needs no array. A loop needs the arrays of one trip. Nothing is compiled; `Engine.memory` has XLA's
-figure.
+temporaries, from their definition to their last use. The result of an elementwise operation needs no array if
+only one operation, also elementwise, reads it. A loop needs the arrays of one trip. Nothing is compiled here;
+`Engine.memory` has the bytes that XLA reports.
 """
 
 import collections
@@ -27,20 +27,20 @@ from fdg.placing.scheduling.schedule import Call, Move, Schedule, Step, Value, d
 
 _CONTROL = frozenset({"scan", "while", "cond", "custom_linear_solve"})  # not inlined, unlike calls
 _FUSED_CLASSES = frozenset({"elementwise", "transcendental", "special"})
-_MOVED = frozenset("transpose slice rev pad concatenate stack unstack tile dynamic_slice split".split())
+_REARRANGING = frozenset("transpose slice rev pad concatenate stack unstack tile dynamic_slice split".split())
 _IN_PLACE = _CONTROL | PUTS | {"dynamic_update_slice"}  # these may reuse an operand's buffer
-_HASH_ARRAYS = 4  # the number of arrays of words that threefry needs for one array of random bits
+_HASH_ARRAYS = 4  # the number of uint32 arrays that threefry needs for one array of random bits
 _MAX_CACHED = 10_000
 
 
 class _Step(NamedTuple):
     """An operation or a loop."""
 
-    operands: tuple[Any, ...]  # its operands, without literals
-    results: tuple[tuple[Any, int], ...]  # its results and their bytes on a device
+    operands: tuple[Any, ...]  # without literals
+    results: tuple[tuple[Any, int], ...]  # (variable, bytes on a device)
     is_fusible: bool  # True if it is elementwise and can be fused into its reader
-    is_in_place: bool  # True if its results overwrite operands
-    inner_bytes: int  # bytes that it needs while it runs
+    is_in_place: bool  # True if its results may overwrite its operands
+    inner_bytes: int  # temporary bytes that it needs while it runs
 
 
 def program_bytes(
@@ -52,22 +52,22 @@ def program_bytes(
 ) -> int:
     """The peak bytes of one device while a program runs.
 
-    `axes` are the batch axes of its first inputs. `layouts` are the layouts of sharded inputs by position;
-    outputs at these positions have the same layouts.
+    `axes` are the batch axes of its first inputs; further inputs are replicated. `layouts` are the layouts of
+    sharded inputs by position; outputs at these positions have the same layouts.
     """
     body, layouts = jaxprs.open_jaxpr(jaxpr), layouts or {}
     flow = follow(body, axes, devices) if devices > 1 else None
     output_axes = [None] * len(body.outvars) if flow is None else flow.outputs
     input_axes = [*axes, *[None] * (len(body.invars) - len(axes))]
     input_bytes = [
-        _share(v, axis, devices, layouts.get(i))
+        _bytes_on_device(v, axis, devices, layouts.get(i))
         for i, (v, axis) in enumerate(zip(body.invars, input_axes, strict=True))
     ]
     output_bytes = [
-        0 if jaxprs.is_literal(v) else _share(v, axis, devices, layouts.get(i))
+        0 if jaxprs.is_literal(v) else _bytes_on_device(v, axis, devices, layouts.get(i))
         for i, (v, axis) in enumerate(zip(body.outvars, output_axes, strict=True))
     ]
-    constants = sum(_share(v, None, 1) for v in body.constvars)
+    constants = sum(_bytes_on_device(v, None, 1) for v in body.constvars)
     results = max(0, sum(output_bytes) - sum(input_bytes[i] for i in donated))
     return constants + sum(input_bytes) + results + _temporaries(body, flow, devices, layouts.values())
 
@@ -77,11 +77,12 @@ def _temporaries(jaxpr: core.Jaxpr, flow: Flow | None, devices: int, layouts: It
 
     Arrays with the shape of a sharded parameter, such as its gradient, are assumed to be sharded like it.
     """
-    return _Arrays(devices, frozenset((layout.shape, layout.number) for layout in layouts)).peak(jaxpr, flow)
+    split = frozenset((layout.shape, layout.number) for layout in layouts)
+    return _PeakEstimator(devices, split).peak(jaxpr, flow)
 
 
-def _share(variable: Any, axis: int | None, devices: int, layout: Layout | None = None) -> int:
-    """The bytes of an array on one of the devices that split it."""
+def _bytes_on_device(variable: Any, axis: int | None, devices: int, layout: Layout | None = None) -> int:
+    """The bytes of a device's part of an array."""
     if not hasattr(variable.aval, "dtype"):
         return 0
     layout = layout or Layout.of_batch(variable.aval.shape, axis, devices)
@@ -89,8 +90,8 @@ def _share(variable: Any, axis: int | None, devices: int, layout: Layout | None 
 
 
 @functools.lru_cache(maxsize=32)  # many plans share functions
-class _Arrays:
-    """The arrays of jaxprs on one device; `split` has pairs (shape, number of parts of such arrays)."""
+class _PeakEstimator:
+    """Computes peak bytes of jaxprs on one device; arrays with a shape in `split` have that many parts."""
 
     def __init__(self, devices: int, split: frozenset[tuple[tuple[int, ...], int]]):
         self.devices, self.split = devices, dict(split)
@@ -111,19 +112,19 @@ class _Arrays:
     ) -> list[Any]:
         """Appends the steps of a jaxpr with calls inlined; returns its outputs.
 
-        `names` maps the jaxpr's variables to the caller's. Each inlining makes new names; a view has the name
-        of its array.
+        `names` maps each variable to a unique name, also if a jaxpr is inlined twice; a view has the name of
+        its array.
         """
         flows: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
         for eqn, step_flow in zip(jaxpr.eqns, flows, strict=True):
             reads, bodies = jaxprs.renamed(eqn.invars, names), jaxprs.bodies(eqn)
             if step_flow is not None and not step_flow.bodies:
                 bodies = ()
-            inner = [None] * len(bodies) if step_flow is None else step_flow.bodies
+            inner_flows = [None] * len(bodies) if step_flow is None else step_flow.bodies
             if bodies and eqn.primitive.name not in _CONTROL:
                 body = bodies[0]
                 inner_names = {v: reads[k] for v, k in zip(body.jaxpr.invars, body.operands, strict=True)}
-                outputs = self._inline(body.jaxpr, inner[0], inner_names, steps)
+                outputs = self._inline(body.jaxpr, inner_flows[0], inner_names, steps)
                 names.update((v, outputs[j]) for v, j in zip(eqn.outvars, body.results, strict=False))
                 continue
             axes = [None] * len(eqn.outvars) if step_flow is None else step_flow.results
@@ -133,24 +134,29 @@ class _Arrays:
             new_names: list[tuple[Any, Any]] = [(v, object()) for v in eqn.outvars]
             names.update(new_names)
             results = [
-                (new, _share(v, axis, self.devices) // self.split.get(getattr(v.aval, "shape", ()), 1))
+                (
+                    new,
+                    _bytes_on_device(v, axis, self.devices)
+                    // self.split.get(getattr(v.aval, "shape", ()), 1),
+                )
                 for (v, new), axis in zip(new_names, axes, strict=True)
                 if not isinstance(v, core.DropVar)
             ]
-            inside = max((self.peak(b.jaxpr, f) for b, f in zip(bodies, inner, strict=True)), default=0)
+            inner_peaks = (self.peak(b.jaxpr, f) for b, f in zip(bodies, inner_flows, strict=True))
+            inner_peak = max(inner_peaks, default=0)
             name = eqn.primitive.name
             if name in ("random_bits", "random_split"):
-                inside = _HASH_ARRAYS * sum(size for _, size in results)
+                inner_peak = _HASH_ARRAYS * sum(size for _, size in results)
             is_fusible = name not in _CONTROL and (
-                class_of(name) in _FUSED_CLASSES or name in VIEWS or name in _MOVED
+                class_of(name) in _FUSED_CLASSES or name in VIEWS or name in _REARRANGING
             )
             operands = tuple(jaxprs.variables(reads))
-            steps.append(_Step(operands, tuple(results), is_fusible, name in _IN_PLACE, inside))
+            steps.append(_Step(operands, tuple(results), is_fusible, name in _IN_PLACE, inner_peak))
         return jaxprs.renamed(jaxpr.outvars, names)
 
 
 def _is_view(eqn: core.JaxprEqn) -> bool:
-    """Whether each result is an alias of an operand."""
+    """Whether each result needs no memory, because it is an operand under another shape."""
     if eqn.primitive.name not in VIEWS or len(eqn.invars) != len(eqn.outvars):
         return False
     pairs = zip(eqn.invars, eqn.outvars, strict=True)
@@ -160,7 +166,7 @@ def _is_view(eqn: core.JaxprEqn) -> bool:
 
 
 def _peak(steps: Sequence[_Step], returned: frozenset[Any]) -> int:
-    """The peak bytes of the arrays that steps make, without the arrays `returned`."""
+    """The peak bytes of the arrays that steps create, not counting the arrays `returned`."""
     read, used_steps = set(returned), []
     for step in reversed(steps):
         if any(v in read for v, _ in step.results):
@@ -168,14 +174,14 @@ def _peak(steps: Sequence[_Step], returned: frozenset[Any]) -> int:
             used_steps.append(step)
     steps = used_steps[::-1]
     readers = collections.Counter(v for step in steps for v in set(step.operands))
-    needed = {v for v, count in readers.items() if count > 1} | returned
-    needed = needed.union(*(step.operands for step in steps if not step.is_fusible))
-    sources: dict[Any, tuple[Any, ...]] = {}  # for values that are not arrays: the arrays that they depend on
+    stored = {v for v, count in readers.items() if count > 1} | returned  # values that need an array
+    stored = stored.union(*(step.operands for step in steps if not step.is_fusible))
+    sources: dict[Any, tuple[Any, ...]] = {}  # for each fused value: the arrays that it is computed from
     unfused: list[tuple[_Step, tuple[Any, ...]]] = []
     last_use: dict[Any, int] = {}
     for step in steps:
-        reads = tuple(dict.fromkeys(part for v in step.operands for part in sources.get(v, (v,))))
-        if step.is_fusible and not any(v in needed for v, _ in step.results):
+        reads = tuple(dict.fromkeys(array for v in step.operands for array in sources.get(v, (v,))))
+        if step.is_fusible and not any(v in stored for v, _ in step.results):
             sources.update((v, reads) for v, _ in step.results)
             continue
         last_use.update(dict.fromkeys(reads, len(unfused)))
@@ -200,46 +206,47 @@ def _peak(steps: Sequence[_Step], returned: frozenset[Any]) -> int:
 def peak_by_group(
     schedule: Schedule, sizes: Mapping[str, int], shared: Mapping[str, str] | None = None
 ) -> dict[str, int]:
-    """The peak bytes of a device of each group, for a schedule.
+    """The peak bytes on a device of each group while a schedule runs.
 
-    `sizes` are the numbers of devices over which each group splits a batch. Groups with a common name in
-    `shared` are on the same devices, so their bytes are added.
+    `sizes` are the numbers of devices over which each group splits a batch. `shared` maps each group to a
+    name for its devices: groups with the same name are on the same devices, so their bytes are added.
     """
     names = shared or {group: group for group in sizes}
     state: collections.Counter[str] = collections.Counter()
     for values in schedule.leaves:
         for value in values:
-            state[names[value.group]] += _share_of(value, sizes)
+            state[names[value.group]] += _value_bytes(value, sizes)
     for _, value in schedule.constants:
-        state[names[value.group]] += _share_of(value, sizes)
-    peak = _peak_steps(schedule.steps, sizes, names)
+        state[names[value.group]] += _value_bytes(value, sizes)
+    peak = _step_peaks(schedule.steps, sizes, names)
     return {group: state[group] + peak[group] for group in dict.fromkeys(names.values())}
 
 
-def _share_of(value: Value, sizes: Mapping[str, int]) -> int:
-    return _share(value.variable, value.axis, sizes[value.group], value.layout)
+def _value_bytes(value: Value, sizes: Mapping[str, int]) -> int:
+    return _bytes_on_device(value.variable, value.axis, sizes[value.group], value.layout)
 
 
-def _peak_steps(
+def _step_peaks(
     steps: Sequence[Step], sizes: Mapping[str, int], names: Mapping[str, str]
 ) -> collections.Counter[str]:
     last_use = {value: i for i, step in enumerate(steps) for value in uses(step)}
     alive: dict[Value, int] = {}
-    donated: set[Value] = set()  # donated leaves: negative bytes in `alive`, since the caller adds all leaves
+    # Donated leaves have negative bytes in `alive`, because the caller adds the bytes of all leaves.
+    donated: set[Value] = set()
     peak: collections.Counter[str] = collections.Counter()
     for i, step in enumerate(steps):
         returned_leaves = [value for value in defs(step) if value in donated]
-        alive.update((value, _share_of(value, sizes)) for value in defs(step) if value not in donated)
+        alive.update((value, _value_bytes(value, sizes)) for value in defs(step) if value not in donated)
         current: collections.Counter[str] = collections.Counter()
         for value, size in alive.items():
             current[names[value.group]] += size
         if isinstance(step, Call):
             current[names[step.group]] += _call_bytes(step, alive, donated, sizes)
         elif isinstance(step, Move):
-            if step.donates:  # leaf by leaf: only one leaf at a time exists in both layouts
+            if step.donates:  # leaves are moved one by one, so only one of them is stored twice
                 current[names[step.source]] += _move_bytes(step, alive, donated, returned_leaves, sizes)
         else:
-            current.update(_peak_steps(step.steps, sizes, names))
+            current.update(_step_peaks(step.steps, sizes, names))
         peak |= current
         for value in list(alive):
             if last_use.get(value, len(steps)) <= i and value not in donated:
@@ -251,18 +258,18 @@ def _peak_steps(
 
 
 def _call_bytes(call: Call, alive: dict[Value, int], donated: set[Value], sizes: Mapping[str, int]) -> int:
-    """Frees what a call donates; returns the bytes that it needs while it runs, besides live arrays."""
+    """Frees the inputs that a call donates; returns the bytes that its run needs in addition to `alive`."""
     devices, jaxpr = sizes[call.group], jaxprs.open_jaxpr(call.jaxpr)
     flow = follow(jaxpr, [value.axis for value in call.inputs], devices) if devices > 1 else None
-    donated_bytes = [(call.inputs[i], _share_of(call.inputs[i], sizes)) for i in call.donated]
+    donated_bytes = [(call.inputs[i], _value_bytes(call.inputs[i], sizes)) for i in call.donated]
     reusable = sum(size for _, size in donated_bytes)
     for value, size in donated_bytes:
         if alive.pop(value, None) is None:
             alive[value] = -size
             donated.add(value)
     split = [v.layout for v in call.inputs if v.axis is None and v.layout is not None and v.layout.number > 1]
-    inside = _temporaries(jaxpr, flow, devices, split)
-    return inside - min(reusable, sum(alive[value] for value in call.outputs))
+    inner_peak = _temporaries(jaxpr, flow, devices, split)
+    return inner_peak - min(reusable, sum(alive[value] for value in call.outputs))
 
 
 def _move_bytes(
@@ -272,9 +279,9 @@ def _move_bytes(
     returned_leaves: Sequence[Value],
     sizes: Mapping[str, int],
 ) -> int:
-    """Marks donated leaves; returns the bytes to add during the move, while both copies of a leaf exist."""
+    """Marks the leaves that a move donates; returns the additional bytes while a leaf is stored twice."""
     leaves = [value for value in uses(move) if value not in alive]
-    alive.update((value, -_share_of(value, sizes)) for value in leaves)
+    alive.update((value, -_value_bytes(value, sizes)) for value in leaves)
     donated.update(leaves)
-    largest = max(_share_of(value, sizes) for value in leaves or returned_leaves)
-    return largest - sum(_share_of(value, sizes) for value in leaves)
+    largest = max(_value_bytes(value, sizes) for value in leaves or returned_leaves)
+    return largest - sum(_value_bytes(value, sizes) for value in leaves)

@@ -1,8 +1,9 @@
 """Data movements of a plan: edges on the same devices, transfers between groups, and collectives.
 
-act -> learn, "transfer", actors -> learners     a Move of the schedule
-learn, "all-reduce", learners, in "learn"        a collective of a program
-act -> step, ""                                  an edge of the graph on one group
+source   target   how           where
+act      learn    "transfer"    actors -> learners     a `Move` of the schedule
+learn    learn    "all-reduce"  learners               a collective of the program "learn"
+act      step     ""                                   an edge between fragments of one group
 """
 
 import dataclasses
@@ -22,14 +23,14 @@ class Movement:
 
     source: str  # the producing fragments
     target: str  # the consuming fragments; for a collective the same as `source`
-    # "transfer" between groups, "all-reduce" or "all-gather" within a group (or another kind that was read
-    # from a compiled program), or "" if the data stay on their devices
+    # "transfer" between groups, the kind of a collective within a group ("all-reduce", "all-gather", ...), or
+    # "" if the data stay on their devices
     how: str
     # total bytes that arrive on all target devices; for a collective, the size of its result
     bytes_per_crossing: int
     crossings_per_iteration: int
-    delay: str = ""
-    where: str = ""  # the group, or "actors -> learners" for a transfer
+    delay: str = ""  # "" for values of the same trip; "step" or "iteration" if the next one uses them
+    where: str = ""  # the group of a collective, "actors -> learners" for a transfer, "" for an edge
     program: str = ""  # the program of a collective
     read: bool = False  # True if it was read from the compiled program instead of predicted
 
@@ -49,7 +50,7 @@ class PlannedProgram:
     fragments: tuple[str, ...]
     calls_per_iteration: int
     collectives: tuple[Collective, ...] = ()  # its collectives in one run
-    read: bool = False  # True if these were read from the compiled program instead of predicted
+    read: bool = False  # True if `collectives` were read from the compiled program instead of predicted
     together: int | None = None  # the number of agents that a device vmaps at once; None without agents
 
 
@@ -63,7 +64,7 @@ def local_movements(edges: Sequence[Edge], assignment: Mapping[str, str]) -> lis
 
 
 def transfer_movement(move: Move, times: int) -> Movement:
-    """A transfer of a schedule that runs `times` times in an iteration."""
+    """The movement of a schedule's transfer that runs `times` times in an iteration."""
     changes = move.changes or [None] * len(move.pairs)
     size = sum(
         moved_bytes(b.bytes, b.laid_out) if change is None else change.arriving(b.bytes)

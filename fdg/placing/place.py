@@ -1,11 +1,11 @@
 """Plans an algorithm: from a graph and a distribution policy to programs and transfers.
 
-A policy is a small value with one method, `place(devices)`: the group of devices of each role. Everything
-else is derived from the graph, so planning needs no devices:
+A policy is a small value with one method, `place(devices)`, which returns the group of devices of each role.
+Everything else is derived from the graph, so planning needs no devices:
 
     policy.place(4 devices)      environment, actor -> actors (0, 1, 2); learner -> learners (3,)
-    assign, fit_to_batches       act, step -> actors; learn -> learners; device 2 is idle for a batch of 64
-    delay                        the iteration with the policy's staleness
+    assign, fit_to_batches       act, step -> actors; learn -> learners; device 2 idle: 3 does not divide 64
+    delay                        the graph, rewritten for the policy's staleness
     open_iteration, partition    a schedule: actors run act+step, a transfer, learners run learn, a transfer
     predict_exchanges            the collectives of each program
 """
@@ -54,10 +54,10 @@ from fdg.tracing.graph import FDG
 from fdg.tracing.trace import side_by_side, trace, vmapped_agents, with_declarations
 
 _MAX_DEVICES = 2**20
-_MAX_STALENESS = 200  # this many older parameters are stored, and the plan grows with them
-_OPENED: IdentityCache[Opened] = IdentityCache(max_entries=16)
-_DELAYED: IdentityCache[tuple[FDG, Delay]] = IdentityCache(max_entries=16)
-_COLLECTIVES: IdentityCache[tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]] = IdentityCache(
+_MAX_STALENESS = 200  # in iterations; one copy of the parameters is stored for each
+_OPENED_CACHE: IdentityCache[Opened] = IdentityCache(max_entries=16)
+_DELAYED_CACHE: IdentityCache[tuple[FDG, Delay]] = IdentityCache(max_entries=16)
+_COLLECTIVES_CACHE: IdentityCache[tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]] = IdentityCache(
     max_entries=256
 )
 
@@ -69,14 +69,15 @@ def place(
     """Plans an algorithm (or its graph) under a policy. Runs and compiles nothing.
 
     Args:
-      algorithm: an algorithm, or its `FDG` from `trace`. Without fragments, the plan is one program on the
-        policy's first group.
+      algorithm: an algorithm, or its `FDG` from `trace`. If it has no fragments, the plan is one program on
+        the policy's first group.
       policy: a distribution policy (`policies`).
-      devices: the devices, or their number; None for all of JAX's (`with_host`). They need not exist.
+      devices: the devices, or their number, which may exceed the number of devices here; None for all devices
+        of JAX (`with_host`).
       num_seeds: the number of agents (`fdg.agents`); None for the algorithm itself.
 
     Raises:
-      PlanError: the policy cannot be carried out; the message names policy, fragment, numbers and fix.
+      PlanError: the policy does not fit the graph or the devices; the message has the fix.
       GraphError: `trace` cannot trace the algorithm.
     """
     check_policy(policy)
@@ -132,10 +133,10 @@ def place(
         unfit=tuple((g.name, g.devices[len(fit) :]) for g, fit in zip(requested, groups, strict=True)),
         notes=sharded_agents_notes(traced),
     )
-    plan = _with_sharded(plan, traced)
+    plan = _with_sharded_leaves(plan, traced)
     if len(groups) == 1:
-        return _plan_whole(plan)
-    opened = _OPENED(
+        return _plan_one_program(plan)
+    opened = _OPENED_CACHE(
         graph.jaxpr, plan.assignment, lambda: open_iteration(graph.jaxpr, dict(plan.assignment), policy)
     )
     sizes = {group.name: group.rows for group in groups}
@@ -144,11 +145,14 @@ def place(
     schedule = lay_out(partition(opened, graph.state_axes, sizes, platform_of, newer), groups, plan.sharded)
     schedule = reshard(schedule, groups, unshards=delayed is None)
     _check_effects(schedule, plan, [] if isinstance(devices, int) else devices)
-    return _plan_steps(SteppedPlan(**vars(plan), schedule=schedule, constants=opened.constants))
+    return _plan_many_programs(SteppedPlan(**vars(plan), schedule=schedule, constants=opened.constants))
 
 
 def _checked_ages(graph: FDG, policy: Policy) -> tuple[FDG, Ages | None]:
-    """Checks the policy's staleness and lag; returns the graph (a lag cuts its scan) and ages or None."""
+    """Checks the policy's staleness and lag; returns the graph and the age of each fragment's parameters.
+
+    A lag cuts the graph's scan over micro-batches in two. The ages are None without staleness and lag.
+    """
     staleness, lag = getattr(policy, "staleness", 0), getattr(policy, "lag", 0)
     for name, value, unit in (("staleness", staleness, "iterations"), ("lag", lag, "micro-batches")):
         if not isinstance(value, int) or value < 0:
@@ -173,17 +177,17 @@ def _checked_ages(graph: FDG, policy: Policy) -> tuple[FDG, Ages | None]:
 def _with_delay(
     graph: FDG, ages: Ages | None, policy: Policy, assignment: Mapping[str, Group]
 ) -> tuple[FDG, Delay | None]:
-    """Rewrites the graph for these ages; cached per jaxpr, groups and ages."""
+    """Rewrites the graph so that fragments read parameters of these ages; results are cached."""
     if ages is None:
         return graph, None
     names = {name: group.name for name, group in assignment.items()}
     key = (*names.items(), ages.lag, ages.oldest)
-    rewritten, delayed = _DELAYED(graph.jaxpr, key, lambda: delay(graph, names, ages, policy))
+    rewritten, delayed = _DELAYED_CACHE(graph.jaxpr, key, lambda: delay(graph, names, ages, policy))
     return with_declarations(rewritten, graph), delayed
 
 
-def _with_sharded(plan: Plan, traced: FDG) -> Plan:
-    """Adds the sharded leaves to the plan; under staleness, leaves of the algorithm's state without history.
+def _with_sharded_leaves(plan: Plan, traced: FDG) -> Plan:
+    """Adds the sharded leaves to the plan. Older parameters, which staleness stores, are not sharded.
 
     `traced` is the graph before staleness; with several agents, rules apply to the leaves of one agent.
     """
@@ -201,7 +205,7 @@ def _with_sharded(plan: Plan, traced: FDG) -> Plan:
 
 
 def _check_effects(schedule: Schedule, plan: Plan, devices: Sequence[Any]) -> None:
-    """Checks that a group with host calls has one device, and that one process has all effects."""
+    """Checks that a group with host calls has one device, and that all side effects are in one process."""
     groups = {group.name: group for group in plan.groups}
     processes = [getattr(device, "process_index", 0) for device in devices] or [0] * plan.num_devices
     programs = [(groups[call.group], call.equations) for call, _ in schedule.calls()]
@@ -219,11 +223,11 @@ def _plan_agents(
     group = Group("agents", tuple(range(width)))
     collectives, notes = population_collectives(graph, width, algorithm_state(graph.state))
     per_device = agents // width
-    together = agents_per_vmap(
+    agents_at_once = agents_per_vmap(
         graph, per_device, "cpu" in platforms, max(1.0, min_cores_per_process() / width)
     )
     names = tuple(f.name for f in graph.fragments)
-    program = PlannedProgram("train", group.name, names, 1, collectives, together=together)
+    program = PlannedProgram("train", group.name, names, 1, collectives, together=agents_at_once)
     return Plan(
         graph,
         policy,
@@ -233,12 +237,12 @@ def _plan_agents(
         assignment=tuple((f.name, group.name) for f in graph.fragments),
         programs=(program,),
         delayed=delayed,
-        notes=notes if graph.between_agents is not None else vmap_notes(per_device, together),
+        notes=notes if graph.between_agents is not None else vmap_notes(per_device, agents_at_once),
     )
 
 
-def _plan_whole(plan: Plan) -> Plan:
-    """A plan in which all fragments share their devices: one program."""
+def _plan_one_program(plan: Plan) -> Plan:
+    """Completes a plan with one group, whose iteration is one program."""
     (group,), graph = plan.groups, plan.graph
     check_one_device(jaxprs.open_jaxpr(graph.jaxpr).eqns, group, plan.policy, plan.num_devices)
     collectives, notes = _collectives(graph.jaxpr, graph.state_axes, graph.output_axes, group)
@@ -246,8 +250,8 @@ def _plan_whole(plan: Plan) -> Plan:
     return dataclasses.replace(plan, programs=(program,), notes=(*plan.notes, *notes))
 
 
-def _plan_steps(plan: SteppedPlan) -> Plan:
-    """A plan of several programs and transfers."""
+def _plan_many_programs(plan: SteppedPlan) -> Plan:
+    """Completes a plan with several programs and transfers."""
     groups = {group.name: group for group in plan.groups}
     programs: list[PlannedProgram] = []
     notes = [*plan.notes, *resharding_notes(plan.schedule)]
@@ -269,10 +273,10 @@ def _collectives(
         return (), ()
     unit = smallest_equivalent(group.rows, lengths_of(jaxprs.open_jaxpr(jaxpr)))
     axes = tuple(inputs), tuple(outputs)
-    collectives, repeated = _COLLECTIVES(
+    collectives, without_rule = _COLLECTIVES_CACHE(
         jaxpr, (unit, *axes), lambda: predict_exchanges(jaxpr, axes[0], unit, axes[1])
     )
-    return collectives, tuple(map(str, repeated))
+    return collectives, tuple(map(str, without_rule))
 
 
 def _is_predicted(group: Group) -> bool:

@@ -1,4 +1,4 @@
-"""Plans: placement, programs and transfers, as plain values."""
+"""Plans as plain values: the groups, programs, transfers and memory of a placed graph."""
 
 import dataclasses
 import functools
@@ -27,21 +27,21 @@ __all__ = ["BETWEEN", "Movement", "Plan", "PlannedProgram", "SteppedPlan"]
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Drawable):
-    """The plan of an engine: one program for all iterations; a `SteppedPlan` has several programs.
+    """A graph placed on devices. This class runs as one program; its subclass `SteppedPlan` has several.
 
     Attributes:
       graph: the placed graph, with the policy's staleness applied.
       num_devices: the number of devices, used or not.
       groups: the groups with their used devices; groups on the same devices are merged.
-      idle: unused devices.
+      idle: positions of unused devices.
       assignment: the group of each fragment by name, in the graph's order.
       programs: the programs, in the order of their first run in an iteration.
       delayed: the leaves and fragments that the staleness delays, or None.
-      unfit: for each group, the devices that it does not use because they do not divide its batches.
-      notes: more sentences, printed at the end.
-      sharded: the leaves of the state that rules shard.
-      unused_rules: (group, regular expression) of rules that match no leaf.
-      unpredicted: groups with sharded parameters, whose collectives are known only after compiling.
+      unfit: (group, devices that it does not use, because its batches are not divisible by their number).
+      notes: sentences that are printed at the end of the plan.
+      sharded: the leaves of the state that sharding rules match.
+      unused_rules: (group, regular expression) of sharding rules that match no leaf.
+      unpredicted: groups with sharded parameters; their collectives are known only after compiling.
     """
 
     graph: FDG
@@ -60,7 +60,7 @@ class Plan(Drawable):
 
     @functools.cached_property
     def movements(self) -> tuple[Movement, ...]:
-        """Every edge and transfer, then every collective."""
+        """Edges within a group, then transfers between groups, then collectives."""
         return (
             *local_movements(self.graph.edges, dict(self.assignment)),
             *(transfer_movement(*move) for move in self.moves()),
@@ -71,14 +71,15 @@ class Plan(Drawable):
     def memory(self) -> tuple[tuple[str, int], ...]:
         """The estimated peak bytes on a device of each group (`placing.memory`).
 
-        Groups on the same devices have the same figure, their total. `Engine.memory` has XLA's figure.
+        For groups on the same devices it is the bytes of all of them. `Engine.memory` has the bytes that XLA
+        reports.
         """
         (group,), graph = self.groups, self.graph
         donated = range(len(graph.state_axes))
         if self.together is None:
             layouts = by_position(self.sharded, group.name)
             size = program_bytes(graph.jaxpr, graph.state_axes, group.rows, donated, layouts)
-        else:  # all states, and the temporary arrays of agents that are mapped together
+        else:  # the states of all agents, and the temporary arrays of those that are vmapped together
             agent_bytes = program_bytes(graph.jaxpr, (), 1, donated)
             state_bytes = sum(jaxprs.bytes_of(v.aval) for v in jaxprs.open_jaxpr(graph.jaxpr).invars)
             size = self.agents_here * state_bytes + self.together * (agent_bytes - state_bytes)
@@ -86,7 +87,7 @@ class Plan(Drawable):
 
     @property
     def sharing(self) -> tuple[tuple[str, ...], ...]:
-        """The names of the groups, in one tuple per set of devices."""
+        """One tuple per set of devices, with the names of the groups on these devices."""
         names: dict[frozenset[int], list[str]] = {}
         for group in self.groups:
             names.setdefault(frozenset(group.devices), []).append(group.name)
@@ -103,10 +104,10 @@ class Plan(Drawable):
         return (self.graph.agents or 1) // len(self.groups[0])
 
     def idle_process(self, devices: Sequence[Any]) -> int | None:
-        """The first process without a used device; None if each process has one.
+        """The first process none of whose devices is used; None if there is no such process.
 
         Args:
-          devices: the devices that the plan's positions refer to.
+          devices: the list of devices that the plan's positions index.
         """
         processes = [getattr(device, "process_index", 0) for device in devices]
         used = {processes[i] for group in self.groups for i in group.devices}
@@ -120,7 +121,7 @@ class Plan(Drawable):
         )
 
     def calls(self) -> Iterable[tuple[Call, int]]:
-        """The programs that the host steps, with their runs per iteration; empty for a single program."""
+        """The programs that the host starts, with their runs per iteration; empty for a single program."""
         return ()
 
     def moves(self) -> Iterable[tuple[Move, int]]:
@@ -135,7 +136,7 @@ class Plan(Drawable):
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
 class SteppedPlan(Plan):
-    """A plan of several groups: the host steps programs and transfers in the order of a schedule.
+    """A plan of several groups: the host starts programs and transfers in the order of a schedule.
 
     Attributes:
       schedule: the steps of one iteration.
@@ -153,7 +154,7 @@ class SteppedPlan(Plan):
         return tuple((name, peak[key]) for name, key in keys.items())
 
     def calls(self) -> Iterable[tuple[Call, int]]:
-        """The programs that the host steps, with their runs per iteration."""
+        """The programs that the host starts, with their runs per iteration."""
         return self.schedule.calls()
 
     def moves(self) -> Iterable[tuple[Move, int]]:

@@ -19,9 +19,9 @@ from fdg.placing.layout import BATCH, MODEL
 
 DECLARED = "declared"  # use the sharding rules that the algorithm declares for its network
 
-# A regular expression for leaf paths, and how matching leaves are split. A string ("batch", "model",
-# "batch+model") splits the largest divisible dimension over these mesh axes. A tuple names the mesh axes of
-# each dimension, as a `PartitionSpec` does (None: not split).
+# A regular expression for paths of leaves of the state, and how matching leaves are split. A string ("batch",
+# "model", "batch+model") splits the largest divisible dimension over these mesh axes. A tuple names the mesh
+# axes of each dimension, as a `PartitionSpec` does (None: not split).
 Rule: TypeAlias = tuple[str, str | tuple[Any, ...]]
 Rules: TypeAlias = tuple[Rule, ...]
 
@@ -30,8 +30,9 @@ Rules: TypeAlias = tuple[Rule, ...]
 class Group:
     """Devices that run the same fragments and split the batch.
 
-    They form a mesh of two axes: the batch is split over `batch`, and rules split parameters over either or
-    both. In a group of three rows with two devices each, devices 0 and 1 form the first row:
+    They form a mesh with the axes `batch` and `model`. The batch is split over `batch`; sharding rules split
+    parameters over either axis or both. A row of the mesh has one part of the batch. Here, three rows have
+    two devices each, and devices 0 and 1 form the first row:
 
     >>> Group("learners", (0, 1, 2, 3, 4, 5), model=2).mesh
     (('batch', 3), ('model', 2))
@@ -41,13 +42,14 @@ class Group:
       devices: positions in the engine's list of devices.
       exact: True if the user set this number of devices, which then must divide the batch.
       model: the size of the mesh's `model` axis.
-      parameters: rules for sharded leaves of the state (`parameter_rules`); `DECLARED` for the algorithm's
+      parameters: sharding rules for leaves of the state (`parameter_rules`); `DECLARED` for the algorithm's
         rules.
-      whole_along_batch: replicate parameters over `batch` (only the `model` part of each rule applies), for
-        devices that generate.
-      apart: do not merge with groups on the same devices, because its parameters have another layout.
-      optional: leave the devices idle if the algorithm has no fragment for this group; otherwise that is an
-        error.
+      whole_along_batch: True if parameters are replicated over `batch`, so that only the `model` part of each
+        rule applies; for devices that generate text.
+      apart: True if this group must not be merged with groups on the same devices, because its parameters
+        have another layout.
+      optional: True if the devices may stay idle when the algorithm has no fragment for this group; False if
+        that is an error.
     """
 
     name: str
@@ -65,7 +67,7 @@ class Group:
             raise PlanError(f"Group(model={self.model}): give an integer of at least 1")
         rules = parameter_rules(self.parameters)
         if self.whole_along_batch and not isinstance(rules, str):
-            rules = over_model_alone(rules)
+            rules = without_batch_axis(rules)
         object.__setattr__(self, "parameters", rules)
 
     def __len__(self) -> int:
@@ -85,7 +87,7 @@ class Group:
 
     @property
     def shards(self) -> bool:
-        """Whether values may be sharded other than along the batch."""
+        """Whether the group splits parameters, not only the batch."""
         return len(self.devices) > 1 and bool(self.parameters)
 
 
@@ -93,7 +95,7 @@ explain_frozen(Group, "group")
 
 
 def parameter_rules(parameters: Any) -> Rules | str:
-    """Checks rules for sharded parameters and makes them hashable.
+    """Checks sharding rules for parameters, and converts them to tuples, which are hashable.
 
     Args:
       parameters: pairs of a regular expression and a sharding, as a sequence or a dict; "fsdp" to split every
@@ -131,10 +133,10 @@ def parameter_rules(parameters: Any) -> Rules | str:
     return tuple(rules)
 
 
-def over_model_alone(rules: Rules) -> Rules:
-    """The rules without `batch`: leaves are split over `model` only.
+def without_batch_axis(rules: Rules) -> Rules:
+    """The rules without the axis `batch`: leaves are split over `model` only.
 
-    >>> over_model_alone((("a", "batch+model"), ("b", ("batch", "model")), ("c", "batch")))
+    >>> without_batch_axis((("a", "batch+model"), ("b", ("batch", "model")), ("c", "batch")))
     (('a', 'model'), ('b', (None, 'model')), ('c', ()))
     """
 
@@ -142,16 +144,16 @@ def over_model_alone(rules: Rules) -> Rules:
         names = [name for name in (entry if isinstance(entry, tuple) else (entry,)) if name != BATCH]
         return None if not names else names[0] if len(names) == 1 else tuple(names)
 
-    def without_batch(spec: Any) -> Any:
+    def sharding_without_batch(spec: Any) -> Any:
         if isinstance(spec, str):
             return "+".join(name for name in spec.split("+") if name != BATCH) or ()
         return tuple(map(model_axes, spec))
 
-    return tuple((pattern, without_batch(spec)) for pattern, spec in rules)
+    return tuple((pattern, sharding_without_batch(spec)) for pattern, spec in rules)
 
 
 def _checked_sharding(pattern: str, spec: Any) -> str | tuple[Any, ...]:
-    """Checks a rule's sharding and makes it hashable."""
+    """Checks a rule's sharding, and converts it to a hashable value."""
     if spec is None:
         return ()
     if not isinstance(spec, str | tuple | list | PartitionSpec):
@@ -177,19 +179,19 @@ def _checked_sharding(pattern: str, spec: Any) -> str | tuple[Any, ...]:
 class Policy(Protocol):
     """A distribution policy: a frozen, hashable dataclass.
 
-    The optional fields `staleness` and `lag` are the age of the actors' parameters, in iterations and in
-    micro-batches (`policies.parameters.Lags`). A class attribute `uses_host = True` requests the host's CPU
-    in addition to accelerators (`with_host`).
+    It may have one of two further fields, `staleness` or `lag`: the age of the actors' parameters in
+    iterations or in micro-batches (`policies.parameters.Lags`). A class attribute `uses_host = True` requests
+    the host's CPU in addition to accelerators (`with_host`).
     """
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
-        """The group of each role that the policy names; fragments of other roles follow their data.
+        """The group of each role; fragments of other roles are placed with their inputs' producers.
 
         Args:
           devices: the platform of each device, such as "cpu" or "gpu".
 
         Raises:
-          PlanError: the policy cannot be carried out on these devices.
+          PlanError: the policy does not fit these devices.
         """
 
 
@@ -223,11 +225,11 @@ def check_policy(policy: Any) -> None:
             f" place(devices){by_name}"
         )
     check_takes(policy.place, ("devices",), f"{type(policy).__name__}.place")
-    # Only fdg's policies: annotations in a user's policy may be imprecise. Numbers of devices are checked
-    # when groups are made, with an error that names numbers that fit.
+    # Only fields of fdg's policies are checked: annotations in a user's policy may be imprecise. Numbers of
+    # devices are checked when groups are made, with an error that suggests numbers.
     if dataclasses.is_dataclass(policy) and type(policy).__module__.split(".")[0] == "policies":
         fields = dataclasses.fields(policy)
-        counts = {f.name for f in fields if f.metadata.get("devices")} | {"staleness", "lag"}  # have checks
+        counts = {f.name for f in fields if f.metadata.get("devices")} | {"staleness", "lag"}  # checked later
         checked = [
             f.name for f in fields if not (f.name in counts and isinstance(getattr(policy, f.name), float))
         ]
@@ -238,9 +240,9 @@ def check_policy(policy: Any) -> None:
 
 
 def checked_devices(devices: Any) -> list[Any]:
-    """A list of distinct devices; a number `n` means the first `n` of `jax.devices()`.
+    """Checks and returns a list of distinct devices; a number `n` means the first `n` of `jax.devices()`.
 
-    For planning, any object with a `platform` counts as a device.
+    Any object with an attribute `platform` counts as a device, because planning needs nothing else.
     """
     if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
         available = jax.devices()
@@ -272,9 +274,9 @@ def checked_devices(devices: Any) -> list[Any]:
 
 
 def with_host(policy: Policy, devices: Sequence[jax.Device]) -> list[jax.Device]:
-    """Adds the host's CPU before the accelerators if the policy uses it.
+    """Adds the host's CPU before the accelerators if the policy uses it and there is only one process.
 
-    Does so only if there is one process, because each process would add its CPU.
+    With several processes, each would add its CPU.
     """
     accelerators = bool(devices) and devices[0].platform != "cpu"
     if not (getattr(policy, "uses_host", False) and accelerators and jax.process_count() == 1):

@@ -1,14 +1,14 @@
 """Resharding on the same devices, for example of parameters between training and generation.
 
-    training    batch 2, model 4    kernel [64, 32] as (model): each device has a quarter
-    generation  batch 4, model 2    the same devices in rows of two; kernel as (model)
+    training    batch 2, model 4    kernel [64, 32] split over model: each device has a quarter
+    generation  batch 4, model 2    the same devices in rows of two; kernel split over model: half each
     both        batch 2, g 2, j 2   a common mesh: training splits over (g, j), generation over (g)
     change      all-gather along j in groups of 2; back by slicing, without communication
 
-If each device's old part lies within its new part (along each dimension, the new axes are the first of the
-old axes), parts are all-gathered in small groups and nothing else moves: zero redundancy (Sheng et al., arXiv
-2409.19256, section 5.3). Then `scheduling.unsharding` gathers parameters just before their use, leaf by leaf,
-and frees each leaf's parts; after the last use, leaves are sliced back.
+If each device's old part lies within its new part (along each dimension, the old axes begin with the new
+axes), parts are all-gathered in small groups and nothing else moves. This is the zero-redundancy resharding
+of Sheng et al. (arXiv 2409.19256, section 5.3). `scheduling.unsharding` then gathers parameters just before
+their use, leaf by leaf, and frees each leaf's parts; after the last use, leaves are sliced back.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ class CommonMesh:
 
     axes: tuple[tuple[str, int], ...]  # name and size of each axis, major to minor
     devices: tuple[int, ...]  # positions of the devices in the mesh's order, which is the source's
-    # each axis of the source's mesh, with the axes of `axes` that it consists of, major to minor
+    # for each axis of the source's mesh: its name, and the axes in `axes` that it consists of, major to minor
     source: tuple[tuple[str, tuple[str, ...]], ...]
-    target: tuple[tuple[str, tuple[str, ...]], ...]  # the same for the target's mesh
+    target: tuple[tuple[str, tuple[str, ...]], ...]  # the same for the axes of the target's mesh
 
 
 def common_mesh(source: Group, target: Group) -> CommonMesh | None:
-    """The common mesh of two groups; None if their devices differ, or their orders have no common mesh.
+    """The common mesh of two groups; None if their devices differ, or if no mesh fits both device orders.
 
     >>> from fdg.placing.policy import Group
     >>> common_mesh(
@@ -47,7 +47,7 @@ def common_mesh(source: Group, target: Group) -> CommonMesh | None:
         return None
     position_of = {device: i for i, device in enumerate(source.devices)}
     positions = [position_of[device] for device in target.devices]
-    digits: dict[str, list[tuple[int, int]]] = {}  # (size, stride) by target axis, the slowest first
+    digits: dict[str, list[tuple[int, int]]] = {}  # [target axis] -> (size, stride) of its parts, major first
     sizes = [size for _, size in target.mesh]
     for k, (name, size) in enumerate(target.mesh):
         stride_of_axis = math.prod(sizes[k + 1 :])
@@ -55,20 +55,21 @@ def common_mesh(source: Group, target: Group) -> CommonMesh | None:
         if axis_digits is None:
             return None
         digits[name] = axis_digits
-    cuts = {1, len(source)}
+    # The strides at which an axis of either mesh begins or ends; each step between two is a common axis.
+    boundaries = {1, len(source)}
     for k in range(len(source.mesh)):
-        cuts.add(math.prod(size for _, size in source.mesh[k:]))
-    cuts |= {
+        boundaries.add(math.prod(size for _, size in source.mesh[k:]))
+    boundaries |= {
         edge for axis_digits in digits.values() for n, stride in axis_digits for edge in (stride, n * stride)
     }
-    edges = sorted(cuts)
+    edges = sorted(boundaries)
     if any(b % a for a, b in itertools.pairwise(edges)):
         return None
-    ranges = list(itertools.pairwise(edges))[::-1]  # the slowest first
-    names = {span: f"m{i}" for i, span in enumerate(ranges)}
+    stride_ranges = list(itertools.pairwise(edges))[::-1]  # major first
+    names = {stride_range: f"m{i}" for i, stride_range in enumerate(stride_ranges)}
 
     def axes_between(low: int, high: int) -> tuple[str, ...]:
-        return tuple(names[a, b] for a, b in ranges if low <= a and b <= high)
+        return tuple(names[a, b] for a, b in stride_ranges if low <= a and b <= high)
 
     strides = [math.prod(size for _, size in source.mesh[k:]) for k in range(len(source.mesh) + 1)]
     source_axes = tuple(
@@ -78,13 +79,17 @@ def common_mesh(source: Group, target: Group) -> CommonMesh | None:
         (name, tuple(axis for n, stride in digits[name] for axis in axes_between(stride, n * stride)))
         for name, _ in target.mesh
     )
-    axes = tuple((names[a, b], b // a) for a, b in ranges)
+    axes = tuple((names[a, b], b // a) for a, b in stride_ranges)
     mesh = CommonMesh(axes, source.devices, source_axes, target_axes)
     return mesh if _target_order(mesh) == list(target.devices) else None
 
 
 def _digits(positions: Sequence[int]) -> list[tuple[int, int]] | None:
-    """Sizes and strides of the mixed-radix digits of a row of positions, major to minor."""
+    """The (size, stride) of each of the nested loops that yield these positions; None if there are none.
+
+    >>> _digits([0, 4, 1, 5]), _digits([0, 1, 3])
+    ([(2, 1), (2, 4)], None)
+    """
     digits: list[tuple[int, int]] = []
     covered = 1
     while covered < len(positions):
@@ -99,7 +104,7 @@ def _digits(positions: Sequence[int]) -> list[tuple[int, int]] | None:
 
 
 def _target_order(mesh: CommonMesh) -> list[int]:
-    """The devices in the target's order."""
+    """The devices in the order of the target's mesh; empty if its axes are not exactly those of the mesh."""
     sizes = dict(mesh.axes)
     names = [axis for _, axes in mesh.target for axis in axes]
     if sorted(names) != sorted(sizes):
@@ -123,7 +128,7 @@ class Change:
 
     @property
     def neighbours(self) -> int:
-        """The number of devices in each all-gather; 1 without one."""
+        """The number of devices in each all-gather; 1 if there is no all-gather."""
         return self.source.number // self.target.number if self.kind == GATHER else 1
 
     def arriving(self, size: int) -> int:
@@ -133,11 +138,11 @@ class Change:
         return (part - local) * self.target.devices
 
     def temporary(self, size: int) -> int:
-        """The maximum bytes that a device temporarily needs in addition to both parts.
+        """The maximum bytes that a device needs temporarily, besides its old and its new part.
 
-        Slicing needs none. Gathering along the first dimension needs none, because it is contiguous; along
-        another one it needs the result before it is transposed; along several, the intermediate results.
-        For an exchange, XLA may materialise the whole array.
+        Slicing needs none. Gathering along the first dimension needs none, because the parts are contiguous.
+        Gathering along another dimension needs the result before it is transposed, and gathering along
+        several dimensions the intermediate results. For an exchange, XLA may materialise the whole array.
         """
         if self.kind == EXCHANGE:
             return size
@@ -175,7 +180,7 @@ def change(mesh: CommonMesh, source: Layout, target: Layout) -> Change:
 
 
 def _on_common_mesh(layout: Layout, mesh: CommonMesh, axes: Sequence[tuple[str, tuple[str, ...]]]) -> Layout:
-    """A layout on the common mesh; `axes` are the common axes of each axis of the layout's mesh."""
+    """Expresses a layout on the common mesh; `axes` are the common axes of each axis of the layout's mesh."""
     common_axes: Mapping[str, tuple[str, ...]] = dict(axes)
     sizes = dict(mesh.axes)
     spec: Spec = tuple(

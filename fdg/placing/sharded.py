@@ -1,12 +1,12 @@
 """Sharded parameters: rules on the paths of leaves, and the layouts of a schedule's values.
 
-    rules   (("kernel", (None, "model")), ("", "batch"))        for a group with the mesh batch 2, model 4
+    rules   (("kernel", (None, "model")), ("bias", "batch"))    for a group with the mesh batch 2, model 4
     leaves  .params['in']['kernel'] [32, 64]   the first rule   spec ((), ("model",))   parts (1, 4)
             .params['in']['bias'] [64]         the second       spec (("batch",),)      parts (2,)
             .step []                           none             replicated
 
-The paths of parameters and of their optimiser state end alike, so one rule matches both. Values that become
-such a leaf (in the next iteration, or in a loop) have its layout.
+The paths of parameters and of their optimiser state have the same endings, so one rule matches both. Values
+that become a sharded leaf (in the next iteration, or in a loop) have its layout.
 """
 
 import collections
@@ -40,12 +40,12 @@ class ShardedLeaf:
     layout: Layout  # its layout on the group's devices; replicated if no dimension is divisible
 
     def of_agents(self, count: int | None) -> "ShardedLeaf":
-        """The leaf with a leading, unsplit axis of agents; itself for None."""
+        """The leaf with a leading axis of `count` agents, which is not split; for None, the leaf itself."""
         if count is None:
             return self
-        of_one = self.layout
-        spec = ((), *of_one.spec) if of_one.spec else ()
-        return dataclasses.replace(self, layout=Layout((count, *of_one.shape), spec, of_one.mesh))
+        one_agent = self.layout
+        spec = ((), *one_agent.spec) if one_agent.spec else ()
+        return dataclasses.replace(self, layout=Layout((count, *one_agent.shape), spec, one_agent.mesh))
 
 
 def with_rules(group: Group, graph: FDG, policy: Policy) -> Group:
@@ -61,9 +61,9 @@ def with_rules(group: Group, graph: FDG, policy: Policy) -> Group:
 
 
 def sharded_leaves(graph: FDG, group: Group, policy: Policy, state: Any) -> list[ShardedLeaf]:
-    """The leaves of the state that a group's rules match, without batches, keys and scalars.
+    """The leaves of the state that a group's rules match; never leaves with a batch axis, keys or scalars.
 
-    `state` is the algorithm's state, whose leaves are the first of the graph's state.
+    `state` is the algorithm's state, whose leaves are the first leaves of the graph's state.
     """
     if not group.shards:
         return []
@@ -108,8 +108,7 @@ def _layout(
     if len(spec) > len(shape):
         raise PlanError(
             f"{rule_text}, which names {len(spec)} dimensions, but the array has {len(shape)}: name at most"
-            f" {len(shape)}, or"
-            f" put a rule for this leaf before it"
+            f" {len(shape)}, or put a rule for this leaf before it"
         )
     entries: Spec = tuple(e if isinstance(e, tuple) else () if e is None else (e,) for e in spec)
     layout = Layout(shape, entries, group.mesh)
@@ -129,9 +128,9 @@ def _layout(
 def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[ShardedLeaf]) -> Schedule:
     """Sets the layout of each value of a schedule.
 
-    Values of a sharded leaf, and values that become one, have the leaf's layout. A value that
-    becomes two leaves with different layouts is replicated. If several groups keep a leaf, the copy that is
-    split into the most parts becomes the primary copy.
+    A sharded leaf, and every value that becomes it, has the leaf's layout. A value that becomes two leaves
+    with different layouts is replicated. If several groups keep a leaf, the copy that is split into the most
+    parts becomes the primary copy.
     """
     meshes = {group.name: group.mesh for group in groups}
     specs = _specs(schedule, leaves) if leaves else {}
@@ -144,15 +143,15 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
             value, layout=of_batch if spec is None else Layout(value.shape, spec, mesh)
         )
 
-    def replace_values(node: Any) -> Any:
-        """A step, or a part of one, with all values replaced."""
+    def add_layouts(node: Any) -> Any:
+        """A schedule, a step or a field of them, with a layout in each value."""
         if isinstance(node, Value):
             return with_layout(node)
         if type(node) is tuple:
-            return tuple(map(replace_values, node))
+            return tuple(map(add_layouts, node))
         if not isinstance(node, Call | Move | Repeat | Schedule):
             return node
-        fields = {f.name: replace_values(getattr(node, f.name)) for f in dataclasses.fields(node)}
+        fields = {f.name: add_layouts(getattr(node, f.name)) for f in dataclasses.fields(node)}
         if isinstance(node, Call) and specs:
             fields["donated"] = donatable(fields["inputs"], fields["outputs"], node.freed)
         return dataclasses.replace(node, **fields)
@@ -160,13 +159,13 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
     def num_parts(value: Value) -> int:
         return value.laid_out.number if (value.variable, value.group) in specs else 0
 
-    laid_out = replace_values(schedule)
+    laid_out = add_layouts(schedule)
     leaves_of = (sorted(copies, key=num_parts, reverse=True) for copies in laid_out.leaves)
     return dataclasses.replace(laid_out, leaves=tuple(map(tuple, leaves_of)))
 
 
 def _specs(schedule: Schedule, leaves: Sequence[ShardedLeaf]) -> dict[tuple[Any, str], Spec]:
-    """The axes that split a group's variables, propagated between values that become each other."""
+    """The spec of each (variable, group), propagated between values that become each other."""
     pairs = list(schedule.carry)
     for step, _ in all_steps(schedule.steps):
         if isinstance(step, Repeat):

@@ -41,7 +41,7 @@ def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
 def made_by(
     owner: int, make: Callable[[], Sequence[jax.Array]], shapes: Sequence[jax.ShapeDtypeStruct]
 ) -> list[jax.Array]:
-    """Broadcasts arrays that `make` returns in process `owner` to every process. All processes call it."""
+    """Calls `make` in process `owner`, and broadcasts its arrays to all processes. All must call this."""
     data_shapes = [keys.data_shape(shape.shape, shape.dtype) for shape in shapes]
     values: Sequence[Any] = [None] * len(shapes)
     if jax.process_index() == owner:
@@ -53,9 +53,9 @@ def made_by(
 def share(
     values: Sequence[Any], shapes: Sequence[jax.ShapeDtypeStruct], owners: Sequence[int]
 ) -> list[jax.Array]:
-    """Broadcasts each array `values[i]` from process `owners[i]` to every process. All processes call it.
+    """Broadcasts each array `values[i]` from process `owners[i]` to all processes. All must call this.
 
-    A value is ignored in all processes except its owner.
+    In other processes than `owners[i]`, `values[i]` is ignored.
     """
     device_by_process: dict[int, jax.Device] = {}
     for device in jax.devices():
@@ -71,12 +71,14 @@ def share(
         )
         block = jax.device_put(data[None], device_by_process[process])
         stacked.append(jax.make_array_from_single_device_arrays((len(devices), *shape.shape), rows, [block]))
-    return _pick(tuple(owners), NamedSharding(mesh, PartitionSpec()))(stacked)
+    return _select_rows(tuple(owners), NamedSharding(mesh, PartitionSpec()))(stacked)
 
 
 @functools.cache
-def _pick(owners: tuple[int, ...], everywhere: NamedSharding) -> Any:
-    def pick(stacked):
+def _select_rows(owners: tuple[int, ...], replicated: NamedSharding) -> Any:
+    """A jitted function that replicates the row of its owner of each stacked array."""
+
+    def select(stacked):
         return [x[owner] for x, owner in zip(stacked, owners, strict=True)]
 
-    return jax.jit(pick, out_shardings=everywhere)
+    return jax.jit(select, out_shardings=replicated)

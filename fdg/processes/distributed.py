@@ -1,8 +1,8 @@
-"""Multi-process runs on `jax.distributed`: joining, JSON all-gather, and gathering arrays on process 0.
+"""Multi-process runs on `jax.distributed`: joining, exchanging JSON values, gathering arrays on process 0.
 
-All processes run the same program; only process 0 (`is_first`) writes and prints. With a single process all
-functions work too. Collectives raise `LostError` if another process is gone. See
-`docs/decisions/011-processes.md`.
+All processes run the same program; only process 0 (`is_first`) writes and prints. All functions also work in
+a run of a single process. Functions that all processes must call raise `LostError` if another process is
+gone. See `docs/decisions/011-processes.md`.
 """
 
 import atexit
@@ -21,7 +21,7 @@ from fdg.errors import FdgError
 from fdg.jax_internals import internal
 from fdg.processes import peers, ports
 
-HEARTBEAT_SECONDS = 45  # of JAX's service, in case `peers` does not notice a lost process
+HEARTBEAT_SECONDS = 45  # the timeout of JAX's service, in case `peers` does not notice a lost process
 
 _FLAGS = ("coordinator_address", "num_processes", "process_id")
 _peers: peers.Peers | None = None
@@ -55,7 +55,7 @@ def initialize(
     service_port = None if process_id else ports.free_port(host)  # process 0 sends it to the others
     group = peers.Peers(coordinator_address, num_processes, process_id, service_port)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # which would handle SIGTERM
+    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM
     # The other processes reach JAX's coordinator through a forwarding port, which outlives process 0. Without
     # it, JAX would abort them within milliseconds after its end, before they can report the error.
     service = (
@@ -123,15 +123,15 @@ def exchange(value: Any) -> list[Any]:
 
 
 def check_alike(digests: Mapping[str, str]) -> None:
-    """Checks that all processes run the same programs, else they deadlock. All processes must call it.
+    """Checks that all processes run the same programs; otherwise they would deadlock. All must call it.
 
-    `digests` are digests of the parts of this process's programs, by names for errors.
+    `digests` are digests of the parts of this process's programs, by the part's name in errors.
     """
     first_digests, *other_digests = exchange(dict(digests))
     for i, digests_i in enumerate(other_digests, 1):
         all_names = {**first_digests, **digests_i}
         names = [name for name in all_names if first_digests.get(name) != digests_i.get(name)]
-        # A difference within a fragment is also a difference of all enclosing code.
+        # A difference inside a fragment also changes the digests of all enclosing code.
         names = [name for name in names if name.startswith("fragment ")] or names[:1]
         if names:
             raise FdgError(
@@ -191,7 +191,7 @@ def gather(tree: Any) -> Any:
 
 
 def lost(seconds: float) -> peers.LostError | None:
-    """The lost process, or None. Waits up to `seconds`, since an error may arrive before its cause."""
+    """The error of a lost process, or None. Waits up to `seconds`: other errors may arrive before it."""
     return None if _peers is None else _peers.who_is_lost(seconds)
 
 
@@ -216,7 +216,7 @@ def abandon(line: str, status: int, cause: str | None = None) -> None:
 
 
 def _at_exit() -> None:
-    """Leaves the run in programs that do not call `leave`, or ends the others after an exception."""
+    """Leaves the run if the program has not called `leave`; after an exception, ends the other processes."""
     error = getattr(sys, "last_value", None)
     if error is not None:
         abandon("error: see above", 1, f"failed: {type(error).__name__}")
@@ -241,7 +241,7 @@ def _detect() -> tuple[str, int, int, Any]:
 
 
 def _max_core_sharing(hosts: Sequence[Sequence[Any]]) -> int:
-    """The largest number of processes whose cores overlap with the cores of a process, itself included.
+    """The largest number of processes that use some core of the same process, itself included.
 
     >>> _max_core_sharing([["a", [0, 1]], ["a", [0, 1]], ["b", [0, 1]]])
     2
@@ -256,7 +256,7 @@ _Index = tuple[tuple[int, int], ...]  # start and stop along each axis
 
 
 def _owners(array: jax.Array) -> dict[_Index, int]:
-    """The process that sends each part: the first process that has it. The same in all processes."""
+    """For each part of an array, the first process that has it, which sends it; equal in all processes."""
     owners: dict[_Index, int] = {}
     device: Any  # a jax.Device, whose attributes the type checker does not know
     for device, index in array.sharding.devices_indices_map(array.shape).items():

@@ -1,9 +1,9 @@
 """An authenticated connection between two processes of a run, which carries whole messages.
 
-`multiprocessing.connection` does the framing and the authentication. Each message has a length prefix, which
-is checked before the message is read. Each side sends a challenge, which the other answers with an HMAC under
-the shared key. Without the key, a peer can make this process allocate at most `_MAX_HELLO_BYTES`. With it,
-each part of a message has at most `_MAX_MESSAGE_BYTES`, and the number of parts is not limited.
+`multiprocessing.connection` frames and authenticates messages. Each message has a length prefix, which is
+checked before the message is read. Each side sends a challenge, which the other answers with an HMAC under
+the shared key. A peer without the key can make this process allocate at most `_MAX_HELLO_BYTES`. A peer with
+the key can send any number of parts of at most `_MAX_MESSAGE_BYTES`.
 """
 
 import contextlib
@@ -17,7 +17,8 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
 BEAT_SECONDS = 5.0  # seconds between heartbeats
-# missing heartbeats until a process counts as lost; gloo gives up after 30 s and may abort the process
+# A process counts as lost after this number of missing heartbeats. The time must be below 30 s, after which
+# gloo fails and may abort the process.
 SILENT_BEATS = 4
 SILENT_SECONDS = SILENT_BEATS * BEAT_SECONDS
 HANDSHAKE_SECONDS = 10.0  # time limit of authentication
@@ -53,7 +54,7 @@ class Line:
     def __init__(self, connected_socket: socket.socket):
         connected_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected_socket.settimeout(None)
-        # `poll` below waits for the first byte of a message; this limits the wait for the rest.
+        # `_receive` limits the wait for the first byte of a message; this limits the wait for the others.
         seconds = struct.pack("ll", int(SILENT_SECONDS), 0)
         connected_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
         self.who = ""
@@ -100,7 +101,7 @@ class Line:
     def read(self, seconds: float = BEAT_SECONDS, tries: int = SILENT_BEATS) -> tuple[bytes, bytes]:
         """The next message: its kind and its content.
 
-        Waits `seconds` up to `tries` times: after this process was suspended, only one of them is over.
+        Waits `seconds` up to `tries` times, so that a suspension of this process ends only one of the waits.
 
         Raises:
           TimeoutError: no message came.
@@ -114,7 +115,7 @@ class Line:
                 return message[:1], parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_hello(self, seconds: float) -> bytes:
-        """The content of the first message, with a small size limit."""
+        """The content of the first message, which has a small size limit (`_MAX_HELLO_BYTES`)."""
         message = self._receive(_MAX_HELLO_BYTES, seconds, 1)
         if message[:1] != HELLO:
             raise ConnectionError("not a greeting")

@@ -1,4 +1,4 @@
-"""The processes of a run, each with a connection to process 0 for messages and to detect lost processes.
+"""Connects the processes of a run to process 0, to exchange messages and to detect lost processes.
 
 This module does not use JAX. `docs/decisions/011-processes.md` says why JAX's own service is not enough.
 """
@@ -18,8 +18,8 @@ from fdg.errors import FdgError
 from fdg.processes.lines import BEAT, BEAT_SECONDS, DATA, END, HELLO, SILENT_SECONDS, Line
 from fdg.processes.rendezvous import Hello, Rendezvous, connect_to_first
 
-JOIN_SECONDS = 300.0  # time limit for all processes to connect; JAX's default
-GRACE_SECONDS = 3.0  # for a process to clean up after another process is lost
+JOIN_SECONDS = 300.0  # the time limit for all processes to connect, which is also JAX's
+GRACE_SECONDS = 3.0  # the time that a process has to clean up after another process is lost
 
 
 class LostError(FdgError):
@@ -35,11 +35,12 @@ class LostError(FdgError):
 
 
 class Peers:
-    """The connections of this process to its run. All processes make the same exchanges in the same order.
+    """The connections of this process to the other processes of its run, all by way of process 0.
 
-    A thread watches each connection. When a process dies, disconnects or fails, process 0 reports it to the
-    others. A blocking call of this class then raises `LostError`; a process that blocks elsewhere ends after
-    `GRACE_SECONDS`. Process 0 sends its `notes` to every process when it joins.
+    All processes must make the same exchanges in the same order. A thread watches each connection. When a
+    process dies, disconnects or fails, process 0 reports it to the others. A blocking call of this class then
+    raises `LostError`; a process that blocks elsewhere ends after `GRACE_SECONDS`. Process 0 sends `notes`, a
+    JSON value, to every process that joins.
     """
 
     def __init__(self, address: str, count: int, index: int, notes: Any = None):
@@ -82,12 +83,12 @@ class Peers:
         return data
 
     def who_is_lost(self, seconds: float) -> LostError | None:
-        """The process that was lost, or None. Waits at most `seconds` until the cause is known."""
+        """The error that names the lost process, or None. Waits at most `seconds` until it is known."""
         self._is_loss_known.wait(seconds)
         return self.lost
 
     def leave(self) -> None:
-        """Tells the other processes that this process leaves; they may end from then on."""
+        """Tells the other processes that this process leaves; then a closed connection is no loss."""
         self._has_left = True
         _send_end(self._lines.values())
 
@@ -175,7 +176,7 @@ class Peers:
         return lines
 
     def _refusal(self, hello: Hello, lines: dict[int, Line]) -> str:
-        """Why a process cannot join those that have joined by `lines`; "" if it can."""
+        """The reason why a process cannot join; "" if it can. `lines` are the processes that have joined."""
         if hello.processes != self.count:
             return f"--num-processes is {self.count} for process 0 and {hello.processes} for {hello.who}"
         if hello.process in lines or not 0 < hello.process < self.count:
@@ -184,7 +185,7 @@ class Peers:
         return ""
 
     def _connect(self, host: str, port: int) -> tuple[Line, Any]:
-        """Connects to process 0, and waits until all processes have joined; not for process 0."""
+        """Every process but 0: connects to process 0, and waits until all processes have joined."""
         hello = Hello(self.who, self.index, self.count)._asdict()
         line = connect_to_first(host, port, JOIN_SECONDS)
         try:

@@ -1,4 +1,4 @@
-"""Ports: listening sockets, and a forwarding port that outlives its target."""
+"""Free ports, listening sockets, and a forwarding port that stays open when its target closes."""
 
 import contextlib
 import random
@@ -16,10 +16,7 @@ def is_local(host: str) -> bool:
 
 
 def free_port(host: str) -> int:
-    """A free port.
-
-    It is below the range of outgoing connections, which could otherwise use it first.
-    """
+    """A free port, outside of the range of ports for outgoing connections, which could take it first."""
     for port in random.SystemRandom().sample(_NON_EPHEMERAL_PORTS, 100):
         with contextlib.suppress(OSError), listen(host, port):
             return port
@@ -37,9 +34,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def keep_open(upstream: Sequence[Any]) -> int:
-    """Forwards connections to `upstream`, without closing them when the other side closes.
+    """Opens a port on this machine that forwards connections to the address `upstream`; returns its number.
 
-    Returns the forwarding port of this machine.
+    A connection to the port stays open when `upstream` closes.
     """
 
     def serve() -> None:

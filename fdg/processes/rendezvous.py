@@ -15,7 +15,7 @@ from fdg.errors import FdgError
 from fdg.processes.lines import HANDSHAKE_SECONDS, KEY_VARIABLE, Line, StrangerError, key_of_run
 from fdg.processes.ports import listen
 
-_MAX_HANDSHAKES = 64  # concurrent ones; further connections are closed, and processes of the run retry
+_MAX_HANDSHAKES = 64  # at once; further connections are closed, and processes of the run connect again
 
 
 class Hello(NamedTuple):
@@ -88,7 +88,7 @@ class Rendezvous:
 
 
 def connect_to_first(host: str, port: int, seconds: float) -> Line:
-    """Connects to process 0; retries until that listens."""
+    """Connects to process 0; retries until process 0 listens."""
     deadline = time.monotonic() + seconds
     while True:
         line = None

@@ -1,4 +1,4 @@
-"""Batch rules: what each operation does with a batch axis: carry it along, reduce it, or need it whole.
+"""Batch rules: for each operation, whether it keeps a batch axis, reduces it, or needs the whole axis.
 
 A rule maps (equation, axes of its operands, at least one of them not None) to a `RuleResult`. Operands of an
 operation without a rule are gathered. To add a rule, write it into the file of its kind, add its name to that

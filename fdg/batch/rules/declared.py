@@ -8,7 +8,7 @@ from fdg.batch.rules.result import Axis, Rule, RuleResult
 
 
 def _rowwise(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Takes the declared split that most operands have; operands that are split otherwise are gathered."""
+    """Chooses the declared split that fits most operands; operands that are split otherwise are gathered."""
     if has_batch_dependent_draws(jaxprs.open_jaxpr(eqn.params["jaxpr"])):
         return None
 

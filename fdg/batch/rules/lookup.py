@@ -6,12 +6,10 @@ from fdg.batch.rules.result import Axis, Rule, RuleResult, every_result, shape_o
 
 
 def _gather(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """A look-up of rows of a split batch is reduced over devices; other batch axes are carried along."""
+    """A look-up of rows in a split table is reduced over devices; other batch axes are kept."""
     (axis, index), numbers = operands, eqn.params["dimension_numbers"]
     rank, sizes = len(shape_of(eqn.outvars[0])), eqn.params["slice_sizes"]
-    index_axes = [
-        d for d in range(rank) if d not in numbers.offset_dims
-    ]  # axes of the indices, in the result
+    index_axes = [d for d in range(rank) if d not in numbers.offset_dims]  # the indices' axes in the result
     if axis is None:
         return every_result(eqn, index_axes[index]) if index is not None and index < len(index_axes) else None
     if axis in numbers.operand_batching_dims:
@@ -50,9 +48,9 @@ def _scatter(eqn: Any, operands: list[Axis]) -> RuleResult | None:
             position = numbers.update_window_dims[window.index(d)]
             if updates[position] == shape[d] and matches(d, None, position):
                 return every_result(eqn, d)
-    adds = eqn.primitive.name in ("scatter-add", "scatter-min", "scatter-max")
+    is_reduction = eqn.primitive.name in ("scatter-add", "scatter-min", "scatter-max")
     for position, d in enumerate(index_axes):
-        if adds and matches(None, position, d):
+        if is_reduction and matches(None, position, d):
             return every_result(eqn, None, reduced=True)
     return None
 

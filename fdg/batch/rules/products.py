@@ -6,7 +6,7 @@ from fdg import jaxprs
 from fdg.batch.rules.result import Axis, Rule, RuleResult, except_axes, locally, same, shape_of
 
 Role = tuple[str, int]
-"""What becomes of an operand's axis: ("sum", index of the contraction) or ("out", the result's axis)."""
+"""The role of an operand's axis: ("sum", index among the contracted axes) or ("out", axis of the result)."""
 
 
 def _dot_general(eqn: Any, operands: list[Axis]) -> RuleResult | None:
@@ -29,7 +29,7 @@ def _dot_general(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _product(eqn: Any, left: Role | None, right: Role | None) -> RuleResult | None:
-    """The batch axis is carried along or contracted; if the operands' axes differ, one is gathered."""
+    """The batch axis is kept or contracted; if the operands' axes differ, the smaller operand is gathered."""
     gathered: tuple[int, ...] = ()
     if left and right and left != right:
         larger = jaxprs.bytes_of(eqn.invars[1].aval) > jaxprs.bytes_of(eqn.invars[0].aval)
@@ -60,7 +60,7 @@ def _convolution(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _matrices(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Linear algebra on the last two axes of matrices, or the last axis of vectors; others are carried."""
+    """Linear algebra on the last two axes of matrices, or the last axis of vectors; other axes are kept."""
     batch = max(len(shape_of(v)) for v in eqn.invars) - 2
     return None if any(a is not None and a >= batch for a in operands) else same(eqn, operands)
 

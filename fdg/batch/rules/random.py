@@ -7,11 +7,11 @@ from fdg.batch.rules.result import Axis, Rule, RuleResult, locally, same, shape_
 
 
 def _gamma(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """The axes of the keys are leading axes; there is one key per row of the parameter."""
+    """The axes of the keys are the leading axes of the result; there is one key per row of the parameter."""
     return same(eqn, operands) if operands[0] is not None and operands[1] in (None, operands[0]) else None
 
 
-def creates(eqn: Any, axis: Axis) -> bool:
+def can_create_split(eqn: Any, axis: Axis) -> bool:
     """Whether each device can compute its part of a result, split along `axis`, from replicated values."""
     name = eqn.primitive.name
     if keys.draws_depend_on_batch(eqn):
@@ -30,7 +30,7 @@ def has_batch_dependent_draws(jaxpr: Any) -> bool:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys("random_clone random_fold_in threefry2x32".split(), same),
-    # The axes of the keys remain leading axes.
+    # The axes of the keys are the leading axes of the result.
     **dict.fromkeys("random_bits random_split random_unwrap random_wrap random_seed".split(), same),
     "random_gamma": locally(_gamma),
 }

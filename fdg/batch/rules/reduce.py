@@ -20,7 +20,8 @@ from fdg.batch.rules.result import (
 def has_all_reduce(eqn: Any) -> bool:
     """Whether XLA has an all-reduce for a reduction.
 
-    It has none for max and min of complex numbers, and of the bitwise ones only `and` and `or` of booleans.
+    It has none for max and min of complex numbers. Of the bitwise reductions, it has only `and` and `or` of
+    booleans.
     """
     name, dtype = eqn.primitive.name, eqn.invars[0].aval.dtype
     if name in _BITWISE:
@@ -43,7 +44,7 @@ def _arg_reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     return None if operands[0] in eqn.params["axes"] else _reduce(eqn, operands)
 
 
-def _any_function(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+def _reduce_by_function(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """A reduction with a user-defined function, whose operands are arrays and then their initial values."""
     axis, reduced_axes = first(operands), eqn.params["dimensions"]
     if axis is None or axis in reduced_axes:
@@ -80,7 +81,7 @@ def _fourier(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("reduce_sum", "reduce_prod", *_EXTREMES, *_BITWISE), _reduce),
     **dict.fromkeys(("argmax", "argmin"), _arg_reduce),
-    "reduce": locally(_any_function),
+    "reduce": locally(_reduce_by_function),
     **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), except_axes("axis")),
     "sort": except_axes("dimension"),
     "top_k": locally(except_axes("axis")),  # the last axis if it has no such parameter

@@ -5,18 +5,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 Axis = int | None
-"""The axis of a value that is split over devices; None if every device holds all of it."""
+"""The axis along which a value is split over devices; None if the value is replicated."""
 
 
 class RuleResult(NamedTuple):
-    """What an operation does with its operands' batch axes."""
+    """The effect of an operation on batch axes."""
 
     axes: tuple[Axis, ...]  # the batch axes of its results
     gathered: tuple[int, ...] = ()  # positions of operands that are replicated before the operation runs
     reduced: bool = False  # True if each device has a summand of the results, which are all-reduced
-    # run each device's part in a `shard_map`, because the partitioner would communicate needlessly
+    # True to run each device's part in a `shard_map`, because XLA's partitioner would communicate needlessly
     local: bool = False
-    divided: tuple[int, ...] = ()  # parameters that are divided by the number of devices
+    divided: tuple[int, ...] = ()  # values of parameters that the number of devices must divide
 
 
 Rule = Callable[[Any, list[Axis]], RuleResult | None]
@@ -52,7 +52,7 @@ def same(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def except_axes(*names: str) -> Rule:
-    """Rule for operations whose axes `params[name]` (or the last) must be whole; other axes are carried."""
+    """Rule for operations that need the axes `params[name]` (or the last) whole, and keep other axes."""
 
     def rule(eqn: Any, operands: list[Axis]) -> RuleResult | None:
         axes = next((eqn.params[name] for name in names if name in eqn.params), -1)

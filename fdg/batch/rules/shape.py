@@ -45,7 +45,7 @@ def _reshape(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     if axis is None:
         return None
     order = eqn.params.get("dimensions")
-    if order is not None:  # transposed first
+    if order is not None:  # the operand is transposed first
         shape, axis = tuple(shape[d] for d in order), tuple(order).index(axis)
     position = merged_axis(shape, axis, shape_of(eqn.outvars[0]))
     return None if position is None else every_result(eqn, position)
@@ -56,8 +56,8 @@ def _tile(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     return None if axis is None or eqn.params["reps"][axis] != 1 else every_result(eqn, axis)
 
 
-def _kept_whole(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Slices, updates of slices and padding carry along axes whose length they do not change."""
+def _unless_cut(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """Slices, updates of slices and padding keep axes whose length they do not change."""
     axis = first(operands)
     arrays = [v for v in (*eqn.invars, *eqn.outvars) if len(shape_of(v)) == len(shape_of(eqn.invars[0]))]
     if axis is None or len({shape_of(v)[axis] for v in arrays if shape_of(v)}) != 1:
@@ -68,7 +68,7 @@ def _kept_whole(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys("slice dynamic_slice dynamic_update_slice pad".split(), _kept_whole),
+    **dict.fromkeys("slice dynamic_slice dynamic_update_slice pad".split(), _unless_cut),
     "split": except_axes("axis"),
     "concatenate": except_axes("dimension"),
     "rev": except_axes("dimensions"),

@@ -1,1 +1,1 @@
-"""The opened iteration: straight-line code and loops around fragments of several groups, effects in order."""
+"""The opened iteration: inlined calls and loops with fragments of several groups; ordered side effects."""

@@ -1,11 +1,11 @@
-"""Side effects, ordered by a token that operations and loops carry.
+"""Orders side effects by a token that is passed from one operation to the next.
 
-`send` and `recv` below share no array, so nothing would order them on two groups. Each operation with an
-effect takes a token and returns the next token; loops and the iteration carry it:
+`send` and `recv` below share no array, so two groups could run them in any order. Therefore each operation
+with an effect takes a token as an input and returns the next token; loops and the iteration carry it:
 
     a = act(x)           t0 = token
     send(a)              t1 = send(t0, a)      # workers
-    y = recv()           t2, y = recv(t1)      # learners: the token is transferred between groups, four bytes
+    y = recv()           t2, y = recv(t1)      # learners: the token (four bytes) is sent to another group
 
 So the order of effects becomes a data dependency, and later passes need no special case for effects.
 """
@@ -24,28 +24,27 @@ from fdg.errors import PlanError
 from fdg.fragment import FragmentMark
 from fdg.placing.policy import Group
 
-START = np.uint32(0)  # the token at the start of an iteration
+START = np.uint32(0)  # the initial value of the token
 
 
 @functools.cache
 def _unordered_effects() -> tuple[type, ...]:
-    """The types of effects that need no order: unordered prints, and the use of a program's own memory."""
+    """JAX's types of effects that need no order: unordered prints, and mutable arrays (`jax.new_ref`)."""
 
-    def has_all(x):
+    def with_unordered_effects(x):
         jax.debug.print("{}", x)
         memory = jax.new_ref(x)
         memory[...] = memory[...] + 1
         return memory[...]
 
-    traced = jaxprs.open_jaxpr(jax.make_jaxpr(has_all)(jnp.zeros(())))
+    traced = jaxprs.open_jaxpr(jax.make_jaxpr(with_unordered_effects)(jnp.zeros(())))
     return tuple({type(effect) for eqn in traced.eqns for effect in eqn.effects})
 
 
 def has_effect(eqn: core.JaxprEqn) -> bool:
     """Whether an equation has a side effect whose order matters.
 
-    All of JAX's effects count, ordered or not, except unordered prints (which return nothing) and reads and
-    writes of a program's own memory.
+    That is every effect of JAX except unordered prints, and reads and writes of a program's mutable arrays.
     """
     return any(not isinstance(effect, _unordered_effects()) for effect in eqn.effects)
 
@@ -67,10 +66,11 @@ def thread_token(eqn: core.JaxprEqn, token: core.Var) -> tuple[core.JaxprEqn, co
 
 
 def outside_calls(equations: Sequence[core.JaxprEqn], where: str = "code between fragments") -> Iterator[str]:
-    """The calls of a program that leave XLA or have an effect, each with its place, as text.
+    """Descriptions of a program's calls that run Python on the host or have a side effect.
 
     Examples are an environment on the host, `io_callback`, `pure_callback`, or a foreign function
-    (`jax.ffi.ffi_call`) with a side effect. Unordered prints do not count.
+    (`jax.ffi.ffi_call`) with a side effect. Unordered prints do not count. A description has the call's name
+    and the fragment around it; `where` is used for calls outside fragments.
     """
     for eqn in equations:
         mark = FragmentMark.of(eqn)
@@ -92,7 +92,7 @@ def _callee(eqn: core.JaxprEqn) -> str:
 
 
 def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: Any, num_devices: int) -> None:
-    """Checks that a group with host calls has one device, because such a call takes the whole batch."""
+    """Checks that a group with host calls has one device, because a host call needs the whole batch."""
     call = next(outside_calls(equations), None)
     if call is None or len(group) == 1:
         return
@@ -109,7 +109,7 @@ def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: A
 
 
 def check_one_agent(equations: Sequence[core.JaxprEqn], agents: int) -> None:
-    """Checks that a program of several agents does not call the host."""
+    """Checks that a program of several agents has no host calls."""
     for call in outside_calls(equations):
         raise PlanError(
             f"num_seeds={agents}: {call} runs on the host, which supports one agent only: start one run per"
@@ -120,7 +120,7 @@ def check_one_agent(equations: Sequence[core.JaxprEqn], agents: int) -> None:
 def check_one_process(
     programs: Iterable[tuple[Group, Sequence[core.JaxprEqn]]], process_of: Callable[[int], int], policy: Any
 ) -> None:
-    """Checks that all effects are in one process, which can order them."""
+    """Checks that all side effects are in one process, because several processes cannot order them."""
     calls: dict[int, str] = {}
     for group, equations in programs:
         effects = [eqn for eqn in equations if has_effect(eqn)]

@@ -1,14 +1,14 @@
-"""Opening: turns a jaxpr into a region; inlines calls and loops that have fragments of several groups.
+"""Opens an iteration: turns its jaxpr into a region, with calls and loops of several groups taken apart.
 
 Under a policy that puts `act` on one group and `step` on another,
 
     scan 3 trips { carry x: a = act(x); y = step(a); return y; stack a }
 
-becomes the loop below. Stacking becomes an ordinary operation, which is placed like all others. If both
-fragments are on one group, the scan stays one equation.
+becomes the loop below, which carries x, rows and t. Stacking becomes an ordinary operation, which is placed
+like all others. If both fragments are on one group, the scan stays one equation.
 
-    zeros = ...
-    3 trips of x, rows, t, from x, zeros, 0: a = act(x); y = step(a); rows[t] = a; return y, rows, t + 1
+    x, rows, t = x, zeros, 0
+    3 trips: a = act(x); y = step(a); rows[t] = a; x, t = y, t + 1
 """
 
 import dataclasses
@@ -39,13 +39,13 @@ class _Block:
         self.token: core.Var | None = None
 
     def emit(self, function: Callable, *operands: Any, row: Any = None) -> core.Var:
-        """Appends a function with one result as a single operation; returns the result."""
+        """Appends one operation that applies a function with one result; returns the result's variable."""
         (eqn,), (result,) = jaxprs.traced(jax.jit(function), operands)
         self.items.append(Operation(eqn, row=row))
         return result
 
     def emit_zeros(self, aval: Any) -> core.Var:
-        """Appends an array of zeros, or keys whose words are zeros."""
+        """Appends an array of zeros, or of keys whose key data are zeros."""
         return self.emit(functools.partial(_zeros, aval.shape, aval.dtype))
 
     def as_variable(self, atom: Any) -> core.Var:
@@ -55,17 +55,17 @@ class _Block:
         return self.emit(lambda: jax.lax.convert_element_type(atom.val, atom.aval.dtype))
 
     def distinct(self, ends: list[core.Var], carried: Sequence[core.Var], count: int) -> list[core.Var]:
-        """Copies outputs that carried values could share with others, since carried values may be donated.
+        """Copies outputs so that no carried value shares its array with another; it may be donated.
 
-        The first `count` outputs are carried. A variable is not copied at its first position among `ends` if
-        an item here computes it, or if it is a carried input and its position is below `count`.
+        The first `count` of the outputs `ends` are carried. A variable is used without a copy only once, and
+        only if an item of this block computes it, or if it is one of the `carried` inputs and carried again.
         """
         computed = {v for item in self.items for v in item.outputs}
         used: set[core.Var] = set()
         outputs = []
         for i, v in enumerate(ends):
-            may_pass = v in computed or (v in carried and i < count)
-            outputs.append(v if v not in used and may_pass else self.emit(jax.numpy.copy, v))
+            is_own = v in computed or (v in carried and i < count)
+            outputs.append(v if v not in used and is_own else self.emit(jax.numpy.copy, v))
             used.add(v)
         return outputs
 
@@ -76,7 +76,7 @@ class _Opener:
     def __init__(self, assignment: Mapping[str, str], policy: Any):
         self.assignment, self.policy = assignment, policy
         self.constants: dict[int, tuple[core.Var, Any]] = {}  # by the identity of the value
-        self.declared: dict[core.Var, int] = {}
+        self.declared: dict[core.Var, int] = {}  # the batch axes that borders of opened fragments declare
 
     def open(self, closed: Any) -> Opened:
         """Opens an iteration's jaxpr."""
@@ -97,7 +97,7 @@ class _Opener:
         return Opened(opened, [*([START] * len(token)), *(values[v] for v in opened.free)], self.declared)
 
     def _name_constants(self, closed: Any, names: dict) -> None:
-        """Makes a jaxpr's constants inputs of the iteration."""
+        """Gives each constant of a jaxpr a free variable of the iteration; equal objects share one."""
         variables = jaxprs.open_jaxpr(closed).constvars
         for variable, value in zip(variables, jaxprs.constants_of(closed), strict=True):
             names[variable], _ = self.constants.setdefault(id(value), (core.Var(variable.aval), value))
@@ -117,7 +117,7 @@ class _Opener:
             if eqn.primitive.name == "scan":
                 self._open_scan(eqn, body, names, region, group)
             elif others or not body.exact:
-                raise self._refusal(eqn, fragments)
+                raise self._several_groups_error(eqn, fragments)
             else:
                 self._open_call(eqn, body, names, region, group)
 
@@ -147,7 +147,7 @@ class _Opener:
         for k, i in _unchanged_outputs(eqn):
             (names[eqn.outvars[k]],) = jaxprs.renamed([eqn.invars[i]], names)
 
-    def _refusal(self, eqn: core.JaxprEqn, fragments: Sequence[str]) -> PlanError:
+    def _several_groups_error(self, eqn: core.JaxprEqn, fragments: Sequence[str]) -> PlanError:
         where = ", ".join(f"'{name}' on {self.assignment[name]}" for name in fragments)
         kind = {"while": "while loop", "cond": "branch (cond)"}.get(eqn.primitive.name, eqn.primitive.name)
         return PlanError(
@@ -158,7 +158,7 @@ class _Opener:
     def _open_call(
         self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, region: _Block, group: str | None
     ) -> None:
-        """Inlines a call."""
+        """Appends the equations of a call's body."""
         (closed,) = jaxprs.closed_bodies(eqn)
         inner = dict(zip(body.jaxpr.invars, jaxprs.renamed(eqn.invars, names), strict=True))
         self._name_constants(closed, inner)
@@ -178,21 +178,21 @@ class _Opener:
     def _open_scan(
         self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, around: _Block, group: str | None
     ) -> None:
-        """Appends a scan as a loop: operations of its body slice inputs and stack outputs."""
+        """Appends a scan as a loop, whose body has operations that slice inputs and stack outputs."""
         outer = jaxprs.renamed(eqn.invars, names)
         region = _Block()
         inner: dict[Any, Any] = {}
         starts: list[Any] = []
         carried: list[core.Var] = []
 
-        def carry(start: core.Var) -> core.Var:
+        def add_carried(start: core.Var) -> core.Var:
             carried.append(core.Var(start.aval))
             starts.append(start)
             return carried[-1]
 
         self._name_constants(eqn.params["jaxpr"], inner)
         if around.token is not None and has_effect(eqn):
-            region.token = carry(around.token)
+            region.token = add_carried(around.token)
         counter = core.Var(jax.core.ShapedArray((), jax.numpy.int32.dtype))
         position = counter
         if eqn.params["reverse"] and (body.sliced or body.stacked):
@@ -202,7 +202,7 @@ class _Opener:
             if i in body.sliced:
                 inner[variable] = region.emit(_row, outer[i], position)
             elif i in is_carried:
-                inner[variable] = carry(around.as_variable(outer[i]))
+                inner[variable] = add_carried(around.as_variable(outer[i]))
             else:
                 inner[variable] = outer[i]
         self._walk(body.jaxpr, inner, region, group)
@@ -219,7 +219,7 @@ class _Opener:
             if k in body.stacked:
                 if isinstance(outvar, core.DropVar):
                     continue
-                stack = carry(around.emit_zeros(outvar.aval))
+                stack = add_carried(around.emit_zeros(outvar.aval))
                 value = region.emit(_put_row, stack, value, position, row=value)
             next_carry.append(value)
             results.append(result)
@@ -233,7 +233,10 @@ class _Opener:
 
 
 def _unchanged_outputs(eqn: core.JaxprEqn) -> list[tuple[int, int]]:
-    """Pairs (output, input) of a fragment's outputs that are an unchanged input: readers use the input."""
+    """Pairs (output, input) of positions where a fragment returns an input unchanged.
+
+    Readers of such an output can use the input instead.
+    """
     if FragmentMark.of(eqn) is None:
         return []
     (body,) = jaxprs.bodies(eqn)
@@ -261,5 +264,5 @@ def _zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     key_type = keys.implementation(shape, dtype)
     if key_type is None:
         return jax.lax.full(shape, 0, dtype)
-    key_impl, words = key_type
-    return jax.random.wrap_key_data(jax.lax.full(words.shape, 0, words.dtype), impl=key_impl)
+    key_impl, key_data = key_type
+    return jax.random.wrap_key_data(jax.lax.full(key_data.shape, 0, key_data.dtype), impl=key_impl)

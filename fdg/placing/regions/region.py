@@ -1,7 +1,7 @@
 """An opened iteration as plain values: straight-line code (a region) and loops, over variables.
 
-In a jaxpr, a loop or a fragment is one equation. If its parts are on different groups, `opening` inlines it.
-The result is a value of the types below, which every later pass reads:
+In a jaxpr, a loop or a fragment is one equation. If fragments inside it are on different groups, `opening`
+takes it apart. The result is a value of the types below, which every later pass reads:
 
     region a, b:
       c = act(a)  # actors
@@ -24,12 +24,12 @@ from fdg.batch.lengths import lengths_of_equation
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """An equation over the variables of its region and of the regions around it."""
+    """An equation of a region; it may also read variables of the regions around its own."""
 
     eqn: core.JaxprEqn
     group: str | None = None  # the group of its fragments; None for code between fragments
     fragments: tuple[str, ...] = ()  # the names of its fragments
-    # the row's variable, if the operation writes a trip's row into a loop's stacked result
+    # if the operation writes one trip's row into the stacked result of a loop: the variable of the row
     row: Any = None
     # (input token, output token), if the operation has side effects
     token: tuple[core.Var, core.Var] | None = None
@@ -41,7 +41,7 @@ class Operation:
 
     @functools.cached_property
     def outputs(self) -> list[core.Var]:
-        """The variables that it defines, without unused results."""
+        """The variables that it defines, without results that nothing reads."""
         return [v for v in self.eqn.outvars if not isinstance(v, core.DropVar)]
 
 
@@ -56,12 +56,15 @@ class Loop:
 
     @functools.cached_property
     def inputs(self) -> list[Any]:
-        """The variables that it reads, each once: the body's free variables, and initial values."""
+        """The variables that it reads, each once: the body's free variables and the initial values."""
         return list(dict.fromkeys((*self.body.free, *self.starts)))
 
     @property
     def entering(self) -> list[tuple[core.Var, Any]]:
-        """Pairs (body's variable, outer variable); both are the same for the body's free variables."""
+        """Pairs (variable in the body, outer variable) of the values that enter the loop.
+
+        Both are the same variable if it is a free variable of the body.
+        """
         return [*((v, v) for v in self.body.free), *zip(self.body.inputs, self.starts, strict=True)]
 
 
@@ -78,7 +81,7 @@ class Region:
 
     @functools.cached_property
     def free(self) -> list[core.Var]:
-        """The variables of outer regions that it reads, in order; for the iteration, constants."""
+        """The variables that it reads from outer regions, in order; for the iteration, the constants."""
         defined, variables = set(self.inputs), dict[core.Var, None]()
         for item in self.items:
             variables.update(dict.fromkeys(v for v in item.inputs if v not in defined))
@@ -108,17 +111,21 @@ class Opened:
     # The inputs are the state's leaves, and the outputs are the next leaves, then the metrics. With side
     # effects, a token follows the leaves in both. Free variables are constants.
     region: Region
-    constants: list[Any]  # the initial token if there is one, then the values of the free variables
-    declared: dict[core.Var, int]  # batch axes that the borders of opened fragments declare
+    constants: list[Any]  # the initial token if there is one, then the arrays of the free variables
+    declared: dict[core.Var, int]  # the batch axes that the borders of opened fragments declare
 
     @functools.cached_property
     def lengths(self) -> frozenset[int]:
-        """The lengths of all axes (`batch.lengths`)."""
+        """The lengths of the axes of all its arrays (`batch.lengths`)."""
         return frozenset().union(*(lengths_of_equation(op.eqn) for op in self.region.operations()))
 
 
 def connected_sets(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, set[Any]]:
-    """Maps each variable of some pairs to the set of variables that pairs connect it with, and itself."""
+    """The connected components of a graph: maps each vertex of the edges `pairs` to the set of its component.
+
+    >>> sorted(connected_sets([("a", "b"), ("b", "c"), ("d", "e")])["a"])
+    ['a', 'b', 'c']
+    """
     sets: dict[Any, set[Any]] = {}
     for a, b in pairs:
         union = sets.get(a, {a}) | sets.get(b, {b})

@@ -1,4 +1,4 @@
-"""The batch axis of each variable in an opened iteration.
+"""Finds the batch axis of each variable in an opened iteration.
 
 region x, w:  (x [B, 3] split along 0, w [3] replicated)
   a = act(w, x)            a: 0, as its border declares
@@ -16,18 +16,17 @@ from fdg.batch import follow as batch_flow
 from fdg.placing.regions.region import Operation, Region, connected_sets
 from fdg.placing.scheduling.placement import Placement
 
-Axes = dict[Any, int | None]
+Axes = dict[Any, int | None]  # the batch axis of each variable; None if it is replicated
 
-
+# For each set of groups, the smallest number of devices that gives the same batch axes (`batch.lengths`).
 Units = Mapping[frozenset[str], int]
 
 
 def batch_axes(placement: Placement, leaves: Sequence[int | None], units: Units) -> Axes:
-    """The batch axis of every variable; None if it is replicated.
+    """The batch axis of every variable.
 
-    A value that becomes another one, at the border of a loop or from trip to trip, has the same axis.
-    `leaves` are the axes of the state's leaves. For each set of groups that run an operation, `units` has a
-    number of devices that is equivalent to theirs (`batch.lengths`).
+    If a variable becomes another one, where it enters or leaves a loop or from trip to trip, both have the
+    same axis. `leaves` are the axes of the state's leaves.
     """
     region = placement.region
     axes: Axes = dict(zip(region.inputs, leaves, strict=False))
@@ -44,6 +43,7 @@ def _follow(region: Region, axes: Axes, placement: Placement, units: Units) -> N
         pairs = zip(variables, new_axes, strict=True)
         axes.update((v, declared.get(v) if axis is None else axis) for v, axis in pairs)
 
+    # Each call to `set_axes` below replaces unknown axes by those that borders declare.
     set_axes(region.inputs, map(axes.get, region.inputs))
     for item in region.items:
         if isinstance(item, Operation):

@@ -1,4 +1,4 @@
-"""Groups the operations of each group into programs, and puts programs, transfers and loops in order.
+"""Combines the operations of each group into programs, and orders programs, transfers and loops.
 
 The level of an operation is the number of transfers and loops that must come before it. Operations of one
 group with the same level form one program. With `act` and `judge` on actors, `learn` on learners, and `judge`
@@ -8,8 +8,8 @@ reading what `learn` computes:
     w = learn(a)      level 1, learners: `a` is transferred after level 0
     m = judge(a, w)   level 2, actors: `w` is transferred after level 1
 
-A program whose results no other group waits for is merged into its group's next program: `count` of level 1
-on actors becomes part of level 2, because only actors read its result.
+A program whose results no other group waits for is merged into its group's next program. An operation of
+level 1 on actors whose result only actors read becomes part of their program of level 2.
 """
 
 import collections
@@ -25,18 +25,19 @@ from fdg.placing.scheduling.liveness import with_live_ranges
 from fdg.placing.scheduling.placement import Placement
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, Schedule, Step, Value
 
-ValueOf = Callable[[core.Var, str], Value]  # the value of a variable on a group
-Origins = dict[core.Var, tuple[str, ...]]
+ValueOf = Callable[[core.Var, str], Value]  # (variable, group) -> the value of the variable on the group
+Origins = dict[core.Var, tuple[str, ...]]  # the fragments that each variable comes from
 
 
 def make_schedule(
     placement: Placement, value_of: ValueOf, num_leaves: int, newer: frozenset[str] = frozenset()
 ) -> Schedule:
-    """The schedule of an iteration, without names of programs.
+    """The schedule of an iteration; its programs have no names yet.
 
-    The first `num_leaves` carried values are the state's leaves; the rest (the token of side effects) is
-    initialised like a constant. An operation with a `newer` fragment comes a level after all before it on its
-    group, and its program is not merged into one without.
+    The first `num_leaves` carried values are the state's leaves; any further one (the token of side effects)
+    is initialised like a constant. `newer` are fragments that read newer parameters than earlier fragments.
+    An operation with such a fragment gets a higher level than all earlier operations of its group, and its
+    program is not merged into a program without such fragments.
     """
     region, origins = placement.region, Origins()
     _find_origins(region, origins)
@@ -44,7 +45,7 @@ def make_schedule(
     metrics = tuple(block.on_producer(v) for v in region.outputs[len(region.inputs) :])
     starts = [[value_of(v, group) for group in groups] for v, groups in block.carried.items()]
     for end, copies in zip(region.outputs, starts, strict=False):
-        producer = block.producer(end)  # has the primary copy
+        producer = block.producer(end)  # it has the primary copy, which is the first of `copies`
         copies[:] = [v for v in copies if v.group == producer] + [v for v in copies if v.group != producer]
     tokens = starts[num_leaves:]
     needed = [*tokens, *block.constants.values()]
@@ -58,13 +59,13 @@ class _Transfer:
     """The transfer of a value to another group."""
 
     source: Value
-    level: int  # level of the step that defines the value; -1 for an input
+    level: int  # the level of the step that defines the value; -1 for an input
     users: list[str]  # the fragments that use it there
     for_next_trip: bool  # whether only the next trip (or iteration) uses it
 
 
 class _Block:
-    """The steps of a region, collected in one walk; its free variables are available on every group."""
+    """Collects the steps of a region in one walk; its free variables are available on every group."""
 
     def __init__(
         self,
@@ -79,11 +80,12 @@ class _Block:
         self.constants: dict[core.Var, list[Value]] = {v: [] for v in region.free}
         holders = map(placement.ordered, placement.carry_groups[region])
         self.carried = dict(zip(region.inputs, holders, strict=True))  # the groups that hold each variable
-        self._ready: dict[Value, tuple[int, str]] = {}  # level, and source: input, program, loop, move
-        self._groups: dict[core.Var, list[str]] = {}  # groups that have a variable, the producer first
+        # for each value: its level, and the kind of its source ("input", "program", "loop" or "move")
+        self._ready: dict[Value, tuple[int, str]] = {}
+        self._groups: dict[core.Var, list[str]] = {}  # the groups that have each variable, the producer first
         self._transfers: dict[Value, _Transfer] = {}  # by the value on the target
-        self._programs: dict[tuple[str, int], list[Operation]] = {}
-        self._loops: list[tuple[int, Repeat]] = []
+        self._programs: dict[tuple[str, int], list[Operation]] = {}  # by group and level
+        self._loops: list[tuple[int, Repeat]] = []  # (level, loop)
         for v, groups in self.carried.items():
             for group in groups:
                 self._define(v, group, 0, "input")
@@ -98,7 +100,7 @@ class _Block:
             {g: self._fetch(end, g, placement.read_by(region, v, g), True) for g in groups}
             for end, (v, groups) in zip(region.outputs, self.carried.items(), strict=False)
         ]
-        # pairs (value at the end of a trip, value at the start of the next)
+        # pairs (value at the end of a trip, value at the start of the next trip)
         self.carry = tuple(
             (value, start)
             for v, end in zip(region.inputs, self.ends, strict=True)
@@ -117,8 +119,8 @@ class _Block:
     def steps(self, live_out: Iterable[Value], tokens: Collection[Value], delay: str) -> tuple[Step, ...]:
         """The steps in order, with live ranges.
 
-        `live_out` are needed afterwards, as `ends` are; `tokens` are never freed, as constants are not.
-        `delay` names a trip of the region: "iteration", or "step" of a loop.
+        `live_out` are values that are needed afterwards, in addition to `ends`. `tokens` are never freed,
+        like constants. `delay` is the word for a trip of the region: "iteration", or "step" for a loop.
         """
         while (pair := self._mergeable()) is not None:
             group, early, late = pair
@@ -136,7 +138,7 @@ class _Block:
     def _fetch(
         self, variable: core.Var, group: str, users: Sequence[str], for_next_trip: bool = False
     ) -> Value:
-        """A variable on a group; adds a transfer if the group does not have it yet."""
+        """The value of a variable on a group; adds a transfer if the group does not have it yet."""
         value = self.value_of(variable, group)
         if value in self._transfers:
             self._transfers[value].users.extend(users)
@@ -149,9 +151,9 @@ class _Block:
             return value
         source = self.value_of(variable, self.producer(variable))
         level, kind = self._ready[source]
-        after = -1 if kind == "input" else level
-        self._transfers[value] = _Transfer(source, after, list(users), for_next_trip)
-        self._define(variable, group, after + 1, "move")
+        source_level = -1 if kind == "input" else level
+        self._transfers[value] = _Transfer(source, source_level, list(users), for_next_trip)
+        self._define(variable, group, source_level + 1, "move")
         return value
 
     def _define(self, variable: core.Var, group: str, level: int, kind: str) -> None:
@@ -205,7 +207,7 @@ class _Block:
         limit: dict[tuple[str, int], float] = {}  # a program must run before this level
 
         def add_reader(value: Value, level: int) -> None:
-            """Requires that the program that computes a value runs before a level, which reads it."""
+            """Notes that a value is read at a level: the program that computes it must run before."""
             group = self._transfers[value].source.group if value in self._transfers else value.group
             if (value.variable, group) in levels_by_result:
                 key = group, levels_by_result[value.variable, group]
@@ -268,7 +270,7 @@ class _Block:
 
 
 def _find_origins(region: Region, origins: Origins) -> None:
-    """Finds the fragments that each variable comes from, through code between fragments."""
+    """Finds the fragments that each variable comes from, directly or through code between fragments."""
     for _ in range(2):  # in the second pass, carried values have an origin too
         for item in region.items:
             if isinstance(item, Operation):

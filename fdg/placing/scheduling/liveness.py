@@ -1,10 +1,10 @@
-"""Passes over the steps of a schedule: live ranges with donation, and names of programs.
+"""Two passes over the steps of a schedule: live ranges with donation, and names of programs.
 
-A backward pass tracks the set of values that later steps use:
+The first pass goes backwards and tracks the set of values that later steps use:
 
-    actors: act        uses w, x (x is dead afterwards: freed); defines a (live: it is transferred)
-    actors -> learners: a            a is dead on the actors afterwards: freed
-    learners: learn    uses a, w; defines w' of w's shape: w is freed and donated, w' is written over it
+    actors: act          reads w, x; no later step reads x, so x is freed; defines a
+    actors -> learners: a            no later step reads a on the actors, so it is freed there
+    learners: learn      reads a, w; defines w', which has the shape of w: w is freed and donated for w'
 """
 
 import collections
@@ -20,9 +20,9 @@ def with_live_ranges(
 ) -> tuple[Step, ...]:
     """Removes unused results, and sets the values that each step frees, donates or copies.
 
-    On input, programs have all results, and a loop's `copied` are all values that its body may donate. Only
-    those remain that are used after the loop or enter it twice. `live_out` are the values that are used after
-    the steps; `constants` are never freed.
+    The programs in `steps` have all results, and the `copied` values of a loop are all values that its body
+    may donate; of these, only values that are used after the loop or enter it twice remain. `live_out` are
+    the values that are used after the steps; `constants` are never freed.
     """
     live = set(live_out)
     new_steps: list[Step] = []
@@ -44,7 +44,7 @@ def with_live_ranges(
 
 
 def donatable(inputs: Sequence[Value], outputs: Sequence[Value], freed: Iterable[int]) -> frozenset[int]:
-    """The freed inputs to donate: at most one per output of the same shape, dtype and layout."""
+    """The freed inputs to donate: for each output, at most one of the same shape, dtype and layout."""
 
     def signature(value: Value) -> tuple:
         return value.shape, value.dtype, value.axis if value.layout is None else value.layout
@@ -59,10 +59,11 @@ def donatable(inputs: Sequence[Value], outputs: Sequence[Value], freed: Iterable
 
 
 def with_names(steps: Sequence[Step], used: collections.Counter[str] | None = None) -> tuple[Step, ...]:
-    """Gives each program a unique name; programs in loops come first.
+    """Gives each program a unique name; programs in loops are named first.
 
-    actors: act step fold_in     "act+step": its outermost fragments
-    learners: split reshape      "before learn": its group's next fragment, or "after" its last
+    actors: act step fold_in     "act+step", after its outermost fragments
+    learners: split reshape      "before learn", after its group's next fragment; "after learn" if there is
+                                 only an earlier one
     """
     used = collections.Counter() if used is None else used
     new_steps = [

@@ -1,9 +1,11 @@
 """Turns an opened iteration into a schedule with as few programs as dependencies between groups allow.
 
-opened     a region of operations and loops
-placed     the same, with the groups of each operation               (placement)
-schedule   each group's operations as programs, and transfers        (grouping)
-           with live ranges, donations and names                     (liveness)
+value                                                      made by
+a region of operations and loops                           regions.opening
+the groups of each operation                               placement
+the batch axis of each variable                            axes
+each group's operations as programs, and transfers         grouping
+the schedule, with live ranges, donations and names        liveness
 """
 
 import dataclasses
@@ -34,30 +36,30 @@ def partition(
 
     `axes` are the batch axes of the state's leaves. `sizes` are the numbers of devices of the groups, in the
     policy's order; the first group runs operations that no rule assigns. Without `platforms`, all groups are
-    on the same platform. Fragments `newer` read newer parameters than earlier ones (`staleness.lag`), so
-    they are not merged into a program before them.
+    on the same platform. The fragments `newer` read newer parameters than earlier ones (`staleness.lag`), so
+    they are not merged into the programs of earlier ones.
     """
     order, platform_items = tuple(sizes), tuple((platforms or {}).items())
-    placed = _PLACED(opened, (order, platform_items), lambda: Placement(opened, order, platforms))
+    placement = _PLACEMENTS(opened, (order, platform_items), lambda: Placement(opened, order, platforms))
     # For each set of groups that run an operation, the smallest number of devices that is equivalent to
     # theirs in all later passes (see `batch.lengths`).
     units = {
         groups: smallest_equivalent(math.lcm(*(sizes[group] for group in groups)), opened.lengths)
-        for groups in dict.fromkeys(placed.groups[op] for op in placed.region.operations())
+        for groups in dict.fromkeys(placement.groups[op] for op in placement.region.operations())
     }
 
     def schedule() -> Schedule:
-        axis_of = batch_axes(placed, axes, units)
+        axis_of = batch_axes(placement, axes, units)
 
         @functools.cache
         def value_of(variable: core.Var, group: str) -> Value:
             return Value(variable, group, axis_of.get(variable))
 
-        new_schedule = make_schedule(placed, value_of, len(axes), newer)
+        new_schedule = make_schedule(placement, value_of, len(axes), newer)
         return dataclasses.replace(new_schedule, steps=with_names(new_schedule.steps))
 
-    return _SCHEDULES(placed, (tuple(axes), tuple(units.items()), newer), schedule)
+    return _SCHEDULES(placement, (tuple(axes), tuple(units.items()), newer), schedule)
 
 
-_PLACED: IdentityCache[Placement] = IdentityCache(max_entries=16)
+_PLACEMENTS: IdentityCache[Placement] = IdentityCache(max_entries=16)
 _SCHEDULES: IdentityCache[Schedule] = IdentityCache(max_entries=64)

@@ -1,17 +1,17 @@
-"""Places operations on groups, and decides which groups keep carried values.
+"""Places operations on groups, and decides which groups keep each carried value.
 
-The policy places fragments; other operations follow the data. With `act` on actors and `learn` on learners,
-and a carried key and weight:
+The policy places fragments; other operations follow the data. An example with `act` on actors, `learn` on
+learners, and a carried key and weight:
 
     key, k = split(key)      # actors and learners: both use it and it is exact, so both keep the key
     a = act(weight, k)       # actors, by the policy; so actors keep the weight
-    b = normalise(a)         # learners: code between fragments goes to its users
-    weight = learn(weight, b, split(k))    # learners, who keep it too: the new weight is sent to the actors
+    b = normalise(a)         # learners: code between fragments is placed where its results are used
+    weight = learn(weight, b, split(k))    # learners, which keep it too; the new weight is sent to the actors
 
 The backward pass places code between fragments on the groups that use its results: on all of them if it is
-cheap and exact; otherwise one group computes it and sends the results. The forward pass places what no
-fragment uses with its inputs. State is kept by its readers; copies on several groups must not drift apart
-(`is_exact`).
+cheap and exact; otherwise one group computes it and sends the results. The forward pass places operations
+whose results no fragment uses where their inputs are. The groups that read a carried value keep it; copies on
+several groups must stay equal (`is_exact`).
 """
 
 import collections
@@ -23,27 +23,26 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.placing.regions.region import Loop, Opened, Operation, Region
 
-CHEAP_FLOPS = 1_000_000  # up to this size, groups repeat code between fragments, and send no results
-
+CHEAP_FLOPS = 1_000_000  # up to this size, each group that uses the results of an operation computes them
 
 Held = dict[core.Var, set[str]]  # the groups that hold each variable without a transfer
 
 
 class Placement:
-    """The groups of each operation of an opened iteration, and of each loop's carried values.
+    """The groups that run each operation of an opened iteration, and that hold the carried values of loops.
 
-    The first group in the policy's `order` gets operations that no rule places. Without `platforms`, all
+    `order` are the policy's groups; the first gets operations that no rule places. Without `platforms`, all
     groups are on the same platform.
     """
 
     def __init__(self, opened: Opened, order: Sequence[str], platforms: Mapping[str, str] | None = None):
-        """Iterates the backward and forward passes until every operation has groups."""
+        """Repeats the backward and forward passes until every operation has groups."""
         self.opened, self.region, self.order = opened, opened.region, order
         self.groups: dict[Operation, frozenset[str]] = {}
         self.carry_groups: dict[Region, list[set[str]]] = {}  # groups that hold each carried value
         self._platforms = platforms or {}
-        self._fixed: dict[Operation, str] = {}
-        self._requested: dict[Loop, list[set[str]]] = {}
+        self._fixed: dict[Operation, str] = {}  # the group of operations that run on one group only
+        self._requested: dict[Loop, list[set[str]]] = {}  # the groups that use each result of a loop
         self._is_exact = {op: op.group is not None or is_exact(op.eqn) for op in self.region.operations()}
         self._flops = {op: jaxprs.equation_flops(op.eqn) for op in self._is_exact if op.group is None}
         while True:
@@ -54,12 +53,12 @@ class Placement:
         self._place_unused_leaves()
 
     def ordered(self, groups: Iterable[str]) -> list[str]:
-        """Groups in the policy's order."""
+        """Sorts groups in the policy's order."""
         group_set = set(groups)
         return [group for group in self.order if group in group_set]
 
     def read_by(self, region: Region, variable: core.Var, group: str) -> tuple[str, ...]:
-        """The fragments of a group that read a variable, through code between fragments."""
+        """The fragments of a group that read a variable, directly or through code between fragments."""
         names: dict[str, None] = {}
         variables = {variable}
         for item in region.items:
@@ -89,7 +88,10 @@ class Placement:
         self.carry_groups[self.region] = leaves
 
     def _backward(self, region: Region, requested: Sequence[set[str]]) -> Held:
-        """The groups that use each variable; `requested` are the groups that use each carried output."""
+        """Places operations by their results' users; returns the groups that use each variable.
+
+        `requested` are the groups that use each carried output.
+        """
         need: Held = collections.defaultdict(set)
         for variable, groups in zip(region.outputs, requested, strict=False):
             need[variable] |= groups
@@ -116,7 +118,10 @@ class Placement:
         return need
 
     def _place_permuted(self, loop: Loop, holders: list[set[str]]) -> bool:
-        """Places a carried value that the loop only permutes and does not read."""
+        """Places one carried value that the loop does not read, but only carries or exchanges with others.
+
+        Returns whether there was one.
+        """
         users: dict[int, set[str]] = {}
         for end, groups in zip(loop.body.outputs, self._requested[loop], strict=True):
             for i, v in enumerate(loop.body.inputs):
@@ -139,17 +144,17 @@ class Placement:
         return users
 
     def _may_copy(self, operation: Operation, users: set[str]) -> bool:
-        """Whether several groups may run an operation: it is cheap, has no effects, and all compute alike."""
-        alike = len({self._platforms.get(group) for group in users}) == 1 or self._is_exact[operation]
-        return alike and not operation.eqn.effects and self._flops[operation] <= CHEAP_FLOPS
+        """Whether several groups may run an operation: it is cheap, has no effects, and results are equal."""
+        same_result = len({self._platforms.get(group) for group in users}) == 1 or self._is_exact[operation]
+        return same_result and not operation.eqn.effects and self._flops[operation] <= CHEAP_FLOPS
 
-    # --- replicated values must not drift apart ---
+    # --- copies of a value on several groups must stay equal ---
 
     def _compute_once(self) -> bool:
-        """If several groups keep a carried value, places the arithmetic that it depends on on one of them.
+        """Lets only one group compute a carried value that several groups keep, if results may be rounded.
 
-        The groups' programs round differently, so copies would drift apart from trip to trip. Returns whether
-        an operation was placed.
+        The groups' programs may round differently, so copies would drift apart from trip to trip. Returns
+        whether an operation was placed.
         """
         producers = {v: op for op in self.region.operations() for v in op.outputs}
         sources: dict[core.Var, list[core.Var]] = collections.defaultdict(list)
@@ -179,13 +184,18 @@ class Placement:
                     has_placed = True
         return has_placed
 
-    # --- forward pass: unused values stay with their inputs ---
+    # --- forward pass: operations without users are placed where their inputs are ---
 
     def _initial_holders(self) -> Held:
         carried = zip(self.region.inputs, self.carry_groups[self.region], strict=True)
         return {**{v: set() for v in self.region.free}, **{v: set(groups) for v, groups in carried}}
 
     def _forward(self, region: Region, held: Held, preferred: Mapping[Operation, set[str]]) -> bool:
+        """Places operations that have no group yet by their inputs; returns whether one was placed.
+
+        Adds the region's variables to `held`. `preferred` maps operations whose result leaves the loop to the
+        groups that use it.
+        """
         has_placed = False
         for item in region.items:
             if isinstance(item, Operation):
@@ -214,7 +224,11 @@ class Placement:
         return has_placed
 
     def _nearest(self, operation: Operation, held: Held, preferred: set[str]) -> str | None:
-        """The group that holds the most bytes of an operation's inputs; a row goes where it is used."""
+        """The group that holds the most bytes of an operation's inputs; None if no group holds any.
+
+        An operation that writes a row of a stacked result is placed by the row only, if possible on a group
+        in `preferred`.
+        """
         inputs = [v for v in operation.inputs if not _is_token(operation, v)]
         inputs = inputs if operation.row is None else [operation.row]
         weight: collections.Counter[str] = collections.Counter()
@@ -252,11 +266,12 @@ _EXACT_OPERATIONS = frozenset(
 def is_exact(eqn: core.JaxprEqn) -> bool:
     """Whether an equation, with its bodies, computes the same bits in every program and on every platform.
 
-        n + 1, random.split(key), x[:4], where(done, 0, x)   exact: every group that needs it may compute it
-        x * 0.9 + y, mean(x), tanh(x)                        not: one group computes it and sends the result
+        exact        n + 1 (integers), random.split(key), x[:4], where(done, 0, x)
+        not exact    x * 0.9 + y, mean(x), tanh(x)
 
-    Results of floating-point arithmetic depend on how the program was compiled: fusion, vectorisation, order
-    of sums. Integers, booleans, keys, and floats that are only moved or selected are exact.
+    Several groups may compute an exact value; otherwise one group computes it and sends the result. Results
+    of floating-point arithmetic depend on how XLA compiles the program: on fusion, vectorisation and the
+    order of sums. Integers, booleans, keys, and floats that are only moved or selected are exact.
     """
     bodies = jaxprs.bodies(eqn)
     if bodies:
@@ -268,5 +283,5 @@ def is_exact(eqn: core.JaxprEqn) -> bool:
 
 
 def _is_token(operation: Operation, variable: core.Var) -> bool:
-    """Whether a variable is the operation's token; a token's readers do not decide where an effect runs."""
+    """Whether a variable is the operation's token; tokens do not influence where an operation runs."""
     return operation.token is not None and variable in operation.token

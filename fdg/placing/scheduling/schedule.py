@@ -1,7 +1,7 @@
-"""A schedule: the programs of each group, the transfers between them, and the loops that the host steps.
+"""A schedule: the programs of each group, the transfers between groups, and the loops that the host runs.
 
-`partition` makes it, and the engine runs it. Its steps are plain values that refer to arrays by `Value`. It
-is printed with donated inputs in brackets:
+`partition` makes it, and the engine runs it. Its steps are plain values that refer to arrays by `Value`. A
+printed schedule has donated inputs in brackets:
 
     actors: act+step(a, [b]) -> c, d
     actors -> learners: d
@@ -51,7 +51,7 @@ class Value:
 
     @property
     def laid_out(self) -> Layout:
-        """Its layout, in a schedule that has layouts."""
+        """The layout; only for values of a schedule to which `sharded.lay_out` has added layouts."""
         assert self.layout is not None
         return self.layout
 
@@ -79,8 +79,8 @@ class Call:
         return _JAXPRS(None, key, lambda: jaxprs.build(inputs, outputs, self.equations, checked=False))
 
 
-# One jaxpr for all plans with the same program, since other caches use the identity of jaxprs. The cached
-# jaxpr keeps the objects alive whose ids are in its key.
+# Plans with the same program share one jaxpr, because other caches use the identity of jaxprs as a key. The
+# cached jaxpr keeps the equations alive whose ids are in its own key.
 _JAXPRS: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 
@@ -102,15 +102,15 @@ class Move:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeat:
-    """A loop that the host steps."""
+    """A loop that the host runs."""
 
     trips: int
     enter: tuple[tuple[Value, Value], ...]  # (outer, inner): initial values and constants
-    # positions in `enter` of values that the body donates although they are used elsewhere
+    # positions in `enter` of values to copy, because the body donates them and they are also used elsewhere
     copied: frozenset[int]
     steps: tuple["Step", ...]
     carry: tuple[tuple[Value, Value], ...]  # (end of a trip, start of the next)
-    leave: tuple[tuple[Value, Value], ...]  # (inner, outer): results of the last trip
+    leave: tuple[tuple[Value, Value], ...]  # (inner, outer): the loop's results, from the last trip
 
 
 Step: TypeAlias = Call | Move | Repeat
@@ -122,9 +122,10 @@ class Schedule:
     """The steps of one iteration in order."""
 
     steps: tuple[Step, ...]
-    # the values of each leaf of the state between iterations, on its groups; the first is the primary copy
+    # for each leaf of the state, its values between iterations on the groups that keep it; the first is the
+    # primary copy
     leaves: tuple[tuple[Value, ...], ...]
-    # (position among the graph's constants, the value that needs it)
+    # (position in `SteppedPlan.constants`, the value that is initialised with this constant)
     constants: tuple[tuple[int, Value], ...]
     carry: tuple[tuple[Value, Value], ...]  # (end of an iteration, start of the next)
     metrics: tuple[Value, ...]  # the value of each metric
@@ -186,7 +187,7 @@ class VariableNames:
 
 
 def _lines(steps: Sequence[Step], names: VariableNames) -> Iterable[str]:
-    """The printed lines of steps."""
+    """The lines that describe steps."""
     for step in steps:
         if isinstance(step, Call):
             reads = [(i in step.donated, names(value.variable)) for i, value in enumerate(step.inputs)]
@@ -212,7 +213,10 @@ def _carry_line(pairs: Sequence[tuple[Value, Value]], names: VariableNames) -> l
 
 
 class ScheduleWalk(Generic[Fact]):
-    """Walks over the steps of a schedule in the order of the engine, with a fact about each value."""
+    """Walks over the steps of a schedule in the engine's order, and derives a fact about each value.
+
+    A subclass defines what a fact is, such as the time at which the value is available.
+    """
 
     def __init__(self, missing: Fact):
         # The fact about each value; `missing` for a value that no step has defined.
@@ -246,5 +250,5 @@ class ScheduleWalk(Generic[Fact]):
                 self.rebind(step.leave)
 
     def rebind(self, pairs: Iterable[tuple[Value, Value]]) -> None:
-        """Copies the fact about the first value of each pair to the second, as one assignment."""
+        """Sets the fact about the second value of each pair to that about the first, all at once."""
         self.facts.update([(b, self.facts[a]) for a, b in pairs])

@@ -1,12 +1,13 @@
 """Resharding between groups on the same devices: parameters are gathered before their use, then sliced.
 
-If two groups keep a leaf, and one keeps it in smaller parts, both would store a copy between iterations:
+If two groups on the same devices keep a leaf, one of them in smaller parts, both would store a copy between
+iterations:
 
     generation: act([w])                          training: learn(w) -> w'
     training -> generation: w', for the next iteration
 
-If the parts can be gathered (`placing.resharding`), the primary group lends the leaf while it does not use
-it. Fully sharded data parallelism gathers parameters for a pass in the same way:
+If the parts can be gathered (`placing.resharding`), only the group with the smaller parts keeps the leaf. It
+lends the leaf to the other group for its use. Fully sharded data parallelism does the same for each pass:
 
     training lends generation: w        gathered; the parts are freed
     generation: act(w)
@@ -28,8 +29,8 @@ ChangeOf = Callable[[Value, Value], Change | None]
 def reshard(schedule: Schedule, groups: Sequence[Group], unshards: bool = True) -> Schedule:
     """Adds resharding between groups on the same devices to a schedule.
 
-    With `unshards`, parameters may be gathered only for their use; it must be False if a group reads older
-    parameters.
+    If `unshards` is True, a group may have parameters only while it uses them. It must be False if a group
+    reads older parameters.
     """
     by_name = {group.name: group for group in groups}
     meshes = {(a, b): common_mesh(by_name[a], by_name[b]) for a in by_name for b in by_name if a != b}
@@ -59,9 +60,11 @@ def _with_changes(steps: Iterable[Step], change_of: ChangeOf) -> Iterable[Step]:
 
 
 def _gather_for_use(schedule: Schedule, change_of: ChangeOf) -> Schedule:
-    """Gathers leaves before the first step that uses them, and slices them after the last."""
+    """Adds a move that gathers leaves before the first step that uses them, and one that slices them back."""
     steps, pairs = schedule.steps, _gatherable_leaves(schedule, change_of)
-    while pairs:  # drop leaves that the primary group uses in between; the others may have a shorter range
+    # Leave out leaves that the primary group uses between the two moves. The moves of the remaining leaves
+    # may be closer to each other, so repeat.
+    while pairs:
         parts, whole = {a for a, _ in pairs}, {b for _, b in pairs}
         positions = [i for i, step in enumerate(steps) if not whole.isdisjoint(uses(step))]
         first, last = min(positions), max(positions)
@@ -72,7 +75,7 @@ def _gather_for_use(schedule: Schedule, change_of: ChangeOf) -> Schedule:
     if not pairs:
         return schedule
     ends = {start: end for end, start in schedule.carry}
-    dropped = {ends[b] for _, b in pairs if b in ends} - whole
+    dropped = {ends[b] for _, b in pairs if b in ends} - whole  # transfers that are no longer needed
     feeders = (step.sources for step in steps if isinstance(step, Move) for b in defs(step) if b in dropped)
     sources = tuple(dict.fromkeys(name for names in feeders for name in names))
     (a, b), all_pairs = pairs[0], frozenset(range(len(pairs)))
@@ -112,11 +115,11 @@ def _gatherable_leaves(schedule: Schedule, change_of: ChangeOf) -> list[tuple[Va
             change = change_of(primary, copy)
             end, primary_end = ends.get(copy, copy), ends.get(primary, primary)
             is_unchanged = end is copy and primary_end is primary
-            is_renewed = end in source_of and source_of[end] is primary_end and end not in used
+            is_copied_at_end = end in source_of and source_of[end] is primary_end and end not in used
             if (
                 change is not None
                 and change.kind == GATHER
-                and (is_unchanged or is_renewed)
+                and (is_unchanged or is_copied_at_end)
                 and copy in used
                 and copy not in carried_in
                 and copy not in schedule.metrics
@@ -153,9 +156,9 @@ def _without_values(step: Step, dropped: set[Value]) -> Step | None:
 
 
 def resharding_notes(schedule: Schedule) -> list[str]:
-    """A line per transfer between groups on the same devices, with the kinds of resharding and their cost.
+    """A line per transfer between groups on the same devices, with kinds of resharding and temporary memory.
 
-    Values that can be neither gathered nor sliced are named, because they need temporary memory.
+    Values that can be neither gathered nor sliced get a line of their own, because they need more memory.
     """
     notes = []
     for move, times in schedule.moves():

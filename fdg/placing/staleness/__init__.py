@@ -4,9 +4,9 @@
 
     w, old w -> act(old w, x) -> y -> learn(w, y) -> w', w
 
-The delay is written into the iteration itself, before placement. The state gets a history of the delayed
-leaves; a fragment that reads parameters of age k reads entry k of it. The result is an ordinary graph, so
-training gives the same numbers on one device and on any number of devices.
+The state gets a history of the delayed leaves: their values at the start of earlier iterations. A fragment
+that uses parameters of age k reads the values from k iterations ago. The result is an ordinary graph, which
+is placed like any other, so training gives the same numbers on any number of devices.
 
 `lag` determines the age of each fragment's inputs in micro-batches, and splits the scan over micro-batches
 where an age changes. `values` tracks which state leaves and fragments each value comes from. `readers`
@@ -43,20 +43,21 @@ __all__ = [
 def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) -> tuple[FDG, Delay]:
     """Rewrites a graph so that groups with actors use parameters from some iterations ago.
 
-    A group is delayed if it has a fragment of the role `actor`. For it, a leaf of the state is delayed if
+    A group is delayed if it has a fragment of the role `actor`. For such a group, a leaf of the state is
+    delayed if both are true:
 
-    - a fragment of the group, of any role, reads the leaf's value from the start of the iteration (directly,
-      or through code between fragments), and
-    - a fragment of another group, other than an environment, computes the leaf's next value.
+    - A fragment of the group, of any role, reads the leaf's value from the start of the iteration (directly,
+      or through code between fragments).
+    - A fragment of another group, other than an environment, computes the leaf's next value.
 
-    In iteration t a fragment of the group reads the leaf from the start of iteration t - age; in the first
-    iterations, its initial value. All other reads get the newest value: reads by other groups, of other
+    In iteration t, a fragment of the group reads the leaf's value from the start of iteration t - age; in the
+    first iterations, its initial value. All other reads get the newest value: reads by other groups, of other
     leaves, and of values that another group computes in the same iteration.
 
     A nested fragment reads the same versions as the fragment around it, on any group; but a group always
-    reads the newest version of what it computes itself. Code between fragments is duplicated for old values
-    if the group needs its results. A fragment that returns an input unchanged does not count as the fragment
-    that computes it.
+    reads the newest version of the leaves that it computes itself. If the group needs the results of code
+    between fragments, that code is repeated with the old values. A fragment that returns an input unchanged
+    does not count as the fragment that computes it.
     """
     leaves = [Versioned(v.aval, frozenset({i})) for i, v in enumerate(jaxprs.open_jaxpr(graph.jaxpr).invars)]
     block, count = Block(graph.jaxpr, leaves), len(leaves)

@@ -2,9 +2,10 @@
 
     scan 8 trips: act(w)        lag 3:  scan 3 trips: act(w of the previous iteration);  scan 5 trips: act(w)
 
-Micro-batches are the trips of the scan that calls the actors; an iteration has `M`. With lag `d`, micro-batch
-`n` of the run reads the parameters after `(n - d) // M` updates, or the initial parameters. So the first
-`d mod M` trips read parameters of `ceil(d / M)` iterations ago, the other trips of `d // M` iterations ago.
+Micro-batches are the trips of the scan that calls the actors; an iteration has `M` of them. With lag `d`,
+micro-batch `n` of the run reads the parameters after `(n - d) // M` updates (before the first update, the
+initial parameters). So in each iteration, the first `d mod M` trips read the parameters of `ceil(d / M)`
+iterations ago, and the other trips those of `d // M` iterations ago.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,14 +28,14 @@ class Ages(NamedTuple):
 
     by_fragment: dict[str, int]  # the age in iterations, by fragment
     lag: int = 0  # the lag in micro-batches; 0 for a staleness in iterations
-    micro_batches: int = 0  # `M`, trips of the scan that calls the actors; 0 for a staleness in iterations
-    # The names of the fragments in the second scan. They read newer parameters than the fragments in the
-    # first scan, so no program has fragments of both.
+    micro_batches: int = 0  # `M`, the number of micro-batches per iteration; 0 for a staleness in iterations
+    # The names of the fragments in the second of the two scans. They read newer parameters than the fragments
+    # in the first scan, so no program has fragments of both.
     newer: frozenset[str] = frozenset()
 
     @property
     def oldest(self) -> int:
-        """The largest age."""
+        """The largest age in iterations."""
         return -(-self.lag // self.micro_batches) if self.lag else max(self.by_fragment.values(), default=0)
 
     def __str__(self) -> str:
@@ -53,7 +54,7 @@ class Ages(NamedTuple):
 
 
 def micro_batches(graph: FDG) -> int | None:
-    """`M`, the trips of the scan that is outside all fragments and calls actors; None without one."""
+    """`M`, the number of trips of the scan that calls actors, outside all fragments; None without a scan."""
     actors = {f.name for f in graph.fragments if f.role == "actor"}
     scans = list(_scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors))
     if len(scans) > 1:
@@ -66,10 +67,10 @@ def micro_batches(graph: FDG) -> int | None:
 
 
 def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
-    """Cuts the scan over micro-batches at trip `lag mod M`; returns the graph and the ages.
+    """Cuts the scan over micro-batches before trip `lag mod M`; returns the graph and the ages.
 
-    Code before the scan reads the parameters of its first micro-batch, code after it those of its last one.
-    If `M` divides the lag, the scan is not cut.
+    Fragments before the scan have the age of its first micro-batch, fragments after it that of its last one.
+    If `M` divides the lag, the scan is not cut. `where` names the policy in errors.
     """
     trips = micro_batches(graph)
     if not trips:
@@ -79,13 +80,13 @@ def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
             f"{where}: lag={lag} counts micro-batches, but {reason}: use staleness={lag}, which counts"
             " iterations, or set micro_batches to 2 or more"
         )
-    older, first = divmod(lag, trips)
-    if not first:
-        return graph, Ages({f.name: older for f in graph.fragments}, lag, trips)
-    cut, before, count = _CUT_GRAPHS(graph.jaxpr, first, lambda: _cut_graph(graph, first))
+    smallest_age, num_older = divmod(lag, trips)
+    if not num_older:
+        return graph, Ages({f.name: smallest_age for f in graph.fragments}, lag, trips)
+    cut, before, count = _CUT_GRAPHS(graph.jaxpr, num_older, lambda: _cut_graph(graph, num_older))
     cut = with_declarations(cut, graph)
     names = [fragment.name for fragment in cut.fragments]
-    ages = {name: older + (i < before) for i, name in enumerate(names)}
+    ages = {name: smallest_age + (i < before) for i, name in enumerate(names)}
     return cut, Ages(ages, lag, trips, frozenset(names[before : before + count]))
 
 
@@ -103,8 +104,11 @@ def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[cor
             yield from _scans(jaxprs.bodies(eqn)[0].jaxpr.eqns, actors)
 
 
-def _cut_graph(graph: FDG, first: int) -> tuple[FDG, int, int]:
-    """Cuts the scan at trip `first`; returns the graph, and how many fragments are before and in the rest."""
+def _cut_graph(graph: FDG, num_older: int) -> tuple[FDG, int, int]:
+    """Cuts the scan over micro-batches after `num_older` trips.
+
+    Returns the graph, and the numbers of fragments before the second scan and in it.
+    """
     actors = {f.name for f in graph.fragments if f.role == "actor"}
     (scan,) = _scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors)
     num_inside = len(fragments_in([scan]))
@@ -115,7 +119,7 @@ def _cut_graph(graph: FDG, first: int) -> tuple[FDG, int, int]:
         for eqn in block.eqns:
             if eqn is scan:
                 before = count + num_inside
-                yield from _split_scan(eqn, first)
+                yield from _split_scan(eqn, num_older)
             elif list(_scans([eqn], actors)):
                 yield inside(eqn, context=object())
             else:
@@ -126,22 +130,22 @@ def _cut_graph(graph: FDG, first: int) -> tuple[FDG, int, int]:
     return read_graph(graph.name, jaxpr, graph.state, graph.metrics), before, num_inside
 
 
-def _split_scan(eqn: core.JaxprEqn, first: int) -> list[core.JaxprEqn]:
-    """Splits a scan into two, the first with `first` trips; concatenates their stacked results."""
+def _split_scan(eqn: core.JaxprEqn, first_trips: int) -> list[core.JaxprEqn]:
+    """Splits a scan into two, the first with `first_trips` trips; concatenates their stacked results."""
     constants, carried = jaxprs.scan_sizes(eqn.params)
     length, reverse = eqn.params["length"], eqn.params["reverse"]
 
     def run_both(*operands: Any) -> list[Any]:
         carry, rows = operands[constants : constants + carried], operands[constants + carried :]
         stacked = []
-        for begin, end in ((0, first), (first, length)):
+        for begin, end in ((0, first_trips), (first_trips, length)):
             rows_range = (length - end, length - begin) if reverse else (begin, end)
-            part = [jax.lax.slice_in_dim(x, *rows_range) for x in rows]
+            rows_of_scan = [jax.lax.slice_in_dim(x, *rows_range) for x in rows]
             params = {**eqn.params, "length": end - begin}
-            ends = jaxprs.bind(eqn, [*operands[:constants], *carry, *part], params)
+            ends = jaxprs.bind(eqn, [*operands[:constants], *carry, *rows_of_scan], params)
             carry = tuple(ends[:carried])
             stacked.append(ends[carried:])
-        parts = zip(*(stacked[::-1] if reverse else stacked), strict=True)
-        return [*carry, *(jax.lax.concatenate(part, 0) for part in parts)]
+        halves = zip(*(stacked[::-1] if reverse else stacked), strict=True)
+        return [*carry, *(jax.lax.concatenate(pair, 0) for pair in halves)]
 
     return jaxprs.traced(run_both, eqn.invars, eqn.outvars)[0]

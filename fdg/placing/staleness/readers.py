@@ -12,16 +12,15 @@ from fdg.placing.staleness.values import Origins, Versioned
 from fdg.tracing.graph import Fragment
 
 Reader: TypeAlias = str | None  # the innermost fragment that reads; None for the next state, or a metric
-Version: TypeAlias = frozenset[
-    tuple[int, int]
-]  # the leaves of the state that are old: (leaf, age in iterations)
+# The leaves of the state that have an older value, as pairs (position of the leaf, age in iterations).
+Version: TypeAlias = frozenset[tuple[int, int]]
 Need: TypeAlias = Mapping[Versioned, set[Reader]]  # the readers of each value
 
 NEWEST: Version = frozenset()
 
 
 class Readers:
-    """The versions that fragments read."""
+    """Decides which version of each value a fragment reads."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class Readers:
         self._origins: dict[Origins, Origins] = {}
         names_by_leaf = [[x for x in self.origins(v) if isinstance(x, str)] for v in next_leaves]
         self.producers = [{groups[name] for name in names} for names in names_by_leaf]
-        # Results of environments, such as an actor's next observation, are read immediately on any group.
+        # Results of environments, such as an actor's next observation, are never read with a delay.
         environments = {f.name for f in fragments if f.role == "environment"}
         self.other_producers = [
             {groups[name] for name in names if name not in environments} for names in names_by_leaf
@@ -115,9 +114,9 @@ class Readers:
     # --- unsupported delays ---
 
     def check_one_version(self, fragment: str, need: Need) -> None:
-        """Checks values for which it is unknown whether a fragment computes them or passes them through.
+        """Checks results of a fragment for which it is unknown whether it computes them or returns an input.
 
-        Each reader of such a value must need the version that the fragment itself reads.
+        Each reader of such a result must need the version that the fragment itself reads.
         """
         for value, readers in need.items():
             own_version = self.version(value, fragment)
@@ -134,7 +133,10 @@ class Readers:
                     )
 
     def check_effect(self, eqn: core.JaxprEqn, operands: Sequence[Versioned], need: Need) -> None:
-        """Checks that no reader needs an old version of code between fragments that has a side effect."""
+        """Checks that no reader needs old results of an equation between fragments with a side effect.
+
+        The equation would have to run twice.
+        """
         for value, readers in need.items():
             for reader in sorted(name for name in readers if name and self.version(value, name)):
                 raise PlanError(
@@ -143,7 +145,7 @@ class Readers:
                     f" {self._label(reader)}: put it into a fragment, or use {self.without}"
                 )
 
-    def check_turns(self, start: Versioned, end: Versioned, readers: Iterable[Reader]) -> None:
+    def check_loop_updates(self, start: Versioned, end: Versioned, readers: Iterable[Reader]) -> None:
         """Checks that no actor in a loop uses a value that another group updates in the same loop.
 
         Staleness counts iterations, not the trips of a loop.

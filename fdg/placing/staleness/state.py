@@ -11,8 +11,8 @@ import jax
 class DelayedState:
     """An algorithm's state, and the older parameters that fragments will still read.
 
-    It has the attributes and items of the state: `delayed.parameters` is `delayed.state.parameters`, and
-    `delayed["w"]` is `delayed.state["w"]`.
+    It also has the attributes and items of the algorithm's state: `delayed.parameters` is
+    `delayed.state.parameters`, and `delayed["w"]` is `delayed.state["w"]`.
     """
 
     state: Any  # the algorithm's state
@@ -41,7 +41,7 @@ class Delay:
     leaves: tuple[int, ...]  # positions of the delayed leaves in the algorithm's state, in order
     readers: tuple[str, ...] = ()  # the fragments that read older versions, in the graph's order
     lag: int = 0  # the policy's lag in micro-batches; 0 for a staleness in iterations
-    micro_batches: int = 0  # per iteration; 0 for a staleness in iterations
+    micro_batches: int = 0  # the number of micro-batches per iteration; 0 for a staleness in iterations
 
     def start(self, state: Any) -> DelayedState:
         """The initial state; its history holds the initial parameters."""

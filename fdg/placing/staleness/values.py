@@ -1,9 +1,9 @@
-"""Finds the origins of each value of an iteration, independent of versions.
+"""Finds the origins of each value of an iteration: the leaves and fragments that it comes from.
 
     w, x -> scan(carry w, x: w, y = act(w, x)) -> w', ys -> learn(w', ys) -> w''
 
-`act` returns `w` unchanged, so `w'` is `w`; `ys` come from `act`, and `w''` from `learn`. Values computed
-between fragments have the origins of their operands.
+`act` returns `w` unchanged, so the origin of `w'` is the leaf `w`. The origin of `ys` is `act`, and that of
+`w''` is `learn`. A value that is computed between fragments has the origins of its operands.
 """
 
 import dataclasses
@@ -15,17 +15,18 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.fragment import FragmentMark, fragments_in
 
-Origins: TypeAlias = frozenset[Any]  # positions of leaves, names of fragments, and values carried by loops
+# Positions of leaves and names of fragments; while a loop is analysed, also its carried values (`Versioned`).
+Origins: TypeAlias = frozenset[Any]
 
 
 @dataclasses.dataclass(eq=False)
 class Versioned:
-    """A value at one place of the program."""
+    """A value at one place of the program; fragments may read different versions of it."""
 
     aval: Any
     origins: Origins = frozenset()  # the leaves and fragments that it may come from
-    same: "Versioned | None" = None  # the value that it certainly equals, or None
-    literal: Any = None  # the literal, if it is one
+    same: "Versioned | None" = None  # another value that it always equals, if one is known
+    literal: Any = None  # the literal, if the value is one
     constant: Any = None  # the array, if it is a constant of the jaxpr
 
 
@@ -55,7 +56,10 @@ class Block:
 
 
 def kind_of_control(eqn: core.JaxprEqn) -> str | None:
-    """`scan`, `while`, `cond` or `call`, if the equation's results come from its bodies; else None."""
+    """The kind of an equation whose results are those of its bodies: `scan`, `while`, `cond` or `call`.
+
+    None for other equations.
+    """
     name, bodies = eqn.primitive.name, jaxprs.bodies(eqn)
     if name in ("scan", "while", "cond"):
         return name
@@ -83,12 +87,14 @@ def _read_equation(
         return _read_loop(eqn, operands, inside)
     bodies = zip(jaxprs.bodies(eqn), jaxprs.closed_bodies(eqn), strict=True)
     blocks = [Block(closed, [operands[i] for i in body.operands], inside) for body, closed in bodies]
-    choice = operands[0].origins if kind == "cond" and inside is None else frozenset()
+    predicate_origins = operands[0].origins if kind == "cond" and inside is None else frozenset()
     results = []
-    for ends in zip(*(block.ends for block in blocks), strict=True):
-        first, *rest = (_resolve(end, operands) for end in ends)
-        is_one = all(first is resolved for resolved in rest) and (kind == "call" or first in operands)
-        results.append(first if is_one else Versioned(first.aval, choice | _origins_of(ends)))
+    for results_of_bodies in zip(*(block.ends for block in blocks), strict=True):
+        first, *others = (_resolve(end, operands) for end in results_of_bodies)
+        is_same = all(first is other for other in others) and (kind == "call" or first in operands)
+        results.append(
+            first if is_same else Versioned(first.aval, predicate_origins | _origins_of(results_of_bodies))
+        )
     return results, blocks
 
 
@@ -111,48 +117,58 @@ def _read_loop(
     starts = {
         value: operands[body.operands[i]] for i, value in enumerate(inputs) if value in carried.values()
     }
-    last = Block(closed[-1], inputs, inside)
+    body_block = Block(closed[-1], inputs, inside)
     length = None if tests else eqn.params["length"]
-    # The origins of carried values at the start of each trip, until they repeat.
-    trips = [{value: start.origins for value, start in starts.items()}]
-    repeat: int | None = None
-    while repeat is None and (length is None or len(trips) <= length):
-        next_origins = {v: _resolve_origins(last.ends[k].origins, trips[-1]) for k, v in carried.items()}
-        if next_origins in trips:
-            repeat = trips.index(next_origins)
+    # The origins of carried values at the start of each trip, until they equal those of an earlier trip.
+    origins_by_trip = [{value: start.origins for value, start in starts.items()}]
+    first_equal_trip: int | None = None
+    while first_equal_trip is None and (length is None or len(origins_by_trip) <= length):
+        next_origins = {
+            v: _resolve_origins(body_block.ends[k].origins, origins_by_trip[-1]) for k, v in carried.items()
+        }
+        if next_origins in origins_by_trip:
+            first_equal_trip = origins_by_trip.index(next_origins)
         else:
-            trips.append(next_origins)
-    executed = trips if length is None else trips[: max(length, 1)]
-    totals = {value: frozenset().union(*(trip[value] for trip in executed)) for value in starts}
+            origins_by_trip.append(next_origins)
+    executed_trips = origins_by_trip if length is None else origins_by_trip[: max(length, 1)]
+    all_origins = {value: frozenset().union(*(trip[value] for trip in executed_trips)) for value in starts}
     constants_of_tests = [
         [operands[i] for i in test.operands[: len(test.operands) - len(carried)]] for test in tests
     ]
     blocks = [Block(closed[0], [*constants, *carried.values()], inside) for constants in constants_of_tests]
-    choice = frozenset().union(
-        *(_resolve_origins(block.ends[0].origins, totals) for block in blocks if fragment is None)
+    test_origins = frozenset().union(
+        *(_resolve_origins(block.ends[0].origins, all_origins) for block in blocks if fragment is None)
     )
     if length is None:
-        final_origins = {value: origins | choice for value, origins in totals.items()}
+        final_origins = {value: origins | test_origins for value, origins in all_origins.items()}
     else:
-        last_trip = length if repeat is None else repeat + (length - repeat) % (len(trips) - repeat)
-        final_origins = trips[min(length, last_trip)]
+        last_trip = (
+            length
+            if first_equal_trip is None
+            else first_equal_trip + (length - first_equal_trip) % (len(origins_by_trip) - first_equal_trip)
+        )
+        final_origins = origins_by_trip[min(length, last_trip)]
     for k, value in carried.items():
-        # A scan also carries each version that its results need.
-        value.origins = totals[value] if tests else totals[value] | final_origins[value]
-        value.same = starts[value] if _resolve(last.ends[k], [value]) is value else None
+        # A scan must also carry the versions of its results that are read.
+        value.origins = all_origins[value] if tests else all_origins[value] | final_origins[value]
+        value.same = starts[value] if _resolve(body_block.ends[k], [value]) is value else None
     results = []
     for k, v in enumerate(eqn.outvars):
         if k in body.stacked:
-            results.append(Versioned(v.aval, fragment or _resolve_origins(last.ends[k].origins, totals)))
+            results.append(
+                Versioned(v.aval, fragment or _resolve_origins(body_block.ends[k].origins, all_origins))
+            )
             continue
         value = carried[k]
-        equal = value.same if tests else starts[value] if length == 0 else _resolve(last.ends[k], operands)
-        results.append(equal if equal in operands else Versioned(v.aval, final_origins[value]))
-    return results, [*blocks, last]
+        same_value = (
+            value.same if tests else starts[value] if length == 0 else _resolve(body_block.ends[k], operands)
+        )
+        results.append(same_value if same_value in operands else Versioned(v.aval, final_origins[value]))
+    return results, [*blocks, body_block]
 
 
 def _resolve(value: Versioned, among: Collection[Versioned]) -> Versioned:
-    """The value in `among` that a value certainly equals; the value itself if there is none."""
+    """The value in `among` that a value always equals; the value itself if there is none."""
     candidate: Versioned | None = value
     while candidate is not None and candidate not in among:
         candidate = candidate.same
@@ -164,5 +180,5 @@ def _origins_of(values: Iterable[Versioned]) -> Origins:
 
 
 def _resolve_origins(origins: Origins, by: Mapping[Any, Origins]) -> Origins:
-    """Replaces carried values by their origins."""
+    """Replaces each carried value among `origins` by its origins in `by`."""
     return frozenset().union(*(by.get(x, {x}) for x in origins))

@@ -2,8 +2,9 @@
 
     w -> scan(act(w, x), step(x, a)), learn(w, ys)      `act` and `step` on actors, `learn` on learners
 
-If the actors' `w` is older, the scan gets the older `w` and `learn` the newest. Equations are rewritten from
-the last to the first, so that all readers of a value are known when its equation is written.
+If the actors' `w` is older, the scan gets the older `w`, and `learn` gets the newest. Equations are rewritten
+from the last to the first, so that all readers of a value are known when the equation that computes it is
+rewritten.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,12 +25,12 @@ class BlockRewriter:
     """Rewrites a block, from its last equation to its first."""
 
     def __init__(self, block: Block, ends: Iterable[set[Reader]], readers: Readers):
-        """Takes the readers of each value at the block's end."""
+        """Takes the readers of each of the block's results (`ends`)."""
         self.block, self.readers = block, readers
         self.need: dict[Versioned, set[Reader]] = {}  # the readers of each value
         self.names: dict[Pair, Any] = {}  # the variable of each version that is read
         self.computed: set[Pair] = set()  # the versions that the block computes; others are inputs
-        # The last equation first. A tuple (function, operands, results) is traced by `build`.
+        # Rewritten equations, the last first. A tuple (function, operands, results) is traced by `build`.
         self._equations: list[Any] = []
         for value, end_readers in zip(block.ends, ends, strict=True):
             self.read(value, end_readers)
@@ -37,7 +38,7 @@ class BlockRewriter:
             self._write(eqn, inner)
 
     def read(self, value: Versioned, readers: Iterable[Reader]) -> Any:
-        """The variable of the version for a set of readers."""
+        """Adds readers of a value, which all read the same version; returns the version's variable."""
         variable = value.literal
         for reader in readers if variable is None else ():
             self.need.setdefault(value, set()).add(reader)
@@ -68,8 +69,8 @@ class BlockRewriter:
         ends = jaxprs.renamed(outputs, traced)
         return jaxprs.build(variables, ends, equations, names, arrays, checked)
 
-    def _make(self, value: Versioned, version: Version) -> Any:
-        """The variable of a version that an equation computes; a new one if nothing reads it."""
+    def _define(self, value: Versioned, version: Version) -> Any:
+        """The variable of a version that an equation computes; an unused one if nothing reads it."""
         pair = value, version
         if pair not in self.names or pair in self.computed:
             return core.Var(value.aval)
@@ -77,7 +78,7 @@ class BlockRewriter:
         return self.names[pair]
 
     def _write(self, eqn: core.JaxprEqn, inner: list[Block]) -> None:
-        """Writes an equation in the versions that are read."""
+        """Writes an equation once for each version of its results that is read."""
         operands, fragments, mark = self.block.of(eqn.invars), fragments_in([eqn]), FragmentMark.of(eqn)
         results = [v for v in self.block.of(eqn.outvars) if v.literal is None and v not in operands]
         need = {v: self.need.get(v, set()) for v in results}
@@ -113,11 +114,11 @@ class BlockRewriter:
             operands = [self.read(v, [reader]) for v in self.block.of(pruned.invars)]
             if missing or not count:
                 values = self.block.of(pruned.outvars)
-                results = [self._make(v, versions[v]) if v in need else core.Var(v.aval) for v in values]
+                results = [self._define(v, versions[v]) if v in need else core.Var(v.aval) for v in values]
                 self._equations.append(pruned.replace(invars=operands, outvars=results))
 
     def _without_unread(self, eqn: core.JaxprEqn, read: set[Versioned], reader: Reader) -> core.JaxprEqn:
-        """Removes unread results of an equation, if older values would be read only for these."""
+        """Removes results that are not in `read` from an equation, if only they depend on older values."""
         values = self.block.of
         old = {v for v in values(eqn.invars) if self.readers.version(v, reader)}
         outputs = [v for v, value in zip(eqn.outvars, values(eqn.outvars), strict=True) if value in read]
@@ -136,83 +137,97 @@ class BlockRewriter:
 
     def _retrace(self, eqn: core.JaxprEqn, blocks: list[Block], need: Need) -> None:
         """Retraces an equation whose bodies read several versions, with an operand for each."""
-        kind, body, last = kind_of_control(eqn), jaxprs.bodies(eqn)[-1], blocks[-1]
-        operands, results, inside = self.block.of(eqn.invars), self.block.of(eqn.outvars), last.inside
+        kind, body, body_block = kind_of_control(eqn), jaxprs.bodies(eqn)[-1], blocks[-1]
+        operands, results, inside = self.block.of(eqn.invars), self.block.of(eqn.outvars), body_block.inside
         if FragmentMark.of(eqn) is not None:
             need = {v: {inside} if readers else set() for v, readers in need.items()}
         elif kind in ("cond", "while") and inside is None:
             self.readers.check_control(eqn, operands[0] if kind == "cond" else blocks[0].ends[0], need)
 
-        # The readers of each value in the bodies. A loop carries all versions that its body reads, and all
-        # that its results need.
-        outside = {v: operands[j] for j, v in zip(body.operands, last.inputs, strict=True)}
-        carried = {k: last.inputs[i] for i, k in body.carry if last.inputs[i].same is None}
+        # Find the readers of each value in the bodies. A loop carries all versions that its body reads and
+        # all versions that its results need.
+        outside = {v: operands[j] for j, v in zip(body.operands, body_block.inputs, strict=True)}
+        carried = {k: body_block.inputs[i] for i, k in body.carry if body_block.inputs[i].same is None}
         # The value whose version becomes the result.
-        source = {k: v if kind == "while" else last.ends[k] for k, v in carried.items()}
-        code: set[Reader] | None = {inside} if inside is not None else None  # slicing and stacking of rows
+        source = {k: v if kind == "while" else body_block.ends[k] for k, v in carried.items()}
+        # Slicing and stacking of rows belongs to the fragment around the loop, if there is one.
+        code_readers: set[Reader] | None = {inside} if inside is not None else None
         carry_readers: dict[int, set[Reader]] = {k: set() for k in carried}
         version = self.readers.version
         while True:
-            ends = [need.get(v, set()) | carry_readers.get(k, set()) for k, v in enumerate(results)]
-            ends = [code if code and users and k in body.stacked else users for k, users in enumerate(ends)]
+            end_readers = [need.get(v, set()) | carry_readers.get(k, set()) for k, v in enumerate(results)]
+            end_readers = [
+                code_readers if code_readers and users and k in body.stacked else users
+                for k, users in enumerate(end_readers)
+            ]
             test_readers: list[set[Reader]] = [{inside}]
-            parts = [
+            rewriters = [
                 BlockRewriter(
-                    block, test_readers if kind == "while" and block is not last else ends, self.readers
+                    block,
+                    test_readers if kind == "while" and block is not body_block else end_readers,
+                    self.readers,
                 )
                 for block in blocks
             ]
-            within: dict[Versioned, set[Reader]] = {}
-            for part in parts:
-                for v in (v for v, v_version in part.names if (v, v_version) not in part.computed):
-                    within[v] = within.get(v, set()) | part.need[v]
-            grown = {k: carry_readers[k] | within.get(v, set()) for k, v in carried.items()}
-            for k, carriers in grown.items():
-                present = {version(source[k], reader) for reader in carriers}
-                carriers |= {
-                    reader for reader in need.get(results[k], ()) if version(source[k], reader) not in present
+            inner_readers: dict[Versioned, set[Reader]] = {}
+            for rewriter in rewriters:
+                for v in (v for v, v_version in rewriter.names if (v, v_version) not in rewriter.computed):
+                    inner_readers[v] = inner_readers.get(v, set()) | rewriter.need[v]
+            new_carry_readers = {
+                k: carry_readers[k] | inner_readers.get(v, set()) for k, v in carried.items()
+            }
+            for k, readers_of_carry in new_carry_readers.items():
+                present_versions = {version(source[k], reader) for reader in readers_of_carry}
+                readers_of_carry |= {
+                    reader
+                    for reader in need.get(results[k], ())
+                    if version(source[k], reader) not in present_versions
                 }
-            if grown == carry_readers:
+            if new_carry_readers == carry_readers:
                 break
-            carry_readers = grown
+            carry_readers = new_carry_readers
         for k, v in carried.items():
-            self.readers.check_turns(outside[v], last.ends[k], within.get(v, set()))
-            within[v] = carry_readers[k]
+            self.readers.check_loop_updates(outside[v], body_block.ends[k], inner_readers.get(v, set()))
+            inner_readers[v] = carry_readers[k]
 
-        rows = [last.inputs[i] for i in sorted(body.sliced)]
+        rows = [body_block.inputs[i] for i in sorted(body.sliced)]
         inputs: dict[Pair, Any] = {}
         if kind == "cond":
             inputs[operands[0], version(operands[0], inside)] = self.read(operands[0], [inside])
-        sizes = []
+        num_inputs = []
         for values in (
-            [v for v in within if v not in (*carried.values(), *rows)],
+            [v for v in inner_readers if v not in (*carried.values(), *rows)],
             carried.values(),
             rows,
         ):
             for v in values:
-                for v_version, users in self.readers.by_version(v, within.get(v, ())).items():
-                    inputs[v, v_version] = self.read(outside.get(v, v), code if code and v in rows else users)
-            sizes.append(len(inputs))
+                for v_version, users in self.readers.by_version(v, inner_readers.get(v, ())).items():
+                    inputs[v, v_version] = self.read(
+                        outside.get(v, v), code_readers if code_readers and v in rows else users
+                    )
+            num_inputs.append(len(inputs))
         outputs: list[tuple[int, Reader, Any]] = []  # the bodies' outputs: position, a reader, the result
         for k, v in enumerate(results):
             needed = self.readers.by_version(v, need.get(v, ()))
             versions = {
                 version(source.get(k, v), readers[0]): v_version for v_version, readers in needed.items()
             }
-            sets = self.readers.by_version(carried.get(k, v), carry_readers.get(k, ends[k]))
-            for reader, *_ in sets.values():
+            readers_by_version = self.readers.by_version(
+                carried.get(k, v), carry_readers.get(k, end_readers[k])
+            )
+            for reader, *_ in readers_by_version.values():
                 match = versions.get(version(source.get(k, v), reader))
-                outputs.append((k, reader, core.Var(v.aval) if match is None else self._make(v, match)))
+                outputs.append((k, reader, core.Var(v.aval) if match is None else self._define(v, match)))
 
         def run_bodies(*operands: Any) -> Any:
             functions = []
-            for part in parts:
-                is_test = kind == "while" and part is not parts[-1]
+            for rewriter in rewriters:
+                is_test = kind == "while" and rewriter is not rewriters[-1]
                 users = [(0, inside)] if is_test else [(k, reader) for k, reader, _ in outputs]
-                ends = [part.read(part.block.ends[k], [reader]) for k, reader in users]
-                function = core.jaxpr_as_fun(part.build(inputs, ends))
+                ends = [rewriter.read(rewriter.block.ends[k], [reader]) for k, reader in users]
+                function = core.jaxpr_as_fun(rewriter.build(inputs, ends))
                 functions.append(lambda values, function=function: function(*values))
-            start, end = sizes[:2]
+            start, end = num_inputs[:2]
             return jaxprs.control_flow(eqn, functions, operands[:start], operands[start:end], operands[end:])
 
         run_bodies.__name__ = run_bodies.__qualname__ = str(eqn.params.get("name", kind))
