@@ -10,7 +10,7 @@
     python -m tools.break_it interrupts --count 50   Ctrl-C at any moment: status 130 within 2 s
 
 build/break_it/ has the finished tries and their circumstances; a second start does the missing tries.
-    python -m tools.break_it losses --count 24       one of two processes is lost: the error names it; resumed
+`--only 17` repeats one try. For runs on a Ray cluster: `python -m tools.break_it.ray`; for damaged runs:
 `python -m tests.hostile`.
 """
 
