@@ -166,7 +166,8 @@ def main():
         print(
             f"compiled, {devices} devices: {clock:,.0f} designs/s (highest {most:,.0f}), {cpu:,.0f} a second"
             f" of CPU ({most_cpu:,.0f}): {clock / np.median(python_rates):,.0f}"
-            f" ({most / max(python_rates):,.0f}) and {cpu / np.median(python_rates):,.0f} ({most_cpu / max(python_rates):,.0f}) times Python"
+            f" ({most / max(python_rates):,.0f}) and {cpu / np.median(python_rates):,.0f}"
+            f" ({most_cpu / max(python_rates):,.0f}) times Python"
         )
     costs = np.stack([np.asarray(x, np.float64).ravel()[:count] for x in evaluate()[:3]], 1)
     print("  largest relative differences", np.abs(costs / expected - 1).max(0))

@@ -49,7 +49,7 @@ def problem_of(name, level):
 
 
 def repair_and_evaluate(workload, proposals):
-    """Proposals [n, decisions], repaired to fit the budgets, and their evaluation: one program for all specs."""
+    """Repairs proposals [n, decisions] to fit the budgets; evaluates them, in one program for all specs."""
     specs = jnp.asarray(workload.specs)
     workload = dataclasses.replace(workload, specs=problem.Specs())
     return _repair_and_evaluate(workload, jnp.asarray(proposals, jnp.int32), specs)

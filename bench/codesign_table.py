@@ -94,9 +94,7 @@ def show(tasks, path):
             halves = scores[: seeds // 2].mean(0), scores[seeds // 2 :].mean(0)
             tau = scipy.stats.kendalltau(*halves)[0]
             spread = mean.max() - mean.min()
-            print(
-                f"  spread {spread:.3f}, standard deviation of networks {mean.std():.3f}, of seeds {noise:.3f}"
-            )
+            print(f"  spread {spread:.3f}, deviation: of networks {mean.std():.3f}, of seeds {noise:.3f}")
             print(f"  Kendall's tau of the first {seeds // 2} and the others {tau:.2f}")
 
 

@@ -8,10 +8,10 @@ Responses are sampled with parameters that are `eta` iterations old (`Split(stal
 from one network that was trained by imitation, as in `bench.rlhf_learning`, and train on equally many
 samples. A cell is a method and an eta; problems and networks are small, so that it takes a minute on two
 cores. Step sizes and numbers of steps were chosen on seeds 100 to 104. Generation and learning have a device
-each; they overlap if `eta` is above 0. `runs/corrections/TASK.json` has the share of 512 held-out problems that
-each seed solves at the end, greedily and by sampling, and rewards and seconds of every iteration. A second
-start continues with the missing cells. Intervals are Student's, of 95%; `seconds to half` is the time until
-the mean reward of 10 iterations is half of the mean reward of the last 10 iterations of eta = 0.
+each; they overlap if `eta` is above 0. `runs/corrections/TASK.json` has the share of 512 held-out problems
+that each seed solves at the end, greedily and by sampling, and rewards and seconds of every iteration. A
+second start continues with the missing cells. Intervals are Student's, of 95%; `seconds to half` is the time
+until the mean reward of 10 iterations is half of the mean reward of the last 10 iterations of eta = 0.
 """
 
 import dataclasses

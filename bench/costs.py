@@ -8,10 +8,10 @@
     python -m bench.costs search         CPU seconds of a choice among 244 candidates
 
 A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness. A cell of
-`--of processes` has two processes with one device each. A cell of `--of streaming` has a lag in micro-batches:
-the smallest lag whose prediction is within 5% of the best is compared with the fastest lag. `bench/machines/`
-has the measured seconds and the calibration of each machine. Measure on a quiet machine, after
-`python -m fdg.calibrate`.
+`--of processes` has two processes with one device each. A cell of `--of streaming` has a lag in
+micro-batches: the smallest lag that is predicted to be within 5% of the best is compared with the fastest.
+`bench/machines/` has the measured seconds and the calibration of each machine. Measure on a quiet machine,
+after `python -m fdg.calibrate`.
 """
 
 import dataclasses
