@@ -41,7 +41,8 @@ def test_costs_first_progress_line(benchmark, record, tmp_path):
     benchmark.extra_info.update(figures)
     record("first progress line", figures)
     print(
-        f"\nfirst progress line after {first_seconds:.1f} s; {figures['again_seconds']:.1f} s if it ran before"
+        f"\nfirst progress line after {first_seconds:.1f} s; if it ran before,"
+        f" after {figures['again_seconds']:.1f} s"
     )
 
 
