@@ -41,9 +41,7 @@ from fdg.training.run_directory import read_config, unwritable_error
 KEEP = 3  # newest checkpoints to keep; older ones are removed once a newer one is complete
 _MAX_TIME_FRACTION = 0.01  # automatic checkpoints take at most this fraction of a run's time
 _ARRAYS, _MANIFEST = "arrays", "manifest.json"
-_COMMIT_NOTE = (
-    f"{_ARRAYS}/commit_success.txt"  # Orbax's note with the absolute path of the run; no reader needs it
-)
+_COMMIT_NOTE = f"{_ARRAYS}/commit_success.txt"  # Orbax's note, with the path of the run; not read
 _MAX_MANIFEST_BYTES = 64 << 20
 
 

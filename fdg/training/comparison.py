@@ -34,13 +34,8 @@ from fdg.training.statistics import (
 from fdg.training.writable import check_results, writing
 
 _MAX_LISTED = 6  # maximum number of sides, environments or settings in a sentence
-_COMPARED_ENTRIES = (
-    "algo",
-    "policy",
-    "staleness",
-    "lag",
-    "preset_name",
-)  # compared, in addition to hyperparameters
+# Entries of the configuration that are compared, in addition to hyperparameters.
+_COMPARED_ENTRIES = ("algo", "policy", "staleness", "lag", "preset_name")
 _PACKAGES = ("fdg", "jax")  # packages whose versions are compared
 
 

@@ -235,11 +235,7 @@ def find_unique_runs(paths: Iterable[str | Path]) -> list[Path]:
     try:
         folders = find_runs(paths)
         resolved = [folder.resolve() for folder in folders]
-    except (
-        OSError,
-        TypeError,
-        ValueError,
-    ) as error:  # such as a name that is too long, or a value that is no path
+    except (OSError, TypeError, ValueError) as error:  # a name is too long, or a value is no path
         raise FdgError(f"run directories cannot be found: {one_line(error)}") from None
     duplicate = next((folder for i, folder in enumerate(folders) if resolved[i] in resolved[:i]), None)
     if duplicate is not None:

@@ -332,7 +332,7 @@ class Acting(Deployed):
         return self._native.kept(count), self._algorithm.actor(self._state).memory(count)
 
     def _jit_act(self, greedy: bool, arguments: tuple[Any, ...]) -> Callable[..., Any]:
-        """Jits `act`. Arguments cost time in every call: only leaves of the state that it reads are arguments.
+        """Jits `act`. Arguments cost time in every call, so they have only leaves of the state that it reads.
 
         Up to `_MAX_EMBEDDED_BYTES`, these leaves become constants of the program; larger constants would take
         seconds to compile.

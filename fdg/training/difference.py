@@ -163,9 +163,8 @@ def diff(
         if start is not None and sides[0].delay != sides[1].delay:
             start = 0  # older parameters in checkpoints are never equal
     runs = [side.load(start, trust) for side in sides]
-    has_plans = all(
-        run.agents is None for run in runs
-    )  # otherwise neither has a plan, so both are compiled alike
+    # Otherwise neither replay has a plan, so that both are compiled alike.
+    has_plans = all(run.agents is None for run in runs)
     replays = [Replay(run, agent, trust, has_plans) for run in runs]
     notes += dict.fromkeys(line for replay in replays for line in replay.notes)
     start_iteration = runs[0].iteration

@@ -73,7 +73,7 @@ def to_onnx(
 
 
 def _inner_name(name: str, dtype: str, program_dtype: str) -> str:
-    """The name of an input or output inside the model, which differs from `name` if the dtypes differ."""
+    """The name of an input or output inside the model; it differs from `name` if the dtypes differ."""
     return name if dtype == program_dtype else f"{name} as {program_dtype}"
 
 

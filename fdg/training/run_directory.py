@@ -279,9 +279,8 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
         configs = (*parent_configs, *sorted(path.glob("*/config.json")))
         nearby_runs = [config.parent for config in configs if os.path.isfile(config)]
         fix = "leave out --resume to start one" if prefix == "--resume: " else "give the run directory"
-        suffix = (
-            f" ({len(nearby_runs) - _MAX_LISTED_RUNS} more)" if len(nearby_runs) > _MAX_LISTED_RUNS else ""
-        )
+        num_unlisted = len(nearby_runs) - _MAX_LISTED_RUNS
+        suffix = f" ({num_unlisted} more)" if num_unlisted > 0 else ""
         fix = f"give {listed(nearby_runs[:_MAX_LISTED_RUNS])}{suffix}" if nearby_runs else fix
         raise FdgError(f"{prefix}no run in {path} (it has no config.json): {fix}") from None
     except (OSError, ValueError):  # `read_json` below raises the error

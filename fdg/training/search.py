@@ -301,10 +301,7 @@ class _Search:
             outcome = carry_out(job, self.devices, [pruner] if pruner else [], quiet=True)
         except UnwritableError:  # the trial is not refused: a resumed search continues it
             raise
-        except (
-            FdgError,
-            ValueError,
-        ) as error:  # for example: sizes that do not fit, or losses that are not finite
+        except (FdgError, ValueError) as error:  # such as sizes that do not fit, or infinite losses
             self.run.check_there()
             message = str(error) if isinstance(error, FdgError) else one_line(error)
             trial.set_user_attr("refused", message)

@@ -227,9 +227,9 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
         graph = choice.graph if algorithm == choice.algorithm else fdg.trace(algorithm)
     if count is None or job.devices is not None or distributed.count() > 1:
         count = job.devices_chosen
-    entries_to_keep = {"policy_asked": job.described["policy"]}
+    config_entries = {"policy_asked": job.described["policy"]}
     return Settled(
-        job.changed(changed_algorithm, policy, entries_to_keep, devices_chosen=count), graph, message
+        job.changed(changed_algorithm, policy, config_entries, devices_chosen=count), graph, message
     )
 
 
@@ -323,9 +323,8 @@ def _read_choice(file: Path) -> dict[str, Any] | None:
     return None
 
 
-GAIN = (
-    1.3  # predicted speed-up for which another policy replaces `GPUOnly`; more than predictions usually err
-)
+# Predicted speed-up for which another policy replaces `GPUOnly`; predictions usually err by less.
+GAIN = 1.3
 
 
 def _best_or_default(choice: Choice) -> tuple[Any, int, str]:
