@@ -32,27 +32,27 @@ NVDLA = (
     (64, 128, 1.0, 0.91, 7.3),
     (32, 128, 0.5, 0.85, 3.6),
 )
-FITTED = 128  # multipliers, at least, of the rows that share one efficiency; smaller ones wait for memory
+MIN_FITTED_MACS = 128  # larger chips share one efficiency; smaller ones wait for memory
 
 
 def eyeriss() -> list[dict]:
-    """Our figures and Table V's by layer. Our DRAM bytes are uncompressed; the chip codes runs of zeros."""
-    parts = networks.alexnet()
-    stacked, rows, columns = layers.stack(parts), jnp.int32(12), jnp.int32(14)
+    """Our figures and those of Table V, by layer. The chip compresses runs of zeros in DRAM; we do not."""
+    alexnet = networks.alexnet()
+    stacked, pe_rows, pe_columns = layers.stack(alexnet), jnp.int32(12), jnp.int32(14)
     per_ms = EYERISS_MHZ * 1e3 / EYERISS_IMAGES
-    lines = []
-    for at, (name, (ms, pes, dram_mb)) in enumerate(EYERISS.items()):
-        layer = jax.tree.map(lambda x, at=at: x[at], stacked)
+    rows = []
+    for i, (name, (ms, pes, dram_mb)) in enumerate(EYERISS.items()):
+        layer = jax.tree.map(lambda x, i=i: x[i], stacked)
         raw, filled = (
-            int(templates.row_stationary_cycles(layer, rows, columns, fill))
+            int(templates.row_stationary_cycles(layer, pe_rows, pe_columns, fill))
             for fill in ((1, 1), templates.FILL)
         )
-        words = EYERISS_IMAGES * (parts[at].input_words + parts[at].output_words) + parts[at].weight_words
-        lines.append(
+        words = EYERISS_IMAGES * (alexnet[i].input_words + alexnet[i].output_words) + alexnet[i].weight_words
+        rows.append(
             {
                 "layer": name,
-                "active_pes": parts[at].macs / raw,
-                "active_pes_error": parts[at].macs / raw / pes - 1,
+                "active_pes": alexnet[i].macs / raw,
+                "active_pes_error": alexnet[i].macs / raw / pes - 1,
                 "raw_ms": raw / per_ms,
                 "raw_error": raw / per_ms / ms - 1,
                 "filled_ms": filled / per_ms,
@@ -62,11 +62,14 @@ def eyeriss() -> list[dict]:
                 "published_dram_mb": dram_mb,
             }
         )
-    return lines
+    return rows
 
 
 def nvdla() -> list[dict]:
-    """Our figures and the primer's by configuration: frames/s at 1 GHz; area, also fitted to the others."""
+    """Our figures and those of the primer, by configuration: frames/s at 1 GHz, and area.
+
+    `mm2_error_left_out` is the error of a linear model of the area, fitted to the other configurations.
+    """
     stacked = layers.stack(networks.resnet50())
     chips = [
         cost.sub_accelerator(
@@ -78,29 +81,29 @@ def nvdla() -> list[dict]:
     frames = 1e9 / np.asarray(cost.layer_costs(stacked, subs).latency_cycles, np.int64).sum(0)
     sizes = np.asarray([(macs, kb, 1) for macs, kb, *_ in NVDLA], np.float64)
     published_mm2 = np.asarray([row[3] for row in NVDLA])
-    lines = []
-    for at, (macs, _, _, mm2, published) in enumerate(NVDLA):
-        others = [i for i in range(len(NVDLA)) if i != at]
+    rows = []
+    for i, (macs, _, _, mm2, published) in enumerate(NVDLA):
+        others = [j for j in range(len(NVDLA)) if j != i]
         fitted = np.linalg.lstsq(sizes[others], published_mm2[others], rcond=None)[0]
-        ours = float(cost.area_mm2(jax.tree.map(lambda x, at=at: x[at : at + 1], subs)))
-        lines.append(
+        ours = float(cost.area_mm2(jax.tree.map(lambda x, i=i: x[i : i + 1], subs)))
+        rows.append(
             {
                 "macs": macs,
-                "frames_s": frames[at],
+                "frames_s": frames[i],
                 "published_frames_s": published,
-                "ratio": frames[at] / published,
+                "ratio": frames[i] / published,
                 "mm2": ours,
                 "published_mm2": mm2,
                 "mm2_error": ours / mm2 - 1,
-                "mm2_error_left_out": float(sizes[at] @ fitted) / mm2 - 1,
+                "mm2_error_left_out": float(sizes[i] @ fitted) / mm2 - 1,
             }
         )
-    return lines
+    return rows
 
 
-def fitted_errors(lines: list[dict]) -> dict[tuple[int, int], float]:
-    """The largest error of frames/s over the other rows, if one efficiency is fitted to a pair of rows."""
-    ratios = {line["macs"]: line["ratio"] for line in lines if line["macs"] >= FITTED}
+def fitted_errors(rows: list[dict]) -> dict[tuple[int, int], float]:
+    """For each pair of rows: one efficiency is fitted to the pair; the largest error for the other rows."""
+    ratios = {row["macs"]: row["ratio"] for row in rows if row["macs"] >= MIN_FITTED_MACS}
     errors = {}
     for pair in itertools.combinations(ratios, 2):
         efficiency = np.sqrt(ratios[pair[0]] * ratios[pair[1]])
@@ -109,9 +112,9 @@ def fitted_errors(lines: list[dict]) -> dict[tuple[int, int], float]:
 
 
 if __name__ == "__main__":
-    for name, lines in (("Eyeriss, AlexNet", eyeriss()), ("NVDLA, ResNet-50", nvdla())):
-        rows = [[f"{x:.3g}" if isinstance(x, float) else x for x in line.values()] for line in lines]
-        print(f"{name}\n{table(lines[0], rows)}\n")
+    for name, rows in (("Eyeriss, AlexNet", eyeriss()), ("NVDLA, ResNet-50", nvdla())):
+        cells = [[f"{x:.3g}" if isinstance(x, float) else x for x in row.values()] for row in rows]
+        print(f"{name}\n{table(rows[0], cells)}\n")
     print("largest error with one efficiency fitted on two rows")
     for (first, second), error in fitted_errors(nvdla()).items():
         print(f"{first:5d} {second:5d} {error:.1%}")

@@ -4,7 +4,7 @@
     build/venvs/scalesim/bin/pip install scalesim==3.0.0 "numpy<2.2" "pandas<3"
     python -m bench.codesign_scalesim --python build/venvs/scalesim/bin/python
 
-This writes tests/codesign/scalesim.json, which a test compares with.
+This writes tests/codesign/scalesim.json, with which a test compares our model.
 """
 
 import csv
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from bench import harness
 from envs.codesign import layers, templates
 
-KEPT = harness.ROOT / "tests/codesign/scalesim.json"
+RESULTS = harness.ROOT / "tests/codesign/scalesim.json"
 DATAFLOWS = ("os", "ws", "is")
 ARRAYS = ((8, 8), (16, 4), (4, 16), (12, 14), (32, 32))
 # Rows and columns of the input, rows and columns of the kernel, channels, kernels, stride.
@@ -74,9 +74,9 @@ def simulate(python: str, dataflow: str, rows: int, columns: int) -> list[int]:
         folder = pathlib.Path(name)
         configuration = _CONFIGURATION.format(dataflow=dataflow, rows=rows, columns=columns)
         (folder / "array.cfg").write_text(configuration)
-        topology = [f"L{at},{','.join(map(str, layer))},\n" for at, layer in enumerate(LAYERS)]
+        topology = [f"L{i},{','.join(map(str, layer))},\n" for i, layer in enumerate(LAYERS)]
         (folder / "topology.csv").write_text("".join(["head\n", *topology]))
-        layout = [f"L{at},{','.join(['1'] * 20)},\n" for at in range(len(LAYERS))]
+        layout = [f"L{i},{','.join(['1'] * 20)},\n" for i in range(len(LAYERS))]
         (folder / "layout.csv").write_text("".join(["head\n", *layout]))
         files = ["-t", "topology.csv", "-l", "layout.csv", "-c", "array.cfg", "-p", "out", "-s", "N"]
         subprocess.run([python, "-m", "scalesim.scale", *files], cwd=folder, check=True, capture_output=True)
@@ -85,8 +85,8 @@ def simulate(python: str, dataflow: str, rows: int, columns: int) -> list[int]:
     return [int(float(line["Total Cycles"])) - int(float(line["Stall Cycles"])) for line in lines]
 
 
-def ours(case: dict) -> int:
-    """Our template's cycles for a case of `scalesim.json`."""
+def our_cycles(case: dict) -> int:
+    """The cycles of our template for a case of `scalesim.json`."""
     in_rows, in_columns, kernel_rows, kernel_columns, channels, kernels, stride = case["layer"]
     # SCALE-Sim counts outputs as the quotient rounded up.
     out_rows = (in_rows - kernel_rows + stride + stride - 1) // stride
@@ -99,15 +99,17 @@ def ours(case: dict) -> int:
 
 def main() -> None:
     parser = harness.parser("bench.codesign_scalesim", __doc__)
-    parser.add_argument("--python", type=harness.interpreter, required=True, help="an interpreter with it")
+    parser.add_argument(
+        "--python", type=harness.interpreter, required=True, help="an interpreter with SCALE-Sim"
+    )
     python = parser.parse_args().python
     cases = [
         {"dataflow": dataflow, "rows": rows, "columns": columns, "layer": layer, "cycles": cycles}
         for dataflow, (rows, columns) in itertools.product(DATAFLOWS, ARRAYS)
         for layer, cycles in zip(LAYERS, simulate(python, dataflow, rows, columns), strict=True)
     ]
-    KEPT.write_text("[\n " + ",\n ".join(map(json.dumps, cases)) + "\n]\n")
-    print(f"{len(cases)} cases, {sum(ours(case) != case['cycles'] for case in cases)} differ")
+    RESULTS.write_text("[\n " + ",\n ".join(map(json.dumps, cases)) + "\n]\n")
+    print(f"{len(cases)} cases, {sum(our_cycles(case) != case['cycles'] for case in cases)} differ")
 
 
 if __name__ == "__main__":

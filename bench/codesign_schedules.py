@@ -16,8 +16,8 @@ import numpy as np
 from bench import harness
 from envs.codesign import schedule
 
-KEPT = harness.ROOT / "tests/codesign/cpsat.json"
-NUMBERS = {12: 100, 24: 60}  # instances by layers
+RESULTS = harness.ROOT / "tests/codesign/cpsat.json"
+NUM_INSTANCES = {12: 100, 24: 60}  # number of instances, by number of layers
 _SOLVER = """
 import json, sys
 from ortools.sat.python import cp_model
@@ -52,31 +52,31 @@ print(json.dumps(optima))
 """
 
 
-def instance(seed: int, total: int, number: int | None = None) -> dict:
+def instance(seed: int, num_layers: int, num_subs: int | None = None) -> dict:
     """A random scheduling problem: two or three chains of layers, or two networks with branches.
 
-    There are two or three sub-accelerators, unless `number` is set. Cycles differ by up to 64 times between
+    There are two or three sub-accelerators, unless `num_subs` is set. Cycles differ by up to 64 times between
     layers and 8 times between sub-accelerators; a transfer takes at most half as long as its layer.
     """
     random = np.random.default_rng(seed)
-    number = number or int(random.integers(2, 4))
-    base = 2 ** random.uniform(8, 14, total)
-    cycles = np.maximum(1, base[:, None] * 2 ** random.uniform(-1.5, 1.5, (total, number))).astype(int)
-    transfer = (base * random.uniform(0, 0.5) * random.uniform(0, 1, total)).astype(int)
+    num_subs = num_subs or int(random.integers(2, 4))
+    base = 2 ** random.uniform(8, 14, num_layers)
+    cycles = np.maximum(1, base[:, None] * 2 ** random.uniform(-1.5, 1.5, (num_layers, num_subs))).astype(int)
+    transfer = (base * random.uniform(0, 0.5) * random.uniform(0, 1, num_layers)).astype(int)
     if seed % 3 < 2:
-        cuts = set(random.choice(np.arange(1, total), 1 + seed % 3, replace=False).tolist())
-        before = [[i, i + 1] for i in range(total - 1) if i + 1 not in cuts]
+        cuts = set(random.choice(np.arange(1, num_layers), 1 + seed % 3, replace=False).tolist())
+        before = [[i, i + 1] for i in range(num_layers - 1) if i + 1 not in cuts]
     else:
         before = []
-        for low, high in ((0, total // 2), (total // 2, total)):
+        for low, high in ((0, num_layers // 2), (num_layers // 2, num_layers)):
             for j in range(low + 1, high):
                 needed = random.integers(max(low, j - 3), j, random.integers(1, 3))
                 before += [[i, j] for i in sorted(set(needed.tolist()))]
     return {"latency": cycles.tolist(), "transfer": transfer.tolist(), "before": before}
 
 
-def work(problem: dict) -> schedule.Work:
-    """An instance as arrays; energies are the cycles."""
+def arrays_of(problem: dict) -> schedule.Work:
+    """An instance as arrays, with the cycles as energies."""
     cycles = np.asarray(problem["latency"], np.int32)
     before = np.zeros((len(cycles), len(cycles)), bool)
     before[tuple(np.transpose(problem["before"]))] = True
@@ -84,25 +84,29 @@ def work(problem: dict) -> schedule.Work:
     return schedule.Work(jnp.asarray(cycles), jnp.asarray(cycles, jnp.float32), transfer, jnp.asarray(before))
 
 
-def gaps(optima: list[int], total: int, number: int | None = None) -> list[float]:
-    """Relative gaps between latency and optimum of the first `number` instances of `total` layers."""
-    schedules = [schedule.schedule(work(instance(seed, total))) for seed in range(len(optima))[:number]]
+def gaps(optima: list[int], num_layers: int, count: int | None = None) -> list[float]:
+    """Relative gaps between latency and optimum of the first `count` instances of `num_layers` layers."""
+    schedules = [
+        schedule.schedule(arrays_of(instance(seed, num_layers))) for seed in range(len(optima))[:count]
+    ]
     return [int(x.latency_cycles) / optimum - 1 for x, optimum in zip(schedules, optima, strict=False)]
 
 
 def main() -> None:
     parser = harness.parser("bench.codesign_schedules", __doc__)
-    parser.add_argument("--python", type=harness.interpreter, required=True, help="an interpreter with it")
-    python, kept = parser.parse_args().python, {}
-    for total, number in NUMBERS.items():
-        instances = json.dumps([instance(seed, total) for seed in range(number)])
+    parser.add_argument(
+        "--python", type=harness.interpreter, required=True, help="an interpreter with OR-tools"
+    )
+    python, optima_by_layers = parser.parse_args().python, {}
+    for num_layers, count in NUM_INSTANCES.items():
+        instances = json.dumps([instance(seed, num_layers) for seed in range(count)])
         solved = subprocess.run(
             [python, "-c", _SOLVER], input=instances, check=True, capture_output=True, text=True
         )
-        kept[str(total)] = json.loads(solved.stdout)
-        gap = gaps(kept[str(total)], total)
-        print(f"{number} instances of {total} layers: mean {np.mean(gap):.2%}, worst {np.max(gap):.2%}")
-    KEPT.write_text(json.dumps(kept) + "\n")
+        optima_by_layers[str(num_layers)] = json.loads(solved.stdout)
+        gap = gaps(optima_by_layers[str(num_layers)], num_layers)
+        print(f"{count} instances of {num_layers} layers: mean {np.mean(gap):.2%}, worst {np.max(gap):.2%}")
+    RESULTS.write_text(json.dumps(optima_by_layers) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,21 +16,23 @@ LEVELS = {"tight": 0.08, "medium": 0.15, "loose": 0.30}
 CHUNK, SAMPLES = 10_000, 1_000_000
 
 
-@functools.partial(jax.jit, static_argnames="designs")
-def costs_of_chunk(designs, key):
-    choices = jax.vmap(functools.partial(problem.draw, designs))(jax.random.split(key, CHUNK))
-    return problem.evaluate(designs, choices)[:3]
+@functools.partial(jax.jit, static_argnames="workload")
+def costs_of_chunk(workload, key):
+    """Latency, energy and area of `CHUNK` random designs."""
+    choices = jax.vmap(functools.partial(problem.draw, workload))(jax.random.split(key, CHUNK))
+    return problem.evaluate(workload, choices)[:3]
 
 
-def random_costs(designs):
+def random_costs(workload):
     """Latency, energy and area of random designs, [SAMPLES, 3]."""
-    designs = dataclasses.replace(designs, accuracy="surrogate", specs=problem.Specs())
+    workload = dataclasses.replace(workload, accuracy="surrogate", specs=problem.Specs())
     keys = jax.random.split(jax.random.key(0), SAMPLES // CHUNK)
-    costs = [np.stack([np.asarray(x, np.float64) for x in costs_of_chunk(designs, key)], 1) for key in keys]
+    costs = [np.stack([np.asarray(x, np.float64) for x in costs_of_chunk(workload, key)], 1) for key in keys]
     return np.concatenate(costs)
 
 
-def line(values, clock_hz):
+def spec_lines(values, clock_hz):
+    """Latency, energy and area as lines of TOML."""
     latency, energy, area = values
     return (
         f"latency_us = {latency / clock_hz * 1e6:.4g}\nenergy_uj = {energy / 1e6:.4g}\narea_mm2 = {area:.4g}"
@@ -39,15 +41,15 @@ def line(values, clock_hz):
 
 def main():
     for name in reading.WORKLOADS:
-        designs = reading.get(name)
-        costs = random_costs(designs)
+        workload = reading.get(name)
+        costs = random_costs(workload)
         print(f"# {name}: of {len(costs):,} designs drawn uniformly")
         for level, quantile in LEVELS.items():
-            text = line(np.quantile(costs, quantile, axis=0), designs.technology.clock_hz)
-            specs = reading.specs(name, tomllib.loads(text), designs.technology)
+            text = spec_lines(np.quantile(costs, quantile, axis=0), workload.technology.clock_hz)
+            specs = reading.specs(name, tomllib.loads(text), workload.technology)
             share = np.all(costs <= np.asarray(specs)[None], 1).mean()
             print(f"[specs.{level}] # quantiles {quantile}; {share:.3%} of them meet all three\n{text}")
-        print(f"[bounds] # the largest\n{line(costs.max(0), designs.technology.clock_hz)}\n")
+        print(f"[bounds] # the largest\n{spec_lines(costs.max(0), workload.technology.clock_hz)}\n")
 
 
 if __name__ == "__main__":

@@ -15,22 +15,22 @@ import numpy as np
 
 from envs.codesign import problem, reading, templates
 
-BATCH, AT_ONCE, ROUNDS = 16384, 512, 25  # the data of 512 designs fit in the caches of a core
+BATCH, CHUNK, ROUNDS = 16384, 512, 25  # the data of a chunk of designs fit in the caches of a core
 
 
 def ceil_div(a, b):
     return -(-a // b)
 
 
-def compute(layer, template, rows, columns):
-    """Cycles of one layer, and its words of weights, inputs and outputs at the buffer, as Python integers."""
+def cycles_and_words(layer, template, rows, columns):
+    """Cycles of one layer, and words of weights, inputs and outputs that pass the buffer, in plain Python."""
     k, c, groups = layer.out_channels // layer.groups, layer.in_channels // layer.groups, layer.groups
     p, q, r, s, u = layer.out_rows, layer.out_columns, layer.kernel_rows, layer.kernel_columns, layer.stride
     outputs = layer.output_words
     if template == "dla":
-        together = max(1, min(rows // c, columns // k))
+        groups_at_once = max(1, min(rows // c, columns // k))
         packed = min(max(rows // c, 1), r) if groups == 1 and c <= 4 else 1
-        passes = ceil_div(groups, together) * ceil_div(c, rows) * ceil_div(k, columns)
+        passes = ceil_div(groups, groups_at_once) * ceil_div(c, rows) * ceil_div(k, columns)
         return p * q * ceil_div(r, packed) * s * passes, (
             layer.weight_words, layer.macs / max(1, min(k, columns)), outputs,
         )  # fmt: skip
@@ -56,44 +56,45 @@ def layer_cost(layer, kind, dram, technology):
     pes, template, noc, kilobytes = kind
     rows, columns = templates.get(template).shape(pes)
     tensors = layer.weight_words, layer.input_words, layer.output_words
-    cycles, words = compute(layer, template, rows, columns) if layer.has_weights else (0, tensors)
+    cycles, words = cycles_and_words(layer, template, rows, columns) if layer.has_weights else (0, tensors)
     half = kilobytes * 1024 / 2
     weights, inputs, outputs = tensors
     offchip = outputs + weights + inputs
     if min(weights, inputs) > half:
-        parted = min(
+        tiled_words = min(
             min(weights + inputs * math.ceil(weights / (i / 16 * half)) for i in range(1, 16)),
             min(inputs + weights * math.ceil(inputs / ((1 - i / 16) * half)) for i in range(1, 16)),
         )
-        offchip = outputs + max(parted, weights + inputs)
+        offchip = outputs + max(tiled_words, weights + inputs)
     longest = max(cycles, math.ceil(sum(words) / noc), math.ceil(offchip / dram))
     energy = layer.macs * 5 + 8 * sum(words) + 200 * offchip
     return longest + (rows + columns) * layer.has_weights, technology.mac_pj * energy
 
 
-def plain(designs, choices):
+def cost_in_python(workload, choices):
     """Cycles, pJ and mm2 of one design, in plain Python."""
-    decisions, technology = designs.decisions(), designs.technology
+    decisions, technology = workload.decisions(), workload.technology
     chosen = [decision.options[at] for decision, at in zip(decisions, choices, strict=True)]
     first, networks = 0, []
-    for task in designs.tasks:
+    for task in workload.tasks:
         networks.append(task.build(*chosen[first : first + len(task.decisions)]))
         first += len(task.decisions)
     kinds = [tuple(chosen[at : at + 4]) for at in range(first, len(chosen), 4)]
     present = [at for at, kind in enumerate(kinds) if kind[0]]
-    dram = designs.chips.dram_bytes_per_cycle
+    dram = workload.chips.dram_bytes_per_cycle
     costs = [
         [{a: layer_cost(x, kinds[a], dram, technology) for a in present} for x in network]
         for network in networks
     ]
     slowest = min(kinds[a][2] for a in present)
-    moved = [[math.ceil(x.output_words / slowest) for x in network] for network in networks]
+    transfer_cycles = [[math.ceil(x.output_words / slowest) for x in network] for network in networks]
     after = [[dict.fromkeys(present, 0.0) for _ in network] for network in networks]
     for n, network in enumerate(networks):
         for at in reversed(range(len(network) - 1)):
             for a in present:
                 ways = (
-                    after[n][at + 1][b] + costs[n][at + 1][b][0] + (a != b) * moved[n][at] for b in present
+                    after[n][at + 1][b] + costs[n][at + 1][b][0] + (a != b) * transfer_cycles[n][at]
+                    for b in present
                 )
                 after[n][at][a] = min(ways)
     free, at = dict.fromkeys(present, 0), [0] * len(networks)
@@ -106,15 +107,15 @@ def plain(designs, choices):
                 continue
             starts = {a: max(ready[n][a], free[a]) for a in present}
             cost = costs[n][at[n]]
-            where = min(present, key=lambda a: starts[a] + cost[a][0] + after[n][at[n]][a])
+            fastest = min(present, key=lambda a: starts[a] + cost[a][0] + after[n][at[n]][a])
             remaining = min(after[n][at[n]][a] + cost[a][0] for a in present)
-            key = starts[where] - 0.3 * remaining
+            key = starts[fastest] - 0.3 * remaining
             if best is None or key < best[0]:
-                best = key, n, where, starts[where] + cost[where][0], cost[where][1]
-        _, n, where, end, spent = best
+                best = key, n, fastest, starts[fastest] + cost[fastest][0], cost[fastest][1]
+        _, n, fastest, end, spent = best
         energy += spent
-        free[where] = end
-        ready[n] = {a: end + (a != where) * moved[n][at[n]] for a in present}
+        free[fastest] = end
+        ready[n] = {a: end + (a != fastest) * transfer_cycles[n][at[n]] for a in present}
         at[n] += 1
     pe = {"dla": 1, "shi": 1.2, "rs": 1.5}
     area = 0.0
@@ -125,7 +126,7 @@ def plain(designs, choices):
 
 
 def rates(evaluate):
-    """Designs per second of wall time and of CPU time: their medians, their maxima."""
+    """Designs per second of wall time, and of CPU time: the medians over rounds, and the maxima."""
     jax.block_until_ready(evaluate())
     speeds = []
     for _ in range(ROUNDS):
@@ -137,23 +138,26 @@ def rates(evaluate):
 
 def main():
     jax.config.update("jax_num_cpu_devices", 2)
-    designs = dataclasses.replace(reading.get("w1"), accuracy="surrogate")
+    workload = dataclasses.replace(reading.get("w1"), accuracy="surrogate")
     keys = jax.random.split(jax.random.key(0), BATCH)
-    choices = jax.jit(jax.vmap(functools.partial(problem.draw, designs)))(keys)
-    chunks = choices.reshape(-1, AT_ONCE, choices.shape[1])
-    number, python = 200, []
+    choices = jax.jit(jax.vmap(functools.partial(problem.draw, workload)))(keys)
+    chunks = choices.reshape(-1, CHUNK, choices.shape[1])
+    count, python_rates = 200, []
     for _ in range(5):
         before = time.process_time()
-        expected = np.asarray([plain(designs, choice) for choice in np.asarray(choices)[:number].tolist()])
-        python.append(number / (time.process_time() - before))
+        expected = np.asarray(
+            [cost_in_python(workload, choice) for choice in np.asarray(choices)[:count].tolist()]
+        )
+        python_rates.append(count / (time.process_time() - before))
     print(
-        f"the same formulas in Python: {np.median(python):,.0f} a second of CPU, at most {max(python):,.0f}"
+        f"the same formulas in Python: {np.median(python_rates):,.0f} a second of CPU,"
+        f" at most {max(python_rates):,.0f}"
     )
     for devices in (1, 2):
         mesh = jax.make_mesh((devices,), ("rows",), devices=jax.devices()[:devices])
         rows = jax.sharding.PartitionSpec("rows")
         evaluate_shard = jax.shard_map(
-            lambda x: jax.lax.map(functools.partial(problem.evaluate, designs), x),
+            lambda x: jax.lax.map(functools.partial(problem.evaluate, workload), x),
             mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False,
         )  # fmt: skip
         sharded = jax.device_put(chunks, jax.sharding.NamedSharding(mesh, rows))
@@ -161,10 +165,11 @@ def main():
         (clock, cpu), (most, most_cpu) = rates(evaluate)
         print(
             f"compiled, {devices} devices: {clock:,.0f} designs/s (highest {most:,.0f}), {cpu:,.0f} a second"
-            f" of CPU ({most_cpu:,.0f}): {clock / np.median(python):,.0f} ({most / max(python):,.0f}) and"
-            f" {cpu / np.median(python):,.0f} ({most_cpu / max(python):,.0f}) times Python"
+            f" of CPU ({most_cpu:,.0f}): {clock / np.median(python_rates):,.0f}"
+            f" ({most / max(python_rates):,.0f}) and {cpu / np.median(python_rates):,.0f}"
+            f" ({most_cpu / max(python_rates):,.0f}) times Python"
         )
-    costs = np.stack([np.asarray(x, np.float64).ravel()[:number] for x in evaluate()[:3]], 1)
+    costs = np.stack([np.asarray(x, np.float64).ravel()[:count] for x in evaluate()[:3]], 1)
     print("  largest relative differences", np.abs(costs / expected - 1).max(0))
     before = time.perf_counter()
     for _ in range(20):

@@ -30,14 +30,14 @@ from fdg import files
 from fdg.training import statistics
 
 SEEDS = range(20)  # settings were chosen on seeds 500 to 579
-EVALUATIONS, BUDGETS, AT_ONCE = 5_000, (500, 2_000, 5_000), 50
-WITHIN = 0.005  # of the optimum's score
+EVALUATIONS, BUDGETS, BATCH = 5_000, (500, 2_000, 5_000), 50
+NEAR = 0.005  # a score counts as near the optimum within this difference
 PICTURE = Path("docs/images/codesign/search.png")
 
 
 @functools.cache
-def small(level):
-    """W1's tasks on 90 chips, 5,898,240 designs; specs are quantiles of 100,000 random designs."""
+def small_workload(level):
+    """W1's tasks on 90 chips: 5,898,240 designs. Specs are quantiles of 100,000 random designs."""
     w1 = reading.get("w1")
     chips = dataclasses.replace(w1.chips, pes=(0, 128, 256), noc_bytes_per_cycle=(16, 32), buffer_kb=(16,))
     w1 = dataclasses.replace(w1, chips=chips, levels=(), name="small")
@@ -45,18 +45,18 @@ def small(level):
 
 
 def problem_of(name, level):
-    return small(level) if name == "small" else reading.get(name).at(level)
+    return small_workload(level) if name == "small" else reading.get(name).at(level)
 
 
-def evaluated(workload, proposals):
-    """Proposals [n], repaired to fit the budgets, and their evaluation. One program serves all levels."""
+def repair_and_evaluate(workload, proposals):
+    """Repairs proposals [n, decisions] to fit the budgets; evaluates them, in one program for all specs."""
     specs = jnp.asarray(workload.specs)
     workload = dataclasses.replace(workload, specs=problem.Specs())
-    return _evaluated(workload, jnp.asarray(proposals, jnp.int32), specs)
+    return _repair_and_evaluate(workload, jnp.asarray(proposals, jnp.int32), specs)
 
 
 @functools.partial(jax.jit, static_argnames="workload")
-def _evaluated(workload, proposals, specs):
+def _repair_and_evaluate(workload, proposals, specs):
     designs = jax.vmap(functools.partial(problem.repair, workload))(proposals)
     return designs, problem.evaluate(workload, designs, specs)
 
@@ -68,12 +68,11 @@ def accuracies(workload):
 
 @functools.partial(jax.jit, static_argnames="workload")
 def random_designs(workload, seed):
-    return jax.vmap(functools.partial(problem.draw, workload))(
-        jax.random.split(jax.random.key(seed), AT_ONCE)
-    )
+    return jax.vmap(functools.partial(problem.draw, workload))(jax.random.split(jax.random.key(seed), BATCH))
 
 
-# Generators: each yields designs [50, decisions], and gets (repaired designs, worths, evaluation).
+# Generators: each yields proposed designs [50, decisions]; `send` gives it (repaired designs, worths,
+# evaluation).
 
 
 def random(workload, rng):
@@ -82,23 +81,26 @@ def random(workload, rng):
 
 
 def evolution(workload, rng, population=100, sample=25):
-    """Regularised evolution (arXiv 1802.01548): children change one decision of the best of a sample."""
+    """Regularised evolution (arXiv 1802.01548): a child is the best of a sample with one decision changed."""
     counts = np.asarray([len(decision.options) for decision in workload.decisions()])
     designs, worth = np.zeros((0, len(counts)), int), np.zeros(0)
     while True:
         if len(worth) < population:
             new = next(random(workload, rng))
         else:
-            samples = rng.integers(len(worth), size=(AT_ONCE, sample))
-            new = designs[samples[np.arange(AT_ONCE), worth[samples].argmax(1)]]
-            which = rng.integers(len(counts), size=AT_ONCE)
-            new[np.arange(AT_ONCE), which] = rng.integers(counts[which])
+            samples = rng.integers(len(worth), size=(BATCH, sample))
+            new = designs[samples[np.arange(BATCH), worth[samples].argmax(1)]]
+            positions = rng.integers(len(counts), size=BATCH)
+            new[np.arange(BATCH), positions] = rng.integers(counts[positions])
         new, value, _ = yield new
         designs, worth = np.concatenate([designs, new])[-population:], np.append(worth, value)[-population:]
 
 
 def genetic(workload, rng, begin=None, fixed=()):
-    """Tournaments of two, uniform crossover, one decision changed on average; the best 50 stay."""
+    """Tournaments of two, uniform crossover, one decision changed on average; the best 50 survive.
+
+    Decisions with indices in `fixed` keep their values in `begin`.
+    """
     counts = np.asarray([len(decision.options) for decision in workload.decisions()])
     free = ~np.isin(np.arange(len(counts)), fixed)
     new = next(random(workload, rng))
@@ -107,9 +109,9 @@ def genetic(workload, rng, begin=None, fixed=()):
         new, value, _ = yield np.where(free, new, new if begin is None else begin)
         designs, worth = np.concatenate([designs, new]), np.append(worth, value)
         _, first = np.unique(designs, axis=0, return_index=True)
-        kept = first[np.argsort(-worth[first], kind="stable")][:AT_ONCE]
+        kept = first[np.argsort(-worth[first], kind="stable")][:BATCH]
         designs, worth = designs[kept], worth[kept]
-        parents = designs[rng.integers(len(worth), size=(2, 2, AT_ONCE)).min(0)]
+        parents = designs[rng.integers(len(worth), size=(2, 2, BATCH)).min(0)]
         new = np.where(rng.random(parents[0].shape) < 0.5, *parents)
         changed = rng.random(new.shape) < 1 / free.sum()
         new = np.where(changed, rng.integers(counts, size=new.shape), new)
@@ -127,18 +129,18 @@ def network_then_hardware(workload, rng):
 def hardware_then_network(workload, rng):
     """Takes the chip of the random design nearest to the specs; then searches for networks for it."""
     networks = sum(len(task.decisions) for task in workload.tasks)
-    seen = []
-    for _ in range(EVALUATIONS // AT_ONCE // 2):
+    candidates = []
+    for _ in range(EVALUATIONS // BATCH // 2):
         new, _, result = yield next(random(workload, rng))
         distance = np.abs(np.log(np.stack(result[:3], 1) / np.asarray(workload.specs)[None])).sum(1)
         first = np.lexsort((distance, result.violation))[0]
-        seen.append((result.violation[first], distance[first], new[first]))
-    nearest = min(seen, key=lambda design: design[:2])[2]
+        candidates.append((result.violation[first], distance[first], new[first]))
+    nearest = min(candidates, key=lambda design: design[:2])[2]
     yield from genetic(workload, rng, nearest, range(networks, len(workload.decisions())))
 
 
 def batched_tpe(seed, candidates=24):
-    """Optuna's multivariate TPE. All trials of a batch have one history: densities are computed once."""
+    """Optuna's multivariate TPE. All trials of a batch see the same history: densities are computed once."""
     from optuna.samplers import TPESampler
     from optuna.samplers._tpe import sampler as tpe
     from optuna.trial import TrialState
@@ -154,12 +156,12 @@ def batched_tpe(seed, candidates=24):
                     self._build_parzen_estimator(study, search_space, part, handle_below=at == 0)
                     for at, part in enumerate(parts)
                 )
-                drawn = below.sample(self._rng.rng, candidates * AT_ONCE)
+                drawn = below.sample(self._rng.rng, candidates * BATCH)
                 rows, of_row = np.unique(np.stack([*drawn.values()]), axis=1, return_inverse=True)
                 distinct = dict(zip(drawn, rows, strict=True))
                 value = below.log_pdf(distinct) - above.log_pdf(distinct)
-                value = value[of_row].reshape(AT_ONCE, candidates)
-                best = value.argmax(1) + candidates * np.arange(AT_ONCE)
+                value = value[of_row].reshape(BATCH, candidates)
+                best = value.argmax(1) + candidates * np.arange(BATCH)
                 self.proposed = [{key: int(x[at]) for key, x in drawn.items()} for at in best]
             return self.proposed.pop(0)
 
@@ -177,7 +179,7 @@ def optuna_by(name):
         sampler = (
             batched_tpe(seed)
             if name == "tpe"
-            else optuna.samplers.NSGAIISampler(population_size=AT_ONCE, seed=seed)
+            else optuna.samplers.NSGAIISampler(population_size=BATCH, seed=seed)
         )
         study = optuna.create_study(sampler=sampler, direction="maximize")
         space = {
@@ -185,7 +187,7 @@ def optuna_by(name):
             for at, decision in enumerate(workload.decisions())
         }
         while True:
-            trials = [study.ask(space) for _ in range(AT_ONCE)]
+            trials = [study.ask(space) for _ in range(BATCH)]
             _, _, costs = yield np.asarray([list(trial.params.values()) for trial in trials])
             for trial, excess, score in zip(trials, costs.excess.tolist(), costs.score.tolist(), strict=True):
                 for at, value in enumerate(excess):
@@ -210,13 +212,13 @@ def search(method, workload, seeds):
     """Worth of the best so far [seeds, batches], and the best designs [seeds, decisions]."""
 
     def by_seed(x):
-        return np.asarray(x).reshape(len(seeds), AT_ONCE, *x.shape[1:])
+        return np.asarray(x).reshape(len(seeds), BATCH, *x.shape[1:])
 
     proposers = [PROPOSERS[method](workload, np.random.default_rng([seed, 41])) for seed in seeds]
     new = [next(proposer) for proposer in proposers]
     curve, best = np.full((len(seeds), 0), -np.inf), np.asarray(new)[:, 0]
-    for _ in range(EVALUATIONS // AT_ONCE):
-        designs, result = jax.tree.map(by_seed, evaluated(workload, np.concatenate(new)))
+    for _ in range(EVALUATIONS // BATCH):
+        designs, result = jax.tree.map(by_seed, repair_and_evaluate(workload, np.concatenate(new)))
         worth = np.where(result.feasible, result.score, -1 - result.violation)
         top = worth.argmax(1)
         before = curve[:, -1] if curve.size else np.full(len(seeds), -np.inf)
@@ -231,7 +233,7 @@ def search(method, workload, seeds):
 
 
 @functools.partial(jax.jit, static_argnames="algorithm")
-def trained(algorithm, keys):
+def train_seeds(algorithm, keys):
     best = WithBest(algorithm)
 
     def train(state):
@@ -251,43 +253,44 @@ def ppo(workload, seeds):
     preset = algos.PPO.preset(env.name, env)
     algorithm = algos.PPO(env=env, **{**preset, "total_steps": EVALUATIONS * steps})
     episodes, (score, violation) = jax.tree.map(
-        np.asarray, trained(algorithm, jax.vmap(jax.random.key)(jnp.asarray(list(seeds))))
+        np.asarray, train_seeds(algorithm, jax.vmap(jax.random.key)(jnp.asarray(list(seeds))))
     )
     iterations = np.arange(1, algorithm.num_iterations + 1)
     designs = algorithm.num_envs * (iterations * algorithm.num_steps // steps)
     worth = np.where(violation == 0, score, -1 - np.nan_to_num(violation, nan=np.inf))
-    at = np.searchsorted(designs, AT_ONCE * np.arange(1, EVALUATIONS // AT_ONCE + 1), "right") - 1
+    at = np.searchsorted(designs, BATCH * np.arange(1, EVALUATIONS // BATCH + 1), "right") - 1
     curve = np.where(at < 0, -np.inf, worth[:, at])
     top = np.where(episodes.violation == 0, episodes.score, -1 - episodes.violation).argmax(1)
     return curve, episodes.choices[np.arange(len(top)), top]
 
 
-def exhaustively(workload, seeds):
-    """The best of all designs, for every seed, as a constant curve."""
+def enumerate_designs(workload, seeds):
+    """The optimum over all designs, as a constant curve of every seed."""
     scores = tuple(task.weight * x for task, x in zip(workload.tasks, accuracies(workload), strict=True))
     optimum = exhaustive.enumerate_all(workload, scores, workload.specs)
     print(f"{workload.name}, {workload.specs}: {optimum}")
-    return np.full((len(seeds), EVALUATIONS // AT_ONCE), optimum.score), np.full(
+    return np.full((len(seeds), EVALUATIONS // BATCH), optimum.score), np.full(
         (len(seeds), 1), optimum.feasible
     )
 
 
 METHODS = ("ppo", *PROPOSERS)
-JOINT = ("ppo", "genetic", "random", "network-then-hardware", "hardware-then-network")
+# Joint search, and search for networks or chips first; for workloads that `show_order` compares.
+ORDER_METHODS = ("ppo", "genetic", "random", "network-then-hardware", "hardware-then-network")
 SLOW = {"tpe"}  # methods that run one seed at a time
 CELLS = [
     *(("small", level, method) for level in ("tight", "medium") for method in ("exhaustive", *METHODS)),
     *(("w1", level, method) for level in LEVELS for method in METHODS),
-    *((name, level, method) for name in ("w2", "w3") for level in LEVELS for method in JOINT),
+    *((name, level, method) for name in ("w2", "w3") for level in LEVELS for method in ORDER_METHODS),
 ]
 
 
 def run(name, level, method, path):
-    """Adds the seeds that a cell lacks."""
+    """Runs the seeds that a cell lacks, and adds their results to its file."""
     cell = json.loads(path.read_text()) if path.is_file() else {"worth": [], "design": [], "cpu_seconds": 0.0}
-    workload, together = problem_of(name, level), 1 if method in SLOW else len(SEEDS)
-    best_of = {"ppo": ppo, "exhaustive": exhaustively}.get(method, functools.partial(search, method))
-    while missing := SEEDS[len(cell["worth"]) :][:together]:
+    workload, seeds_at_once = problem_of(name, level), 1 if method in SLOW else len(SEEDS)
+    best_of = {"ppo": ppo, "exhaustive": enumerate_designs}.get(method, functools.partial(search, method))
+    while missing := SEEDS[len(cell["worth"]) :][:seeds_at_once]:
         before = time.process_time()
         curve, best = best_of(workload, missing)
         cell["worth"] += curve.round(5).tolist()
@@ -323,28 +326,28 @@ def show_methods(cells):
         if name not in ("small", "w1") or method == "exhaustive":
             continue
         worth = np.asarray(stored["worth"])
-        worth = worth[:, [budget // AT_ONCE - 1 for budget in BUDGETS if budget <= AT_ONCE * worth.shape[1]]]
+        worth = worth[:, [budget // BATCH - 1 for budget in BUDGETS if budget <= BATCH * worth.shape[1]]]
         columns = [f"{with_interval(score(x))} [{(x >= 0).sum()}]" for x in worth.T]
         if (name, level) in optimum:
-            hits = (worth >= optimum[name, level] - WITHIN).sum(0)
+            hits = (worth >= optimum[name, level] - NEAR).sum(0)
             columns = [f"{x} {hit} near" for x, hit in zip(columns, hits, strict=True)]
         columns += [""] * (len(BUDGETS) - len(columns))
         rows.append((f"{name}, {level}", method, len(worth), *columns))
     print("", harness.table(("problem", "method", "seeds", *(f"{x:,}" for x in BUDGETS)), rows), sep="\n")
     for key, value in optimum.items():
-        print(f"optimum of {', '.join(key)}: {value:.4f}; near is within {WITHIN} of it")
+        print(f"optimum of {', '.join(key)}: {value:.4f}; near is within {NEAR} of it")
 
 
 def show_order(cells):
-    """Prints sequential and joint search, of ten seeds; the last columns are relative to networks first."""
+    """Prints sequential and joint search, ten seeds; the last columns compare with network-then-hardware."""
     rows = []
     for name, level in dict.fromkeys(cell[:2] for cell in cells if cell[0] != "small"):
         workload, results = problem_of(name, level), {}
-        for method in JOINT:
+        for method in ORDER_METHODS:
             if stored := cells.get((name, level, method)):
                 designs = np.asarray(stored["design"][:10])
-                number, shape = len(designs), (len(SEEDS) * AT_ONCE, len(workload.decisions()))
-                result = evaluated(workload, np.resize(designs, shape))[1]
+                number, shape = len(designs), (len(SEEDS) * BATCH, len(workload.decisions()))
+                result = repair_and_evaluate(workload, np.resize(designs, shape))[1]
                 results[method] = jax.tree.map(lambda x, number=number: np.asarray(x)[:number], result)
         for method, result in results.items():
             means = [np.mean(x) for x in result[:3]]
@@ -363,26 +366,26 @@ def show_order(cells):
 
 
 @functools.partial(jax.jit, static_argnames="workload")
-def on_chips(workload, networks, kinds):
+def costs_on_chips(workload, networks, kinds):
     costs = problem.tables(workload)
     return jax.lax.map(lambda chip: problem.costs_of(workload, costs, networks, chip), kinds, batch_size=4096)
 
 
 def show_area():
-    """Prints the least latency of the most accurate networks within an area, over all chips of a workload."""
+    """Prints the lowest latency of the most accurate networks on any chip of a workload within an area."""
     rows = []
     for name in reading.WORKLOADS:
         workload = reading.get(name)
-        chips, known = workload.chips.all(), workload.chips.kinds()
+        chips, sub_kinds = workload.chips.all(), workload.chips.kinds()
         networks = [x.argmax() for x in accuracies(workload)]
-        costs = on_chips(workload, jnp.asarray(networks, jnp.int32), jnp.asarray(chips))
+        costs = costs_on_chips(workload, jnp.asarray(networks, jnp.int32), jnp.asarray(chips))
         cycles = np.asarray(costs.latency_cycles, float)
         kind = np.where(chips[:, 0] == 0, 0, np.where(chips[:, 0] == chips[:, 1], 1, 2))
         for level, specs in workload.levels:
             fits = np.asarray(costs.area_mm2) <= specs.area_mm2
             at = [np.where(fits & (kind == i), cycles, np.inf).argmin() for i in range(3)]
             us = [cycles[i] / workload.technology.clock_hz * 1e6 for i in at]
-            columns = [*(f"{x:.2f}" for x in us), " and ".join(known[i][1] for i in chips[at[2]])]
+            columns = [*(f"{x:.2f}" for x in us), " and ".join(sub_kinds[i][1] for i in chips[at[2]])]
             rows.append((name, f"{specs.area_mm2} ({level})", *columns))
     kinds = ("us with one", "two equal ones", "two that differ")
     print("", harness.table(("workload", "mm2 at most", *kinds, "its templates"), rows), sep="\n")
@@ -396,7 +399,7 @@ def plot(cells, path):
     from matplotlib import pyplot as plt
 
     figure, panels = plt.subplots(1, 3, figsize=(11, 3.8), sharey=True, layout="constrained")
-    evaluations = AT_ONCE * np.arange(1, EVALUATIONS // AT_ONCE + 1)
+    evaluations = BATCH * np.arange(1, EVALUATIONS // BATCH + 1)
     for axes, level in zip(panels, LEVELS, strict=True):
         for at, method in enumerate(METHODS):
             if ("w1", level, method) not in cells or method == "network-then-hardware":

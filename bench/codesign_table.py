@@ -1,8 +1,8 @@
-"""Trains every network of the workloads' tasks; writes their accuracies to a table, and resumes from it.
+"""Trains every network of the workloads' tasks; writes their accuracies to a table; can be resumed.
 
 python -m bench.codesign_table --seeds 4            # the shipped table
 python -m bench.codesign_table mine.toml --seeds 3 --out mine.json
-python -m bench.codesign_table --show               # spreads, and whether halves of the seeds agree
+python -m bench.codesign_table --show               # spreads, and how well the halves of the seeds agree
 """
 
 import functools
@@ -46,6 +46,7 @@ def save(path, table):
 
 @functools.lru_cache(maxsize=4)
 def trainer(task):
+    """A compiled function (choices, seed) -> accuracies of networks, and its settings."""
     data = images.get(task.data)
     children.check_images(task, data)
     network, settings = children.network(task), children.settings(data)
@@ -53,32 +54,34 @@ def trainer(task):
 
 
 def measure(tasks, seeds, path):
+    """Trains the networks that the table lacks, and writes it after each task and seed."""
     for seed in range(seeds):
         for key, task in tasks.items():
             table = results.read(path)
             train, settings = trainer(task)
-            if table.get(key, {}).get("settings") != list(settings):  # drops results of other settings
+            # Results of other settings are dropped.
+            if table.get(key, {}).get("settings") != list(settings):
                 table[key] = {"settings": list(settings), "accuracy": []}
             row = table[key]
             if len(row["accuracy"]) > seed:
                 continue
-            unfinished, at = path.with_suffix(".part.json"), {"task": key, "seed": seed}
-            part = results.read(unfinished)
-            scores = part["found"] if part and part["at"] == at else []
+            part_file, part_of = path.with_suffix(".part.json"), {"task": key, "seed": seed}
+            part = results.read(part_file)
+            scores = part["found"] if part and part["at"] == part_of else []
             options, before = children.options(task), time.process_time()
             while len(scores) < len(options):
                 chunk = options[len(scores) : len(scores) + CHUNK]
                 padded = np.pad(chunk, ((0, CHUNK - len(chunk)), (0, 0)), mode="edge")
                 shares = np.asarray(train(padded, seed))[: len(chunk)]
                 scores += np.rint(shares * accuracy.UNIT).astype(int).tolist()
-                unfinished.write_text(json.dumps({"at": at, "found": scores}))
+                part_file.write_text(json.dumps({"at": part_of, "found": scores}))
                 seconds = time.process_time() - before
                 print(
                     f"{task.name}, seed {seed}: {len(scores)} of {len(options)}, {seconds:.0f} s", flush=True
                 )
             row["accuracy"].append(scores)
             save(path, table)
-            unfinished.unlink()
+            part_file.unlink()
 
 
 def show(tasks, path):
@@ -91,7 +94,7 @@ def show(tasks, path):
             halves = scores[: seeds // 2].mean(0), scores[seeds // 2 :].mean(0)
             tau = scipy.stats.kendalltau(*halves)[0]
             spread = mean.max() - mean.min()
-            print(f"  spread {spread:.3f}, deviation of networks {mean.std():.3f}, of seeds {noise:.3f}")
+            print(f"  spread {spread:.3f}, deviation: of networks {mean.std():.3f}, of seeds {noise:.3f}")
             print(f"  Kendall's tau of the first {seeds // 2} and the others {tau:.2f}")
 
 

@@ -4,7 +4,8 @@
     build/venvs/zigzag/bin/pip install zigzag-dse==3.9.1 six
     python -m bench.codesign_zigzag --python build/venvs/zigzag/bin/python
 
-This writes tests/codesign/zigzag.json, which a test compares with; without --python it only prints the file.
+This writes tests/codesign/zigzag.json, with which a test compares our model. Without --python, it only prints
+the comparison with that file.
 ZigZag searches loop orders for the same arrays, with the same buffers, bandwidths and energies.
 """
 
@@ -20,7 +21,7 @@ import scipy  # imports `stats` on first use
 from bench import harness
 from envs.codesign import cost, exports, layers, networks
 
-KEPT = harness.ROOT / "tests/codesign/zigzag.json"
+RESULTS = harness.ROOT / "tests/codesign/zigzag.json"
 MEMORY = {"buffer_bytes": 2**18, "noc_bytes_per_cycle": 64, "dram_bytes_per_cycle": 16}
 ARRAYS = {"dla": (64, 16), "shi": (16, 16), "rs": (12, 14)}
 _DRIVER = """
@@ -49,7 +50,7 @@ def sampled_layers() -> list[tuple[str, layers.Layer]]:
     return sample
 
 
-def run(python: str, template: str) -> list[dict]:
+def run_zigzag(python: str, template: str) -> list[dict]:
     """ZigZag's cost of each layer."""
     chip, sample = exports.Chip(template, *ARRAYS[template], **MEMORY), sampled_layers()
     with tempfile.TemporaryDirectory() as name:
@@ -68,12 +69,12 @@ def run(python: str, template: str) -> list[dict]:
     return [{"template": template, "layer": name, **row} for (name, _), row in zip(sample, rows, strict=True)]
 
 
-def compared(kept: list[dict]) -> list[dict]:
-    """Each case with our model's figures, and the term that bounds its latency."""
+def compare_cases(cases_of_zigzag: list[dict]) -> list[dict]:
+    """ZigZag's cases with the figures of our model, and the term that bounds its latency."""
     by_name = dict(sampled_layers())
     cases = []
     for template, (rows, columns) in ARRAYS.items():
-        of_template = [case for case in kept if case["template"] == template]
+        of_template = [case for case in cases_of_zigzag if case["template"] == template]
         sub = cost.sub_accelerator(template, rows=rows, columns=columns, **MEMORY)
         one_sub = jax.tree.map(lambda x: x[None], sub)
         ours = cost.layer_costs(layers.stack([by_name[case["layer"]] for case in of_template]), one_sub)
@@ -110,9 +111,9 @@ def main() -> None:
     parser.add_argument("--python", type=harness.interpreter, help="an interpreter with ZigZag")
     python = parser.parse_args().python
     if python:
-        results = [row for template in ARRAYS for row in run(python, template)]
-        KEPT.write_text("[\n " + ",\n ".join(map(json.dumps, results)) + "\n]\n")
-    cases = compared(json.loads(KEPT.read_text()))
+        results = [row for template in ARRAYS for row in run_zigzag(python, template)]
+        RESULTS.write_text("[\n " + ",\n ".join(map(json.dumps, results)) + "\n]\n")
+    cases = compare_cases(json.loads(RESULTS.read_text()))
     kinds = {
         name: agreement([x for x in cases if name in (x["template"], "all")]) for name in (*ARRAYS, "all")
     }

@@ -1,4 +1,4 @@
-"""Options of `make bench`, and where its figures are kept."""
+"""Options of `make bench`, and a fixture that records its figures."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ def pytest_ignore_collect(collection_path):
 
 def pytest_addoption(parser):
     parser.addoption("--thorough", action="store_true", help="every size, seed, policy and algorithm")
-    parser.addoption("--record", action="store_true", help=f"keep the figures in {RESULTS.name}")
+    parser.addoption("--record", action="store_true", help=f"write the figures to {RESULTS.name}")
 
 
 def pytest_configure(config):
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(config, items):
     """Skips benchmarks that are marked as thorough, unless `--thorough` is set."""
     if config.getoption("--thorough"):
         return
-    skip = pytest.mark.skip(reason="one of the sizes of --thorough")
+    skip = pytest.mark.skip(reason="runs only with --thorough")
     for item in items:
         if item.get_closest_marker("thorough"):
             item.add_marker(skip)
@@ -34,5 +34,5 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture
 def record(request):
-    """A function `(name, figures)` that keeps figures if `--record` is set."""
+    """A function `(name, figures)` that writes figures to `RESULTS` if `--record` is set."""
     return partial(keep, "bench") if request.config.getoption("--record") else lambda name, figures: None

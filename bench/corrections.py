@@ -1,4 +1,4 @@
-"""How much stale parameters slow down learning, and what corrections regain: GRPO on sorting or countdown.
+"""How much stale parameters slow down learning, and how much corrections help: GRPO on two tasks.
 
     python -m bench.corrections sorting                 # five seeds in one program, eta 0, 1, 4, 16
     python -m bench.corrections countdown --scale 0.1   # a tenth of the steps, to try it
@@ -6,12 +6,12 @@
 
 Responses are sampled with parameters that are `eta` iterations old (`Split(staleness=eta)`). All seeds start
 from one network that was trained by imitation, as in `bench.rlhf_learning`, and train on equally many
-samples. Problems and networks are small: a cell takes a minute on two cores. Step sizes and numbers of steps
-were chosen on seeds 100 to 104. Generation and learning have a device each; they overlap if `eta` is above 0.
-`runs/corrections/TASK.json` has the share of 512 held-out problems that each seed solves at the end, greedily
-and by sampling, and rewards and seconds of every iteration. A second start continues with the missing cells.
-The interval is Student's, of 95%; `seconds to half` is the time until the mean reward of 10 iterations is
-half of the last mean reward of eta = 0.
+samples. A cell is a method and an eta; problems and networks are small, so that it takes a minute on two
+cores. Step sizes and numbers of steps were chosen on seeds 100 to 104. Generation and learning have a device
+each; they overlap if `eta` is above 0. `runs/corrections/TASK.json` has the share of 512 held-out problems
+that each seed solves at the end, greedily and by sampling, and rewards and seconds of every iteration. A
+second start continues with the missing cells. Intervals are Student's, of 95%; `seconds to half` is the time
+until the mean reward of 10 iterations is half of the mean reward of the last 10 iterations of eta = 0.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ EXPERIMENTS = {
     ),
 }
 ETAS = (0, 1, 4, 16)
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 95%, by the number of seeds
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # quantiles for intervals of 95%, by the number of seeds
 METHODS: dict[str, dict[str, Any]] = {
     "naive": {"old_log_prob": "actor"},
     "decoupled": {"old_log_prob": "learner", "correction": "decoupled"},
@@ -59,7 +59,7 @@ METHODS: dict[str, dict[str, Any]] = {
 WITHOUT_STALENESS = ("naive", "decoupled")  # with eta = 0 all others equal "decoupled"
 
 
-def cell(task: str, method: str, eta: int, start: Path, seeds: int, scale: float) -> dict[str, Any]:
+def train_cell(task: str, method: str, eta: int, start: Path, seeds: int, scale: float) -> dict[str, Any]:
     """Trains all seeds with one method and one eta."""
     begun, experiment = time.process_time(), EXPERIMENTS[task]
     learner = scaled("grpo", environment(experiment.env), experiment.grpo, scale)
@@ -90,7 +90,7 @@ def cell(task: str, method: str, eta: int, start: Path, seeds: int, scale: float
     }
 
 
-def shown(cells: list[dict[str, Any]]) -> str:
+def results_table(cells: list[dict[str, Any]]) -> str:
     """A table of cells: solved problems in %, and the difference from training with eta = 0."""
     means = {(c["method"], c["eta"]): statistics.mean(c["greedy"]) for c in cells}
     goal = next(
@@ -102,15 +102,15 @@ def shown(cells: list[dict[str, Any]]) -> str:
         spread = STUDENT.get(len(values), 1.96) * statistics.stdev(values) / len(values) ** 0.5
         best = means.get((c["method"] if (c["method"], 0) in means else "decoupled", 0))
         difference = "" if best is None else f"{statistics.mean(values) - 100 * best:+.1f}"
-        right = f"{statistics.mean(values):.1f} ± {spread:.1f}"
+        solved = f"{statistics.mean(values):.1f} ± {spread:.1f}"
         sampled = f"{100 * statistics.mean(c['sampled']):.1f}"
-        seconds = _seconds_to(goal, c), f"{c['wall_s'][-1]:.0f}"
-        rows.append((c["method"], c["eta"], right, difference, sampled, *seconds))
+        seconds = _seconds_until(goal, c), f"{c['wall_s'][-1]:.0f}"
+        rows.append((c["method"], c["eta"], solved, difference, sampled, *seconds))
     heads = ("method", "eta", "right, %", "from eta = 0", "sampled, %", "seconds to half", "seconds in all")
     return table(heads, rows)
 
 
-def _seconds_to(goal: float, cell: dict[str, Any]) -> str:
+def _seconds_until(goal: float, cell: dict[str, Any]) -> str:
     """Seconds of training until the mean reward of 10 iterations is at least `goal`."""
     means = [
         statistics.mean(map(statistics.mean, cell["reward"][k - 10 : k]))
@@ -137,12 +137,12 @@ def main() -> None:
     cells = json.loads(path.read_text()) if path.exists() else []
     for eta in args.eta or ETAS:
         for method in args.only or METHODS:
-            is_there = any((c["method"], c["eta"]) == (method, eta) for c in cells)
-            if not is_there and (eta or method in WITHOUT_STALENESS):
-                cells.append(cell(args.task, method, eta, start, args.seeds, args.scale))
+            is_done = any((c["method"], c["eta"]) == (method, eta) for c in cells)
+            if not is_done and (eta or method in WITHOUT_STALENESS):
+                cells.append(train_cell(args.task, method, eta, start, args.seeds, args.scale))
                 path.write_text(json.dumps(cells) + "\n")
                 print({k: v for k, v in cells[-1].items() if k not in ("reward", "wall_s")}, flush=True)
-    print(shown(cells))
+    print(results_table(cells))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
 """Compares the cost model (`fdg.costs`) with measured seconds per iteration.
 
     python -m bench.costs measure        measures each cell in its own process; resumes
-    python -m bench.costs report         cells that were not fitted, by machine: rank, median error, choices
-    python -m bench.costs fit            fits the model's constants to the other half of the cells
+    python -m bench.costs report         by machine, for cells that were not fitted: rank, error, choices
+    python -m bench.costs fit            fits the model's constants to one half of the cells
     python -m bench.costs fit --machines fits each machine's calibration to its jobs, too
-    python -m bench.costs memory         estimated peak memory relative to XLA's (`costs_memory`)
+    python -m bench.costs memory         estimated peak memory, relative to XLA's (`costs_memory`)
     python -m bench.costs search         CPU seconds of a choice among 244 candidates
 
-A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness; with
-`--of processes` it has two processes with a device each; with `--of streaming` a lag in micro-batches: the
-smallest lag that is predicted to be within 5% of the best is compared with the fastest. Measured seconds are
-in `bench/machines/`, by machine, with the machine's calibration. Measure on a quiet machine, after
-`python -m fdg.calibrate`.
+A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness. A cell of
+`--of processes` has two processes with one device each. A cell of `--of streaming` has a lag in
+micro-batches: the smallest lag that is predicted to be within 5% of the best is compared with the fastest.
+`bench/machines/` has the measured seconds and the calibration of each machine. Measure on a quiet machine,
+after `python -m fdg.calibrate`.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ class Cell(ReferenceJob):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the model is fitted to it: by a hash of its group, independent of other cells."""
+        """Whether the model is fitted to this cell: so are half of the groups, chosen by a hash."""
         return hashlib.sha256(self.group.encode()).digest()[0] % 2 == 0
 
 
@@ -120,7 +120,7 @@ def cells() -> list[Cell]:
 
 
 def cells_of_processes() -> list[Cell]:
-    """Three jobs: every role on both processes, or actors on one and the learner on the other."""
+    """Cells of three jobs: every role on both processes, or actors on one and the learner on the other."""
     jobs = [
         ("PPO", "CartPole-v1", (("num_envs", 256), ("num_steps", 32))),
         ("PPO", "Pendulum-v1", (("num_envs", 128), ("num_steps", 64), ("hidden", (256, 256)))),
@@ -130,7 +130,7 @@ def cells_of_processes() -> list[Cell]:
 
 
 def cells_of_lags() -> list[Cell]:
-    """Five lags of each of eight jobs, half of them language models; a micro-batch of a rollout is a step."""
+    """Five lags for each of eight jobs, half of them language models; elsewhere a micro-batch is a step."""
     sizes = (("group_size", 4), ("hidden_size", 32), ("num_layers", 2), ("num_heads", 4))
     jobs: list[tuple] = [
         ("GRPO", f"text:{task}", (("num_prompts", prompts), ("micro_batches", parts), *sizes), "Split", parts)
@@ -159,7 +159,7 @@ PROCESSES = {"processes": 2}  # other kinds have one process
 
 
 def measure_one(key: str, address: str, process: int) -> float:
-    """Seconds per iteration, in this process; an address: this process is one of two."""
+    """Seconds per iteration, in this process; with an address, this process is one of two."""
     import jax
 
     from fdg.costs.candidate_times import iteration_seconds
@@ -193,17 +193,17 @@ def measure_in_processes(cell: Cell, processes: int) -> float:
 
 
 def measure(kind: str, only: str, again: bool, seconds: float) -> None:
-    """Measures the missing cells, or all cells again, and saves each at once.
+    """Measures the missing cells, or all cells again, and saves each result at once.
 
-    A cell keeps its shortest time, since a shared machine is slow for minutes at a time.
+    A cell keeps its shortest time, because a shared machine can be slow for minutes.
     """
     calibration = machine.path_of("cpu")
     if calibration is None or not calibration.exists():
         raise SystemExit("error: this machine has no calibration: run python -m fdg.calibrate first")
-    here = this_machine()
-    here.calibration_file.parent.mkdir(parents=True, exist_ok=True)
-    here.calibration_file.write_bytes(calibration.read_bytes())
-    stored = results.read(here.file(kind)) or {"cells": {}}
+    this = this_machine()
+    this.calibration_file.parent.mkdir(parents=True, exist_ok=True)
+    this.calibration_file.write_bytes(calibration.read_bytes())
+    stored = results.read(this.file(kind)) or {"cells": {}}
     end = time.monotonic() + seconds
     for cell in KINDS[kind]():
         if only not in str(cell) or (cell.key in stored["cells"] and not again):
@@ -219,20 +219,20 @@ def measure(kind: str, only: str, again: bool, seconds: float) -> None:
             if before == math.inf:
                 stored["cells"][cell.key] = {"error": str(problem)}
         stored["machine"] = results.machine_facts()
-        here.file(kind).write_text(json.dumps(stored, indent=1) + "\n")
+        this.file(kind).write_text(json.dumps(stored, indent=1) + "\n")
         print(f"{cell}: {stored['cells'][cell.key]}", flush=True)
 
 
 # --- reporting ---
 
 
-def is_of(half: str, cell: Cell) -> bool:
+def is_in_half(half: str, cell: Cell) -> bool:
     """Whether a cell belongs to "fitted", "other" or "all"."""
     return half == "all" or cell.is_fitted == (half == "fitted")
 
 
 def report(kind: str, half: str) -> None:
-    """Prints rank, errors and choices of a half of the cells, by machine, with the present cost model."""
+    """Prints rank correlation, errors and choices of the cost model, by machine, for a half of the cells."""
     from scipy.stats import spearmanr
 
     from fdg.costs.choosing import break_ties
@@ -243,13 +243,13 @@ def report(kind: str, half: str) -> None:
         print(f"{measured_machine.name}:")
         rows, num_groups = [], {}
         for cell, seconds in measured_machine.measured(kind):
-            if is_of(half, cell):
+            if is_in_half(half, cell):
                 plan = fdg.place(*cell.build(), cell.devices)
                 cluster = measured_machine.calibration.cluster(cell.devices // processes, processes)
                 rows.append((cell, seconds, predict(plan, cluster).seconds))
                 num_groups[cell] = len(plan.groups)
         if len(rows) < 3:
-            print(f"{len(rows)} cells ({kind}) were measured: python -m bench.costs measure --of {kind}")
+            print(f"only {len(rows)} cells are measured: python -m bench.costs measure --of {kind}")
             continue
         rank = spearmanr([s for _, s, _ in rows], [p for _, _, p in rows]).statistic
         print(f"{len(rows)} cells ({half}): Spearman {rank:.3f}, median error {median_error(rows)}")
@@ -267,11 +267,11 @@ def report(kind: str, half: str) -> None:
                 chosen = group[break_ties([(p, num_groups[cell], cell.devices) for cell, _, p in group])][1]
             losses.append(chosen / min(row[1] for row in group))
         if losses:
-            within = TIE if kind == "streaming" else 1.1
-            good, worst = sum(loss <= within for loss in losses) / len(losses), max(losses)
+            limit = TIE if kind == "streaming" else 1.1
+            good, worst = sum(loss <= limit for loss in losses) / len(losses), max(losses)
             print(
-                f"{len(losses)} choices: {good:.0%} within {within - 1:.0%} of the best, the worst"
-                f" {worst:.2f} times it"
+                f"{len(losses)} choices: {good:.0%} within {limit - 1:.0%} of the best; the worst takes"
+                f" {worst:.2f} times as long as the best"
             )
         stale = [row for row in rows if "staleness" in dict(row[0].sizes)]
         if stale:
@@ -280,8 +280,8 @@ def report(kind: str, half: str) -> None:
 
 def seconds_of_chosen_lag(rows: Sequence[tuple[Cell, float, float]]) -> float:
     """Measured seconds with the smallest lag that is predicted to be within 5% of the best."""
-    enough = TIE * min(p for *_, p in rows)
-    return next(s for _, s, p in sorted(rows, key=lambda row: dict(row[0].sizes)["lag"]) if p <= enough)
+    threshold = TIE * min(p for *_, p in rows)
+    return next(s for _, s, p in sorted(rows, key=lambda row: dict(row[0].sizes)["lag"]) if p <= threshold)
 
 
 def median_error(rows: Sequence[tuple[Any, float, float]]) -> str:
@@ -292,7 +292,7 @@ def median_error(rows: Sequence[tuple[Any, float, float]]) -> str:
 def fit(half: str, of_machines: bool) -> None:
     """Prints new values of `program_time.JOINED` and `overheads.OVERHEADS`.
 
-    A machine without a calibration has these values, and a calibration starts from them.
+    A machine without a calibration uses these values, and a calibration starts from them.
 
     Args:
       half: "fitted"; "all" gives the best possible fit, whose values are not for the code.
@@ -306,9 +306,9 @@ def fit(half: str, of_machines: bool) -> None:
         JobSample(fdg.place(*cell.build(), cell.devices), source.calibration.cluster(cell.devices), seconds)
         for source in machines()
         for cell, seconds in source.measured()
-        if is_of(half, cell)
+        if is_in_half(half, cell)
     ]
-    # `known` keeps classes of operations with few cells near values that a program can have.
+    # `known` keeps the constants of operations that few cells have near plausible values.
     fits = fit_overheads(samples, known=0.4)
     print(f"fitted to {len(samples)} cells: median error {fits.before:.1%} before, {fits.after:.1%} after")
     print(f"fdg/costs/program_time.py: {json.dumps(fits.joined)}")

@@ -4,9 +4,9 @@
     python -m bench.costs memory --only staleness  jobs whose name contains this
     python -m bench.costs memory --again           compiles all jobs again
 
-Nothing is timed, so a busy machine is fine. `bench/costs_memory.json` has the jobs, with XLA's peak of each
-program, and the tests read it: to add a job, add an entry `"NAME": {}`. The comparison takes the program of
-each group that needs most.
+Nothing is timed, so a busy machine is fine. `bench/costs_memory.json` has the jobs, with XLA's peak bytes of
+each program; the tests read it. To add a job, add an entry `"NAME": {}`. The estimate of a group is compared
+with the program of the group that needs most memory.
 """
 
 import ast
@@ -19,14 +19,14 @@ import fdg
 from bench.harness import ROOT, run_module
 from fdg.training.reference_jobs import ReferenceJob
 
-KEPT = ROOT / "bench" / "costs_memory.json"
-WITHIN = 0.3
-LEAST = 0.6
+RESULTS = ROOT / "bench" / "costs_memory.json"
+TOLERANCE = 0.3  # of the ratio of estimate to XLA's bytes, for the count of good estimates
+MIN_RATIO = 0.6  # the smallest accepted ratio
 
 
-def kept() -> dict[str, dict[str, int]]:
+def xla_bytes() -> dict[str, dict[str, int]]:
     """XLA's bytes on one device, by job and program."""
-    return json.loads(KEPT.read_text())
+    return json.loads(RESULTS.read_text())
 
 
 def job_of(name: str) -> ReferenceJob:
@@ -48,19 +48,20 @@ def job_of(name: str) -> ReferenceJob:
     return ReferenceJob(algorithm, env, fields, policy, sizes, int(devices))
 
 
-def most(job: ReferenceJob) -> float:
+def max_ratio(job: ReferenceJob) -> float:
     """The largest accepted ratio of estimate to XLA's bytes.
 
-    It is larger on several devices: with a core each, they compute gradients in tiles, which need less.
+    It is larger on several devices: a device with only one core computes gradients in tiles, which need less
+    memory.
     """
     return 1.5 if job.devices == 1 else 2.6
 
 
 def jobs() -> list[ReferenceJob]:
-    return [job_of(name) for name in kept()]
+    return [job_of(name) for name in xla_bytes()]
 
 
-def compiled(job: ReferenceJob) -> dict[str, int]:
+def compiled_bytes(job: ReferenceJob) -> dict[str, int]:
     """XLA's bytes on one device, by program."""
     import jax
 
@@ -70,9 +71,9 @@ def compiled(job: ReferenceJob) -> dict[str, int]:
     return {p.name: int(p.cost()["peak_bytes"]) for p in engine.programs if p.name in names}
 
 
-def compared(job: ReferenceJob) -> list[tuple[str, int, int]]:
+def compare(job: ReferenceJob) -> list[tuple[str, int, int]]:
     """Each group with its estimated bytes, and XLA's bytes of its largest program."""
-    plan, measured = fdg.place(*job.build(), job.devices), kept()[str(job)]
+    plan, measured = fdg.place(*job.build(), job.devices), xla_bytes()[str(job)]
     estimated, largest = dict(plan.memory), dict.fromkeys((group.name for group in plan.groups), 0)
     for program in plan.programs:
         largest[program.group] = max(largest[program.group], measured[program.name])
@@ -85,19 +86,19 @@ def memory(only: str, again: bool) -> None:
     for job in jobs():
         if only not in str(job):
             continue
-        if again or not kept()[str(job)]:
+        if again or not xla_bytes()[str(job)]:
             try:
                 peaks = run_module("bench.costs_memory", str(job), seconds=900)
             except subprocess.SubprocessError as error:
                 print(f"{job}: {error}", flush=True)
                 continue
-            KEPT.write_text(json.dumps({**kept(), str(job): peaks}, indent=1) + "\n")
-        for group, estimated, size in compared(job):
+            RESULTS.write_text(json.dumps({**xla_bytes(), str(job): peaks}, indent=1) + "\n")
+        for group, estimated, size in compare(job):
             ratios.append(estimated / size)
             print(f"  {ratios[-1]:.2f} of {size / 1e6:8.3f} MB  {group} of {job}", flush=True)
-    good = sum(abs(ratio - 1) <= WITHIN for ratio in ratios)
-    print(f"{len(ratios)} groups: {good} within {WITHIN:.0%}, all {min(ratios):.2f} to {max(ratios):.2f}")
+    good = sum(abs(ratio - 1) <= TOLERANCE for ratio in ratios)
+    print(f"{len(ratios)} groups: {good} within {TOLERANCE:.0%}, all {min(ratios):.2f} to {max(ratios):.2f}")
 
 
 if __name__ == "__main__":
-    print(json.dumps(compiled(job_of(sys.argv[1]))))
+    print(json.dumps(compiled_bytes(job_of(sys.argv[1]))))

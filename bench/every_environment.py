@@ -1,16 +1,16 @@
-"""Whether every environment starts: three iterations, with its name as the only flag.
+"""Whether every environment starts: three iterations, with only its name as a flag.
 
     python -m bench.every_environment                        # all; writes docs/every_environment.md
     python -m bench.every_environment --only jumanji: MPE_   # names with these prefixes; the table keeps all
-    python -m bench.every_environment --sample 100 --seed 0  # a sample of 100, half EnvPool, half Gymnasium
+    python -m bench.every_environment --sample 100 --seed 0  # 100 random ones of EnvPool and Gymnasium
     python -m bench.every_environment --again                # tries again those that were refused
     python -m bench.every_environment --trace                # only traces: quick
     python -m bench.every_environment --list                 # prints names, in the order of the trials
 
 Each environment runs in its own fork, on one device, with `--limit` seconds of CPU time: a hang or a crash
 affects no other, and other work on the machine makes no difference. Finished environments are skipped, so an
-interrupted run continues. `--seed` shuffles the order: any first part is a fair sample. The algorithm is PPO
-for one agent, IPPO for several.
+interrupted run continues. `--seed` shuffles the order, so that the environments that are finished first are a
+fair sample. The algorithm is PPO for one agent, IPPO for several.
 """
 
 import dataclasses
@@ -43,15 +43,15 @@ def sample_host_environments(count: int, seed: int) -> list[str]:
 
     chooser = random.Random(seed)
     known = sorted(envpool.list_all_envs()), sorted(gymnasium.registry)
-    theirs = dict(zip(ON_THE_HOST, known, strict=True))
+    names_by_prefix = dict(zip(ON_THE_HOST, known, strict=True))
     in_turn = [
         [prefix + name for name in chooser.sample(names, min(count // 2, len(names)))]
-        for prefix, names in theirs.items()
+        for prefix, names in names_by_prefix.items()
     ]
     return [name for pair in itertools.zip_longest(*in_turn) for name in pair if name]
 
 
-def registered(seed: int) -> list[str]:
+def jax_environments(seed: int) -> list[str]:
     """Names of the environments in JAX, shuffled, without probes."""
     import envs
 
@@ -140,7 +140,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             (source, len(outcomes), *(outcomes.count(what) for what in ("trained", "traced", "refused")))
         )
     head = ("", "tried", "trained", "traced, and stepped if on the host", "refused")
-    why = [(f"`{name}`", result["message"].replace("|", "/")) for name, result in refused.items()]
+    reasons = [(f"`{name}`", result["message"].replace("|", "/")) for name, result in refused.items()]
     started_rows = [(f"`{n}`", r["algo"], r["preset"] or "none", r["how"]) for n, r in started.items()]
     parts = [
         "# Which environments start",
@@ -150,7 +150,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         "python -m bench.every_environment                        # all of the JAX sources\n"
         "python -m bench.every_environment --sample 100 --seed 0  # 100 of EnvPool's and Gymnasium's\n"
         "```",
-        *([harness.table(("refused", "reason"), why)] if why else []),
+        *([harness.table(("refused", "reason"), reasons)] if reasons else []),
         harness.table(("started", "algorithm", "preset", ""), started_rows),
     ]
     return "\n\n".join(parts) + "\n"
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=600, metavar="SECONDS")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
-    names = sample_host_environments(args.sample, args.seed) or registered(args.seed)
+    names = sample_host_environments(args.sample, args.seed) or jax_environments(args.seed)
     names = [name for name in names if not args.only or name.startswith(tuple(args.only))]
     if args.list:
         print("\n".join(names))
@@ -177,8 +177,8 @@ def main() -> None:
     results = read(RESULTS)
     for name in names:
         before = results.get(name)
-        enough = before is not None and (args.trace or before["how"] != "traced")
-        if enough and (before["ok"] or not args.again):
+        is_done = before is not None and (args.trace or before["how"] != "traced")
+        if is_done and (before["ok"] or not args.again):
             continue
         results[name] = start_in_fork(name, args.trace, args.limit)
         print(name, json.dumps(results[name]), flush=True)

@@ -1,4 +1,4 @@
-"""Prints the exchanges of the plans of all presets on four devices: they are equal in every version of JAX.
+"""Prints the exchanges in the plans of all presets on four devices, which no version of JAX should change.
 
 python -m bench.exchanges > one.txt        # then with another JAX: diff one.txt other.txt
 """
@@ -49,8 +49,8 @@ def graph_of(algorithm, environment):
     return fdg.trace(cls(env=env, **cls.settings(env.name, env, {})))
 
 
-def lines(graph, policy):
-    """The movements between devices of a plan, sorted."""
+def exchange_lines(graph, policy):
+    """The movements between devices in a plan, one a line, sorted."""
     import fdg
     import policies
 
@@ -75,7 +75,7 @@ def main() -> None:
             graph = graph_of(algorithm, environment)
             for policy in POLICIES:
                 try:
-                    printed = lines(graph, policy)
+                    printed = exchange_lines(graph, policy)
                 except fdg.PlanError as error:
                     printed = [str(error)]
                 for line in printed or ["nothing"]:

@@ -1,10 +1,10 @@
-"""Compares exported folders in fdg with Transformers and PEFT: logits, token ids, adapters.
+"""Compares exported folders, as fdg and as Transformers and PEFT read them: logits, token ids, adapters.
 
     python -m venv build/venvs/transformers
     build/venvs/transformers/bin/pip install torch==2.14.1 transformers==5.24.0 peft==0.21.2
     python -m bench.exports --python build/venvs/transformers/bin/python
 
-Each shape of network is exported once, with random parameters and the next kind of tokenizer. Then fdg and
+Each shape of network is exported once, with random parameters; kinds of tokenizers take turns. Then fdg and
 Transformers (`bench/exports_reference.py`) read the folder.
 """
 
@@ -27,7 +27,7 @@ from bench.harness import ROOT, interpreter, parser
 from envs.text import CharacterTokenizer, HuggingFaceTokenizer
 from envs.text.tokenizer_folders import tokenizer_of
 
-LIMIT = 1e-5  # largest accepted difference of logits, float32
+TOLERANCE = 1e-5  # largest accepted difference of logits, float32
 
 _SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_layers": 3, "num_heads": 4, "max_positions": 64}
 
@@ -76,78 +76,77 @@ WORDS = "the quick brown fox sums 12 and 345, then jumps over été naïve grö�
 
 
 def corpus() -> list[str]:
-    """Training texts of tokenizers."""
+    """Texts on which tokenizers are trained."""
     draw = random.Random(0)
     return [" ".join(draw.choices(WORDS, k=12)) for _ in range(300)]
 
 
 def byte_level() -> Tokenizer:
-    made = Tokenizer(models.BPE())
+    new = Tokenizer(models.BPE())
     # Qwen2's pattern: Transformers 5 always uses it for a Qwen2, and ignores the one in tokenizer.json.
     pattern = Regex(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
         r"|\s+(?!\S)|\s+"
     )
-    made.normalizer = normalizers.NFC()
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    new.normalizer = normalizers.NFC()
+    new.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(pattern, "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    made.decoder = decoders.ByteLevel()
+    new.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=420, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=list(SPECIAL),
         show_progress=False,
     )  # fmt: skip
-    made.train_from_iterator(corpus(), trainer)
-    return made
+    new.train_from_iterator(corpus(), trainer)
+    return new
 
 
 def byte_fallback() -> Tokenizer:
+    """BPE in which an unknown character becomes its bytes, as in Llama 2's tokenizer."""
     vocabulary = {word: i for i, word in enumerate(SPECIAL)}
     for piece in [*(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *map(chr, range(33, 127))]:
         vocabulary[piece] = len(vocabulary)
     merges = [("t", "h"), ("th", "e"), ("\u2581", "the"), ("1", "2"), ("a", "n"), ("an", "d")]
     for left, right in merges:
         vocabulary[left + right] = len(vocabulary)
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True))
-    made.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-    )
-    made.decoder = decoders.Sequence(
+    new = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True))
+    new.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    new.decoder = decoders.Sequence(
         [
             decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
             decoders.Strip(" ", 1, 0),
         ]
     )  # fmt: skip
-    return made
+    return new
 
 
 def unigram() -> Tokenizer:
-    made = Tokenizer(models.Unigram())
-    made.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.decoder = decoders.Metaspace()
+    new = Tokenizer(models.Unigram())
+    new.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
+    new.pre_tokenizer = pre_tokenizers.Metaspace()
+    new.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
         vocab_size=200, special_tokens=list(SPECIAL), unk_token="<unk>", show_progress=False,
         initial_alphabet=[chr(i) for i in range(33, 127)],
     )  # fmt: skip
-    made.train_from_iterator(corpus(), trainer)
-    return made
+    new.train_from_iterator(corpus(), trainer)
+    return new
 
 
 def word_piece() -> Tokenizer:
-    made = Tokenizer(models.WordPiece(unk_token="<unk>"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
+    new = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    new.normalizer = normalizers.BertNormalizer(lowercase=True)
+    new.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    new.decoder = decoders.WordPiece()
     trainer = trainers.WordPieceTrainer(
         vocab_size=260, special_tokens=list(SPECIAL), show_progress=False,
         initial_alphabet=[chr(i) for i in range(33, 127)],
     )  # fmt: skip
-    made.train_from_iterator(corpus(), trainer)
-    return made
+    new.train_from_iterator(corpus(), trainer)
+    return new
 
 
 KINDS = {
@@ -157,13 +156,13 @@ KINDS = {
 
 
 def tokenizer(kind: str, folder: pathlib.Path) -> Any:
-    """A tokenizer of this kind, read from a folder with the files of a checkpoint."""
+    """A tokenizer of this kind; its files are written to a folder, and read as those of a checkpoint."""
     if kind == "characters":
         return CharacterTokenizer()
     folder.mkdir()
-    made = KINDS[kind]()
-    made.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
-    made.save(str(folder / "tokenizer.json"))
+    new = KINDS[kind]()
+    new.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
+    new.save(str(folder / "tokenizer.json"))
     special_tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | special_tokens))
@@ -171,7 +170,7 @@ def tokenizer(kind: str, folder: pathlib.Path) -> Any:
     return HuggingFaceTokenizer(str(folder))
 
 
-def texts(kind: str, count: int) -> list[str]:
+def random_texts(kind: str, count: int) -> list[str]:
     """Random strings of characters, words, blanks, numbers and the names of special tokens."""
     draw = random.Random(f"{kind} strings")
     if kind == "characters":
@@ -221,6 +220,7 @@ def main() -> int:
 
 
 def compare(scratch: pathlib.Path, python: str, count: int) -> int:
+    """Prints the comparison; returns exit status 1 if anything differs."""
     kinds = [*KINDS, "characters"]
     tokenizers = {kind: tokenizer(kind, scratch / f"tokenizer {kind}") for kind in kinds}
     jobs: dict[str, Any] = {}
@@ -237,7 +237,7 @@ def compare(scratch: pathlib.Path, python: str, count: int) -> int:
         jobs[name] = {"folder": str(folder), "tokens": tokens.tolist()}
         if i <= len(kinds):
             message = [{"role": "user", "content": "1+2="}]
-            jobs[name] |= {"texts": texts(kind, count), "messages": message}
+            jobs[name] |= {"texts": random_texts(kind, count), "messages": message}
     base = "qwen2"
     tokens = np.asarray(jobs[base]["tokens"])
     decoder, parameters = weights.load(scratch / base, lora_rank=4)
@@ -256,35 +256,37 @@ def compare(scratch: pathlib.Path, python: str, count: int) -> int:
     out = str(scratch / "out.npz")
     subprocess.run([python, script, str(scratch / "jobs.json"), out], check=True)
     with np.load(out) as file:
-        theirs = dict(file)
+        of_transformers = dict(file)
 
     config, adapters = peft.load(scratch / "made", weights.read_config(scratch / base))
     parameters = {"base": weights.load(scratch / base)[1], "adapters": adapters}
     ours["adapters written by PEFT"] = logits(Decoder(config), parameters, tokens), None
-    wrong = 0
+    num_wrong = 0
     print(f"{'logits':<36}{'max |diff|':>10}")
     for name, (values, _) in ours.items():
-        difference = float(np.abs(values - theirs[f"{name} logits"]).max())
-        wrong += not difference < LIMIT
+        difference = float(np.abs(values - of_transformers[f"{name} logits"]).max())
+        num_wrong += not difference < TOLERANCE
         print(f"{name:<36}{difference:>10.1e}")
     print(f"\n{'strings with equal':<46}{'ids':>10}{'text':>10}{'template':>10}{'tokens':>10}")
     for name, kind in zip(SHAPES, [*kinds, kinds[0]], strict=False):
-        read, job = tokenizer_of(ours[name][1]), jobs[name]
-        ids = [read.encode(text) for text in job["texts"]]
-        same = [json.loads(x) == y for x, y in zip(theirs[f"{name} ids"], ids, strict=True)]
+        our_tokenizer, job = tokenizer_of(ours[name][1]), jobs[name]
+        ids = [our_tokenizer.encode(text) for text in job["texts"]]
+        equal_ids = [json.loads(x) == y for x, y in zip(of_transformers[f"{name} ids"], ids, strict=True)]
         decoded = [
-            json.loads(x) == read.decode(y) for x, y in zip(theirs[f"{name} decoded"], ids, strict=True)
+            json.loads(x) == our_tokenizer.decode(y)
+            for x, y in zip(of_transformers[f"{name} decoded"], ids, strict=True)
         ]
         chat = HuggingFaceTokenizer(str(ours[name][1])).chat(job["messages"])
-        special = [getattr(read, "bos", None), read.stops[0], read.pad]
-        their_tokens = theirs[f"{name} special"].tolist(), theirs[f"{name} eos"].tolist()
-        same_special = their_tokens == (special, list(read.stops))
-        same_chat = str(theirs[f"{name} chat"]) == chat
-        wrong += sum(not x for x in same) + (not same_chat) + (not same_special)
+        special = [getattr(our_tokenizer, "bos", None), our_tokenizer.stops[0], our_tokenizer.pad]
+        their_tokens = of_transformers[f"{name} special"].tolist(), of_transformers[f"{name} eos"].tolist()
+        same_special = their_tokens == (special, list(our_tokenizer.stops))
+        same_chat = str(of_transformers[f"{name} chat"]) == chat
+        num_wrong += sum(not x for x in equal_ids) + (not same_chat) + (not same_special)
         print(
-            f"{name + ', ' + kind:<46}{sum(same):>10}{sum(decoded):>10}{same_chat!s:>10}{same_special!s:>10}"
+            f"{name + ', ' + kind:<46}{sum(equal_ids):>10}{sum(decoded):>10}{same_chat!s:>10}"
+            f"{same_special!s:>10}"
         )
-    return int(wrong > 0)
+    return int(num_wrong > 0)
 
 
 if __name__ == "__main__":

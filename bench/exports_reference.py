@@ -1,9 +1,9 @@
-"""The side of Transformers and PEFT in `bench.exports`, which runs in its own environment without JAX.
+"""Computes the results of Transformers and PEFT for `bench.exports`, in an environment without JAX.
 
 <venv>/bin/python bench/exports_reference.py JOBS.json OUT.npz
 
-A job has a folder. It may have `tokens` whose logits are computed, `texts` to encode and decode, a chat of
-`messages`, `adapters` to load first, and `make_adapters`: a folder for new random adapters.
+A job has a folder. It may have `tokens` whose logits are computed, `texts` to encode and decode, `messages`
+of a chat, a folder of `adapters` to load first, and a folder into which `make_adapters` writes random ones.
 """
 
 import json
@@ -20,19 +20,19 @@ torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 
 
-def adapters(model, folder: str) -> None:
+def write_adapters(model, folder: str) -> None:
     """Writes random adapters with PEFT."""
     settings = peft.LoraConfig(
         r=3, lora_alpha=5, use_rslora=True, target_modules=["q_proj", "v_proj", "down_proj"],
         layers_to_transform=[1], task_type="CAUSAL_LM",
     )  # fmt: skip
-    made = peft.get_peft_model(model, settings)
+    adapted = peft.get_peft_model(model, settings)
     torch.manual_seed(0)
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
+        for name, parameter in adapted.named_parameters():
             if "lora_" in name:
                 parameter.normal_(0, 0.1)
-    made.save_pretrained(folder)
+    adapted.save_pretrained(folder)
 
 
 def logits(model, tokens: list[list[int]]) -> np.ndarray:
@@ -41,19 +41,19 @@ def logits(model, tokens: list[list[int]]) -> np.ndarray:
         return np.stack([model(torch.tensor([row])).logits[0].numpy() for row in tokens])
 
 
-def answers(job: dict) -> dict:
+def results_of(job: dict) -> dict:
     """The libraries' results for a job."""
     result: dict = {}
     if "tokens" in job:
         model = AutoModelForCausalLM.from_pretrained(job["folder"], dtype=torch.float32)
         if "make_adapters" in job:
-            adapters(model, job["make_adapters"])
+            write_adapters(model, job["make_adapters"])
             model = AutoModelForCausalLM.from_pretrained(job["folder"], dtype=torch.float32)
         if "adapters" in job:
             model = peft.PeftModel.from_pretrained(model, job["adapters"])
         result["logits"] = logits(model.eval(), job["tokens"])
-        ends = model.generation_config.eos_token_id
-        result["eos"] = np.array(ends if isinstance(ends, list) else [ends])
+        end_tokens = model.generation_config.eos_token_id
+        result["eos"] = np.array(end_tokens if isinstance(end_tokens, list) else [end_tokens])
     if "texts" in job:
         tokenizer = AutoTokenizer.from_pretrained(job["folder"])
         ids = [tokenizer(text, add_special_tokens=False).input_ids for text in job["texts"]]
@@ -72,4 +72,4 @@ def answers(job: dict) -> dict:
 if __name__ == "__main__":
     path, out = sys.argv[1:]
     jobs = json.loads(pathlib.Path(path).read_text())
-    np.savez(out, **{f"{name} {key}": x for name, job in jobs.items() for key, x in answers(job).items()})
+    np.savez(out, **{f"{name} {key}": x for name, job in jobs.items() for key, x in results_of(job).items()})

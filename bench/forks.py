@@ -1,4 +1,4 @@
-"""Calls functions in forks of this process, which has imported their modules and started no JAX backend."""
+"""Calls functions in forks of this process, which has imported their modules but started no JAX backend."""
 
 import contextlib
 import json
@@ -27,33 +27,33 @@ def forked(call: Callable[[], Any], limit: float = math.inf) -> Any:
 
     Args:
       call: the function; its output is discarded.
-      limit: seconds of CPU time, so that other work on the machine makes no difference; also of wall time
-        without progress in CPU time.
+      limit: limit of CPU time in seconds, so that other work on the machine makes no difference. It is also
+        the limit of wall time in which no CPU time is used.
 
     Raises:
       LateError: the call exceeded the limit.
       LostError: the call raised an error, or its process ended.
     """
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     with warnings.catch_warnings(action="ignore"):  # JAX warns of forks, but none of its threads runs yet
         child = os.fork()
     if child == 0:
         os.setsid()  # `killpg` then kills its children, too
-        nowhere = os.open(os.devnull, os.O_RDWR)
+        null_device = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
-            os.dup2(nowhere, stream)
+            os.dup2(null_device, stream)
         try:
             answer = {"result": call()}
         except BaseException:
             answer = {"error": traceback.format_exc()[-2000:]}
-        os.write(writing, json.dumps(answer).encode())
+        os.write(write_end, json.dumps(answer).encode())
         os._exit(0)
-    os.close(writing)
+    os.close(write_end)
     try:
-        _wait(reading, child, limit)
-        output = os.read(reading, 1 << 16)
+        _wait(read_end, child, limit)
+        output = os.read(read_end, 1 << 16)
     finally:
-        os.close(reading)
+        os.close(read_end)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
@@ -63,22 +63,26 @@ def forked(call: Callable[[], Any], limit: float = math.inf) -> Any:
     return answer["result"]
 
 
-def _wait(reading: int, session: int, limit: float) -> None:
-    """Waits until the pipe is readable."""
-    used, progressed = 0.0, time.monotonic()
-    while not select.select([reading], [], [], 2.0)[0]:
+def _wait(read_end: int, session: int, limit: float) -> None:
+    """Waits until the pipe is readable.
+
+    Raises:
+      LateError: the limit is exceeded.
+    """
+    cpu_at_progress, time_of_progress = 0.0, time.monotonic()
+    while not select.select([read_end], [], [], 2.0)[0]:
         cpu_seconds = _cpu_seconds(session)
-        if cpu_seconds > used + 0.01 * limit:
-            used, progressed = cpu_seconds, time.monotonic()
-        if cpu_seconds > limit or time.monotonic() - progressed > limit:
+        if cpu_seconds > cpu_at_progress + 0.01 * limit:
+            cpu_at_progress, time_of_progress = cpu_seconds, time.monotonic()
+        if cpu_seconds > limit or time.monotonic() - time_of_progress > limit:
             raise LateError(f"not done after {limit:g} s of CPU time")
 
 
 def _cpu_seconds(session: int) -> float:
-    """CPU time of a session's processes, with that of their ended children."""
+    """CPU time of a session's processes, with the CPU time of their ended children."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[3]) == session:
                 ticks += sum(map(int, fields[11:15]))

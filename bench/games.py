@@ -3,11 +3,11 @@
     python -m bench.games                                   # Connect Four on 5 x 4 places
     python -m bench.games --env game:tic_tac_toe --steps 100000 --out build/games
 
-AlphaZero trains for `--steps` moves, or for `--seconds` if that is less; the moves of both sides count.
-PPO then trains for the same number of moves, without those of its opponents. AlphaZero plays by search. PPO
-samples from its policy; "ppo greedy" plays the most probable move. Each game begins with two random moves;
-each side has the first move in half of the games. Elo ratings are fitted to all matches (Bradley and Terry).
-`--out` writes games.json after each match, and a picture of the ratings over training.
+AlphaZero trains for `--steps` moves, or for `--seconds` if that is less; the moves of both sides count. PPO
+then trains for the same number of moves, in which the moves of its opponents do not count. AlphaZero plays by
+search. PPO samples from its policy; "ppo greedy" plays the most probable move. Each game begins with two
+random moves; each side has the first move in half of the games. Elo ratings (Bradley and Terry) are fitted to
+all matches. `--out` writes games.json after each match, and a picture of the ratings over training.
 """
 
 import functools
@@ -29,7 +29,7 @@ from bench import harness
 from envs import games
 
 CHECKPOINTS = 4
-_PIECES = 24  # pieces of a training; the time limit is checked after each
+_CHUNKS = 24  # a training has this many calls of `Engine.run`; the time limit is checked after each
 _OUTCOMES = {1: "won", 0: "drawn", -1: "lost"}
 
 
@@ -56,7 +56,7 @@ class Residual(nn.Module):
 
 
 class Training:
-    """A training run, compiled at once."""
+    """A training run, which the constructor compiles."""
 
     def __init__(self, algorithm: Any, seed: int):
         self.algorithm = algorithm
@@ -72,29 +72,29 @@ class Training:
         """
         moves_per_iteration = self.algorithm.steps_per_iteration
         total = min(self.algorithm.num_iterations, round(moves / moves_per_iteration))
-        kept, iterations, seconds = [], 0, 0.0
-        while iterations < total and seconds + seconds / max(1, len(kept)) <= limit:
-            piece = min(max(1, total // _PIECES), total - iterations)
+        snapshots, iterations, seconds = [], 0, 0.0
+        while iterations < total and seconds + seconds / max(1, len(snapshots)) <= limit:
+            chunk = min(max(1, total // _CHUNKS), total - iterations)
             begun = time.perf_counter()
-            self.state, _ = jax.block_until_ready(self.engine.run(self.state, piece))
+            self.state, _ = jax.block_until_ready(self.engine.run(self.state, chunk))
             seconds += time.perf_counter() - begun
-            iterations += piece
-            kept.append(jax.tree.map(np.asarray, policy_of(self.engine.algorithm_state(self.state))))
-        parts = [max(0, len(kept) * part // CHECKPOINTS - 1) for part in range(1, CHECKPOINTS + 1)]
-        return [kept[part] for part in parts], iterations * moves_per_iteration, seconds
+            iterations += chunk
+            snapshots.append(jax.tree.map(np.asarray, policy_of(self.engine.algorithm_state(self.state))))
+        chosen = [max(0, len(snapshots) * part // CHECKPOINTS - 1) for part in range(1, CHECKPOINTS + 1)]
+        return [snapshots[i] for i in chosen], iterations * moves_per_iteration, seconds
 
 
 def policy_of(state: Any) -> Any:
-    """The policy's parameters in a state."""
+    """The policy's parameters in a training state."""
     return state.learner.parameters if hasattr(state, "learner") else state.parameters
 
 
 def elo(names: list[str], results: dict[tuple[str, str], np.ndarray]) -> dict[str, float]:
-    """Elo ratings by maximum likelihood, with one drawn game added to each match; the first player has 0.
+    """Elo ratings by maximum likelihood; each match gets one more drawn game, and the first player has 0.
 
     Args:
       names: the players.
-      results: by pair of players, the scores of the first: 1 won, 0 drawn, -1 lost.
+      results: by pair of players, the results of the first player's games: 1 won, 0 drawn, -1 lost.
 
     >>> ratings = elo(["a", "b"], {("a", "b"): -np.ones(10)})
     >>> round(ratings["b"])  # 10.5 of 11 points: 400 log10(21)
@@ -122,11 +122,11 @@ def elo(names: list[str], results: dict[tuple[str, str], np.ndarray]) -> dict[st
 
 def main() -> None:
     parser = harness.parser("bench.games", __doc__)
-    add, never = parser.add_argument, float("inf")
+    add, no_limit = parser.add_argument, float("inf")
     add("--env", default="game:connect_four?rows=5&columns=4")
     add("--steps", type=int, default=300_000, help="moves in training")
-    add("--seconds", type=float, default=never, help="limit of AlphaZero's training time")
-    add("--until", type=float, default=never, help="seconds from the start after which no match begins")
+    add("--seconds", type=float, default=no_limit, help="limit of AlphaZero's training time")
+    add("--until", type=float, default=no_limit, help="seconds from the start after which no match begins")
     add("--games", type=int, default=200, help="games of each match")
     add("--simulations", type=int, default=32, help="AlphaZero's simulations per move in training")
     add("--playouts", type=int, default=64, help="simulations per move in matches, for all that search")
@@ -149,7 +149,7 @@ def main() -> None:
     game = env.single.game
     network = Residual(game.num_actions, args.blocks, args.channels) if args.blocks else None
 
-    def common(num_envs: int) -> dict[str, Any]:
+    def common_fields(num_envs: int) -> dict[str, Any]:
         return {
             "num_envs": num_envs, "num_steps": 16, "num_minibatches": num_envs * 16 // args.minibatch,
             "total_steps": args.steps, "learning_rate": 1e-3, "network": network,
@@ -157,9 +157,9 @@ def main() -> None:
         }  # fmt: skip
 
     alphazero = algos.AlphaZero(
-        env=env, num_simulations=args.simulations, num_epochs=args.epochs, **common(args.num_envs)
+        env=env, num_simulations=args.simulations, num_epochs=args.epochs, **common_fields(args.num_envs)
     )
-    ppo = algos.PPO(env=env, **common(args.ppo_num_envs))
+    ppo = algos.PPO(env=env, **common_fields(args.ppo_num_envs))
     key = jax.random.key(args.seed)
     state_shapes = {"alphazero": jax.eval_shape(alphazero.init, key), "ppo": jax.eval_shape(ppo.init, key)}
 
@@ -194,17 +194,17 @@ def main() -> None:
         return programs[kind, other]
 
     # The programs of the most important matches compile in parallel, before anything is timed.
-    early = [program("alphazero", other) for other in ("ppo", "playouts", "ppo greedy", "alphazero")]
+    precompiled = [program("alphazero", other) for other in ("ppo", "playouts", "ppo greedy", "alphazero")]
     training = Training(alphazero, args.seed)
     every = max(1, ppo.num_iterations // 60)
     training_ppo = Training(algos.SelfPlay(ppo, size=4, every=every), args.seed)
-    for compiled in early:
+    for compiled in precompiled:
         compiled.result()
     report("compiled")
     checkpoints, seconds = {}, {}
     checkpoints["alphazero"], moves, seconds["alphazero"] = training.run(args.steps, args.seconds)
     report(f"alphazero: {moves:,} moves in {seconds['alphazero']:.0f} s")
-    checkpoints["ppo"], ppo_moves, seconds["ppo"] = training_ppo.run(moves, never)
+    checkpoints["ppo"], ppo_moves, seconds["ppo"] = training_ppo.run(moves, no_limit)
     report(f"ppo: {ppo_moves:,} moves in {seconds['ppo']:.0f} s")
 
     parts = range(1, CHECKPOINTS + 1)
@@ -267,8 +267,8 @@ def draw(args: Any, moves: int, ratings: dict[str, float]) -> None:
     figure, axes = plt.subplots(figsize=(6, 4))
     for kind in ("alphazero", "ppo"):
         names = {moves * part / CHECKPOINTS: f"{kind} {100 * part // CHECKPOINTS}%" for part in range(1, 5)}
-        rated = [(x, ratings[name]) for x, name in names.items() if name in ratings]
-        axes.plot(*zip(*rated, strict=True), marker="o", label=kind)
+        points = [(x, ratings[name]) for x, name in names.items() if name in ratings]
+        axes.plot(*zip(*points, strict=True), marker="o", label=kind)
     for kind in ratings.keys() & {"greedy", "playouts", "random"}:
         axes.axhline(ratings[kind], linestyle=":", color="grey")
         axes.text(0.12, ratings[kind], kind, transform=axes.get_yaxis_transform(), va="bottom", color="grey")

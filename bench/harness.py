@@ -1,4 +1,4 @@
-"""What benchmarks share: turns, medians with their spread, tables, command lines."""
+"""Helpers of benchmarks: measuring in turns, medians with their spread, tables, command lines."""
 
 import argparse
 import dataclasses
@@ -23,16 +23,17 @@ def in_turns(
 ) -> dict[Key, list[Result]]:
     """Calls all sides in each round, in reverse order every other round; returns each side's results.
 
-    A side gets the number of the round. Sides take turns so that other work on the machine slows all of them.
+    A call's argument is the number of the round. Sides take turns, so that other work on the machine slows
+    all of them.
     The results of warm-up rounds are left out.
 
     >>> in_turns({"a": lambda i: i, "b": lambda i: -i}, rounds=2)
     {'a': [1, 2], 'b': [-1, -2]}
     """
     results: dict[Key, list[Result]] = {name: [] for name in sides}
-    for number in range(warm_up + rounds):
-        for name in list(sides) if number % 2 else reversed(sides):
-            results[name].append(sides[name](number))
+    for round_number in range(warm_up + rounds):
+        for name in list(sides) if round_number % 2 else reversed(sides):
+            results[name].append(sides[name](round_number))
     return {name: of_side[warm_up:] for name, of_side in results.items()}
 
 
@@ -55,7 +56,8 @@ def run_module(module: str, *arguments: str, seconds: float, **environment: str)
     """Runs a module in a new process, on CPUs by default; returns the last line of its output, as JSON.
 
     Raises:
-      subprocess.SubprocessError: it took longer, or failed; with the last line of its errors.
+      subprocess.SubprocessError: it took more than `seconds`, or failed; the message of a failure is the last
+        line of its errors.
     """
     process = subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -72,7 +74,7 @@ def run_module(module: str, *arguments: str, seconds: float, **environment: str)
 
 
 def zeros_and_keys(shapes: Any) -> Any:
-    """Zeros, or random keys, as arguments of a compiled program, with their shapes and shardings."""
+    """Zeros or random keys with these shapes and shardings, as arguments of a compiled program."""
     import jax
     import jax.numpy as jnp
 
@@ -86,7 +88,7 @@ def zeros_and_keys(shapes: Any) -> Any:
 
 
 def environment(text: str) -> Any:
-    """The environment of a text such as "text:sorting?length=4"."""
+    """The environment with a name and parameters such as "text:sorting?length=4"."""
     import envs
 
     name, parameters = envs.parse(text)
@@ -97,7 +99,8 @@ def environment(text: str) -> Any:
 class Spread:
     """The median of some values, and their middle half.
 
-    The middle half leaves out a quarter of the values, rounded down, at each end.
+    `low` and `high` are the smallest and largest value without a quarter of the values, rounded down, at each
+    end.
 
     >>> print(f"{Spread.of([5.0, 1.0, 3.0, 2.0, 4.0]):.1f}")
     3.0 (2.0 to 4.0)
@@ -115,7 +118,7 @@ class Spread:
 
     @classmethod
     def ratio(cls, above: Iterable[float], below: Iterable[float]) -> "Spread":
-        """The spread of the ratios, one of each round."""
+        """The spread of the ratios of both sides, one ratio for each round."""
         return cls.of(a / b for a, b in zip(above, below, strict=True))
 
     def __format__(self, spec: str) -> str:
@@ -123,7 +126,7 @@ class Spread:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """A ratio's entries in files of results."""
+        """The entries of a ratio in files of results."""
         return {"ratio": self.median, "ratio_middle_half": [self.low, self.high]}
 
 
@@ -139,23 +142,23 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]])
 
 
-def measured(document: Path, module: str) -> tuple[str, str, str]:
-    """A document's text before, between and after a module's marks.
+def split_at_marks(document: Path, module: str) -> tuple[str, str, str]:
+    """A document's text before, between and after the marks of a module.
 
     Raises:
       SystemExit: the document has no such marks.
     """
     begin, end = f"<!-- measured: written by python -m {module} -->", "<!-- end of measured -->"
-    before, is_there, rest = document.read_text().partition(begin)
-    text, is_ended, after = rest.partition(end)
-    if not is_there or not is_ended:
+    before, has_begin, rest = document.read_text().partition(begin)
+    text, has_end, after = rest.partition(end)
+    if not has_begin or not has_end:
         raise SystemExit(f"{document} lacks the marks {begin} and {end}: write them where the tables belong")
     return before + begin, text, end + after
 
 
 def rewrite(document: Path, module: str, text: str) -> None:
     """Replaces the text between a module's marks in a document; the rest stays as it is."""
-    before, _, after = measured(document, module)
+    before, _, after = split_at_marks(document, module)
     document.write_text(f"{before}\n\n{text}\n\n{after}")
 
 
@@ -166,7 +169,7 @@ def parser(module: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def interpreter(name: str) -> str:
-    """The absolute path of a Python interpreter; `type=` of an argument. It may run in another folder."""
+    """The absolute path of a Python interpreter, for `type=` of an argument."""
     if path := shutil.which(name):
         return os.path.abspath(path)
     raise argparse.ArgumentTypeError(f"there is no program {name}: create its environment first")

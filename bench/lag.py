@@ -1,10 +1,10 @@
-"""How near lags in micro-batches come to the bound of a pipeline, with stages that sleep in host callbacks.
+"""Compares pipelines of micro-batches with their lower bound of time; stages sleep in host callbacks.
 
-The four stages (generation, reward, reference, learning) have a device each; parameters change after the last
-micro-batch. With `M` micro-batches, stages of `s` seconds and lag `d` (0 to 3), an iteration takes
-`(M + 3 - d) s` at best, and `4 M s` one after the other. Each run is compared with a simulation, in which a
-stage begins when the stage before it and its own device are done. Sides take turns; each measurement is one
-`run`. On busy cores sleeps end late; longer stages (`--milliseconds 200 --iterations 3`) hide that.
+Each of the four stages (generation, reward, reference, learning) has a device; parameters change after the
+last micro-batch. With `M` micro-batches, stages of `t` seconds and lag `d` (0 to 3), an iteration takes
+`(M + 3 - d) * t` seconds at best, and `4 * M * t` if stages run one after the other. The bound of a run comes
+from a simulation, in which a stage begins when the stage before it is done and its device is free. Runs take
+turns. On busy cores sleeps end late; longer stages (`--milliseconds 200 --iterations 3`) hide that.
 
     python -m bench.lag
 """
@@ -21,8 +21,8 @@ import fdg
 import policies
 from bench.harness import in_turns, parser, seconds
 
-PARTS, MILLISECONDS, ITERATIONS, ROUNDS = 8, 20, 8, 7
-EQUAL = (1, 1, 1, 1)  # times of the stages
+MICRO_BATCHES, MILLISECONDS, ITERATIONS, ROUNDS = 8, 20, 8, 7
+EQUAL = (1, 1, 1, 1)  # relative times of the stages
 RATIOS = {"3:1": (3, 0, 0, 1), "1:1": (1, 0, 0, 1), "1:3": (1, 0, 0, 3)}  # generation : learning
 
 
@@ -56,7 +56,7 @@ class Stages:
     """
 
     times: tuple[float, ...]
-    parts: int = PARTS
+    parts: int = MICRO_BATCHES
 
     def init(self, key):
         return {"weight": jnp.float32(0), "rows": jnp.zeros((4, 2))}
@@ -78,14 +78,16 @@ class Stages:
 
         @fdg.fragment("learner", in_axes=(None, 0), out_axes=None)
         def learn(total, rows):
-            return slept(total + 1 + 1e-6 * jnp.sum(rows), learn_s)  # times 0, XLA would remove the stages
+            # With 0 in place of 1e-6, XLA would remove the other stages.
+            return slept(total + 1 + 1e-6 * jnp.sum(rows), learn_s)
 
         @fdg.fragment("learner", in_axes=None, out_axes=None)
         def update(weight, total):
             return weight + total / self.parts
 
         def micro_batch(total, part):
-            rows = respond(state["weight"], part, state["rows"])  # depends on `part`: no loop hoists it
+            # It depends on `part`, so that it is not hoisted out of the loop.
+            rows = respond(state["weight"], part, state["rows"])
             return learn(total, refer(judge(rows))), rows[0, 0]
 
         total, read = jax.lax.scan(micro_batch, jnp.float32(0), jnp.arange(self.parts))
@@ -93,7 +95,7 @@ class Stages:
 
 
 def simulated(times, parts, lag, iterations):
-    """Seconds of some iterations if every stage has a device and waits only for what it reads."""
+    """Seconds of `iterations` iterations if every stage has a device and waits only for its inputs."""
     device_free, parameters_ready, end = [0.0] * len(times), {0: 0.0}, 0.0
     for n in range(iterations * parts):
         end = parameters_ready[max(0, (n - lag) // parts)]
@@ -104,14 +106,14 @@ def simulated(times, parts, lag, iterations):
     return end
 
 
-def sides(unit, iterations):
-    """By name: seconds of the stages, the lag (None: one after the other), the bound of the whole run."""
+def runs_of(unit, iterations):
+    """By name: seconds of the stages, the lag (None: stages run one after the other), bound of the run."""
     settings = {"sequential": (EQUAL, None)} | {f"lag {lag}": (EQUAL, lag) for lag in (0, 1, 2, 4, 8)}
     settings |= {f"{name}, lag {lag}": (times, lag) for name, times in RATIOS.items() for lag in (0, 1)}
     scaled = {name: (tuple(unit * time for time in times), lag) for name, (times, lag) in settings.items()}
     return {
-        name: (times, lag, iterations * PARTS * sum(times) if lag is None
-               else simulated(times, PARTS, lag, iterations))
+        name: (times, lag, iterations * MICRO_BATCHES * sum(times) if lag is None
+               else simulated(times, MICRO_BATCHES, lag, iterations))
         for name, (times, lag) in scaled.items()
     }  # fmt: skip
 
@@ -123,7 +125,7 @@ def main():
     command.add_argument("--milliseconds", type=float, default=MILLISECONDS, help="time of a stage")
     args = command.parse_args()
     fdg.host_devices(4)
-    runs = sides(args.milliseconds / 1e3, args.iterations)
+    runs = runs_of(args.milliseconds / 1e3, args.iterations)
 
     def engine_of(times, lag):
         if lag is None:
@@ -133,7 +135,7 @@ def main():
     engines = {name: engine_of(times, lag) for name, (times, lag, _) in runs.items()}
     timed = timed_runs(engines, args.iterations, args.rounds)
     for name, (times, _, bound) in runs.items():
-        median, sequential = statistics.median(timed[name]), sum(times) * PARTS * args.iterations
+        median, sequential = statistics.median(timed[name]), sum(times) * MICRO_BATCHES * args.iterations
         print(
             f"{name:12}  {median:.3f} s ({min(timed[name]):.3f} to {max(timed[name]):.3f}),"
             f" {bound / median:.3f} of its bound, {sequential / median:.2f} times the sum of its stages"

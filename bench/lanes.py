@@ -22,6 +22,8 @@ ROUNDS, ITERATIONS, SECONDS = 7, 20, 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Sleeping:
+    """An algorithm whose actor and learner only sleep."""
+
     def init(self, key):
         return {"weight": jnp.ones(4), "batch": jnp.zeros((2, 4))}
 
@@ -41,14 +43,19 @@ class Sleeping:
 def main():
     fdg.host_devices(2)
     engines = {
-        k: fdg.compile(Sleeping(), policies.SingleLearnerCoarse(staleness=k), jax.devices()[:2])
-        for k in (0, 1)
+        staleness: fdg.compile(
+            Sleeping(), policies.SingleLearnerCoarse(staleness=staleness), jax.devices()[:2]
+        )
+        for staleness in (0, 1)
     }
     bounds = {0: 2 * ITERATIONS * SECONDS, 1: (ITERATIONS + 1) * SECONDS}
-    for k, seconds in timed_runs(engines, ITERATIONS, ROUNDS).items():
+    for staleness, seconds in timed_runs(engines, ITERATIONS, ROUNDS).items():
         median = statistics.median(seconds)
-        share = bounds[k] / median
-        print(f"staleness {k}: {median:.3f} s; the bound, {bounds[k]:.2f} s, is {share:.1%} of that")
+        share = bounds[staleness] / median
+        print(
+            f"staleness {staleness}: {median:.3f} s; the bound, {bounds[staleness]:.2f} s,"
+            f" is {share:.1%} of that"
+        )
 
 
 if __name__ == "__main__":

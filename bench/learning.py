@@ -1,4 +1,4 @@
-"""The learning results of `docs/results.md`: a row for each experiment of several seeds, with presets.
+"""Trains the experiments of `docs/results.md` with several seeds each; prints a row of its table for each.
 
     python -m bench.learning --list            # lists the experiments
     python -m bench.learning a2c-CartPole-v1   # trains into runs/learning/, if not done yet
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from bench import harness
-from bench.runs import Reached, train_seeds
+from bench.runs import Outcome, train_seeds
 from fdg.training.curves import compare
 from fdg.training.statistics import interquartile_mean
 
@@ -32,11 +32,11 @@ class Experiment:
       algo, env: names for the command line.
       total_steps: environment steps of each seed.
       at_least: target of the evaluation return.
-      of: the statistic over seeds that the target is for.
+      of: the statistic over seeds that is compared with the target.
       num_seeds: the number of seeds.
       together: whether all seeds run in one program, split over the devices.
       flags: further flags.
-      label: its name; if empty, made of algorithm and environment.
+      label: its name; if empty, the algorithm and the environment.
     """
 
     algo: str
@@ -44,7 +44,7 @@ class Experiment:
     total_steps: int
     at_least: float
     of: str = "mean"
-    num_seeds: int = 6  # an even number keeps both of two cores busy
+    num_seeds: int = 6  # an even number, which two devices can share equally
     together: bool = True
     flags: str = ""
     label: str = ""
@@ -107,10 +107,10 @@ EXPERIMENTS = (
 
 def row(experiment: Experiment, runs: Sequence[Path]) -> str:
     """A line of the table in `docs/results.md`."""
-    reached = Reached.of(runs)
+    outcome = Outcome.of(runs)
     statistic = interquartile_mean if experiment.of == "interquartile mean" else np.mean
-    verdict = "met" if statistic(reached.returns) >= experiment.at_least else "not met"
-    cells = (experiment.env, experiment.algo, f"{reached.steps:,}", *reached.cells)
+    verdict = "met" if statistic(outcome.returns) >= experiment.at_least else "not met"
+    cells = (experiment.env, experiment.algo, f"{outcome.steps:,}", *outcome.cells)
     return f"| {' | '.join(cells)} | {experiment.of} {experiment.at_least:g}: {verdict} |"
 
 
@@ -125,18 +125,22 @@ def draw(experiment: Experiment, runs: Sequence[Path]) -> None:
 
 
 def main() -> None:
-    known = {experiment.name: experiment for experiment in EXPERIMENTS}
+    by_name = {experiment.name: experiment for experiment in EXPERIMENTS}
     parser = harness.parser("bench.learning", __doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments; see --list")
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
     parser.add_argument("--all", action="store_true", help="train all experiments")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--num-seeds", type=int, default=None, help="number of seeds, not the experiment's")
+    parser.add_argument(
+        "--num-seeds", type=int, default=None, help="number of seeds, in place of the experiment's"
+    )
     parser.add_argument("--pictures", action="store_true", help=f"copy learning curves to {PICTURES}")
     args = parser.parse_args()
-    unknown = [name for name in args.names if name not in known]
+    unknown = [name for name in args.names if name not in by_name]
     if unknown or not (args.names or args.all or args.list):
-        parser.error(f"{'unknown: ' + unknown[0] if unknown else 'name some'}; there are {', '.join(known)}")
+        parser.error(
+            f"{'unknown: ' + unknown[0] if unknown else 'name some'}; there are {', '.join(by_name)}"
+        )
     chosen = [e for e in EXPERIMENTS if args.all or args.list or e.name in args.names]
     if args.num_seeds is not None:
         chosen = [dataclasses.replace(e, num_seeds=args.num_seeds) for e in chosen]

@@ -1,9 +1,9 @@
-"""Streams compared with synchronous training: tokens per second if the longest response is 10 means long.
+"""Compares the speed of streams and synchronous training; the longest response has 10 times the mean length.
 
 Each response's key gives its length, from a lognormal distribution, whatever the network generates. There are
 as many slots as responses in a batch, and all sides run on the same devices. Tokens with non-zero weight are
-counted. Sides take turns; the ratios are of tokens per second, of tokens per second of CPU time, which other
-work on the machine affects less, and of tokens per tick: the ratio if only ticks took time.
+counted. Sides take turns. The ratios are of tokens per second, of tokens per second of CPU time (which other
+work on the machine affects less), and of tokens per tick, which ignores the time outside of generation.
 
     python -m bench.long_tails                      # one device: Colocated
     python -m bench.long_tails --policy split       # two devices: Split, staleness 1
@@ -40,7 +40,7 @@ SIDES = {
     "mask": {"ahead": 4, "late": "mask"},
     "padded": {"remove_padding": False, "micro_batch": 32},  # synchronous, with padded rows in learning
 }
-GROUP, PROMPTS, LONGEST = 8, 8, 10  # responses to a prompt, prompts, longest over mean
+GROUP, PROMPTS, LONGEST = 8, 8, 10  # responses to a prompt, prompts, longest length over mean length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class CountedTokens(GRPO):
 
 
 def with_drawn_lengths(draw, mean):
-    """`Answers.draw`, changed so that each response ends at a random length."""
+    """Wraps `Answers.draw` so that each response ends at a random length."""
 
     def draw_and_end(self, logits, keys, position, now):
         tokens, *rest = draw(self, logits, keys, position, now)
@@ -92,7 +92,7 @@ class Side:
             old_log_prob="actor", total_steps=10**9,
             **{"remove_padding": True, "micro_batch": 4, **fields},
         )  # fmt: skip
-        self.seen: list[dict[str, np.ndarray]] = []
+        self.metrics_of_rounds: list[dict[str, np.ndarray]] = []
         if policy is None:
             self.state = jax.jit(algorithm.init)(jax.random.key(0))
             self.run = jax.jit(
@@ -105,16 +105,20 @@ class Side:
             self.state, self.run = engine.init(0), lambda state: engine.run(state, args.iterations)
 
     def __call__(self, _):
-        wall, work = time.perf_counter(), time.process_time()
+        wall_seconds, cpu_seconds = time.perf_counter(), time.process_time()
         self.state, metrics = jax.block_until_ready(self.run(self.state))
-        wall, work = time.perf_counter() - wall, time.process_time() - work
-        self.seen.append({name: np.asarray(x) for name, x in metrics.items()})
-        tokens = int(self.seen[-1]["weighed"].sum())
-        return tokens / wall, tokens / work, tokens / float(self.seen[-1].get("ticks", self.ticks()).sum())
+        wall_seconds, cpu_seconds = time.perf_counter() - wall_seconds, time.process_time() - cpu_seconds
+        self.metrics_of_rounds.append({name: np.asarray(x) for name, x in metrics.items()})
+        tokens = int(self.metrics_of_rounds[-1]["weighed"].sum())
+        return (
+            tokens / wall_seconds,
+            tokens / cpu_seconds,
+            tokens / float(self.metrics_of_rounds[-1].get("ticks", self.ticks()).sum()),
+        )
 
     def ticks(self):
         """Ticks of a synchronous iteration: the longest response's tokens, minus one."""
-        return np.maximum(self.seen[-1]["response_length_max"] - 1, 1)
+        return np.maximum(self.metrics_of_rounds[-1]["response_length_max"] - 1, 1)
 
 
 def main():
@@ -145,15 +149,15 @@ def main():
         ratios = [
             Spread.ratio([r[i] for r in rounds], [r[i] for r in timed["synchronous"]]) for i in range(3)
         ]
-        wall = Spread.of(r[0] for r in rounds)
-        seen = sides[name].seen[1:]
-        ticks = [x["ticks"] for x in seen if "ticks" in x]
-        busy = np.average([x["slots_busy"] for x in seen], weights=ticks) if ticks else None
-        mean = np.mean([x["response_length"] for x in seen])
-        oldest = max(float(x.get("staleness_max", x["staleness"]).max()) for x in seen)
+        wall_seconds = Spread.of(r[0] for r in rounds)
+        metrics_of_rounds = sides[name].metrics_of_rounds[1:]
+        ticks = [x["ticks"] for x in metrics_of_rounds if "ticks" in x]
+        busy = np.average([x["slots_busy"] for x in metrics_of_rounds], weights=ticks) if ticks else None
+        mean = np.mean([x["response_length"] for x in metrics_of_rounds])
+        oldest = max(float(x.get("staleness_max", x["staleness"]).max()) for x in metrics_of_rounds)
         rows.append(
-            (name, f"{wall:.0f}", *(f"{ratio:.2f}" for ratio in ratios),
-             f"{mean:.1f}, {max(x['response_length_max'].max() for x in seen):.0f}",
+            (name, f"{wall_seconds:.0f}", *(f"{ratio:.2f}" for ratio in ratios),
+             f"{mean:.1f}, {max(x['response_length_max'].max() for x in metrics_of_rounds):.0f}",
              f"{busy:.2f}" if ticks else "", f"{oldest:.0f}")
         )  # fmt: skip
     head = ("side", "tokens/s", "ratio", "by work", "by ticks", "length: mean, longest", "busy", "oldest")

@@ -1,8 +1,8 @@
-"""Whether actors and learners overlap under staleness, on two host devices with one thread each.
+"""Measures how far actors and learners overlap with staleness, on two host devices with one thread each.
 
 One process alternates between iterations without staleness, in which the actor and the learner never overlap,
-and iterations with `staleness=1`. Two devices of a machine share its caches and memory: so `machine` measures
-how much the same two programs slow each other down without an engine, started at once on ready arrays.
+and iterations with `staleness=1`. Because two host devices share caches and memory, `machine` measures how
+much the same two programs slow each other down without an engine, started together on arrays that are ready.
 
     python -m bench.overlap
 """
@@ -24,7 +24,7 @@ import fdg
 import policies
 from bench.harness import Spread, in_turns, seconds, zeros_and_keys
 
-ROUNDS, ITERATIONS = 7, 40  # long calls, since at their ends one of the two groups is idle
+ROUNDS, ITERATIONS = 7, 40  # calls are long, because at the end of a call one of the two groups is idle
 
 
 def main() -> dict:
@@ -50,8 +50,8 @@ def main() -> dict:
         for (synchronous, busy), (overlapped, _), slowdown in zip(*rounds.values(), strict=True)
     ]
     medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
-    middle = Spread.of(row["over_longer"] for row in rows)
-    return {**medians, "over_longer_middle_half": [middle.low, middle.high]}
+    spread = Spread.of(row["over_longer"] for row in rows)
+    return {**medians, "over_longer_middle_half": [spread.low, spread.high]}
 
 
 class _Run:
@@ -72,7 +72,7 @@ class _Run:
 
 def _slowdown_without_engine(engine):
     """A function that measures the time of two concurrent programs relative to the longer one alone."""
-    parts = [program for program in engine.programs if program.fragments]
+    programs_of_fragments = [program for program in engine.programs if program.fragments]
 
     def concurrent_seconds(programs):
         arguments = [zeros_and_keys(program.arguments) for program in programs]
@@ -81,7 +81,7 @@ def _slowdown_without_engine(engine):
     def measure(_):
         medians = [
             statistics.median(concurrent_seconds(programs) for _ in range(ITERATIONS // 2))
-            for programs in (*([part] for part in parts), parts)
+            for programs in (*([program] for program in programs_of_fragments), programs_of_fragments)
         ]
         return medians[-1] / max(medians[:-1])
 

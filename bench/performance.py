@@ -21,30 +21,35 @@ Figures = Mapping[str, Any]
 def main() -> None:
     results = read()
     PICTURES.mkdir(parents=True, exist_ok=True)
-    drawn = pictures.draw(results, PICTURES)
-    harness.rewrite(DOCUMENT, "bench.performance", measured(results, drawn))
-    print(f"wrote {DOCUMENT} and {len(drawn)} pictures in {PICTURES}")
+    pictures_drawn = pictures.draw(results, PICTURES)
+    harness.rewrite(DOCUMENT, "bench.performance", measured_text(results, pictures_drawn))
+    print(f"wrote {DOCUMENT} and {len(pictures_drawn)} pictures in {PICTURES}")
 
 
-def measured(results: Figures, drawn: Sequence[Path]) -> str:
-    """The text between the marks."""
-    sections = _peers(results.get("peers", {}), drawn), _bench(results.get("bench", {}), drawn)
+def measured_text(results: Figures, pictures_drawn: Sequence[Path]) -> str:
+    """The text between the marks of the document: sections with tables and pictures."""
+    sections = (
+        _peers(results.get("peers", {}), pictures_drawn),
+        _bench(results.get("bench", {}), pictures_drawn),
+    )
     return "\n\n".join(text for text in sections if text)
 
 
-def _peers(peers: Mapping[str, Figures], drawn: Sequence[Path]) -> str:
+def _peers(peers: Mapping[str, Figures], pictures_drawn: Sequence[Path]) -> str:
     if not peers:
         return ""
     by_peer: dict[str, list[Figures]] = {}
     for figures in peers.values():
         by_peer.setdefault(figures["peer"], []).append(figures)
-    parts = ["## Beside other trainers", _picture("ratios", "speed by that of others", drawn)]
+    parts = ["## Beside other trainers", _picture("ratios", "speed by that of others", pictures_drawn)]
     parts += [
-        _picture(path.stem, f"steps/s, {path.stem}", drawn) for path in drawn if "-by-size" in path.stem
+        _picture(path.stem, f"steps/s, {path.stem}", pictures_drawn)
+        for path in pictures_drawn
+        if "-by-size" in path.stem
     ]
     for name, of_peer in by_peer.items():
         rows = sorted(of_peer, key=lambda figures: (figures["task"], figures["size"]))
-        parts += [f"### {name}", table(_PEER_HEAD, map(_peer_row, rows)), _equal(rows), _where(rows)]
+        parts += [f"### {name}", table(_PEER_HEAD, map(_peer_row, rows)), _equal(rows), _measured_on(rows)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -77,7 +82,7 @@ def _both(ours: float, theirs: float) -> str:
 
 
 def _equal(rows: Iterable[Figures]) -> str:
-    """For each task, what is equal on both sides, and our command line."""
+    """For each task, the settings that are equal on both sides, and our command line."""
     by_text: dict[tuple[str, str], str] = {}
     for row in rows:
         command = re.sub(r" --num-envs \d+ --total-steps \d+", " --num-envs N", row["flags"])
@@ -87,7 +92,7 @@ def _equal(rows: Iterable[Figures]) -> str:
     )
 
 
-def _bench(bench: Mapping[str, Figures], drawn: Sequence[Path]) -> str:
+def _bench(bench: Mapping[str, Figures], pictures_drawn: Sequence[Path]) -> str:
     if not bench:
         return ""
     groups: dict[str, list[Figures]] = {}
@@ -99,15 +104,15 @@ def _bench(bench: Mapping[str, Figures], drawn: Sequence[Path]) -> str:
         rows = sorted(rows, key=lambda figures: (isinstance(figures["value"], str), figures["value"]))
         head = (group, "steps/s", "devices", "compile, s", "peak memory", "command")
         parts += [
-            _picture(group, f"steps/s by {group}", drawn),
+            _picture(group, f"steps/s by {group}", pictures_drawn),
             table(head, map(_bench_row, rows)),
-            _where(rows),
+            _measured_on(rows),
         ]
     costs = {name: figures for name, figures in bench.items() if "group" not in figures}
     if costs:
         parts += [
             table(("what it costs", "measured", "target"), map(_cost_row, costs.items())),
-            _where(costs.values()),
+            _measured_on(costs.values()),
         ]
     return "\n\n".join(part for part in parts if part)
 
@@ -129,26 +134,26 @@ def _cost_row(item: tuple[str, Figures]) -> Sequence[str]:
     at_most = figures["at_most"]
     if "ratio" in figures:
         low, high = figures["ratio_middle_half"]
-        what, figure = f"time of {name}", f"{figures['ratio']:.3f} ({low:.3f} to {high:.3f})"
-        value, asked = figures["ratio"], f"{at_most:g}"
+        description, figure = f"time of {name}", f"{figures['ratio']:.3f} ({low:.3f} to {high:.3f})"
+        value, target = figures["ratio"], f"{at_most:g}"
     elif "growth_bytes" in figures:
         before, value = figures["before_bytes"] / 2**20, figures["growth_bytes"]
-        what, figure = f"growth of peak {name}", f"{value / 2**20:+.1f} MiB on {before:,.0f} MiB"
-        asked = f"none beyond {at_most / 2**20:g} MiB"
+        description, figure = f"growth of peak {name}", f"{value / 2**20:+.1f} MiB on {before:,.0f} MiB"
+        target = f"none beyond {at_most / 2**20:g} MiB"
     else:
         value = figures["again_seconds"]
-        what, asked = f"seconds to the {name}", f"{at_most:g} s"
+        description, target = f"seconds to the {name}", f"{at_most:g} s"
         figure = f"{value:.1f} s; {figures['first_seconds']:.1f} s where it never ran before"
-    return what, figure, f"at most {asked}: {'met' if value <= at_most else 'not met'}"
+    return description, figure, f"at most {target}: {'met' if value <= at_most else 'not met'}"
 
 
-def _picture(name: str, text: str, drawn: Sequence[Path]) -> str:
-    path = next((path for path in drawn if path.stem == name), None)
+def _picture(name: str, text: str, pictures_drawn: Sequence[Path]) -> str:
+    path = next((path for path in pictures_drawn if path.stem == name), None)
     return f"![{text}](images/performance/{path.name})" if path else ""
 
 
-def _where(rows: Iterable[Figures]) -> str:
-    """The dates and the machines of rows."""
+def _measured_on(rows: Iterable[Figures]) -> str:
+    """The dates and machines of the measurements in these rows."""
     lines = {
         f"{m['date']}, commit {m['commit']}, {m['cores']} cores of {m['processor']}, Python {m['python']},"
         f" JAX {m['jax']}": None

@@ -1,4 +1,4 @@
-"""The pictures of `docs/performance.md`."""
+"""Draws the pictures of `docs/performance.md`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,24 +10,24 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
 
-_OURS, _ASKED = "#1f6f8b", "#c8553d"
+_OUR_COLOR, _TARGET_COLOR = "#1f6f8b", "#c8553d"
 _TICKS = (0.5, 1, 2, 3, 5, 10, 25, 50)
-_SEVERAL = 3  # sizes, at least, of a line
+_MIN_SIZES = 3  # a task with fewer sizes gets no picture by size
 
 
 def draw(results: Mapping[str, Any], directory: Path) -> list[Path]:
-    """Draws the figures there are; returns the files."""
-    drawn = []
+    """Draws all pictures for which there are results; returns their files."""
+    files = []
     if results.get("peers"):
-        drawn.append(_ratios(results["peers"], directory / "ratios.png"))
-        drawn += _by_size(results["peers"], directory)
+        files.append(_ratios(results["peers"], directory / "ratios.png"))
+        files += _by_size(results["peers"], directory)
     for group in ("environments", "seeds"):
         rows = [row for row in results.get("bench", {}).values() if row.get("group") == group]
         if len(rows) > 1:
             rows.sort(key=lambda row: row["value"])
-            drawn.append(directory / f"{group}.png")
-            _lines([row["value"] for row in rows], {"fdg": rows}, group, drawn[-1])
-    return drawn
+            files.append(directory / f"{group}.png")
+            _lines([row["value"] for row in rows], {"fdg": rows}, group, files[-1])
+    return files
 
 
 def _ratios(peers: Mapping[str, Any], path: Path) -> Path:
@@ -36,11 +36,12 @@ def _ratios(peers: Mapping[str, Any], path: Path) -> Path:
     figure, axes = plt.subplots(figsize=(9, 0.32 * len(rows) + 1.2), layout="constrained")
     for y, row in enumerate(rows):
         low, high = row["ratio_middle_half"]
-        axes.barh(y, row["ratio"], color=_OURS, height=0.62)
+        axes.barh(y, row["ratio"], color=_OUR_COLOR, height=0.62)
         axes.plot([low, high], [y, y], color="black", linewidth=1)
-        axes.plot([row["at_least"]] * 2, [y - 0.42, y + 0.42], color=_ASKED, linewidth=2)
+        axes.plot([row["at_least"]] * 2, [y - 0.42, y + 0.42], color=_TARGET_COLOR, linewidth=2)
         label = axes.text(max(row["ratio"], high) * 1.05, y, f"{row['ratio']:.2f}", va="center", fontsize=8)
-        label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # over the red marks
+        # The box hides the red marks behind the text.
+        label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6})
         label.set_zorder(5)
     axes.axvline(1, color="black", linewidth=0.6)
     axes.set_xscale("log")
@@ -48,7 +49,7 @@ def _ratios(peers: Mapping[str, Any], path: Path) -> Path:
     axes.minorticks_off()
     axes.set_xlim(left=min(0.5, 0.9 * min(row["ratio_middle_half"][0] for row in rows)))
     axes.set_yticks(range(len(rows)), [f"{r['peer']}: {r['task']}, {r['size']:,}" for r in rows], fontsize=8)
-    axes.set_xlabel("steps/s of fdg by those of the other (red: target; line: middle half of the rounds)")
+    axes.set_xlabel("steps/s of fdg / steps/s of the other (red: target; line: middle half of the rounds)")
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
@@ -59,21 +60,21 @@ def _by_size(peers: Mapping[str, Any], directory: Path) -> list[Path]:
     tasks: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in peers.values():
         tasks.setdefault((row["peer"], row["task"]), []).append(row)
-    drawn = []
+    files = []
     for (peer, task), rows in tasks.items():
-        if len(rows) >= _SEVERAL:
+        if len(rows) >= _MIN_SIZES:
             rows.sort(key=lambda row: row["size"])
-            drawn.append(directory / f"{peer}-{task}-by-size.png".replace(" ", "-").replace(":", "-"))
+            files.append(directory / f"{peer}-{task}-by-size.png".replace(" ", "-").replace(":", "-"))
             sides = {"fdg": [row["ours"] for row in rows], peer: [row["theirs"] for row in rows]}
-            _lines([row["size"] for row in rows], sides, "environments", drawn[-1], task)
-    return drawn
+            _lines([row["size"] for row in rows], sides, "environments", files[-1], task)
+    return files
 
 
 def _lines(
-    sizes: list[int], sides: Mapping[str, list[Any]], across: str, path: Path, title: str = ""
+    sizes: list[int], sides: Mapping[str, list[Any]], x_label: str, path: Path, title: str = ""
 ) -> None:
     figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
-    for (name, rows), color in zip(sides.items(), (_OURS, "gray"), strict=False):
+    for (name, rows), color in zip(sides.items(), (_OUR_COLOR, "gray"), strict=False):
         if "middle_half" in rows[0]:
             low, high = zip(*(row["middle_half"] for row in rows), strict=True)
             axes.fill_between(sizes, low, high, color=color, alpha=0.2, linewidth=0)
@@ -81,7 +82,7 @@ def _lines(
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.set_ylim(bottom=0)
-    axes.set(xlabel=across, ylabel="steps/s" if len(sides) > 1 else "steps/s, all agents together")
+    axes.set(xlabel=x_label, ylabel="steps/s" if len(sides) > 1 else "steps/s, all agents together")
     axes.set_title(title, fontsize=10)
     if len(sides) > 1:
         axes.legend(frameon=False)

@@ -1,10 +1,10 @@
-"""Whether `fdg.diff` names the fragment in which one operation was changed.
+"""Tests whether `fdg.diff` names the fragment in which one operation was changed.
 
     python -m bench.planted --count 50 --seed 0
 
-Each of `--count` algorithms with a change is compared with a recording of the original algorithm; an
-unchanged algorithm follows each. The change multiplies the result of a random operation by 1 + 1e-6. A change
-without effect on an iteration's values (such as in a product with zero) is drawn again.
+`--count` algorithms with a change, and as many without, are compared with recordings of the original
+algorithms. The change multiplies the result of a random operation by 1 + 1e-6. If a change does not affect
+the values of an iteration (such as in a product with zero), another one is drawn.
 """
 
 import random
@@ -58,29 +58,32 @@ class Planted:
         def iterate(state: Any) -> Any:
             leaves, structure = jax.tree.flatten(state)
             results = core.jaxpr_as_fun(jaxpr)(*leaves)
-            ends, rest = results[: len(leaves)], results[len(leaves) :]
-            return jax.tree.unflatten(structure, ends), jax.tree.unflatten(jax.tree.structure(metrics), rest)
+            state_leaves, metric_leaves = results[: len(leaves)], results[len(leaves) :]
+            return jax.tree.unflatten(structure, state_leaves), jax.tree.unflatten(
+                jax.tree.structure(metrics), metric_leaves
+            )
 
         self.iterate = iterate
 
 
-def plant(algorithm: Any, graph: fdg.FDG, fragment: str, choose: random.Random) -> Planted | None:
+def plant(algorithm: Any, graph: fdg.FDG, fragment: str, rng: random.Random) -> Planted | None:
     """The algorithm with a change in an operation of a fragment, but not of a fragment nested in it.
 
     Returns None if the fragment has no operation whose result is a float32.
     """
     count = 0
 
-    def rewritten(chosen: int) -> Any:
+    def rewrite(chosen: int) -> Any:
+        """The iteration with operation number `chosen` changed; counts the candidates."""
         nonlocal count
         count = 0
 
-        def block(jaxpr: Any, inside_of: str, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
+        def block(jaxpr: Any, block_fragment: str, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
             nonlocal count
             for eqn in jaxpr.eqns:
                 mark = FragmentMark.of(eqn)
-                eqn = inside(eqn, inside_of if mark is None else mark.name)
-                if inside_of != fragment or not _is_candidate(eqn):
+                eqn = inside(eqn, block_fragment if mark is None else mark.name)
+                if block_fragment != fragment or not _is_candidate(eqn):
                     yield eqn
                     continue
                 count += 1
@@ -95,8 +98,8 @@ def plant(algorithm: Any, graph: fdg.FDG, fragment: str, choose: random.Random) 
 
         return jaxprs.rewrite_blocks(graph.jaxpr, block, "")
 
-    rewritten(-1)
-    return Planted(algorithm, rewritten(choose.choice(range(count))), graph.metrics) if count else None
+    rewrite(-1)
+    return Planted(algorithm, rewrite(rng.choice(range(count))), graph.metrics) if count else None
 
 
 def _is_candidate(eqn: core.JaxprEqn) -> bool:
@@ -111,10 +114,10 @@ def run_of(algorithm: Any, seed: int) -> Run:
 
 
 def changes_nothing(before: Run, after: Run) -> bool:
-    """Whether the changed iteration returns the same bits."""
-    ends = [jax.tree.leaves(jax.jit(run.algorithm.iterate)(before.state)) for run in (before, after)]
+    """Whether the changed iteration returns the same state, bit for bit."""
+    next_states = [jax.tree.leaves(jax.jit(run.algorithm.iterate)(before.state)) for run in (before, after)]
     return all(np.asarray(keys.to_data(a)).tobytes() == np.asarray(keys.to_data(b)).tobytes()
-               for a, b in zip(*ends, strict=True))  # fmt: skip
+               for a, b in zip(*next_states, strict=True))  # fmt: skip
 
 
 def main() -> None:
@@ -122,36 +125,39 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    choose = random.Random(args.seed)
-    recorded: dict[str, tuple[Run, fdg.FDG, Path]] = {}
-    named = none = redrawn = 0
+    rng = random.Random(args.seed)
+    originals: dict[str, tuple[Run, fdg.FDG, Path]] = {}
+    num_named = num_without_difference = num_redrawn = 0
     with tempfile.TemporaryDirectory() as folder:
         for name, sizes in SMALL.items():
             env = envs.make(ENVS.get(name, "CartPole-v1"))
             algorithm = algos.get(name)(env=env, **sizes)
             run = run_of(algorithm, args.seed)
             path = fdg.record(run, Path(folder) / f"{name}.npz")
-            recorded[name] = run, fdg.trace(algorithm), path
+            originals[name] = run, fdg.trace(algorithm), path
         for number in range(args.count):
             while True:
-                name = choose.choice(list(SMALL))
-                run, graph, path = recorded[name]
-                fragment = choose.choice(graph.fragments).name
-                planted = plant(run.algorithm, graph, fragment, choose)
+                name = rng.choice(list(SMALL))
+                run, graph, path = originals[name]
+                fragment = rng.choice(graph.fragments).name
+                planted = plant(run.algorithm, graph, fragment, rng)
                 if planted is None:
                     continue
                 changed = Run(planted, run.state, 0, seed=args.seed)
                 diff = fdg.diff(path, changed)
                 if diff.differs or not changes_nothing(run, changed):
                     break
-                redrawn += 1
-            named += diff.fragment == fragment
+                num_redrawn += 1
+            num_named += diff.fragment == fragment
             print(f"{number:3} {name} {fragment}: {diff.fragment} {diff.where}", flush=True)
-            name = choose.choice(list(SMALL))
-            run, _, path = recorded[name]
-            none += not (diff := fdg.diff(path, run)).differs
+            name = rng.choice(list(SMALL))
+            run, _, path = originals[name]
+            num_without_difference += not (diff := fdg.diff(path, run)).differs
             print(f"{number:3} {name}, unchanged: {diff if diff.differs else 'none'}", flush=True)
-    print(f"named {named} of {args.count}; none in {none} of {args.count} equal ones; {redrawn} drawn again")
+    print(
+        f"named {num_named} of {args.count} changed fragments; no difference in {num_without_difference} of"
+        f" {args.count} unchanged algorithms; {num_redrawn} changes drawn again"
+    )
 
 
 if __name__ == "__main__":

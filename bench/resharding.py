@@ -1,10 +1,11 @@
-"""The cost of resharding parameters on 8 host devices, as planned and as compiled by XLA.
+"""Compares the planned cost of resharding parameters on 8 host devices with the programs that XLA compiles.
 
     python -m bench.resharding
 
-The first table has the engines of HybridFlow's Table 2 (Sheng et al., arXiv 2409.19256): DeepSpeed-Chat's,
-HybridFlow's with generation on consecutive devices ("-V"), and its own; the second has single leaves. All
-figures are per device, in units of the leaf (or model) M: received data, peak memory, data kept twice.
+The first table has the engines of HybridFlow's Table 2 (Sheng et al., arXiv 2409.19256): DeepSpeed-Chat,
+HybridFlow with generation on consecutive devices ("-V"), and HybridFlow. The second table has single leaves.
+All figures are per device, in units of the size of the model or leaf: received data, peak memory, and data
+that are stored twice.
 """
 
 import math
@@ -13,11 +14,11 @@ import re
 
 from bench.harness import table
 
-TRAIN, GENERATE, DATA = 4, 2, 2  # devices that share a model to train and to generate, and replicas of it
+TRAIN, GENERATE, DATA = 4, 2, 2  # devices per model in training and in generation, replicas of the model
 MESH = (("d", DATA), ("g", GENERATE), ("j", TRAIN // GENERATE))
 SHAPE = (1024, 1024)
 
-ENGINES = {  # before, while generating (None: the whole), and the formulas of the paper
+ENGINES = {  # layouts before and in generation, and the paper's formulas
     "DeepSpeed-Chat": ((("d", "g", "j"),), (), "(tpd-1)/tpd", "1", "1/tpd"),
     "HybridFlow-V": ((("g", "j"),), (), "(tp-1)/tp", "1", "1/tp"),
     "HybridFlow, and here": ((("g", "j"),), (("g",),), "(tp-tg)/(tg tp)", "1/tg", "0"),
@@ -41,30 +42,37 @@ def main() -> None:
     sizes = {"t": TRAIN, "tg": GENERATE, "p": 1, "d": DATA}
     rows = []
     for name, (before, after, *formulas) in ENGINES.items():
-        way, program = compiled(before, after)
-        arrives, temporary, _ = read(program)
-        part = 1 / way.target.number
-        # The shard for training lies within the shard for generation, or is kept in addition to it.
-        twice = 0.0 if way.kind == "all-gather" and after else 1 / way.source.number
-        arriving, peak, kept = (value(formula, sizes) for formula in formulas)
-        figures = (arriving, arrives, peak, part + temporary, kept, twice)
+        change_of_layout, program = compiled(before, after)
+        received, temporary, _ = read_program(program)
+        part = 1 / change_of_layout.target.number
+        # The training shard lies within the generation shard, or is stored in addition to it.
+        kept_twice = (
+            0.0 if change_of_layout.kind == "all-gather" and after else 1 / change_of_layout.source.number
+        )
+        paper_received, paper_peak, paper_kept = (value(formula, sizes) for formula in formulas)
+        figures = (paper_received, received, paper_peak, part + temporary, paper_kept, kept_twice)
         rows.append((name, *(f"{figure:.3g}" for figure in figures)))
     head = ("engine", "arrives: paper", "read", "peak: paper", "read", "kept twice: paper", "here")
     print(f"{table(head, rows)}\n")
     rows = []
     for name, (before, after) in LEAVES.items():
-        way, program = compiled(before, after)
-        arrives, temporary, kinds = read(program)
+        change_of_layout, program = compiled(before, after)
+        received, temporary, kinds = read_program(program)
         size = 4 * SHAPE[0] * SHAPE[1]
-        figures = (way.arriving(size) / size / 8, arrives, way.temporary(size) / size, temporary)
+        figures = (
+            change_of_layout.arriving(size) / size / 8,
+            received,
+            change_of_layout.temporary(size) / size,
+            temporary,
+        )
         cells = (f"{figure:.3g}" for figure in figures)
-        rows.append((name, way.kind, *cells, ", ".join(kinds) or "none"))
+        rows.append((name, change_of_layout.kind, *cells, ", ".join(kinds) or "none"))
     head = ("leaf", "change", "arrives: plan", "read", "aside: plan, at most", "read", "collectives")
     print(table(head, rows))
 
 
 def value(formula: str, sizes: dict[str, int]) -> float:
-    """The value of one of the paper's formulas, which write products without a sign."""
+    """The value of a formula of the paper, in which products have no sign, such as "tg tp"."""
     top, _, bottom = formula.partition("/")
 
     def product(text: str) -> int:
@@ -76,7 +84,7 @@ def value(formula: str, sizes: dict[str, int]) -> float:
 
 
 def compiled(before, after):
-    """The change of layout of a leaf, and its compiled program."""
+    """The planned change of a leaf's layout, and its compiled program."""
     import jax
     import numpy as np
 
@@ -87,38 +95,40 @@ def compiled(before, after):
 
     names = tuple((name, (name,)) for name, _ in MESH)
     common = CommonMesh(MESH, tuple(range(8)), names, names)
-    way = change(common, Layout(SHAPE, before, MESH), Layout(SHAPE, after, MESH))
+    change_of_layout = change(common, Layout(SHAPE, before, MESH), Layout(SHAPE, after, MESH))
     mesh = mesh_of(jax.devices()[:8], common.axes)
-    source, _ = shardings(way, mesh)
+    source, _ = shardings(change_of_layout, mesh)
     argument = jax.ShapeDtypeStruct(SHAPE, np.float32, sharding=source)
-    return way, resharding(way, mesh).lower(argument).compile()
+    return change_of_layout, resharding(change_of_layout, mesh).lower(argument).compile()
 
 
-def read(program):
+def read_program(program):
     """Received data and temporary memory of a device, in units of the leaf, and the kinds of collectives."""
     from fdg.running.hlo import read_collectives
 
     size = 4 * SHAPE[0] * SHAPE[1]
     text = program.as_text()
-    arrives, kinds = 0.0, []
-    for collective, line in zip(read_collectives(text), lines(text), strict=True):
-        width = neighbours(line)
-        share = (width - 1) / width if collective.kind in ("all-gather", "all-to-all") else 1.0
-        arrives += collective.bytes * share / size
-        kinds.append(collective.kind + (f" of {width}" if collective.kind == "all-gather" else ""))
-    return arrives, program.memory_analysis().temp_size_in_bytes / size, kinds
+    received, kinds = 0.0, []
+    for collective, line in zip(read_collectives(text), collective_lines(text), strict=True):
+        size_of_group = group_size(line)
+        share = (
+            (size_of_group - 1) / size_of_group if collective.kind in ("all-gather", "all-to-all") else 1.0
+        )
+        received += collective.bytes * share / size
+        kinds.append(collective.kind + (f" of {size_of_group}" if collective.kind == "all-gather" else ""))
+    return received, program.memory_analysis().temp_size_in_bytes / size, kinds
 
 
-def neighbours(line: str) -> int:
+def group_size(line: str) -> int:
     """The group size of a collective: of `[4,2]<=...`, or of `mesh['a'=4,'b'=2]... {'a'}`."""
     if count := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
         return int(count[1])
     sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", line)}
-    named = re.search(r"replica_groups=mesh.*?\{([^}]*)\}", line)
-    return math.prod(sizes[name] for name in re.findall(r"\w+", named[1])) if named else 1
+    axis_names = re.search(r"replica_groups=mesh.*?\{([^}]*)\}", line)
+    return math.prod(sizes[name] for name in re.findall(r"\w+", axis_names[1])) if axis_names else 1
 
 
-def lines(text: str) -> list[str]:
+def collective_lines(text: str) -> list[str]:
     kinds = r"(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
     return [line for line in text.splitlines() if re.search(rf" = .*? {kinds}", line)]
 

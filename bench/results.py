@@ -1,4 +1,4 @@
-"""Measured figures in `docs/performance.json`, by section and name, each with its machine."""
+"""Reads and writes measured figures in `docs/performance.json`, by section and name, with their machines."""
 
 import datetime
 import importlib.metadata
@@ -16,7 +16,7 @@ RESULTS = ROOT / "docs" / "performance.json"
 
 
 def keep(section: str, name: str, figures: dict[str, Any], path: Path = RESULTS) -> None:
-    """Replaces the figures of a name, and adds this machine."""
+    """Writes the figures of a name, with facts of this machine."""
     results = read(path)
     results.setdefault(section, {})[name] = {**figures, "machine": machine_facts()}
     path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
@@ -28,7 +28,7 @@ def read(path: Path = RESULTS) -> dict[str, Any]:
 
 
 def returns(figures: Mapping[str, Any]) -> str:
-    """Our return and the peer's at the end of training."""
+    """The returns at the end of training as text: ours, and the peer's."""
     sides = (figures["ours"]["returned"], figures["theirs"]["returned"])
     return " / ".join("-" if value is None else f"{value:.4g}" for value in sides)
 

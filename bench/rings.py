@@ -1,8 +1,9 @@
-"""Speed of rollouts in rings, with environments and inference that sleep in host callbacks.
+"""Measures the speed of rollouts in rings, with environments and inference that sleep in host callbacks.
 
-*Even*: each step sleeps s seconds per instance, one after the other, and inference f seconds per row. R rings
-overlap them: they are at most min(R, 1 + s / f) times as fast as one. *Uneven*: every instance has its own
-worker with lognormal step times; the bound is free-running workers, which do not wait for each other.
+*Even*: a step sleeps s seconds for each instance in turn, and inference sleeps f seconds for each
+row. With R rings, which overlap stepping and inference, a rollout is at most min(R, 1 + s / f) times as fast.
+*Uneven*: every instance has its own worker with lognormal step times; the bound is the speed of free-running
+workers, which do not wait for each other.
 
     python -m bench.rings even
     python -m bench.rings uneven --rounds 3 --workers 64 --median 0.1 --steps 32
@@ -28,18 +29,18 @@ from envs.pools import Transition
 
 STEPS, ROWS, INFERENCE = 16, 8, 0.01  # inference: seconds per row
 RATIOS, RINGS = (1, 3), (1, 2, 4)
-SEEN, ACTIONS = Box(-1.0, 1.0, (1,)), Discrete(2)
+OBSERVATIONS, ACTIONS = Box(-1.0, 1.0, (1,)), Discrete(2)
 SIGMAS = (0.5, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sleeping:
-    """Instances that sleep `seconds` each, one after the other; with `sigma` in parallel, lognormal times."""
+    """Instances that sleep `seconds` each, in turn; with `sigma`, in parallel for lognormal times."""
 
     seconds: float
     sigma: float | None = None
     name: str = "sleeping"
-    observation_space: Any = SEEN
+    observation_space: Any = OBSERVATIONS
     action_space: Any = ACTIONS
     max_episode_steps: int | None = None
 
@@ -114,12 +115,12 @@ def timed_rollout(source: Sleeping, rows: int, rings: int, inference: float, ste
             functools.partial(act, inference), step, jax.random.key(1), state, observation, steps, rings
         )[:2]
 
-    now = jax.block_until_ready(begin(jax.random.split(jax.random.key(0), rows)))
+    state_and_observation = jax.block_until_ready(begin(jax.random.split(jax.random.key(0), rows)))
 
     def run() -> Any:
-        nonlocal now
-        now = roll(*now, steps)
-        return now
+        nonlocal state_and_observation
+        state_and_observation = roll(*state_and_observation, steps)
+        return state_and_observation
 
     seconds(run)  # compiles
     return lambda _: seconds(run)
@@ -127,16 +128,16 @@ def timed_rollout(source: Sleeping, rows: int, rings: int, inference: float, ste
 
 def even(rounds: int, inference: float = INFERENCE) -> bool:
     """Prints the gain for each s / f and number of rings; returns whether all reach 0.9 of the bound."""
-    met = True
+    all_reached = True
     for ratio in RATIOS:
         sides = {r: timed_rollout(Sleeping(ratio * inference), ROWS, r, inference) for r in RINGS}
         seconds = in_turns(sides, rounds)
         for rings in RINGS[1:]:
             gain = statistics.median(a / b for a, b in zip(seconds[1], seconds[rings], strict=True))
             bound = min(rings, 1 + ratio)
-            met &= gain >= 0.9 * bound
+            all_reached &= gain >= 0.9 * bound
             print(f"s / f = {ratio}, {rings} rings: {gain:.2f} times one, bound {bound}: {gain / bound:.2f}")
-    return met
+    return all_reached
 
 
 def uneven(rounds: int, workers: int, median: float, steps: int) -> None:
@@ -144,7 +145,7 @@ def uneven(rounds: int, workers: int, median: float, steps: int) -> None:
     for sigma in SIGMAS:
         source = Sleeping(median, sigma)
 
-        def free(_: int, source: Sleeping = source) -> float:
+        def run_freely(_: int, source: Sleeping = source) -> float:
             def work(seed: int) -> float:
                 durations, begin = source.durations(seed, steps), time.perf_counter()
                 for duration in durations:
@@ -155,14 +156,14 @@ def uneven(rounds: int, workers: int, median: float, steps: int) -> None:
                 rate = sum(threads.map(work, range(workers)))  # workers never wait for each other
             return workers * steps / rate
 
-        sides: dict[Any, Any] = {"free": free}
+        sides: dict[Any, Any] = {"free": run_freely}
         sides |= {rings: timed_rollout(source, workers, rings, 0.0, steps) for rings in (1, workers)}
         seconds = {side: statistics.median(times) for side, times in in_turns(sides, rounds, 0).items()}
         shares = [seconds["free"] / seconds[rings] for rings in (1, workers)]
         mean = 1e3 * median * math.exp(sigma**2 / 2)
         print(
             f"{workers} workers, {steps} steps of {mean:.0f} ms, sigma {sigma}: share of free-running workers"
-            f" {shares[0]:.2f} in one part, {shares[1]:.2f} in rings",
+            f" {shares[0]:.2f} in one ring, {shares[1]:.2f} in {workers} rings",
             flush=True,
         )
 

@@ -1,4 +1,4 @@
-"""How much GRPO improves on imitation: the curves and shares of `docs/results.md`.
+"""Measures how much GRPO improves on imitation: the curves and shares in `docs/results.md`.
 
     python -m bench.rlhf_learning addition                       # 5 seeds, one after the other
     python -m bench.rlhf_learning addition --first-seed 5        # seeds on which no setting was chosen
@@ -36,7 +36,7 @@ class Experiment:
     Attributes:
       env: the environment, with its parameters.
       start: the share of solved problems at which imitation ends.
-      every: iterations between evaluations of this share.
+      every: iterations between evaluations in imitation.
       sft, grpo: settings that differ from the presets.
       at_least: target of the share of solved problems at the end.
       as_ratio: whether `at_least` is a ratio to the share at the start.
@@ -65,8 +65,8 @@ EXPERIMENTS = {
 }
 
 
-def at_random(prompts: list[str], responses: list[str], answers: list[Any]) -> list[float]:
-    """A reward that ignores the answer: a bit of a hash of the text."""
+def random_reward(prompts: list[str], responses: list[str], answers: list[Any]) -> list[float]:
+    """A reward that ignores the answer: a bit of a hash of prompt and response."""
     texts = (f"{prompt}|{response}" for prompt, response in zip(prompts, responses, strict=True))
     return [float(zlib.crc32(text.encode()) >> 7 & 1) for text in texts]
 
@@ -79,12 +79,12 @@ def one_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     common: dict[str, Any] = {"seed": seed, "devices": 1, "eval_episodes": EPISODES}
     imitation = imitate(experiment, env, scale, out=folder / "sft", **common)
-    rewarding = env.with_reward(at_random) if reward == "random" else env
-    grpo = scaled("grpo", rewarding, experiment.grpo, scale)
-    learned = fdg.fit(grpo, out=folder / "grpo", start_from=folder / "sft", **common)
+    reward_env = env.with_reward(random_reward) if reward == "random" else env
+    grpo = scaled("grpo", reward_env, experiment.grpo, scale)
+    grpo_run = fdg.fit(grpo, out=folder / "grpo", start_from=folder / "sft", **common)
     row = {
-        f"{when}{'' if greedy else '_sampled'}": _right(run, env, greedy)
-        for when, run in (("start", imitation), ("end", learned))
+        f"{when}{'' if greedy else '_sampled'}": _solved_share(run, env, greedy)
+        for when, run in (("start", imitation), ("end", grpo_run))
         for greedy in (True, False)
     }
     return {"seed": seed, **row, "cpu_s": round(time.process_time() - begun)}
@@ -93,19 +93,19 @@ def one_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
 def imitate(experiment: Experiment, env: Any, scale: float, **common: Any) -> fdg.Run:
     """Trains by imitation until the share `start` is solved.
 
-    The target return is raised step by step, since returns contain rewards for more than right answers.
+    The target return is raised step by step, because a return also contains rewards of partly right answers.
     """
     learner = scaled("sft", env, experiment.sft, scale)
-    returned = experiment.start
+    target_return = experiment.start
     while True:
-        run = fdg.fit(learner, eval_every=experiment.every, stop_at=returned, resume=True, **common)
-        missing = experiment.start - _right(run, env, greedy=True)
-        if missing <= 0 or run.iteration * learner.steps_per_iteration >= learner.total_steps:
+        run = fdg.fit(learner, eval_every=experiment.every, stop_at=target_return, resume=True, **common)
+        missing_share = experiment.start - _solved_share(run, env, greedy=True)
+        if missing_share <= 0 or run.iteration * learner.steps_per_iteration >= learner.total_steps:
             return run
-        returned += missing
+        target_return += missing_share
 
 
-def _right(run: fdg.Run, env: Any, greedy: bool) -> float:
+def _solved_share(run: fdg.Run, env: Any, greedy: bool) -> float:
     """The share of solved held-out problems, without partial rewards."""
     returns = run.evaluate(EPISODES, env=env, greedy=greedy).returns
     assert returns is not None
@@ -133,7 +133,7 @@ def main() -> None:
     experiment = EXPERIMENTS[args.task]
     target = f"{'ratio to the start' if experiment.as_ratio else 'share'} >= {experiment.at_least:g}"
     settings = {"task": experiment.env, "reward": args.reward, "scale": args.scale, "target": target}
-    fdg.keep_programs()  # the second seed compiles nothing, in this process or another
+    fdg.keep_programs()  # so that later seeds and processes do not compile again
     name = f"{args.task}-{args.reward}{'' if args.scale == 1 else f'-{args.scale:g}'}"
     path = RUNS / f"{name}.json"
     rows = json.loads(path.read_text())["seeds"] if path.exists() else []

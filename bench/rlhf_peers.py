@@ -1,4 +1,4 @@
-"""Compares GRPO with the trainers of TRL (1.16) and tunix (0.1.7): speed in turns, and reproducibility.
+"""Compares GRPO with the trainers of TRL (1.16) and tunix (0.1.7): speed, in turns, and reproducibility.
 
     python -m bench.rlhf_peers speed                     # `GRPOTrainer`, target 3
     python -m bench.rlhf_peers speed --peer tunix        # `GRPOLearner`, target 1.2
@@ -35,25 +35,25 @@ from algos.language import Decoder, DecoderConfig, weights
 from bench.harness import ROOT, Spread, environment, in_turns, parser
 from bench.peers.alternate import ON_CPU, Driver, ours, speeds
 
-_SPLIT = "--policy split --devices 2 --slots 8 --ahead 1 --staleness 1 --old-log-prob actor"
+_ASYNCHRONOUS_FLAGS = "--policy split --devices 2 --slots 8 --ahead 1 --staleness 1 --old-log-prob actor"
 # Environment and driver, the target of the ratio, additions to the driver's configuration, and our flags.
 PEERS: dict[str, tuple[str, str, float, dict[str, Any], str]] = {
     "trl": ("language", "trl", 3.0, {}, ""),
     "tunix": ("tunix", "tunix", 1.2, {}, ""),
-    "trl-async": ("language", "trl_async", 3.0, {"lag": 2}, _SPLIT),
-    "tunix-async": ("tunix", "tunix", 1.2, {"lag": 2}, _SPLIT),
+    "trl-async": ("language", "trl_async", 3.0, {"lag": 2}, _ASYNCHRONOUS_FLAGS),
+    "tunix-async": ("tunix", "tunix", 1.2, {"lag": 2}, _ASYNCHRONOUS_FLAGS),
 }
-_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+_TWO_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 NETWORK = {"hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
 _PROBLEMS = 8_192
 
 
-def pairs_of(env: Any, count: int) -> list[tuple[str, str]]:
+def prompts_and_answers(env: Any, count: int) -> list[tuple[str, str]]:
     """Problems with their answers, as text."""
     keys = jax.random.split(jax.random.key(7), count)
-    shown = jax.jit(env.demonstration, static_argnums=1)(keys, "train")
-    prompts = env.texts(shown.prompts.tokens, np.asarray(shown.prompts.mask))
-    return list(zip(prompts, env.texts(shown.responses, shown.mask), strict=True))
+    demonstration = jax.jit(env.demonstration, static_argnums=1)(keys, "train")
+    prompts = env.texts(demonstration.prompts.tokens, np.asarray(demonstration.prompts.mask))
+    return list(zip(prompts, env.texts(demonstration.responses, demonstration.mask), strict=True))
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def _task(rounds: int, iterations: int) -> Iterator[tuple[str, dict[str, Any]]]:
         flags = f"--algo grpo --env {env_name} --preset none --model {folder} --num-prompts 2 --group-size 4"
         flags += f" --kl-coefficient 0 --learning-rate 1e-6 --total-steps {8 * iterations}"
         problems = Path(folder, "problems.json")  # too many for a command line
-        problems.write_text(json.dumps({"problems": pairs_of(env, _PROBLEMS)}))
+        problems.write_text(json.dumps({"problems": prompts_and_answers(env, _PROBLEMS)}))
         yield (
             flags,
             {
@@ -88,22 +88,22 @@ def _task(rounds: int, iterations: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _driver(name: str, config: dict[str, Any]) -> Driver:
-    venv, driver, _, more, _ = PEERS[name]
+    venv, driver, _, further, _ = PEERS[name]
     python = ROOT / "build" / "venvs" / venv / "bin" / "python"
     if not python.exists():
         raise SystemExit(f"{python} does not exist: python -m bench.rlhf_peers --help says how to make it")
-    return Driver(python, driver, {**config, **more}, ON_CPU | (_DEVICES if more else {}))
+    return Driver(python, driver, {**config, **further}, ON_CPU | (_TWO_DEVICES if further else {}))
 
 
 def speed(name: str, rounds: int, iterations: int) -> dict[str, Any]:
     """Responses per second of both sides, in turns, and their ratio."""
-    _, _, target, _, more = PEERS[name]
+    _, _, target, _, further = PEERS[name]
     with (
-        _task(rounds + 2, iterations) as (flags, theirs),
-        ours(f"{flags} {more}", continues=True) as mine,
-        _driver(name, theirs) as driver,
+        _task(rounds + 2, iterations) as (flags, driver_config),
+        ours(f"{flags} {further}", continues=True) as our_driver,
+        _driver(name, driver_config) as driver,
     ):
-        figures = in_turns({"ours": mine.round, "theirs": driver.round}, rounds)
+        figures = in_turns({"ours": our_driver.round, "theirs": driver.round}, rounds)
     rates = {side: speeds(of_side) for side, of_side in figures.items()}
     return {
         "peer": name,
@@ -116,23 +116,31 @@ def speed(name: str, rounds: int, iterations: int) -> dict[str, Any]:
 
 
 def repeat(name: str, iterations: int) -> dict[str, Any]:
-    """The largest differences of parameters from the first run's: of a second run, of a resumed run."""
-    with _task(2, iterations) as (_, theirs):
+    """The largest differences from the parameters of the first run: of a second run, and of a resumed run."""
+    with _task(2, iterations) as (_, driver_config):
 
         def parameters(folder: str, rounds: int) -> np.ndarray:
-            path = Path(theirs["model"], folder)
+            path = Path(driver_config["model"], folder)
             path.mkdir(exist_ok=True)
-            with _driver(name, {**theirs, "run": str(path)}) as driver:  # it is killed at the end
+            with _driver(name, {**driver_config, "run": str(path)}) as driver:  # killed at the end
                 figures = driver.facts["first"]
                 while figures["updates"] < rounds * iterations:
                     figures = driver.round(0)
             return np.load(path / "parameters.npy")
 
-        first, second, half = parameters("first", 2), parameters("second", 2), parameters("killed", 1)
+        first, second, after_first_round = (
+            parameters("first", 2),
+            parameters("second", 2),
+            parameters("killed", 1),
+        )
         resumed = parameters("killed", 2)
-    others = {"second run": second, "killed and resumed": resumed, "after the first round": half}
+    other_parameters = {
+        "second run": second,
+        "killed and resumed": resumed,
+        "after the first round": after_first_round,
+    }
     return {"peer": name, "updates": 2 * iterations} | {
-        side: float(np.abs(first - other).max()) for side, other in others.items()
+        side: float(np.abs(first - other).max()) for side, other in other_parameters.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""Trains with `fdg.train` into run directories; their evaluation returns as cells of a table."""
+"""Trains with `fdg.train` into run directories, and writes their evaluation returns as cells of a table."""
 
 import dataclasses
 import json
@@ -30,10 +30,10 @@ def train_seeds(flags: Sequence[str], out: Path, first: int, count: int, togethe
 
 
 @dataclasses.dataclass(frozen=True)
-class Reached:
-    """Evaluation returns of all seeds, environment steps of one seed, and seconds of all together.
+class Outcome:
+    """Evaluation returns of all seeds, environment steps of one seed, and seconds of all seeds together.
 
-    >>> Reached(np.array([0.0, 2.0, 4.0, 100.0]), 1000, 2.0).cells[:2]
+    >>> Outcome(np.array([0.0, 2.0, 4.0, 100.0]), 1000, 2.0).cells[:2]
     ('4', '26.5')
     """
 
@@ -42,7 +42,7 @@ class Reached:
     wall_s: float
 
     @classmethod
-    def of(cls, runs: Sequence[Path]) -> "Reached":
+    def of(cls, runs: Sequence[Path]) -> "Outcome":
         summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
         returns = [r for s in summaries for r in s.get("eval_returns", [s["eval_return"]])]
         return cls(np.array(returns), summaries[0]["env_steps"], sum(s["wall_s"] for s in summaries))

@@ -1,8 +1,8 @@
-"""Compares workers of a Ray fleet on this machine: satellites, which act, and workers that receive actions.
+"""Compares workers of a Ray fleet on this machine that act (satellites) with workers that receive actions.
 
-Instances sleep in each step, so that many workers share a few cores; the actor is a small network. A worker's
-*own rate* is the rate of this process when it acts for a worker's rows and steps them, without a fleet. With
-`--kill N`, SIGKILL ends N workers between rounds: only their rows are lost.
+Instances sleep in each step, so that many workers can share a few cores; the actor is a small network. The
+*own rate* of a worker is the rate at which this process acts for a worker's rows and steps them, without a
+fleet. With `--kill N`, SIGKILL ends N workers between rounds: only their rows are lost.
 
     python -m bench.satellites                           # 16 workers of 4 instances
     python -m bench.satellites --workers 64 --kill 8
@@ -40,34 +40,34 @@ def timed_rollout(env: HostEnvironment, rows: int, steps: int) -> Any:
         )
         return state._replace(env_state=env_state, observation=observation)
 
-    now = jax.block_until_ready(roll(state))  # compiles, here and in the workers
+    state_now = jax.block_until_ready(roll(state))  # compiles, here and in the workers
 
     def run() -> Any:
-        nonlocal now
-        now = roll(now)
-        return now
+        nonlocal state_now
+        state_now = roll(state_now)
+        return state_now
 
     return lambda _: seconds(run)
 
 
 def seconds_without_fleet(source: Any, rows: int, steps: int, rounds: int) -> float:
-    """Seconds in which this process acts for a worker's rows and steps them."""
+    """Seconds of a segment if this process acts for a worker's rows and steps them."""
     algorithm = algos.IMPALA(env=HostEnvironment(source), num_envs=rows, total_steps=10**9)
     network = algorithm._network
     shape = jnp.zeros((rows, *source.observation_space.shape))
     parameters = jax.jit(network.init)(jax.random.key(0), shape)
 
-    def act(seen: jax.Array, data: jax.Array) -> Any:
-        action, decision = algorithm.act(parameters, None, seen, jax.random.wrap_key_data(data))
+    def act(observation: jax.Array, data: jax.Array) -> Any:
+        action, decision = algorithm.act(parameters, None, observation, jax.random.wrap_key_data(data))
         return action, (action, decision)
 
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(1), (steps, rows))))
     shapes = lambda count: (shape[:count], keys[0, :count])  # noqa: E731
     fragment, operands = satellites.trace("sleeping", act, shapes, [rows])
-    pool, seen = source.start(rows), np.zeros(shape.shape, np.float32)
+    pool, observation = source.start(rows), np.zeros(shape.shape, np.float32)
 
     def run() -> None:
-        satellites.run_segment(fragment.program, pool, seen, operands, keys, None, 60.0)
+        satellites.run_segment(fragment.program, pool, observation, operands, keys, None, 60.0)
 
     return statistics.median([seconds(run) for _ in range(rounds + 1)][1:])
 
@@ -82,23 +82,28 @@ def main() -> None:
     command.add_argument("--kill", type=int, default=0, help="workers that are killed between rounds")
     args = command.parse_args()
     source, rows = Sleeping(args.milliseconds / 1e3), args.workers * args.rows
-    own = seconds_without_fleet(source, args.rows, args.steps, args.rounds)
-    ray_cluster.connect(local_cpus=2 * args.workers + 1)  # more than there are, since instances sleep
+    own_seconds = seconds_without_fleet(source, args.rows, args.steps, args.rounds)
+    ray_cluster.connect(local_cpus=2 * args.workers + 1)  # more than the machine has, because instances sleep
     sides = {}
     for name, acts in (("workers are sent actions", False), ("satellites", True)):
         fleet = from_ray.FleetSource(source, args.workers, 1.0, acts)
         sides[name] = timed_rollout(HostEnvironment(fleet, restarts=args.kill), rows, args.steps)
     medians = {name: statistics.median(times) for name, times in in_turns(sides, args.rounds).items()}
     cells = [
-        (name, f"{rows * args.steps / median:.0f}", f"{own / median:.2f}", f"{1e3 * (median - own):.1f}")
+        (
+            name,
+            f"{rows * args.steps / median:.0f}",
+            f"{own_seconds / median:.2f}",
+            f"{1e3 * (median - own_seconds):.1f}",
+        )
         for name, median in medians.items()
     ]
     print(table(("side", "steps/s", "of the workers' own rate", "ms a segment beyond it"), cells))
     if args.kill:
         workers = from_ray.fleet(from_ray.FleetSource(source, args.workers, 1.0, True))
-        where = [workers.where(i) for i in range(len(workers))]
-        for text in where[: args.kill]:
-            os.kill(int(text.rsplit("process ", 1)[1].rstrip(")")), signal.SIGKILL)
+        places = [workers.where(i) for i in range(len(workers))]
+        for place in places[: args.kill]:
+            os.kill(int(place.rsplit("process ", 1)[1].rstrip(")")), signal.SIGKILL)
         before = host.losses()
         sides["satellites"](0)
         lost = host.losses()

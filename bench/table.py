@@ -21,14 +21,14 @@ from fdg.training.comparison import Comparison, compare
 
 FILE = Path(__file__).with_suffix(".toml")
 DOCUMENT = harness.ROOT / "docs" / "results.md"
-_ACROSS = 6  # environments of one table
+_ENVIRONMENTS_PER_TABLE = 6
 
 
-def part(study: Study, only: list[str], budgets: list[str], seeds: int | None) -> Study:
-    """The study with the cells of the named environments, algorithms and budgets; no names of a kind: all."""
+def part_of_study(study: Study, only: list[str], budgets: list[str], seeds: int | None) -> Study:
+    """The study with the cells of the named environments, algorithms and budgets (all, if none is named)."""
 
-    def is_named(name: str, kind: set[str]) -> bool:
-        return name in only or not kind & set(only)
+    def is_named(name: str, known_names: set[str]) -> bool:
+        return name in only or not known_names & set(only)
 
     algorithms, environments = ({getattr(cell, kind) for cell in study.cells} for kind in ("algo", "env"))
     cells = [
@@ -75,16 +75,18 @@ def cells_in(text: str) -> Cells:
 
 def tables(cells: Cells, algorithms: Sequence[str], environments: Sequence[str]) -> str:
     """Cells as Markdown: a row for each algorithm, some environments side by side."""
-    parts = []
-    for i in range(0, len(environments), _ACROSS):
-        envs = environments[i : i + _ACROSS]
+    tables_of_environments = []
+    for i in range(0, len(environments), _ENVIRONMENTS_PER_TABLE):
+        envs = environments[i : i + _ENVIRONMENTS_PER_TABLE]
         rows = [[name, *(cells.get(name, {}).get(env, "") for env in envs)] for name in algorithms]
-        parts.append(harness.table(("algorithm", *envs), [row for row in rows if any(row[1:])]))
-    return "\n\n".join(parts)
+        tables_of_environments.append(
+            harness.table(("algorithm", *envs), [row for row in rows if any(row[1:])])
+        )
+    return "\n\n".join(tables_of_environments)
 
 
 def write(study: Study, out: Path, document: Path = DOCUMENT) -> int:
-    """Writes the trained cells of each budget into the document's table; its other cells stay."""
+    """Writes the trained cells of each budget into the document's table; other cells remain unchanged."""
     random = read_json(out / "random.json")
     for budget in dict.fromkeys(cell.budget for cell in study.cells):
         trained = {
@@ -93,13 +95,13 @@ def write(study: Study, out: Path, document: Path = DOCUMENT) -> int:
             if cell.budget == budget and (out / "cells" / cell.name / "summary.json").exists()
         }
         module = f"bench.table --budget {budget}"
-        cells = cells_in(harness.measured(document, module)[1])
-        found = cells_of(compare(list(trained), labels=list(trained.values()), random=random))
-        for name, row in found.items():
+        cells = cells_in(harness.split_at_marks(document, module)[1])
+        new_cells = cells_of(compare(list(trained), labels=list(trained.values()), random=random))
+        for name, row in new_cells.items():
             cells.setdefault(name, {}).update(row)
-        whole = read_study(FILE).cells
-        algorithms = dict.fromkeys(["random", *(cell.algo for cell in whole), *cells])
-        environments = dict.fromkeys(cell.env for cell in whole)
+        all_cells = read_study(FILE).cells
+        algorithms = dict.fromkeys(["random", *(cell.algo for cell in all_cells), *cells])
+        environments = dict.fromkeys(cell.env for cell in all_cells)
         harness.rewrite(document, module, tables(cells, list(algorithms), list(environments)))
         print(f"wrote {len(trained)} cells into {document}")
     return 0
@@ -114,9 +116,9 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the cells and run nothing")
     parser.add_argument("--write", action="store_true", help="train nothing; write trained cells into docs")
     args = parser.parse_args()
-    study = part(read_study(FILE), args.only, args.budget, args.seeds)
+    study = part_of_study(read_study(FILE), args.only, args.budget, args.seeds)
     if not study.cells or not study.seeds:
-        parser.error("nothing is left of the table: see --list")
+        parser.error("no cell has these names: see --list")
     if args.list:
         print(
             *(f"{cell.name}: fdg train {' '.join(cell.command(study.seeds))}" for cell in study.cells),

@@ -27,18 +27,18 @@ def test_product_of_matrices_against_flax(images, benchmark):
     theirs = nn.Conv(filters, (size, size), stride, padding="VALID")
     parameters = ours.init(jax.random.key(1), x)
 
-    def gradient(layer: Any):
+    def compiled_gradients(layer: Any):
         def loss(parameters: Any, scale: jax.Array) -> jax.Array:
             return jnp.mean(layer.apply(parameters, x * scale) ** 2)
 
-        def several(parameters: Any) -> Any:
+        def gradients(parameters: Any) -> Any:
             gradient = jax.value_and_grad(loss)
             return jax.lax.map(lambda scale: gradient(parameters, scale), jnp.linspace(0.5, 1.5, UPDATES))
 
-        compiled = jax.jit(several)
+        compiled = jax.jit(gradients)
         return lambda: compiled(parameters)
 
-    product, flax = gradient(ours), gradient(theirs)
+    product, flax = compiled_gradients(ours), compiled_gradients(theirs)
     for a, b in zip(jax.tree.leaves(product()), jax.tree.leaves(flax()), strict=True):  # compiles, too
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
     seconds = timed_in_turns({"product": product, "flax": flax}, PAIRS)

@@ -1,4 +1,4 @@
-"""Costs of a run besides its steps: start, memory, evaluation, files; costs of large runs and sweeps.
+"""Measures costs of a run besides its steps (start, memory, evaluation, files), and of large runs and sweeps.
 
 make bench ARGS="-k costs -s"
 make bench ARGS="-k sweep -s"            # 3 x 16 agents, compared with a few separate runs
@@ -30,14 +30,19 @@ _NOISE = 4 * 2**20  # bytes that a process may grow by without a leak
 
 def test_costs_first_progress_line(benchmark, record, tmp_path):
     """Seconds from a process's start to its first line of progress, if the configuration ran before."""
-    first = _seconds_to_progress(tmp_path, "first")
-    again = [_seconds_to_progress(tmp_path, str(i)) for i in range(3)]
-    benchmark.pedantic(lambda: None, rounds=1)  # timed here, since the process runs beyond the first line
-    figures = {"first_seconds": first, "again_seconds": statistics.median(again), "at_most": 4.0}
+    first_seconds = _seconds_to_progress(tmp_path, "first")
+    later_seconds = [_seconds_to_progress(tmp_path, str(i)) for i in range(3)]
+    benchmark.pedantic(lambda: None, rounds=1)  # timed above, because the process runs beyond the first line
+    figures = {
+        "first_seconds": first_seconds,
+        "again_seconds": statistics.median(later_seconds),
+        "at_most": 4.0,
+    }
     benchmark.extra_info.update(figures)
     record("first progress line", figures)
     print(
-        f"\nfirst progress line after {first:.1f} s, and {figures['again_seconds']:.1f} s once it ran before"
+        f"\nfirst progress line after {first_seconds:.1f} s; if it ran before,"
+        f" after {figures['again_seconds']:.1f} s"
     )
 
 
@@ -55,7 +60,7 @@ def _seconds_to_progress(directory, name):
         for line in process.stdout:
             if _PROGRESS.match(line):
                 return time.perf_counter() - begun
-        raise AssertionError(f"it ended without a line of progress, with status {process.wait()}")
+        raise AssertionError(f"the run ended with status {process.wait()}, without a line of progress")
     finally:
         process.kill()
         process.wait()
@@ -80,28 +85,28 @@ def test_costs_memory_over_a_thousand_iterations(benchmark, record):
 
 def test_costs_step_of_many_environments(benchmark, record):
     """Seconds per step with 16,384 environments, relative to 1,024 environments."""
-    many, few = "--num-envs 16384 --total-steps 2097152", "--num-envs 1024 --total-steps 1048576"
-    _ratio("a step of 16,384 environments by one of 1,024", many, few, 1.0, benchmark, record)
+    many_flags, few_flags = "--num-envs 16384 --total-steps 2097152", "--num-envs 1024 --total-steps 1048576"
+    _ratio("a step of 16,384 environments by one of 1,024", many_flags, few_flags, 1.0, benchmark, record)
 
 
 def test_costs_agent_of_many_seeds(benchmark, record):
     """Seconds per agent of 256 agents in one program, relative to a single agent."""
-    many, alone = "--num-seeds 256 --total-steps 10240", "--total-steps 102400"
-    _ratio("an agent of 256 by one alone", many, alone, 1 / 20, benchmark, record)
+    many_flags, single_flags = "--num-seeds 256 --total-steps 10240", "--total-steps 102400"
+    _ratio("an agent of 256 by one alone", many_flags, single_flags, 1 / 20, benchmark, record)
 
 
-def _ratio(name, flags, of_flags, at_most, benchmark, record):
+def _ratio(name, flags, reference_flags, at_most, benchmark, record):
     """Records the ratio of seconds per step under two sets of flags."""
-    with ours(flags) as driver, ours(of_flags) as other:
+    with ours(flags) as driver, ours(reference_flags) as other:
         rounds = in_turns({"flags": driver.round, "of_flags": other.round}, PAIRS)
     benchmark.pedantic(lambda: None, rounds=1)
     ratio = Spread.ratio(speeds(rounds["of_flags"]), speeds(rounds["flags"]))
-    record(name, {"flags": flags, "of_flags": of_flags, "at_most": at_most, **ratio.figures})
+    record(name, {"flags": flags, "of_flags": reference_flags, "at_most": at_most, **ratio.figures})
     print(f"\n{name}: {ratio:.3f} of at most {at_most:g}")
 
 
 _POINTS, _SEEDS, _STEPS = (1e-4, 3e-4, 1e-3), 16, 100_000
-_OF_APART = 1 / 5
+_MAX_SWEEP_RATIO = 1 / 5
 
 
 @pytest.mark.parametrize("runs_per_point", [1, pytest.param(_SEEDS, marks=pytest.mark.thorough)])
@@ -126,29 +131,31 @@ def test_sweep_cost(benchmark, record, tmp_path, runs_per_point):
                 lambda single=single, seed=seed, out=out: fdg.fit(single, seed=seed, out=out, progress=False)
             )
             seconds.append(alone_s)
-            first = run.metrics[0]
-            together = swept.metrics[0]["episode_return_per_seed"][point * _SEEDS + seed]
+            first_metrics = run.metrics[0]
+            swept_return = swept.metrics[0]["episode_return_per_seed"][point * _SEEDS + seed]
             differences.append(
-                abs(together - first["episode_return"]) / max(1.0, abs(first["episode_return"]))
+                abs(swept_return - first_metrics["episode_return"])
+                / max(1.0, abs(first_metrics["episode_return"]))
             )
     benchmark.pedantic(lambda: None, rounds=1)
-    apart = float(np.mean(seconds)) * len(_POINTS) * _SEEDS
+    separate_seconds = float(np.mean(seconds)) * len(_POINTS) * _SEEDS
     figures = {
         "agents": len(_POINTS) * _SEEDS,
         "sweep_seconds": swept_s,
-        "separate_seconds": apart,
+        "separate_seconds": separate_seconds,
         "separate_runs_timed": len(seconds),
-        "ratio": swept_s / apart,
-        "ratio_middle_half": [swept_s / apart] * 2,  # one measurement
-        "at_most": _OF_APART,
+        "ratio": swept_s / separate_seconds,
+        "ratio_middle_half": [swept_s / separate_seconds] * 2,  # one measurement
+        "at_most": _MAX_SWEEP_RATIO,
     }
     benchmark.extra_info.update(figures)
     record("a sweep of 3 x 16 agents beside separate runs", figures)
     print(
-        f"\n{figures['agents']} agents in {swept_s:.1f} s, apart {apart:.1f} s: {figures['ratio']:.3f} of it"
+        f"\n{figures['agents']} agents in {swept_s:.1f} s, separately {separate_seconds:.1f} s:"
+        f" ratio {figures['ratio']:.3f}"
     )
     assert max(differences) <= 1e-5
-    assert figures["ratio"] <= _OF_APART
+    assert figures["ratio"] <= _MAX_SWEEP_RATIO
 
 
 def _timed(call):
@@ -157,7 +164,7 @@ def _timed(call):
     return time.perf_counter() - begun, result
 
 
-_WHILE_TRAINING = 0.05
+_MAX_OVERHEAD = 0.05
 
 
 def test_while_training_cost(benchmark, record, tmp_path):
@@ -178,8 +185,8 @@ def test_while_training_cost(benchmark, record, tmp_path):
     benchmark.pedantic(lambda: None, rounds=1)
     ratio = Spread.ratio(seconds["on"], seconds["off"])
     medians = {f"{name}_seconds": Spread.of(times).median for name, times in seconds.items()}
-    figures = {**medians, **ratio.figures, "at_most": 1 + _WHILE_TRAINING}
+    figures = {**medians, **ratio.figures, "at_most": 1 + _MAX_OVERHEAD}
     benchmark.extra_info.update(figures)
     record("evaluation, metrics, TensorBoard and checkpoints while training", figures)
     print(f"\nall on takes {ratio:.3f} of the time of all off")
-    assert ratio.median <= 1 + _WHILE_TRAINING
+    assert ratio.median <= 1 + _MAX_OVERHEAD

@@ -1,8 +1,8 @@
 """The cost of the engine: `Engine.run` compared with the same PPO as a plain `jax.jit` function.
 
-The plain PPO runs the same functions without fragments. A second benchmark measures the cost of the number of
-iterations as an argument: the engine compared with a scan of a fixed length. The two sides take turns in one
-process; the result is the median of the ratios, since the machine's speed drifts.
+The plain PPO runs the same functions without fragments. A second benchmark measures what it costs that the
+number of iterations is an argument: it compares the engine with a scan of a fixed length. The two sides
+take turns in one process; the result is the median of the ratios, because the machine's speed drifts.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ SIZES = {
 }
 
 
-class Plain(algos.PPO):
+class PPOWithoutFragments(algos.PPO):
     """PPO without fragments: the functions under `fdg.fragment`."""
 
     act, step, learn, gradient, update = (
@@ -33,14 +33,14 @@ class Plain(algos.PPO):
     )
 
 
-def plain_train(algorithm, iterations):
+def train_with_scan(algorithm, iterations):
     def train(state):
         return jax.lax.scan(lambda state, _: algorithm.iterate(state), state, None, length=iterations)
 
     return jax.jit(train, donate_argnums=0)
 
 
-def static_train(algorithm, iterations):
+def train_with_fixed_length(algorithm, iterations):
     """The engine's loop with a fixed number of iterations."""
     graph = fdg.trace(algorithm)
     iterate, count = core.jaxpr_as_fun(graph.jaxpr), len(graph.state_axes)
@@ -56,7 +56,7 @@ def static_train(algorithm, iterations):
     return jax.jit(train, donate_argnums=0)
 
 
-def running(step, state):
+def repeated_call(step, state):
     """A function that runs `step` on the last state, which is donated."""
 
     def call():
@@ -74,17 +74,19 @@ def ppo(size):
     return algos.PPO(env=envs.make("CartPole-v1"), total_steps=10**9, **fields), iterations
 
 
-def speed(name, train, size, benchmark, plain=None):
+def measure_ratio(name, train, size, benchmark, plain=None):
     """The median ratio of the engine's steps/s to those of another loop over the algorithm."""
     algorithm, iterations = ppo(size)
-    other = plain or algorithm
+    other_algorithm = plain or algorithm
     engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:1])
-    ours = running(functools.partial(engine.run, iterations=iterations), engine.init(0))
-    theirs = running(train(other, iterations), jax.jit(other.init)(jax.random.key(0)))
-    seconds = timed_in_turns({"engine": ours, name: theirs}, PAIRS)
+    engine_call = repeated_call(functools.partial(engine.run, iterations=iterations), engine.init(0))
+    other_call = repeated_call(
+        train(other_algorithm, iterations), jax.jit(other_algorithm.init)(jax.random.key(0))
+    )
+    seconds = timed_in_turns({"engine": engine_call, name: other_call}, PAIRS)
     ratio = Spread.ratio(seconds[name], seconds["engine"])
     benchmark.extra_info.update(ratio.figures)
-    benchmark.pedantic(lambda: jax.block_until_ready(ours()), rounds=3)
+    benchmark.pedantic(lambda: jax.block_until_ready(engine_call()), rounds=3)
     steps = iterations * algorithm.steps_per_iteration
     speeds = (f"{side} {steps / Spread.of(times).median:,.0f} steps/s" for side, times in seconds.items())
     print(f"\n{size}: {', '.join(speeds)}; engine/{name} {ratio:.3f}, {PAIRS} pairs")
@@ -94,11 +96,11 @@ def speed(name, train, size, benchmark, plain=None):
 @pytest.mark.parametrize("size", SIZES)
 def test_engine_against_plain_jit(size, benchmark):
     algorithm, _ = ppo(size)
-    plain = Plain(**{f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)})
+    plain = PPOWithoutFragments(**{f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)})
     assert "fdg" not in str(jax.make_jaxpr(plain.iterate)(jax.eval_shape(plain.init, jax.random.key(0))))
-    assert speed("plain", plain_train, size, benchmark, plain) >= 0.98
+    assert measure_ratio("plain", train_with_scan, size, benchmark, plain) >= 0.98
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_any_number_of_iterations_against_a_fixed_one(size, benchmark):
-    assert speed("fixed", static_train, size, benchmark) >= 0.99
+    assert measure_ratio("fixed", train_with_fixed_length, size, benchmark) >= 0.99

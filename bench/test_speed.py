@@ -1,4 +1,4 @@
-"""Training speed by size, seeds, devices, policy, algorithm and source of environments.
+"""Measures training speed by size, seeds, devices, policy, algorithm and source of environments.
 
 Each case is a command line of `python -m fdg.train`, which runs in a new process (`bench/peers/drivers/
 ours.py`), so that cases share no devices and no memory. A few run by default; `--thorough` runs all:
@@ -31,7 +31,7 @@ class Case:
         return f"{self.group}-{self.value}"
 
 
-_STEPS = 128  # of a rollout of PPO
+_STEPS = 128  # steps of PPO's rollout
 
 
 def _cases():

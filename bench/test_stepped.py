@@ -1,10 +1,11 @@
-"""The cost of stepping a schedule from the host: `SingleLearnerFine`, with many short programs and transfers.
+"""Measures the cost of running a schedule from the host, with many short programs and transfers.
 
-In one process on two host devices, PPO's rollout (acting and stepping, 128 times) is measured:
+The policy is `SingleLearnerFine`. In one process on two host devices, PPO's rollout (acting and stepping, 128
+times) is measured:
 
-- the time of the host's thread per program or transfer that it starts;
-- an iteration compared with its two programs alone, each on its own device, called as often on ready arrays,
-  without a schedule or transfers.
+- the time of the host's thread for each program or transfer that it starts;
+- an iteration, compared with its two programs alone, each on its own device and called as often, on arrays
+  that are ready, without a schedule or transfers.
 
     make bench ARGS="-k stepping -s"
 """
@@ -29,7 +30,7 @@ from bench.harness import Spread, in_turns, seconds, zeros_and_keys
 ROUNDS, ITERATIONS = 9, 3
 
 
-class Acting(algos.PPO):
+class ActingOnly(algos.PPO):
     """PPO that never learns."""
 
     def iterate(self, state):
@@ -77,46 +78,46 @@ class Figures:
 def measure(num_envs):
     """`Figures` of CartPole."""
     fdg.host_devices(2)
-    algorithm = Acting(env=envs.make("CartPole-v1"), num_envs=num_envs, num_steps=128, total_steps=10**9)
+    algorithm = ActingOnly(env=envs.make("CartPole-v1"), num_envs=num_envs, num_steps=128, total_steps=10**9)
     engine = fdg.compile(algorithm, policies.SingleLearnerFine(), jax.devices()[:2])
-    state, _ = engine.run(engine.init(0), ITERATIONS + 4)  # beyond the first iterations, which are watched
+    state, _ = engine.run(engine.init(0), ITERATIONS + 4)  # the engine times the first iterations
     calls = {call.name: call for call, times in engine.plan.calls() if times > 1}
     chains = {p.name: _chain(p, calls[p.name]) for p in engine.programs if p.name in calls}
     moves = sum(times for _, times in engine.plan.moves())
     items = moves + sum(times for _, times in engine.plan.calls())
-    host = []
+    host_seconds = []
 
     def schedule(_):
         nonlocal state
-        thread = time.thread_time()
+        thread_begun = time.thread_time()
         begun = time.perf_counter()
         state, metrics = engine.start(state, ITERATIONS)
-        host.append((time.thread_time() - thread) / ITERATIONS)
+        host_seconds.append((time.thread_time() - thread_begun) / ITERATIONS)
         jax.block_until_ready(state)
-        whole = (time.perf_counter() - begun) / ITERATIONS
+        iteration_seconds = (time.perf_counter() - begun) / ITERATIONS
         metrics.result()
-        return whole
+        return iteration_seconds
 
     sides = {name: lambda _, chain=chain: seconds(chain) for name, chain in chains.items()}
     rounds = in_turns({**sides, "": schedule}, ROUNDS, warm_up=0)
-    whole = rounds.pop("")
+    iteration_seconds = rounds.pop("")
     return Figures(
-        statistics.median(host) / items * 1e6,
+        statistics.median(host_seconds) / items * 1e6,
         items,
-        statistics.median(whole),
+        statistics.median(iteration_seconds),
         {name: statistics.median(times) for name, times in rounds.items()},
-        Spread.ratio(map(sum, zip(*rounds.values(), strict=True)), whole),
+        Spread.ratio(map(sum, zip(*rounds.values(), strict=True)), iteration_seconds),
     )
 
 
 def _chain(program, call):
     """A function that runs a program as often as an iteration does, each time on its donated arguments."""
     arguments = jax.tree.leaves(zeros_and_keys(program.arguments))
-    free, output_of = list(range(len(call.outputs))), {}
+    free_outputs, output_of = list(range(len(call.outputs))), {}
     for i in sorted(call.donated):
-        kind = _kind(call.inputs[i])
-        output_of[i] = next(j for j in free if _kind(call.outputs[j]) == kind)
-        free.remove(output_of[i])
+        shape_key = _shape_key(call.inputs[i])
+        output_of[i] = next(j for j in free_outputs if _shape_key(call.outputs[j]) == shape_key)
+        free_outputs.remove(output_of[i])
 
     def run():
         for _ in range(program.calls_per_iteration):
@@ -129,7 +130,7 @@ def _chain(program, call):
     return run
 
 
-def _kind(value):
+def _shape_key(value):
     return value.shape, value.dtype, value.axis
 
 

@@ -2,8 +2,8 @@
 
     python -m bench.versions .venv/bin/python .venv-newest/bin/python --envs 64 1024
 
-Each round trains once with each interpreter, and has a ratio, since other work on the machine slows both. The
-table has medians, and the smallest and largest ratio of the rounds.
+Each round trains once with each interpreter. Ratios are within a round, because other work on the machine
+slows all interpreters. The table has medians, and the smallest and largest ratio over the rounds.
 """
 
 import json
@@ -15,7 +15,9 @@ from pathlib import Path
 
 from bench.harness import in_turns, parser, table
 
-ASK = "import jax, sys; print(f'JAX {jax.__version__}, Python {sys.version_info[0]}.{sys.version_info[1]}')"
+PRINT_VERSIONS = (
+    "import jax, sys; print(f'JAX {jax.__version__}, Python {sys.version_info[0]}.{sys.version_info[1]}')"
+)
 
 
 def steps_per_s(python: str, envs: int, steps: int, seed: int) -> float:
@@ -43,7 +45,7 @@ def main() -> None:
         }
         speeds = in_turns(sides, args.rounds, warm_up=0)
         for python, rates in speeds.items():
-            name = subprocess.check_output([python, "-c", ASK], text=True).strip()
+            name = subprocess.check_output([python, "-c", PRINT_VERSIONS], text=True).strip()
             ratios = sorted(a / b for a, b in zip(rates, speeds[args.pythons[0]], strict=True))
             spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
             rows.append((f"{envs:,}", name, f"{statistics.median(rates):,.0f}", spread))

@@ -32,7 +32,7 @@ POLICIES: tuple[type, ...] = (
     Central,
 )
 _CHANGEABLE = ("shuffle", "precision")  # fields that slightly change results
-_WITH_MORE_STALENESS = 2  # number of best candidates for which the gain of more staleness is reported
+_WITH_MORE_STALENESS = 2  # number of best candidates for which one more iteration of staleness is tried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,10 +92,10 @@ def auto(
     all_devices: bool = False,
     further: bool = True,
 ) -> Choice:
-    """Predicts the time of each policy with each sensible size of its groups; returns the fastest.
+    """Predicts the time of each policy with several sizes of its groups; returns the fastest.
 
-    Fields of a policy with `metadata={"devices": True}` are sizes of its groups. Your own policy takes part
-    if it is in `policies`. Nothing is compiled or run.
+    Fields of a policy with `metadata={"devices": True}` are the sizes of its groups. Your own policy takes
+    part if it is in `policies`. Nothing is compiled or run.
 
     Args:
       algorithm: any algorithm.
@@ -104,11 +104,11 @@ def auto(
       max_staleness: the largest staleness to consider.
       may_change: further fields of the algorithm to choose: "shuffle" and "precision".
       num_seeds: as for `fdg.compile`.
-      policies: policy classes to try, or policies with fixed groups; for a single one, more numbers of
+      policies: policy classes to try, or instances with fixed groups. If there is only one, more numbers of
         devices are tried.
       graph: the algorithm's graph, if already traced.
       all_devices: the policy must get all devices.
-      further: whether to report the gain of more staleness and of further changes.
+      further: whether to predict candidates that `max_staleness` and `may_change` forbid, for the table.
 
     Returns:
       A value with `policy`, `devices` (their number), `algorithm`, `seconds` (predicted, per iteration),
@@ -135,8 +135,9 @@ def auto(
         return changed, side_by_side(graph, num_seeds)
 
     classes = tuple(policies)
-    counts = fewer(cluster.devices) if len(classes) > 1 else [*sizes(cluster.devices), cluster.devices]
-    counts = [cluster.devices] if all_devices else counts
+    counts = [cluster.devices]
+    if not all_devices:
+        counts = device_counts(*counts) if len(classes) > 1 else [*group_sizes(*counts), *counts]
     variants = [(), *_variants(algorithm, allowed.changeable)]
     candidates = [
         Candidate(policy, count, variant)
@@ -145,9 +146,9 @@ def auto(
         for policy in candidates_of(classes, count, range(max_staleness + 1))
     ]
     forbidden = [name for name in _CHANGEABLE if name not in allowed.changeable]
-    report_further = functools.partial(_if_allowed, algorithm, forbidden, max_staleness)
-    platforms = functools.partial(_platforms, devices)
-    choice = choose(candidates, cluster, graph_of_agents, platforms, report_further if further else None)
+    further_candidates = functools.partial(_forbidden_candidates, algorithm, forbidden, max_staleness)
+    to_place = functools.partial(_devices_to_place, devices)
+    choice = choose(candidates, cluster, graph_of_agents, to_place, further_candidates if further else None)
     if original is not algorithm:  # several agents
         return dataclasses.replace(choice, algorithm=of_seeds(choice.algorithm, num_seeds))
     return dataclasses.replace(choice, graph=graphs[choice.rows[0].candidate.variant][1])
@@ -161,26 +162,26 @@ def _cluster(devices: int | Sequence[jax.Device] | Cluster | None) -> Cluster:
     return cluster_for(jax.devices() if devices is None else devices)
 
 
-def _platforms(devices: int | Sequence[jax.Device] | Cluster | None, count: int) -> Any:
-    """The argument of `place`: the devices if they exist, since it reads their processes."""
+def _devices_to_place(devices: int | Sequence[jax.Device] | Cluster | None, count: int) -> Any:
+    """The argument `devices` of `place`: the devices if they exist, because it needs their processes."""
     if isinstance(devices, int | Cluster):
         return count
     return (jax.devices() if devices is None else list(devices))[:count]
 
 
-def fewer(count: int) -> list[int]:
+def device_counts(count: int) -> list[int]:
     """Numbers of devices to try: all, half, a quarter, and one.
 
-    >>> fewer(8), fewer(3)
+    >>> device_counts(8), device_counts(3)
     ([8, 4, 2, 1], [3, 1])
     """
     return list(dict.fromkeys([*(count // divisor for divisor in (1, 2, 4) if count % divisor == 0), 1]))
 
 
-def sizes(count: int) -> list[int]:
-    """Sizes to try for one group of two or more that share `count` devices.
+def group_sizes(count: int) -> list[int]:
+    """Sizes to try for a group of a policy with at least two groups on `count` devices.
 
-    >>> sizes(8), sizes(1)
+    >>> group_sizes(8), group_sizes(1)
     ([1, 2, 3, 4, 6, 7], [])
     """
     steps = {2**i * k for i in range(count.bit_length()) for k in (1, 3)} | {count - 1, count - count // 3}
@@ -188,7 +189,7 @@ def sizes(count: int) -> list[int]:
 
 
 def candidates_of(classes: Iterable[Any], count: int, staleness: Iterable[int]) -> list[Any]:
-    """Policies for this number of devices: classes with all group sizes and staleness; values unchanged."""
+    """Policies for `count` devices: classes with all group sizes and staleness; instances unchanged."""
     policies: list[Any] = []
     for cls in classes:
         if not isinstance(cls, type):
@@ -200,38 +201,40 @@ def candidates_of(classes: Iterable[Any], count: int, staleness: Iterable[int]) 
             for name, field in fields.items()
             if field.metadata.get("devices") and field.default is not None
         ]
-        lags = list(staleness) if "staleness" in fields else [None]
-        chosen: list[dict[str, int]] = [{}]
+        staleness_values = list(staleness) if "staleness" in fields else [None]
+        combinations: list[dict[str, int]] = [{}]
         for name in groups:
-            chosen = [{**others, name: size} for others in chosen for size in (sizes(count) or [1])]
-        for lag in lags:
-            for counts in chosen:
-                if sum(counts.values()) < count or count == 1:
-                    policies.append(cls(**counts, **({} if lag is None else {"staleness": lag})))
+            combinations = [
+                {**others, name: size} for others in combinations for size in (group_sizes(count) or [1])
+            ]
+        for value in staleness_values:
+            for sizes in combinations:
+                if sum(sizes.values()) < count or count == 1:
+                    policies.append(cls(**sizes, **({} if value is None else {"staleness": value})))
     return policies
 
 
 def _variants(algorithm: Any, names: Iterable[str]) -> list[tuple[tuple[str, Any], ...]]:
-    """The algorithm with other values of some fields, one field at a time and all together."""
+    """Other combinations of values of these fields, each as the fields that differ from the algorithm."""
     if not dataclasses.is_dataclass(algorithm):
         return []
-    settings: list[dict[str, Any]] = [{}]
+    combinations: list[dict[str, Any]] = [{}]
     hints = typing.get_type_hints(type(algorithm))
     for name in names:
         if typing.get_origin(hints.get(name)) is Literal:
             values = typing.get_args(hints[name])
-            settings = [{**others, name: value} for others in settings for value in values]
+            combinations = [{**others, name: value} for others in combinations for value in values]
     variants = (
         tuple((name, value) for name, value in fields.items() if getattr(algorithm, name) != value)
-        for fields in settings
+        for fields in combinations
     )
     return list(dict.fromkeys(variant for variant in variants if variant))
 
 
-def _if_allowed(
+def _forbidden_candidates(
     algorithm: Any, names: Sequence[str], max_staleness: int, rows: Sequence[Row]
 ) -> list[Candidate]:
-    """The best result if more were allowed: other values of fields, one more iteration of staleness."""
+    """Candidates that the limits forbid: the best one with other values of fields, or with more staleness."""
     candidates = []
     for row in rows[:1]:
         for name in names:

@@ -31,6 +31,6 @@ class Central(Lags):
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """Puts only the update on the servers."""
         workers, servers = divide(self, devices, workers=self.workers, servers=self.servers)
-        servers = self.sharded(servers)
+        servers = self.with_sharding(servers)
         roles = ("environment", "actor", "buffer", "learner", "gradient")
         return {**dict.fromkeys(roles, workers), "update": servers}

@@ -22,10 +22,9 @@ class Colocated(ShardsParameters):
     so parameters are all-gathered in small groups, leaf by leaf, and sliced back without communication.
 
     Attributes:
-      generation_parallel: devices that share the parameters in generation, a divisor of `model_parallel`;
-        None: as many as in training, in one program.
-      rewards: the number of devices, from the first, for the role `reward` (a reward on the host needs one);
-        None: all.
+      generation_parallel: number of devices over which parameters are split in generation, a divisor of
+        `model_parallel`; None: as many as in training, in one program.
+      rewards: number of devices for the role `reward`, from the first; 1 for a reward on the host; None: all.
     """
 
     generation_parallel: int | None = dataclasses.field(
@@ -51,7 +50,7 @@ class Colocated(ShardsParameters):
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """One group; or two on the same devices, with different sharding of parameters."""
-        all_devices = self.sharded(Group("all", tuple(range(len(devices)))))
+        all_devices = self.with_sharding(Group("all", tuple(range(len(devices)))))
         learning, generation = all_devices, all_devices
         if self.generation_parallel is not None and len(devices) > 1:
             learning = dataclasses.replace(all_devices, name="training")

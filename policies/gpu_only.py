@@ -19,5 +19,5 @@ class GPUOnly(ShardsParameters):
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """One group of all devices."""
-        all_devices = self.sharded(Group("all", tuple(range(len(devices)))))
+        all_devices = self.with_sharding(Group("all", tuple(range(len(devices)))))
         return dict.fromkeys(("environment", "actor", "buffer", "learner"), all_devices)

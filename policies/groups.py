@@ -23,10 +23,10 @@ def accelerators_and_hosts(devices: Sequence[str]) -> tuple[list[int], list[int]
 
 
 def divide(policy: Any, devices: Sequence[str], **sizes: int | None) -> list[Group]:
-    """One group per keyword, with this number of devices, in order; None takes the remaining devices.
+    """One group for each keyword argument, with that number of devices; None: with all remaining devices.
 
-    CPUs among accelerators come first: the first group holds the environments. A single device is shared by
-    all groups.
+    Groups take devices in order. If there are accelerators, the CPUs come first, because the first group
+    holds the environments. A single device is shared by all groups.
 
     Raises:
       PlanError: a group is empty, or the groups need more devices than there are.
@@ -40,19 +40,19 @@ def divide(policy: Any, devices: Sequence[str], **sizes: int | None) -> list[Gro
     count = len(devices)
     if count == 1:
         return [Group(name, (0,)) for name in sizes]
-    fixed = sum(size or 0 for size in sizes.values())
-    num_open = sum(size is None for size in sizes.values())
-    if fixed + num_open > count:
+    num_fixed = sum(size or 0 for size in sizes.values())
+    num_without_size = sum(size is None for size in sizes.values())
+    if num_fixed + num_without_size > count:
         text = " + ".join(f"{size or 1} {name}" for name, size in sizes.items())
         raise PlanError(
-            f"{policy} needs {text} = {fixed + num_open} devices, but there are {count}: use more devices,"
-            " or smaller groups"
+            f"{policy} needs {text} = {num_fixed + num_without_size} devices, but there are {count}: use more"
+            " devices, or smaller groups"
         )
     accelerators, hosts = accelerators_and_hosts(devices)
     order = [*hosts, *accelerators]
     groups = []
     for name, size in sizes.items():
-        length = count - fixed if size is None else size
+        length = count - num_fixed if size is None else size
         groups.append(Group(name, tuple(order[:length]), exact=size is not None))
         order = order[length:]
     return groups

@@ -19,11 +19,11 @@ class MultiLearner(ShardsParameters):
     `model_parallel` and `parameters` (`ShardsParameters`) apply to the learners.
     """
 
-    uses_host: ClassVar[bool] = True  # by default, accelerators come with their host's CPU
+    uses_host: ClassVar[bool] = True  # adds the host's CPU to accelerators (`fdg.placing.policy.with_host`)
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """Puts the environments on CPUs among accelerators, and the other roles on every accelerator."""
         accelerators, hosts = accelerators_and_hosts(devices)
-        learners = self.sharded(Group("learners", tuple(accelerators)))
+        learners = self.with_sharding(Group("learners", tuple(accelerators)))
         environments = Group("environments", tuple(hosts)) if hosts else learners
         return {"environment": environments, **dict.fromkeys(("actor", "buffer", "learner"), learners)}

@@ -36,7 +36,7 @@ class ShardsParameters:
     """The fields of a policy that can shard the parameters of one of its groups.
 
     Attributes:
-      model_parallel: devices that share one part of the batch, the mesh axis `model`.
+      model_parallel: number of devices that hold the same part of the batch (size of the mesh axis `model`).
       parameters: rules on the paths of leaves; or "fsdp"; or "declared" for the rules of the algorithm's
         network, which is the default if `model_parallel` is more than 1.
     """
@@ -55,7 +55,7 @@ class ShardsParameters:
     def __new__(cls, *args: Any, **fields: Any) -> Any:
         """Raises an error for unknown fields, with the most similar name, and for fields without effect."""
         dataclass_fields(cls)
-        if args or fields:  # copies and pickles pass none
+        if args or fields:  # `copy` and `pickle` call without arguments
             check_call(cls, args, fields)
         return super().__new__(cls)
 
@@ -67,17 +67,17 @@ class ShardsParameters:
             )
         if not isinstance(self.parameters, str | None):
             object.__setattr__(self, "parameters", parameter_rules(self.parameters))
-        # raises now, not when the plan is made, if a text is neither "fsdp" nor "declared"
+        # raises an error here, not when the plan is made, if a string is neither "fsdp" nor "declared"
         parameter_rules(self.parameters)
 
     def __repr__(self) -> str:
-        """The usual text of a dataclass, without keyword-only fields that have their defaults."""
+        """The `repr` of a dataclass, without keyword-only fields that have their defaults."""
         fields = sorted(dataclasses.fields(self), key=lambda field: bool(field.kw_only))
         values = [(f, getattr(self, f.name)) for f in fields if f.repr]
         text = ", ".join(f"{f.name}={x!r}" for f, x in values if not (f.kw_only and x == f.default))
         return f"{type(self).__qualname__}({text})"
 
-    def sharded(self, group: Group) -> Group:
+    def with_sharding(self, group: Group) -> Group:
         """The group with the mesh and the sharding rules of these fields."""
         rules = self.parameters
         if rules is None:
@@ -87,13 +87,13 @@ class ShardsParameters:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Lags(ShardsParameters):
-    """The field of a policy whose actors may use parameters that lag by a part of an iteration.
+    """The field of a policy whose actors may use parameters that are some micro-batches old.
 
     Attributes:
-      lag: like `staleness`, in micro-batches: with `M` of them in an iteration, `lag=k*M` is `staleness=k`.
-        Micro-batch `n` of a run uses the parameters after `(n - lag) // M` updates, or the initial ones. `M`
-        is the length of the scan that calls the actors; without one, only `staleness` is possible. Set one of
-        the two.
+      lag: the staleness in micro-batches. If an iteration has `M` micro-batches, `lag=k*M` equals
+        `staleness=k`: micro-batch `n` of a run uses the parameters after `(n - lag) // M` updates, or the
+        initial ones. `M` is the length of the scan that calls the actors; without such a scan, only
+        `staleness` is possible. Set only one of the two.
     """
 
     lag: int = dataclasses.field(
@@ -104,21 +104,21 @@ class Lags(ShardsParameters):
 
 
 def generation_group(group: Group, name: str, width: int) -> Group:
-    """A group for generation on the same devices, with parameters split over every `width` of them.
+    """A group for generation on the same devices, with parameters split over groups of `width` devices.
 
     Devices are reordered so that each device's training shard lies within its generation shard, and shards
     that are merged are neighbours (Sheng et al., arXiv 2409.19256, section 5.3).
 
     Args:
       name: name of the new group.
-      width: devices that share parameters in generation.
+      width: number of devices over which parameters are split in generation.
 
     >>> generation_group(Group("all", tuple(range(8)), model=4), "generation", 2).devices
     (0, 2, 1, 3, 4, 6, 5, 7)
     """
-    parts = max(group.model // width, 1)  # generation rows per training row
-    row, order = parts * width, []
-    for start in range(0, len(group.devices) - row + 1, row):
+    parts = max(group.model // width, 1)  # groups of `width` devices that share a training replica's devices
+    replica_size, order = parts * width, []
+    for start in range(0, len(group.devices) - replica_size + 1, replica_size):
         order += [start + g * parts + j for j in range(parts) for g in range(width)]
     order += range(len(order), len(group.devices))
     return dataclasses.replace(

@@ -32,5 +32,5 @@ class SingleLearnerCoarse(Lags):
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """A group for acting, and one for learning."""
         actors, learners = divide(self, devices, actors=self.actors, learners=self.learners)
-        learners = self.sharded(learners)
+        learners = self.with_sharding(learners)
         return {"environment": actors, "actor": actors, "buffer": learners, "learner": learners}

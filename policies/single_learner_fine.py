@@ -26,7 +26,7 @@ class SingleLearnerFine(ShardsParameters):
     learners: int = group_size(1, "devices that act and learn")
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
-        """A group for the environments, and one for all else."""
+        """A group for the environments, and one for all other roles."""
         workers, learners = divide(self, devices, workers=self.workers, learners=self.learners)
-        learners = self.sharded(learners)
+        learners = self.with_sharding(learners)
         return {"environment": workers, **dict.fromkeys(("actor", "buffer", "learner"), learners)}

@@ -19,7 +19,7 @@ class Split(Lags):
     Attributes:
       actors: devices that generate; None for all remaining devices.
       learners: devices that train.
-      generation_parallel: actors that share the parameters in generation.
+      generation_parallel: number of actors over which parameters are split in generation.
       rewards: devices for the role `reward`; None for the actors'.
       staleness: age of the actors' parameters in iterations; 0 is synchronous.
 
@@ -38,14 +38,14 @@ class Split(Lags):
     staleness: int = 0
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
-        """Two groups, and one for rewards if they have separate devices."""
+        """Two groups, and a third for rewards if they have separate devices."""
         sizes = {"rewards": self.rewards} if self.rewards is not None else {}
         actors, *rewards, learners = divide(
             self, devices, actors=self.actors, **sizes, learners=self.learners
         )
-        learners = self.sharded(learners)
+        learners = self.with_sharding(learners)
         if self.generation_parallel > 1:
-            actors = generation_group(self.sharded(actors), "actors", self.generation_parallel)
+            actors = generation_group(self.with_sharding(actors), "actors", self.generation_parallel)
         return {
             "environment": actors,
             "actor": actors,

@@ -23,7 +23,7 @@ class Standalone(Lags):
       references: devices for the role `reference`; 0 for the learners'.
       critics: devices for the role `critic`; 0 for the learners'.
       rewards: devices for the role `reward`; 0 for the actors'.
-      generation_parallel: actors that share the parameters in generation.
+      generation_parallel: number of actors over which parameters are split in generation.
       staleness: age of the actors' parameters in iterations; 0 is synchronous.
 
     `lag` (`Lags`) is the staleness in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`)
@@ -58,9 +58,9 @@ class Standalone(Lags):
         names = ("rewards", "references", "critics")
         sizes = {name: getattr(self, name) for name in names if getattr(self, name)}
         actors, *others, learners = divide(self, devices, actors=self.actors, **sizes, learners=self.learners)
-        learners = self.sharded(learners)
+        learners = self.with_sharding(learners)
         if self.generation_parallel > 1:
-            actors = generation_group(self.sharded(actors), "actors", self.generation_parallel)
+            actors = generation_group(self.with_sharding(actors), "actors", self.generation_parallel)
         separate = {g.name: dataclasses.replace(g, optional=True) for g in others}
         return {
             "environment": actors,

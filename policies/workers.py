@@ -48,6 +48,6 @@ class Workers(Lags):
         environments, actors, *buffers, learners = divide(
             self, devices, environments=self.environments, actors=self.actors, **sizes, learners=self.learners
         )
-        learners = self.sharded(learners)
+        learners = self.with_sharding(learners)
         buffer = dataclasses.replace(buffers[0], optional=True) if buffers else learners
         return {"environment": environments, "actor": actors, "buffer": buffer, "learner": learners}

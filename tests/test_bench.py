@@ -87,7 +87,7 @@ def test_tables_of_figures(tmp_path):
     results.keep("peers", "a pair", figures, path)
     results.keep("peers", "a pair", {**figures, "ratio": 1.5}, path)  # in place of the first
     assert len(json.loads(path.read_text())["peers"]) == 1
-    text = performance.measured(results.read(path), [])
+    text = performance.measured_text(results.read(path), [])
     row = next(line for line in text.splitlines() if line.startswith("| PPO CartPole-v1"))
     assert "| 1,024 | 1,234 on 2 devices | 1,234 | **1.50** (2.25 to 2.75) | 2: not met |" in row
     assert row.endswith("| - / 500 |")
@@ -118,10 +118,10 @@ def test_what_runs_reached_as_cells(tmp_path):
     ):
         summary = {"env_steps": 1000, "wall_s": 2.0, **evaluated}
         (tmp_path / "summary.json").write_text(json.dumps(summary))
-        seeds, mean, middle, ends, seconds = runs.Reached.of([tmp_path]).cells
+        seeds, mean, middle, ends, seconds = runs.Outcome.of([tmp_path]).cells
         assert (seeds, mean, ends, seconds) == expected
         assert middle.startswith("3.0 [" if seeds == "4" else "7.0 [7.0, 7.0]")
-    both = runs.Reached.of([tmp_path, tmp_path])
+    both = runs.Outcome.of([tmp_path, tmp_path])
     assert (both.steps, both.wall_s, list(both.returns)) == (1000, 4.0, [7.0, 7.0])
 
 
@@ -136,7 +136,7 @@ def test_rounds_alternate_and_warm_up():
 
 def test_a_table_of_cells_keeps_those_that_were_not_trained_again():
     document = bench_table.DOCUMENT
-    _, text, _ = harness.measured(document, "bench.table --budget short")
+    _, text, _ = harness.split_at_marks(document, "bench.table --budget short")
     cells = bench_table.cells_in(text)
     environments = list(cells["random"])
     assert bench_table.tables(cells, list(cells), environments) == text.strip()

@@ -9,7 +9,7 @@ from bench.gpu import measuring
 from bench.gpu.measuring import FailedError, Measurement, Part, Record, Settings, here, measure
 from bench.gpu.parts import PARTS
 from bench.gpu.tables import NOT_MEASURED, markdown, record_of
-from bench.gpu.training import trained
+from bench.gpu.training import measure_training
 from bench.peers.pairs import Pair
 from fdg.errors import FdgError
 from fdg.training.reference_jobs import ReferenceJob
@@ -83,7 +83,7 @@ def test_full_sizes_are_read_by_the_command_line(number, tmp_path):
     for one in PARTS[number].measurements(Settings(tmp_path)):
         what, *_ = (*getattr(one.measure, "args", ()), None)
         if (
-            getattr(one.measure, "func", None) is trained and "playground" not in one.row
+            getattr(one.measure, "func", None) is measure_training and "playground" not in one.row
         ):  # which this environment lacks
             assert parse(what, "test", "").num_iterations > 10, one.name
         elif isinstance(what, Pair):

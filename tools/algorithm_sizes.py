@@ -3,8 +3,8 @@
 For each algorithm, this prints the files and lines of `algos/` that its file imports, directly or indirectly;
 the same counts, including modules that are imported only when a setting selects them
 (`algos.registry.OPTIONS`); and its number of base classes. Then it prints, for each setting (a field with a
-flag) and for each annotated field, how many classes of `algos/` declare it. It does not follow the registry
-and the tables of presets.
+flag) and for each annotated field, how many classes of `algos/` declare it. It does not follow imports of
+the registry and of the tables of presets.
 """
 
 import ast

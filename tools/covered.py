@@ -1,8 +1,8 @@
 """Records which tests run which line, and how long each takes: `make covered`, half an hour on two cores.
 
-Coverage.py (coverage.readthedocs.io) records the lines of every test by its name; `tools/mutants.py` runs the
-tests of a fault's line, quickest first. Line numbers are those of the recorded code: record again after
-changes, before a sample is reported.
+Coverage.py (coverage.readthedocs.io) records the lines that each test runs; `tools/mutants.py` runs the tests
+of a fault's line, quickest first. Line numbers are those of the recorded code, so record again after changes
+of the code.
 """
 
 import ast
@@ -31,7 +31,7 @@ data_file = {data}
 
 
 class Seconds:
-    """A plugin of pytest that sums the seconds of each test and its fixtures."""
+    """A plugin of pytest that measures the seconds of each test, with its fixtures."""
 
     def __init__(self) -> None:
         self.by_test: dict[str, float] = {}
@@ -41,7 +41,7 @@ class Seconds:
 
 
 def record(arguments: list[str]) -> int:
-    """Runs tests and writes both files; returns pytest's exit status."""
+    """Runs tests, and writes `LINES` and `SECONDS`; returns pytest's exit status."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     seconds = Seconds()
     with tempfile.TemporaryDirectory() as scratch:
@@ -53,47 +53,50 @@ def record(arguments: list[str]) -> int:
     return int(status)
 
 
-def header(source: str, line: int) -> range:
+def statement_lines(source: str, line: int) -> range:
     """The lines of the innermost statement at a line, without nested statements.
 
     >>> text = "def f(x):\\n    if (x and\\n        1):\\n        return g(\\n            x)\\n"
-    >>> header(text, 3), header(text, 5)
+    >>> statement_lines(text, 3), statement_lines(text, 5)
     (range(2, 4), range(4, 6))
     """
     lines = range(line, line + 1)
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.stmt) or not node.lineno <= line <= (node.end_lineno or node.lineno):
             continue
-        inner = [child.lineno for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
-        last = min([at - 1 for at in inner if at > node.lineno], default=node.end_lineno or node.lineno)
+        inner_starts = [child.lineno for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+        last = min(
+            [start - 1 for start in inner_starts if start > node.lineno],
+            default=node.end_lineno or node.lineno,
+        )
         if line <= last or last < node.lineno:
             lines = range(node.lineno, max(last, node.lineno) + 1)
     return lines
 
 
-def readers(source: str, line: int) -> set[int]:
-    """Lines that read what a line defines at import.
+def reading_lines(source: str, line: int) -> set[int]:
+    """The lines that use the name, or the default of a parameter, that a line defines.
 
     >>> text = "SIZE = 3\\n\\ndef f(x=1):\\n    return SIZE * x\\n"
-    >>> readers(text, 1), readers(text, 3)
+    >>> reading_lines(text, 1), reading_lines(text, 3)
     ({4}, {4})
     """
-    using, defined = set[int](), set[str]()
+    reading, defined = set[int](), set[str]()
     tree = ast.parse(source)
     for node in ast.walk(tree):
         lines = range(getattr(node, "lineno", 0), (getattr(node, "end_lineno", 0) or 0) + 1)
         if isinstance(node, ast.FunctionDef):
             begins = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             if begins <= line < node.body[0].lineno:
-                using |= {*range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)}
+                reading |= {*range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)}
         elif isinstance(node, ast.Assign | ast.AnnAssign) and line in lines:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             defined |= {x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)}
     for node in ast.walk(tree):
         name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", None)
         if name in defined and (isinstance(node, ast.Name | ast.Attribute)):
-            using |= {*header(source, node.lineno)}
-    return using - {*header(source, line)}
+            reading |= {*statement_lines(source, node.lineno)}
+    return reading - {*statement_lines(source, line)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Covered:
     """The result of `record`.
 
     Attributes:
-      data: Coverage.py's data, with the name of a test and its phase as context.
+      data: Coverage.py's data; its contexts are names of tests with their phases.
       seconds: seconds of each test.
     """
 
@@ -111,7 +114,9 @@ class Covered:
     @classmethod
     def read(cls) -> "Covered":
         if not (FOLDER / LINES).is_file():
-            raise SystemExit(f"error: {FOLDER} does not say which tests run which line: make covered")
+            raise SystemExit(
+                f"error: {FOLDER} has no record of which tests run which line: run `make covered` first"
+            )
         data = coverage.CoverageData(basename=str(FOLDER / LINES))
         data.read()
         return cls(data, json.loads((FOLDER / SECONDS).read_text()))
@@ -119,19 +124,18 @@ class Covered:
     def tests(self, module: str, line: int) -> list[str]:
         """The tests that run the statement at a line, quickest first.
 
-        If only imports run it, the result is the tests of its readers: the body of a function whose default
-        it is, or lines of the module with the name that it defines.
+        If the statement runs only at import, the result is the tests of its `reading_lines`.
         """
         by_line = self.data.contexts_by_lineno(module)
         source = (ROOT / module).read_text()
-        for lines in (header(source, line), readers(source, line)):
+        for lines in (statement_lines(source, line), reading_lines(source, line)):
             names = {context.rpartition("|")[0] for at in lines for context in by_line.get(at, ())}
             if names - {""}:
                 return sorted(names - {""}, key=lambda name: (self.seconds.get(name, 0.0), name))
         return []
 
-    def within(self, tests: list[str], seconds: float) -> list[str]:
-        """As many of the first tests as fit into a number of seconds."""
+    def first_within(self, tests: list[str], seconds: float) -> list[str]:
+        """The first tests, as many as take at most `seconds` together."""
         ends, total = [], 0.0
         for test in tests:
             total += self.seconds.get(test, 0.0)

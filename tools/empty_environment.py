@@ -3,7 +3,7 @@
     python -m tools.empty_environment            # some minutes: every library is installed
     python -m tools.empty_environment --extras gymnasium,onnx
 
-`tests/test_wheel.py` is the quick form, with the libraries of this environment.
+`tests/test_wheel.py` is quicker: it uses the libraries of this environment.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.harness import ROOT, parser
 
-_WHERE = (
+_PRINT_LOCATIONS = (
     "import fdg, policies, algos, envs; print(*(m.__file__ for m in (fdg, policies, algos, envs)), sep='\\n')"
 )
 
@@ -29,15 +29,15 @@ def main() -> None:
         print("$", *arguments, flush=True)
         subprocess.run(arguments, cwd=cwd, env=environment, check=True)
 
-    with tempfile.TemporaryDirectory(prefix="fdg-wheel-") as name:
-        folder = Path(name)
-        run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", name, cwd=ROOT)
+    with tempfile.TemporaryDirectory(prefix="fdg-wheel-") as scratch:
+        folder = Path(scratch)
+        run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", scratch, cwd=ROOT)
         (wheel,) = folder.glob("fdg-*.whl")
         run(sys.executable, "-m", "venv", "env", cwd=folder)
         python = str(folder / "env" / "bin" / "python")
         package = f"{wheel}[{extras}]" if extras else str(wheel)
         run(python, "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), package, cwd=folder)
-        run(python, "-c", _WHERE, cwd=folder)
+        run(python, "-c", _PRINT_LOCATIONS, cwd=folder)
         train = "train --total-steps 20480 --devices 1 --out run".split()
         run(str(folder / "env" / "bin" / "fdg"), *train, cwd=folder)
         run(str(folder / "env" / "bin" / "fdg"), "evaluate", "run", "--episodes", "8", cwd=folder)

@@ -2,9 +2,9 @@
 
 Cosmic Ray (github.com/sixty-north/cosmic-ray) makes the faults: it changes an operator, number, comparison or
 boolean, or removes a decorator. The sample draws a place in the code first, then one of the faults possible
-there; otherwise arithmetic operators, which have many replacements, would fill it. Each fault is written into
-a copy of the repository, where the tests that run its line (recorded by `make covered`) run until one fails.
-A fault whose tests take longer than `--limit` is counted separately.
+there; otherwise arithmetic operators, which have many replacements, would dominate the sample. Each fault is
+written into a copy of the repository, where the tests that run its line (recorded by `make covered`) run
+until one fails. A fault whose tests take longer than `--limit` counts as timed out.
 
 Survivors are printed as diffs. Add a fault without observable effect to `tools/equivalent_mutants.toml`, with
 the reason. Later samples then leave it out.
@@ -40,8 +40,8 @@ from tools import covered
 EQUIVALENT = ROOT / "tools" / "equivalent_mutants.toml"
 MIN_KILLED_PERCENT = 95.0
 
-# Tests of lines without a record in `make covered`: lines that only imports run, and files whose code also
-# runs in processes that tests start.
+# Tests for lines that `make covered` does not record: lines that run only at import, and files whose code
+# also runs in processes that tests start.
 TESTS_OF_IMPORTS = ("tests/test_values.py", "tests/test_signatures.py", "tests/algos/test_settings.py")
 PROCESS_TESTS = (
     ("fdg/processes/*", "tests/processes/test_rendezvous.py tests/processes/test_distributed.py"),
@@ -55,9 +55,9 @@ class Mutant:
     """A fault.
 
     Attributes:
-      module: its path within the repository.
-      operator: Cosmic Ray's name of its operator.
-      occurrence: its index among the operator's places in the module.
+      module: path of the changed module within the repository.
+      operator: Cosmic Ray's name of the change.
+      occurrence: index of the change among all places in the module where the operator applies.
       position: line and column.
     """
 
@@ -73,7 +73,7 @@ class Mutant:
 def mutants_of(module: str) -> Iterator[Mutant]:
     """All mutants of a module, except those in type annotations, which never run."""
     source = (ROOT / module).read_text()
-    types = [
+    annotations = [
         ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
         for parent in ast.walk(ast.parse(source))
         for node in (getattr(parent, "annotation", None), getattr(parent, "returns", None))
@@ -86,7 +86,7 @@ def mutants_of(module: str) -> Iterator[Mutant]:
             continue
         positions = [start for node in nodes for start, _ in operator().mutation_positions(node)]
         for occurrence, start in enumerate(positions):
-            if not any(begin <= start < end for begin, end in types):
+            if not any(begin <= start < end for begin, end in annotations):
                 yield Mutant(module, name, occurrence, start)
 
 
@@ -106,7 +106,7 @@ def mutated_source(mutant: Mutant) -> str | None:
 
 
 def diff(mutant: Mutant) -> list[str]:
-    """The lines of its diff, without the header."""
+    """The lines of a mutant's diff, without the header."""
     changed = mutated_source(mutant)
     assert changed is not None
     before = (ROOT / mutant.module).read_text().splitlines()
@@ -143,12 +143,12 @@ def draw(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
         places: dict[tuple[int, int], list[Mutant]] = {}
         for mutant in mutants_of(module):
             places.setdefault(mutant.position, []).append(mutant)
-        seen = collections.Counter[tuple[str, int]]()
+        repeats = collections.Counter[tuple[str, int]]()
         for (line, column), mutants in sorted(places.items()):
             text = lines[line - 1]
             place = (text.strip(), column - len(text) + len(text.lstrip()))
-            ranked.append((_hash(seed, module, *place, seen[place]), mutants))
-            seen[place] += 1
+            ranked.append((_hash(seed, module, *place, repeats[place]), mutants))
+            repeats[place] += 1
     sample: list[Mutant] = []
     for rank, mutants in sorted(ranked, key=lambda pair: pair[0]):
         if len(sample) == count:
@@ -169,17 +169,19 @@ def tests_of(
 ) -> list[list[str]]:
     """Batches of tests to run for a fault, in order, for at most half the limit.
 
-    First up to two tests that killed other faults of the module, then all that run its line, the quickest
-    first. If none is recorded: `TESTS_OF_IMPORTS`, and the tests named like the module. Last, the tests that
-    start processes.
+    First come up to two tests that killed other faults of the module, then all tests that run its line, the
+    quickest first. If no test is recorded: `TESTS_OF_IMPORTS`, and the tests named like the module. The tests
+    that start processes come last.
     """
-    tests = coverage.within(coverage.tests(mutant.module, mutant.position[0]), limit / 2)
+    tests = coverage.first_within(coverage.tests(mutant.module, mutant.position[0]), limit / 2)
     if not tests:
         named = ROOT.glob(f"tests/**/test_{Path(mutant.module).stem}.py")
         tests = [*TESTS_OF_IMPORTS, *(str(path.relative_to(ROOT)) for path in sorted(named))]
     tests = [test for test in killers if test in set(tests)][:2] + tests
     batches = [tests[i : i + 16] for i in range(0, len(tests), 16)]
-    return batches + [files.split() for part, files in PROCESS_TESTS if fnmatch.fnmatch(mutant.module, part)]
+    return batches + [
+        files.split() for pattern, files in PROCESS_TESTS if fnmatch.fnmatch(mutant.module, pattern)
+    ]
 
 
 def copy_repository(target: Path) -> Path:
@@ -233,7 +235,7 @@ class Copy:
         )
 
     def run(self, tests: Sequence[Sequence[str]], limit: float) -> tuple[str, str]:
-        """Runs tests; returns the outcome and the failed test."""
+        """Runs tests; returns the outcome, and the failed test if there is one."""
         assert self.process.stdin is not None and self.process.stdout is not None
         print(json.dumps({"tests": tests, "limit": limit}), file=self.process.stdin, flush=True)
         answer = json.loads(self.process.stdout.readline())
@@ -242,9 +244,9 @@ class Copy:
         return answer["outcome"], answer["by"]
 
     def run_on_fault(
-        self, result: Result, mutant: Mutant, tests: Sequence[Sequence[str]], limit: float
+        self, mutant: Mutant, result: Result, tests: Sequence[Sequence[str]], limit: float
     ) -> Result:
-        """Runs tests on a fault; returns the result with its outcome."""
+        """Runs tests on a fault; returns its pending `result` with the outcome."""
         text = mutated_source(mutant)
         assert text is not None
         begun = time.monotonic()
@@ -263,7 +265,7 @@ class Copy:
 
 
 def failing_anyway(tests: Sequence[str], copy: Copy, limit: float) -> set[str]:
-    """The tests that also fail without a fault, so that they kill no mutants."""
+    """The tests that also fail without a fault: their failures kill no mutant."""
     passing, failing = list(tests), set[str]()
     while passing:
         outcome, by = copy.run([passing], limit)
@@ -300,13 +302,14 @@ def main() -> int:
     if options.results and options.results.exists():
         before = [Result(**json.loads(line)) for line in options.results.read_text().splitlines()]
         done = {result.fault: result for result in before if result.outcome == "killed"}
-    killers = collections.defaultdict[str, dict[str, None]](dict)  # by module, the latest last
+    # Tests that killed a fault, by module, the latest last.
+    killers = collections.defaultdict[str, dict[str, None]](dict)
     for known in done.values():
         killers[known.module][known.by] = None
-    faults = {mutant: Result(str(mutant), "\n".join(diff(mutant)), "", "", 0.0) for mutant in sample}
-    todo = [mutant for mutant in sample if faults[mutant].fault not in done]
+    pending = {mutant: Result(str(mutant), "\n".join(diff(mutant)), "", "", 0.0) for mutant in sample}
+    todo = [mutant for mutant in sample if pending[mutant].fault not in done]
     # Mutants whose tests start processes take minutes each, so they come last.
-    todo.sort(key=lambda mutant: any(fnmatch.fnmatch(mutant.module, part) for part, _ in PROCESS_TESTS))
+    todo.sort(key=lambda mutant: any(fnmatch.fnmatch(mutant.module, pattern) for pattern, _ in PROCESS_TESTS))
     print(f"{len(sample)} mutants, {len(sample) - len(todo)} of them known to be killed", flush=True)
     with tempfile.TemporaryDirectory(prefix="fdg-mutants-") as scratch:
         cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(Path(scratch, "programs"))
@@ -319,9 +322,9 @@ def main() -> int:
             copy = free.get()
             try:
                 tests = tests_of(mutant, coverage, options.limit, list(killers[mutant.module])[::-1][:8])
-                return copy.run_on_fault(faults[mutant], mutant, tests, options.limit)
-            except Exception as error:  # an error of this tool; other mutants continue
-                return dataclasses.replace(faults[mutant], outcome="unclear", by=f"{error!r}"[:2000])
+                return copy.run_on_fault(mutant, pending[mutant], tests, options.limit)
+            except Exception as error:  # an error of this tool, which does not stop the other mutants
+                return dataclasses.replace(pending[mutant], outcome="unclear", by=f"{error!r}"[:2000])
             finally:
                 free.put(copy)
 
@@ -337,9 +340,9 @@ def main() -> int:
                         print(json.dumps(dataclasses.asdict(result)), file=file)
                 line = f"{result.outcome:9s} {result.seconds:5.0f} s  {result.mutant}  {result.by}"
                 print(f"{i:3d}/{len(todo)} {line}", flush=True)
-        results = [done[faults[mutant].fault] for mutant in sample]
-        killing = sorted({result.by for result in results if "::" in result.by})
-        failing = failing_anyway(killing, copies[0], 20 * options.limit)
+        results = [done[pending[mutant].fault] for mutant in sample]
+        killing_tests = sorted({result.by for result in results if "::" in result.by})
+        failing = failing_anyway(killing_tests, copies[0], 20 * options.limit)
         for copy in copies:
             copy.close()
     return report(results, failing, options)
@@ -348,7 +351,7 @@ def main() -> int:
 def report(results: Sequence[Result], failing: set[str], options: argparse.Namespace) -> int:
     """Prints survivors and counts; returns 1 if too few mutants were killed."""
     for test in sorted(failing):
-        print(f"fails without a fault as well, and kills none: {test}")
+        print(f"also fails without a fault, so its kills are unclear: {test}")
     counts = collections.Counter({"killed": 0, "survived": 0, "timed out": 0, "unclear": 0})
     for result in sorted(results, key=lambda result: (result.outcome, result.mutant)):
         outcome = "unclear" if result.by in failing else result.outcome

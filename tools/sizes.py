@@ -1,7 +1,7 @@
 """Lines and tokens of Python code by folder, now and at an earlier commit: `python -m tools.sizes e217e55`.
 
 Tokens are those of `tokenize`, without comments, docstrings and layout. Files that `git diff -M30%` calls new
-since that commit are counted apart.
+since that commit have their own column.
 """
 
 import io
@@ -36,13 +36,14 @@ def main(commit: str) -> None:
     """Prints a row for each folder, and for each folder of `fdg/`."""
     status = _git("diff", "-M30%", "-l0", "--name-status", commit, "HEAD").splitlines()
     new_files = {line.partition("\t")[2] for line in status if line.startswith("A\t")}
+    # By folder, for each column of the table: lines and tokens.
     sizes: dict[str, list[list[int]]] = defaultdict(lambda: [[0, 0] for _ in range(3)])
     for column, revision in ((0, commit), (1, "HEAD")):
-        for name in _git("ls-tree", "-r", "--name-only", revision, "--", *_FOLDERS).splitlines():
-            if name.endswith(".py"):
-                text = _git("show", f"{revision}:{name}")
-                is_new = revision == "HEAD" and name in new_files
-                for folder in {name.split("/")[0], "/".join(name.split("/")[:2])}:
+        for path in _git("ls-tree", "-r", "--name-only", revision, "--", *_FOLDERS).splitlines():
+            if path.endswith(".py"):
+                text = _git("show", f"{revision}:{path}")
+                is_new = revision == "HEAD" and path in new_files
+                for folder in {path.split("/")[0], "/".join(path.split("/")[:2])}:
                     if folder in _FOLDERS or (folder.startswith("fdg/") and not folder.endswith(".py")):
                         size = sizes[folder][2 if is_new else column]
                         size[0] += len(text.splitlines())

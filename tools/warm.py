@@ -1,9 +1,9 @@
 """Runs tests in forks of a process that has imported their libraries, but not the code under test.
 
-`tools/mutants.py` starts this process in a copy of the repository and sends it a line of JSON for each run,
-with `tests` (lists of files and names of tests, run one after the other until one fails) and `limit` (see
+`tools/mutants.py` starts this process in a copy of the repository. For each run, it sends a line of JSON with
+`tests` (lists of test files and test names, run in order until a test fails) and `limit` (CPU seconds, see
 `bench.forks.forked`). The answer is a line of JSON with `outcome` ("passed", "failed", "timed out", or
-"broken" if this tool failed) and `by`, the failed test.
+"broken" if this tool failed) and `by` (the failed test, or the error).
 """
 
 import contextlib
@@ -26,26 +26,26 @@ OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no
 OPTIONS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins are already imported
 
 
-class Named:
+class NamedTests:
     """A plugin of pytest that runs named files and tests in order, and records the first failure.
 
-    Pytest's command line cannot name a test with `::` in its parameters.
+    Pytest's command line cannot select a test whose parameters contain `::`.
     """
 
     def __init__(self, names: Sequence[str]):
         self.files = list(dict.fromkeys(name.split("::")[0] for name in names))
         self.failed: str | None = None
-        self._place = {name: i for i, name in enumerate(names)}
+        self._rank = {name: i for i, name in enumerate(names)}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Selects and sorts the tests by the names of their files, and their own."""
-        none = len(self._place)
-        places = [
-            min(self._place.get(name, none) for name in (item.nodeid, item.nodeid.split("::")[0]))
+        """Keeps the tests that are named, or whose file is; sorts them by the order of the names."""
+        not_named = len(self._rank)
+        ranks = [
+            min(self._rank.get(name, not_named) for name in (item.nodeid, item.nodeid.split("::")[0]))
             for item in items
         ]
-        named = [(place, item) for place, item in zip(places, items, strict=True) if place < none]
-        items[:] = [item for _, item in sorted(named, key=lambda pair: pair[0])]
+        selected = [(rank, item) for rank, item in zip(ranks, items, strict=True) if rank < not_named]
+        items[:] = [item for _, item in sorted(selected, key=lambda pair: pair[0])]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.failed and self.failed is None:
@@ -55,35 +55,35 @@ class Named:
 
 
 def run(tests: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Runs the tests in this process."""
+    """Runs the tests in this process; returns the answer to a request."""
     for names in tests:
-        named = Named(names)
-        status = pytest.main([*OPTIONS, *named.files], plugins=[named])
+        plugin = NamedTests(names)
+        status = pytest.main([*OPTIONS, *plugin.files], plugins=[plugin])
         if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            return {"outcome": "failed", "by": named.failed or f"exit status {int(status)}"}
+            return {"outcome": "failed", "by": plugin.failed or f"exit status {int(status)}"}
     return {"outcome": "passed", "by": ""}
 
 
-def answer(tests: Sequence[Sequence[str]], limit: float) -> dict[str, str]:
-    """The outcome of the tests in a fork."""
+def run_in_fork(tests: Sequence[Sequence[str]], limit: float) -> dict[str, str]:
+    """Runs the tests in a fork; returns the answer to a request."""
     try:
         return forked(lambda: run(tests), limit)
     except LateError:
         return {"outcome": "timed out", "by": ""}
     except LostError as error:
-        ended = str(error).startswith("the process")
-        return {"outcome": "failed" if ended else "broken", "by": str(error)}
+        process_ended = str(error).startswith("the process")
+        return {"outcome": "failed" if process_ended else "broken", "by": str(error)}
 
 
 def main() -> None:
-    """Answers each line of the input."""
+    """Answers each line of standard input."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print to standard error
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     for line in sys.stdin:
-        print(json.dumps(answer(**json.loads(line))), file=answers, flush=True)
+        print(json.dumps(run_in_fork(**json.loads(line))), file=answers, flush=True)
 
 
 if __name__ == "__main__":

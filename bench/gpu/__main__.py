@@ -6,7 +6,7 @@
     python -m bench.gpu --table DIR                       prints the figures, as Markdown
     python -m bench.gpu --part 1 --out DIR --tiny         a rehearsal on a CPU
 
-each figure is written to DIR/part-N.json as soon as it is measured.
+Each figure is written to DIR/part-N.json as soon as it is measured.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def main() -> None:
     what.add_argument("--table", type=Path, metavar="DIR", help="print the figures in a folder")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the folder of the figures")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="a folder with checkouts of peers")
-    parser.add_argument("--seconds", type=float, help="time limit of the part, in place of its own")
+    parser.add_argument("--seconds", type=float, help="time limit, in place of the default of the part")
     parser.add_argument("--tiny", action="store_true", help="use the small sizes of a rehearsal")
     args = parser.parse_args()
     if args.part and args.out is None:
@@ -46,10 +46,11 @@ def main() -> None:
 def run(number: int, settings: Settings, seconds: float | None) -> None:
     """Measures a part and prints its tables."""
     begun = time.monotonic()
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # some parts have several processes
+    # Some parts have several processes on the GPU.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     record = Record(record_of(settings.out, number), settings.tiny)
-    with contextlib.closing(Spawned(PARTS[number].measurements, settings)) as call:
-        measure(PARTS[number], settings, record, call, seconds)
+    with contextlib.closing(Spawned(PARTS[number].measurements, settings)) as spawned:
+        measure(PARTS[number], settings, record, spawned, seconds)
     print("", *markdown(PARTS[number], number, settings.out), sep="\n")
     print(f"part {number}: {time.monotonic() - begun:.0f} s")
 

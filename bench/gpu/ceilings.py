@@ -1,4 +1,4 @@
-"""The machine, the highest rates of its devices, and whether they agree with a CPU."""
+"""Measures the machine, the highest rates of its device, and whether the results agree with a CPU."""
 
 import importlib.metadata
 import subprocess
@@ -32,19 +32,19 @@ _PACKAGES_OF_CUDA = "jax-cuda13-plugin nvidia-cudnn-cu13 nvidia-nccl-cu13 nvidia
 def measurements(settings: Settings) -> list[Measurement]:
     n = settings.size(8192, 128)
     megabytes = settings.size(1024, 1)
-    kinds = [name for name in _PRODUCTS if name != "tf32" or not settings.tiny]  # CPUs have no TF32
+    product_names = [name for name in _PRODUCTS if name != "tf32" or not settings.tiny]  # CPUs have no TF32
     return [
-        Measurement("Machine", "device", machine, 3),
-        *(Measurement("Products", name, partial(product, name, n), 5) for name in kinds),
-        Measurement("Memory", "read and write", partial(memory, megabytes * 2**20), 5),
+        Measurement("Machine", "device", describe_machine, 3),
+        *(Measurement("Products", name, partial(time_product, name, n), 5) for name in product_names),
+        Measurement("Memory", "read and write", partial(time_memory, megabytes * 2**20), 5),
         Measurement("Starts", "a trip of a loop, a call", launch_overheads, 3),
         Measurement(
-            "Agreement with the CPU", "PPO, CartPole-v1", partial(agreement, settings.size(256, 4)), 40
+            "Agreement with the CPU", "PPO, CartPole-v1", partial(compare_with_cpu, settings.size(256, 4)), 40
         ),
     ]
 
 
-def machine() -> Figures:
+def describe_machine() -> Figures:
     """Devices, driver, versions."""
     device = jax.devices()[0]
     stats = device.memory_stats() or {}
@@ -81,15 +81,15 @@ def seconds_of(repeated: Repeated) -> float:
     return repeated.seconds
 
 
-def product(name: str, n: int) -> Figures:
-    """Multiplies two `[n, n]` arrays of normal numbers; zeros would need less power, and so less time."""
+def time_product(name: str, n: int) -> Figures:
+    """Multiplies two `[n, n]` arrays of normal numbers; zeros need less power, and so less time."""
     dtype, algorithm = _PRODUCTS[name]
     x, w = (jax.random.normal(key, (n, n), dtype) for key in jax.random.split(jax.random.key(0)))
     seconds = seconds_of(Repeated(lambda x, w: [jnp.dot(x, w, precision=algorithm)], [x, w]))
     return {"size": n, "ms": 1e3 * seconds, "TFLOP/s": 2e-12 * n**3 / seconds}
 
 
-def memory(size: int) -> Figures:
+def time_memory(size: int) -> Figures:
     """Reads and writes an array of `size` bytes in place."""
     x = jnp.ones(size // 4, jnp.float32)
     seconds = seconds_of(Repeated(lambda x: [x * 0.5 + 0.5], [x], {0: 0}))
@@ -97,7 +97,7 @@ def memory(size: int) -> Figures:
 
 
 def launch_overheads() -> Figures:
-    """Times of one trip of a WHILE loop around a small operation, and of a call that waits for its result."""
+    """Times one iteration of a WHILE loop around a small operation, and a call that waits for its result."""
     x = jnp.ones(128)
     trip = seconds_of(Repeated(lambda x: [jnp.sin(x)], [x], {0: 0}))
     small = jax.jit(jnp.sin).lower(x).compile()
@@ -109,11 +109,11 @@ def launch_overheads() -> Figures:
     return {"trip us": 1e6 * trip, "call us": 1e6 * watch.seconds / calls}
 
 
-def agreement(num_envs: int) -> Figures:
+def compare_with_cpu(num_envs: int) -> Figures:
     """Compares iterations of PPO on the first device with the CPU, both with full float32 products.
 
     A difference is relative to the array's largest value. If a rounding difference changes an action, the two
-    runs diverge: then differences are large, and many integers and positions of NaN differ.
+    runs diverge: differences are large, and many integers and positions of NaN differ.
     """
     iterations = 4
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=num_envs, num_steps=32, total_steps=10**6)

@@ -38,8 +38,8 @@ HALF_A_BILLION = DecoderConfig(
 
 
 @dataclasses.dataclass(frozen=True)
-class Padded(CharacterTokenizer):
-    """Characters, and tokens without text that fill the vocabulary of a model."""
+class PaddedTokenizer(CharacterTokenizer):
+    """A tokenizer of characters, padded by tokens without text to the vocabulary size of a model."""
 
     size: int = 0
 
@@ -53,7 +53,7 @@ class Padded(CharacterTokenizer):
         return codes, (codes[:, 0] > 0).astype(np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return super().decode([i for i in ids if int(i) < super(Padded, self).vocab_size])
+        return super().decode([i for i in ids if int(i) < super(PaddedTokenizer, self).vocab_size])
 
 
 def measurements(settings: Settings) -> list[Measurement]:
@@ -61,16 +61,18 @@ def measurements(settings: Settings) -> list[Measurement]:
     config = settings.size(HALF_A_BILLION, small)
     sizes = settings.size((64, 256, 16), (2,))
     tokens = settings.size(128, 4)
-    learn = partial(learned, config, *settings.size((16, 8, 64), (2, 2, 4)))
+    measure_grpo = partial(time_grpo, config, *settings.size((16, 8, 64), (2, 2, 4)))
     by_size = [
-        Measurement("Generation", f"{rows} rows", partial(generated, config, rows, tokens), 40, 150, True)
+        Measurement(
+            "Generation", f"{rows} rows", partial(time_generation, config, rows, tokens), 40, 150, True
+        )
         for rows in sizes
     ]
     by_peer = [
         Measurement(
             "Generation by Transformers",
             f"{rows} rows, {cache} cache",
-            partial(generated_by_transformers, config, rows, tokens, cache),
+            partial(time_transformers, config, rows, tokens, cache),
             25,
             120,
             True,
@@ -79,11 +81,11 @@ def measurements(settings: Settings) -> list[Measurement]:
             ((64, "dynamic"), (256, "dynamic"), (64, "static")), ((2, "dynamic"),)
         )
     ]
-    grpo = Measurement("GRPO", "an iteration", partial(learn, settings.size(32, 4)), 90, 300, True)
+    grpo = Measurement("GRPO", "an iteration", partial(measure_grpo, settings.size(32, 4)), 90, 300, True)
     return [by_size[0], by_peer[0], grpo, *by_size[1:], *by_peer[1:]]
 
 
-def generated(config: DecoderConfig, rows: int, tokens: int) -> Figures:
+def time_generation(config: DecoderConfig, rows: int, tokens: int) -> Figures:
     """Samples equally many tokens for every row, after prompts of 64 tokens, at temperature 1."""
     decoder = Decoder(config)
     parameters = jax.jit(decoder.init)(jax.random.key(0))
@@ -104,7 +106,7 @@ def generated(config: DecoderConfig, rows: int, tokens: int) -> Figures:
     }
 
 
-def generated_by_transformers(config: DecoderConfig, rows: int, tokens: int, cache: str) -> Figures:
+def time_transformers(config: DecoderConfig, rows: int, tokens: int, cache: str) -> Figures:
     """Generates with Hugging Face's Transformers on PyTorch: an equal network and equal lengths.
 
     With the static cache Transformers compiles a decoding step, if the device allows it.
@@ -127,8 +129,15 @@ def generated_by_transformers(config: DecoderConfig, rows: int, tokens: int, cac
     model = transformers.Qwen2ForCausalLM(settings).to(device, torch.bfloat16).eval()
     length = min(64, config.max_positions // 2)
     prompts = torch.randint(3, config.vocab_size, (rows, length), device=device)
-    more = {"cache_implementation": "static"} if cache == "static" else {}
-    options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "pad_token_id": 0, **more}
+    cache_options = {"cache_implementation": "static"} if cache == "static" else {}
+    options = {
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "pad_token_id": 0,
+        **cache_options,
+    }
     options |= {"max_new_tokens": tokens, "min_new_tokens": tokens, "eos_token_id": None}
     with torch.inference_mode():
         first, *times = (seconds(lambda: model.generate(prompts, **options).cpu()) for _ in range(4))
@@ -143,10 +152,10 @@ def generated_by_transformers(config: DecoderConfig, rows: int, tokens: int, cac
     }
 
 
-def learned(config: DecoderConfig, prompts: int, group: int, response: int, micro_batch: int) -> Figures:
+def time_grpo(config: DecoderConfig, prompts: int, group: int, response: int, micro_batch: int) -> Figures:
     """Times the first iterations of GRPO on additions."""
     algorithm = algos.GRPO(
-        env=envs.make("text:addition").with_tokenizer(Padded(size=config.vocab_size)),
+        env=envs.make("text:addition").with_tokenizer(PaddedTokenizer(size=config.vocab_size)),
         decoder=Decoder(config),
         num_prompts=prompts,
         group_size=group,

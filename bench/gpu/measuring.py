@@ -25,7 +25,7 @@ from fdg import files
 from fdg.errors import FdgError
 
 Figures = dict[str, Any]
-"""Values by column. Lists and dicts are recorded, but are no columns; those of `ROWS` are separate rows."""
+"""Values by column. Lists and dicts are recorded, but are not columns. The key `ROWS` has a list of rows."""
 ROWS = "rows"
 _PATIENCE = 1.0  # seconds for a process to end
 
@@ -53,12 +53,12 @@ class Measurement:
     """One row of a table, or several.
 
     Attributes:
-      table: its table.
-      row: its name in the table.
+      table: name of the table in which it is a row.
+      row: name of the row.
       measure: returns the figures.
       seconds: its approximate time on a GPU; with less time left it is skipped.
       limit: its time limit in seconds.
-      alone: whether it needs a new process, such as one that reads the process's peak memory.
+      alone: whether it needs a new process, because it reads the peak memory of the process.
     """
 
     table: str
@@ -83,7 +83,7 @@ class Part:
     Attributes:
       title: a heading.
       seconds: the time limit of all measurements together.
-      measurements: makes the measurements, which assume nothing on the devices.
+      measurements: makes the list of measurements.
     """
 
     title: str
@@ -95,7 +95,7 @@ class Record:
     """The figures of a part, in a file that is replaced atomically.
 
     Raises:
-      FdgError: the file is not a record, or only one of file and `tiny` is of a rehearsal.
+      FdgError: the file is not a record; or it has a rehearsal and `tiny` is False, or the reverse.
     """
 
     def __init__(self, path: Path, tiny: bool = False):
@@ -164,14 +164,15 @@ def measure(part: Part, settings: Settings, record: Record, call: Call, seconds:
         if item.name in record.measured:
             print(f"{item.name}: measured already", flush=True)
             continue
-        left = end - time.monotonic()
-        if left < item.seconds:
-            reason = f"{left:.0f} s were left, and it takes about {item.seconds:.0f}"
+        remaining = end - time.monotonic()
+        if remaining < item.seconds:
+            reason = f"{remaining:.0f} s were left, and it takes about {item.seconds:.0f}"
             record.keep("left out", item.name, reason)
             continue
         begun = time.monotonic()
         try:
-            figures = call(item, left if settings.tiny else min(left, item.limit))  # limits are a GPU's
+            limit = remaining if settings.tiny else min(remaining, item.limit)  # `item.limit` is for a GPU
+            figures = call(item, limit)
         except FailedError as error:
             record.keep("failed", item.name, str(error))
             print(f"{item.name}: failed: {error}", flush=True)
@@ -236,7 +237,8 @@ class Spawned:
 
     def close(self) -> None:
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, or has no process group yet
+            # The process may have ended, or have no process group yet.
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
             self._process.join()
@@ -249,12 +251,12 @@ def serve(pipe: Any, measurements: Measurements, settings: Settings) -> None:
     os.setsid()  # `killpg` then kills its children, too
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(2, 1)  # libraries print to standard error
-    known = {measurement.name: measurement for measurement in measurements(settings)}
+    by_name = {measurement.name: measurement for measurement in measurements(settings)}
     with contextlib.suppress(EOFError):
         while True:
             name = pipe.recv()
             try:
-                pipe.send((here(known[name], math.inf), None))
+                pipe.send((here(by_name[name], math.inf), None))
             except FailedError as error:
                 pipe.send((None, str(error)))
 

@@ -1,4 +1,4 @@
-"""XLA's options one by one, in turns with no options; and each fragment's share of an iteration."""
+"""Compares each of some XLA options with no options, in turns; and times each fragment of an iteration."""
 
 import functools
 import statistics
@@ -10,7 +10,7 @@ import jax
 
 import fdg
 from bench.gpu.measuring import ROWS, Figures, Measurement, Settings
-from bench.gpu.training import compiled, flags_of
+from bench.gpu.training import compile_job, flags_of
 from bench.peers.serve import Stopwatch
 from fdg.running.xla_options import NONE, PRESETS
 
@@ -22,11 +22,11 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "loops in command buffers": _LOOPS,
     "WHILE alone": {_COMMANDS: PRESETS["gpu"][_COMMANDS].replace(",DYNAMIC_SLICE_FUSION", "")},
     "concurrent regions": {**_LOOPS, "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT_REGIONS"},
-    "no command buffers": {"xla_gpu_graph_min_graph_size": 10**6},  # no graph is as large
+    "no command buffers": {"xla_gpu_graph_min_graph_size": 10**6},  # more than the size of any graph
     "Triton for any product": {"xla_gpu_triton_gemm_any": True},
     "no Triton": {"xla_gpu_enable_triton_gemm": False},
     "latency hiding scheduler": {"xla_gpu_enable_latency_hiding_scheduler": True},
-    "nothing": {},  # the noise of this measurement
+    "nothing": {},  # shows the noise of this measurement
 }
 """XLA's options by name: fdg's preset, then parts of it and others."""
 
@@ -35,14 +35,16 @@ def measurements(settings: Settings) -> list[Measurement]:
     """The measurements, first of the smallest networks, where kernel launches take the largest share."""
     measurements = []
     seconds = settings.size(22, 1)
-    for env, most in settings.size({"CartPole-v1": None, "Breakout-MinAtar": 5}, {"CartPole-v1": 2}).items():
+    for env, num_variants in settings.size(
+        {"CartPole-v1": None, "Breakout-MinAtar": 5}, {"CartPole-v1": 2}
+    ).items():
         flags = tuple(flags_of(env, settings.size(4096, 8)))
-        profiling = partial(profiled, flags, rounds=settings.size(5, 1))
+        profiling = partial(profile_fragments, flags, rounds=settings.size(5, 1))
         measurements.append(Measurement("Share of the limit", env, profiling, settings.size(45, 1), 120))
-        run = partial(in_turns, flags, rounds=settings.size(5, 2))
+        run = partial(compare_option, flags, rounds=settings.size(5, 2))
         measurements += [
             Measurement("XLA's settings", f"{env}: {name}", partial(run, name), seconds, 90)
-            for name in (*list(VARIANTS)[:most], "bfloat16")
+            for name in (*list(VARIANTS)[:num_variants], "bfloat16")
         ]
     return measurements
 
@@ -52,43 +54,43 @@ def _text(options: Mapping[str, Any]) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _plain(flags: tuple[str, ...]) -> tuple[Any, Any]:
+def _without_options(flags: tuple[str, ...]) -> tuple[Any, Any]:
     """The engine without options, and its state; cached for the next measurement."""
-    _, engine, state = compiled((*flags, "--xla-options", NONE))
+    _, engine, state = compile_job((*flags, "--xla-options", NONE))
     return engine, state
 
 
-def in_turns(flags: tuple[str, ...], name: str, rounds: int) -> Figures:
-    """Runs iterations with and without an option, in turns; the ratio is the median over rounds."""
-    engine, state = _plain(flags)
+def compare_option(flags: tuple[str, ...], name: str, rounds: int) -> Figures:
+    """Runs iterations without and with a variant, in turns; the ratio is the median over rounds."""
+    engine, state = _without_options(flags)
     options = VARIANTS.get(name, {})
     with Stopwatch() as watch:
-        more = ("--precision", "bfloat16") if name == "bfloat16" else ()
-        job, other, begun = compiled((*flags, "--xla-options", _text(options), *more))
-    sides = [(engine, jax.tree.map(jax.numpy.copy, state)), (other, begun)]
+        precision = ("--precision", "bfloat16") if name == "bfloat16" else ()
+        job, engine_with, state_with = compile_job((*flags, "--xla-options", _text(options), *precision))
+    sides = [(engine, jax.tree.map(jax.numpy.copy, state)), (engine_with, state_with)]
     seconds: tuple[list[float], list[float]] = ([], [])
     count = 1
     for _ in range(rounds + 1):
-        for i, (side, begun) in enumerate(sides):
-            with Stopwatch() as round_:
-                end, metrics = side.run(begun, count)
+        for i, (side_engine, state_with) in enumerate(sides):
+            with Stopwatch() as round_watch:
+                end, metrics = side_engine.run(state_with, count)
                 jax.block_until_ready((end, metrics))
-            sides[i] = (side, end)
-            seconds[i].append(round_.seconds / count)
+            sides[i] = (side_engine, end)
+            seconds[i].append(round_watch.seconds / count)
         count = max(1, round(0.3 / seconds[0][-1]))
-    without, with_it = (times[1:] for times in seconds)
+    seconds_without, seconds_with = (times[1:] for times in seconds)
     return {
-        "steps/s without": job.steps_per_iteration / statistics.median(without),
-        "steps/s with": job.steps_per_iteration / statistics.median(with_it),
-        "ratio": statistics.median(a / b for a, b in zip(without, with_it, strict=True)),
+        "steps/s without": job.steps_per_iteration / statistics.median(seconds_without),
+        "steps/s with": job.steps_per_iteration / statistics.median(seconds_with),
+        "ratio": statistics.median(a / b for a, b in zip(seconds_without, seconds_with, strict=True)),
         "compile s": watch.seconds,
         "options": dict(options),
     }
 
 
-def profiled(flags: tuple[str, ...], rounds: int) -> Figures:
-    """Profiles each fragment: its share of an iteration, and how near it is to the machine's limit."""
-    engine, state = _plain(flags)
+def profile_fragments(flags: tuple[str, ...], rounds: int) -> Figures:
+    """Profiles each fragment: its share of an iteration, and its speed relative to the machine's limit."""
+    engine, state = _without_options(flags)
     profile = fdg.profile(engine, state, rounds)
     limit = sum(x.limit_s * x.calls for x in profile.fragments if x.depth == 0)
     rows = [

@@ -1,4 +1,4 @@
-"""fdg and other trainers on one device, in turns."""
+"""Compares fdg with other trainers on one device, in turns."""
 
 import dataclasses
 import sys
@@ -25,11 +25,13 @@ def measurements(settings: Settings) -> list[Measurement]:
     ]
     if settings.tiny:
         pairs = [purejaxrl("CartPole-v1", 4, 1024, 1.0)]
-    run = partial(compared, rounds=settings.size(3, 1), peers=settings.peers)
-    return [Measurement("In turns", pair.name, partial(run, pair), seconds=60, limit=150) for pair in pairs]
+    measure = partial(compare_pair, rounds=settings.size(3, 1), peers=settings.peers)
+    return [
+        Measurement("In turns", pair.name, partial(measure, pair), seconds=60, limit=150) for pair in pairs
+    ]
 
 
-def compared(pair: Pair, rounds: int, peers: Path | None) -> Figures:
+def compare_pair(pair: Pair, rounds: int, peers: Path | None) -> Figures:
     """The medians of both sides, and the median of the ratios.
 
     Raises:
@@ -53,7 +55,7 @@ def compared(pair: Pair, rounds: int, peers: Path | None) -> Figures:
             environment={**FRESH, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
         )
     except DriverError as error:
-        raise FdgError((str(error).strip().splitlines() or ["it said nothing"])[-1]) from None
+        raise FdgError((str(error).strip().splitlines() or ["the driver wrote no error"])[-1]) from None
     ours, theirs = comparison["ours"], comparison["theirs"]
     return {
         "fdg steps/s": ours["steps_per_s"],

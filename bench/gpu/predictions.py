@@ -1,4 +1,4 @@
-"""A calibration of the machine, and the cost model's predictions compared with measurements."""
+"""Calibrates the machine, and compares the cost model's predictions with measurements."""
 
 import json
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ _FILE = "calibration.json"
 def measurements(settings: Settings) -> list[Measurement]:
     """The calibration, then jobs that it was not fitted to."""
     file = settings.out / _FILE
-    large = settings.size((4096, 16384, 65536), (16,))
-    jobs = [_job("PPO", "CartPole-v1", size, num_steps=32) for size in large]
+    sizes = settings.size((4096, 16384, 65536), (16,))
+    jobs = [_job("PPO", "CartPole-v1", size, num_steps=32) for size in sizes]
     if not settings.tiny:
         jobs += [
             _job("PPO", "Breakout-MinAtar", 4096, num_steps=32),
@@ -32,9 +32,11 @@ def measurements(settings: Settings) -> list[Measurement]:
             _job("DQN", "CartPole-v1", 128, learning_starts=1024),
         ]
     return [
-        Measurement("Calibration", "this machine", partial(calibrated, file, not settings.tiny), 200, 400),
+        Measurement(
+            "Calibration", "this machine", partial(measure_calibration, file, not settings.tiny), 200, 400
+        ),
         *(
-            Measurement("Seconds of an iteration", str(job), partial(compared, job, file), 25, 90)
+            Measurement("Seconds of an iteration", str(job), partial(compare_prediction, job, file), 25, 90)
             for job in jobs
         ),
     ]
@@ -44,7 +46,7 @@ def _job(algorithm: str, env: str, num_envs: int, **fields: object) -> Reference
     return ReferenceJob(algorithm, env, (("num_envs", num_envs), *fields.items()), "GPUOnly", (), 1)
 
 
-def calibrated(file: Path, fit: bool) -> Figures:
+def measure_calibration(file: Path, fit: bool) -> Figures:
     """Calibrates as `python -m fdg.calibrate` does, and writes the calibration to `file`."""
     devices = jax.local_devices()[:1]
 
@@ -56,7 +58,7 @@ def calibrated(file: Path, fit: bool) -> Figures:
     return {"s": calibration.seconds, "jobs": len(calibration.jobs), "unrest": calibration.unrest}
 
 
-def compared(job: ReferenceJob, file: Path) -> Figures:
+def compare_prediction(job: ReferenceJob, file: Path) -> Figures:
     """The time of a job, predicted by the calibration in `file`, and measured.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Records as Markdown."""
+"""Writes records of measurements as Markdown."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,8 +30,8 @@ def markdown(part: Part, number: int, folder: Path) -> Iterator[str]:
         cells = ([row.get(column, "-") for column in columns] for row in rows)
         yield from (table([name, *columns[1:]], cells), "")
     for kind in ("failed", "left out"):
-        for name, why in record.content[kind].items():
-            yield f"- {kind}: {name}: {why}"
+        for name, reason in record.content[kind].items():
+            yield f"- {kind}: {name}: {reason}"
         if record.content[kind]:
             yield ""
 

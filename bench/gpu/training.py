@@ -1,4 +1,4 @@
-"""Training: steps per second, and seconds until a return."""
+"""Measures training: steps per second, and seconds until a return is reached."""
 
 import itertools
 import statistics
@@ -13,10 +13,10 @@ import numpy as np
 import fdg
 from bench.gpu import ceilings
 from bench.gpu.measuring import Figures, Measurement, Settings
-from bench.peers.drivers.ours import compiled
+from bench.peers.drivers.ours import compile_job
 from bench.peers.serve import Stopwatch
 
-_ROUND_S = 0.5  # approximate seconds of iterations in a round, after which the clock is read
+_ROUND_S = 0.5  # approximate seconds of a round of iterations; the clock is read after each round
 
 # By environment: flags, and the return at which it counts as solved (None: there is none), with its source.
 TASKS: dict[str, tuple[str, float | None]] = {
@@ -40,14 +40,16 @@ def flags_of(env: str, num_envs: int, total_steps: int = 200_000_000) -> list[st
 
 def first_part(settings: Settings) -> list[Measurement]:
     """Measurements of the machine, then of training: every task, from the smallest size to the largest."""
-    first = ceilings.measurements(settings)
+    result = ceilings.measurements(settings)
     for size, env in itertools.product(settings.size(SIZES, (8,)), TASKS):
         if settings.tiny and env == "Craftax-Classic-Symbolic-v1":
             continue  # a minute of compiling
-        run = partial(trained, flags_of(env, size, settings.size(200_000_000, 2048)), TASKS[env][1])
-        run = partial(run, seconds=settings.size(12.0, 1.0))
-        first.append(Measurement("Training", f"PPO, {env}, {size:,} environments", run, 30, 90))
-    return first
+        measure = partial(
+            measure_training, flags_of(env, size, settings.size(200_000_000, 2048)), TASKS[env][1]
+        )
+        measure = partial(measure, seconds=settings.size(12.0, 1.0))
+        result.append(Measurement("Training", f"PPO, {env}, {size:,} environments", measure, 30, 90))
+    return result
 
 
 def more_tasks(settings: Settings) -> list[Measurement]:
@@ -67,7 +69,9 @@ def more_tasks(settings: Settings) -> list[Measurement]:
         Measurement(
             "Larger tasks",
             f"PPO, {env}",
-            partial(trained, ["--env", env, *flags.split(), "--devices", "1"], target, seconds=seconds),
+            partial(
+                measure_training, ["--env", env, *flags.split(), "--devices", "1"], target, seconds=seconds
+            ),
             seconds=min(60, seconds),
             limit=seconds + 120,
         )
@@ -75,42 +79,45 @@ def more_tasks(settings: Settings) -> list[Measurement]:
     ]
 
 
-def trained(flags: Sequence[str], solved_return: float | None, seconds: float) -> Figures:
+def measure_training(flags: Sequence[str], solved_return: float | None, seconds: float) -> Figures:
     """Trains until `solved_return` is reached and four rounds are timed, all steps are done, or time is up.
 
     The return is the mean over the episodes that ended in an iteration. Seconds to solve start with the first
     iteration, without compilation. `curve` has seconds, steps and return of each round.
     """
     warnings.simplefilter("ignore", fdg.FdgWarning)
-    with Stopwatch() as watch:
-        job, engine, state = compiled(flags)
-    done, total, rates, curve = 0, 0.0, [], []
+    with Stopwatch() as compilation:
+        job, engine, state = compile_job(flags)
+    num_done, total_seconds, rates, curve = 0, 0.0, [], []
     seconds_to_solve: float | None = None
     iterations = 1
     while (
-        done < job.num_iterations
-        and (not rates or total < seconds)
+        num_done < job.num_iterations
+        and (not rates or total_seconds < seconds)
         and (seconds_to_solve is None or len(rates) < 4)
     ):
-        iterations = min(iterations, job.num_iterations - done)
+        iterations = min(iterations, job.num_iterations - num_done)
         begun = time.perf_counter()
         state, metrics = engine.run(state, iterations)
         jax.block_until_ready((state, metrics))
-        spent = time.perf_counter() - begun
+        round_seconds = time.perf_counter() - begun
         returns = np.asarray(metrics["episode_return"])
         if seconds_to_solve is None and solved_return is not None and (returns >= solved_return).any():
-            seconds_to_solve = total + spent * (int(np.argmax(returns >= solved_return)) + 1) / iterations
-        done, total = done + iterations, total + spent
+            seconds_to_solve = (
+                total_seconds + round_seconds * (int(np.argmax(returns >= solved_return)) + 1) / iterations
+            )
+        num_done, total_seconds = num_done + iterations, total_seconds + round_seconds
         ended = returns[~np.isnan(returns)]
-        curve.append((total, done * job.steps_per_iteration, float(ended.mean()) if len(ended) else None))
-        rates.append(iterations * job.steps_per_iteration / spent)
-        iterations = max(1, round(_ROUND_S / spent * iterations))
+        mean_return = float(ended.mean()) if len(ended) else None
+        curve.append((total_seconds, num_done * job.steps_per_iteration, mean_return))
+        rates.append(iterations * job.steps_per_iteration / round_seconds)
+        iterations = max(1, round(_ROUND_S / round_seconds * iterations))
     last = next((value for *_, value in reversed(curve) if value is not None), None)
     return {
         "steps/s": statistics.median(rates[1:] or rates),
-        "compile s": watch.seconds,
-        "steps": done * job.steps_per_iteration,
-        "s": total,
+        "compile s": compilation.seconds,
+        "steps": num_done * job.steps_per_iteration,
+        "s": total_seconds,
         "return": last,
         "solved at": solved_return,
         "s to solve": seconds_to_solve,

@@ -31,13 +31,15 @@ def main() -> None:
     )
     parser.add_argument("--flags", default="", help='further flags for fdg, such as "--devices 1"')
     parser.add_argument("--out", type=Path, help="file of the results (docs/performance.json)")
-    parser.add_argument("--install-only", action="store_true", help="make the environments and run nothing")
+    parser.add_argument(
+        "--install-only", action="store_true", help="create the environments of peers and run nothing"
+    )
     for peer in PEERS.values():
         if peer.is_checkout and any(pair.peer == peer.name for pair in PAIRS.values()):
             parser.add_argument(f"--{peer.name}", metavar="PATH", help=f"a checkout of {peer.source}")
     args = parser.parse_args()
     names = args.names or [""]
-    chosen = [pair for pair in PAIRS.values() if any(_names(name, pair) for name in names)]
+    chosen = [pair for pair in PAIRS.values() if any(_selects(name, pair) for name in names)]
     if args.list:
         for pair in chosen:
             print(f"{pair.name:50} >= {pair.at_least:g}x  fdg.train {' '.join(pair.our_flags)}")
@@ -48,7 +50,7 @@ def main() -> None:
     for pair in chosen:
         checkout = getattr(args, pair.peer, None)
         if PEERS[pair.peer].is_checkout and checkout is None:
-            print(f"{pair.name}: left out, for it takes --{pair.peer} PATH", flush=True)
+            print(f"{pair.name}: left out, because it needs --{pair.peer} PATH", flush=True)
             continue
         PEERS[pair.peer].install()
         if not args.install_only and not _measure(pair, checkout and str(Path(checkout).resolve()), args):
@@ -65,12 +67,12 @@ def _measure(pair: Pair, checkout: str | None, args: argparse.Namespace) -> bool
         print(f"{pair.name}: failed\n{error}", flush=True)
         return False
     print(line(pair.name, result, pair.at_least), flush=True)
-    if not args.flags or args.out is not None:  # docs/performance.json has only results of the default flags
+    if not args.flags or args.out is not None:  # by default, only results without further flags are recorded
         keep("peers", pair.name, {**pair.figures, **result}, args.out or RESULTS)
     return True
 
 
-def _names(name: str, pair: Pair) -> bool:
+def _selects(name: str, pair: Pair) -> bool:
     return pair.name == name if name in PAIRS else pair.name.startswith(name)
 
 

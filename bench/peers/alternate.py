@@ -16,24 +16,24 @@ from bench.harness import ROOT, Spread, in_turns
 from bench.peers.pairs import Pair
 from bench.peers.peers import PEERS
 
-# The compilation cache is off, so that compilation is timed.
+# Without the compilation cache, so that compilation is timed.
 FRESH = {"JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
 ON_CPU = {**FRESH, "JAX_PLATFORMS": "cpu"}
 
 
 class DriverError(Exception):
-    """A driver ended; the message has the end of its output."""
+    """A driver ended early; the message is the end of its error output."""
 
 
 class Driver(contextlib.AbstractContextManager["Driver"]):
-    """A running driver.
+    """A running driver process (`bench.peers.serve`).
 
     Attributes:
-      facts: its answer when it was ready, and `start_seconds`, the time from its start until then.
+      facts: what it sent when it was ready, and `start_seconds`, the time from its start until then.
     """
 
     def __init__(self, python: Path, module: str, config: Mapping[str, Any], environment: Mapping[str, str]):
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` does
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` closes it
         begun = time.perf_counter()
         self._process = subprocess.Popen(
             [python, "-m", "bench.peers.serve", f"bench.peers.drivers.{module}", json.dumps(config)],
@@ -45,7 +45,7 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
             text=True,
         )
         try:
-            self.facts = {**self._answer(), "start_seconds": time.perf_counter() - begun}
+            self.facts = {**self._read_answer(), "start_seconds": time.perf_counter() - begun}
         except BaseException:
             self.close()
             raise
@@ -55,9 +55,9 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seed}\n")
         self._process.stdin.flush()
-        return self._answer()
+        return self._read_answer()
 
-    def _answer(self) -> dict[str, Any]:
+    def _read_answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

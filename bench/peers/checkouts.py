@@ -1,4 +1,4 @@
-"""Pairs with peers that are scripts in a checkout: PureJaxRL, purejaxql, JaxMARL's baselines."""
+"""Pairs with peers whose scripts are in a checkout: PureJaxRL, purejaxql, JaxMARL's baselines."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def _pair(
     at_least: float,
     equal: str,
 ) -> Pair:
-    """A pair with a peer's script; its settings have the number of environments."""
+    """A pair with a peer's script, whose settings `config` have the number of environments."""
     config["TOTAL_TIMESTEPS"] = steps
     return Pair(
         peer, task, config["NUM_ENVS"], flags, {"script": script, "config": config}, steps, at_least, equal
@@ -26,13 +26,13 @@ def _pair(
 def purejaxrl(env: str, size: int, steps: int, at_least: float) -> Pair:
     """PureJaxRL's PPO in one of gymnax's environments."""
     minatar = env.endswith("MinAtar")
-    changed = "LR=5e-3 NUM_MINIBATCHES=8 ACTIVATION=relu" if minatar else ""
+    changes = "LR=5e-3 NUM_MINIBATCHES=8 ACTIVATION=relu" if minatar else ""
     return _pair(
         "purejaxrl",
         "ppo",
         f"PPO {env}",
         f"--env {env}{' --hidden 64 64' * minatar}",
-        settings(PPO, changed, DEBUG=False, ENV_NAME=env, NUM_ENVS=size),
+        settings(PPO, changes, DEBUG=False, ENV_NAME=env, NUM_ENVS=size),
         steps,
         at_least,
         f"128 steps, 4 epochs, {8 if minatar else 4} minibatches, two towers of 64x64, Adam, "
@@ -62,8 +62,8 @@ def _continuous(
     )
 
 
-def _pqn(env: str, script: str, flags: str, changed: str, steps: int, equal: str) -> Pair:
-    config = settings(PQN, changed, NORM_INPUT=False, ENV_NAME=env, TOTAL_TIMESTEPS_DECAY=steps)
+def _pqn(env: str, script: str, flags: str, changes: str, steps: int, equal: str) -> Pair:
+    config = settings(PQN, changes, NORM_INPUT=False, ENV_NAME=env, TOTAL_TIMESTEPS_DECAY=steps)
     flags = f"--algo pqn --env {env} {flags}"
     return _pair(
         "purejaxql", script, f"PQN {env}", flags, config, steps, 1.5, f"{equal}: the peer's settings"
@@ -71,10 +71,10 @@ def _pqn(env: str, script: str, flags: str, changed: str, steps: int, equal: str
 
 
 def _jaxmarl(
-    algo: str, script: str, flags: str, changed: str, steps: int, at_least: float, equal: str
+    algo: str, script: str, flags: str, changes: str, steps: int, at_least: float, equal: str
 ) -> Pair:
     env = "MPE_simple_spread_v3"
-    config = settings(PPO, changed, SCALE_CLIP_EPS=False, NUM_ENVS=16, ENV_NAME=env, ENV_KWARGS={}, SEED=0)
+    config = settings(PPO, changes, SCALE_CLIP_EPS=False, NUM_ENVS=16, ENV_NAME=env, ENV_KWARGS={}, SEED=0)
     flags, task = f"--algo {algo.lower()} --env {env}{flags}", f"{algo} {env}"
     equal = f"128 steps, 4 epochs, 4 minibatches, {equal}, one seed; the rest is each one's own"
     return _pair("jaxmarl", script, task, flags, config, steps, at_least, equal)

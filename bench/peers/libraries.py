@@ -43,8 +43,8 @@ def _baselines(
     peer: str, algo: str, env: str, size: int, flags: str, config: str, width: int, steps: tuple[int, int],
     at_least: float, equal: str,
 ) -> Pair:  # fmt: skip
-    """A pair with Stable-Baselines3 or sbx; `steps` per round: ours, and the peer's, which is slower."""
-    theirs = {
+    """A pair with Stable-Baselines3 or sbx; `steps` per round: ours, and fewer for the slower peer."""
+    driver_config = {
         "library": peer.replace("-", "_"),
         "algo": algo,
         "env": env,
@@ -55,7 +55,16 @@ def _baselines(
     }
     flags = f"--algo {algo.lower()} --env {env} {flags}"
     return Pair(
-        peer, f"{algo} {env}", size, flags, theirs, steps[0], at_least, equal, "stable_baselines3", True
+        peer,
+        f"{algo} {env}",
+        size,
+        flags,
+        driver_config,
+        steps[0],
+        at_least,
+        equal,
+        "stable_baselines3",
+        True,
     )
 
 
@@ -90,15 +99,15 @@ _RLLIB = {
 _TANH = {"activation": "tanh"}
 
 
-def _asynchronous(
-    peer: str, algo: str, at_least: float, ours: str, equal: str, config: dict[str, Any]
+def _asynchronous_pairs(
+    peer: str, algo: str, at_least: float, our_flags: str, equal: str, config: dict[str, Any]
 ) -> tuple[Pair, ...]:
     """Pairs with a peer whose actors and learner overlap: CartPole, and CartPole whose steps sleep.
 
-    Our side has two processes, too. For quick steps one device is fastest, without overlap.
+    Our side has two processes, too. For steps that do not sleep, one device without overlap is fastest.
     """
     flags = (
-        f"{ours} --preset none --num-steps 32 --hidden 64 64 --activation tanh --optimizer adam"
+        f"{our_flags} --preset none --num-steps 32 --hidden 64 64 --activation tanh --optimizer adam"
         " --learning-rate 1e-3 --anneal-learning-rate false --entropy-coefficient 0.01 --max-grad-norm 40"
     )
     synchronous = " --env-workers 2 --policy gpu_only --devices 1"
@@ -126,7 +135,7 @@ def _asynchronous(
     )
 
 
-# PPO's loss, since V-trace fails ('AttrDict' object has no attribute 'advantages').
+# With PPO's loss, because V-trace fails ('AttrDict' object has no attribute 'advantages').
 _SAMPLE_FACTORY = (
     "--algo=APPO --device=cpu --num_workers=2 --num_envs_per_worker=8 --worker_num_splits=2 --rollout=32"
     " --batch_size=512 --num_batches_per_epoch=1 --num_epochs=1 --with_vtrace=False --ppo_clip_ratio=0.2"
@@ -139,7 +148,7 @@ _SAMPLE_FACTORY = (
 def _rllib(algo: str, **more: Any) -> tuple[Pair, ...]:
     config = settings("lr=1e-3 entropy_coeff=0.01 vf_loss_coeff=0.5 grad_clip=40.0 gamma=0.99", **more)
     config = {"num_steps": 32, "workers": 2, "hidden": [64, 64], "config": config}
-    return _asynchronous("rllib", algo, 4.0, "--algo impala", "V-trace", config)
+    return _asynchronous_pairs("rllib", algo, 4.0, "--algo impala", "V-trace", config)
 
 
 PAIRS = (
@@ -204,7 +213,7 @@ PAIRS = (
         3.0,
         f"{_DQN_EQUAL}, 8 environments",
     ),
-    *_asynchronous(
+    *_asynchronous_pairs(
         "sample-factory",
         "APPO",
         1.2,

@@ -1,4 +1,4 @@
-"""Pairs: a task, a peer's settings, and flags of fdg for the same work."""
+"""A pair of trainers to compare: a task, a peer's settings, and flags of fdg for the same work."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Pair:
       flags: flags of `python -m fdg.train`, without `--num-envs` and `--total-steps`.
       config: the configuration of the peer's driver.
       steps: environment steps per round; a round takes some seconds.
-      at_least: the target for fdg's speed divided by the peer's.
+      at_least: the target of the ratio of fdg's speed to the peer's.
       equal: settings that are equal on both sides.
       driver: a module in `bench/peers/drivers/`; the peer's name if empty.
       continues: whether a round starts where the last one ended; otherwise it is a whole training.
@@ -45,6 +45,6 @@ class Pair:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What the results record of it, apart from measurements."""
+        """The entries of the pair in the results, without measurements."""
         fields = {name: getattr(self, name) for name in ("peer", "task", "size", "equal", "at_least")}
         return {**fields, "flags": " ".join(self.our_flags)}

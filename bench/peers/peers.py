@@ -16,10 +16,10 @@ class Peer:
     """A trainer that fdg is compared with.
 
     Attributes:
-      name: its name, and that of its environment, `build/venvs/NAME`.
+      name: its name, also of its environment, `build/venvs/NAME`.
       packages: packages for pip, with a pinned version of the peer.
       source: its repository.
-      is_checkout: whether it is in no package registry, so that a flag has to name a checkout.
+      is_checkout: whether it is not in a package registry, so that a flag must name a checkout.
       with_our_versions: whether to install JAX and others in the versions of `constraints.txt`, so that both
         sides have the same compiler.
     """
@@ -52,22 +52,29 @@ class Peer:
         stamp.write_text(packages)
 
 
-_JAX = ("jax", "flax", "optax", "six")
-_SCRIPTS = (*_JAX, "hydra-core", "omegaconf", "wandb", "safetensors", "matplotlib", "chex")
+_JAX_PACKAGES = ("jax", "flax", "optax", "six")
+_SCRIPT_PACKAGES = (*_JAX_PACKAGES, "hydra-core", "omegaconf", "wandb", "safetensors", "matplotlib", "chex")
 
 PEERS = {
     peer.name: peer
     for peer in (
         Peer(
             "purejaxrl",
-            (*_JAX, "gymnax==1.0.1", "distrax", "brax", "navix"),
+            (*_JAX_PACKAGES, "gymnax==1.0.1", "distrax", "brax", "navix"),
             "github.com/luchris429/purejaxrl",
             is_checkout=True,
         ),
-        Peer("purejaxql", (*_SCRIPTS, "gymnax==1.0.1"), "github.com/mttga/purejaxql", is_checkout=True),
-        Peer("jaxmarl", (*_SCRIPTS, "jaxmarl", "distrax"), "github.com/FLAIROX/JaxMARL", is_checkout=True),
-        Peer("brax", (*_JAX, "brax"), "github.com/google/brax"),
-        Peer("rejax", (*_JAX, "rejax==0.1.3", "gymnax==1.0.1"), "github.com/keraJLi/rejax"),
+        Peer(
+            "purejaxql", (*_SCRIPT_PACKAGES, "gymnax==1.0.1"), "github.com/mttga/purejaxql", is_checkout=True
+        ),
+        Peer(
+            "jaxmarl",
+            (*_SCRIPT_PACKAGES, "jaxmarl", "distrax"),
+            "github.com/FLAIROX/JaxMARL",
+            is_checkout=True,
+        ),
+        Peer("brax", (*_JAX_PACKAGES, "brax"), "github.com/google/brax"),
+        Peer("rejax", (*_JAX_PACKAGES, "rejax==0.1.3", "gymnax==1.0.1"), "github.com/keraJLi/rejax"),
         Peer("sbx", ("sbx-rl==0.28.0",), "github.com/araffin/sbx", with_our_versions=False),
         Peer(
             "stable-baselines3",

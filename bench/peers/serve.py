@@ -2,9 +2,10 @@
 
     python -m bench.peers.serve MODULE CONFIGURATION
 
-It uses only the standard library, since drivers run in the environments of peers. MODULE has a function
-`prepare`, which takes the configuration (JSON). The process prints a JSON object when all is compiled, and
-one for each line of its input, the seed of a round. The output of libraries goes to standard error.
+This module uses only the standard library, because drivers run in the environments of peers. MODULE has a
+function `prepare`, which takes the configuration (JSON). The process prints a JSON object when everything is
+compiled, and one for each line of its input, which is the seed of a round. Output of libraries goes to
+standard error.
 """
 
 import importlib
@@ -33,7 +34,7 @@ def serve(module: str, config: str) -> None:
 
 
 class Stopwatch:
-    """`with Stopwatch() as watch: ...`, then `watch.seconds`."""
+    """Measures seconds: `with Stopwatch() as watch: ...`, then `watch.seconds`."""
 
     def __enter__(self) -> "Stopwatch":
         self._begun = time.perf_counter()
@@ -45,11 +46,11 @@ class Stopwatch:
 
 
 class Rounds:
-    """Rounds of a trainer whose training is one call: its thread waits after each round."""
+    """Divides a training that is one call into rounds: its thread waits after each round."""
 
     def __init__(self) -> None:
-        self._asked: queue.Queue[int] = queue.Queue()
-        self._done: queue.Queue[dict[str, Any] | Exception] = queue.Queue()
+        self._seeds: queue.Queue[int] = queue.Queue()
+        self._results: queue.Queue[dict[str, Any] | Exception] = queue.Queue()
 
     def start(self, train: Callable[[], Any]) -> dict[str, Any]:
         """Starts the training; returns the figures of the first round."""
@@ -58,26 +59,26 @@ class Rounds:
             try:
                 train()
             except Exception as error:
-                self._done.put(error)
+                self._results.put(error)
 
         threading.Thread(target=call, daemon=True).start()
         return self._figures()
 
     def next(self, seed: int) -> dict[str, Any]:
         """Continues the training; returns the figures of the round, or raises the training's error."""
-        self._asked.put(seed)
+        self._seeds.put(seed)
         return self._figures()
 
     def end(self, figures: dict[str, Any]) -> None:
         """Ends a round; the training's thread calls this."""
-        self._done.put(figures)
+        self._results.put(figures)
 
     def wait(self) -> None:
         """Waits until the next round starts; the training's thread calls this."""
-        self._asked.get()
+        self._seeds.get()
 
     def _figures(self) -> dict[str, Any]:
-        figures = self._done.get()
+        figures = self._results.get()
         if isinstance(figures, Exception):
             raise figures
         return figures

@@ -1,11 +1,11 @@
-"""Settings of peers' scripts, written as on their command lines: `NAME=value NAME=value`."""
+"""Settings of peers' scripts, written as on a command line: `NAME=value NAME=value`."""
 
 import ast
 import contextlib
 from typing import Any
 
 
-def settings(*texts: str, **more: Any) -> dict[str, Any]:
+def settings(*texts: str, **further: Any) -> dict[str, Any]:
     """Parses settings; later ones replace earlier ones.
 
     >>> settings("LR=5e-4 ANNEAL_LR=True", "LR=1e-3", ENV_NAME="CartPole-v1")
@@ -17,7 +17,7 @@ def settings(*texts: str, **more: Any) -> dict[str, Any]:
         values[name] = value
         with contextlib.suppress(ValueError, SyntaxError):
             values[name] = ast.literal_eval(value)
-    return {**values, **more}
+    return {**values, **further}
 
 
 # Settings of PureJaxRL's scripts, and of JaxMARL's, which are derived from them.

@@ -7,7 +7,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 
 class Sleeping(CartPoleEnv):
-    """CartPole-v1 whose every step takes `milliseconds` more."""
+    """CartPole-v1 in which every step takes `milliseconds` more."""
 
     def __init__(self, milliseconds=1.0, **options):
         super().__init__(**options)

@@ -42,15 +42,15 @@ from fdg.training.run_directory import read_config, unwritable_error
 KEEP = 3  # newest checkpoints to keep; older ones are removed once a newer one is complete
 _MAX_TIME_FRACTION = 0.01  # automatic checkpoints take at most this fraction of a run's time
 _ARRAYS, _MANIFEST = "arrays", "manifest.json"
-_COMMIT_NOTE = f"{_ARRAYS}/commit_success.txt"  # has the absolute path of the run; no reader needs it
+_COMMIT_NOTE = f"{_ARRAYS}/commit_success.txt"  # Orbax's note, with the path of the run; not read
 _MAX_MANIFEST_BYTES = 64 << 20
 
 
-def _precision_fix(there: str, here: str) -> str:
+def _precision_fix(in_checkpoint: str, in_target: str) -> str:
     """The fix if arrays of a checkpoint and of this process differ in precision only; else ""."""
     in_32_bits = functools.partial(re.sub, r"\b(float|u?int)64\b", r"\g<1>32")
-    if in_32_bits(there) == in_32_bits(here):
-        return f": set JAX_ENABLE_X64={int(there != in_32_bits(there))}"
+    if in_32_bits(in_checkpoint) == in_32_bits(in_target):
+        return f": set JAX_ENABLE_X64={int(in_checkpoint != in_32_bits(in_checkpoint))}"
     return ""
 
 
@@ -160,7 +160,7 @@ class Checkpoints:
         try:
             manifest = read_bytes(self._directory / str(iteration) / _MANIFEST, _MAX_MANIFEST_BYTES)
             return bool(json.loads(manifest).get("run") == self._run_id)
-        except (ValueError, AttributeError, RecursionError):  # also `FdgError`
+        except (ValueError, AttributeError, RecursionError):  # `FdgError` is a ValueError
             return False
 
     def are_cheap(self) -> bool:
@@ -174,7 +174,7 @@ class Checkpoints:
 
     def save(self, iteration: int, state: Any) -> None:
         """Writes a checkpoint asynchronously; `state` may be donated as soon as this returns."""
-        # Random keys as `uint32` words; no empty arrays, which Orbax refuses.
+        # Random keys are saved as their key data. Empty arrays are left out, because Orbax refuses them.
         leaves = zip(_names(state), jax.tree.leaves(state), strict=True)
         arrays: Any = {name: keys.to_data(leaf) for name, leaf in leaves if leaf.size}
         if distributed.count() > 1:
@@ -215,10 +215,10 @@ class Checkpoints:
         buffer, may be smaller in the checkpoint. Raises `OtherStateError` for other leaves or shapes.
         """
         leaves, structure = jax.tree.flatten(target)
-        # As NumPy arrays (of one element in memory), since the shardings may have devices of other processes.
+        # NumPy arrays (with one element in memory), since the shardings may have devices of other processes.
         stored_shapes = [keys.data_shape(leaf.shape, leaf.dtype) for leaf in leaves]
-        empty = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in stored_shapes]
-        stored_target = {name: x for name, x in zip(_names(target), empty, strict=True) if x.size}
+        placeholders = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in stored_shapes]
+        stored_target = {name: x for name, x in zip(_names(target), placeholders, strict=True) if x.size}
         expected = _describe_arrays(stored_target)
         with self._reader(iteration) as (reader, folder):
             metadata = reader.metadata(folder)
@@ -229,15 +229,15 @@ class Checkpoints:
                 stored = _resize_nodes(reader.restore(folder), target)
                 actual = _describe_arrays(stored)
         for name in sorted(actual | expected):
-            there, here = (texts.get(name, "absent") for texts in (actual, expected))
-            if there != here:
-                fix = _precision_fix(there, here)
+            in_checkpoint, in_target = (texts.get(name, "absent") for texts in (actual, expected))
+            if in_checkpoint != in_target:
+                fix = _precision_fix(in_checkpoint, in_target)
                 raise OtherStateError(
-                    f"checkpoint {folder.parent} belongs to another state: '{name}' is {there} in the"
-                    f" checkpoint and {here} here{fix}"
+                    f"checkpoint {folder.parent} belongs to another state: '{name}' is {in_checkpoint} in the"
+                    f" checkpoint and {in_target} here{fix}"
                 )
         restored = []
-        for name, zeros, leaf in zip(_names(target), empty, leaves, strict=True):
+        for name, zeros, leaf in zip(_names(target), placeholders, leaves, strict=True):
             array = _place(stored.get(name, zeros), leaf.sharding)  # arrays without elements are not stored
             restored.append(keys.from_data(array, leaf))
         return jax.tree.unflatten(structure, typed_like(leaves, restored))
@@ -265,7 +265,7 @@ class Checkpoints:
             files.make_folder(temporary)
             checkpointer.save(temporary / _ARRAYS, args=_orbax().args.StandardSave(jax.device_get(arrays)))
             files.write(temporary / _MANIFEST, _manifest(iteration, _checksums(temporary), self._run_id))
-            if os.path.lexists(final):  # it is damaged: the run would have resumed from a good one
+            if os.path.lexists(final):  # this one is damaged; else the run would have resumed from it
                 damaged = self._directory / f"{iteration}.damaged"
                 if os.path.lexists(damaged):
                     files.remove(damaged)
@@ -333,7 +333,7 @@ def _orbax() -> Any:
     # Imported here, since the import takes as long as JAX's.
     import orbax.checkpoint
 
-    logging.getLogger("absl").addFilter(_is_only_logged)  # adding it twice has no effect
+    logging.getLogger("absl").addFilter(_is_kept_in_log)  # adding it twice has no effect
     return orbax.checkpoint
 
 
@@ -419,10 +419,10 @@ def _describe_arrays(arrays: Mapping[str, Any]) -> dict[str, str]:
     return {name: kind_of(leaf) for name, leaf in arrays.items()}
 
 
-def _is_only_logged(record: logging.LogRecord) -> bool:
+def _is_kept_in_log(record: logging.LogRecord) -> bool:
     """Log filter: drops Orbax's log records about errors that it also raises."""
     return not any(
-        words in record.getMessage() for words in ("_SignalingThread", "Metadata file does not exist")
+        text in record.getMessage() for text in ("_SignalingThread", "Metadata file does not exist")
     )
 
 

@@ -73,7 +73,7 @@ def collect(
     if labels is not None:
         require_actor(labels.algorithm, "act")
         teacher_env = labels.algorithm.env
-        # Privileged parts are compared too: the teacher may see parts that are privileged for the student.
+        # With privileged parts, because the teacher may see parts that are privileged for the student.
         of_teacher, of_student = (
             [minari.description(space) for space in (x.observation_space, x.action_space)]
             for x in (teacher_env, env)
@@ -84,11 +84,11 @@ def collect(
             )
         teacher, name = labels.actor(), f"{type(labels.algorithm).__name__} of states of {name}"
     with host_errors(), _open_writer(Path(out), env, name) as writer:
-        earlier = writer.num_episodes
+        num_earlier = writer.num_episodes
         returns = _run_episodes(env, actor, teacher, writer, -(-steps // num_envs), num_envs, greedy, seed)
-        written = writer.num_episodes - earlier
+        num_written = writer.num_episodes - num_earlier
         mean = f", mean return {np.mean(returns):,.1f} of the {len(returns):,} that ended" if returns else ""
-        return f"{out}: {writer.num_steps:,} steps of {env.name} written, in {written:,} episodes{mean}"
+        return f"{out}: {writer.num_steps:,} steps of {env.name} written, in {num_written:,} episodes{mean}"
 
 
 def collect_replay(run: Run, out: str | Path, *, agent: int = 0) -> str:
@@ -108,7 +108,7 @@ def collect_replay(run: Run, out: str | Path, *, agent: int = 0) -> str:
     index, is_full, steps = jax.device_get((rings.current_index, rings.is_full, steps))
     length = steps.reward.shape[2]
     with _open_writer(Path(out), env, f"replay of {name}") as writer:
-        earlier = writer.num_episodes
+        num_earlier = writer.num_episodes
         for i in range(len(index)):
             order = np.roll(np.arange(length), -index[i]) if is_full[i] else np.arange(index[i])
             rows = jax.tree.map(lambda x, i=i, order=order: x[i, 0, order], steps)
@@ -117,8 +117,8 @@ def collect_replay(run: Run, out: str | Path, *, agent: int = 0) -> str:
             # Replay has bounded actions in [-1, 1].
             rows = rows._replace(action=np.asarray(stretched(jnp.asarray(rows.action), env.action_space)))
             _write_steps(writer, rows)
-        written = writer.num_episodes - earlier
-        return f"{out}: {writer.num_steps:,} steps of {env.name} written, in {written:,} episodes"
+        num_written = writer.num_episodes - num_earlier
+        return f"{out}: {writer.num_steps:,} steps of {env.name} written, in {num_written:,} episodes"
 
 
 def _run_episodes(
@@ -131,7 +131,7 @@ def _run_episodes(
     greedy: bool,
     seed: int,
 ) -> list[float]:
-    """Runs `count` environments for `length` steps, writes them; gives the returns of finished episodes."""
+    """Runs `count` environments for `length` steps, and writes them; gives the returns of ended episodes."""
     reset_key, run_key = jax.random.split(jax.random.key(seed))
     env_state, observation = jax.jit(env.reset)(jax.random.split(reset_key, count))
     memories = actor.memory(count), () if teacher is None else teacher.memory(count)

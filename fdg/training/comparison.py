@@ -34,7 +34,8 @@ from fdg.training.statistics import (
 from fdg.training.writable import check_results, writing
 
 _MAX_LISTED = 6  # maximum number of sides, environments or settings in a sentence
-_COMPARED = ("algo", "policy", "staleness", "lag", "preset_name")  # besides hyperparameters
+# Entries of the configuration that are compared, in addition to hyperparameters.
+_COMPARED_ENTRIES = ("algo", "policy", "staleness", "lag", "preset_name")
 _PACKAGES = ("fdg", "jax")  # packages whose versions are compared
 
 
@@ -123,7 +124,9 @@ def _properties(side: Curves) -> dict[str, Any]:
 
 def _differing_settings(configs: Sequence[Mapping[str, Any]]) -> str:
     """The settings that runs of a side do not share, as text; "" if they share all."""
-    described = [{**c["hyperparameters"], **{name: c.get(name) for name in _COMPARED}} for c in configs]
+    described = [
+        {**c["hyperparameters"], **{name: c.get(name) for name in _COMPARED_ENTRIES}} for c in configs
+    ]
     values = {
         name: list(dict.fromkeys(str(settings.get(name)) for settings in described))
         for name in dict.fromkeys(itertools.chain(*described))
@@ -317,7 +320,7 @@ class Comparison:
         returns = self.random[env]
         return Estimate(float(returns.mean()), stratified_interval([returns], np.mean))
 
-    # Cached, since they resample.
+    # Cached, because they compute bootstrap intervals.
     tables = functools.cached_property(comparison_text.tables)
     sentences = functools.cached_property(comparison_text.sentences)
 
@@ -415,7 +418,7 @@ def compare(
 
 
 def _merge(group: Sequence[Curves]) -> Curves:
-    """Merges the curves of one side in one environment; with labels by hand their settings may differ."""
+    """Merges the curves of one side in one environment. If labels are given, their settings may differ."""
     fields = ("x", "y", "evaluated", "seeds", "runs")
     merged: dict[str, Any] = {
         name: [item for curve in group for item in getattr(curve, name)] for name in fields

@@ -1,6 +1,6 @@
 """Formats a comparison as tables in Markdown and LaTeX, and plots its intervals.
 
-`comparison` is a `Comparison` (`comparison.py`, which imports this module, hence `Any`).
+`comparison` is a `Comparison`. Its annotation is `Any`, because `comparison.py` imports this module.
 """
 
 import dataclasses

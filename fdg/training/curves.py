@@ -19,7 +19,7 @@ from fdg.training.space import parse_grid, points_of
 from fdg.training.statistics import STATISTICS, estimate_text, finite_mean, interval, intervals
 
 RETURN = "episode_return"
-_MAX_POINTS = 200  # points per curve; further ones would show only noise at this figure size
+_MAX_POINTS = 200  # points per curve; more would show only noise at this size of figure
 # Okabe and Ito's colour-blind safe palette; further lines repeat it with other line styles.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _LINE_STYLES = ("-", "--", ":", "-.")
@@ -144,8 +144,8 @@ def metric_to_plot(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """
     names = [name for name in (rows[0] if rows else ()) if name not in ("iteration", *_AXES)]
     names = [name for name in names if not name.startswith("eval_") and "_per_" not in name]
-    words = (f"^{RETURN}$", "return|reward", "loss", "")
-    return next((name for word in words for name in names if re.search(word, name)), None)
+    patterns = (f"^{RETURN}$", "return|reward", "loss", "")
+    return next((name for pattern in patterns for name in names if re.search(pattern, name)), None)
 
 
 def _draw_evaluations(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -235,7 +235,7 @@ def find_unique_runs(paths: Iterable[str | Path]) -> list[Path]:
     try:
         folders = find_runs(paths)
         resolved = [folder.resolve() for folder in folders]
-    except (OSError, TypeError, ValueError) as error:  # a name that is too long, or no path
+    except (OSError, TypeError, ValueError) as error:  # a name is too long, or a value is no path
         raise FdgError(f"run directories cannot be found: {one_line(error)}") from None
     duplicate = next((folder for i, folder in enumerate(folders) if resolved[i] in resolved[:i]), None)
     if duplicate is not None:

@@ -14,7 +14,7 @@ from fdg.errors import FdgError
 from fdg.reading import open_regular, read_bytes
 from fdg.training.run_directory import DATA, RunDirectory
 
-_MOST = 64 << 20  # files above this size in bytes are not copied
+_MAX_BYTES = 64 << 20  # files above this size in bytes are not copied
 
 
 def copy_data_files(run: RunDirectory, algorithm: Any) -> None:
@@ -27,15 +27,18 @@ def copy_data_files(run: RunDirectory, algorithm: Any) -> None:
         if not os.path.isfile(path):
             continue
         copy, fix = _copy_path(run.path, field, path), "put the copy {copy} in its place"
-        if os.path.getsize(path) <= _MOST:
-            content = read_bytes(path, _MOST)
+        if os.path.getsize(path) <= _MAX_BYTES:
+            content = read_bytes(path, _MAX_BYTES)
         else:
-            copy, fix = copy.with_name(f"{copy.name}.sha256"), "bring back that of {copy}"
+            copy, fix = (
+                copy.with_name(f"{copy.name}.sha256"),
+                "bring back the file whose checksum is in {copy}",
+            )
             with open_regular(path) as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest().encode()
         if not os.path.lexists(copy):
             run.publish(f"{DATA}/{copy.name}", operator.methodcaller("write", content))
-        elif read_bytes(copy, _MOST) != content:
+        elif read_bytes(copy, _MAX_BYTES) != content:
             raise FdgError(
                 f"{path} has changed since the run in {run.path} began: {fix.format(copy=copy)}, or start a"
                 " new run"
@@ -68,7 +71,7 @@ def copied_dataset(directory: Path, values: Mapping[str, Any]) -> dict[str, str]
         return {}
     original = DataSet(dataset).folder / METADATA
     has_original = not os.path.lexists(copies / ARRAYS) and os.path.isfile(original)
-    if has_original and read_bytes(original, _MOST) == read_bytes(copies / METADATA, _MOST):
+    if has_original and read_bytes(original, _MAX_BYTES) == read_bytes(copies / METADATA, _MAX_BYTES):
         return {}
     return {"dataset": os.path.abspath(directory)}
 

@@ -29,12 +29,12 @@ _MASK = ("action_mask",)  # the path of the action mask in a library's observati
 class Deployed:
     """A policy for one environment, with a memory between calls.
 
-    `whose` is the environment's name. `action` is None for files of earlier versions, whose actions are a
+    `env_name` is the environment's name. `action` is None for files of earlier versions, whose actions are a
     single array.
     """
 
-    def __init__(self, whose: str, observation: Description, action: Description | None):
-        self._env_name, self._action = whose, action
+    def __init__(self, env_name: str, observation: Description, action: Description | None):
+        self._env_name, self._action = env_name, action
         self._inputs = [_Input(path, leaf) for path, leaf in leaves(observation)]
         self._outputs = [_Output(leaf) for _, leaf in leaves(action)] if action else []
         self._has_mask = any(part.path == _MASK for part in self._inputs)
@@ -137,7 +137,7 @@ class _Input:
         self.low, self.high = _bounds(leaf)
         self.text_bytes: int | None = leaf["length"] if leaf.get("kind") == "Text" else None
 
-    def array(self, observation: Any, whose: str) -> tuple[np.ndarray, bool]:
+    def array(self, observation: Any, env_name: str) -> tuple[np.ndarray, bool]:
         """The array `[N, *shape]` in an observation, and whether the observation has no axis `N`."""
         value = observation
         for key in self.path:
@@ -145,14 +145,14 @@ class _Input:
                 value = value[key]
             except (KeyError, IndexError, TypeError):
                 raise FdgError(
-                    f"an observation of {whose} has no part {key!r}: give all parts of its space"
+                    f"an observation of {env_name} has no part {key!r}: give all parts of its space"
                 ) from None
         if isinstance(value, jax.core.Tracer):
             raise FdgError(
                 "run.policy takes arrays, and this one is being traced: inside jit, use run.actor(), whose"
                 " act(memory, observation, start, keys, greedy) is a pure function"
             )
-        label = f"{whose}{''.join(f'[{key!r}]' for key in self.path)}"
+        label = f"{env_name}{''.join(f'[{key!r}]' for key in self.path)}"
         array, original = self._convert(value, label)
         single = array.shape == self.shape
         if not single and (not array.ndim or array.shape[1:] != self.shape):
@@ -170,11 +170,11 @@ class _Input:
         if not jnp.issubdtype(array.dtype, jnp.floating) or (finite := np.isfinite(array)).all():
             return
         unbounded = ((array > 0) & np.isnan(self.high)) | ((array < 0) & np.isnan(self.low))
-        wrong = ~finite & ~(unbounded & np.isinf(original))
-        if wrong.any():
+        is_invalid = ~finite & ~(unbounded & np.isinf(original))
+        if is_invalid.any():
             raise FdgError(
-                f"an observation of {label} has {original[wrong].flat[0]}, which is no finite {array.dtype}:"
-                " give only numbers that are in its space"
+                f"an observation of {label} has {original[is_invalid].flat[0]}, which is no finite"
+                f" {array.dtype}: give only numbers that are in its space"
             )
 
     def _convert(self, value: Any, label: str) -> tuple[np.ndarray, np.ndarray]:
@@ -263,12 +263,12 @@ def act_natively(
 ) -> tuple[Sequence[Any], Any]:
     """The arrays of actions and the next memory, for observations in the format of the library.
 
-    `memory` is that of the environment's wrappers and of the actor.
+    `memory` is a pair: the memory of the environment's wrappers, and the memory of the actor.
     """
-    native_memory, memory = memory
-    native_memory, observation = native.see(native_memory, start, native.encode(arrays, mask))
+    wrapper_memory, memory = memory
+    wrapper_memory, observation = native.see(wrapper_memory, start, native.encode(arrays, mask))
     action, memory = actor.act(memory, observation, start, keys, greedy)
-    return native.decode(action), (native_memory, memory)
+    return native.decode(action), (wrapper_memory, memory)
 
 
 _MAX_EMBEDDED_BYTES = 1 << 20  # parameters of at most this size become constants of the compiled program
@@ -295,7 +295,7 @@ class Acting(Deployed):
         self._algorithm, self._state = algorithm, state
         self._programs: dict[Any, Callable[..., Any]] = {}
         key = jax.random.key(seed)
-        self._key, self._kind = np.asarray(jax.random.key_data(key)), jax.random.key_impl(key)
+        self._key, self._key_implementation = np.asarray(jax.random.key_data(key)), jax.random.key_impl(key)
 
     def __call__(self, observation: Any, greedy: bool | None = None, start: Any = None) -> Any:
         """An action for an observation, or actions for a batch of observations.
@@ -332,24 +332,24 @@ class Acting(Deployed):
         return self._native.kept(count), self._algorithm.actor(self._state).memory(count)
 
     def _jit_act(self, greedy: bool, arguments: tuple[Any, ...]) -> Callable[..., Any]:
-        """Jits `act`. Each argument costs time in every call, so only leaves of the state that it reads are.
+        """Jits `act`. Arguments cost time in every call, so they have only leaves of the state that it reads.
 
         Up to `_MAX_EMBEDDED_BYTES`, these leaves become constants of the program; larger constants would take
         seconds to compile.
         """
         leaves, structure = jax.tree.flatten(self._state)
 
-        def act(read, arrays, mask, memory, start, key, calls):
-            state = jax.tree.unflatten(structure, [read.get(i, x) for i, x in enumerate(leaves)])
-            keys = jax.random.fold_in(jax.random.wrap_key_data(key, impl=self._kind), calls)
+        def act(read_leaves, arrays, mask, memory, start, key, calls):
+            state = jax.tree.unflatten(structure, [read_leaves.get(i, x) for i, x in enumerate(leaves)])
+            keys = jax.random.fold_in(jax.random.wrap_key_data(key, impl=self._key_implementation), calls)
             keys = jax.random.split(keys, start.shape[0])
             actor = self._algorithm.actor(state)
             return act_natively(self._native, actor, arrays, mask, memory, start, keys, greedy)
 
         all_leaves = dict(enumerate(leaves))
         is_read = jaxprs.inputs_read(jax.make_jaxpr(act)(all_leaves, *arguments, self._key, np.uint32(0)))
-        read = {i: x for i, x in all_leaves.items() if is_read[i]}
-        if sum(x.nbytes for x in read.values()) <= _MAX_EMBEDDED_BYTES:
-            read = {}
+        read_leaves = {i: x for i, x in all_leaves.items() if is_read[i]}
+        if sum(x.nbytes for x in read_leaves.values()) <= _MAX_EMBEDDED_BYTES:
+            read_leaves = {}
         program = jax.jit(act)
-        return lambda *arguments: program(read, *arguments)
+        return lambda *arguments: program(read_leaves, *arguments)

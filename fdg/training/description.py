@@ -198,7 +198,7 @@ def _registered_name(cls: type, registry: Any) -> str:
 
 
 def _env_name(env: Any) -> str | None:
-    """The name, with parameters, for which `envs.make` makes this environment; None if it has no name."""
+    """The name with parameters from which `envs.make` makes this environment; None if there is none."""
     if (full_name := envs.spelled(env)) is not None:
         return full_name
     env, wrappers = unwrapped(env)

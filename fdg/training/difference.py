@@ -34,7 +34,7 @@ from fdg.training.stepping import OLDER
 from fdg.training.summary import versions
 
 _NOT_COMPARED = ("id", "out", "command", "resumes")
-_MAX_LISTED = 4  # settings, versions
+_MAX_LISTED = 4  # maximum number of settings or versions in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +94,11 @@ class Difference:
         if self.iteration is None:
             return "no difference"
         if self.iteration == 0:
-            return "they part in the first state"
+            return "they differ in the initial state"
         place = ", between fragments" if self.where else ""
         if self.fragment is not None:
             place = f", in fragment `{self.fragment}`"
-        return f"they part in iteration {self.iteration:,}{place}"
+        return f"they first differ in iteration {self.iteration:,}{place}"
 
 
 @checked
@@ -163,7 +163,8 @@ def diff(
         if start is not None and sides[0].delay != sides[1].delay:
             start = 0  # older parameters in checkpoints are never equal
     runs = [side.load(start, trust) for side in sides]
-    has_plans = all(run.agents is None for run in runs)  # else both are compiled without one, alike
+    # Otherwise neither replay has a plan, so that both are compiled alike.
+    has_plans = all(run.agents is None for run in runs)
     replays = [Replay(run, agent, trust, has_plans) for run in runs]
     notes += dict.fromkeys(line for replay in replays for line in replay.notes)
     start_iteration = runs[0].iteration
@@ -238,8 +239,8 @@ class _Side:
 
     name: str
     config: Mapping[str, Any]
-    path: Path | None = None  # its directory
-    run: Run | None = None  # in memory
+    path: Path | None = None  # the run directory
+    run: Run | None = None  # a run in memory
     recording: Recording | None = None
 
     @classmethod
@@ -257,7 +258,7 @@ class _Side:
 
     @property
     def agents(self) -> int | None:
-        """The number of its agents; None if its state has no axis of agents."""
+        """The number of agents; None if the state has no axis of agents."""
         if self.run is not None:
             return self.run.agents
         sweep, num_seeds = self.config.get("sweep"), self.config.get("num_seeds")
@@ -267,7 +268,7 @@ class _Side:
 
     @property
     def delay(self) -> tuple[Any, Any]:
-        """Its staleness in iterations and its lag in micro-batches."""
+        """The staleness in iterations, and the lag in micro-batches."""
         return self.config.get("staleness") or 0, self.config.get("lag") or 0
 
     def check_agent(self, agent: int) -> None:
@@ -286,7 +287,7 @@ class _Side:
         return stored if isinstance(stored, dict) else versions()
 
     def load(self, start: int | None, trust: bool) -> Run:
-        """Loads the run at a checkpoint; `start=0` gives the initial state, None the state that it has."""
+        """Loads the run at a checkpoint; `start=0` gives the initial state, None the newest state."""
         if self.run is not None and (self.path is None or start is None):
             return self.run
         algorithm = None if self.run is None else self.run.algorithm
@@ -329,7 +330,7 @@ def _list_pairs(pairs: Mapping[str, Any]) -> str:
 
 
 def _compare_metrics(a: _Side, b: _Side, tolerance: float) -> tuple[int | None, list[str]]:
-    """The first iteration whose metrics differ, or None, and a message about it."""
+    """The first iteration whose metrics differ (or None), and a message."""
     metrics = [[] if side.path is None else read_metrics(side.path / "metrics.jsonl") for side in (a, b)]
     rows = [{row["iteration"]: row for row in run_rows} for run_rows in metrics]
     common = sorted(rows[0].keys() & rows[1].keys())
@@ -386,7 +387,7 @@ def _algorithm_arrays(side: _Side, arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def _skip_equal_iterations(replays: list[Replay], start: int, end: int, tolerance: float) -> int:
-    """Replays whole iterations until states differ, to `last - 1`; returns the last equal iteration."""
+    """Replays whole iterations until states differ, at most to `end - 1`; returns the last equal one."""
     for iteration in range(start, end - 1):
         results = [list(r.stepper.run_iteration(*r.leaves))[: len(r.leaves)] for r in replays]
         states = [r.stepper.state(iteration + 1, x) for r, x in zip(replays, results, strict=True)]

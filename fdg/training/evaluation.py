@@ -1,7 +1,7 @@
 """Evaluation: trained agents play whole episodes in separate environments.
 
 Every algorithm with a method `actor` (see `algos.rollout`) can be evaluated. A method
-`evaluate(state, key, episodes)` takes precedence, with a fourth argument `greedy` if it can sample too; it
+`evaluate(state, key, episodes)` takes precedence; it has a fourth argument `greedy` if it can also sample. It
 returns at least `{"return": mean}`.
 """
 
@@ -186,7 +186,7 @@ def require_actor(algorithm: Any, verb: str) -> None:
 def _program(algorithm: Any, episodes: int, greedy: bool, has_agents: bool) -> Callable[[Any, Any], Any]:
     """The jitted evaluation; equal algorithms share it."""
     play_all = _episodes_function(algorithm, greedy)
-    assert play_all is not None  # callers check `can_evaluate`
+    assert play_all is not None  # callers have checked `can_evaluate`
 
     def play(state: Any, key: jax.Array) -> Mapping[str, jax.Array]:
         result = play_all(state, key, episodes)
@@ -236,7 +236,7 @@ def evaluate(
 def evaluation_keys(
     seed: int, agents: int | None, iteration: int | None = None, algorithm: Any = None
 ) -> jax.Array:
-    """The random keys of an evaluation: a single key, or `[agents]`.
+    """The random keys of an evaluation: a single key, or keys `[agents]`.
 
     Agents with the same seed (in a sweep) play the same episodes. `iteration` is None for the evaluation
     after training.

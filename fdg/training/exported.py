@@ -129,16 +129,16 @@ def _deserialize(program: bytes, facts: Mapping[str, Any], path: str) -> Any:
     if not isinstance(convention, int) or oldest <= convention <= newest:
         try:
             return _check_program(jax.export.deserialize(bytearray(program)))
-        except FdgError as refused:
-            raise FdgError(f"{path} is not an exported policy: {refused}") from None
-        except Exception as failed:  # JAX raises various types for invalid bytes
-            error, reason = failed, one_line(failed)
+        except FdgError as refusal:
+            raise FdgError(f"{path} is not an exported policy: {refusal}") from None
+        except Exception as cause:  # JAX raises various types for invalid bytes
+            error, reason = cause, one_line(cause)
     if jax_version == jax.__version__ or not isinstance(jax_version, str):
         raise FdgError(f"{path} is not an exported policy ({reason})") from error
     raise FdgError(
         f"{path} was written by JAX {jax_version:.40}, which JAX {jax.__version__} cannot read ({reason}):"
         " JAX reads exports of up to six months older or three weeks newer versions: export again, or use"
-        " that"
+        " that version"
     ) from error
 
 
@@ -167,28 +167,32 @@ def read_members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
 
 def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any], label: str) -> None:
     """Checks that the metadata matches the function, since `Exported` relies on it."""
-    observed = list(_description_leaves(facts.get("observation"), label))
-    acted = list(_description_leaves(facts.get("action", {"shape": ["N"], "dtype": ""}), label))
+    observation_leaves = list(_description_leaves(facts.get("observation"), label))
+    action_leaves = list(_description_leaves(facts.get("action", {"shape": ["N"], "dtype": ""}), label))
     names = facts.get("arguments")
     is_sampled = facts.get("actions") == "sampled"
-    expected = ["seed"] if is_sampled else []
-    expected += [str(leaf.get("name", "observation")) for leaf in observed]
-    expected += ["mask"] if isinstance(names, list) and "mask" in names else []
-    expected += [f"memory_{i}" for i in range(len(memory))] + (["start"] if memory else [])
-    stated = [str(name) for name in names] if isinstance(names, list) else []
+    expected_names = ["seed"] if is_sampled else []
+    expected_names += [str(leaf.get("name", "observation")) for leaf in observation_leaves]
+    expected_names += ["mask"] if isinstance(names, list) and "mask" in names else []
+    expected_names += [f"memory_{i}" for i in range(len(memory))] + (["start"] if memory else [])
+    argument_names = [str(name) for name in names] if isinstance(names, list) else []
     if "action" not in facts:  # an earlier version
-        stated = [name.partition("[")[0] for name in stated]
+        argument_names = [name.partition("[")[0] for name in argument_names]
     inputs, outputs = function.in_avals, function.out_avals
     structure = jax.tree.structure((tuple(inputs), {}))
-    if stated != expected or len(inputs) != len(expected) or function.in_tree != structure:
+    if (
+        argument_names != expected_names
+        or len(inputs) != len(expected_names)
+        or function.in_tree != structure
+    ):
         raise FdgError(f"{label}: its arguments are not those of its program")
-    if facts.get("actions") not in ("greedy", "sampled") or len(outputs) != len(acted) + len(memory):
+    if facts.get("actions") not in ("greedy", "sampled") or len(outputs) != len(action_leaves) + len(memory):
         raise FdgError(f"{label}: its actions or results do not match its program")
     memory_leaves = [{"shape": ["N", *leaf.shape[1:]], "dtype": str(leaf.dtype)} for leaf in memory]
-    observation_avals = inputs[int(is_sampled) : int(is_sampled) + len(observed)]
+    observation_avals = inputs[int(is_sampled) : int(is_sampled) + len(observation_leaves)]
     memory_avals = inputs[len(inputs) - 1 - len(memory) : -1] if memory else ()
-    pairs = zip([*observed, *memory_leaves], [*observation_avals, *memory_avals], strict=True)
-    results = zip(acted, outputs[: len(acted)], strict=True) if "action" in facts else ()
+    pairs = zip([*observation_leaves, *memory_leaves], [*observation_avals, *memory_avals], strict=True)
+    results = zip(action_leaves, outputs[: len(action_leaves)], strict=True) if "action" in facts else ()
     for leaf, aval in [*pairs, *results]:
         shape, dtype = leaf["shape"][1:], leaf.get("jax_dtype", leaf["dtype"])
         if tuple(shape) != tuple(aval.shape[1:]) or dtype != str(aval.dtype):
@@ -221,6 +225,6 @@ def _check_program(exported: Any) -> Any:
     forbidden = [name for name in calls if not _ALLOWED_CALLS.fullmatch(name)]
     forbidden += re.findall(r"stablehlo\.(infeed|outfeed|send|recv)\b", text)
     if forbidden or len(calls) != text.count("custom_call"):
-        call = repr(forbidden[0][:60]) if forbidden else "something by a name that is hidden"
+        call = repr(forbidden[0][:60]) if forbidden else "a function whose name cannot be read"
         raise FdgError(f"its program calls {call}, which no exported policy does")
     return exported

@@ -111,16 +111,18 @@ class _Program:
 
     def __init__(self, algorithm: Any, state: Any):
         self.algorithm, self._state, self._native = algorithm, jax.device_get(state), native(algorithm.env)
-        flat, self._structure = jax.tree.flatten((self._native.kept(1), algorithm.actor(state).memory(1)))
-        self.memory = [np.asarray(leaf) for leaf in flat]
+        memory_arrays, self._structure = jax.tree.flatten(
+            (self._native.kept(1), algorithm.actor(state).memory(1))
+        )
+        self.memory = [np.asarray(leaf) for leaf in memory_arrays]
         self._memory_leaves = [
             _describe_array(f"memory_{i}", x.shape[1:], str(x.dtype)) for i, x in enumerate(self.memory)
         ]
-        self._observed, acted = (
+        self._observation_leaves, action_leaves = (
             [leaf for _, leaf in leaves(x)] for x in (self._native.observation, self._native.action)
         )
         limits = np.iinfo(np.int32)
-        for leaf in acted:
+        for leaf in action_leaves:
             starts = np.ravel(leaf.get("start", 0))
             if min(starts) < limits.min or max(starts) > limits.max:
                 raise FdgError(
@@ -129,8 +131,11 @@ class _Program:
                 )
         self._masks = _mask_arguments(algorithm.env, self._native)
         start_leaf = [_describe_array("start", (), "bool")] if self.memory else []
-        self.inputs = [*self._observed, *self._masks, *self._memory_leaves, *start_leaf]
-        self.outputs = [*acted, *({**leaf, "name": f"next_{leaf['name']}"} for leaf in self._memory_leaves)]
+        self.inputs = [*self._observation_leaves, *self._masks, *self._memory_leaves, *start_leaf]
+        self.outputs = [
+            *action_leaves,
+            *({**leaf, "name": f"next_{leaf['name']}"} for leaf in self._memory_leaves),
+        ]
 
     def facts(self, file: str, kind: str, greedy: bool, run: str | None) -> dict[str, Any]:
         """The content of the description."""
@@ -143,7 +148,7 @@ class _Program:
             "action": self._native.action,
             **{leaf["name"]: leaf for leaf in self._masks},
             "memory": self._memory_leaves,
-            "units": "those of the environment: what normalises and bounds is in the program",
+            "units": "those of the environment: the program contains normalisation and bounds",
             "actions": "greedy" if greedy else "sampled",
             "environment": self.algorithm.env.name,
             "algorithm": type(self.algorithm).__name__,
@@ -158,18 +163,20 @@ class _Program:
 
     def act(self, arguments: Sequence[Any], keys: Any, greedy: bool) -> Any:
         """The results `(*action, *memory)` for arguments in the order of `inputs`."""
-        arrays, rest = arguments[: len(self._observed)], list(arguments[len(self._observed) :])
-        mask = rest.pop(0) if self._masks else None
-        start = rest.pop() if self.memory else jnp.zeros(arguments[0].shape[0], bool)
-        memory, actor = jax.tree.unflatten(self._structure, rest), self.algorithm.actor(self._state)
+        num_arrays = len(self._observation_leaves)
+        arrays, further_arguments = arguments[:num_arrays], list(arguments[num_arrays:])
+        mask = further_arguments.pop(0) if self._masks else None
+        start = further_arguments.pop() if self.memory else jnp.zeros(arguments[0].shape[0], bool)
+        memory = jax.tree.unflatten(self._structure, further_arguments)
+        actor = self.algorithm.actor(self._state)
         action, memory = act_natively(self._native, actor, arrays, mask, memory, start, keys, greedy)
         return *action, *jax.tree.leaves(memory)
 
     def greedy(self, *arguments: Any) -> Any:
         """The exported function with greedy actions."""
-        # These keys are not used: actions are greedy.
-        words = jnp.zeros((arguments[0].shape[0], 2), jnp.uint32)
-        return self.act(arguments, jax.random.wrap_key_data(words, impl="threefry2x32"), True)
+        # Greedy actions do not use these keys.
+        key_data = jnp.zeros((arguments[0].shape[0], 2), jnp.uint32)
+        return self.act(arguments, jax.random.wrap_key_data(key_data, impl="threefry2x32"), True)
 
     def sampled(self, seed: Any, *arguments: Any) -> Any:
         """The exported function with sampled actions; callers give a different seed at every step."""

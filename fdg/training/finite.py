@@ -17,7 +17,7 @@ _VITAL_WORDS = ("loss", "grad")  # parts of names of metrics that must be finite
 
 
 def is_vital(name: str) -> bool:
-    """Whether a metric is of losses or gradients, which must be finite."""
+    """Whether a metric is a loss, or describes gradients: these must be finite."""
     return any(word in name for word in _VITAL_WORDS)
 
 
@@ -102,10 +102,11 @@ def _cause(metrics: Mapping[str, np.ndarray], row: int, algorithm: Any) -> str:
         episodes, returns = (metrics[name][: row + 1] for name in ("episodes", "episode_return"))
         if np.any((episodes > 0) & ~np.isfinite(returns)):
             return "so is the return of episodes: fix the environment's rewards (envs.check(env) checks)"
-    inner = env = getattr(algorithm, "env", None)
-    while isinstance(inner, envs.Wrapper):
-        inner = inner.env
-    if isinstance(inner, envs.Vectorized):  # not host environments, which start workers, or text
+    unwrapped_env = env = getattr(algorithm, "env", None)
+    while isinstance(unwrapped_env, envs.Wrapper):
+        unwrapped_env = unwrapped_env.env
+    # Not environments on the host, which start workers, nor text tasks.
+    if isinstance(unwrapped_env, envs.Vectorized):
         try:
             with warnings.catch_warnings(action="ignore"):
                 envs.check(env, steps=_CHECK_STEPS)

@@ -1,4 +1,4 @@
-"""Packed folders on Hugging Face's hub, with `huggingface_hub` (an extra)."""
+"""Downloads and uploads packed folders on Hugging Face's hub, with `huggingface_hub` (an extra)."""
 
 import re
 from pathlib import Path
@@ -11,14 +11,14 @@ _PATTERNS = ("config.json", "summary.json", "metrics.jsonl", "checkpoints/**")  
 
 
 def download(address: str) -> Path:
-    """Downloads a repository, `hf://USER/NAME` or `hf://USER/NAME@REVISION`, into a cache; its folder."""
+    """Downloads `hf://USER/NAME` or `hf://USER/NAME@REVISION` into a cache; returns the folder."""
     name, _, revision = address.removeprefix(SCHEME).partition("@")
     hub = import_hub(address, name)
     try:
         commit = hub.HfApi().repo_info(name, revision=revision or None).sha
         folder = Path(hub.constants.HF_HOME) / "fdg" / name.replace("/", "--") / str(commit)
         hub.snapshot_download(name, revision=commit, local_dir=folder, allow_patterns=list(_PATTERNS))
-    except Exception as error:  # from the library, HTTP, or the disk
+    except Exception as error:  # an error of the library, of HTTP, or of the disk
         raise _hub_error(f"{address} cannot be read", error) from error
     return folder
 
@@ -30,7 +30,7 @@ def upload(folder: Path, name: str) -> str:
         hub.HfApi().create_repo(name, exist_ok=True)
         hub.HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="Add a packed run of fdg")
     except Exception as error:
-        raise _hub_error(f"--push {name} failed, and {folder} is whole", error) from error
+        raise _hub_error(f"--push {name} failed; {folder} is complete", error) from error
     return f"{SCHEME}{name}"
 
 

@@ -16,7 +16,7 @@ _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"
 class Logger(NamedTuple):
     """Receives metrics besides the run directory."""
 
-    log: Callable[[int, Mapping[str, float]], object]  # of the steps (or responses) of one agent, and metrics
+    log: Callable[[int, Mapping[str, float]], object]  # arguments: steps (or responses) of one agent; metrics
     close: Callable[[], object]  # writes pending metrics and ends the connection
 
 
@@ -32,7 +32,7 @@ def open_loggers(
         package = import_tracker(kind)
         try:
             loggers.append(_MAKERS[kind](package, path, target, flatten_config(config), steps))
-        except Exception as error:  # from the network, the service, or its settings
+        except Exception as error:  # an error of the network, the service, or its settings
             for logger in loggers:
                 logger.close()
             raise FdgError(f"--{kind}: cannot log there: {one_line(error)}") from error

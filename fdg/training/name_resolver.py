@@ -4,8 +4,8 @@ A run directory, a `--config` file and a `--from` run may come from another pers
 numbers, strings, and names in the registries `algos`, `policies` and `envs`. Two kinds of values can do more:
 `module:name`, which imports a user's module, and values that act outside this program (a Ray cluster, an
 experiment tracker). They are accepted only if the caller gives the same value for the same field, or trusts
-the file. This holds for modules that are imported already, too: the file would choose the arguments of their
-functions. All code that reads such files resolves names here; see docs/security.md.
+the file. This also holds for modules that are already imported, because the file would choose the arguments
+of their functions. All code that reads such files resolves names here; see docs/security.md.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ class NameResolver:
         name, parameters = envs.parse(text)
         if self.file is not None and (self.caller_values or {}).get("env") != text:
             parameters = {**parameters, **copied_env_files(self.file.parent, name, parameters)}
-        if not self._is_named("env", text) and (reason := envs.beyond_registries(name, parameters)):
+        if not self._is_permitted("env", text) and (reason := envs.beyond_registries(name, parameters)):
             raise self._refusal("env", text, reason)
         return name, parameters
 
@@ -83,19 +83,19 @@ class NameResolver:
         for name, value in values.items():
             texts = [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, str)]
             forbidden = next((text for text in texts if imports(name, text)), None)
-            if forbidden is not None and not self._is_named(name, value):
+            if forbidden is not None and not self._is_permitted(name, value):
                 raise self._refusal(name, value, _import_reason(forbidden))
 
     def check_trackers(self, values: Mapping[str, Any]) -> None:
         """Refuses to send metrics to a service that only a file names."""
         for name in _TRACKERS:
             value = values.get(name)
-            if value is not None and not self._is_named(name, value):
+            if value is not None and not self._is_permitted(name, value):
                 raise self._refusal(name, value, "sends metrics to a service")
 
     def check_searched(self, algorithm: Any, text: str, space: Space) -> None:
         """Refuses a search over networks that only a file names."""
-        if not self._is_named("search", text):
+        if not self._is_permitted("search", text):
             for choices in (x for x in space if isinstance(x, Choices)):
                 self.check_fields(type(unwrap_sweep(algorithm)), {choices.name: choices.values})
 
@@ -108,7 +108,7 @@ class NameResolver:
         for cls in map(registry.get, registry.names()):
             if name == f"{cls.__module__}:{cls.__qualname__}":
                 return cls
-        if not self._is_named(field, name):
+        if not self._is_permitted(field, name):
             raise self._refusal(field, name, _import_reason(name))
         kind = {"algo": "algorithm"}.get(field, field)
         user_class = user_code.found(kind, name, _has_methods(methods))
@@ -117,7 +117,8 @@ class NameResolver:
             raise FdgError(f"--{field} {name}: {article} {kind} is a class with {form}, and this is not one")
         return user_class
 
-    def _is_named(self, field: str, value: Any) -> bool:
+    def _is_permitted(self, field: str, value: Any) -> bool:
+        """Whether the source may name a value: the caller gives the same value, or trusts the source."""
         return self.file is None or self.trust or (self.caller_values or {}).get(field) == value
 
     def _refusal(self, field: str, value: Any, reason: str) -> FdgError:

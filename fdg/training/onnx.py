@@ -17,7 +17,7 @@ from jax.interpreters import batching
 from fdg import jaxprs
 from fdg.errors import FdgError, one_line
 
-# Primitives that call a jaxpr, and the parameter with this jaxpr; calls with custom gradients too.
+# Primitives that call a jaxpr (also those with custom gradients), and the parameter that holds the jaxpr.
 _CALL_BODIES = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 _CALL_BODIES |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
@@ -73,7 +73,7 @@ def to_onnx(
 
 
 def _inner_name(name: str, dtype: str, program_dtype: str) -> str:
-    """The name inside the model of an input or output: its own, or a new one if the dtypes differ."""
+    """The name of an input or output inside the model; it differs from `name` if the dtypes differ."""
     return name if dtype == program_dtype else f"{name} as {program_dtype}"
 
 
@@ -129,7 +129,7 @@ _LIBRARIES = ("jax", "flax", "optax", "equinox")
 
 @contextlib.contextmanager
 def _restored_libraries() -> Iterator[None]:
-    """Undoes jax2onnx's patches of JAX libraries, such as a `cumsum` that does not accept `cumsum(x, 0)`."""
+    """Undoes jax2onnx's patches of libraries, such as a `cumsum` that does not accept `cumsum(x, 0)`."""
     originals = {
         module: {key: value for key, value in vars(module).items() if callable(value)}
         for name, module in list(sys.modules.items())

@@ -24,7 +24,8 @@ from fdg.training.writable import check_writable
 CARD = "README.md"
 VIDEO = "video.gif"
 CURVE = "learning_curve.png"
-_PRIVATE = ("command", "resumes", "from", "git_commit")  # entries about the training machine, left out
+# Entries of the configuration about the training machine, which are left out.
+_PRIVATE = ("command", "resumes", "from", "git_commit")
 _MAX_SETTINGS = 40  # maximum settings on the card
 _MAX_VIDEO_STEPS = 500  # maximum steps of the video
 
@@ -53,17 +54,17 @@ def pack(
         )
     run = load(path, checkpoint=int(checkpoint) if checkpoint.isdecimal() else checkpoint, trust=trust)
     folder = path / (BEST if checkpoint == "best" else CHECKPOINTS) / str(run.iteration)
-    with files.filling(out) as new:
+    with files.filling(out) as target:
         shared = {name: value for name, value in config.items() if name not in _PRIVATE}
-        files.write(new / "config.json", json_line(shared, indent=2))
+        files.write(target / "config.json", json_line(shared, indent=2))
         for name in ("metrics.jsonl", "summary.json", CURVE):
             if (path / name).exists():
-                _copy_file(path / name, new / name)
-        copy_checkpoint(folder, new / CHECKPOINTS / str(run.iteration))
-        packed = load(new, trust=trust)  # evaluates the copy, which checks it too
+                _copy_file(path / name, target / name)
+        copy_checkpoint(folder, target / CHECKPOINTS / str(run.iteration))
+        packed = load(target, trust=trust)  # the evaluation is of the copy, which also checks the copy
         evaluation = packed.evaluate(episodes) if can_evaluate(packed.algorithm) else None
-        video_error = _record_video(packed, new)
-        files.write(new / CARD, _card_text(packed, evaluation, video_error, new).encode())
+        video_error = _record_video(packed, target)
+        files.write(target / CARD, _card_text(packed, evaluation, video_error, target).encode())
     return out
 
 
@@ -76,8 +77,8 @@ def _copy_file(source: Path, target: Path) -> None:
 def _record_video(run: Any, out: Path) -> str:
     """Records a video of the first agent; returns "", or the error if there is no video."""
     try:
-        member = run.member(agent=0) if isinstance(run.algorithm, Sweep) else run
-        member.play(out / VIDEO, max_steps=_MAX_VIDEO_STEPS)
+        run_to_play = run.member(agent=0) if isinstance(run.algorithm, Sweep) else run
+        run_to_play.play(out / VIDEO, max_steps=_MAX_VIDEO_STEPS)
     except FdgError as error:
         return one_line(error)
     return ""

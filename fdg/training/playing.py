@@ -47,12 +47,12 @@ def play(
     check_writable(path)
     if path.suffix == ".mp4":
         import_optional("imageio_ffmpeg", "an mp4")
-    played = play_episodes(algorithm, state, jax.random.key(seed), episodes, greedy, max_steps)
+    recorded = play_episodes(algorithm, state, jax.random.key(seed), episodes, greedy, max_steps)
     content: bytes
     if path.suffix == ".html":
-        content = _html_page(algorithm.env, played, fps, greedy)
+        content = _html_page(algorithm.env, recorded, fps, greedy)
     else:
-        pictures = _side_by_side(algorithm.env, played, greedy)
+        pictures = _joint_frames(algorithm.env, recorded, greedy)
         content = _encode_gif(pictures, fps) if path.suffix == ".gif" else b""
     with writing(path):
         if path.suffix == ".mp4":
@@ -94,13 +94,13 @@ def play_episodes(
         return jax.lax.scan(one_step, start, jnp.arange(limit))[1]
 
     states, observations, actions, rewards, dones = jax.device_get(run(state, key))
-    played = []
+    recorded = []
     for i in range(episodes):
         end_steps = np.flatnonzero(dones[:, i])
         length = int(end_steps[0]) + 1 if len(end_steps) else limit
         reward = rewards[:length, i]
         steps = () if on_host else range(length)
-        played.append(
+        recorded.append(
             Episode(
                 [jax.tree.map(lambda x, t=t, i=i: x[t, i], states) for t in steps],
                 jax.tree.map(lambda x, n=length, i=i: x[:n, i], observations),
@@ -109,18 +109,18 @@ def play_episodes(
                 bool(len(end_steps)),
             )
         )
-    return played
+    return recorded
 
 
-def _side_by_side(env: Any, played: Sequence[Episode], greedy: bool) -> Iterator[np.ndarray]:
+def _joint_frames(env: Any, recorded: Sequence[Episode], greedy: bool) -> Iterator[np.ndarray]:
     """Yields one frame per step of the longest episode; finished episodes show their last frame."""
     from PIL import Image
 
-    sources = [frames(env, episode) for episode in played]
-    last_frames: list[np.ndarray | None] = [None] * len(played)
+    sources = [frames(env, episode) for episode in recorded]
+    last_frames: list[np.ndarray | None] = [None] * len(recorded)
     size: tuple[int, int] | None = None
-    for step in range(max(len(episode.reward) for episode in played)):
-        for i, (source, episode) in enumerate(zip(sources, played, strict=True)):
+    for step in range(max(len(episode.reward) for episode in recorded)):
+        for i, (source, episode) in enumerate(zip(sources, recorded, strict=True)):
             frame = next(source, None)
             if frame is not None:
                 last_frames[i] = _add_caption(frame, episode, step, greedy)
@@ -189,8 +189,8 @@ def _write_mp4(path: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
         raise FdgError(f"{path} cannot be written: {' '.join(messages.split()) or 'ffmpeg failed'}")
 
 
-def _html_page(env: Any, played: Sequence[Episode], fps: int, greedy: bool) -> bytes:
-    viewers = [html(env, episode) for episode in played]
+def _html_page(env: Any, recorded: Sequence[Episode], fps: int, greedy: bool) -> bytes:
+    viewers = [html(env, episode) for episode in recorded]
     if all(viewer is not None for viewer in viewers):
         if len(viewers) == 1:
             return str(viewers[0]).encode()
@@ -200,7 +200,7 @@ def _html_page(env: Any, played: Sequence[Episode], fps: int, greedy: bool) -> b
             for viewer in viewers
         )
     else:
-        picture = base64.b64encode(_encode_gif(_side_by_side(env, played, greedy), fps)).decode()
+        picture = base64.b64encode(_encode_gif(_joint_frames(env, recorded, greedy), fps)).decode()
         inner = f'<img alt="episodes of {env.name}" src="data:image/gif;base64,{picture}">'
-    title = f"{env.name}: {', '.join(f'{episode.total:.4g}' for episode in played)}"
+    title = f"{env.name}: {', '.join(f'{episode.total:.4g}' for episode in recorded)}"
     return f"<!doctype html><meta charset=utf-8><title>{title}</title>{inner}\n".encode()

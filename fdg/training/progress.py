@@ -33,7 +33,7 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self._start_time = self._print_time = time.monotonic()
-        if self._file is not None and self._file.isatty():  # None: a process may have no standard output
+        if self._file is not None and self._file.isatty():  # it is None if the process has no standard output
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
@@ -54,7 +54,7 @@ class Progress:
         """Shows that `iteration` iterations are done; `episode_return=None` keeps the last return."""
         self._return = self._return if episode_return is None else episode_return
         self._stream = stream
-        if self._bar is not None:  # its lines fit into 80 columns
+        if self._bar is not None:  # no need to shorten the lines: they fit into 80 columns
             text = "\n".join(self._texts(iteration))
             self._bar.update(self._bar.task_ids[0], completed=iteration, description=text)
             return
@@ -97,7 +97,7 @@ def stream_line(rows: Sequence[Mapping[str, Any]], busy: Mapping[str, float]) ->
     'queue 37 | lag 1.2 (at most 3) | slots 96% | actors 94% | learners 88% busy'
     >>> stream_line([{**row, "eta": 4}], {})
     'queue 37 | lag 1.2 (at most 3, eta 4) | slots 96% busy'
-    >>> stream_line([{"slots_busy": 0.96, "queued": 37, "running": 12}], {})  # by a respondent that stays
+    >>> stream_line([{"slots_busy": 0.96, "queued": 37, "running": 12}], {})  # the staleness is unknown
     'queue 37 | slots 96% busy'
     """
     if not rows or not all("slots_busy" in row for row in rows):

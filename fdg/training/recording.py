@@ -3,7 +3,7 @@
 The file is a zip that `numpy.load` reads:
 
     recording.json    metadata, and for each border the digest of each array
-    DIGEST.npy        arrays by digest: the initial state, and others up to a size limit
+    DIGEST.npy        arrays by digest: those of the initial state, and others up to a size limit
 
 It contains no code. Arrays with equal bits have equal digests; all NaNs count as equal.
 """
@@ -35,7 +35,7 @@ from fdg.training.writable import writing
 FACTS, _FORMAT = "recording.json", 1
 _MAX_BYTES = 4 << 30
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-# At most 64 bits, unless complex: `bits` needs integers of the same size.
+# Real numbers have at most 64 bits, because `bits` needs integers of the same size.
 _DTYPE = re.compile(r"bool|u?int(2|4|8|16|32|64)|b?float16|float(32|64|\d_\w{1,16})|complex(64|128)")
 _PLACE_TYPE = tuple[int, str, int, str, Literal["input", "result", "state"]]  # the type of `Border.place`
 
@@ -68,7 +68,7 @@ class Digests:
 
 
 def is_float(dtype: Any) -> bool:
-    """Whether a dtype is floating-point; narrow dtypes such as float8 are too."""
+    """Whether a dtype is floating-point, including narrow dtypes such as float8."""
     return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
@@ -76,11 +76,11 @@ def bits(array: np.ndarray) -> np.ndarray:
     """The bits of an array as unsigned integers; all NaNs get the same bits."""
     if array.dtype.kind == "c":
         array = array.reshape((*array.shape, 1)).view(array.real.dtype)
-    words = array.reshape(array.shape or (1,)).view(f"u{array.dtype.itemsize}").reshape(array.shape)
+    integers = array.reshape(array.shape or (1,)).view(f"u{array.dtype.itemsize}").reshape(array.shape)
     if is_float(array.dtype) and (is_nan := np.isnan(array)).any():
-        nan = np.full(1, np.nan, array.dtype).view(words.dtype)[0]
-        return np.where(is_nan, nan, words)
-    return words
+        nan = np.full(1, np.nan, array.dtype).view(integers.dtype)[0]
+        return np.where(is_nan, nan, integers)
+    return integers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,8 +91,8 @@ _A2C_PENDULUM = ("A2C", "Pendulum-v1", _sizes(64, 32, 256))
 _DQN = ("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000)))
 _PQN = ("PQN", "Acrobot-v1", _sizes(1024, 16))
 _SPREAD = ("IPPO", "MPE_simple_spread_v3", _sizes(64, 25))
-# Each class of operations dominates some of these jobs, and each overhead others. All belong to the half of
-# the cells of `bench.costs` that the model may be fitted to.
+# Each class of operations dominates some of these jobs, and each overhead dominates others. All of them
+# belong to the half of the cells of `bench.costs` to which the model may be fitted.
 _JOBS: Sequence[tuple[tuple[str, str, Any], tuple[str, Any], int]] = (
     *((job, _GPU_ONLY, 1) for job in (_TINY, _CARTPOLE, _PENDULUM, _A2C, _SPREAD)),
     *((job, _GPU_ONLY, 1) for job in (_DQN, _CAR, _A2C_PENDULUM, _PQN)),
@@ -113,7 +113,7 @@ REFERENCE_JOBS: Sequence[ReferenceJob] = tuple(
 def time_reference_jobs(
     jobs: Sequence[ReferenceJob], devices: Sequence[jax.Device], say: Say
 ) -> Mapping[ReferenceJob, float]:
-    """Seconds per iteration of each job that compiles and has enough devices.
+    """Seconds per iteration of each job that compiles and for which there are enough devices.
 
     Jobs on CPUs run in child processes, others on `devices`.
     """

@@ -20,8 +20,8 @@ from fdg.training.stepping import Border, Stepper
 class Replay:
     """Replays a run fragment by fragment, from one agent's state.
 
-    The fragments are placed by the run's policy if `has_plan` and it has one agent without an axis of agents;
-    else they run on one device.
+    With `has_plan`, the run's policy places the fragments if the run's state has no axis of agents.
+    Otherwise they run on one device.
     """
 
     def __init__(self, run: Run, agent: int, trust: bool, has_plan: bool = True):
@@ -47,7 +47,7 @@ class Replay:
             self.notes.append(f"staleness: {run.path or 'the run in memory'} was replayed without it")
         if host_calls.calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):
             self.notes.append(
-                "host: environments on the host begin again in a replay, and may be what differs"
+                "host: environments on the host begin again in a replay, which may cause differences"
             )
         graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr))
         plan = None if plan is None else dataclasses.replace(plan, graph=graph)

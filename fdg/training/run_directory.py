@@ -85,8 +85,8 @@ class RunDirectory:
     def truncate_metrics(self, iteration: int) -> dict[str, Any] | None:
         """Removes metrics after `iteration`, and a line truncated by a crash; returns the last kept row.
 
-        Moves other unreadable lines to `metrics.unreadable`, with an `FdgWarning`. Removes `RESULTS` of an
-        earlier end, since a run that continues has not ended.
+        Moves other unreadable lines to `metrics.unreadable`, with an `FdgWarning`. Removes
+        `RESULTS`, since a run that continues has not ended.
         """
         path, last_row = self.path / "metrics.jsonl", None
         for name in RESULTS:
@@ -96,8 +96,8 @@ class RunDirectory:
             return None
         with self._explain_write_errors(path.name):
             with open_regular(path) as file:
-                *lines, rest = file.read().split(b"\n")
-            rows = {number: _parse_row(line) for number, line in enumerate([*lines, rest], 1)}
+                *lines, truncated_line = file.read().split(b"\n")
+            rows = {number: _parse_row(line) for number, line in enumerate([*lines, truncated_line], 1)}
             invalid = [number for number, line in enumerate(lines, 1) if rows[number] is None]
             if invalid:
                 with files.open_to_append(self.path / "metrics.unreadable") as unreadable:
@@ -142,13 +142,13 @@ class RunDirectory:
         """Closes files and releases the lock."""
         for file in (self._metrics, self._lock):
             if file is not None:
-                with contextlib.suppress(OSError):  # the failed write has raised before
+                with contextlib.suppress(OSError):  # the write that failed has raised its error already
                     file.close()
         self._metrics = self._lock = None
 
     def discard(self) -> None:
         """Removes the directory if it holds only `config.json` and the lock."""
-        if self._is_gone():  # another run may be at this path by now
+        if self._is_gone():  # another run may have this path by now
             return
         with contextlib.suppress(OSError):
             if {path.name for path in self.path.iterdir()} <= {"config.json", ".lock"}:
@@ -177,7 +177,7 @@ class RunDirectory:
             return not os.path.samestat(os.stat(self.path / ".lock"), os.fstat(self._lock.fileno()))
         except (FileNotFoundError, NotADirectoryError):
             return not (self.path / "config.json").exists()
-        except OSError:  # for example of a network file system; the next write raises the cause
+        except OSError:  # for example on a network file system; the next write raises the error
             return False
 
     @contextlib.contextmanager
@@ -275,14 +275,15 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
     try:
         os.lstat(file)
     except (FileNotFoundError, NotADirectoryError):
-        above = [parent / "config.json" for parent in path.absolute().parents[:2]]
-        configs = (*above, *sorted(path.glob("*/config.json")))
-        near = [config.parent for config in configs if os.path.isfile(config)]
+        parent_configs = [parent / "config.json" for parent in path.absolute().parents[:2]]
+        configs = (*parent_configs, *sorted(path.glob("*/config.json")))
+        nearby_runs = [config.parent for config in configs if os.path.isfile(config)]
         fix = "leave out --resume to start one" if prefix == "--resume: " else "give the run directory"
-        suffix = f" ({len(near) - _MAX_LISTED_RUNS} more)" if len(near) > _MAX_LISTED_RUNS else ""
-        fix = f"give {listed(near[:_MAX_LISTED_RUNS])}{suffix}" if near else fix
+        num_unlisted = len(nearby_runs) - _MAX_LISTED_RUNS
+        suffix = f" ({num_unlisted} more)" if num_unlisted > 0 else ""
+        fix = f"give {listed(nearby_runs[:_MAX_LISTED_RUNS])}{suffix}" if nearby_runs else fix
         raise FdgError(f"{prefix}no run in {path} (it has no config.json): {fix}") from None
-    except (OSError, ValueError):  # the reader below raises the cause
+    except (OSError, ValueError):  # `read_json` below raises the error
         pass
     try:
         content = read_json(file, _MAX_JSON_BYTES)
@@ -322,10 +323,10 @@ def read_summary(path: Path) -> dict[str, Any] | None:
         "versions": dict | None,
         "eval_episodes": int | None,
     }
-    are_known = all(isinstance(summary.get(name), kind) for name, kind in kinds.items())
+    kinds_match = all(isinstance(summary.get(name), kind) for name, kind in kinds.items())
     mean, returns = summary.get("eval_return"), summary.get("eval_returns")
     are_returns = _is_metric("", mean) and (returns is None or _is_metric("_per_seed", returns))
-    return summary if are_known and are_returns else None
+    return summary if kinds_match and are_returns else None
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

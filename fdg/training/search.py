@@ -153,7 +153,7 @@ def require_optuna() -> None:
 def carry_out_search(
     job: Job, space: Space, devices: Any = None, quiet: bool = False
 ) -> tuple[Path, list[Trial], int | None]:
-    """Runs trials up to the job's number of trials, which includes trials before a resume.
+    """Runs trials until there are as many as the job asks for; trials from before a resume count.
 
     Returns the directory of the search, its trials, and the signal that interrupted it (None: no signal).
     """
@@ -203,7 +203,7 @@ class _Search:
     run: RunDirectory
     devices: Any
     say: Callable[[Any], None]
-    study: Any  # of Optuna
+    study: Any  # Optuna's study
 
     def carry_out(self) -> tuple[Path, list[Trial], int | None]:
         total, caught = self.job.optuna or 0, None
@@ -222,7 +222,7 @@ class _Search:
         return self.run.path, trials, caught
 
     def _propose(self, number: int) -> bool:
-        """Adds a trial with untried values, since equal values would repeat a trial (all seeds are equal).
+        """Adds a trial with untried values; equal values would repeat a trial, since all have the same seeds.
 
         Optuna proposes values; after `_MAX_PROPOSALS` tried proposals they are random. Returns False if all
         values have been tried.
@@ -234,17 +234,17 @@ class _Search:
         if math.prod(parameter.count for parameter in self.space) <= len(tried):
             return False
         seed = self.job.seed + number  # a resumed search has the same seeds
-        copy = optuna.create_study(direction="maximize", sampler=TPESampler(seed=seed))  # in memory
-        copy.add_trials(self.study.get_trials())
+        memory_study = optuna.create_study(direction="maximize", sampler=TPESampler(seed=seed))
+        memory_study.add_trials(self.study.get_trials())
         for attempt in itertools.count():
             if attempt == _MAX_PROPOSALS:
-                copy.sampler = RandomSampler(seed=seed)
-            trial = copy.ask()
+                memory_study.sampler = RandomSampler(seed=seed)
+            trial = memory_study.ask()
             for parameter in self.space:
                 parameter.suggested(trial)
             if trial.params not in tried:
                 break
-            copy.tell(trial, state=optuna.trial.TrialState.FAIL)
+            memory_study.tell(trial, state=optuna.trial.TrialState.FAIL)
         proposal = optuna.trial.create_trial(
             state=optuna.trial.TrialState.RUNNING, params=trial.params, distributions=trial.distributions
         )
@@ -299,9 +299,9 @@ class _Search:
             if self.job.halving:
                 pruner = _Pruner(trial, job.num_iterations, read_metrics(trials / name / "metrics.jsonl"))
             outcome = carry_out(job, self.devices, [pruner] if pruner else [], quiet=True)
-        except UnwritableError:  # the trial is not refused: it continues when the search is resumed
+        except UnwritableError:  # the trial is not refused: a resumed search continues it
             raise
-        except (FdgError, ValueError) as error:  # sizes that do not fit, or infinite losses
+        except (FdgError, ValueError) as error:  # such as sizes that do not fit, or infinite losses
             self.run.check_there()
             message = str(error) if isinstance(error, FdgError) else one_line(error)
             trial.set_user_attr("refused", message)
@@ -343,7 +343,7 @@ class _Pruner:
     Args:
       trial: Optuna's trial.
       num_iterations: iterations of the trial's training.
-      earlier: rows of metrics of an earlier session; iterations that are recorded again count once.
+      earlier: rows of metrics from an earlier session; iterations that are trained again count once.
     """
 
     def __init__(self, trial: Any, num_iterations: int, earlier: Iterable[Mapping[str, Any]] = ()):
@@ -368,7 +368,7 @@ class _Pruner:
             rung = sum(fraction >= REDUCTION ** (i - RUNGS) for i in range(RUNGS))
             if rung > self._rung and self._returns and fraction < 1:
                 self._rung = rung
-                with warnings.catch_warnings(action="ignore"):  # Optuna's, about a repeated report
+                with warnings.catch_warnings(action="ignore"):  # Optuna warns about a repeated report
                     self._trial.report(float(np.mean(self._returns)), REDUCTION ** (rung - 1))
                 self._returns = []
                 if self._trial.should_prune():
@@ -389,7 +389,7 @@ def _trial_returns(algorithm: Any, seeds: Sequence[int], path: Path) -> tuple[fl
     if isinstance(algorithm, Sweep):
         points = point_results(algorithm, rows, means, failed, seeds[0])
         returns = points[best_index(points)].returns
-    else:  # if an agent failed the mean is NaN, and the trial counts as refused
+    else:  # if an agent failed, the mean is NaN, and the trial counts as refused
         returns, _ = final_returns(rows, len(seeds), means, failed)
     return float(np.mean(returns)), returns.tolist()
 

@@ -17,7 +17,7 @@ from fdg.settings.fields import setting
 
 MOST_DEVICES = 65_536
 MOST_AGENTS = 1_000_000
-MOST_EPISODES = 100_000  # per evaluation, which plays all episodes in parallel
+MOST_EPISODES = 100_000  # episodes of an evaluation, which plays all of them in parallel
 AUTO = ("auto", "auto:measure")  # values of --policy that choose a policy
 AUTO_LAG = "auto"  # the value of --lag that chooses a lag
 _NUM_SEEDS = 2**32  # seeds are below this number
@@ -334,8 +334,8 @@ def _value_error(file: Path | None, name: str, value: Any, expected: str) -> Fdg
 
 def flatten_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """All values of a configuration in one dictionary, including hyperparameters and policy fields."""
-    inner = {name: value for part in _NESTED for name, value in config.get(part, {}).items()}
-    return {**{name: value for name, value in config.items() if name not in _NESTED}, **inner}
+    nested = {name: value for part in _NESTED for name, value in config.get(part, {}).items()}
+    return {**{name: value for name, value in config.items() if name not in _NESTED}, **nested}
 
 
 def changes(old_config: Mapping[str, Any], new_config: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -42,7 +42,7 @@ ONE_THREAD_FLOPS = 12_000_000  # an operation with fewer FLOPs gains nothing fro
 def quickest_count(
     policy: Any, algorithm: Any, graph: fdg.FDG, devices: Sequence[jax.Device], agents: int | None
 ) -> tuple[int, str]:
-    """The number of host devices that is predicted to be fastest, and the reason."""
+    """The number of host devices with the fastest prediction, and the reason for the choice."""
     if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):
         return 1, "1: a program that calls Python functions on the host runs on one device"
     choice = policies.auto(
@@ -67,7 +67,7 @@ def thread_count(graph: fdg.FDG, policy: Any, devices: int) -> int | None:
     if devices > 1:
         placed = {} if graph.agents is not None else policy.place(["cpu"] * devices)
         groups = {placed[f.role] for f in graph.fragments if f.role in placed}
-        # Collectives of several programs are unordered; with sharded parameters, their order is unknown.
+        # Collectives of several programs, and those of sharded parameters, have no known order.
         in_order = len(groups) <= 1 and not any(group.shards for group in groups)
         return threads_for(devices, in_order)
     return 1 if (graph.agents or 1) * jaxprs.largest_cost(jaxpr) < ONE_THREAD_FLOPS else usable_cores()
@@ -132,7 +132,7 @@ def too_small_micro_batch(algorithm: Any, plan: fdg.Plan) -> str | None:
 
 
 def check_all_busy(algorithm: Any, plan: fdg.Plan, devices: Sequence[jax.Device]) -> None:
-    """Raises an `FdgError` if one of the plan's devices would be idle; the message suggests other numbers."""
+    """Raises an `FdgError` if a device of the plan would be idle; the message suggests other settings."""
     if not plan.idle:
         return
     count, agents = plan.num_devices, plan.graph.agents
@@ -191,7 +191,7 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
                 restart_cpu_backend(count, threads)
             target = available_devices(None)
         target = with_host(policy, target[:count])
-    if reason:  # stored, so that a resumed run uses the same number
+    if reason:  # stored in the job, so that a resumed run uses the same number
         job = dataclasses.replace(job, devices_chosen=len(target))
     if job.described.get("lag") == AUTO_LAG:
         lag, message = _choose_lag(policy, algorithm, graph, target, agents)
@@ -227,8 +227,10 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
         graph = choice.graph if algorithm == choice.algorithm else fdg.trace(algorithm)
     if count is None or job.devices is not None or distributed.count() > 1:
         count = job.devices_chosen
-    asked = {"policy_asked": job.described["policy"]}
-    return Settled(job.changed(changed_algorithm, policy, asked, devices_chosen=count), graph, message)
+    config_entries = {"policy_asked": job.described["policy"]}
+    return Settled(
+        job.changed(changed_algorithm, policy, config_entries, devices_chosen=count), graph, message
+    )
 
 
 def _choose_lag(
@@ -274,8 +276,8 @@ def _choose_default(
 ) -> tuple[Any, int | None, str]:
     """The policy of a job without `--policy`, the number of its devices (None: all), and the reason.
 
-    It is `GPUOnly`, unless another policy is predicted to be `GAIN` times as fast on the same devices.
-    Without predictions it is `GPUOnly`. `may_use_fewer`: on a CPU, the number of devices is chosen too.
+    The policy is `GPUOnly`, unless another one is predicted to be `GAIN` times as fast on the same devices.
+    Without predictions it is `GPUOnly`. If `may_use_fewer`, the number of devices is also chosen, on a CPU.
     """
     default = policies.GPUOnly(), None, ""
     if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):  # the time of host functions cannot be predicted
@@ -301,7 +303,7 @@ def _choose_default(
                 with contextlib.suppress(OSError):
                     file.parent.mkdir(mode=0o700, exist_ok=True)
                     files.write(file, json.dumps(entries).encode())
-    except FdgError:  # such as a kind of device without known rates
+    except FdgError:  # for example, the rates of the devices are unknown
         pass
     entries = distributed.exchange(entries)[0]
     if entries is None:
@@ -321,7 +323,8 @@ def _read_choice(file: Path) -> dict[str, Any] | None:
     return None
 
 
-GAIN = 1.3  # predicted speed-up that another policy needs; the usual error of predictions is smaller
+# Predicted speed-up for which another policy replaces `GPUOnly`; predictions usually err by less.
+GAIN = 1.3
 
 
 def _best_or_default(choice: Choice) -> tuple[Any, int, str]:

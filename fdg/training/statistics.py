@@ -108,7 +108,7 @@ def stratified_interval(
 def probability_of_improvement(
     pairs: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> tuple[float, tuple[float, float]]:
-    """The probability that a seed of one side is better than one of another, and its 95% interval.
+    """The probability that a seed of one side is better than a seed of the other, and its 95% interval.
 
     In an environment this is the Mann-Whitney statistic, `P(X > Y) + P(X = Y) / 2` over all pairs of seeds;
     over environments, the mean (Agarwal et al. 2021, section 4.3 and equation A.4; `rliable`).

@@ -29,7 +29,7 @@ from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
 
 Steps = Generator["Border", None, list[Any]]
-OLDER = "older"  # begins the names of older parameters
+OLDER = "older"  # prefix of the names of the older parameters in a state with staleness
 _CALL_PRIMITIVES = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call",
                     "custom_vjp_call")  # fmt: skip
 
@@ -43,7 +43,7 @@ class Border:
     call: int  # the number of the fragment's call in the iteration, from 1
     parent: str  # the fragment that contains this one; "" at the top level
     side: str  # "input", "result" or "state"
-    # arrays by name, random keys as `uint32` words; in a recording, `RecordedArray`s
+    # arrays by name, random keys as their key data; in a recording, `RecordedArray`s
     arrays: Mapping[str, Any]
 
     @property
@@ -72,7 +72,7 @@ class Stepper:
         self.run_iteration = _jit_with_options(core.jaxpr_as_fun(graph.jaxpr))
 
     def state(self, iteration: int, leaves: Sequence[Any], metrics: Sequence[Any] = ()) -> Border:
-        """The border with the state, and maybe metrics, after `iteration` iterations."""
+        """The border with the state after `iteration` iterations, and with metrics if they are given."""
         names = [*self._names[0], *self._names[1][: len(metrics)]]
         return Border(iteration, "", 0, "", "state", _by_name(names, [*leaves, *metrics]))
 
@@ -184,12 +184,12 @@ class Stepper:
 
 
 def to_host(value: Any) -> Any:
-    """Copies an array to the host; random keys stay JAX arrays."""
+    """Copies an array to the host; random keys remain JAX arrays."""
     if value is None:
         return None
     if keys.is_key(value.dtype):
-        words: Any = np.asarray(jax.random.key_data(value))
-        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(value))
+        key_data: Any = np.asarray(jax.random.key_data(value))
+        return jax.random.wrap_key_data(key_data, impl=jax.random.key_impl(value))
     return np.asarray(value)
 
 
@@ -201,19 +201,19 @@ def _jit_with_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def _split_parts(jaxpr: core.Jaxpr) -> list[Any]:
     """Splits a jaxpr into parts in order: (equation with fragments, None) or (None, other operations)."""
     parts: list[Any] = []
-    read_by: dict[Any, int] = {v: len(jaxpr.eqns) for v in jaxprs.variables(jaxpr.outvars)}
+    last_reader: dict[Any, int] = {v: len(jaxpr.eqns) for v in jaxprs.variables(jaxpr.outvars)}
     for number, eqn in reversed(list(enumerate(jaxpr.eqns))):
         for v in jaxprs.variables(eqn.invars):
-            read_by.setdefault(v, number)  # the last equation that reads it
-    numbered = enumerate(jaxpr.eqns)
-    for has_fragments, group in itertools.groupby(numbered, lambda pair: _has_fragments(pair[1])):
+            last_reader.setdefault(v, number)  # the last equation that reads it
+    numbered_equations = enumerate(jaxpr.eqns)
+    for has_fragments, group in itertools.groupby(numbered_equations, lambda pair: _has_fragments(pair[1])):
         pairs = list(group)
         if has_fragments:
             parts += [(eqn, None) for _, eqn in pairs]
             continue
         equations, last_number = [eqn for _, eqn in pairs], pairs[-1][0]
         produced = [v for eqn in equations for v in eqn.outvars]
-        outputs = [v for v in produced if read_by.get(v, -1) > last_number]
+        outputs = [v for v in produced if last_reader.get(v, -1) > last_number]
         inputs = list(dict.fromkeys(v for eqn in equations for v in jaxprs.variables(eqn.invars)))
         inputs = [v for v in inputs if v not in set(produced)]
         function = core.jaxpr_as_fun(jaxprs.build(inputs, outputs, equations, checked=False))
@@ -234,21 +234,21 @@ def _stack(rows: Sequence[Any], aval: Any) -> Any:
 
 
 def _by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Arrays by name, without None (unused results); random keys as words."""
+    """Arrays by name, without None (unused results); random keys as their key data."""
     pairs = zip(names, values, strict=True)
     return {name: np.asarray(keys.to_data(value)) for name, value in pairs if value is not None}
 
 
-def _argument_names(names: Any, values: Sequence[Any], word: str) -> list[str]:
-    """The argument names that JAX recorded while tracing; if a name is missing, numbers."""
+def _argument_names(names: Any, values: Sequence[Any], prefix: str) -> list[str]:
+    """The argument names that JAX recorded while tracing; numbers if a name is missing."""
     names = list(names or ()) if not callable(names) else []
     if len(names) != len(values) or not all(isinstance(name, str) and name for name in names):
-        names = [f"{word} {i}" for i in range(len(values))]
+        names = [f"{prefix} {i}" for i in range(len(values))]
     return unique_names(names)
 
 
 def _state_names(state: Any) -> list[str]:
-    """Names of a state's arrays: the algorithm's are the same with and without staleness."""
+    """Names of a state's arrays; those of the algorithm's state are the same with and without staleness."""
     names = _leaf_paths(state)
     if not isinstance(state, DelayedState):
         return names

@@ -7,8 +7,8 @@ A `Sweep` is an algorithm like any other:
     point 1: learning_rate=0.001, entropy_coefficient=0.01   agents 16 to 31, of seeds 0 to 15
     ...
 
-The engine, checkpoints, evaluation and plans see only agents (points times seeds). Each agent computes the
-same numbers as a separate run.
+For the engine, checkpoints, evaluation and plans, a sweep is a number of agents (points times seeds). Each
+agent computes the same numbers as a separate run.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from fdg.training.space import (
     use_search_instead,
 )
 
-_MAX_CHECKED = 256  # maximum number of points that are all checked
+_MAX_CHECKED = 256  # with more points than this, only some are checked
 _STATE_METHODS = ("actor", "evaluate", "examples")  # methods whose first argument is the algorithm's state
 
 
@@ -65,8 +65,8 @@ class Sweep:
         `exploit_every` iterations the worst agents copy from the best (population-based training).
 
     Raises:
-      FdgError: (construction) a name is not a float hyperparameter or changes the program, or the algorithm
-        refuses a combination.
+      FdgError: at construction, if a name is not a float hyperparameter, if it changes the program, or if the
+        algorithm raises an error for a combination.
     """
 
     algorithm: Any
@@ -91,7 +91,7 @@ class Sweep:
             raise FdgError("exploit_every: there is only one agent: give more values, or num_seeds")
 
     def _points_to_check(self) -> list[dict[str, float]]:
-        """All points; if they are too many, each value alone and the corners (allowed ranges are convex)."""
+        """All points; if there are too many, each value alone and the corners: allowed ranges are convex."""
         if len(self.points) <= _MAX_CHECKED:
             return self.points
         base = self.points[0]
@@ -140,7 +140,7 @@ class Sweep:
         return dataclasses.replace(self.algorithm, **self.points[point])
 
     def of(self, state: SweptState) -> Any:
-        """The algorithm of agents with equal hyperparameters, as a separate run would have it.
+        """The algorithm of agents that have the same hyperparameters, as a separate run would have it.
 
         Args:
           state: the state of one agent, or of several with an axis of agents.
@@ -148,7 +148,9 @@ class Sweep:
         fields = {}
         for name, values in self.grid:
             number = np.ravel(np.asarray(state.hyperparameters[name]))[0]
-            exact = {np.float32(value): value for value in values}  # as written, before rounding
+            exact = {
+                np.float32(value): value for value in values
+            }  # the values before they were rounded to float32
             fields[name] = exact.get(number, float(number))
         return dataclasses.replace(self.algorithm, **fields)
 
@@ -251,7 +253,7 @@ class Sweep:
 
     @contextlib.contextmanager
     def _explain_tracer_errors(self, call: Callable[[Any], Any]) -> Iterator[None]:
-        """Replaces JAX's error about a traced hyperparameter in Python control flow by one that names it.
+        """Replaces JAX's error about traced values in control flow by one that names the hyperparameter.
 
         Args:
           call: calls the traced method of a given algorithm.

@@ -32,12 +32,12 @@ _MAX_ROWS = 20  # maximum rows of a printed table; the files have all rows
 
 @dataclasses.dataclass(frozen=True)
 class PointResult:
-    """The results of one point: a combination of hyperparameter values."""
+    """The results of one point, which is a combination of hyperparameter values."""
 
     values: Mapping[str, float]  # the hyperparameters
     agents: Sequence[int]  # indices of its agents in the run
     returns: np.ndarray  # `[seeds]` float, the final return of each agent; NaN if unknown
-    training: float  # mean return over the whole training and all agents: higher if it learned faster
+    training: float  # mean return over the whole training and all agents: higher if agents learned faster
     failed_seeds: Sequence[int] = ()  # seeds of agents whose final losses are not finite
 
     @property

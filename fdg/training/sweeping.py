@@ -1,4 +1,4 @@
-"""`fdg.sweep` and `fdg.search`: try hyperparameters in one program, or in consecutive trials."""
+"""`fdg.sweep` and `fdg.search`: try hyperparameter values in one program, or in one trial after another."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ def sweep(
         )
         print(run.best.algorithm.learning_rate, run.best.evaluate())
     """
-    check_names(algorithm, [str(name).replace("-", "_") for name in values])  # before values are checked
+    check_names(algorithm, [str(name).replace("-", "_") for name in values])  # names first, then the values
     return fit(Sweep(algorithm, make_grid(values), num_seeds, exploit_every), policy, **settings)
 
 
@@ -139,5 +139,6 @@ def search(
     job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings, **options)
     job_devices = None if devices is None else checked_devices(devices)
     path, results, signal = carry_out_search(job, space, job_devices, quiet=not progress)
-    caller_values = flatten_config(job.config)  # the caller named all values but choices of networks
+    # Values that the caller gave, so that `best` may import what they name; not choices of networks.
+    caller_values = flatten_config(job.config)
     return Search(path, tuple(results), signal is not None, caller_values)

@@ -36,7 +36,7 @@ def check_writable(path: Path) -> None:
     fdg.errors.FdgError: /dev/null/video.gif cannot be written: /dev/null is not a folder
     """
     try:
-        if path.is_symlink() and (path.parent / "config.json").exists():  # run directories have no links
+        if path.is_symlink() and (path.parent / "config.json").exists():  # a run directory must have no links
             check_own(path)
         candidates = [path, *path.absolute().parents]
         existing = next(p for p in candidates if os.path.lexists(p) and p.stat())
@@ -49,7 +49,7 @@ def check_writable(path: Path) -> None:
             raise OSError(errno.ENOTDIR, f"{existing} is not a folder")
         if error := refusal(existing):
             raise error
-    except (OSError, ValueError) as error:  # ValueError: a null character
+    except (OSError, ValueError) as error:  # ValueError: the path has a null character
         raise path_error(path, error) from None
 
 

@@ -21,7 +21,7 @@ LAYERS = [
 
 
 def test_latencies_and_energies_rank_as_zigzags_do():
-    cases = codesign_zigzag.compared(json.loads(codesign_zigzag.KEPT.read_text()))
+    cases = codesign_zigzag.compare_cases(json.loads(codesign_zigzag.RESULTS.read_text()))
     found = codesign_zigzag.agreement(cases)
     assert found["cases"] >= 60 and found["macs_differ"] == 0
     assert found["latency_spearman"] >= 0.95 and found["energy_spearman"] >= 0.90

@@ -46,7 +46,7 @@ def padded(cycles, energy, transfer, before):
 
 def random_work(seed, total=12, number=2):
     instance = codesign_schedules.instance(seed, total, number)
-    work, random = codesign_schedules.work(instance), np.random.default_rng(seed)
+    work, random = codesign_schedules.arrays_of(instance), np.random.default_rng(seed)
     return work._replace(energy_pj=jnp.asarray(2 ** random.uniform(0, 5, (total, number)), jnp.float32))
 
 

@@ -110,7 +110,7 @@ def test_chains_are_scheduled_as_graphs_are():
     for seed in range(0, 12, 3):  # two chains
         one = codesign_schedules.instance(seed, 12, 2)
         one["before"] = [[i, i + 1] for i in range(11) if i != 5]
-        work = codesign_schedules.work(one)
+        work = codesign_schedules.arrays_of(one)
         work = work._replace(energy_pj=work.latency_cycles**0.5)
         shapes = (2, 6, 2), (2, 6, 2), (2, 6)
         parts = [x.reshape(shape) for x, shape in zip(work[:3], shapes, strict=True)]

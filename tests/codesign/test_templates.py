@@ -24,7 +24,7 @@ def plain_cycles(name, layer, rows, columns):
     if not layer.has_weights:
         return 0
     if not name.startswith("systolic"):
-        return codesign_speed.compute(layer, name, rows, columns)[0]
+        return codesign_speed.cycles_and_words(layer, name, rows, columns)[0]
     groups, out_group = layer.groups, layer.out_channels // layer.groups
     in_group, window = layer.in_channels // groups, layer.kernel_rows * layer.kernel_columns
     pixels = layer.out_rows * layer.out_columns
@@ -120,7 +120,7 @@ def test_systolic_arrays_take_the_cycles_that_scale_sim_counts():
     assert {case["dataflow"] for case in cases} == {"os", "ws", "is"}
     assert len({(case["rows"], case["columns"]) for case in cases}) >= 5
     assert {case["layer"][-1] for case in cases} == {1, 2}
-    assert [codesign_scalesim.ours(case) for case in cases] == [case["cycles"] for case in cases]
+    assert [codesign_scalesim.our_cycles(case) for case in cases] == [case["cycles"] for case in cases]
 
 
 def test_eyeriss_on_alexnet():

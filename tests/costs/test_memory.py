@@ -4,7 +4,7 @@ import pytest
 
 from bench import costs_memory
 
-_LAID_OUT = [job for job in costs_memory.jobs() if str(job) in costs_memory.kept()]
+_LAID_OUT = [job for job in costs_memory.jobs() if str(job) in costs_memory.xla_bytes()]
 
 
 @pytest.mark.parametrize("job", _LAID_OUT, ids=str)
@@ -12,5 +12,9 @@ def test_what_is_estimated_is_near_what_xla_sets_aside(job):
     """Of programs that XLA laid out once (`python -m bench.costs memory`). Where devices have a core each,
     gradients run in tiles (`lowering.tiles`), and need less than the estimate.
     """
-    for group, estimated, xla in costs_memory.compared(job):
-        assert costs_memory.LEAST <= estimated / xla <= costs_memory.most(job), (group, estimated, xla)
+    for group, estimated, xla in costs_memory.compare(job):
+        assert costs_memory.MIN_RATIO <= estimated / xla <= costs_memory.max_ratio(job), (
+            group,
+            estimated,
+            xla,
+        )

@@ -350,7 +350,10 @@ def test_a_run_keeps_the_digest_of_a_large_file(tmp_path, task, monkeypatch):
     assert [one.name for one in (run.path / "data").iterdir()] == ["path.jsonl.sha256"]
     assert copied_env_files(run.path, "text:file", {"path": str(path)}) == {}
     path.write_text(path.read_text() + "\n")
-    with pytest.raises(fdg.FdgError, match=r"has changed since the run .*: bring back that of .*sha256, or"):
+    with pytest.raises(
+        fdg.FdgError,
+        match=r"has changed since the run .*: bring back the file whose checksum is in .*sha256, or",
+    ):
         copy_data_files(run, algorithm)
     run.close()
 

@@ -1,16 +1,16 @@
-"""Tries to break fdg by random command lines, kills, lost processes and Ctrl-C; each try has a number.
+"""Tries to break fdg by random command lines, kills, lost processes and Ctrl-C; tries are numbered.
 
-    python -m tools.break_it flags --count 10000     command lines run, or end with one line and status 2
+    python -m tools.break_it flags --count 10000     command lines run, or end with one line of error
     python -m tools.break_it kills --count 34        kill -9 and resume, three times: all bits are equal
     python -m tools.break_it language --count 12     the same for SFT, DPO, GRPO and PPO-RLHF
     python -m tools.break_it streams --count 10      the same for streams, also with SIGTERM and Ctrl-C
     python -m tools.break_it many --count 6          the same for 16 processes, one of which is killed
-    python -m tools.break_it losses --count 24       one of two processes is lost: named, none left, resumed
+    python -m tools.break_it losses --count 24       one of two processes is lost; the error names it
     python -m tools.break_it studies --count 1       a study of 12 cells is killed twice: the same tables
     python -m tools.break_it interrupts --count 50   Ctrl-C at any moment: status 130 within 2 s
 
-build/break_it/ has the finished tries and their circumstances; a second start continues. `--only 17` repeats
-one try. For runs on a Ray cluster: `python -m tools.break_it.ray`; for damaged run directories:
+build/break_it/ has the finished tries and their circumstances; a second start does the missing tries.
+`--only 17` repeats one try. For runs on a Ray cluster: `python -m tools.break_it.ray`; for damaged runs:
 `python -m tests.hostile`.
 """
 
@@ -23,7 +23,7 @@ from tools.break_it.flags import flags
 from tools.break_it.interrupts import interrupts
 from tools.break_it.kills import LANGUAGE, MANY, STREAMS, kills
 from tools.break_it.losses import losses
-from tools.break_it.processes import KEPT, noted
+from tools.break_it.processes import FOLDER, count_circumstances
 from tools.break_it.studies import studies
 
 CHECKS: dict[str, Callable[[int], str | None]] = {
@@ -45,11 +45,11 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--only", type=int)
     args = parser.parse_args()
-    KEPT.mkdir(parents=True, exist_ok=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
     if args.only is not None:
         print(CHECKS[args.what](args.only) or "nothing is wrong")
         return 0
-    path = KEPT / f"{args.what}.jsonl"
+    path = FOLDER / f"{args.what}.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     failures = {row["number"]: row["wrong"] for row in map(json.loads, lines)}
     with path.open("a") as file:
@@ -60,8 +60,8 @@ def main() -> int:
             print(json.dumps({"number": number, "wrong": failures[number]}), file=file, flush=True)
             if failures[number]:
                 print(f"{number}: {failures[number]}", flush=True)
-    if met := noted(args.what):
-        print(f"met: {met}")
+    if met := count_circumstances(args.what):
+        print(f"circumstances: {met}")
     results = [text for number, text in failures.items() if number < args.count]
     print(f"{args.what}: {sum(map(bool, results))} of {len(results)} went wrong ({path})")
     return int(any(results))

@@ -1,4 +1,4 @@
-"""Compares two run directories: the last checkpoint, the metrics and the tables of samples."""
+"""Compares two run directories: their last checkpoints, metrics and tables of samples."""
 
 import json
 from pathlib import Path
@@ -9,30 +9,30 @@ import numpy as np
 TIMES = ("wall_s", "steps_per_s", "tokens_per_s")
 
 
-def compare(run: Path, whole: Path) -> tuple[float, str]:
-    """The largest difference of two runs, and its place.
+def compare(run: Path, undisturbed: Path) -> tuple[float, str]:
+    """The largest difference between two runs, and where it is.
 
     Returns:
-      0 if all bits are equal; the difference of floats relative to the largest of their array, or to 1;
-      infinity if anything else differs.
+      0 if all bits are equal; infinity if anything but floats differs; else the largest difference of floats,
+      relative to the largest value of their array, or to 1 if that is larger.
     """
-    values, whole_values = _values(run), _values(whole)
-    unlike = [name for name in values.keys() ^ whole_values.keys() if not name.startswith("samples")]
-    if unlike:
-        return np.inf, f"only one of both has {sorted(unlike)[:3]}"
-    worst = 0.0, ""
-    for name in values.keys() & whole_values.keys():
-        x, y = values[name], whole_values[name]
+    values, expected_values = _values(run), _values(undisturbed)
+    only_in_one = [name for name in values.keys() ^ expected_values.keys() if not name.startswith("samples")]
+    if only_in_one:
+        return np.inf, f"only one of the two runs has {sorted(only_in_one)[:3]}"
+    largest = 0.0, ""
+    for name in values.keys() & expected_values.keys():
+        x, y = values[name], expected_values[name]
         if x.dtype != y.dtype or x.shape != y.shape:
             return np.inf, f"{name} is {x.dtype}{list(x.shape)}, and was {y.dtype}{list(y.shape)}"
         if x.tobytes() != y.tobytes():
-            worst = max(worst, (_difference(x, y), f"{name} differs in {np.sum(x != y)} of {y.size}"))
-    return worst
+            largest = max(largest, (_difference(x, y), f"{name} differs in {np.sum(x != y)} of {y.size}"))
+    return largest
 
 
-def wrong(run: Path, whole: Path, tolerance: float) -> str | None:
-    """The largest difference as text; None if it is within the tolerance."""
-    difference, where = compare(run, whole)
+def describe_difference(run: Path, undisturbed: Path, tolerance: float) -> str | None:
+    """The largest difference between two runs as text; None if it is within the tolerance."""
+    difference, where = compare(run, undisturbed)
     return f"{where} by {difference:.2g}" if difference > tolerance else None
 
 

@@ -1,4 +1,4 @@
-"""Random command lines, in this process: each runs, or ends with one line of error and status 2."""
+"""Random command lines, in this process: each must run, or end with one line of error and status 2."""
 
 import contextlib
 import gc
@@ -23,10 +23,10 @@ from fdg.commands import calibrate_machine, cli, launch_processes, using
 from fdg.costs import machine
 from fdg.launching import on_ray
 from fdg.launching.restarting import Ending
-from tools.break_it.processes import KEPT
+from tools.break_it.processes import FOLDER
 
 _DEFAULT_DEVICES = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009 - some versions lack it
-SECONDS = 120  # CPU time limit of a command line
+SECONDS = 120  # limit of CPU time for a command line
 MAINS: Mapping[str, Callable[[list[str]], int]] = {
     "train": cli.train_main,
     "plan": cli.plan_main,
@@ -54,23 +54,24 @@ def flags(number: int) -> str | None:
             for timer_signal in (signal.SIGPROF, signal.SIGALRM):
                 signal.signal(timer_signal, _raise_timeout)
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
-            signal.alarm(20 * SECONDS)  # for commands that wait without work
+            signal.alarm(20 * SECONDS)  # for commands that wait and use no CPU time
             try:
-                wrong = outcome(MAINS[command], arguments, captured)
+                failure = outcome(MAINS[command], arguments, captured)
             except TimeoutError:
-                wrong = f"it was not done in {SECONDS} s of work"
+                failure = f"it was not done after {SECONDS} s of CPU time"
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 signal.alarm(0)
         configs = [path for path in Path(folder).rglob("config.json") if path.parent.name != "damaged"]
         unfinished = [str(path) for path in configs if not (path.parent / "summary.json").exists()]
-        if wrong is None and unfinished:
-            wrong = f"half a run is left: {unfinished}"
-    return None if wrong is None else f"{command} {arguments}: {wrong}"[:2000]
+        if failure is None and unfinished:
+            failure = f"unfinished runs are left: {unfinished}"
+    return None if failure is None else f"{command} {arguments}: {failure}"[:2000]
 
 
 def _finished_run() -> Path:
-    run = KEPT / "finished"
+    """The folder of a finished run, trained once."""
+    run = FOLDER / "finished"
     if not (run / "summary.json").exists():
         shutil.rmtree(run, ignore_errors=True)
         flags = "--devices 1 --num-envs 4 --num-steps 32 --total-steps 2560 --checkpoint-every 10"
@@ -81,7 +82,7 @@ def _finished_run() -> Path:
 
 
 def _reset_devices() -> None:
-    """Clears JAX's backends, so that each command line makes its host devices."""
+    """Clears JAX's backends, so that each command line can set its number of host devices."""
     gc.collect()
     if not jax.live_arrays():
         clear_backends()
@@ -89,7 +90,7 @@ def _reset_devices() -> None:
 
 
 class _PlansOnly:
-    """An engine of `fdg launch` that only plans."""
+    """Replaces an engine of `fdg launch`; it only plans."""
 
     def __init__(self, *_: Any):
         pass
@@ -105,14 +106,14 @@ class _PlansOnly:
 
 
 def _fake_calibration(*_: Any) -> machine.Calibration:
-    """Replaces a calibration of two minutes."""
+    """Replaces a calibration, which takes two minutes."""
     kind, here = machine.REFERENCE, machine.fingerprint("cpu")
     return machine.Calibration(here, kind, machine.SHARED_MEMORY, machine.SOCKETS, 2)
 
 
 @contextlib.contextmanager
 def _without_work(folder: str) -> Iterator[None]:
-    """Commands launch and measure nothing, and the user's cache is in `folder`."""
+    """In this context, commands launch and measure nothing, and the user's cache is in `folder`."""
     with (
         mock.patch.object(launch_processes, "Here", _PlansOnly),
         mock.patch.object(on_ray, "OnRay", _PlansOnly),

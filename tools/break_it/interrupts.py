@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments."""
+"""Interrupts the start of a run by Ctrl-C, at random moments."""
 
 import os
 import random
@@ -9,21 +9,22 @@ import tempfile
 import time
 from pathlib import Path
 
-from tools.break_it.processes import note, worked
+from tools.break_it.processes import cpu_seconds_of, record_circumstances
 
 
 def interrupts(number: int) -> str | None:
-    """Ctrl-C at a random moment of a run's start: it must end with status 130 within two seconds.
+    """Interrupts a run at a random moment of its start; returns what went wrong, or None.
 
-    The last line must say how to continue. The moment and the two seconds are the process's CPU time.
+    The run must end with status 130 within two seconds, and its output must say how to continue. The moment
+    and the two seconds are measured in CPU time of the process.
     """
-    # A shell's background jobs ignore Ctrl-C, and so would their children.
+    # A background job of a shell ignores Ctrl-C, and its child processes would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         flags = ["--devices", "1", "--num-envs", str(4 + number), "--out", str(run)]
         environment = {**os.environ, "PYTHONPATH": os.getcwd(), "JAX_PLATFORMS": "cpu"}
-        environment["JAX_COMPILATION_CACHE_DIR"] = folder  # so that it compiles
+        environment["JAX_COMPILATION_CACHE_DIR"] = folder  # an empty cache, so that the run compiles
         process = subprocess.Popen(
             [sys.executable, "-m", "fdg.train", *flags],
             env=environment,
@@ -32,28 +33,29 @@ def interrupts(number: int) -> str | None:
             text=True,
         )
         moment = random.Random(number).uniform(0.0, 12.0)
-        while worked(process.pid) < moment:
+        while cpu_seconds_of(process.pid) < moment:
             if process.poll() is not None:
                 process.communicate()
-                return None  # it had ended before
+                return None  # the run ended before the moment
             time.sleep(0.005)
-        before, begun = worked(process.pid), time.monotonic()
+        cpu_before, sent_at = cpu_seconds_of(process.pid), time.monotonic()
         process.send_signal(signal.SIGINT)
-        after = before
-        while process.poll() is None and time.monotonic() - begun < 60.0:
-            after = max(after, worked(process.pid))
+        cpu_after = cpu_before
+        while process.poll() is None and time.monotonic() - sent_at < 60.0:
+            cpu_after = max(cpu_after, cpu_seconds_of(process.pid))
             time.sleep(0.005)
         process.kill()
         output, _ = process.communicate()
-        work, seconds, status = after - before, time.monotonic() - begun, process.returncode
-        note("interrupts", number, f"status {status}", moment=moment, work=work, seconds=seconds)
-        # Until Python runs fdg's code, the operating system ends the process.
-        early = status == -signal.SIGINT and moment < 0.3
+        cpu_used, seconds, status = cpu_after - cpu_before, time.monotonic() - sent_at, process.returncode
+        details = {"moment": moment, "work": cpu_used, "seconds": seconds}
+        record_circumstances("interrupts", number, f"status {status}", **details)
+        # Before fdg handles Ctrl-C, the signal itself ends the process.
+        ended_early = status == -signal.SIGINT and moment < 0.3
         complaint = None
-        if (status != 130 and not early) or work > 2.0:
-            complaint = f"status {status}, {work:.2f} s of work, {seconds:.2f} s"
+        if (status != 130 and not ended_early) or cpu_used > 2.0:
+            complaint = f"status {status}, {cpu_used:.2f} s of CPU time, {seconds:.2f} s"
         elif status == 130 and "interrupted" not in output:
-            complaint = "it does not say so"
+            complaint = "the output does not say that the run was interrupted"
         elif (run / "config.json").exists() and "go on with --resume" not in output:
-            complaint = "it does not say how to go on"
+            complaint = "the output does not say how to go on"
     return complaint and f"after {moment:.2f} s: {complaint}: {output[-300:]}"

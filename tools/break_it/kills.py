@@ -1,13 +1,15 @@
-"""Kill -9 at random moments: the resumed run must end like an undisturbed run.
+"""Kills runs (SIGKILL) at random moments and resumes them: they must end like an undisturbed run.
 
-Streams also get SIGTERM and Ctrl-C between the kills; of several processes all are killed, or one.
+Runs that stream responses also get SIGTERM and Ctrl-C between the kills. If a run has several processes, a
+signal goes to all of them, or to one.
 
-The victims are forks of a process that has imported everything and started nothing, so that JAX is imported
-once, not four hundred times. Moments are CPU times of the process: on a busy machine the clock says little.
+Each process is a fork of this process, which has imported all modules but started no JAX backend, so that JAX
+is imported only once. Moments are measured in CPU time of the process, which other work on the machine hardly
+affects.
 
-Two tries in three resume on the same devices, and all bits must be equal. Every third resumes with random
-policies and numbers of devices: floats must be equal within a tolerance relative to their array's largest (or
-to 1), all else exactly. Two tries in six have no compiled programs at their first start.
+Two tries in three resume on the same devices, and all bits must be equal. Every third try resumes with random
+policies and numbers of devices: floats must be equal within a tolerance, relative to the largest value of
+their array (or to 1), and all other values exactly. Two tries in six start with an empty compilation cache.
 """
 
 import dataclasses
@@ -24,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.forks import forked
-from tools.break_it.comparing import wrong
-from tools.break_it.processes import KEPT, note, worked
+from tools.break_it.comparing import describe_difference
+from tools.break_it.processes import FOLDER, cpu_seconds_of, record_circumstances
 
 # Flags of runs with some seconds of CPU time, and thirty checkpoints. Learning rates are at most 1e-3: with
-# 1e-2, a rounding difference grows to 1e-5 and more within sixty iterations, and would hide errors.
+# 1e-2, a rounding difference grows beyond 1e-5 within sixty iterations, and would hide errors.
 _SMALL = "--num-envs 4 --num-steps 8 --hidden 8 --total-steps 1920"
-_ANYWHERE = (
+_PLACEMENTS = (
     "--devices 2",
     "--policy multi_learner --devices 4",
     "--policy single_learner_coarse --devices 3",
@@ -41,62 +43,69 @@ _ANYWHERE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Killed:
+class KillableRun:
     """A run to kill.
 
     Attributes:
-      flags: its flags; it has one device unless they name a number.
-      elsewhere: placements in which it may resume.
-      in_float64: whether it resumes elsewhere in float64, since sampled tokens depend on the last digits.
-      first: further flags of the first start, which a resumed run does not accept.
+      flags: flags of `fdg.train`; `--devices 1` is added if they have no `--devices`.
+      placements: flags of other placements in which the run may resume.
+      in_float64: whether a try with other placements uses float64, because sampled tokens depend on the last
+        digits.
+      first_flags: further flags of the first start, which a resumed run does not accept.
       signals: the signals, in order.
-      processes: the number of its processes.
-      alone: whether a signal goes to one random process, not to all.
+      processes: number of processes of the run.
+      to_one_process: whether a signal goes to one random process, not to all.
     """
 
     flags: str
-    elsewhere: Sequence[str] = _ANYWHERE
+    placements: Sequence[str] = _PLACEMENTS
     in_float64: bool = False
-    first: str = ""
+    first_flags: str = ""
     signals: Sequence[signal.Signals] = (signal.SIGKILL,) * 3
     processes: int = 1
-    alone: bool = False
+    to_one_process: bool = False
 
     @property
     def all_flags(self) -> list[str]:
         return f"{self.flags}{'' if '--devices' in self.flags else ' --devices 1'}".split()
 
 
-KILLED: Mapping[str, Killed] = {
-    "ppo": Killed(_SMALL),
-    "dqn": Killed(
+RUNS: Mapping[str, KillableRun] = {
+    "ppo": KillableRun(_SMALL),
+    "dqn": KillableRun(
         "--algo dqn --num-envs 4 --hidden 8 --total-steps 1920 --learning-starts 300 --buffer-size 1000"
     ),
-    # Its minibatch is one environment of four, which several learners cannot divide.
-    "recurrent": Killed(f"--algo recurrent_ppo {_SMALL} --memory-size 8", (_ANYWHERE[0], *_ANYWHERE[2:])),
-    "stale": Killed(
+    # Each of its four minibatches is one environment, which several learners cannot divide.
+    "recurrent": KillableRun(
+        f"--algo recurrent_ppo {_SMALL} --memory-size 8", (_PLACEMENTS[0], *_PLACEMENTS[2:])
+    ),
+    "stale": KillableRun(
         f"--policy single_learner_coarse --devices 2 --staleness 1 {_SMALL}",
         ("--devices 1", "--devices 3", "--learners 2 --devices 4"),
     ),
-    "agents": Killed(f"--num-seeds 3 {_SMALL}", ("--devices 3", "--policy multi_learner --devices 3")),
-    "sweep": Killed(f"--sweep lr=1e-4,1e-3 --num-seeds 2 {_SMALL}", ("--devices 2", "--devices 4")),
-    "population": Killed(
+    "agents": KillableRun(f"--num-seeds 3 {_SMALL}", ("--devices 3", "--policy multi_learner --devices 3")),
+    "sweep": KillableRun(f"--sweep lr=1e-4,1e-3 --num-seeds 2 {_SMALL}", ("--devices 2", "--devices 4")),
+    "population": KillableRun(
         f"--sweep lr=log:1e-4..1e-3x4 --exploit-every 5 {_SMALL}", ("--devices 2", "--devices 4")
     ),
-    "processes": Killed(f"--devices 2 {_SMALL}", ("--devices 1", "--devices 4", *_ANYWHERE[2:]), processes=2),
+    "processes": KillableRun(
+        f"--devices 2 {_SMALL}", ("--devices 1", "--devices 4", *_PLACEMENTS[2:]), processes=2
+    ),
 }
-# Epochs of problems end within iterations.
+# With 6 problems and 4 prompts per iteration, epochs end within iterations.
 _TEXT = (
     "--env tools.break_it.language:counted --num-prompts 4 --dataset-size 6 --hidden-size 8"
     " --num-layers 1 --num-heads 2"
 )
-_PLACEMENTS = (
+_TEXT_PLACEMENTS = (
     "--policy colocated --devices 2",
     "--policy split --actors 2 --learners 1 --devices 3",
     "--policy standalone --actors 1 --learners 2 --references 1 --devices 4",
 )
-LANGUAGE: Mapping[str, Killed] = {
-    algo: Killed(f"--algo {algo} {_TEXT} {more}", _PLACEMENTS, in_float64=True, first="--preset none")
+LANGUAGE: Mapping[str, KillableRun] = {
+    algo: KillableRun(
+        f"--algo {algo} {_TEXT} {more}", _TEXT_PLACEMENTS, in_float64=True, first_flags="--preset none"
+    )
     for algo, more in (
         ("sft", "--total-steps 240"),
         ("dpo", "--group-size 2 --total-steps 480"),
@@ -104,16 +113,16 @@ LANGUAGE: Mapping[str, Killed] = {
         ("ppo_rlhf", "--group-size 2 --total-steps 480"),
     )
 }
-_ALL = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGKILL)
-STREAMS: Mapping[str, Killed] = {
-    name: Killed(
+_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGKILL)
+STREAMS: Mapping[str, KillableRun] = {
+    name: KillableRun(
         f"--algo {flags} {_TEXT.replace('counted', 'counted?max_response=12')} --group-size 2"
         " --total-steps 480",
         (),
-        first="--preset none",
-        signals=_ALL,
+        first_flags="--preset none",
+        signals=_SIGNALS,
         processes=processes,
-        alone=processes > 1,
+        to_one_process=processes > 1,
     )
     for name, processes, flags in (
         ("grpo ahead", 1, "grpo --ahead 2 --slots 3 --micro-batches 2"),
@@ -129,14 +138,14 @@ STREAMS: Mapping[str, Killed] = {
         ),
     )
 }  # fmt: skip
-_MANY = 16  # processes on one machine, with a host device each
-MANY: Mapping[str, Killed] = {
-    name: Killed(
+_MANY = 16  # number of processes on one machine, each with one host device
+MANY: Mapping[str, KillableRun] = {
+    name: KillableRun(
         f"{flags} --devices {_MANY} --num-envs {_MANY} --num-steps 8 --hidden 8 --total-steps {80 * _MANY}",
         ("--devices 1",),
         signals=(signal.SIGKILL,),
         processes=_MANY,
-        alone=True,
+        to_one_process=True,
     )
     for name, flags in (
         ("ppo in many processes", "--policy gpu_only"),
@@ -146,79 +155,87 @@ MANY: Mapping[str, Killed] = {
         ),
     )
 }
-COMMON = ("--eval-episodes", "0", "--checkpoint-every", "2")
+COMMON_FLAGS = ("--eval-episodes", "0", "--checkpoint-every", "2")
 _PATIENCE = 600.0  # seconds of wall time after which a process counts as hanging
 
 
-def kills(number: int, kinds: Mapping[str, Killed] = KILLED, check: str = "kills") -> str | None:
+def kills(number: int, kinds: Mapping[str, KillableRun] = RUNS, check: str = "kills") -> str | None:
     """Kills a run at random moments and resumes it each time; returns what went wrong, or None."""
     kind = list(kinds)[number % len(kinds)]
-    killed, cold = kinds[kind], number % 6 > 3
-    moves = bool(killed.elsewhere) and number % 3 == 2
-    float64 = moves and killed.in_float64
-    programs = KEPT / "programs"
-    whole = KEPT / "whole" / f"{kind.replace(' ', '-')}{'-float64' * float64}"
-    work: Any = _undisturbed_work(killed, whole, programs, float64)
-    if isinstance(work, str):
-        return f"{kind}, left alone: {work}"
-    draw, signals = random.Random(number), list(killed.signals)
+    tried, is_cold = kinds[kind], number % 6 > 3
+    is_moved = bool(tried.placements) and number % 3 == 2
+    float64 = is_moved and tried.in_float64
+    cache_folder = FOLDER / "programs"
+    undisturbed = FOLDER / "undisturbed" / f"{kind.replace(' ', '-')}{'-float64' * float64}"
+    cpu_seconds: Any = _undisturbed_cpu_seconds(tried, undisturbed, cache_folder, float64)
+    if isinstance(cpu_seconds, str):
+        return f"{kind}, undisturbed: {cpu_seconds}"
+    rng, signals = random.Random(number), list(tried.signals)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
-        if cold:
-            programs, work = Path(folder, "programs"), 2 * work  # half of it is compilation
+        if is_cold:
+            cache_folder = Path(folder, "programs")
+            cpu_seconds *= 2  # half of the CPU time is compilation
         while True:
-            flags = _flags_by_process(killed, run, draw.choice(killed.elsewhere) if moves else "")
-            end = Ending(signals[0], draw.uniform(0.0, work)) if signals else None
-            if end and killed.alone:
-                end = dataclasses.replace(end, to=draw.randrange(killed.processes))
-            status, worked_for = _run(flags, programs, end, float64)
-            if status not in (0, *(end.statuses if end else ())):
-                return f"{kind}, {flags}, at {end}: status {status}"
+            flags = _flags_by_process(tried, run, rng.choice(tried.placements) if is_moved else "")
+            timed_signal = TimedSignal(signals[0], rng.uniform(0.0, cpu_seconds)) if signals else None
+            if timed_signal and tried.to_one_process:
+                timed_signal = dataclasses.replace(timed_signal, process=rng.randrange(tried.processes))
+            status, used = _run(flags, cache_folder, timed_signal, float64)
+            if status not in (0, *(timed_signal.statuses if timed_signal else ())):
+                return f"{kind}, {flags}, {timed_signal}: status {status}"
             if not signals:
                 break
             if status:
-                how = "" if end.signal == signal.SIGKILL else f"{end.signal.name}, "
-                note(check, number, f"{how}{_moment(run)}{', moved' * moves}", kind=kind, cold=cold)
+                sent = timed_signal.signal
+                name = "" if sent == signal.SIGKILL else f"{sent.name}, "
+                met = f"{name}{_moment(run)}{', moved' * is_moved}"
+                record_circumstances(check, number, met, kind=kind, cold=is_cold)
                 signals.pop(0)
             else:
-                work = worked_for  # it ended before the signal: a resumed run has less work
+                cpu_seconds = used  # the run ended before the signal, because a resumed run has less to do
                 if (run / "summary.json").exists():
                     shutil.rmtree(run)
-        tolerance = (1e-12 if float64 else 1e-5) if moves else 0.0
-        differing = forked(lambda: wrong(run.absolute(), whole.absolute(), tolerance))
-    return f"{kind}, {'moved, ' * moves}killed: {differing}"[:2000] if differing else None
+        tolerance = (1e-12 if float64 else 1e-5) if is_moved else 0.0
+        differing = forked(lambda: describe_difference(run.absolute(), undisturbed.absolute(), tolerance))
+    return f"{kind}, {'moved, ' * is_moved}killed: {differing}"[:2000] if differing else None
 
 
-def _undisturbed_work(killed: Killed, whole: Path, programs: Path, float64: bool) -> float | str:
-    """CPU seconds of an undisturbed run with compiled programs; or what went wrong."""
-    if not (whole / "work.json").exists():
-        work = 0.0
-        for _ in range(2):
-            shutil.rmtree(whole, ignore_errors=True)
-            status, work = _run(_flags_by_process(killed, whole, ""), programs, None, float64)
+def _undisturbed_cpu_seconds(
+    tried: KillableRun, undisturbed: Path, cache_folder: Path, float64: bool
+) -> float | str:
+    """CPU seconds of an undisturbed run that finds its programs in the cache; or what went wrong."""
+    if not (undisturbed / "cpu_seconds.json").exists():
+        cpu_seconds = 0.0
+        for _ in range(2):  # the first run fills the cache
+            shutil.rmtree(undisturbed, ignore_errors=True)
+            status, cpu_seconds = _run(_flags_by_process(tried, undisturbed, ""), cache_folder, None, float64)
             if status:
                 return f"status {status}"
-        (whole / "work.json").write_text(json.dumps(work))
-    return float(json.loads((whole / "work.json").read_text()))
+        (undisturbed / "cpu_seconds.json").write_text(json.dumps(cpu_seconds))
+    return float(json.loads((undisturbed / "cpu_seconds.json").read_text()))
 
 
-def _flags_by_process(killed: Killed, run: Path, elsewhere: str) -> list[list[str]]:
-    """The flags of each process that starts or resumes a run; `elsewhere`: a resumed run's placement."""
+def _flags_by_process(tried: KillableRun, run: Path, placement: str) -> list[list[str]]:
+    """The flags of each process that starts or resumes a run.
+
+    `placement` has the flags of another placement for a resumed run; "" for the placement of its start.
+    """
     from fdg.processes.ports import free_port
 
     exists = (run / "config.json").exists()
-    if exists and elsewhere:
-        return [["--resume", str(run), "--eval-episodes", "0", "--trust", *elsewhere.split()]]
-    where = ["--trust", "--resume"] if exists else [*killed.first.split(), "--out"]
-    common = [*killed.all_flags, *COMMON, *where, str(run)]
-    if (count := killed.processes) == 1:
+    if exists and placement:
+        return [["--resume", str(run), "--eval-episodes", "0", "--trust", *placement.split()]]
+    where = ["--trust", "--resume"] if exists else [*tried.first_flags.split(), "--out"]
+    common = [*tried.all_flags, *COMMON_FLAGS, *where, str(run)]
+    if (count := tried.processes) == 1:
         return [common]
     cluster = ["--coordinator-address", f"localhost:{free_port('localhost')}", "--num-processes", str(count)]
     return [[*common, *cluster, "--process-id", str(i)] for i in range(count)]
 
 
 def _moment(run: Path) -> str:
-    """The moment of a kill, by the files of the run."""
+    """The moment of a kill, as the files of the run show it."""
     if not (run / "config.json").exists():
         return "before the run began"
     suffixes = [path.suffix for path in (run / "checkpoints").glob("*")]
@@ -230,61 +247,67 @@ def _moment(run: Path) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ending:
-    """A signal to a run.
+class TimedSignal:
+    """A signal to a run at a moment.
 
     Attributes:
       signal: the signal.
       moment: CPU seconds before the signal, the mean over processes.
-      to: the index of its process; None for all.
+      process: index of the process that gets the signal; None for all.
     """
 
     signal: signal.Signals
     moment: float
-    to: int | None = None
+    process: int | None = None
 
     @property
     def statuses(self) -> tuple[int, ...]:
-        """Exit statuses of the process: ended by the system, or by itself if it can handle the signal."""
+        """Possible exit statuses: the signal ends the process, or the process handles the signal."""
         return (-self.signal,) if self.signal == signal.SIGKILL else (-self.signal, 128 + self.signal)
 
 
 def _run(
-    flags_by_process: Sequence[Sequence[str]], programs: Path, end: Ending | None, float64: bool
+    flags_by_process: Sequence[Sequence[str]],
+    cache_folder: Path,
+    timed_signal: TimedSignal | None,
+    float64: bool,
 ) -> tuple[int, float]:
-    """Runs `fdg.train` in forks of this process, which may get a signal.
+    """Runs `fdg.train` in forks of this process, and sends them the signal.
 
     Returns:
-      The exit status and the mean CPU seconds. The status is that of the first failed victim, else of the
-      first failed process, or 0; -1 if a process hangs.
+      The exit status, and the CPU seconds, as mean over processes. The status is that of the first process
+      with the signal that failed, else of the first process that failed, else 0; -1 if a process hangs.
     """
-    cache = ["--program-cache", str(programs.absolute())]
+    cache = ["--program-cache", str(cache_folder.absolute())]
     children = [_fork([*flags, *cache], float64) for flags in flags_by_process]
-    victims = children if end is None or end.to is None else [children[end.to]]
-    statuses, work, begun = {}, dict.fromkeys(children, 0.0), time.monotonic()
+    targets = children
+    if timed_signal is not None and timed_signal.process is not None:
+        targets = [children[timed_signal.process]]
+    statuses, cpu_seconds, begun = {}, dict.fromkeys(children, 0.0), time.monotonic()
     hangs = False
     while len(statuses) < len(children):
         running = [child for child in children if child not in statuses]
         for child in running:
-            work[child] = max(work[child], worked(child))
+            cpu_seconds[child] = max(cpu_seconds[child], cpu_seconds_of(child))
             ended, code = os.waitpid(child, os.WNOHANG)
             if ended:
                 statuses[child] = os.waitstatus_to_exitcode(code)
-        if end is not None and sum(work.values()) / len(work) >= end.moment:
-            for child in set(victims) - statuses.keys():
-                os.kill(child, end.signal)
-            end = None
+        used = sum(cpu_seconds.values()) / len(cpu_seconds)
+        if timed_signal is not None and used >= timed_signal.moment:
+            for child in set(targets) - statuses.keys():
+                os.kill(child, timed_signal.signal)
+            timed_signal = None
         if time.monotonic() - begun > _PATIENCE:
             hangs = True
             for child in set(children) - statuses.keys():
                 os.kill(child, signal.SIGKILL)
         time.sleep(0.005)
-    status = next((statuses[child] for child in (*victims, *children) if statuses[child]), 0)
-    return -1 if hangs else status, sum(work.values()) / len(work)
+    status = next((statuses[child] for child in (*targets, *children) if statuses[child]), 0)
+    return -1 if hangs else status, sum(cpu_seconds.values()) / len(cpu_seconds)
 
 
 def _fork(flags: Sequence[str], float64: bool) -> int:
-    """Runs `fdg.train` in a fork of this process; returns its id."""
+    """Runs `fdg.train` in a fork of this process; returns the id of the fork."""
     import jax
 
     import algos  # noqa: F401
@@ -299,10 +322,10 @@ def _fork(flags: Sequence[str], float64: bool) -> int:
         return child
     try:
         jax.config.update("jax_enable_x64", float64)
-        with open(os.devnull, "w") as nowhere, (KEPT / "said.txt").open("a") as log:
+        with open(os.devnull, "w") as nowhere, (FOLDER / "errors.txt").open("a") as log:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore SIGINT
         ctrl_c.install()
         os._exit(cli.train_main(flags))
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""A text task whose rewards differ from the first iteration on."""
+"""A text task in which even an untrained network gets different rewards."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import envs
 
 
-class _Counted(envs.text.TextTask):
+class _TokenCounting(envs.text.TextTask):
     def reward(self, answer: Any, tokens: Any, mask: Any) -> Any:
         total = (jnp.sum(jnp.where(mask, tokens % 5, 0), axis=1) / 7.0).astype(jnp.float32)
         return envs.text.Reward(total, {"counted": total})
@@ -16,4 +16,4 @@ class _Counted(envs.text.TextTask):
 def counted(max_response: int | None = None) -> envs.text.TextTask:
     """Additions of one digit; the reward is a sum over the response's tokens."""
     task = envs.make("text:addition", digits=1, max_response=max_response)
-    return _Counted(task.problem, max_response=task.max_response)
+    return _TokenCounting(task.problem, max_response=task.max_response)

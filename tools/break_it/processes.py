@@ -1,4 +1,4 @@
-"""Processes in /proc, and notes on tries."""
+"""Reads processes from /proc, and records the circumstances of tries."""
 
 import collections
 import contextlib
@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-KEPT = Path("build", "break_it")
+FOLDER = Path("build", "break_it")
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on (proc(5)); None if the process has ended."""
+    """The fields of /proc/PID/stat, beginning with the state (see proc(5)); None if the process has ended."""
     try:
         fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -24,8 +24,8 @@ def is_running(pid: int) -> bool:
     return _stat(pid) is not None
 
 
-def worked(pid: int) -> float:
-    """CPU seconds of a process; 0 if it has ended."""
+def cpu_seconds_of(pid: int) -> float:
+    """CPU seconds that a process has used; 0 if it has ended."""
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / _TICK if fields else 0.0
 
@@ -43,21 +43,24 @@ def descendants(pid: int) -> dict[int, list[str]]:
     """The command lines of a process's descendants."""
     lines = command_lines()
     parents = {child: int(fields[1]) for child in lines if (fields := _stat(child))}
-    below = {pid}
-    while new := {child for child, parent in parents.items() if parent in below} - below:
-        below |= new
-    return {child: lines[child] for child in sorted(below - {pid})}
+    family = {pid}
+    while new := {child for child, parent in parents.items() if parent in family} - family:
+        family |= new
+    return {child: lines[child] for child in sorted(family - {pid})}
 
 
-def note(check: str, number: int, met: str, **more: Any) -> None:
-    """Adds the circumstances of a try to build/break_it/CHECK-met.jsonl."""
-    with (KEPT / f"{check}-met.jsonl").open("a") as file:
-        file.write(json.dumps({"number": number, "met": met, **more}) + "\n")
+def record_circumstances(check: str, number: int, met: str, **details: Any) -> None:
+    """Adds the circumstances of a try to build/break_it/CHECK-met.jsonl.
+
+    `met` is their kind, such as "between checkpoints"; tries are counted by it.
+    """
+    with (FOLDER / f"{check}-met.jsonl").open("a") as file:
+        file.write(json.dumps({"number": number, "met": met, **details}) + "\n")
 
 
-def noted(check: str) -> str:
-    """The counts of all circumstances."""
-    path = KEPT / f"{check}-met.jsonl"
+def count_circumstances(check: str) -> str:
+    """How many tries met each kind of circumstances, as text."""
+    path = FOLDER / f"{check}-met.jsonl"
     rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-    met = collections.Counter(row["met"] for row in rows)
-    return "; ".join(f"{count} {what}" for what, count in sorted(met.items()))
+    counts = collections.Counter(row["met"] for row in rows)
+    return "; ".join(f"{count} {met}" for met, count in sorted(counts.items()))

@@ -1,10 +1,10 @@
-"""Kills parts of runs on a local Ray cluster of two nodes, and compares the results with an undisturbed run.
+"""Kills parts of runs on a local Ray cluster of two nodes, and compares the results with undisturbed runs.
 
     python -m tools.break_it.ray           # all cases; some minutes
     python -m tools.break_it.ray actor     # one case
 
-A case trains in one process, and on two nodes (two raylets on this machine). It kills a part of the second
-run after its second checkpoint, and compares metrics and last checkpoints.
+A case trains on two nodes (two raylets on this machine), and kills a part of the run after its second
+checkpoint: an actor, a process or a node. Metrics and last checkpoint are compared with a run in one process.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ _CLUSTER = """
 import os, sys
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 from ray.cluster_utils import Cluster
-few = {"num_cpus": int(sys.argv[2]), "object_store_memory": int(80e6), "include_dashboard": False}
-cluster = Cluster(initialize_head=True, head_node_args=few)
-added = [cluster.add_node(**few) for _ in range(int(sys.argv[1]) - 1)]
+node_args = {"num_cpus": int(sys.argv[2]), "object_store_memory": int(80e6), "include_dashboard": False}
+cluster = Cluster(initialize_head=True, head_node_args=node_args)
+added = [cluster.add_node(**node_args) for _ in range(int(sys.argv[1]) - 1)]
 print(cluster.address, flush=True)
 for line in sys.stdin:
     if line.strip() == "lose a node":
@@ -44,7 +44,10 @@ cluster.shutdown()
 
 @contextlib.contextmanager
 def cluster(nodes: int = 2, cpus: int = 2) -> Iterator[tuple[str, subprocess.Popen]]:
-    """A cluster of raylets on this machine: its address, and its process, which obeys "lose a node"."""
+    """A cluster of raylets on this machine: its address, and its process.
+
+    The process removes a node when it reads the line "lose a node".
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", _CLUSTER, str(nodes), str(cpus)],
         stdin=subprocess.PIPE,
@@ -79,85 +82,85 @@ def wait_for_checkpoint(run: Path, process: subprocess.Popen) -> None:
         time.sleep(0.1)
 
 
-def victims(raylets: subprocess.Popen, text: str) -> list[int]:
+def processes_with(raylets: subprocess.Popen, text: str) -> list[int]:
     """Processes of a cluster whose command line contains a text."""
     return [pid for pid, line in descendants(raylets.pid).items() if text in " ".join(line)]
 
 
-def ended(process: subprocess.Popen) -> int:
-    """Waits for the exit status; kills a process that hangs."""
+def wait_or_kill(process: subprocess.Popen) -> int:
+    """Waits for a process and returns its exit status; kills a process that hangs."""
     try:
         return process.wait(_PATIENCE)
     finally:
         process.kill()
 
 
-def launched(case: str, folder: Path, alone: Path) -> str:
-    """Runs on two nodes, loses a part, and returns a description of the result."""
+def lose_part(case: str, folder: Path, undisturbed: Path) -> str:
+    """Runs on two nodes, kills the part that the case names, and returns a description of the result."""
     run, log = folder / case, folder / f"{case}.log"
     with cluster() as (address, raylets):
         launch = f"fdg.launch --ray --ray-address {address} --nodes 2 --restarts {int(case != 'named')}"
         process = start(f"{launch} -- {FLAGS} --out {run}", log)
-        began = time.monotonic()
+        begun = time.monotonic()
         if case != "whole":
             wait_for_checkpoint(run, process)
             if case in ("actor", "named"):
-                os.kill(victims(raylets, "ray::Host")[-1], signal.SIGKILL)
+                os.kill(processes_with(raylets, "ray::Host")[-1], signal.SIGKILL)
             elif case == "process":
-                os.kill(victims(raylets, "fdg.launching.tied")[-1], signal.SIGKILL)
+                os.kill(processes_with(raylets, "fdg.launching.tied")[-1], signal.SIGKILL)
             elif case == "node":
                 assert raylets.stdin is not None
                 raylets.stdin.write("lose a node\n")
                 raylets.stdin.flush()
-            began = time.monotonic()
+            begun = time.monotonic()
             while "error: process" not in log.read_text() and process.poll() is None:
                 time.sleep(0.1)
-        seconds = time.monotonic() - began
-        status = ended(process)
+        seconds = time.monotonic() - begun
+        status = wait_or_kill(process)
     messages = [line for line in log.read_text().splitlines() if line.startswith(("error", "restart"))]
     if case == "named":
         return f"status {status}; after {seconds:.1f} s: {'; '.join(messages)}"
-    rows, (most, _) = len(list(read_metrics(run / "metrics.jsonl"))), compare(run, alone)
-    after = f"; after {seconds:.1f} s: {'; '.join(messages)}" if messages else ""
-    return f"status {status}; {rows} iterations, largest relative difference {most:.1e}{after}"
+    num_rows, (difference, _) = len(list(read_metrics(run / "metrics.jsonl"))), compare(run, undisturbed)
+    restarts = f"; after {seconds:.1f} s: {'; '.join(messages)}" if messages else ""
+    return f"status {status}; {num_rows} iterations, largest relative difference {difference:.1e}{restarts}"
 
 
-FLEET = (
+WORKER_FLAGS = (
     "--env ray:gymnasium:CartPole-v1 --env-workers 2 --num-envs 5 --num-steps 16 --hidden 8"
     " --num-minibatches 1 --total-steps 24000 --eval-episodes 0"
 )
 KILLS = 3
 
 
-def fleet(folder: Path) -> str:
+def lose_workers(folder: Path) -> str:
     """Kills environment workers of a run at random moments; returns a description of the result."""
     run, log = folder / "worker", folder / "worker.log"
     random = np.random.default_rng(0)
     with cluster(1, cpus=3) as (address, raylets):
         os.environ["RAY_ADDRESS"] = address
-        process = start(f"fdg.train {FLEET} --out {run}", log)
+        process = start(f"fdg.train {WORKER_FLAGS} --out {run}", log)
         wait_for_checkpoint(run, process)
         for _ in range(KILLS):
             time.sleep(random.uniform(0, 5))
-            before = log.read_text().count("start anew")
-            os.kill(int(random.choice(victims(raylets, "ray::Worker"))), signal.SIGKILL)
-            while log.read_text().count("start anew") == before and process.poll() is None:
+            num_restarts = log.read_text().count("start anew")
+            os.kill(int(random.choice(processes_with(raylets, "ray::Worker"))), signal.SIGKILL)
+            while log.read_text().count("start anew") == num_restarts and process.poll() is None:
                 time.sleep(0.1)
-        status = ended(process)
+        status = wait_or_kill(process)
         del os.environ["RAY_ADDRESS"]
     restarts = [line for line in log.read_text().splitlines() if "start anew" in line]
-    expected = sum(int(line.split("; ")[1].split()[0]) for line in restarts)
+    lost_episodes = sum(int(line.split("; ")[1].split()[0]) for line in restarts)
     last = next(line for line in reversed(log.read_text().splitlines()) if line.startswith("lost "))
     rows, summary = list(read_metrics(run / "metrics.jsonl")), read_summary(run) or {}
     counted = rows[-1]["lost_episodes"], summary.get("lost_episodes")
     return (
-        f"status {status}; {len(rows)} of 300 iterations; {len(restarts)} of {KILLS} kills cost {expected}"
-        f" episodes, counted {counted[0]} and {counted[1]}: {last}"
+        f"status {status}; {len(rows)} of 300 iterations; {len(restarts)} of {KILLS} kills cost"
+        f" {lost_episodes} episodes, counted {counted[0]} and {counted[1]}: {last}"
     )
 
 
-LAUNCHED = ("whole", "actor", "process", "node", "named")
-CASES = (*LAUNCHED, "worker")
+LOST_PARTS = ("whole", "actor", "process", "node", "named")
+CASES = (*LOST_PARTS, "worker")
 
 
 def main() -> None:
@@ -171,12 +174,12 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(args.keep or stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
-        alone = folder / "alone"
-        command = f"fdg.train {FLAGS} --devices 1 --out {alone}"
-        if not read_summary(alone) and start(command, folder / "alone.log").wait(_PATIENCE):
-            raise SystemExit((folder / "alone.log").read_text())
+        undisturbed = folder / "undisturbed"
+        command = f"fdg.train {FLAGS} --devices 1 --out {undisturbed}"
+        if not read_summary(undisturbed) and start(command, folder / "undisturbed.log").wait(_PATIENCE):
+            raise SystemExit((folder / "undisturbed.log").read_text())
         for case in args.cases:
-            result = fleet(folder) if case == "worker" else launched(case, folder, alone)
+            result = lose_workers(folder) if case == "worker" else lose_part(case, folder, undisturbed)
             print(f"{case:8} {result}", flush=True)
 
 

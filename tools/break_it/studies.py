@@ -1,4 +1,4 @@
-"""Kills of a study by signal 9: the resumed study must write the tables of one that was left alone."""
+"""Kills a study (SIGKILL) and resumes it: it must write the same tables as an undisturbed study."""
 
 import random
 import signal
@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from tools.break_it.processes import KEPT, note
+from tools.break_it.processes import FOLDER, record_circumstances
 
 STUDY = """
 algorithms = ["ppo", "a2c", "dqn"]
@@ -20,23 +20,23 @@ _CELLS = 12
 
 
 def studies(number: int) -> str | None:
-    """Kills a study of 12 cells twice, at random moments, and resumes it."""
-    file = KEPT / "study.toml"
+    """Kills a study of 12 cells twice, at random moments; returns tables that differ at the end, or None."""
+    file = FOLDER / "study.toml"
     file.write_text(STUDY)
-    whole, killed = KEPT / "study", KEPT / f"study-{number}"
-    _start(file, whole).wait()
+    undisturbed, killed = FOLDER / "study", FOLDER / f"study-{number}"
+    _start(file, undisturbed).wait()
     rng = random.Random(number)
-    for cells in sorted(rng.sample(range(_CELLS), 2)):
+    for num_cells in sorted(rng.sample(range(_CELLS), 2)):
         process = _start(file, killed)
-        while _finished(killed) < cells and process.poll() is None:
+        while _count_finished(killed) < num_cells and process.poll() is None:
             time.sleep(0.1)
         time.sleep(rng.uniform(0.0, 5.0))
         process.send_signal(signal.SIGKILL)
         status = process.wait()
-        note("studies", number, f"status {status}", cells=_finished(killed))
+        record_circumstances("studies", number, f"status {status}", cells=_count_finished(killed))
     _start(file, killed).wait()
-    unequal = [name for name in TABLES if (killed / name).read_bytes() != (whole / name).read_bytes()]
-    return f"unequal: {', '.join(unequal)}" if unequal else None
+    differing = [name for name in TABLES if (killed / name).read_bytes() != (undisturbed / name).read_bytes()]
+    return f"these tables differ: {', '.join(differing)}" if differing else None
 
 
 def _start(file: Path, out: Path) -> subprocess.Popen:
@@ -44,5 +44,5 @@ def _start(file: Path, out: Path) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _finished(out: Path) -> int:
+def _count_finished(out: Path) -> int:
     return len(list(out.glob("cells/*/summary.json")))

@@ -1,7 +1,7 @@
 """brax's own PPO trainer (`brax.training.agents.ppo.train`).
 
-It trains in epochs within one call, and reports the speed of each. Here a round is an epoch; the first epoch
-compiles. The call runs in its own thread, and its progress function waits for the next round.
+One call of the trainer trains in epochs, and reports the speed of each. Here a round is an epoch; the first
+epoch compiles. The call runs in a thread, in which the trainer's progress function waits for the next round.
 Configuration: `{"env", "hidden", "steps", "train"}`; `train` has arguments of the trainer.
 """
 
@@ -21,7 +21,7 @@ def prepare(config: dict[str, Any]):
     from brax import envs
     from brax.training.agents.ppo import networks, train
 
-    with_device_put_replicated()
+    restore_device_put_replicated()
     hidden = tuple(config["hidden"])
     rounds = Rounds()
 
@@ -35,7 +35,7 @@ def prepare(config: dict[str, Any]):
             environment=envs.get_environment(config["env"]),
             num_timesteps=_EPOCHS * config["steps"],
             num_evals=_EPOCHS + 1,
-            run_evals=False,  # they take longer than the training
+            run_evals=False,  # evaluations take longer than training
             progress_fn=epoch_done,
             network_factory=functools.partial(
                 networks.make_ppo_networks,
@@ -51,8 +51,8 @@ def prepare(config: dict[str, Any]):
     return rounds.next, {"compile_seconds": watch.seconds, "first": first}
 
 
-def with_device_put_replicated() -> None:
-    """Restores a function that JAX removed in 0.10 and brax 0.14.2 calls, from JAX's migration guide."""
+def restore_device_put_replicated() -> None:
+    """Restores a function that brax 0.14.2 calls and JAX 0.10 lacks, as JAX's migration guide writes it."""
 
     def replicated(tree: Any, devices: list[jax.Device]) -> Any:
         mesh = jax.sharding.Mesh(devices, "i")

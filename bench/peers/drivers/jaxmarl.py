@@ -1,7 +1,7 @@
-"""JaxMARL's baselines, from a checkout (github.com/FLAIROX/JaxMARL); the environments come from the registry.
+"""JaxMARL's baselines, from a checkout (github.com/FLAIROX/JaxMARL); environments from the package `jaxmarl`.
 
 Configuration: `{"checkout": PATH, "script": "IPPO/ippo_ff_mpe", "config": {...}}`; `config` has settings of
-the checkout's `baselines/*/config/`. What the scripts log at each update stays in memory.
+the checkout's `baselines/*/config/`. Metrics that the scripts log stay in memory.
 """
 
 import collections
@@ -10,17 +10,17 @@ from typing import Any
 
 import wandb
 
-from bench.peers.drivers.scripts import compiled, look_in
+from bench.peers.drivers.scripts import add_to_path, compile_script
 
 
 def prepare(config: dict[str, Any]):
     """Compiles the script's whole training."""
     folder, name = config["script"].split("/")
-    look_in(config, "baselines", folder)
+    add_to_path(config, "baselines", folder)
     logged: collections.deque[dict[str, Any]] = collections.deque(maxlen=8)
     wandb.log = lambda metrics, **_: logged.append(metrics)
     script = importlib.import_module(name)
     names = "returns", "returned_episode_returns"
-    return compiled(
+    return compile_script(
         script, config["config"], lambda _: [next(m[name] for name in names if name in m) for m in logged]
     )

@@ -1,11 +1,12 @@
-"""gymnax 1.0 for scripts of an older version, whose steps returned five values."""
+"""gymnax 1.0 for scripts that use an older version, whose `step` returned five values."""
 
 import contextlib
 import importlib.util
 from typing import Any
 
 plotting_optional: Any = contextlib.nullcontext
-if any(importlib.util.find_spec(name) is None for name in ("matplotlib", "seaborn")):  # gymnax only plots
+# gymnax imports these libraries only to plot.
+if any(importlib.util.find_spec(name) is None for name in ("matplotlib", "seaborn")):
     from envs.lazy_plotting import without_plotting as plotting_optional
 
 with plotting_optional():
@@ -16,10 +17,10 @@ _make = gymnax.make
 
 
 class OldStep(LegacyStepAPIWrapper):
-    """`LegacyStepAPIWrapper` with the small `info` of old versions, since scripts store all of it."""
+    """`LegacyStepAPIWrapper` with the small `info` of old versions, which scripts store for each step."""
 
     def __getattr__(self, name: str):
-        if name.startswith("__"):  # `copy` asks for it before there is an environment
+        if name.startswith("__"):  # `copy` looks these up before the wrapper has an environment
             raise AttributeError(name)
         return super().__getattr__(name)
 

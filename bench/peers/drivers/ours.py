@@ -21,7 +21,7 @@ from fdg.training.settling import prepare as prepare_job
 from fdg.training.starting import compile_and_init
 
 
-def compiled(flags: Sequence[str]) -> tuple[Job, fdg.Engine, Any]:
+def compile_job(flags: Sequence[str]) -> tuple[Job, fdg.Engine, Any]:
     """The job of a command line's flags, its compiled engine, and the first state."""
     job = parse(flags, "ours", "")
     settled = prepare_job(job)
@@ -33,20 +33,20 @@ def compiled(flags: Sequence[str]) -> tuple[Job, fdg.Engine, Any]:
 def prepare(config: dict[str, Any]):
     """Compiles the job of the flags."""
     with Stopwatch() as watch:
-        job, engine, _ = compiled(config["flags"])
+        job, engine, _ = compile_job(config["flags"])
     steps = job.num_iterations * job.steps_per_iteration * (job.agents or 1)
 
-    # Rounds may run beyond the last step of the learning-rate schedule; the warning of it is not needed.
+    # Rounds may go beyond the last step of the learning-rate schedule, of which fdg warns.
     warnings.simplefilter("ignore", fdg.FdgWarning)
     states = [engine.init(0)]
 
     def one_round(seed: int) -> dict[str, Any]:
         with Stopwatch() as watch:
-            worked = time.process_time()
-            begun = states.pop() if config["continues"] else engine.init(seed)
-            state, metrics = engine.run(begun, job.num_iterations)
+            cpu_before = time.process_time()
+            state_before = states.pop() if config["continues"] else engine.init(seed)
+            state, metrics = engine.run(state_before, job.num_iterations)
             jax.block_until_ready((state, metrics))
-            work = time.process_time() - worked
+            cpu_seconds = time.process_time() - cpu_before
         states[:] = [state]
         returns = np.asarray(metrics["episode_return"])
         ended = returns[~np.isnan(returns)]
@@ -54,7 +54,7 @@ def prepare(config: dict[str, Any]):
         return {
             "steps": steps,
             "seconds": watch.seconds,
-            "cpu_seconds": work,
+            "cpu_seconds": cpu_seconds,
             "return": float(last.mean()) if len(last) else None,
             "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }

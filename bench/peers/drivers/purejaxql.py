@@ -1,7 +1,7 @@
 """purejaxql's `pqn_gymnax.py` and `pqn_minatar.py`, from a checkout (github.com/mttga/purejaxql).
 
 Configuration: `{"checkout": PATH, "script": "pqn_gymnax", "config": {...}}`; `config` has settings of the
-checkout's `config/`. Training has no evaluations; the return is that of its last twentieth.
+checkout's `config/`. Training has no evaluations; the return is the mean over its last twentieth.
 """
 
 import importlib
@@ -10,19 +10,19 @@ from typing import Any
 from gymnax.wrappers import purerl
 
 from bench.peers.drivers.old_gymnax import OldStep
-from bench.peers.drivers.scripts import compiled, last_twentieth, look_in
+from bench.peers.drivers.scripts import add_to_path, compile_script, last_twentieth
 
 
 def prepare(config: dict[str, Any]):
     """Compiles the script's whole training."""
-    # The script's wrappers from gymnax have the new `step`; the outermost one must return five values.
+    # gymnax's wrappers have the new `step`, but the script expects five values of the outermost wrapper.
     log_wrapper = purerl.LogWrapper
     purerl.LogWrapper = lambda env: OldStep(log_wrapper(env))
-    look_in(config, "purejaxql")
+    add_to_path(config, "purejaxql")
     script = importlib.import_module(config["script"])
     settings = {**config["config"], "TEST_DURING_TRAINING": False, "WANDB_MODE": "disabled"}
 
     def returned(result: Any) -> Any:
         return result["metrics"]["returned_episode_returns"][last_twentieth(settings)]
 
-    return compiled(script, settings, returned)
+    return compile_script(script, settings, returned)

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from bench.peers.drivers import old_gymnax  # before gymnax
-from bench.peers.drivers.scripts import compiled, last_twentieth, look_in
+from bench.peers.drivers.scripts import add_to_path, compile_script, last_twentieth
 
 import gymnax  # isort: skip
 from gymnax.environments import spaces  # isort: skip
 
 
 class _Continuous:
-    """A gymnax environment in place of one of brax: its actions are scaled from [-1, 1]."""
+    """Replaces the script's wrapper of brax by a gymnax environment, with actions scaled from [-1, 1]."""
 
     def __init__(self, name: str):
         self._env, self._parameters = old_gymnax.make(name)
@@ -40,9 +40,10 @@ class _Continuous:
 
 def prepare(config: dict[str, Any]):
     """Compiles the script's whole training."""
-    look_in(config, "purejaxrl")
+    add_to_path(config, "purejaxrl")
     gymnax.make = old_gymnax.make
-    if importlib.util.find_spec("navix") is None:  # the script imports it for other environments
+    # The script imports navix, but uses it only for other environments.
+    if importlib.util.find_spec("navix") is None:
         sys.modules["navix"] = types.ModuleType("navix")
     script = importlib.import_module(config["script"])
     settings = dict(config["config"])
@@ -53,4 +54,4 @@ def prepare(config: dict[str, Any]):
         last, info = last_twentieth(settings), result["metrics"]
         return np.asarray(info["returned_episode_returns"][last])[np.asarray(info["returned_episode"][last])]
 
-    return compiled(script, settings, returned)
+    return compile_script(script, settings, returned)

@@ -18,18 +18,18 @@ def prepare(config: dict[str, Any]):
     """Compiles the whole training."""
     rejax.algos.algorithm.create = old_gymnax.make
     settings = config["config"]
-    whole = getattr(rejax, config["algo"]).create(
+    with_evaluation = getattr(rejax, config["algo"]).create(
         **settings, eval_freq=settings["total_timesteps"], skip_initial_evaluation=True
     )
-    evaluate = jax.jit(whole.eval_callback)
-    algo = whole.replace(eval_callback=lambda *_: ())
+    evaluate = jax.jit(with_evaluation.eval_callback)
+    algo = with_evaluation.replace(eval_callback=lambda *_: ())
     with Stopwatch() as watch:
         train = jax.jit(algo.train).lower(jax.random.PRNGKey(0)).compile()
 
     def one_round(seed: int) -> dict[str, Any]:
         with Stopwatch() as watch:
             state, _ = jax.block_until_ready(train(jax.random.PRNGKey(seed)))
-        _, returns = evaluate(whole, state, jax.random.PRNGKey(seed))
+        _, returns = evaluate(with_evaluation, state, jax.random.PRNGKey(seed))
         return {
             "steps": settings["total_timesteps"],
             "seconds": watch.seconds,

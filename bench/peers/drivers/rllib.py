@@ -40,13 +40,13 @@ def prepare(config: dict[str, Any]):
             .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=config["steps"])
             .build_algo()
         )
-    before = [0]
+    last_sampled = [0]
 
     def one_round(seed: int) -> dict[str, Any]:
         with Stopwatch() as watch:
             result = algo.train()
         sampled = int(result["num_env_steps_sampled_lifetime"])
-        steps, before[0] = sampled - before[0], sampled
+        steps, last_sampled[0] = sampled - last_sampled[0], sampled
         returned = float(result["env_runners"]["episode_return_mean"])
         return {"steps": steps, "seconds": watch.seconds, "return": returned}
 

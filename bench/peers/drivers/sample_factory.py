@@ -18,32 +18,37 @@ from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
 
 
-def make(env, options, *_, render_mode=None, **__):
+def make_env(env, options, *_, render_mode=None, **__):
     return gymnasium.make(env, render_mode=render_mode, **options)
 
 
-class Clock(AlgoObserver):
+class UpdateTimes(AlgoObserver):
     def __init__(self):
-        self.seen: list[tuple[float, int]] = []  # seconds and environment steps, after each update
+        self.updates: list[tuple[float, int]] = []  # seconds and environment steps, after each update
 
     def on_training_step(self, runner, training_iteration_since_resume):
-        self.seen.append((time.perf_counter(), sum(runner.env_steps.values())))
+        self.updates.append((time.perf_counter(), sum(runner.env_steps.values())))
 
 
 def prepare(config: dict[str, Any]):
-    register_env("task", functools.partial(make, config["env"], config["options"]))
+    register_env("task", functools.partial(make_env, config["env"], config["options"]))
     folder, rounds = tempfile.mkdtemp(), itertools.count(1)
 
     def one_round(seed: int) -> dict[str, Any]:
-        until = next(rounds) * config["steps"]
-        flags = [*config["flags"], "--env=task", f"--train_dir={folder}", f"--train_for_env_steps={until}"]
+        last_step = next(rounds) * config["steps"]
+        flags = [
+            *config["flags"],
+            "--env=task",
+            f"--train_dir={folder}",
+            f"--train_for_env_steps={last_step}",
+        ]
         runner = make_runner(parse_full_cfg(parse_sf_args(flags)[0], flags))[1]
-        clock = Clock()
-        runner.register_observer(clock)
-        failed = runner.init() or runner.run()
-        if failed:
-            raise RuntimeError(f"Sample Factory ended with status {failed}: its log says why")
-        (begun, first), (ended, last) = clock.seen[0], clock.seen[-1]
+        update_times = UpdateTimes()
+        runner.register_observer(update_times)
+        status = runner.init() or runner.run()
+        if status:
+            raise RuntimeError(f"Sample Factory ended with status {status}: see its log")
+        (begun, first), (ended, last) = update_times.updates[0], update_times.updates[-1]
         returns = runner.policy_avg_stats["reward"][0]
         return {"steps": last - first, "seconds": ended - begun, "return": float(np.mean(returns))}
 

@@ -1,4 +1,4 @@
-"""Peers whose script has a `make_train(settings)`: a round is a whole training."""
+"""Helpers for peers whose script has a function `make_train(settings)`; a round is a whole training."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -11,18 +11,18 @@ import numpy as np
 from bench.peers.serve import Stopwatch
 
 
-def look_in(config: Mapping[str, Any], *folder: str) -> None:
+def add_to_path(config: Mapping[str, Any], *folder: str) -> None:
     """Adds a folder of the checkout to Python's path."""
     sys.path.insert(0, str(Path(config["checkout"], *folder)))
 
 
-def compiled(script: Any, settings: dict[str, Any], returned: Callable[[Any], Any]):
-    """A function for a round of the script, and its seconds of compilation.
+def compile_script(script: Any, settings: dict[str, Any], returned: Callable[[Any], Any]):
+    """Compiles a script's training; returns a function for a round, and facts for `bench.peers.serve`.
 
     Args:
       script: the module.
-      settings: the script's settings; it adds the number of updates.
-      returned: gets the returns from the result of a training; their mean is recorded.
+      settings: the script's settings; `make_train` adds the number of updates.
+      returned: a function from the result of a training to returns; their mean is recorded.
     """
     with Stopwatch() as watch:
         train = jax.jit(script.make_train(settings)).lower(jax.random.PRNGKey(0)).compile()

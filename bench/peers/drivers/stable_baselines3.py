@@ -1,4 +1,5 @@
-"""Stable-Baselines3 and sbx, which has the same interface: each round is a `learn` that continues the last.
+"""Stable-Baselines3 and sbx, which has the same interface. Each round is a call of `learn`, which
+continues the training.
 
 Configuration: `{"library": "sbx", "algo": "PPO", "env": NAME, "num_envs": 64, "steps", "hidden": [widths],
 "config": {...}}`; `config` has arguments of the library. Environments run one after the other in one process,

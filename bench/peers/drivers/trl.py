@@ -1,7 +1,7 @@
 """TRL's `GRPOTrainer` (trl 1.16, torch) on a checkpoint and on problems of the configuration.
 
-Its `train` is one call. A round is some of its iterations (one generation and its updates): the call runs in
-its own thread, and a callback waits for the next round.
+Training is one call of `train`, in its own thread. A round is some of its iterations (one generation and its
+updates), after which a callback waits for the next round.
 
 Configuration: `{"model": folder, "alphabet": characters, "problems": file, "iterations": per round,
 "rounds": at most, "trl": fields of GRPOConfig}`. With `"run": folder` it resumes from a checkpoint there,
@@ -38,7 +38,7 @@ class InRounds(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **_: Any
     ) -> None:
-        if "reward" not in logs:  # the summary at the end
+        if "reward" not in logs:  # the summary at the end of the training
             return
         self.watch.__exit__()
         if self.run:
@@ -56,7 +56,7 @@ def train(config: dict[str, Any], build: Callable[..., Any]):
     torch.manual_seed(0)
     config |= json.loads(Path(config["problems"]).read_text())
     run = config.get("run")
-    common = {
+    common_arguments = {
         "output_dir": run or tempfile.mkdtemp(),
         "max_steps": config["iterations"] * config["rounds"],
         "bf16": False,
@@ -75,26 +75,28 @@ def train(config: dict[str, Any], build: Callable[..., Any]):
     rows = [{"prompt": f"<bos>{prompt}", "answer": answer} for prompt, answer in config["problems"]]
     trainer = build(
         config,
-        common,
+        common_arguments,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer_of(config["alphabet"]),
         callbacks=[InRounds(rounds, responses, run)],
     )
-    last = get_last_checkpoint(common["output_dir"])
-    first = rounds.start(lambda: trainer.train(resume_from_checkpoint=last))
+    last_checkpoint = get_last_checkpoint(common_arguments["output_dir"])
+    first = rounds.start(lambda: trainer.train(resume_from_checkpoint=last_checkpoint))
     return rounds.next, {"compile_seconds": first["seconds"], "first": first}
 
 
-def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+def exact_match_reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     return [float(response.strip() == wanted) for response, wanted in zip(completions, answer, strict=True)]
 
 
 def prepare(config: dict[str, Any]):
     """Builds the trainer, and trains to the end of the first round."""
 
-    def build(config: dict[str, Any], common: dict[str, Any], **more: Any) -> GRPOTrainer:
+    def build(
+        config: dict[str, Any], common_arguments: dict[str, Any], **further_arguments: Any
+    ) -> GRPOTrainer:
         model = AutoModelForCausalLM.from_pretrained(config["model"], dtype=torch.float32)
-        arguments = GRPOConfig(beta=0.0, loss_type="grpo", **common)
-        return GRPOTrainer(model=model, reward_funcs=right, args=arguments, **more)
+        arguments = GRPOConfig(beta=0.0, loss_type="grpo", **common_arguments)
+        return GRPOTrainer(model=model, reward_funcs=exact_match_reward, args=arguments, **further_arguments)
 
     return train(config, build)

@@ -1,8 +1,8 @@
 """TRL's `AsyncGRPOTrainer` (trl 1.16), with a generation process in place of vLLM, which needs a GPU.
 
 The process implements TRL's `RolloutWorkerProtocol` and `WeightTransferProtocol`. Batch n is generated with
-parameters after n - `lag` updates or more. Torch's masked attention replaces the trainer's, a kernel for GPUs
-(FlashAttention 3). Each process has one thread. Configuration: that of `trl.py`, and `"lag"`.
+parameters after at least n - `lag` updates. Torch's masked attention replaces FlashAttention 3, a kernel for
+GPUs. Each process has one thread. Configuration: that of `trl.py`, and `"lag"`.
 """
 
 import itertools
@@ -18,25 +18,29 @@ from bench.peers.drivers import trl
 from bench.peers.drivers.characters import tokenizer_of
 
 
-def attend(module, query, key, value, mask, *, tree_kv_index, tree_cu_seqlens_q, tree_cu_seqlens_k, **how):
+def attend(
+    module, query, key, value, mask, *, tree_kv_index, tree_cu_seqlens_q, tree_cu_seqlens_k, **options
+):
     """Attention over packed responses: each token sees earlier tokens on its own path."""
     index = torch.arange(query.shape[2])
-    sees = torch.zeros(len(index), len(index), dtype=torch.bool)
+    visible = torch.zeros(len(index), len(index), dtype=torch.bool)
     bounds = zip(itertools.pairwise(tree_cu_seqlens_q), itertools.pairwise(tree_cu_seqlens_k), strict=True)
     for (begin, end), (first, last) in bounds:
         path = tree_kv_index[first:last]
-        sees[begin:end, path] = path <= index[begin:end, None]
+        visible[begin:end, path] = path <= index[begin:end, None]
     attention = torch.nn.functional.scaled_dot_product_attention
-    out = attention(query, key, value, sees, scale=how["scaling"], enable_gqa=True)
+    out = attention(query, key, value, visible, scale=options["scaling"], enable_gqa=True)
     return out.transpose(1, 2), None
 
 
 class Worker:
+    """The generation process, as the trainer's rollout worker and weight transfer."""
+
     def __init__(self, config: dict[str, Any]):
         context = torch.multiprocessing.get_context("spawn")
         self.rollout_buffer, self.metrics_queue = context.Queue(), context.Queue()
         self.version, self.lock = context.Value("i", 0), context.Lock()
-        self.weights = {name: x.detach().share_memory_() for name, x in loaded(config).named_parameters()}
+        self.weights = {name: x.detach().share_memory_() for name, x in load_model(config).named_parameters()}
         arguments = (config, self.weights, self.lock, self.version, self.rollout_buffer)
         process = context.Process(target=generate, args=arguments, daemon=True)
         self.start, self.stop, self.alive = process.start, process.kill, process.is_alive
@@ -59,7 +63,7 @@ class Worker:
     pause = resume = destroy = init_weight_transfer
 
 
-def loaded(config: dict[str, Any]) -> Any:
+def load_model(config: dict[str, Any]) -> Any:
     return AutoModelForCausalLM.from_pretrained(config["model"], dtype=torch.float32)
 
 
@@ -68,7 +72,7 @@ def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buff
     """Puts batches of responses into `buffer` while the trainer lives."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    tokenizer, settings, model = tokenizer_of(config["alphabet"]), config["trl"], loaded(config)
+    tokenizer, settings, model = tokenizer_of(config["alphabet"]), config["trl"], load_model(config)
     parameters, group = dict(model.named_parameters()), settings["num_generations"]
     options = {"do_sample": True, "top_k": 0, "return_dict_in_generate": True, "output_scores": True}
     options |= {"num_return_sequences": group, "max_new_tokens": settings["max_completion_length"]}
@@ -90,7 +94,9 @@ def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buff
         log_probs = model.compute_transition_scores(sequences, generated.scores, normalize_logits=True)
         begins = inputs.input_ids.shape[1]
         texts = tokenizer.batch_decode(sequences[:, begins:], skip_special_tokens=True)
-        rewards = torch.tensor(trl.right(texts, [answer for _, answer in rows for _ in range(group)]))
+        rewards = torch.tensor(
+            trl.exact_match_reward(texts, [answer for _, answer in rows for _ in range(group)])
+        )
         grouped = rewards.view(-1, group)
         advantages = (grouped - grouped.mean(1, keepdim=True)) / (grouped.std(1, keepdim=True) + 1e-4)
         for i, (sequence, advantage) in enumerate(zip(sequences, advantages.flatten(), strict=True)):
@@ -115,11 +121,13 @@ def prepare(config: dict[str, Any]):
     torch.set_num_threads(1)
     torch.cuda.get_device_name = lambda *_: "CPU"  # the trainer assumes a GPU, whose peak rate it looks up
 
-    def build(config: dict[str, Any], common: dict[str, Any], **more: Any) -> AsyncGRPOTrainer:
+    def build(
+        config: dict[str, Any], common_arguments: dict[str, Any], **further_arguments: Any
+    ) -> AsyncGRPOTrainer:
         worker = Worker(config)
-        arguments = AsyncGRPOConfig(token_budget=0, max_staleness=config["lag"], **common)
-        more |= {"rollout_worker": worker, "weight_transfer": worker}
-        trainer = AsyncGRPOTrainer(model=config["model"], args=arguments, **more)
+        arguments = AsyncGRPOConfig(token_budget=0, max_staleness=config["lag"], **common_arguments)
+        further_arguments |= {"rollout_worker": worker, "weight_transfer": worker}
+        trainer = AsyncGRPOTrainer(model=config["model"], args=arguments, **further_arguments)
         AttentionInterface.register("tree_fa3", attend)
         return trainer
 

@@ -1,8 +1,8 @@
 """google-tunix's GRPO learners (0.1.7, JAX) on a checkpoint and on problems of the configuration.
 
-Its `train` is one call. A round is some of its iterations: the call runs in its own thread, and a function
-that is called once per iteration waits for the next round: the reward function of `GRPOLearner`, or the data
-iterator of the agentic learner. `"lag"` selects the agentic learner: it trains on one device and generates on
+Training is one call of `train`, in its own thread. A round is some of its iterations. A function that is
+called once per iteration waits for the next round: the reward function of `GRPOLearner`, or the data iterator
+of the agentic learner. `"lag"` selects the agentic learner: it trains on one device and generates on
 another, with parameters at most that many updates old. Configuration: that of `trl.py`.
 """
 
@@ -29,7 +29,7 @@ from bench.peers.drivers.characters import tokenizer_of
 from bench.peers.serve import Rounds
 
 
-class Prompts:
+class JoinedMessages:
     """A chat template that joins the messages."""
 
     def parse(self, messages: Any, **_: Any) -> str:
@@ -43,20 +43,20 @@ def prepare(config: dict[str, Any]):
     group = settings["num_generations"]
     prompts = settings["per_device_train_batch_size"] // group
     lag, run = config.get("lag"), config.get("run")
-    mesh, generating = (
+    mesh, generation_mesh = (
         jax.sharding.Mesh(np.array(device).reshape(1, 1), ("fsdp", "tp"))
         for device in (jax.devices()[0], jax.devices()[-1])
     )
     folder = config["model"]
     with mesh:
-        actor = params.create_model_from_safe_tensors(folder, shape_of(folder), mesh, jnp.float32)
-    longest = max(len(prompt) for prompt, _ in config["problems"]) + 1
-    length = settings["max_completion_length"]
+        actor = params.create_model_from_safe_tensors(folder, model_config(folder), mesh, jnp.float32)
+    prompt_length = max(len(prompt) for prompt, _ in config["problems"]) + 1
+    response_length = settings["max_completion_length"]
     cluster = rl_cluster.RLCluster(
         actor=actor,
         tokenizer=tokenizer_of(config["alphabet"]),
         cluster_config=rl_cluster.ClusterConfig(
-            role_to_mesh={**dict.fromkeys(rl_cluster.Role, mesh), rl_cluster.Role.ROLLOUT: generating},
+            role_to_mesh={**dict.fromkeys(rl_cluster.Role, mesh), rl_cluster.Role.ROLLOUT: generation_mesh},
             training_config=rl_cluster.RLTrainingConfig(
                 actor_optimizer=optax.chain(
                     optax.clip_by_global_norm(settings["max_grad_norm"]),
@@ -69,9 +69,9 @@ def prepare(config: dict[str, Any]):
                 mini_batch_size=prompts,
             ),
             rollout_config=base_rollout.RolloutConfig(
-                max_tokens_to_generate=length,
-                max_prompt_length=longest,
-                kv_cache_size=longest + length + 1,
+                max_tokens_to_generate=response_length,
+                max_prompt_length=prompt_length,
+                kv_cache_size=prompt_length + response_length + 1,
                 temperature=1.0,
                 top_p=1.0,
                 return_logprobs=lag is not None,
@@ -81,10 +81,10 @@ def prepare(config: dict[str, Any]):
     rounds = Rounds()
     iterations = config["iterations"]
     rewards: list[float] = []
-    calls, begun = itertools.count(1), [time.perf_counter()]
+    call_numbers, round_start = itertools.count(1), [time.perf_counter()]
 
     def end_round(updates: int) -> None:
-        seconds = time.perf_counter() - begun[0]
+        seconds = time.perf_counter() - round_start[0]
         if run:
             leaves = jax.tree.leaves(nnx.state(cluster.actor_trainer.model))
             np.save(Path(run, "parameters.npy"), np.concatenate([np.ravel(leaf) for leaf in leaves]))
@@ -92,39 +92,44 @@ def prepare(config: dict[str, Any]):
         rounds.end({**figures, "return": sum(rewards) / len(rewards)})
         rewards.clear()
         rounds.wait()
-        begun[0] = time.perf_counter()
+        round_start[0] = time.perf_counter()
 
-    def right(prompts: list[str], completions: list[str], answer: Any, **_: Any) -> list[float]:
-        new = [
+    def exact_match_reward(prompts: list[str], completions: list[str], answer: Any, **_: Any) -> list[float]:
+        batch_rewards = [
             float(text.strip() == str(expected)) for text, expected in zip(completions, answer, strict=True)
         ]
-        rewards.extend(new)
-        if lag is None and (updates := next(calls)) % iterations == 0:
+        rewards.extend(batch_rewards)
+        if lag is None and (updates := next(call_numbers)) % iterations == 0:
             end_round(updates)
-        return new
+        return batch_rewards
 
-    common = {"num_generations": group, "num_iterations": 1, "beta": 0.0}
+    common_arguments = {"num_generations": group, "num_iterations": 1, "beta": 0.0}
     if lag is None:
         learner = grpo_learner.GRPOLearner(
-            rl_cluster=cluster, algo_config=grpo_learner.GRPOConfig(**common), reward_fns=right
+            rl_cluster=cluster,
+            algo_config=grpo_learner.GRPOConfig(**common_arguments),
+            reward_fns=exact_match_reward,
         )
     else:
         learner = agentic.GRPOLearner(
             rl_cluster=cluster,
             algo_config=agentic.GRPOConfig(
-                **common, max_response_length=length, off_policy_steps=lag, max_concurrency=prompts * group
+                **common_arguments,
+                max_response_length=response_length,
+                off_policy_steps=lag,
+                max_concurrency=prompts * group,
             ),
-            reward_fns=right,
-            chat_parser=Prompts(),
+            reward_fns=exact_match_reward,
+            chat_parser=JoinedMessages(),
         )
-    before = cluster.global_steps
+    steps_before = cluster.global_steps
 
     def batches():
         problems = itertools.cycle(config["problems"])
         for number in itertools.count():
             if lag is not None:  # lag + 1 batches are taken before the first update, then one after each
                 finished = number - lag
-                if finished > before and finished % iterations == 0:
+                if finished > steps_before and finished % iterations == 0:
                     end_round(finished)
             batch = list(itertools.islice(problems, prompts))
             yield {
@@ -141,7 +146,7 @@ def prepare(config: dict[str, Any]):
     return rounds.next, {"compile_seconds": first["seconds"], "first": first}
 
 
-def shape_of(folder: str) -> llama.ModelConfig:
+def model_config(folder: str) -> llama.ModelConfig:
     """The sizes in the folder's `config.json`."""
     config = json.loads(Path(folder, "config.json").read_text())
     return llama.ModelConfig(
