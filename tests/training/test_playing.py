@@ -167,6 +167,6 @@ def test_the_caption(monkeypatch):
     monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda self, at, text, fill: said.append(text))
     episode = Episode([0, 0], np.zeros((2, 1)), np.zeros(2), np.array([1.5, 2.0]), True)
     for greedy in (True, False):
-        assert len(list(playing._side_by_side(Env(), [episode], greedy))) == 2
+        assert len(list(playing._joint_frames(Env(), [episode], greedy))) == 2
     words = ["greedy, step 1, return 1.5", "greedy, step 2, return 3.5"]
     assert said == [*words, *(word.replace("greedy", "sampled") for word in words)]
