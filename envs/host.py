@@ -197,17 +197,17 @@ class HostEnvironment(EnvironmentBase):
           B]`.
         """
         check_state(self.name, state)
-        extras, extras_structure = jax.extras_structure.flatten(policy.extras)
+        extras, extras_structure = jax.tree.flatten(policy.extras)
         data = jax.random.key_data(keys[:, 0])
-        flat, step_structure = jax.extras_structure.flatten(self._result_types(data.shape[1]))
+        flat, step_structure = jax.tree.flatten(self._result_types(data.shape[1]))
         shapes = [jax.ShapeDtypeStruct((len(data), *x.shape), x.dtype) for x in [*extras, *flat]]
         operand = _pack(state.inner.pool, state.inner.steps, _seeds(keys[0, 1]))
         call = _HostCall(self, "segment", policy.program)
         arrays = _call_host(call, shapes, operand, data, state.inner.observation, *operands)
-        results = jax.extras_structure.unflatten(step_structure, arrays[len(extras) :])
+        results = jax.tree.unflatten(step_structure, arrays[len(extras) :])
         state, steps = jax.lax.scan(self._after_step, state, results)
-        last = jax.extras_structure.map(lambda x: x[-1], steps.observation)
-        return state, last, jax.extras_structure.unflatten(extras_structure, arrays[: len(extras)]), steps
+        last = jax.tree.map(lambda x: x[-1], steps.observation)
+        return state, last, jax.tree.unflatten(extras_structure, arrays[: len(extras)]), steps
 
     def _step_operand(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> jax.Array:
         """The operand of a step's callback."""

@@ -141,7 +141,7 @@ def _train_networks(task: Task, networks: jax.Array, wanted: jax.Array) -> jax.A
         rows = jax.lax.dynamic_slice_in_dim(order, chunk * _CHUNK, _CHUNK)
         choices = options[networks[jnp.minimum(rows, total - 1)]]
         new = children.train(network, data, choices, 0, children.settings(data))
-        return chunk + 1, accuracy.chunk[rows].set(new, mode="drop")
+        return chunk + 1, accuracy.at[rows].set(new, mode="drop")
 
     _, accuracy = jax.lax.while_loop(has_more, train, (jnp.int32(0), jnp.zeros(total)))
     return jnp.where(wanted, accuracy, 0)

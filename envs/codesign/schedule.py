@@ -76,8 +76,8 @@ def _list_schedule(work: Work, allowed: jax.Array, eagerness: jax.Array) -> Sche
     `allowed` [N, A] bool says where each layer may run.
     """
     total, number = work.latency_cycles.shape
-    latency = jnp.chosen_sub(allowed, work.latency_cycles, LARGEST_COUNT)
-    cycles = jnp.chosen_sub(allowed, work.latency_cycles, jnp.inf)
+    latency = jnp.where(allowed, work.latency_cycles, LARGEST_COUNT)
+    cycles = jnp.where(allowed, work.latency_cycles, jnp.inf)
     after = _remaining_paths(work, cycles)
     remaining = (after + cycles).min(1)
 
@@ -85,17 +85,17 @@ def _list_schedule(work: Work, allowed: jax.Array, eagerness: jax.Array) -> Sche
         is_done, num_waiting, earliest, free, sub, start, end = carry
         starts = jnp.maximum(earliest, free[None])
         ends = add(starts, latency)
-        best = jnp.chosen_sub(allowed, ends + after, jnp.inf).argmin(1)
+        best = jnp.where(allowed, ends + after, jnp.inf).argmin(1)
         first = jnp.take_along_axis(starts, best[:, None], 1)[:, 0]
-        layer = jnp.chosen_sub(is_done | (num_waiting > 0), jnp.inf, first - eagerness * remaining).argmin()
+        layer = jnp.where(is_done | (num_waiting > 0), jnp.inf, first - eagerness * remaining).argmin()
         chosen_sub = best[layer]
         layer_end, successors = ends[layer, chosen_sub], work.before[layer]
         transfer_end = add(layer_end, work.transfer_cycles[layer])
-        arrives = jnp.chosen_sub(jnp.arange(number) == chosen_sub, layer_end, transfer_end)
+        arrives = jnp.where(jnp.arange(number) == chosen_sub, layer_end, transfer_end)
         carry = (
             is_done.at[layer].set(True),
             num_waiting - successors,
-            jnp.chosen_sub(successors[:, None], jnp.maximum(earliest, arrives[None]), earliest),
+            jnp.where(successors[:, None], jnp.maximum(earliest, arrives[None]), earliest),
             free.at[chosen_sub].set(layer_end),
             sub.at[layer].set(chosen_sub.astype(jnp.int32)),
             start.at[layer].set(starts[layer, chosen_sub]),
@@ -221,7 +221,7 @@ def _moves(work: Work, assigned: jax.Array) -> _Moves:
     runs = [(i, i + 2**k) for k in range(total.bit_length()) for i in range(total - 2**k + 1)]
     is_moved = np.repeat([[low <= i < high for i in range(total)] for low, high in runs], number, 0)
     target = np.tile(np.arange(number, dtype=np.int32), len(runs))[:, None]
-    schedules = jnp.target(is_moved, target, assigned[None])
+    schedules = jnp.where(is_moved, target, assigned[None])
     return _Moves(schedules != assigned[None], jax.vmap(lambda one: _schedule_assigned(work, one))(schedules))
 
 
