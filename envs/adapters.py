@@ -27,7 +27,7 @@ def importing(who_needs: str, package: str, extra: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def accepting(where: str, package: str, arguments: Iterable[tuple[str, Any]]) -> Iterator[None]:
-    """A context for a package's constructor, which may refuse its arguments."""
+    """A context for a call of a package's constructor: its errors about arguments become an `FdgError`."""
     try:
         yield
     except FdgError:  # such as for a missing package
@@ -47,13 +47,13 @@ def check_names(where: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 
 def plain(where: str, arguments: Mapping[str, Any], kinds: Any = PLAIN) -> dict[str, Any]:
-    """Converts lists in parameters to tuples."""
+    """Converts lists in parameters to tuples; refuses values that are not of `kinds`."""
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
     for name, value in values.items():
         if not isinstance(value, kinds):
-            words = "number, string or tuple" if kinds is PLAIN else "number or string"
+            expected = "number, string or tuple" if kinds is PLAIN else "number or string"
             raise FdgError(
-                f"{where}: {name}={value!r} must be a Python {words}, so that the environment hashes"
+                f"{where}: {name}={value!r} must be a Python {expected}, so that the environment hashes"
             )
     return values
 

@@ -1,8 +1,8 @@
 """Checks of environments, when made or traced, with one-line errors.
 
-`check_spec` reads attributes only, which is what making an algorithm costs; results of `reset` and `step` are
-checked once, while they are traced. `check_traced` checks everything without running a step; `envs.check`
-also runs some.
+`check_spec` only reads attributes, so every construction of an algorithm can afford it. Results of `reset`
+and `step` are checked once, while they are traced. `check_traced` checks everything without running a step;
+`envs.check` also runs random steps.
 """
 
 import inspect
@@ -21,14 +21,14 @@ from fdg.errors import FdgError, FdgWarning, kind_of, listed, one_line
 from fdg.kinds import dataclass_fields
 from fdg.tracing.mistakes import explained, line_of
 
-_ATTRIBUTES = {
+_ATTRIBUTES = {  # required attributes, each with a line of code that defines it
     "name": "name = 'corridor'",
     "observation_space": "observation_space = envs.Box(-1.0, 1.0, (4,))",
     "action_space": "action_space = envs.Discrete(2)",
     "max_episode_steps": "max_episode_steps = None (or a number of steps)",
 }
-_MOST_CHOICES = 2**20
-_FIVE = "(state, observation, reward, terminated, truncated)"
+_MAX_CHOICES = 2**20
+_STEP_RESULTS = "(state, observation, reward, terminated, truncated)"
 _STEP_FIELDS = {  # dtype, and whether there is one per agent
     "reward": ("float32", True),
     "terminated": ("bool", False),
@@ -39,7 +39,7 @@ _STEP_FIELDS = {  # dtype, and whether there is one per agent
 
 
 def check_inside(wrapper: Any) -> None:
-    """`check_spec` of a wrapper's environment; if another field is one, it tells the order of fields."""
+    """`check_spec` of a wrapper's environment; the error says if another field holds an environment."""
     names = [field.name for field in dataclass_fields(wrapper) if field.init]
     if not hasattr(wrapper.env, "step") and any(hasattr(getattr(wrapper, name), "step") for name in names):
         kind = type(wrapper).__name__
@@ -70,8 +70,8 @@ def check_spec(env: Any, single: bool = False) -> None:
         raise FdgError(f"env={env.__name__} is a function, not an environment: pass what it returns")
     if hasattr(env, "demonstration"):
         raise FdgError(
-            f"env={_name(env)} is a text task, which needs an algorithm for language models: use --algo"
-            " grpo, sft, dpo or ppo_rlhf"
+            f"env={_name_or_type(env)} is a text task, which needs an algorithm for language models: use"
+            " --algo grpo, sft, dpo or ppo_rlhf"
         )
     if reason := foreign.reason_not_adapted(env):
         raise FdgError(f"env={shown} {reason}")
@@ -107,15 +107,15 @@ def _check_kinds(env: Any) -> None:
     if not isinstance(name, str):
         raise FdgError(f"environment {_as_written(env)}: its name is {name!r}: give a string")
     for attribute in ("observation_space", "action_space"):
-        space, observed = read_attribute(env, attribute), attribute == "observation_space"
-        if not isinstance(space, composite.KINDS if observed else Box | Discrete | MultiDiscrete):
+        space, is_observation = read_attribute(env, attribute), attribute == "observation_space"
+        if not isinstance(space, composite.KINDS if is_observation else Box | Discrete | MultiDiscrete):
             kind = space if isinstance(space, type) else type(space)
-            more = ", or of envs.Dict or envs.Tuple of them" if observed else ""
+            hint = ", or of envs.Dict or envs.Tuple of them" if is_observation else ""
             if composite.is_composite(space):
-                more = f"{more}; parts are joined by envs.vectorize, of one instance"
+                hint = f"{hint}; parts are joined by envs.vectorize, of one instance"
             raise FdgError(
                 f"environment '{name}': its {attribute} is {space!r:.60} ({kind.__module__}.{kind.__name__}):"
-                f" give an envs.Box, envs.Discrete or envs.MultiDiscrete{more}"
+                f" give an envs.Box, envs.Discrete or envs.MultiDiscrete{hint}"
             )
         for where, part in composite.parts(space):
             if not math.prod(part.shape):
@@ -124,10 +124,10 @@ def _check_kinds(env: Any) -> None:
                     " out, or give it a shape without zeros"
                 )
     choices = _choices(read_attribute(env, "action_space"))
-    if choices > _MOST_CHOICES:
+    if choices > _MAX_CHOICES:
         raise FdgError(
             f"environment '{name}': its actions are one of {choices:,} categories, each an output of"
-            f" the network (at most {_MOST_CHOICES:,}): wrap it with a Box of floats, and round them"
+            f" the network (at most {_MAX_CHOICES:,}): wrap it with a Box of floats, and round them"
         )
     for attribute in ("max_episode_steps", "num_agents"):
         number = read_attribute(env, attribute) if _has(env, attribute) else None
@@ -151,7 +151,7 @@ def read_attribute(env: Any, attribute: str) -> Any:
 
 
 def _choices(space: Any) -> int:
-    """How many categories a network that acts in the space has to tell apart; 0 for floats."""
+    """The number of categories among which actions choose, each an output of the network; 0 for floats."""
     return sum(getattr(space, "nvec", (getattr(space, "n", 0),)))
 
 
@@ -173,11 +173,14 @@ def unpacked_step(name: str, result: Any) -> tuple[Any, ...]:
     if count != 5 and (count != 6 or not isinstance(result[5], dict)):
         hints = {4: "; one flag `done` is terminated, with truncated False", 6: "; info is a dictionary"}
         hint = hints.get(count, "")
-        raise FdgError(f"environment '{name}': step gives {_described(result)}: return five, {_FIVE}{hint}")
+        raise FdgError(
+            f"environment '{name}': step gives {_described(result)}: return five, {_STEP_RESULTS}{hint}"
+        )
     for value, what in zip(result[1:5], ("observation", "reward", "terminated", "truncated"), strict=True):
         if value is None or isinstance(value, str) or (isinstance(value, dict) and what != "observation"):
             raise FdgError(
-                f"environment '{name}': step gives {_described(value)} as {what}: return five, {_FIVE}"
+                f"environment '{name}': step gives {_described(value)} as {what}: return five,"
+                f" {_STEP_RESULTS}"
             )
     _check_flags(name, *result[2:5])
     return result if count == 6 else (*result, {})
@@ -194,7 +197,7 @@ def _check_flags(name: str, reward: Any, *flags: Any) -> None:
             continue
         problem = f"environment '{name}': step gives {getattr(kind, '__name__', kind)} as {what}"
         if jnp.issubdtype(getattr(reward, "dtype", type(reward)), jnp.bool_):
-            raise FdgError(f"{problem}, and a bool as reward: return five, {_FIVE}, in this order")
+            raise FdgError(f"{problem}, and a bool as reward: return five, {_STEP_RESULTS}, in this order")
         warnings.warn(
             f"{problem}, of which any number but 0 counts as true: give a bool, x != 0",
             FdgWarning,
@@ -227,8 +230,8 @@ def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
         )
     state, step = result
     agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
-    for field, (dtype, each) in _STEP_FIELDS.items():
-        value, shape = getattr(step, field), (count, *(agents if each else ()))
+    for field, (dtype, per_agent) in _STEP_FIELDS.items():
+        value, shape = getattr(step, field), (count, *(agents if per_agent else ()))
         if value is None or jnp.shape(value) != shape or jnp.result_type(value) != dtype:
             kind = "None" if value is None else f"{jnp.result_type(value)}{list(jnp.shape(value))}"
             raise FdgError(f"environment '{name}': step gives {field} as {kind}: it is {dtype}{list(shape)}")
@@ -243,14 +246,15 @@ def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
 
 def check_observation(env: Any, method: str, observation: Any, count: int) -> None:
     """Refuses a batch of observations that does not fit the environment's `observation_space`."""
-    of = f"wrapper {type(env).__name__} of " if hasattr(env, "begin") else ""
-    whose, fix = f"{of}environment '{env.name}': {method} gives", ": define observation_space" if of else ""
+    wrapper = f"wrapper {type(env).__name__} of " if hasattr(env, "begin") else ""
+    subject = f"{wrapper}environment '{env.name}': {method} gives"
+    fix = ": define observation_space" if wrapper else ""
     agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
     features = getattr(observation, "observation", observation)  # without its mask
     in_parts = composite.is_composite(env.observation_space)
     if in_parts and not composite.has_parts_of(env.observation_space, features):
         raise FdgError(
-            f"{whose} {_described(features)} as observation, and its parts are others than those of"
+            f"{subject} {_described(features)} as observation, whose parts differ from those of"
             f" {env.observation_space!r:.200}{fix}"
         )
     leaves = jax.tree.leaves(features) if in_parts else [features]
@@ -258,12 +262,12 @@ def check_observation(env: Any, method: str, observation: Any, count: int) -> No
         expected = (count, *agents, *space.shape)
         if not hasattr(part, "dtype") or jnp.shape(part) != expected:
             raise FdgError(
-                f"{whose} {_described(part)} as observation{path}, of shape {getattr(part, 'shape', None)},"
+                f"{subject} {_described(part)} as observation{path}, of shape {getattr(part, 'shape', None)},"
                 f" expected {expected} of {space}{fix}"
             )
         if part.dtype != space.dtype:
             raise FdgError(
-                f"{whose} observations{path} of {part.dtype}, expected {space.dtype} of {space}{fix}"
+                f"{subject} observations{path} of {part.dtype}, expected {space.dtype} of {space}{fix}"
             )
 
 
@@ -277,19 +281,19 @@ def check_traced(env: Any, num_envs: int = 2) -> None:
     """
     check_spec(env)
 
-    def both(keys: jax.Array) -> Any:
+    def reset_and_step(keys: jax.Array) -> Any:
         state, _ = check_batch_reset(env, env.reset(keys), num_envs)
         agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
         shape = (num_envs, *agents, *env.action_space.shape)
-        after, _ = check_batch_step(
+        step_state, _ = check_batch_step(
             env, env.step(keys, state, jnp.zeros(shape, env.action_space.dtype)), num_envs
         )
-        return state, after
+        return state, step_state
 
     try:
         with explained(f"environment '{env.name}'"):
-            before, after = jax.eval_shape(
-                both, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
+            reset_state, step_state = jax.eval_shape(
+                reset_and_step, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
             )
     except FdgError:
         raise
@@ -297,9 +301,9 @@ def check_traced(env: Any, num_envs: int = 2) -> None:
         raise FdgError(
             f"environment '{env.name}' cannot be traced{line_of(error)}: {one_line(error)}"
         ) from error
-    kept = [(x.shape, x.dtype) for x in jax.tree.leaves(before)]
-    if jax.tree.structure(before) != jax.tree.structure(after) or kept != [  # type: ignore[operator]
-        (x.shape, x.dtype) for x in jax.tree.leaves(after)
+    reset_types = [(x.shape, x.dtype) for x in jax.tree.leaves(reset_state)]
+    if jax.tree.structure(reset_state) != jax.tree.structure(step_state) or reset_types != [  # type: ignore[operator]
+        (x.shape, x.dtype) for x in jax.tree.leaves(step_state)
     ]:
         raise FdgError(
             f"environment '{env.name}': the state from step has another structure, shape or dtype than the"
@@ -312,13 +316,13 @@ def _as_written(env: Any) -> str:
     return env.__name__ if isinstance(env, type) else f"{type(env).__name__}()"
 
 
-def _name(env: Any) -> str:
+def _name_or_type(env: Any) -> str:
     name = getattr(env, "name", None)
     return name if isinstance(name, str) else type(env).__name__
 
 
 def _has(env: Any, name: str) -> bool:
-    """True if it has the attribute, or its class has, whose properties are not read."""
+    """True if an environment or its class has the attribute; properties of the class are not read."""
     return hasattr(type(env), name) or hasattr(env, name)
 
 

@@ -65,7 +65,7 @@ class Dict:
 
     @checked_names
     def sample(self, key: jax.Array) -> dict[str, Any]:
-        """Draw one element."""
+        """Draws one element."""
         return sample(self, key)
 
     def contains(self, x: Any) -> jax.Array:
@@ -75,7 +75,7 @@ class Dict:
 
 @dataclasses.dataclass(frozen=True)
 class Tuple:
-    """Parts by position: an observation is a tuple with as many entries.
+    """Parts by position: an observation is a tuple with one entry for each.
 
     >>> Tuple((Discrete(2), Discrete(3))).spaces[1]
     Discrete(n=3)
@@ -94,7 +94,7 @@ class Tuple:
 
     @checked_names
     def sample(self, key: jax.Array) -> tuple[Any, ...]:
-        """Draw one element."""
+        """Draws one element."""
         return sample(self, key)
 
     def contains(self, x: Any) -> jax.Array:
@@ -186,7 +186,7 @@ def contains(space: ObservationSpace, x: Any) -> jax.Array:
     return jnp.all(jnp.stack(inside))
 
 
-def fitting(space: ObservationSpace, observation: Any, leading: tuple[int, ...], whose: str) -> Any:
+def fit_observation(space: ObservationSpace, observation: Any, leading: tuple[int, ...], whose: str) -> Any:
     """Checks an observation's structure and shapes, and casts it to the dtypes of its space.
 
     Each part is `[*leading, *part.shape]`. Error messages begin with `whose`, such as "environment 'maze':
@@ -197,7 +197,7 @@ def fitting(space: ObservationSpace, observation: Any, leading: tuple[int, ...],
         if not is_composite(space):
             raise FdgError(
                 f"{whose} a {kind_of(observation)} as observation, expected one array (or a"
-                " MaskedObservation); join its parts, or say envs.Dict or envs.Tuple as observation_space"
+                " MaskedObservation); join its parts, or set observation_space to an envs.Dict or envs.Tuple"
             )
         raise FdgError(
             f"{whose} an observation of {_structure(observation)}, but its observation_space has"
@@ -262,7 +262,7 @@ def public_part(space: ObservationSpace, observation: Any) -> Any:
 def with_zeros(space: ObservationSpace, observation: Any, leading: tuple[int, ...]) -> Any:
     """Fills the privileged parts of an observation with zeros.
 
-    It takes an observation of `public(space)` or of `space`, and returns one of `space`. Parts are
+    Takes an observation of `public(space)` or of `space`, and returns one of `space`. Parts are
     `[*leading, ...]`.
 
     >>> with_zeros(Dict({"a": Discrete(2), "b": Discrete(3)}, privileged=("b",)), {"a": 1}, ())

@@ -64,7 +64,7 @@ def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
     _warn_of_unused_mask(env)
     if not steps:
         return f"environment '{env.name}' is right: it traces (no steps were made)"
-    _check_traces_alike(env)
+    _check_deterministic_trace(env)
     try:
         both = random_rollouts(env, None, num_envs, steps)
     except FdgError:
@@ -91,21 +91,22 @@ def _warn_of_unused_mask(env: Any) -> None:
         )
 
 
-def _check_traces_alike(env: Any) -> None:
+def _check_deterministic_trace(env: Any) -> None:
     keys = jax.random.split(jax.random.key(0), 2)
     state, _ = jax.eval_shape(env.reset, keys)
     agents = () if num_agents(env) is None else (env.num_agents,)
     action = jnp.zeros((2, *agents, *env.action_space.shape), env.action_space.dtype)
 
     def traced() -> tuple[str, list[Any]]:
-        both = [jax.make_jaxpr(env.reset)(keys), jax.make_jaxpr(env.step)(keys, state, action)]
-        held = [np.asarray(x) for one in both for x in one.consts if not _is_key(x)]
-        return "".join(str(one) for one in both), held
+        jaxprs = [jax.make_jaxpr(env.reset)(keys), jax.make_jaxpr(env.step)(keys, state, action)]
+        constants = [np.asarray(x) for closed_jaxpr in jaxprs for x in closed_jaxpr.consts if not _is_key(x)]
+        return "".join(str(closed_jaxpr) for closed_jaxpr in jaxprs), constants
 
-    (text, held), (text_again, held_again) = traced(), traced()
-    same = text == text_again and len(held) == len(held_again)
+    (text, constants), (text_again, constants_again) = traced(), traced()
+    same = text == text_again and len(constants) == len(constants_again)
     if not same or not all(
-        np.array_equal(a, b, equal_nan=_may_be_nan(a)) for a, b in zip(held, held_again, strict=True)
+        np.array_equal(a, b, equal_nan=_may_be_nan(a))
+        for a, b in zip(constants, constants_again, strict=True)
     ):
         raise FdgError(
             f"environment '{env.name}': reset and step give a different jaxpr each time that they are"
@@ -149,10 +150,11 @@ def _valid_action(action: jax.Array, mask: jax.Array) -> jax.Array:
 def random_rollouts(
     env: Any, beside: Any = None, num_envs: int = NUM_ENVS, steps: int = STEPS
 ) -> tuple[Rollout, Rollout]:
-    """A rollout, and one with the environments in reverse order, whose last environment gets other keys.
+    """Two rollouts of random actions; the second has the environments of the first in reverse order.
 
-    `beside` is another environment for the same keys and actions; only its `step` may return anything. It
-    shares a program with `env`, since compilation takes most of the time, and shared parts compile once.
+    Its last environment has other keys than the first one of the first rollout. `beside` is another
+    environment, which gets the same keys and actions; its `step` may return any pytree as its second result.
+    Both run in one program: compilation takes most of the time, and parts that they share compile once.
     """
     types = {}
 
@@ -192,13 +194,13 @@ def problems(env: Any, rollout: Rollout, backward: Rollout) -> Iterator[str]:
     step = rollout.step
     steps, num_envs = step.terminated.shape
     agents = () if num_agents(env) is None else (env.num_agents,)
-    seen = {
+    observations = {
         "the first observation": (rollout.first_observation, (num_envs, *agents)),
         "an observation": (step.observation, (steps, num_envs, *agents)),
         "a final observation": (step.final_observation, (steps, num_envs, *agents)),
     }
-    yield from _masks_lost(env, [value for value, _ in seen.values()])  # it may explain the others
-    yield from _spaces_left(env, seen)
+    yield from _mask_problems(env, [value for value, _ in observations.values()])  # may explain others
+    yield from _space_problems(env, observations)
     if rollout.action.shape != (steps, num_envs, *agents, *env.action_space.shape):
         yield f"its action space draws actions of shape {rollout.action.shape[2 + len(agents) :]}"
     dtypes = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
@@ -211,44 +213,44 @@ def problems(env: Any, rollout: Rollout, backward: Rollout) -> Iterator[str]:
     if not np.isfinite(step.reward).all():
         yield "a reward is infinite or not a number"
     if (step.terminated & step.truncated).any():
-        yield "truncated where terminated: termination wins"
-    yield from _episodes_miscounted(env, step)
-    if not _alike(rollout, backward):
+        yield "truncated is True where terminated is: let termination win"
+    yield from _episode_problems(env, step)
+    if not _agree(rollout, backward):
         yield "an environment depends on more than its own key, state and action"
 
 
-def _spaces_left(env: Any, seen: Any) -> Iterator[str]:
-    for what, (value, leading) in seen.items():
+def _space_problems(env: Any, observations: Any) -> Iterator[str]:
+    for what, (value, leading) in observations.items():
         features = jax.tree.leaves(features_and_mask(value)[0])
         for (path, space), part in zip(composite.parts(env.observation_space), features, strict=True):
             if part.shape != (*leading, *space.shape) or part.dtype != space.dtype:
                 yield f"{what}{path} is {part.dtype}{list(part.shape)}, and its space {space}"
-            elif not _inside(space, part):
+            elif not _is_inside(space, part):
                 bounds = f"from {np.min(part):g} to {np.max(part):g} in {space!r:.200}"
                 yield f"{what}{path} is outside its space: {bounds}"
 
 
-def _inside(space: Any, part: np.ndarray) -> bool:
+def _is_inside(space: Any, part: np.ndarray) -> bool:
     if hasattr(space, "low_array"):
         return bool(((part >= space.low_array) & (part <= space.high_array)).all())
-    most = space.n if hasattr(space, "n") else np.asarray(space.nvec)
-    return bool(((part >= 0) & (part < most)).all())
+    num_choices = space.n if hasattr(space, "n") else np.asarray(space.nvec)
+    return bool(((part >= 0) & (part < num_choices)).all())
 
 
-def _masks_lost(env: Any, seen: list[Any]) -> Iterator[str]:
-    masks = [features_and_mask(value)[1] for value in seen]
+def _mask_problems(env: Any, observations: list[Any]) -> Iterator[str]:
+    masks = [features_and_mask(value)[1] for value in observations]
     present = [mask for mask in masks if mask is not None]
     if not present:
         return
     if len(present) < len(masks):
-        yield "a mask at some steps only"
+        yield "some observations have a mask and others have none"
     elif len({mask.shape[-1] for mask in present}) > 1 or any(mask.dtype != bool for mask in present):
-        yield "masks of different lengths, or not of bools"
-    elif not all(mask.any(-1).all() for mask in present[:2]):
-        yield "no action is allowed at some step: a mask is true for at least one"
+        yield "masks have different lengths, or are not of bools"
+    elif not all(mask.any(-1).all() for mask in present[:2]):  # after an episode, none may be
+        yield "no action is allowed at some step: a mask must allow at least one"
 
 
-def _episodes_miscounted(env: Any, step: TimeStep) -> Iterator[str]:
+def _episode_problems(env: Any, step: TimeStep) -> Iterator[str]:
     """Compares returns and lengths of episodes with sums computed here."""
     steps, num_envs = step.terminated.shape
     done = step.terminated | step.truncated
@@ -262,26 +264,26 @@ def _episodes_miscounted(env: Any, step: TimeStep) -> Iterator[str]:
             if done[t, b]:
                 same = np.isclose(step.episode_return[t, b], total, rtol=1e-5, atol=1e-5)
                 if keeps_rewards(env) and not same:
-                    yield f"return is not the sum of rewards: {step.episode_return[t, b]:g}, not {total:g}"
+                    yield f"episode_return is {step.episode_return[t, b]:g}, but rewards add up to {total:g}"
                 if step.episode_length[t, b] != length:
-                    yield f"length is not the number of steps: {step.episode_length[t, b]}, and that {length}"
+                    yield f"episode_length is {step.episode_length[t, b]} after {length} steps"
                 total, length = 0.0, 0
                 continue
             if step.episode_return[t, b] != 0 or step.episode_length[t, b] != 0:
-                yield "statistics before the end: return and length are 0 where the episode goes on"
+                yield "statistics before the end: return and length must be 0 while the episode goes on"
             if not all((new[t, b] == old[t, b]).all() for new, old in zip(observation, final, strict=True)):
                 yield "the observation changed where the episode goes on"
             if env.max_episode_steps is not None and length >= env.max_episode_steps:
                 yield f"the episode goes on after its limit of {env.max_episode_steps} steps"
 
 
-def _alike(rollout: Rollout, backward: Rollout) -> bool:
-    """True if results are equal in reverse order, except those of the first, which had other keys."""
+def _agree(rollout: Rollout, backward: Rollout) -> bool:
+    """True if the rollouts are equal in reverse order, but for the environment that had other keys."""
     first = {id(leaf) for leaf in jax.tree.leaves(rollout.first_observation)}
 
-    def same(one: np.ndarray, other: np.ndarray) -> bool:
-        axis = 0 if id(one) in first else 1
-        forward, reverse = (np.moveaxis(x, axis, 0) for x in (one, np.flip(other, axis)))
-        return np.allclose(forward[1:], reverse[1:], 1e-6, 1e-6, equal_nan=_may_be_nan(one))
+    def same(leaf: np.ndarray, backward_leaf: np.ndarray) -> bool:
+        axis = 0 if id(leaf) in first else 1
+        forward, reverse = (np.moveaxis(x, axis, 0) for x in (leaf, np.flip(backward_leaf, axis)))
+        return np.allclose(forward[1:], reverse[1:], 1e-6, 1e-6, equal_nan=_may_be_nan(leaf))
 
     return all(map(same, jax.tree.leaves(rollout), jax.tree.leaves(backward)))

@@ -152,42 +152,42 @@ class EpisodeState(NamedTuple):
     inner: State  # of the single environment
     running_return: jax.Array  # [B] float32: undiscounted return of the episode so far, mean over agents
     running_length: jax.Array  # [B] int32: steps of the episode so far
-    start: tuple[State, Observation] | None = None  # the start of all its episodes, if it repeats
+    start: tuple[State, Observation] | None = None  # with `repeat_start`: how every episode starts
 
 
 class Forwarding:
-    """Base of values that forward name and spaces to the value in the field `_inside`."""
+    """Base of values that forward name and spaces to the field that `_forwards_to` names."""
 
-    _inside: ClassVar[str]
+    _forwards_to: ClassVar[str]
 
     @property
     def name(self) -> str:
         """Name in messages and logs."""
-        return getattr(self, self._inside).name
+        return getattr(self, self._forwards_to).name
 
     @property
     def num_agents(self) -> int | None:
         """Number of agents that act at the same time; `None` for one, without an axis."""
-        return num_agents(getattr(self, self._inside))
+        return num_agents(getattr(self, self._forwards_to))
 
     @property
     def observation_space(self) -> ObservationSpace:
         """Space of one observation."""
-        return getattr(self, self._inside).observation_space
+        return getattr(self, self._forwards_to).observation_space
 
     @property
     def action_space(self) -> Space:
         """Space of one action."""
-        return getattr(self, self._inside).action_space
+        return getattr(self, self._forwards_to).action_space
 
     @property
     def max_episode_steps(self) -> int | None:
         """Steps after which an episode is truncated."""
-        return getattr(self, self._inside).max_episode_steps
+        return getattr(self, self._forwards_to).max_episode_steps
 
 
-class Whole(Forwarding):
-    """Base of environments: explains that they cannot be unpacked into an environment and its parameters."""
+class EnvironmentBase(Forwarding):
+    """Base of environments: errors explain what replaces attributes that other libraries have."""
 
     with_reward = Elsewhere("a subclass of envs.Wrapper whose step changes rewards (docs/how-to/wrappers.md)")
     unwrapped = Elsewhere("env.single, of environments of JAX, or env.env, of a wrapper")
@@ -203,12 +203,12 @@ class Whole(Forwarding):
 
 
 @dataclasses.dataclass(frozen=True)
-class Vectorized(Whole):
+class Vectorized(EnvironmentBase):
     """A batch of one `SingleEnvironment`; see `vectorize`."""
 
-    _inside: ClassVar[str] = "single"
+    _forwards_to: ClassVar[str] = "single"
 
-    single: Any  # a SingleEnvironment, which defines hash and equality
+    single: Any  # a SingleEnvironment; hash and equality are its
     repeat_start: bool = False  # all episodes of an environment start in its first start state
     info: tuple[str, ...] = ()  # names of episode metrics, in the sixth result of `step`
 
@@ -223,7 +223,7 @@ class Vectorized(Whole):
         """Steps every environment; see `Environment.step`."""
         check_keys(self.name, keys)
         check_state(self.name, state, len(keys))
-        action = actions(self.name, action, self.action_space, keys.shape + self._agents)
+        action = actions(self.name, action, self.action_space, keys.shape + self._agents_axis)
         return jax.vmap(self._step_one)(keys, state, action)
 
     def _reset_one(self, key: jax.Array) -> tuple[EpisodeState, Observation]:
@@ -241,9 +241,9 @@ class Vectorized(Whole):
         inner, final_observation, reward, terminated, truncated, info = unpacked_step(self.name, result)
         inner = jax.tree.map(_strong, inner)
         final_observation = self._observation(final_observation, "step")
-        reward = self._number(reward, "reward", jnp.float32, self._agents)
-        terminated = self._number(terminated, "terminated", jnp.bool_)
-        truncated = self._number(truncated, "truncated", jnp.bool_)
+        reward = self._checked_result(reward, "reward", jnp.float32, self._agents_axis)
+        terminated = self._checked_result(terminated, "terminated", jnp.bool_)
+        truncated = self._checked_result(truncated, "truncated", jnp.bool_)
 
         episode_return = state.running_return + jnp.mean(reward)
         episode_length = state.running_length + 1
@@ -253,27 +253,27 @@ class Vectorized(Whole):
         truncated &= ~terminated
         done = terminated | truncated
 
-        first, first_observation = self._start(reset_key) if state.start is None else state.start
-        _check_same_types(self.name, first, inner)
+        first_state, first_observation = self._start(reset_key) if state.start is None else state.start
+        _check_same_types(self.name, first_state, inner)
 
-        def begun_anew(new, old):
+        def where_done(new, old):
             return jax.tree.map(lambda new, old: jnp.where(done, new, old), new, old)
 
         next_state = EpisodeState(
-            begun_anew(first, inner),
+            where_done(first_state, inner),
             jnp.where(done, 0, episode_return),
             jnp.where(done, 0, episode_length),
             state.start,
         )
         return next_state, TimeStep(
-            observation=begun_anew(first_observation, final_observation),
+            observation=where_done(first_observation, final_observation),
             reward=reward,
             terminated=terminated,
             truncated=truncated,
             final_observation=final_observation,
             episode_return=jnp.where(done, episode_return, 0),
             episode_length=jnp.where(done, episode_length, 0),
-            episode_info={name: jnp.where(done, self._reported(name, info), 0) for name in self.info},
+            episode_info={name: jnp.where(done, self._info_entry(name, info), 0) for name in self.info},
         )
 
     def _start(self, key: jax.Array) -> tuple[State, Observation]:
@@ -287,7 +287,7 @@ class Vectorized(Whole):
         space = self.observation_space
         features, mask = features_and_mask(observation)
         whose = f"environment '{self.name}': {method} gives"
-        features = composite.fitting(space, features, self._agents, whose)
+        features = composite.fit_observation(space, features, self._agents_axis, whose)
         if mask is None:
             return features
         if isinstance(self.action_space, Box) and not getattr(self.single, "masks_components", False):
@@ -295,7 +295,7 @@ class Vectorized(Whole):
                 f"environment '{self.name}': {method} gives an action_mask, but its action space is"
                 f" {self.action_space}; only discrete actions can be masked"
             )
-        expected = self._agents + _mask_shape(self.action_space)
+        expected = self._agents_axis + _mask_shape(self.action_space)
         if jnp.shape(mask) != expected:
             raise FdgError(
                 f"environment '{self.name}': {method} gives an action_mask of shape {jnp.shape(mask)},"
@@ -303,13 +303,13 @@ class Vectorized(Whole):
             )
         return MaskedObservation(features, jnp.asarray(mask, jnp.bool_))
 
-    def _reported(self, name: str, info: Mapping[str, Any]) -> jax.Array:
+    def _info_entry(self, name: str, info: Mapping[str, Any]) -> jax.Array:
         if name not in info:
-            there = f"it gives {listed(info, 'and')}" if info else "return a dictionary with it, sixth"
-            raise FdgError(f"environment '{self.name}': step gives no '{name}', which info names: {there}")
-        return self._number(info[name], f"info['{name}']", jnp.float32)
+            fix = f"it gives {listed(info, 'and')}" if info else "return a dictionary with it as sixth result"
+            raise FdgError(f"environment '{self.name}': step gives no '{name}', which info names: {fix}")
+        return self._checked_result(info[name], f"info['{name}']", jnp.float32)
 
-    def _number(self, value: Any, what: str, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
+    def _checked_result(self, value: Any, what: str, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
         if jnp.shape(value) != shape:
             expected = f"{shape}, one an agent" if shape else "a scalar"
             raise FdgError(
@@ -319,7 +319,7 @@ class Vectorized(Whole):
         return jnp.asarray(value, dtype)
 
     @property
-    def _agents(self) -> tuple[int, ...]:
+    def _agents_axis(self) -> tuple[int, ...]:
         """The leading axis of agents, `(A,)`, or `()`."""
         return () if self.num_agents is None else (self.num_agents,)
 
@@ -336,8 +336,8 @@ def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = (
       repeat_start: start all episodes of an environment from its first start state. Otherwise every step
         computes a reset for each environment, which is expensive in physics simulators. Costs memory (one
         more state per environment) and variety (as many start states as environments).
-      info: names of episode metrics: entries of the dictionary that `single.step` returns sixth, at the last
-        step of each episode.
+      info: names of episode metrics: entries of the dictionary that `single.step` returns as its sixth
+        result, read at the last step of each episode.
 
     Returns:
       A frozen value; equal if the single environments are equal. `reset` and `step` raise `FdgError` if
@@ -359,11 +359,11 @@ def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = (
     check_arguments(vectorize, {"repeat_start": repeat_start})
     if isinstance(single, Vectorized):
         raise FdgError(f"environment '{single.name}' is already vectorized: leave out envs.vectorize")
-    # Sources of this package are not asked for their spaces here: that may load a library.
-    of_a_source = type(single).__module__.partition(".")[0] == __name__.partition(".")[0]
+    # Reading the spaces of an environment of ours may import its library, so they are not checked here.
+    is_ours = type(single).__module__.partition(".")[0] == __name__.partition(".")[0]
     single = foreign.as_single_environment(single)
     check_spec(single, single=True)
-    if not of_a_source and isinstance(space := read_attribute(single, "action_space"), Dict | Tuple):
+    if not is_ours and isinstance(space := read_attribute(single, "action_space"), Dict | Tuple):
         is_team = isinstance(space, Tuple) and num_agents(single) is not None
         single = Alike(single) if is_team else Joined(single)
     return Vectorized(single, repeat_start, named_info(info))
@@ -397,7 +397,7 @@ def _mask_shape(action_space: Space) -> tuple[int]:
             return (n,)
         case MultiDiscrete(nvec=nvec):
             return (sum(nvec),)
-    return (math.prod(action_space.shape),)  # the mask of an agent's components
+    return (math.prod(action_space.shape),)  # a Box: `Alike` masks components
 
 
 def _is_key(x: jax.Array) -> bool:
@@ -429,8 +429,8 @@ def check_state(name: str, state: Any, size: int | None = None) -> None:
 
 
 def actions(name: str, action: Any, space: Space, leading: tuple[int, ...]) -> jax.Array:
-    """Actions `[*leading, *space.shape]` in the space's dtype."""
-    expected, is_counted = leading + space.shape, jnp.issubdtype(space.dtype, jnp.integer)
+    """Checks actions, `[*leading, *space.shape]`, and casts them to the space's dtype."""
+    expected, is_discrete = leading + space.shape, jnp.issubdtype(space.dtype, jnp.integer)
     try:
         array = jnp.asarray(action)
     except (TypeError, ValueError):  # not an array
@@ -440,9 +440,9 @@ def actions(name: str, action: Any, space: Space, leading: tuple[int, ...]) -> j
         ) from None
     if array.shape != expected:
         raise FdgError(f"environment '{name}': action has shape {array.shape}, expected {expected}")
-    kinds = (jnp.bool_, jnp.integer) if is_counted else (jnp.bool_, jnp.integer, jnp.floating)
+    kinds = (jnp.bool_, jnp.integer) if is_discrete else (jnp.bool_, jnp.integer, jnp.floating)
     if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
-        fix = "choose one by jnp.argmax, or write action.astype(int)" if is_counted else "give numbers"
+        fix = "choose one by jnp.argmax, or write action.astype(int)" if is_discrete else "give numbers"
         raise FdgError(
             f"environment '{name}': action is {array.dtype}, expected {space.dtype} of {space}: {fix}"
         )
@@ -450,7 +450,7 @@ def actions(name: str, action: Any, space: Space, leading: tuple[int, ...]) -> j
 
 
 def _strong(x: Any) -> jax.Array:
-    """Converts to a strongly typed array, as `scan` needs a constant type."""
+    """Converts to a strongly typed array: `scan` needs the same type at every step."""
     x = jnp.asarray(x)
     return x if _is_key(x) else jax.lax.convert_element_type(x, x.dtype)
 
@@ -465,7 +465,7 @@ def _check_same_types(name: str, reset_state: State, step_state: State) -> None:
     if before.keys() != after.keys():
         only = sorted(before.keys() ^ after.keys())
         raise FdgError(
-            f"environment '{name}': reset and step give states of two structures; only in one: {only}"
+            f"environment '{name}': reset and step give states of different structures; only in one: {only}"
         )
     for path in before:
         if before[path] != after[path]:

@@ -12,12 +12,12 @@ from envs import composite
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 
-_HOSTS = ("envpool:", "gymnasium:")
+_HOST_PREFIXES = ("envpool:", "gymnasium:")
 
 
-def _hosted(*tasks: str) -> tuple[str, ...]:
-    """The names of tasks in the sources on the host."""
-    return tuple(f"{host}{task}" for host in _HOSTS for task in tasks)
+def _on_hosts(*tasks: str) -> tuple[str, ...]:
+    """The names of tasks in the libraries whose environments run on the host."""
+    return tuple(f"{host}{task}" for host in _HOST_PREFIXES for task in tasks)
 
 
 # MuJoCo's tasks in Gymnasium, of all versions.
@@ -53,21 +53,21 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "classic-control": (
         "CartPole-v*",
         "Acrobot-v*",
-        *_hosted("CartPole-v*", "phys2d/CartPole-v*", "Acrobot-v*"),
+        *_on_hosts("CartPole-v*", "phys2d/CartPole-v*", "Acrobot-v*"),
     ),
-    "sparse-control": ("MountainCar-v*", *_hosted("MountainCar-v*")),
-    "sparse-continuous-control": ("MountainCarContinuous-v*", *_hosted("MountainCarContinuous-v*")),
-    "pendulum": ("Pendulum-v*", *_hosted("Pendulum-v*", "phys2d/Pendulum-v*")),
-    "minatar": ("*-MinAtar", *_hosted("MinAtar/*")),
+    "sparse-control": ("MountainCar-v*", *_on_hosts("MountainCar-v*")),
+    "sparse-continuous-control": ("MountainCarContinuous-v*", *_on_hosts("MountainCarContinuous-v*")),
+    "pendulum": ("Pendulum-v*", *_on_hosts("Pendulum-v*", "phys2d/Pendulum-v*")),
+    "minatar": ("*-MinAtar", *_on_hosts("MinAtar/*")),
     "bsuite": ("*-bsuite",),
     "brax": ("brax:*",),
     "control-suite": (
         "playground:*",
         *(f"envpool:{domain}*-v1" for domain in _CONTROL_SUITE),
-        *_hosted("dm_control/*"),
+        *_on_hosts("dm_control/*"),
     ),
-    "mujoco": _hosted(*(f"{task}-v[0-9]" for task in _MUJOCO)),
-    "box2d": _hosted("LunarLander*", "BipedalWalker*"),
+    "mujoco": _on_hosts(*(f"{task}-v[0-9]" for task in _MUJOCO)),
+    "box2d": _on_hosts("LunarLander*", "BipedalWalker*"),
     "mpe": ("MPE_*",),
     "smax": ("SMAX*", "HeuristicEnemySMAX*"),
     "overcooked": ("overcooked*",),
@@ -78,7 +78,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "jaxnav": ("jaxnav*",),
     "games": ("game:*", "pgx:*"),
     "codesign": ("codesign:*",),
-    "codesign-sequence": (),  # set by its environment
+    "codesign-sequence": (),  # no pattern: its environment names this family itself
     "craftax": ("Craftax-*",),
     "octax": ("octax:*",),
     "jumanji": (
@@ -86,14 +86,14 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "envpool:Jumanji/*",
         *(f"envpool:{game}-v[0-9]" for game in _JUMANJI),
     ),
-    "minigrid": _hosted("MiniGrid-*", "BabyAI-*"),
+    "minigrid": _on_hosts("MiniGrid-*", "BabyAI-*"),
     "procgen": tuple(f"envpool:{game}{mode}-v0" for game in _PROCGEN for mode in _PROCGEN_MODES),
     "atari": ("envpool:*-v5", "gymnasium:ALE/*", "gymnasium:*NoFrameskip-v4"),
 }
 
 # Families by spaces, for environments whose name matches no pattern.
 CONTINUOUS, VISUAL, GRID, PICTURES = "continuous-control", "visual-control", "grid", "pictures"
-_LARGE_IMAGE = 36  # pixels: from here on convolutions are worth their cost, also on a CPU
+_LARGE_IMAGE = 36  # pixels per side: from this size on, convolutions pay off, also on a CPU
 
 
 def names() -> tuple[str, ...]:
@@ -113,7 +113,7 @@ def family(name: str) -> str | None:
     >>> family("MountainCar-v0"), family("my.module:factory")
     ('sparse-control', None)
     """
-    name = name.removeprefix("ray:")  # which only says where it runs
+    name = name.removeprefix("ray:")  # it only says where the environment runs
     if name.startswith("gymnasium:"):  # `gymnasium:module:Name` imports the module first
         name = "gymnasium:" + name.rpartition(":")[2]
     return next((kind for kind, patterns in _FAMILIES.items() if _matches(name, patterns)), None)
@@ -125,7 +125,7 @@ def hosted(name: str) -> list[str]:
     >>> hosted("Hopper-v4"), hosted("Hoper")
     (['gymnasium:Hopper-v4', 'envpool:Hopper-v4'], [])
     """
-    return [f"{host}{name}" for host in reversed(_HOSTS) if family(f"{host}{name}")]
+    return [f"{host}{name}" for host in reversed(_HOST_PREFIXES) if family(f"{host}{name}")]
 
 
 def family_by_spaces(observation: ObservationSpace, action: Space) -> str | None:
@@ -143,8 +143,8 @@ def family_by_spaces(observation: ObservationSpace, action: Space) -> str | None
     boxes = [part for _, part in composite.parts(observation) if isinstance(part, Box)]
     images = [box.shape for box in boxes if box.is_image]
     if isinstance(action, Box):
-        amounts = any(box.codes is None and box.dtype != "uint8" for box in boxes)
-        return VISUAL if images else CONTINUOUS if amounts else None
+        has_quantities = any(box.codes is None and box.dtype != "uint8" for box in boxes)
+        return VISUAL if images else CONTINUOUS if has_quantities else None
     if not images:
         return None
     return GRID if all(min(shape[:2]) < _LARGE_IMAGE for shape in images) else PICTURES

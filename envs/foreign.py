@@ -36,7 +36,7 @@ _ADAPTERS = {
     "mujoco_playground": "envs.from_brax",  # it has brax's interface
     "jumanji": "envs.from_jumanji",
 }
-_INSTEAD = {
+_FIXES = {
     "gym": "derive it from gymnasium.Env",
     "jaxmarl": "write a class with the methods of envs.SingleEnvironment, and an attribute num_agents",
     "craftax": "write envs.make('Craftax-Symbolic-v1'), or derive your own from gymnax's Environment",
@@ -49,7 +49,7 @@ _INSTEAD = {
 _GYMNASIUM_ARGUMENTS = ("workers", "timeout", "restarts", "max_episode_steps")
 
 # Adapted environments, by factory and parameters: equal arguments give the same object.
-_made: dict[Any, Any] = {}
+_adapted: dict[Any, Any] = {}
 
 
 def package_of(env: Any) -> str | None:
@@ -78,22 +78,26 @@ def make_and_adapt(factory: Callable[..., Any], parameters: Mapping[str, Any]) -
     Gymnasium environment is returned unchanged: the caller then gives factory and parameters to
     `from_gymnasium.make`, whose worker processes call the factory again.
     """
-    known = _parameters_of(factory, parameters)
+    accepted = _parameters_of(factory, parameters)
     is_adapted = isinstance(factory, type) and package_of(factory) in _ADAPTERS
-    others = {
+    adapter_parameters = {
         name: value
         for name, value in parameters.items()
-        if name not in known and (is_adapted or name in _GYMNASIUM_ARGUMENTS)
+        if name not in accepted and (is_adapted or name in _GYMNASIUM_ARGUMENTS)
     }
-    arguments = {name: value for name, value in parameters.items() if name not in others}
+    arguments = {name: value for name, value in parameters.items() if name not in adapter_parameters}
     if inspect.isfunction(factory) or inspect.isfunction(getattr(factory, "__init__", None)):
         check_call(factory, (), arguments, "parameter")
     made = factory(**arguments)
-    if others and not is_adapted and not is_of_gymnasium(made):
+    if adapter_parameters and not is_adapted and not is_of_gymnasium(made):
         # Not of Gymnasium, so all parameters are the factory's, which raises its own error for unknown ones.
         made = factory(**parameters)
-    ours = as_single_environment(made, **others)
-    return made if ours is made else _made.setdefault((factory, tuple(sorted(parameters.items()))), ours)
+    adapted = as_single_environment(made, **adapter_parameters)
+    return (
+        made
+        if adapted is made
+        else _adapted.setdefault((factory, tuple(sorted(parameters.items()))), adapted)
+    )
 
 
 def _parameters_of(factory: Any, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -123,21 +127,21 @@ def reason_not_adapted(env: Any) -> str | None:
     subject = f"is an environment of {_DISPLAY_NAMES.get(package, package)}"
     if package == "gymnasium":
         return f"{subject}: {_gymnasium_fix(env)}"
-    if package in _INSTEAD:
-        return f"{subject}: {_INSTEAD[package]}"
+    if package in _FIXES:
+        return f"{subject}: {_FIXES[package]}"
     if (package, "Wrapper") in bases or not any((package, base) in bases for base in _BASES[package]):
         return f"is a wrapper of {_DISPLAY_NAMES.get(package, package)}'s: give the environment within it"
     return f"is a class: write envs.vectorize({kind.__name__}())" if isinstance(env, type) else None
 
 
 def _gymnasium_fix(env: Any) -> str:
-    inside = env if isinstance(env, type) else getattr(env, "unwrapped", env)
-    kind = inside if isinstance(inside, type) else type(inside)
-    spec = getattr(inside, "spec", None)
+    innermost = env if isinstance(env, type) else getattr(env, "unwrapped", env)
+    kind = innermost if isinstance(innermost, type) else type(innermost)
+    spec = getattr(innermost, "spec", None)
     if spec is not None and _top_package(kind) == "gymnasium":
         return f"write envs.make('gymnasium:{spec.id}')"
     if kind.__module__ == "__main__":
-        advice = f"put {kind.__name__} into a file of its own, {kind.__name__.lower()}.py, say"
+        advice = f"put {kind.__name__} into its own file, such as {kind.__name__.lower()}.py"
         return f"{advice}, and write envs.make('{kind.__name__.lower()}:{kind.__name__}')"
     return f"write envs.make('{import_name(kind)}'); worker processes import the class by this name"
 

@@ -1,6 +1,6 @@
 """Every environment of brax 0.14 (github.com/google/brax), with every physics backend.
 
-`brax:ant` uses brax's default physics, `generalized`; `brax:ant:spring` another, like `make("brax:ant",
+`brax:ant` uses brax's default physics, `generalized`; `brax:ant:spring` another, as does `make("brax:ant",
 backend="spring")`. Differences from brax:
 
 - brax's `done` is a termination: its environments only terminate in invalid states. The time limit,
@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from envs.adapters import accepting, check_count, check_names, plain
 from envs.composite import Dict, ObservationSpace
 from envs.environment import Vectorized, vectorize
-from envs.literals import as_arrays, hold_pytrees
+from envs.literals import as_arrays, replace_pytree_arrays
 from envs.quiet import mujoco_quietly, quietly
 from envs.spaces import Box, Space
 from fdg.arguments import check_options
@@ -93,8 +93,8 @@ class BraxEnvironment:
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts an episode."""
-        env = _theirs(self)
-        with _tolerance(), as_arrays(env):
+        env = _brax_environment(self)
+        with _lenient(), as_arrays(env):
             state = env.reset(key)
         return state, state.obs
 
@@ -102,37 +102,38 @@ class BraxEnvironment:
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Takes one step, without reset."""
-        env = _theirs(self)
-        with _tolerance(), as_arrays(env):
+        env = _brax_environment(self)
+        with _lenient(), as_arrays(env):
             state = env.step(state, action)
         return state, state.obs, state.reward, state.done != 0, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
         """Images of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL."""
-        system = getattr(_theirs(self), "sys", None)
+        system = getattr(_brax_environment(self), "sys", None)
         if system is None:
             return None
         from brax.io import image
 
-        with _tolerance(), mujoco_quietly():
+        with _lenient(), mujoco_quietly():
             try:
-                return image.render_array(system, _poses(states), height=_HEIGHT, width=_WIDTH)
+                return image.render_array(system, _pipeline_states(states), height=_HEIGHT, width=_WIDTH)
             except Exception as error:  # MuJoCo raises various types without OpenGL
                 raise FdgError(
                     f"{self.name} cannot be rendered without OpenGL ({one_line(error)}): write a page"
-                    " instead,"
-                    " --out video.html, or set MUJOCO_GL=egl or osmesa"
+                    " instead, --out video.html, or set MUJOCO_GL=egl or osmesa"
                 ) from error
 
     def html(self, states: Sequence[Any]) -> str | None:
         """brax's HTML viewer of states; None for the toy without physics."""
-        system = getattr(_theirs(self), "sys", None)
+        system = getattr(_brax_environment(self), "sys", None)
         if system is None:
             return None
         from brax.io import html
 
-        with _tolerance(), mujoco_quietly():
-            return html.render(system.tree_replace({"opt.timestep": _theirs(self).dt}), _poses(states))
+        with _lenient(), mujoco_quietly():
+            return html.render(
+                system.tree_replace({"opt.timestep": _brax_environment(self).dt}), _pipeline_states(states)
+            )
 
 
 def adapt(env: Any, *, episode_length: int = 1000) -> BraxEnvironment:
@@ -140,7 +141,7 @@ def adapt(env: Any, *, episode_length: int = 1000) -> BraxEnvironment:
     return BraxEnvironment(env, episode_length=episode_length)
 
 
-def _poses(states: Sequence[Any]) -> list[Any]:
+def _pipeline_states(states: Sequence[Any]) -> list[Any]:
     return [state.pipeline_state for state in states]
 
 
@@ -178,14 +179,14 @@ def _make(
         raise FdgError(f"{where}: backend={backend!r} must be one of {', '.join(known)}")
     check_count(where, "episode_length", episode_length)
     # Without overrides brax is not imported yet.
-    checked = _checked(where, environment, overrides) if overrides else {}
+    checked = _checked_overrides(where, environment, overrides) if overrides else {}
     single = BraxEnvironment(environment, backend, episode_length, tuple(sorted(checked.items())))
     return vectorize(single, repeat_start)
 
 
-def _checked(where: str, environment: str, overrides: Mapping[str, Any]) -> dict[str, Scalar]:
+def _checked_overrides(where: str, environment: str, overrides: Mapping[str, Any]) -> dict[str, Scalar]:
     """Hashable overrides; raises if brax's environment does not accept one."""
-    known = _arguments(environment)
+    known = _overridable_arguments(environment)
     check_names(where, overrides, sorted((*known, "backend", "episode_length", "repeat_start")))
     values = plain(where, overrides)
     parameters = inspect.signature(_registry()[environment]).parameters.values()
@@ -194,7 +195,7 @@ def _checked(where: str, environment: str, overrides: Mapping[str, Any]) -> dict
 
 
 @functools.cache
-def _arguments(environment: str) -> tuple[str, ...]:
+def _overridable_arguments(environment: str) -> tuple[str, ...]:
     """Arguments that a user may override: those with plain Python defaults, and the physics steps per
     step."""
     parameters = inspect.signature(_registry()[environment]).parameters.values()
@@ -204,7 +205,7 @@ def _arguments(environment: str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _tolerance() -> Iterator[None]:
+def _lenient() -> Iterator[None]:
     """For brax's own code: allows rank promotion, and hides MuJoCo's deprecation warnings."""
     with jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -231,20 +232,20 @@ class _Facts:
 
 @functools.cache
 def _facts(single: BraxEnvironment) -> _Facts:
-    env = _theirs(single)
-    with _tolerance(), as_arrays(env):
+    env = _brax_environment(single)
+    with _lenient(), as_arrays(env):
         state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
-    return _Facts(_unbounded(state.obs), int(env.action_size))
+    return _Facts(_unbounded_space(state.obs), int(env.action_size))
 
 
-def _unbounded(seen: Any) -> ObservationSpace:
-    if isinstance(seen, Mapping):
-        return Dict({name: _unbounded(part) for name, part in seen.items()})
-    return Box(float("-inf"), float("inf"), tuple(seen.shape))
+def _unbounded_space(observation: Any) -> ObservationSpace:
+    if isinstance(observation, Mapping):
+        return Dict({name: _unbounded_space(part) for name, part in observation.items()})
+    return Box(float("-inf"), float("inf"), tuple(observation.shape))
 
 
 @functools.cache
-def _theirs(single: BraxEnvironment) -> Any:
+def _brax_environment(single: BraxEnvironment) -> Any:
     """brax's environment, with its arrays on the host."""
     if not isinstance(single.environment, str):
         return single.environment
@@ -255,5 +256,5 @@ def _theirs(single: BraxEnvironment) -> Any:
     with jax.ensure_compile_time_eval(), quietly(), mujoco_quietly():
         with accepting(f"environment '{single.name}'", "brax", arguments.items()):
             env = _registry()[single.environment](**arguments)
-        hold_pytrees(env)
+        replace_pytree_arrays(env)
     return env

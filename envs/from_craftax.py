@@ -6,8 +6,8 @@
 - Generating a world takes many times as long as a step. As with the `OptimisticResetVecEnvWrapper` of its
 baselines, 16 environments share one new world per step (`reset_ratio`; see `envs/optimistic.py`).
 - Making an environment allocates nothing: the package's arrays are host literals.
-- Textures are made only in the requested size. Craftax makes three, the largest for people (64 pixels per
-block), and compresses all into a file: many minutes; the agent's size takes seconds.
+- Textures are made only in the requested size. Craftax makes three sizes, the largest for people (64 pixels
+per block), and compresses all into a file, which takes many minutes; the agent's size takes seconds.
 
 A step's keys are split as in Craftax (step, then reset), so for equal keys, and unless two environments that
 share a world end at the same step, results equal those of its own `step`.
@@ -26,7 +26,7 @@ import numpy as np
 from envs.adapters import check_count, check_names, importing, of_type, plain
 from envs.environment import Vectorized
 from envs.lazy_plotting import without_plotting
-from envs.literals import hold_modules, literals
+from envs.literals import literals, replace_module_arrays
 from envs.optimistic import vectorize_optimistically
 from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete
@@ -39,7 +39,7 @@ NAMES = {
     "Craftax-Classic-Pixels-v1": (True, True),
 }
 RESET_RATIO = 16
-_NEVER = 2**30  # steps
+_NO_LIMIT = 2**30  # steps
 
 Scalar: TypeAlias = "bool | int | float | tuple[Any, ...]"
 
@@ -71,7 +71,7 @@ class CraftaxEnvironment:
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Generates a world."""
-        env, params = _make_theirs(self)
+        env, params = _environment_and_parameters(self)
         with relaxed_checks():
             observation, state = env.reset_env(key, params)
         return state, observation
@@ -80,18 +80,18 @@ class CraftaxEnvironment:
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Takes one step, without reset."""
-        env, params = _make_theirs(self)
+        env, params = _environment_and_parameters(self)
         with relaxed_checks():
             # Without Craftax's time limit, `done` is death or victory; `vectorize` applies the limit.
             observation, state, reward, done, _ = env.step_env(
-                key, state, action, params.replace(max_timesteps=_NEVER)
+                key, state, action, params.replace(max_timesteps=_NO_LIMIT)
             )
         return state, observation, reward, done, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
         """Images of states, `[H, W, 3]` uint8 each, by Craftax's renderer."""
         classic, _ = NAMES[self.name]
-        constants, renderer = _drawing(classic)
+        constants, renderer = _drawing_modules(classic)
         with relaxed_checks():
             draw = jax.jit(renderer.make_craftax_pixel_renderer(constants.BLOCK_PIXEL_SIZE_IMG))
             for state in states:
@@ -105,13 +105,16 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 def _make(name: str, *, reset_ratio: int = RESET_RATIO, **overrides: Any) -> Vectorized:
     # Without overrides Craftax is not imported yet.
-    checked = _checked(name, overrides) if overrides else {}
+    checked = _checked_overrides(name, overrides) if overrides else {}
     return vectorize_optimistically(CraftaxEnvironment(name, tuple(sorted(checked.items()))), reset_ratio)
 
 
-def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
+def _checked_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
     """The overrides, with lists as tuples; raises for unknown parameters and wrong types."""
-    known = {**_fields(_theirs(name).default_params), **_fields(_theirs(name).default_static_params())}
+    known = {
+        **_fields(_craftax_environment(name).default_params),
+        **_fields(_craftax_environment(name).default_static_params()),
+    }
     where = f"environment '{name}'"
     check_names(where, overrides, sorted((*known, "reset_ratio")))
     checked = {
@@ -132,7 +135,7 @@ def _contains_none(value: Any) -> bool:
     return value is None or (isinstance(value, tuple) and None in value)
 
 
-def _package(classic: bool) -> str:
+def _module_prefix(classic: bool) -> str:
     return "craftax.craftax_classic" if classic else "craftax.craftax"
 
 
@@ -150,10 +153,10 @@ class _Textures(dict[int, Any]):
 
 
 @functools.cache
-def _drawing(classic: bool) -> tuple[Any, Any]:
+def _drawing_modules(classic: bool) -> tuple[Any, Any]:
     """Craftax's modules `constants` and `renderer`, drawing with `_Textures`."""
     constants, renderer = (
-        importlib.import_module(f"{_package(classic)}.{module}") for module in ("constants", "renderer")
+        importlib.import_module(f"{_module_prefix(classic)}.{module}") for module in ("constants", "renderer")
     )
     textures = _Textures(constants.load_all_textures_given_size)
     for module in (constants, renderer):
@@ -162,26 +165,26 @@ def _drawing(classic: bool) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _theirs(name: str, static: tuple[tuple[str, Scalar], ...] = ()) -> Any:
+def _craftax_environment(name: str, static: tuple[tuple[str, Scalar], ...] = ()) -> Any:
     """Craftax's environment without auto-reset; imports Craftax, possibly during tracing."""
     classic, pixels = NAMES[name]
     kind = "Pixels" if pixels else "Symbolic"
     with importing(f"environment '{name}' needs", "Craftax", "craftax"), without_plotting():
-        module = importlib.import_module(f"{_package(classic)}.envs.craftax_{kind.lower()}_env")
-        hold_modules("craftax")
+        module = importlib.import_module(f"{_module_prefix(classic)}.envs.craftax_{kind.lower()}_env")
+        replace_module_arrays("craftax")
         if pixels:
-            _drawing(classic)
+            _drawing_modules(classic)
     env = getattr(module, f"Craftax{'Classic' if classic else ''}{kind}EnvNoAutoReset")
     with jax.ensure_compile_time_eval():
         params = env.default_static_params().replace(**dict(static))
         return env(params)
 
 
-def _make_theirs(single: CraftaxEnvironment) -> tuple[Any, Any]:
+def _environment_and_parameters(single: CraftaxEnvironment) -> tuple[Any, Any]:
     """Craftax's environment and its parameters."""
     overrides = dict(single.overrides)
-    static = _fields(_theirs(single.name).default_static_params())
-    env = _theirs(single.name, tuple(item for item in single.overrides if item[0] in static))
+    static = _fields(_craftax_environment(single.name).default_static_params())
+    env = _craftax_environment(single.name, tuple(item for item in single.overrides if item[0] in static))
     return env, env.default_params.replace(
         **{name: value for name, value in overrides.items() if name not in static}
     )
@@ -198,7 +201,7 @@ class _Facts:
 
 @functools.cache
 def _facts(single: CraftaxEnvironment) -> _Facts:
-    env, params = _make_theirs(single)
+    env, params = _environment_and_parameters(single)
     with jax.ensure_compile_time_eval():
         shape = tuple(env.observation_space(params).shape)
         actions = int(env.action_space(params).n)

@@ -8,8 +8,8 @@ instances are reset within the same call, so every action counts.
 - Observations are as in `gymnasium_spaces`: EnvPool's MuJoCo uses float64, its Atari has channels first;
 parts are as in `gymnasium_parts`, masks included.
 - EnvPool fixes seeds when it makes instances: each `reset` with new keys makes new ones.
-- EnvPool starts a thread per core, which spin while they wait and starve the program that acts. Here one core
-is left free; `num_threads` overrides this.
+- EnvPool starts one thread per core; while the threads wait, they spin, and slow down the program that acts.
+Here one core is left free; `num_threads` overrides this.
 
 Unchanged: an episode that ends exactly at its time limit is truncated, also in a terminal state;
 `reward_clip` and similar options also change the episode's return.
@@ -39,7 +39,7 @@ from fdg.errors import FdgError, HostError, listed, one_line, raised, unknown_na
 PREFIX = "envpool:"
 
 # Options that the pool sets, or that do not apply to single-agent environments.
-_OURS = {
+_RESERVED_OPTIONS = {
     "num_envs",
     "batch_size",
     "seed",
@@ -61,9 +61,9 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     Raises:
       FdgError: EnvPool is not installed, or has no such environment or option; suggests the nearest.
     """
-    known = _envpool().list_all_envs()
-    if name not in known:
-        raise unknown_name("environment of EnvPool", name, known)
+    available = _envpool().list_all_envs()
+    if name not in available:
+        raise unknown_name("environment of EnvPool", name, available)
     info = named_info(overrides.pop("info", ()))
     return make_from(lambda options: EnvPoolSource(PREFIX + name, options, info), overrides)
 
@@ -74,8 +74,10 @@ def known() -> tuple[str, ...]:
 
 
 def beyond(name: str) -> str | None:
-    """Describes what an environment does outside this process (only ViZDoom's), or None; `name` has the
-    prefix."""
+    """Describes what an environment does outside this process, or None; `name` has the prefix.
+
+    Only ViZDoom's environments do so.
+    """
     spec = _envpool().registration.registry.specs.get(name.removeprefix(PREFIX), ("",))
     is_vizdoom = "vizdoom" in spec[0]
     return "starts ViZDoom, which writes into the current folder" if is_vizdoom else None
@@ -94,7 +96,7 @@ class EnvPoolSource(gymnasium_parts.LibrarySource):
             return
         config = _spec(self.name).config
         check_options(f"environment '{self.name}'", config._asdict(), dict(self.options))
-        known = set(config._fields) - _OURS
+        known = set(config._fields) - _RESERVED_OPTIONS
         for option, _ in self.options:
             if option not in known:
                 raise unknown_name(
@@ -121,17 +123,17 @@ class EnvPoolPool:
 
     def __init__(self, source: EnvPoolSource, size: int):
         self._source, self._size = source, size
-        self._acting = source.facts.library_action_space
+        self._action_space = source.facts.library_action_space
         self._env: Any = None
         self._thread = Deadline()
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
         """Recreates all instances; `rows` always includes all."""
-        self._abandon()
+        self._replace_thread()
 
         def begin() -> tuple[Any, np.ndarray]:
             options = {"num_threads": threads_for(self._size), **dict(self._source.options)}
-            _make_room(self._source.name)
+            _make_vizdoom_folder(self._source.name)
             with _quiet():
                 env = _make(self._source.name, num_envs=self._size, seed=seeds.tolist(), **options)
                 return env, self._source.encoded(env.reset()[0])
@@ -152,7 +154,7 @@ class EnvPoolPool:
 
     def send(self, action: np.ndarray, timeout: float) -> None:
         """Makes the thread start a step."""
-        env, action = self._env, gymnasium_spaces.decode(self._acting, action)
+        env, action = self._env, gymnasium_spaces.decode(self._action_space, action)
         self._thread.begin(lambda: self._step(env, action))
 
     def ready(self) -> bool:
@@ -174,7 +176,7 @@ class EnvPoolPool:
         self._thread.close()
         self._env = None
 
-    def _abandon(self) -> None:
+    def _replace_thread(self) -> None:
         self.close()
         self._thread = Deadline()
 
@@ -193,18 +195,18 @@ class EnvPoolPool:
             np.array(terminated),
             np.array(truncated),
             final_observation,
-            tuple(self._reported(name, infos) for name in self._source.info),
+            tuple(self._info_values(name, infos) for name in self._source.info),
         )
 
-    def _reported(self, name: str, info: Any) -> np.ndarray:
+    def _info_values(self, name: str, info: Any) -> np.ndarray:
         values = np.array(info[name], np.float32) if name in info else np.empty(0)
         if values.shape != (self._size,):
-            there = [key for key, each in info.items() if np.shape(each) == (self._size,)]
-            raise HostError(f"its info has no entry '{name}' per episode, only {listed(there, 'and')}")
+            available = [key for key, value in info.items() if np.shape(value) == (self._size,)]
+            raise HostError(f"its info has no entry '{name}' per episode, only {listed(available, 'and')}")
         return values
 
 
-def _make_room(name: str) -> None:
+def _make_vizdoom_folder(name: str) -> None:
     """Makes the folder that every instance of ViZDoom would make in the working directory.
 
     If two make it at once, or it cannot be made, ViZDoom ends the whole process with a segmentation fault.
@@ -216,7 +218,7 @@ def _make_room(name: str) -> None:
         return
     try:
         os.makedirs("_vizdoom", exist_ok=True)
-        with tempfile.TemporaryFile(dir="."):  # and its settings
+        with tempfile.TemporaryFile(dir="."):  # ViZDoom also writes its settings here
             pass
     except OSError as error:
         raise HostError(

@@ -32,7 +32,7 @@ import numpy as np
 from envs import gymnasium_frames, gymnasium_parts, gymnasium_spaces
 from envs.adapters import check_count
 from envs.environment import named_info
-from envs.gymnasium_worker import made
+from envs.gymnasium_worker import make_instance
 from envs.host import HostEnvironment, make_from
 from envs.pools import Failure, Transition
 from envs.rendering import Episode
@@ -100,25 +100,30 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
 
 
 class WorkerPool:
-    """A `pools.Pool` of processes, each with a share of the instances, which are replaced together."""
+    """A `pools.Pool` of processes, each with some of the instances, which are replaced with it."""
 
     def __init__(self, source: GymnasiumSource, size: int):
         self._source, self._size = source, size
-        self._acting = source.facts.library_action_space
+        self._action_space = source.facts.library_action_space
         count = min(size, source.workers or os.cpu_count() or 1)
-        self._shares = np.array_split(np.arange(size), count)
+        self._rows_by_worker = np.array_split(np.arange(size), count)
         self._workers: list[_Worker | None] = [None] * count
-        self._sent: dict[Any, int] = {}  # the requests of a step, from `_ask`
+        self._running: dict[Any, int] = {}  # of the running step: workers by connection
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
         """Restarts the workers of the instances `rows`."""
-        anew = [i for i, share in enumerate(self._shares) if np.isin(share, rows).any()]
-        for i in anew:
-            self._end(i)
+        restarted = [
+            i for i, worker_rows in enumerate(self._rows_by_worker) if np.isin(worker_rows, rows).any()
+        ]
+        for i in restarted:
+            self._kill_worker(i)
             self._workers[i] = _Worker()
         name, options = self._source.name.removeprefix(PREFIX), dict(self._source.options)
-        asked = {i: ("reset", (name, options, seeds[np.isin(rows, self._shares[i])].tolist())) for i in anew}
-        replies = self._replies(self._ask(asked), timeout)
+        requests = {
+            i: ("reset", (name, options, seeds[np.isin(rows, self._rows_by_worker[i])].tolist()))
+            for i in restarted
+        }
+        replies = self._replies(self._send_requests(requests), timeout)
         for ok, reply in replies.values():
             if not ok:
                 raise HostError(f"environment '{self._source.name}': at its start, {reply}")
@@ -131,66 +136,67 @@ class WorkerPool:
 
     def send(self, action: np.ndarray, timeout: float) -> None:
         """Makes every worker start a step."""
-        actions = gymnasium_spaces.decode(self._acting, action)
-        asked = {
-            i: ("step", ([gymnasium_spaces.rows(actions, row) for row in share], self._source.info))
-            for i, share in enumerate(self._shares)
+        actions = gymnasium_spaces.decode(self._action_space, action)
+        requests = {
+            i: ("step", ([gymnasium_spaces.rows(actions, row) for row in worker_rows], self._source.info))
+            for i, worker_rows in enumerate(self._rows_by_worker)
         }
-        self._sent = self._ask(asked)
+        self._running = self._send_requests(requests)
 
     def ready(self) -> bool:
         """True if all workers have replied."""
-        return len(wait(list(self._sent), 0)) == len(self._sent)
+        return len(wait(list(self._running), 0)) == len(self._running)
 
     def recv(self, timeout: float) -> Transition:
         """The result of the running step."""
-        made = Transition.empty(self._size, self._source.wire_space, len(self._source.info))
+        transition = Transition.empty(self._size, self._source.wire_space, len(self._source.info))
         failures = []
-        for i, (ok, reply) in self._replies(self._sent, timeout).items():
-            rows = self._shares[i]
+        for i, (ok, reply) in self._replies(self._running, timeout).items():
+            rows = self._rows_by_worker[i]
             if not ok:
                 failures.append(Failure(rows, reply))
                 continue
-            after, before, (reward, terminated, truncated, *info) = reply
-            for each, values in zip(made.info, info, strict=True):
-                each[rows] = values
-            made.observation[rows] = encoded = self._source.encoded(after)
-            made.final_observation[rows] = encoded if before is None else self._source.encoded(before)
-            made.reward[rows], made.terminated[rows], made.truncated[rows] = reward, terminated, truncated
-        return made._replace(failures=failures)
+            observation, final, (reward, terminated, truncated, *info) = reply
+            for metric, values in zip(transition.info, info, strict=True):
+                metric[rows] = values
+            transition.observation[rows] = encoded = self._source.encoded(observation)
+            transition.final_observation[rows] = encoded if final is None else self._source.encoded(final)
+            transition.reward[rows] = reward
+            transition.terminated[rows], transition.truncated[rows] = terminated, truncated
+        return transition._replace(failures=failures)
 
     def close(self) -> None:
         """Kills the workers."""
         for i in range(len(self._workers)):
-            self._end(i)
+            self._kill_worker(i)
 
-    def _end(self, i: int) -> None:
+    def _kill_worker(self, i: int) -> None:
         worker, self._workers[i] = self._workers[i], None
         if worker is not None:
             worker.kill()
 
-    def _ask(self, questions: dict[int, Any]) -> dict[Any, int]:
-        """Sends a request to workers; returns them by connection."""
+    def _send_requests(self, requests: dict[int, Any]) -> dict[Any, int]:
+        """Sends each worker its request; returns the workers by connection."""
         waiting: dict[Any, int] = {}
-        for i, question in questions.items():
+        for i, request in requests.items():
             worker = self._workers[i]
             assert worker is not None
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the reply will report it
-                worker.connection.send(question)
+                worker.connection.send(request)
             waiting[worker.connection] = i
         return waiting
 
-    def _replies(self, asked: dict[Any, int], timeout: float) -> dict[int, tuple[bool, Any]]:
+    def _replies(self, workers: dict[Any, int], timeout: float) -> dict[int, tuple[bool, Any]]:
         """The replies of the workers, in order."""
         end = time.monotonic() + timeout
         replies: dict[int, tuple[bool, Any]] = {}
-        waiting = dict(asked)
+        waiting = dict(workers)
         while waiting:
             ready = wait(list(waiting), max(0.0, end - time.monotonic()))
             for connection in ready or list(waiting):
                 i = waiting.pop(connection)
                 replies[i] = self._reply(i, timeout if not ready else None)
-        return {i: replies[i] for i in asked.values()}
+        return {i: replies[i] for i in workers.values()}
 
     def _reply(self, i: int, timeout: float | None) -> tuple[bool, Any]:
         """A worker's reply, or how it failed; `timeout` if it did not reply in time."""
@@ -202,37 +208,37 @@ class WorkerPool:
         try:
             ok, reply = worker.connection.recv()
         except (EOFError, ConnectionResetError):
-            return False, f"{what} {worker.epitaph()}"
+            return False, f"{what} {worker.how_it_ended()}"
         return ok, reply if ok else f"{what}: {reply}"
 
 
 class _Worker:
     """A process that runs `gymnasium_worker`.
 
-    Its standard error is shown only if it dies: all instances may print the same.
+    Its standard error is shown only if it dies, since all workers may print the same.
     """
 
     def __init__(self) -> None:
-        self.connection, other = multiprocessing.Pipe()
-        self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as the process
+        self.connection, worker_end = multiprocessing.Pipe()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as the process
         path = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", str(_WORKER), str(other.fileno())],  # -P: no imports from its folder
-            pass_fds=[other.fileno()],
+            [sys.executable, "-P", str(_WORKER), str(worker_end.fileno())],  # -P: no imports from its folder
+            pass_fds=[worker_end.fileno()],
             stdin=subprocess.DEVNULL,
-            stderr=self._last_words,
+            stderr=self._stderr,
             env={**os.environ, "PYTHONPATH": path},
         )
-        other.close()
+        worker_end.close()
 
-    def epitaph(self) -> str:
+    def how_it_ended(self) -> str:
         """How the process ended, and the last line that it printed."""
         try:
             code = self.process.wait(5)
         except subprocess.TimeoutExpired:
             return "closed its connection"
-        self._last_words.seek(0)
-        lines = self._last_words.read().decode(errors="replace").split("\n")
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
         return f"{how}, saying: {last}" if last else how
@@ -242,7 +248,7 @@ class _Worker:
         self.process.kill()
         self.process.wait()
         self.connection.close()
-        self._last_words.close()
+        self._stderr.close()
 
 
 # Our names for the extras of Gymnasium that its environments need.
@@ -273,18 +279,20 @@ def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # SWIG's types (Box2D) warn when made
-            env = made(name.removeprefix(PREFIX), **dict(options))
+            env = make_instance(name.removeprefix(PREFIX), **dict(options))
     except Exception as error:  # the environment's constructor may raise anything
         if isinstance(error, gymnasium.error.DependencyNotInstalled) and (extra := _extra_for(str(error))):
             raise FdgError(
                 f"'{name}' needs packages that are not installed: pip install 'fdg[{extra}]'"
             ) from error
-        text = f" with {', '.join(f'{k}={v!r}' for k, v in options)}" if options else ""
-        bare = name.removeprefix(PREFIX)
-        unknown = isinstance(error, gymnasium.error.UnregisteredEnv) and ":" not in bare
-        near = "".join(f"write {PREFIX}{one}; " for one in nearest(bare, gymnasium.registry, count=1))
-        where = f": {near}if a module registers it, write {PREFIX}MODULE:{bare}" if unknown else ""
-        raise FdgError(f"environment '{name}'{text} cannot be made: {raised(error)}{where}") from error
+        with_options = f" with {', '.join(f'{k}={v!r}' for k, v in options)}" if options else ""
+        plain_name = name.removeprefix(PREFIX)
+        is_unregistered = isinstance(error, gymnasium.error.UnregisteredEnv) and ":" not in plain_name
+        near = "".join(f"write {PREFIX}{one}; " for one in nearest(plain_name, gymnasium.registry, count=1))
+        fix = (
+            f": {near}if a module registers it, write {PREFIX}MODULE:{plain_name}" if is_unregistered else ""
+        )
+        raise FdgError(f"environment '{name}'{with_options} cannot be made: {raised(error)}{fix}") from error
     try:
         check_options(f"environment '{name}'", type(env.unwrapped), dict(options))
         limit = getattr(env.spec, "max_episode_steps", None)

@@ -35,7 +35,7 @@ from envs.adapters import accepting, check_count, check_names, of_type, plain
 from envs.composite import ObservationSpace
 from envs.environment import Vectorized, vectorize
 from envs.lazy_plotting import without_plotting
-from envs.literals import as_arrays, hold_pytrees, literals
+from envs.literals import as_arrays, literals, replace_pytree_arrays
 from envs.spaces import Box, Discrete, Space, bound
 from fdg.errors import FdgError
 
@@ -107,28 +107,28 @@ class GymnaxEnvironment:
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts an episode."""
-        env, params = _theirs(self)
-        with jax.numpy_rank_promotion("allow"), as_arrays(env):  # gymnax needs it
+        env, params = _environment_and_parameters(self)
+        with jax.numpy_rank_promotion("allow"), as_arrays(env):  # gymnax needs rank promotion
             observation, state = env.reset_env(key, params)
-        return state, self._deliver(observation)
+        return state, self._one_hot_if_discrete(observation)
 
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """One step without reset: `(state, observation, reward, terminated, truncated)`."""
-        env, params = _theirs(self)
+        env, params = _environment_and_parameters(self)
         with jax.numpy_rank_promotion("allow"), as_arrays(env):
             observation, state, reward, terminated, _ = env.step_env(key, state, action, params)
             truncated = env.is_truncated(state, params)
-        return state, self._deliver(observation), reward, terminated, truncated
+        return state, self._one_hot_if_discrete(observation), reward, terminated, truncated
 
     def frames(self, states: Sequence[Any]) -> Any:
         """Images of states, `[H, W, 3]` uint8 each, by gymnax's renderer; None if it has none."""
-        env, params = _theirs(self)
+        env, params = _environment_and_parameters(self)
         with jax.numpy_rank_promotion("allow"), as_arrays(env):
             return gymnax_frames.frames(self.name, env, params, states)
 
-    def _deliver(self, observation: jax.Array) -> jax.Array:
+    def _one_hot_if_discrete(self, observation: jax.Array) -> jax.Array:
         discrete = _facts(self).one_hot
         return observation if discrete is None else jax.nn.one_hot(observation, discrete)
 
@@ -151,11 +151,11 @@ def adapt(env: Any, **parameters: Any) -> GymnaxEnvironment:
 
 def _make(name: str, **overrides: Any) -> Vectorized:
     # Without overrides gymnax is not imported yet.
-    checked = _checked(name, overrides) if overrides else {}
+    checked = _checked_overrides(name, overrides) if overrides else {}
     return vectorize(GymnaxEnvironment(name, tuple(sorted(checked.items()))))
 
 
-def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
+def _checked_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
     """The overrides in gymnax's types; raises if they do not fit."""
     factory = _registry()[name]
     parameters = {
@@ -185,10 +185,10 @@ def _check_memory(name: str, arguments: dict[str, Scalar]) -> None:
 
     try:
         size = sum(x.size * x.dtype.itemsize for x in jax.eval_shape(arrays))
-    except Exception:  # the constructor needs numbers or refuses; making it raises the error
+    except Exception:  # it needs concrete values, or refuses its arguments: the real call raises the error
         return
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory // 4:  # JAX computes them from arrays of equal size
+    if size > memory // 4:  # JAX computes these arrays from others of equal size
         text = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
         raise FdgError(
             f"environment '{name}': {text} makes arrays of {size / 1e9:.0f} GB, and this machine has"
@@ -225,10 +225,10 @@ class _Facts:
 
 @functools.cache
 def _facts(single: GymnaxEnvironment) -> _Facts:
-    env, params = _theirs(single)
+    env, params = _environment_and_parameters(single)
     with jax.ensure_compile_time_eval(), as_arrays(env):
         observation_space = env.observation_space(params)
-        action_space = _space(env.action_space(params))
+        action_space = _converted_space(env.action_space(params))
         max_episode_steps = int(params.max_steps_in_episode)
     one_hot = getattr(observation_space, "n", None)
     if one_hot is not None:
@@ -236,17 +236,17 @@ def _facts(single: GymnaxEnvironment) -> _Facts:
     elif single.name in _WRONG_BOUNDS:
         space = Box(float("-inf"), float("inf"), tuple(observation_space.shape))
     else:
-        space = _space(observation_space)
+        space = _converted_space(observation_space)
     return _Facts(space, action_space, max_episode_steps, one_hot)
 
 
-def _theirs(single: GymnaxEnvironment) -> tuple[Any, Any]:
+def _environment_and_parameters(single: GymnaxEnvironment) -> tuple[Any, Any]:
     """The gymnax environment, with its arrays on the host, and its parameters."""
     overrides = dict(single.overrides)
     if single.theirs is not None:
         return single.theirs, single.theirs.default_params.replace(**overrides)
     arguments = _constructor_arguments(_registry()[single.name])
-    env = _constructed(single.name, tuple(item for item in single.overrides if item[0] in arguments))
+    env = _construct(single.name, tuple(item for item in single.overrides if item[0] in arguments))
     params = env.default_params.replace(
         **{
             field: jnp.asarray(value) if isinstance(value, tuple) else value
@@ -258,7 +258,7 @@ def _theirs(single: GymnaxEnvironment) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _constructed(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
+def _construct(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
     with jax.ensure_compile_time_eval():
         try:
             with accepting(f"environment '{name}'", "gymnax", arguments):
@@ -268,18 +268,18 @@ def _constructed(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
                 f"environment '{name}': its data set could not be downloaded ({error}); connect to the"
                 " network once, or see gymnax.utils.load_mnist for the files and the folder it expects"
             ) from error
-        hold_pytrees(env)
+        replace_pytree_arrays(env)
     if name == "MNISTBandit-bsuite":
         # gymnax reads unsigned pixels as int8, which makes bright ones negative.
         env.images = env.images.view(np.uint8)
     return env
 
 
-def _space(space: Any) -> Any:
+def _converted_space(space: Any) -> Any:
     if isinstance(inside := getattr(space, "spaces", None), dict):
-        return composite.Dict({name: _space(part) for name, part in inside.items()})
+        return composite.Dict({name: _converted_space(part) for name, part in inside.items()})
     if isinstance(inside, tuple | list):
-        return composite.Tuple(tuple(map(_space, inside)))
+        return composite.Tuple(tuple(map(_converted_space, inside)))
     if hasattr(space, "n"):
         return Discrete(int(space.n))
     shape = tuple(space.shape)

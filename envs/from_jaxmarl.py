@@ -8,8 +8,8 @@ each observation ends with the agent's one-hot index, as in JaxMARL's wrapper fo
 (`CTRolloutManager`); `agent_identity` overrides this.
 - All agents have equally many actions: those that an agent lacks are masked. Continuous actions are padded,
 and extra components are ignored.
-- Episodes end only by the time limit: a truncation, where JaxMARL only has `done`. JaxMARL reads the clock
-before it advances it, so `max_steps=25` makes episodes of 26 steps.
+- Episodes end only by the time limit: a truncation, where JaxMARL only has `done`. JaxMARL compares
+its step count with the limit before it increments it, so `max_steps=25` makes episodes of 26 steps.
 
 Unchanged: in `MPE_simple_facmac*` the prey has actions and rewards, but moves by itself.
 
@@ -29,7 +29,7 @@ import numpy as np
 
 from envs.adapters import accepting, check_count, check_names, importing, plain
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
-from envs.literals import hold_pytrees, literals
+from envs.literals import literals, replace_pytree_arrays
 from envs.rendering import drawing, figure_image
 from envs.spaces import Box, Discrete, Space
 from fdg.arguments import check_options
@@ -74,13 +74,13 @@ class ParticleEnvironment:
     @property
     def observation_space(self) -> Space:
         """Unbounded, as long as the longest observation, plus the agent's index if given."""
-        return Box(float("-inf"), float("inf"), (self._length + self._index_length,))
+        return Box(float("-inf"), float("inf"), (self._observation_length + self._index_length,))
 
     @property
     def action_space(self) -> Space:
         """`Discrete`, or a `Box` from 0 to 1, of the agent with most actions."""
-        most = max(self._facts.action_sizes)
-        return Discrete(most) if self._facts.discrete else Box(0.0, 1.0, (most,))
+        max_size = max(self._facts.action_sizes)
+        return Discrete(max_size) if self._facts.discrete else Box(0.0, 1.0, (max_size,))
 
     @property
     def max_episode_steps(self) -> int:
@@ -89,7 +89,7 @@ class ParticleEnvironment:
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """Starts an episode."""
-        with jax.numpy_rank_promotion("allow"):  # JaxMARL needs it
+        with jax.numpy_rank_promotion("allow"):  # JaxMARL needs rank promotion
             observation, state = self._facts.env.reset(key)
         return state, self._observe(observation)
 
@@ -129,7 +129,7 @@ class ParticleEnvironment:
     def _observe(self, observation: dict[str, jax.Array]) -> Observation:
         facts = self._facts
         rows = [observation[agent] for agent in facts.agents]
-        padded = jnp.stack([jnp.pad(row, (0, self._length - row.size)) for row in rows])
+        padded = jnp.stack([jnp.pad(row, (0, self._observation_length - row.size)) for row in rows])
         if self._index_length:
             padded = jnp.concatenate([padded, jnp.eye(self.num_agents)], axis=1)
         if not facts.discrete or len(set(facts.action_sizes)) == 1:
@@ -138,7 +138,7 @@ class ParticleEnvironment:
         return MaskedObservation(padded, jnp.asarray(np.arange(sizes.max()) < sizes[:, None]))
 
     @property
-    def _length(self) -> int:
+    def _observation_length(self) -> int:
         """The length of the longest observation."""
         return max(self._facts.observation_sizes)
 
@@ -148,8 +148,8 @@ class ParticleEnvironment:
         facts = self._facts
         kinds = len(facts.env.classes), len(set(facts.observation_sizes)), len(set(facts.action_sizes))
         alike = kinds == (1, 1, 1)
-        wanted = not alike if self.agent_identity is None else self.agent_identity
-        return self.num_agents if wanted else 0
+        has_index = not alike if self.agent_identity is None else self.agent_identity
+        return self.num_agents if has_index else 0
 
     @property
     def _facts(self) -> "_Facts":
@@ -165,11 +165,11 @@ def _make(name: str, agent_identity: bool | None = None, **overrides: Any) -> Ve
     check_options(f"environment '{name}'", _make, {"agent_identity": agent_identity})
     # Without overrides JaxMARL is not imported yet.
     if overrides:
-        _check(name, overrides)
+        _check_overrides(name, overrides)
     return vectorize(ParticleEnvironment(name, agent_identity, tuple(sorted(overrides.items()))))
 
 
-def _check(name: str, overrides: dict[str, Any]) -> None:
+def _check_overrides(name: str, overrides: dict[str, Any]) -> None:
     """Raises for an override that the environment does not accept."""
     where = f"environment '{name}'"
     check_names(where, overrides, sorted((*_arguments(name), "agent_identity")))
@@ -186,8 +186,8 @@ def _check(name: str, overrides: dict[str, Any]) -> None:
 def _arguments(name: str) -> tuple[str, ...]:
     """Arguments that a user may override."""
     parameters = inspect.signature(_constructor(name)).parameters.values()
-    numbers = (bool, int, float, str)
-    names = [parameter.name for parameter in parameters if isinstance(parameter.default, numbers)]
+    plain_types = (bool, int, float, str)
+    names = [parameter.name for parameter in parameters if isinstance(parameter.default, plain_types)]
     # Arguments of the common base pass through `**kwargs`; three environments accept none.
     return (*names, *(common for common in _COMMON_ARGUMENTS if parameters and common not in names))
 
@@ -229,7 +229,7 @@ def _facts(name: str, overrides: tuple[tuple[str, Scalar], ...]) -> _Facts:
     with jax.ensure_compile_time_eval():
         with accepting(f"environment '{name}'", "JaxMARL", overrides):
             env = constructor(**dict(overrides))
-        hold_pytrees(env)
+        replace_pytree_arrays(env)
     # Not under ensure_compile_time_eval: JaxMARL caches programs, and these would keep the arrays allocated.
     with jax.numpy_rank_promotion("allow"):
         observation, _ = jax.eval_shape(lambda: env.reset(jax.random.key(0)))

@@ -4,14 +4,15 @@
 
 - An observation of parts becomes one vector, `[sum of sizes]` float32, in Jumanji's order; a single array
 stays one, as float32. Integer codes (`envs.Box.codes`: contents of a cell, a node, a machine) become one-hot;
-a map of codes alone becomes an image with a channel for each.
+a map of codes that is the only part becomes an image with one channel for each code.
 - `action_mask` becomes our mask. If it masks *combinations* of choices (Tetris: rotation and column), these
-become one choice among all combinations; if it masks each choice separately, they stay several. A state that
-allows nothing is the last one, and allows everything.
+become one choice among all combinations; if it masks each choice separately, they stay several. In the last
+state of an episode it may forbid everything: then our mask allows everything.
 - Agents that Jumanji moves together (Cleaner, Connector) become one agent with several choices; their rewards
 are added.
-- An episode that ends with a discount of zero is terminated, else truncated. Jumanji ends some at
-`time_limit` with a discount of zero; their observations show the clock, so these stay terminations.
+- An episode that ends with a discount of zero is terminated, else truncated. Some
+environments end at `time_limit` with a discount of zero; their observations show the elapsed time, so these
+ends stay terminations.
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ import numpy as np
 
 from envs.adapters import accepting, check_names, importing, plain
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
-from envs.literals import hold, hold_modules
+from envs.literals import replace_arrays, replace_module_arrays
 from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
 from fdg.arguments import check_options
@@ -46,8 +47,8 @@ NAMES = (
 
 DOWNLOADS = (PREFIX + "Sokoban-v0",)  # these download levels when first made
 
-_MOST_COMBINATIONS = 2**16
-_MOST_FEATURES = 2**12  # maximum of one part
+_MAX_COMBINATIONS = 2**16
+_MAX_FEATURES = 2**12  # of one part, as one-hot
 
 Codes: TypeAlias = tuple[int, int]  # the lowest code, and their number
 Scalar: TypeAlias = "bool | int | float | str"
@@ -63,8 +64,8 @@ class JumanjiEnvironment:
     @property
     def name(self) -> str:
         """`jumanji:NAME`."""
-        named = isinstance(self.registered, str)
-        return PREFIX + self.registered if named else type(self.registered).__name__
+        is_registered = isinstance(self.registered, str)
+        return PREFIX + self.registered if is_registered else type(self.registered).__name__
 
     @property
     def observation_space(self) -> Box:
@@ -84,7 +85,7 @@ class JumanjiEnvironment:
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """Starts an episode."""
         with relaxed_checks():
-            state, time_step = _theirs(self).reset(key)
+            state, time_step = _jumanji_environment(self).reset(key)
         return state, self._observe(time_step.observation)
 
     def step(
@@ -97,7 +98,7 @@ class JumanjiEnvironment:
         elif isinstance(facts.action_space, Box):
             action = action.reshape(facts.action_shape)
         with relaxed_checks():
-            new, time_step = _theirs(self).step(state, action.astype(facts.action_dtype))
+            new, time_step = _jumanji_environment(self).step(state, action.astype(facts.action_dtype))
         new = jax.tree.map(
             lambda new, old: new if new.dtype == old.dtype else new.astype(old.dtype),
             jax.tree.map(jnp.asarray, new),
@@ -110,8 +111,8 @@ class JumanjiEnvironment:
 
     def _observe(self, observation: Any) -> Observation:
         facts = _facts(self)
-        each = zip(_parts(observation, facts.masked), facts.codes, strict=True)
-        parts = [_as_numbers(part, codes) for part, codes in each]
+        each = zip(_arrays(observation, facts.masked), facts.codes, strict=True)
+        parts = [_as_features(part, codes) for part, codes in each]
         features = parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
         if not facts.masked:
             return features
@@ -146,11 +147,11 @@ def _make(name: str, **overrides: Any) -> Vectorized:
 def _arguments(name: str) -> tuple[str, ...]:
     """Arguments that a user may override: those whose defaults are numbers, or None."""
     parameters = inspect.signature(_constructor(name)).parameters.values()
-    plain = bool | int | float
+    plain_types = bool | int | float
     return tuple(
         parameter.name
         for parameter in parameters
-        if isinstance(parameter.default, plain) or "int" in str(parameter.annotation)
+        if isinstance(parameter.default, plain_types) or "int" in str(parameter.annotation)
     )
 
 
@@ -165,12 +166,12 @@ def _jumanji() -> Any:
     with importing(f"environments '{PREFIX}...' need", "Jumanji", "jumanji"):
         import jumanji
         import jumanji.environments
-    hold_modules("jumanji")
+    replace_module_arrays("jumanji")
     return jumanji
 
 
 @functools.cache
-def _theirs(single: JumanjiEnvironment) -> Any:
+def _jumanji_environment(single: JumanjiEnvironment) -> Any:
     """Jumanji's environment, with its arrays on the host."""
     if not isinstance(single.registered, str):
         return single.registered
@@ -181,7 +182,7 @@ def _theirs(single: JumanjiEnvironment) -> Any:
                 env = jumanji.make(single.registered, **dict(single.overrides))
         except OSError as error:  # Sokoban and Sudoku read their levels from a file or the network
             raise FdgError(f"{where}: its levels could not be loaded ({one_line(error)})") from error
-        hold(env, "jumanji")
+        replace_arrays(env, "jumanji")
     return env
 
 
@@ -200,41 +201,51 @@ class _Facts:
 
 @functools.cache
 def _facts(single: JumanjiEnvironment) -> _Facts:
-    env = _theirs(single)
+    env = _jumanji_environment(single)
     with jax.ensure_compile_time_eval(), relaxed_checks():
-        spec, shown = env.action_spec, env.observation_spec
-        hold(env, "jumanji")  # it caches its specs
+        action_spec, observation_spec = env.action_spec, env.observation_spec
+        replace_arrays(env, "jumanji")  # the environment caches its specs
     with relaxed_checks():
         observation = jax.eval_shape(lambda: env.reset(jax.random.key(0)))[1].observation
     mask = getattr(observation, "action_mask", None)
-    space, combined = _action_space(spec, None if mask is None else mask.shape)
-    masked = mask is not None and _fits(space, mask.shape)
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(_unmasked(observation, masked))]
-    parts = _parts(observation, masked)
-    codes = tuple(_codes(shown, path, part) for path, part in zip(paths, parts, strict=True))
+    space, combined = _action_space(action_spec, None if mask is None else mask.shape)
+    masked = mask is not None and _mask_fits(space, mask.shape)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(_without_mask(observation, masked))]
+    parts = _arrays(observation, masked)
+    codes = tuple(_codes(observation_spec, path, part) for path, part in zip(paths, parts, strict=True))
     with relaxed_checks():
-        numbers = [
-            jax.eval_shape(functools.partial(_as_numbers, codes=c), p)
+        feature_types = [
+            jax.eval_shape(functools.partial(_as_features, codes=c), p)
             for p, c in zip(parts, codes, strict=True)
         ]
-    shape = numbers[0].shape if len(parts) == 1 else (sum(math.prod(part.shape) for part in numbers),)
-    return _Facts(tuple(shape), space, tuple(spec.shape), np.dtype(spec.dtype).name, combined, masked, codes)
+    shape = (
+        feature_types[0].shape if len(parts) == 1 else (sum(math.prod(part.shape) for part in feature_types),)
+    )
+    return _Facts(
+        tuple(shape),
+        space,
+        tuple(action_spec.shape),
+        np.dtype(action_spec.dtype).name,
+        combined,
+        masked,
+        codes,
+    )
 
 
 def _codes(spec: Any, path: Any, part: Any) -> Codes | None:
-    """Lowest code and number of codes of a part, by Jumanji's spec; None for amounts."""
+    """Lowest code and number of codes of a part, by Jumanji's spec; None for quantities."""
     for key in path:
         spec = getattr(spec, getattr(key, "name", str(key)), None)
     low, high = getattr(spec, "minimum", None), getattr(spec, "maximum", None)
     if low is None or high is None or not np.issubdtype(part.dtype, np.integer):
         return None
     codes = Box(float(np.min(low)), float(np.max(high)), (math.prod(part.shape),), "int32").codes
-    if codes is None or codes[0][1] <= 2 or math.prod(part.shape) * codes[0][1] > _MOST_FEATURES:
+    if codes is None or codes[0][1] <= 2 or math.prod(part.shape) * codes[0][1] > _MAX_FEATURES:
         return None
     return codes[0]
 
 
-def _as_numbers(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
+def _as_features(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
     """A part as float32: unchanged, or one-hot, as `[H, W, C]` if it has two axes or more.
 
     >>> _as_numbers(jnp.array([[-1, 1]]), (-1, 3)).tolist()
@@ -262,12 +273,12 @@ def _action_space(spec: Any, mask: tuple[int, ...] | None) -> tuple[Space, tuple
     choices = tuple(int(n) for n in np.asarray(values).reshape(-1))
     if len(spec.shape) == 0:
         return Discrete(choices[0]), None
-    if mask == choices and math.prod(choices) <= _MOST_COMBINATIONS:
+    if mask == choices and math.prod(choices) <= _MAX_COMBINATIONS:
         return Discrete(math.prod(choices)), choices
     return MultiDiscrete(choices), None
 
 
-def _fits(space: Space, mask: tuple[int, ...]) -> bool:
+def _mask_fits(space: Space, mask: tuple[int, ...]) -> bool:
     """True if a mask has an entry for each of our actions."""
     if isinstance(space, Discrete):
         return math.prod(mask) == space.n
@@ -276,10 +287,10 @@ def _fits(space: Space, mask: tuple[int, ...]) -> bool:
     return len(mask) == 2 and mask[0] == len(space.nvec) and {mask[1]} == set(space.nvec)
 
 
-def _parts(observation: Any, masked: bool) -> list[Any]:
+def _arrays(observation: Any, masked: bool) -> list[Any]:
     """The arrays of an observation, without the action mask."""
-    return jax.tree.leaves(_unmasked(observation, masked))
+    return jax.tree.leaves(_without_mask(observation, masked))
 
 
-def _unmasked(observation: Any, masked: bool) -> Any:
+def _without_mask(observation: Any, masked: bool) -> Any:
     return observation._replace(action_mask=None) if masked else observation

@@ -25,14 +25,14 @@ import numpy as np
 
 from envs.adapters import check_count, check_names, importing
 from envs.environment import Vectorized, vectorize
-from envs.literals import hold, hold_modules
+from envs.literals import replace_arrays, replace_module_arrays
 from envs.quiet import relaxed_checks
 from envs.spaces import Box, Discrete
 from fdg.errors import FdgError, one_line
 
 PREFIX = "octax:"
 
-# Copied from Octax's modules, and compared with them in a test; a number is a level.
+# Copied from Octax's modules, and compared with them in a test; a number in a name is a level.
 GAMES = (
     "airplane", "blinky", "brix", "cavern1", "cavern2", "cavern3", "cavern5", "cavern6", "deep", "filter",
     "flight_runner", "missile", "pong", "rocket", "shooting_stars",
@@ -63,33 +63,33 @@ class OctaxEnvironment:
     @property
     def observation_space(self) -> Box:
         """`[32, 64, frame_skip]` uint8."""
-        return Box(0.0, 255.0, (_HEIGHT, _WIDTH, self._value("frame_skip")), "uint8")
+        return Box(0.0, 255.0, (_HEIGHT, _WIDTH, self._parameter("frame_skip")), "uint8")
 
     @property
     def action_space(self) -> Discrete:
         """The keys that the game uses, and none."""
-        return Discrete(int(_theirs(self).num_actions))
+        return Discrete(int(_octax_environment(self).num_actions))
 
     @property
     def max_episode_steps(self) -> int:
         """Octax's `max_num_steps_per_episodes`."""
-        return self._value("max_num_steps_per_episodes")
+        return self._parameter("max_num_steps_per_episodes")
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts a game."""
         with relaxed_checks():
-            state, frames, _ = _theirs(self).reset.__wrapped__(_theirs(self), key)
-        return jax.tree.map(jnp.asarray, state), _picture(frames)
+            state, frames, _ = _octax_environment(self).reset.__wrapped__(_octax_environment(self), key)
+        return jax.tree.map(jnp.asarray, state), _image(frames)
 
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Holds a key for `frame_skip` frames, without reset."""
         with relaxed_checks():
-            new, frames, reward, terminated, truncated, _ = _theirs(self).step.__wrapped__(
-                _theirs(self), state, action
+            new, frames, reward, terminated, truncated, _ = _octax_environment(self).step.__wrapped__(
+                _octax_environment(self), state, action
             )
-        return _like(new, state), _picture(frames), reward, jnp.asarray(terminated, bool), truncated
+        return _with_dtypes_of(new, state), _image(frames), reward, jnp.asarray(terminated, bool), truncated
 
     def frames(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
         """Images of states, `[H, W, 3]` uint8 each."""
@@ -97,17 +97,17 @@ class OctaxEnvironment:
             lit = np.asarray(state.display).T.astype(np.uint8) * 255
             yield np.repeat(np.repeat(lit, 6, axis=0), 6, axis=1)[..., None].repeat(3, axis=2)
 
-    def _value(self, name: str) -> int:
+    def _parameter(self, name: str) -> int:
         return dict(self.overrides).get(name, _DEFAULTS[name])
 
 
-def _picture(frames: Any) -> jax.Array:
+def _image(frames: Any) -> jax.Array:
     """Frames `[T, W, H]` bool as `[H, W, T]` uint8."""
     return jnp.asarray(jnp.transpose(jnp.asarray(frames), (2, 1, 0)), jnp.uint8) * jnp.uint8(255)
 
 
-def _like(new: Any, old: Any) -> Any:
-    """Casts a state to the previous one's dtypes: sums of Python numbers have other dtypes."""
+def _with_dtypes_of(new: Any, old: Any) -> Any:
+    """Casts a state to the previous one's dtypes, which Octax's sums with Python numbers change."""
     return jax.tree.map(
         lambda new, old: new if jnp.issubdtype(old.dtype, jax.dtypes.prng_key) else new.astype(old.dtype),
         jax.tree.map(jnp.asarray, new),
@@ -142,15 +142,15 @@ def _without_opencv() -> Iterator[None]:
 
 
 @functools.cache
-def _theirs(single: OctaxEnvironment) -> Any:
+def _octax_environment(single: OctaxEnvironment) -> Any:
     """Octax's environment, with its arrays on the host; imports Octax, possibly during tracing."""
     try:
         with importing(f"environment '{single.name}' needs", "Octax", "octax"), _without_opencv():
             from octax.environments import create_environment
 
-            hold_modules("octax")
+            replace_module_arrays("octax")
             env, _ = create_environment(single.game, render_mode=None, **dict(single.overrides))
-            hold(env, "octax")
+            replace_arrays(env, "octax")
     except OSError as error:
         raise FdgError(
             f"environment '{single.name}': its game cannot be loaded ({one_line(error)})"

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from envs.adapters import accepting, check_count, check_names, importing, of_type
 from envs.environment import Vectorized, vectorize
 from envs.lazy_plotting import without_plotting
-from envs.literals import as_arrays, hold_pytrees
+from envs.literals import as_arrays, replace_pytree_arrays
 from envs.quiet import mujoco_quietly, quietly, relaxed_checks
 from envs.spaces import Box
 from fdg.arguments import check_options
@@ -78,8 +78,8 @@ class PlaygroundEnvironment:
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts an episode."""
-        env = _theirs(self)
-        with _tolerance(), as_arrays(env):
+        env = _playground_environment(self)
+        with _lenient(), as_arrays(env):
             state = env.reset(key)
         return state, state.obs
 
@@ -87,26 +87,26 @@ class PlaygroundEnvironment:
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Takes one action, `action_repeat` times, without reset."""
-        env, repeat = _theirs(self), _facts(self).action_repeat
+        env, repeat = _playground_environment(self), _facts(self).action_repeat
 
-        def once(state: Any, _: None) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+        def apply_action(state: Any, _: None) -> tuple[Any, tuple[jax.Array, jax.Array]]:
             new = jax.tree.map(jnp.asarray, env.step(state, action))
             new = jax.tree.map(lambda new, old: new.astype(old.dtype), new, state)
             return new, (new.reward, new.done)
 
         state = jax.tree.map(jnp.asarray, state)
-        with _tolerance(), as_arrays(env):
+        with _lenient(), as_arrays(env):
             if repeat == 1:
-                state, (reward, done) = once(state, None)
+                state, (reward, done) = apply_action(state, None)
             else:
-                state, (rewards, dones) = jax.lax.scan(once, state, None, repeat)
+                state, (rewards, dones) = jax.lax.scan(apply_action, state, None, repeat)
                 reward, done = rewards.sum(), dones.max()
         return state, state.obs, reward, done != 0, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
         """Images of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL."""
         try:
-            return _theirs(self).render(list(states), height=_HEIGHT, width=_WIDTH)
+            return _playground_environment(self).render(list(states), height=_HEIGHT, width=_WIDTH)
         except Exception as error:  # MuJoCo raises various types without OpenGL
             raise FdgError(
                 f"{self.name} cannot be rendered without OpenGL ({one_line(error)}): set MUJOCO_GL=egl or"
@@ -123,27 +123,27 @@ def _make(task: str, *, repeat_start: bool = True, **overrides: Any) -> Vectoriz
     check_options(f"environment '{PREFIX}{task}'", _make, {"repeat_start": repeat_start})
     # Without overrides Playground is not imported yet.
     if overrides:
-        _check(task, overrides)
+        _check_overrides(task, overrides)
     return vectorize(PlaygroundEnvironment(task, tuple(sorted(overrides.items()))), repeat_start)
 
 
-def _check(task: str, overrides: dict[str, Any]) -> None:
+def _check_overrides(task: str, overrides: dict[str, Any]) -> None:
     """Raises for an override that the configuration does not have, or of another type."""
     where = f"environment '{PREFIX}{task}'"
     config = _suite().get_default_config(task)
-    plain = {name: value for name, value in config.items() if isinstance(value, bool | int | float | str)}
+    defaults = {name: value for name, value in config.items() if isinstance(value, bool | int | float | str)}
     for unused in ("vision", "naconmax", "njmax"):  # images, and sizes of another implementation
-        plain.pop(unused, None)
-    check_names(where, overrides, sorted((*plain, "repeat_start")))
+        defaults.pop(unused, None)
+    check_names(where, overrides, sorted((*defaults, "repeat_start")))
     for name, value in overrides.items():
-        of_type(where, name, value, type(plain[name]))
+        of_type(where, name, value, type(defaults[name]))
     for name in ("episode_length", "action_repeat"):
         check_count(where, name, overrides.get(name, 1))
 
 
 @contextlib.contextmanager
-def _tolerance() -> Iterator[None]:
-    """Allows Playground's code what it needs, and hides MuJoCo's warnings."""
+def _lenient() -> Iterator[None]:
+    """For Playground's own code: relaxes JAX's checks, and hides MuJoCo's warnings."""
     with relaxed_checks(), mujoco_quietly():
         yield
 
@@ -152,20 +152,20 @@ def _tolerance() -> Iterator[None]:
 def _suite() -> Any:
     """Playground's module; imports it, possibly during tracing."""
     needs = f"environments '{PREFIX}...' need"
-    # Only one of its tasks writes XML, with a package as large as all of them.
+    # Only one task uses lxml, which is as large as all tasks together: it is imported on first use.
     with importing(needs, "MuJoCo Playground", "playground"), without_plotting("lxml"):
         from mujoco_playground._src import dm_control_suite
     return dm_control_suite
 
 
 @functools.cache
-def _theirs(single: PlaygroundEnvironment) -> Any:
+def _playground_environment(single: PlaygroundEnvironment) -> Any:
     """Playground's environment, with its arrays on the host."""
     overrides = {"impl": "jax", **dict(single.overrides)}
-    with jax.ensure_compile_time_eval(), quietly(), _tolerance():
+    with jax.ensure_compile_time_eval(), quietly(), _lenient():
         with accepting(f"environment '{single.name}'", "Playground", single.overrides):
             env = _suite().load(single.task, config_overrides=overrides)
-        hold_pytrees(env)
+        replace_pytree_arrays(env)
     return env
 
 
@@ -181,9 +181,9 @@ class _Facts:
 
 @functools.cache
 def _facts(single: PlaygroundEnvironment) -> _Facts:
-    env = _theirs(single)
+    env = _playground_environment(single)
     config = {**_suite().get_default_config(single.task), **dict(single.overrides)}
-    with _tolerance(), as_arrays(env):
+    with _lenient(), as_arrays(env):
         state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
     repeat = int(config["action_repeat"])
     return _Facts(

@@ -24,7 +24,7 @@ from envs import satellites
 from envs.adapters import check_count
 from envs.environment import Forwarding
 from envs.host import HostEnvironment
-from envs.pools import Begun, Failure, Pool, Segment, Source, Transition, wire_space
+from envs.pools import Failure, Pool, Recreated, Segment, Source, Transition, wire_space
 from envs.spaces import Space
 from fdg import ray_cluster
 from fdg.arguments import check_options
@@ -39,7 +39,7 @@ _COMPILE_SECONDS = 60.0  # additional time for a worker's first segment
 _LATE_SECONDS = 10.0  # additional time, beyond its own limit, for a worker's answer
 
 
-Key = tuple[int, int]  # of a share: (number of its pool, index of the share in it)
+ShareKey = tuple[int, int]  # of a share: (number of its pool, index of the share in it)
 
 
 def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvironment:
@@ -64,8 +64,8 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
     check_count(f"environment '{PREFIX}{name}'", "workers", 1 if workers is None else workers)
     if acts and workers is None:
         raise FdgError(
-            f"environment '{PREFIX}{name}': acts=True needs the number of workers, for whose shares programs"
-            " are compiled: give workers=8 (--env-workers 8)"
+            f"environment '{PREFIX}{name}': acts=True needs the number of workers, since programs are"
+            " compiled for their shares: give workers=8 (--env-workers 8)"
         )
     if not 0 < cpus < float("inf"):
         raise FdgError(f"environment '{PREFIX}{name}': cpus={cpus!r} must be above 0")
@@ -84,7 +84,7 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
 class FleetSource(Forwarding):
     """A `pools.Source` whose instances are divided among workers."""
 
-    _inside: ClassVar[str] = "source"
+    _forwards_to: ClassVar[str] = "source"
 
     source: Any  # a Source
     workers: int | None = None
@@ -97,7 +97,7 @@ class FleetSource(Forwarding):
 
     @property
     def name(self) -> str:
-        """Name that `envs.make` knows it by."""
+        """The name for `envs.make`."""
         return PREFIX + self.source.name
 
     @property
@@ -135,15 +135,20 @@ class Worker:
 
     def __init__(self, environment: Mapping[str, str]):
         os.environ.update(environment)
-        self._pools: dict[Key, Pool] = {}
-        self._seen: dict[Key, np.ndarray] = {}  # the last observations of each share
+        self._pools: dict[ShareKey, Pool] = {}
+        self._observations: dict[ShareKey, np.ndarray] = {}  # the last observations of each share
 
     def where(self) -> str:
         """Host and process, for errors."""
         return f"host {socket.gethostname()}, process {os.getpid()}"
 
     def reset(
-        self, key: Key, start: tuple[Source, int] | None, rows: np.ndarray, seeds: np.ndarray, timeout: float
+        self,
+        key: ShareKey,
+        start: tuple[Source, int] | None,
+        rows: np.ndarray,
+        seeds: np.ndarray,
+        timeout: float,
     ) -> np.ndarray:
         """Recreates all instances in a new pool, or some of an existing one."""
         if start is not None:
@@ -151,34 +156,40 @@ class Worker:
             source, size = start
             self._pools[key] = source.start(size)
         observation = self._pools[key].reset(rows, seeds, timeout)
-        self._seen[key] = observation if start is not None else self._seen[key].copy()
-        self._seen[key][rows] = observation
+        self._observations[key] = observation if start is not None else self._observations[key].copy()
+        self._observations[key][rows] = observation
         return observation
 
-    def step(self, key: Key, action: np.ndarray, timeout: float) -> Transition | None:
-        """Steps a pool; None if this worker does not have it (its predecessor had)."""
+    def step(self, key: ShareKey, action: np.ndarray, timeout: float) -> Transition | None:
+        """Steps a pool; None if this worker replaced one that had the pool."""
         pool = self._pools.get(key)
         if pool is None:
             return None
-        made = pool.step(action, timeout)
-        self._seen[key] = made.observation
-        return made
+        result = pool.step(action, timeout)
+        self._observations[key] = result.observation
+        return result
 
     def segment(
-        self, key: Key, program: Any, operands: Any, keys: np.ndarray, begun: Begun | None, timeout: float
+        self,
+        key: ShareKey,
+        program: Any,
+        operands: Any,
+        keys: np.ndarray,
+        recreated: Recreated | None,
+        timeout: float,
     ) -> Segment | None:
-        """Acts and steps once for each key; None if this worker does not have the pool."""
+        """Acts and steps once for each key; None if this worker replaced one that had the pool."""
         pool = self._pools.get(key)
         if pool is None:
             return None
-        made, self._seen[key] = satellites.run_segment(
-            program, pool, self._seen[key], operands, keys, begun, timeout
+        result, self._observations[key] = satellites.run_segment(
+            program, pool, self._observations[key], operands, keys, recreated, timeout
         )
-        return made
+        return result
 
-    def close(self, key: Key) -> None:
+    def close(self, key: ShareKey) -> None:
         """Closes a pool."""
-        self._seen.pop(key, None)
+        self._observations.pop(key, None)
         if (pool := self._pools.pop(key, None)) is not None:
             pool.close()
 
@@ -192,33 +203,34 @@ class Fleet:
 
     def __init__(self, source: FleetSource):
         self._source, self._lock = source, threading.Lock()
-        name, wanted = f"environment '{source.name}'", source.workers or 0
+        name, requested = f"environment '{source.name}'", source.workers or 0
         try:
-            here = max(os.cpu_count() or 1, int(wanted * source.cpus + 1))
-            self._ray = ray = ray_cluster.connect(local_cpus=here)
+            local_cpus = max(os.cpu_count() or 1, int(requested * source.cpus + 1))
+            self._ray = ray = ray_cluster.connect(local_cpus=local_cpus)
         except FdgError as error:
             raise HostError(f"{name}: {error}") from error
         total = ray.cluster_resources().get("CPU", 0)
         free = ray.available_resources().get("CPU", 0)
         count = source.workers or max(1, int(free / source.cpus))
         if count * source.cpus > total:
-            most = max(1, int(free / source.cpus))
+            max_workers = max(1, int(free / source.cpus))
             raise HostError(
                 f"{name}: {count} workers of {source.cpus:g} CPUs: the Ray cluster has {total:g} CPUs,"
-                f" {free:g} of them free: use --env-workers {most}, or ?cpus={total / count:.2g}"
+                f" {free:g} of them free: use --env-workers {max_workers}, or ?cpus={total / count:.2g}"
             )
         self._workers = [self._start() for _ in range(count)]
-        self._where: dict[Any, str] = {}
-        asked = {worker.where.remote(): worker for worker in self._workers}
-        there, missing = ray.wait(list(asked), num_returns=count, timeout=_START_SECONDS)
+        self._locations: dict[Any, str] = {}
+        pending = {worker.where.remote(): worker for worker in self._workers}
+        started, missing = ray.wait(list(pending), num_returns=count, timeout=_START_SECONDS)
         if missing:
             for worker in self._workers:
                 ray.kill(worker)
             raise HostError(
                 f"{name}: {len(missing)} of {count} workers have not started in {_START_SECONDS:g} s: the Ray"
-                f" cluster has {total:g} CPUs, {free:g} of them free: use --env-workers {max(1, len(there))}"
+                f" cluster has {total:g} CPUs, {free:g} of them free: use --env-workers"
+                f" {max(1, len(started))}"
             )
-        self._where = {asked[ref]: where for ref, where in zip(there, ray.get(there), strict=True)}
+        self._locations = {pending[ref]: where for ref, where in zip(started, ray.get(started), strict=True)}
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -229,7 +241,7 @@ class Fleet:
 
     def where(self, i: int) -> str:
         """Worker `i`, for errors."""
-        return f"worker {i} ({self._where.get(self._workers[i], 'its host')})"
+        return f"worker {i} ({self._locations.get(self._workers[i], 'its host')})"
 
     def replace(self, i: int, dead: Any) -> None:
         """Replaces a dead or hanging actor, once.
@@ -251,7 +263,7 @@ class Fleet:
             worker = self._start()
             self._workers = [worker if one is dead else one for one in self._workers]
         try:
-            self._where[worker] = self._ray.get(worker.where.remote(), timeout=_START_SECONDS)
+            self._locations[worker] = self._ray.get(worker.where.remote(), timeout=_START_SECONDS)
         except self._ray.exceptions.RayError as error:
             raise HostError(
                 f"environment '{self._source.name}': worker {i} cannot be started again: {one_line(error)}"
@@ -272,36 +284,38 @@ class FleetPool:
     """A `pools.Pool` whose instances are in a fleet's workers."""
 
     def __init__(self, source: FleetSource, size: int, fleet: Fleet):
-        self._size, self._fleet, self._number = size, fleet, next(_numbers)
+        self._size, self._fleet, self._pool_number = size, fleet, next(_pool_numbers)
         cores = max(1, int(source.cpus))
         within = getattr(source.source, "within", None)
         self._source: Source = source.source if within is None else within(cores)
         self._name, self._space, self._info = source.name, source.wire_space, len(source.info)
         self._shares = np.array_split(np.arange(size), min(size, len(fleet)))
-        self._at: list[Any] = [None] * len(self._shares)  # the actor that has each share
-        self._sent: list[tuple[int, Any]] = []  # of a step: a share, and its future result
-        self._programs: dict[Any, Any] = {}  # in Ray's object store
+        self._actors: list[Any] = [None] * len(self._shares)  # by share
+        self._running: list[
+            tuple[int, Any]
+        ] = []  # of the running step: index of a share, reference to its result
+        self._programs: dict[Any, Any] = {}  # references in Ray's object store
         import ray
 
         self._ray = ray
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
         """Recreates instances; all of a share if its worker is new."""
-        asked = []
+        pending = []
         for i, share in enumerate(self._shares):
             chosen = np.isin(share, rows)
             if not chosen.any():
                 continue
             start = (self._source, len(share)) if chosen.all() else None
             if start is not None:
-                self._at[i] = self._fleet.worker(i)
-            theirs = seeds[np.isin(rows, share)]
-            actor = self._at[i]
-            asked.append(
-                (i, actor.reset.remote(self._key(i), start, np.flatnonzero(chosen), theirs, timeout))
+                self._actors[i] = self._fleet.worker(i)
+            share_seeds = seeds[np.isin(rows, share)]
+            actor = self._actors[i]
+            pending.append(
+                (i, actor.reset.remote(self._key(i), start, np.flatnonzero(chosen), share_seeds, timeout))
             )
         observations = []
-        for observation, reason in self._answers(asked, timeout):
+        for observation, reason in self._answers(pending, timeout):
             if observation is None:
                 raise HostError(f"environment '{self._name}': at its start, {reason}")
             observations.append(observation)
@@ -314,32 +328,34 @@ class FleetPool:
 
     def send(self, action: np.ndarray, timeout: float) -> None:
         """Makes all shares start a step."""
-        self._sent = [
-            (i, self._at[i].step.remote(self._key(i), action[share], timeout))
+        self._running = [
+            (i, self._actors[i].step.remote(self._key(i), action[share], timeout))
             for i, share in enumerate(self._shares)
         ]
 
     def ready(self) -> bool:
         """True if all shares have stepped."""
-        sent = [ref for _, ref in self._sent]
+        sent = [ref for _, ref in self._running]
         return len(self._ray.wait(sent, num_returns=len(sent), timeout=0)[0]) == len(sent)
 
     def recv(self, timeout: float) -> Transition:
         """The result of the running step."""
-        made = Transition.empty(self._size, self._space, self._info)
+        transition = Transition.empty(self._size, self._space, self._info)
         failures: list[Failure] = []
-        for i, (part, reason) in enumerate(self._answers(self._sent, timeout)):
+        for i, (part, reason) in enumerate(self._answers(self._running, timeout)):
             share = self._shares[i]
             if part is None:
                 failures.append(Failure(share, reason or f"{self._fleet.where(i)} is new"))
                 continue
-            for whole, one in zip([*made[:5], *made.info], [*part[:5], *part.info], strict=True):
-                whole[share] = one
+            for array, share_array in zip(
+                [*transition[:5], *transition.info], [*part[:5], *part.info], strict=True
+            ):
+                array[share] = share_array
             failures += [
                 Failure(share[failure.rows], f"{self._fleet.where(i)}: {failure.reason}")
                 for failure in part.failures
             ]
-        return made._replace(failures=failures)
+        return transition._replace(failures=failures)
 
     def segment(
         self,
@@ -347,54 +363,55 @@ class FleetPool:
         operands: Any,
         keys: np.ndarray,
         rows: np.ndarray,
-        begun: Begun | None,
+        recreated: Recreated | None,
         timeout: float,
     ) -> Segment:
-        """T steps of the shares of some rows, for which their workers act.
+        """T steps of some rows: the workers of their shares act and step.
 
         Args:
-          program, operands: the actor; both go through Ray's object store, once per segment or once.
+          program: the actor, put into Ray's object store once.
+          operands: its operands, put there for each segment.
           keys: `[T, B, k]`.
           rows: `[n]` in order, whole shares.
-          begun: for rows that have just begun; else None.
+          recreated: for rows that have just replaced lost ones; else None.
           timeout: seconds per step.
         """
         if program not in self._programs:
             self._programs[program] = self._ray.put(program)
-        parameters, asked = self._ray.put(operands), []
+        parameters, pending = self._ray.put(operands), []
         for i, share in enumerate(self._shares):
             if share[0] not in rows:
                 continue
-            mine = None if begun is None else begun.of(np.searchsorted(rows, share))
-            arguments = self._programs[program], parameters, keys[:, share], mine, timeout
-            asked.append((i, self._at[i].segment.remote(self._key(i), *arguments)))
+            share_recreated = None if recreated is None else recreated.of(np.searchsorted(rows, share))
+            arguments = self._programs[program], parameters, keys[:, share], share_recreated, timeout
+            pending.append((i, self._actors[i].segment.remote(self._key(i), *arguments)))
         failures: list[Failure] = []
         parts: list[Segment | None] = []
         for (i, _), (part, reason) in zip(
-            asked, self._answers(asked, timeout * len(keys) + _COMPILE_SECONDS), strict=True
+            pending, self._answers(pending, timeout * len(keys) + _COMPILE_SECONDS), strict=True
         ):
             parts.append(part)
             if part is None:
                 failures.append(Failure(self._shares[i], reason or f"{self._fleet.where(i)} is new"))
-        return Segment.joined(parts, [len(self._shares[i]) for i, _ in asked], failures)
+        return Segment.joined(parts, [len(self._shares[i]) for i, _ in pending], failures)
 
     def close(self) -> None:
         """Closes the shares; the workers stay for other pools until the process ends."""
         if self._ray.is_initialized():
-            for i, actor in enumerate(self._at):
+            for i, actor in enumerate(self._actors):
                 if actor is not None:
                     actor.close.remote(self._key(i))
 
-    def _key(self, i: int) -> Key:
+    def _key(self, i: int) -> ShareKey:
         """A worker's key for a share: it may have two shares of a pool, after another worker has failed."""
-        return self._number, i
+        return self._pool_number, i
 
-    def _answers(self, asked: Sequence[tuple[int, Any]], timeout: float) -> list[tuple[Any, str]]:
+    def _answers(self, pending: Sequence[tuple[int, Any]], timeout: float) -> list[tuple[Any, str]]:
         """The answer of each share's worker; None and the reason if it failed. Replaces failed workers."""
         end = time.monotonic() + timeout + _LATE_SECONDS
         answers: list[tuple[Any, str]] = []
-        for i, ref in asked:
-            actor, what = self._at[i], self._fleet.where(i)
+        for i, ref in pending:
+            actor, what = self._actors[i], self._fleet.where(i)
             try:
                 answers.append((self._ray.get(ref, timeout=max(0.1, end - time.monotonic())), ""))
                 continue
@@ -427,4 +444,4 @@ def forget() -> None:
 
 _fleets: dict[FleetSource, Fleet] = {}
 _starting = threading.Lock()
-_numbers = itertools.count()
+_pool_numbers = itertools.count()

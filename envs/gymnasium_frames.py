@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.gymnasium_worker import Instance, made, stack
+from envs.gymnasium_worker import Instance, make_instance, stack
 from envs.rendering import Episode, quiet_pygame
 from fdg.errors import FdgError, one_line
 
@@ -20,18 +20,18 @@ def record(
 ) -> list[Episode]:
     """Plays episodes one after the other; keeps each step's rendered frame in place of its state.
 
-    `name` is an argument of `gymnasium_worker.made`, and `seed` is that of the first episode. `act` is
-    `(observation, step) -> action`, in the library's formats.
+    `name` is an argument of `gymnasium_worker.make_instance`, and `seed` is that of the first episode. `act`
+    is `(observation, step) -> action`, in the library's formats.
     """
     quiet_pygame()
     try:
-        env = made(name, render_mode="rgb_array", **options)
+        env = make_instance(name, render_mode="rgb_array", **options)
     except Exception as error:  # the constructor may raise anything
         raise FdgError(f"environment '{name}' cannot be rendered: {one_line(error)}") from error
     played = []
     try:
         for i in range(episodes):
-            played.append(_one(env, act, max_steps, seed + i))
+            played.append(_play_episode(env, act, max_steps, seed + i))
     except FdgError:
         raise
     except Exception as error:  # its step or renderer may raise anything
@@ -41,19 +41,19 @@ def record(
     return played
 
 
-def _one(env: Any, act: Callable[[Any, int], Any], max_steps: int, seed: int) -> Episode:
+def _play_episode(env: Any, act: Callable[[Any, int], Any], max_steps: int, seed: int) -> Episode:
     pictures: list[np.ndarray] = []
     observations: list[Any] = []
     actions: list[Any] = []
     rewards: list[float] = []
     done = False
     instance = Instance(env)
-    seen = instance.reset(seed)
+    observation = instance.reset(seed)
     while not done and len(rewards) < max_steps:
         pictures.append(np.array(env.render()))  # a copy, since many renderers reuse one buffer
-        observations.append(seen)
-        actions.append(act(seen, len(rewards)))
-        seen, reward, terminated, truncated = instance.step(actions[-1])
+        observations.append(observation)
+        actions.append(act(observation, len(rewards)))
+        observation, reward, terminated, truncated = instance.step(actions[-1])
         done = terminated or truncated
         rewards.append(reward)
     return Episode(pictures, stack(observations), stack(actions), np.asarray(rewards, np.float32), done)

@@ -80,21 +80,21 @@ class LibrarySource:
 @functools.cache
 def _native_of(source: LibrarySource) -> Native:
     facts = source.facts
-    observed, actions = facts.library_observation_space, facts.library_action_space
-    observation = described("observation", observed)
+    library_space, actions = facts.library_observation_space, facts.library_action_space
+    observation = described("observation", library_space)
 
-    def encode_(arrays: Sequence[jax.Array], mask: Any) -> Any:
+    def encode_batch(arrays: Sequence[jax.Array], mask: Any) -> Any:
         batch = rebuilt(observation, iter(arrays))
-        if has_parts(observed):
-            seen = split_mask(facts, encode(observed, batch))
+        if has_parts(library_space):
+            encoded = split_mask(facts, encode(library_space, batch))
         else:
-            seen = gymnasium_spaces.encode(observed, batch)
-        return seen if mask is None else MaskedObservation(seen, mask)
+            encoded = gymnasium_spaces.encode(library_space, batch)
+        return encoded if mask is None else MaskedObservation(encoded, mask)
 
     def decode(action: jax.Array) -> Sequence[jax.Array]:
         return [*_arrays(gymnasium_spaces.decode(actions, action))]
 
-    return Native(observation, described("action", actions), encode_, decode)
+    return Native(observation, described("action", actions), encode_batch, decode)
 
 
 def _arrays(batch: Any) -> Iterator[Any]:
@@ -147,10 +147,14 @@ def split_mask(facts: gymnasium_spaces.Facts, observation: Any) -> Any:
 
 def _has_mask(facts: gymnasium_spaces.Facts) -> bool:
     """True if one part is a mask with a bit for each action."""
-    theirs, actions = facts.library_observation_space, facts.action_space
-    if type(theirs).__name__ != "Dict" or _MASK not in theirs.spaces or len(theirs.spaces) == 1:
+    library_space, actions = facts.library_observation_space, facts.action_space
+    if (
+        type(library_space).__name__ != "Dict"
+        or _MASK not in library_space.spaces
+        or len(library_space.spaces) == 1
+    ):
         return False
-    part = theirs.spaces[_MASK]
+    part = library_space.spaces[_MASK]
     if type(part).__name__ not in ("MultiBinary", "Box"):
         return False
     match actions:
@@ -186,45 +190,45 @@ def observation_space(name: str, space: Any) -> ObservationSpace:
 
 def wire(space: ObservationSpace) -> Box:
     """The space of a packed observation: a row of bytes."""
-    return Box(0.0, 255.0, (sum(_bytes(part) for _, part in composite.parts(space)),), "uint8")
+    return Box(0.0, 255.0, (sum(_num_bytes(part) for _, part in composite.parts(space)),), "uint8")
 
 
-def encode(theirs: Any, batch: Any) -> Any:
+def encode(library_space: Any, batch: Any) -> Any:
     """Converts a batch of Gymnasium's observations to ours: arrays `[B, ...]`, always copies.
 
     NumPy arrays become NumPy arrays, JAX arrays JAX arrays: see `gymnasium_spaces.encode`.
     """
-    match type(theirs).__name__:
+    match type(library_space).__name__:
         case "Dict":
-            return {str(key): encode(part, batch[key]) for key, part in theirs.spaces.items()}
+            return {str(key): encode(part, batch[key]) for key, part in library_space.spaces.items()}
         case "Tuple":
-            return tuple(encode(part, batch[i]) for i, part in enumerate(theirs.spaces))
+            return tuple(encode(part, batch[i]) for i, part in enumerate(library_space.spaces))
         case "Discrete" | "MultiDiscrete":
-            categories = gymnasium_spaces.zero_based(theirs, batch)
-            return categories.reshape(categories.shape[0], *_category_shape(theirs))
+            categories = gymnasium_spaces.zero_based(library_space, batch)
+            return categories.reshape(categories.shape[0], *_category_shape(library_space))
         case "MultiBinary":
             return batch.astype(jnp.float32) if isinstance(batch, jax.Array) else np.array(batch, np.float32)
-    return gymnasium_spaces.encode(theirs, batch)
+    return gymnasium_spaces.encode(library_space, batch)
 
 
-def packed(theirs: Any, batch: Any) -> np.ndarray:
+def packed(library_space: Any, batch: Any) -> np.ndarray:
     """Packs a batch of Gymnasium's observations into rows of bytes, `[B, *wire.shape]`."""
-    parts = jax.tree.leaves(encode(theirs, batch))
-    return np.concatenate([_rows(part) for part in parts], axis=1)
+    parts = jax.tree.leaves(encode(library_space, batch))
+    return np.concatenate([_as_byte_rows(part) for part in parts], axis=1)
 
 
 def unpacked(space: ObservationSpace, rows: jax.Array) -> Any:
     """Restores an observation `[B, ...]` from rows of `packed`, `[B, bytes]`, in a compiled program."""
     leaves, structure = jax.tree.flatten(composite.tree(space))
-    made, start = [], 0
+    arrays, start = [], 0
     for part in leaves:
-        size = _bytes(part)
-        made.append(_of_bytes(part, rows[:, start : start + size]))
+        size = _num_bytes(part)
+        arrays.append(_part_from_bytes(part, rows[:, start : start + size]))
         start += size
-    return jax.tree.unflatten(structure, made)
+    return jax.tree.unflatten(structure, arrays)
 
 
-def _of_bytes(part: Space, rows: jax.Array) -> jax.Array:
+def _part_from_bytes(part: Space, rows: jax.Array) -> jax.Array:
     """Restores one part, `[B, *part.shape]`, from its bytes `[B, bytes]`."""
     width = np.dtype(part.dtype).itemsize
     if width > 1:
@@ -232,15 +236,15 @@ def _of_bytes(part: Space, rows: jax.Array) -> jax.Array:
     return rows.reshape(len(rows), *part.shape)
 
 
-def _bytes(part: Space) -> int:
+def _num_bytes(part: Space) -> int:
     return math.prod(part.shape) * np.dtype(part.dtype).itemsize
 
 
-def _rows(part: np.ndarray) -> np.ndarray:
+def _as_byte_rows(part: np.ndarray) -> np.ndarray:
     """The bytes of an array `[B, ...]`, as `[B, bytes]`."""
     return np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8)
 
 
-def _category_shape(theirs: Any) -> tuple[int, ...]:
+def _category_shape(library_space: Any) -> tuple[int, ...]:
     """The shape of categories: `()` for `Discrete`, one axis for `MultiDiscrete`."""
-    return () if type(theirs).__name__ == "Discrete" else (math.prod(theirs.shape),)
+    return () if type(library_space).__name__ == "Discrete" else (math.prod(library_space.shape),)

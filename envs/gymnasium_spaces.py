@@ -25,12 +25,12 @@ from envs.families import family
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
 from fdg.errors import FdgError
 
-# A cell's object type, colour, and state or an agent's direction (Chevalier-Boisvert et al. 2023, arXiv
-# 2306.13831; the highest of each in minigrid's core/constants.py).
+# The highest code of each channel of a map: object type; colour; state, or an agent's direction
+# (Chevalier-Boisvert et al. 2023, arXiv 2306.13831; minigrid's core/constants.py).
 _MINIGRID_CODES = (10, 5, 3)
-_PICTURE = 36  # pixels: maps at least as large are images of a wrapper
+_MIN_IMAGE_SIZE = 36  # smaller arrays are maps of cells, larger ones images that a wrapper renders
 
-_WHOLE = "biu"  # kinds of dtypes of categorical actions
+_INTEGER_KINDS = "biu"  # kinds of dtypes of categorical actions
 
 _TEXTS = ("Text", "MissionSpace")
 UNLIMITED_TEXT_LENGTH = 96  # bytes of a text whose space has no limit
@@ -46,16 +46,22 @@ class Facts(NamedTuple):
     max_episode_steps: int | None
 
 
-def facts(name: str, seen: Any, acts: Any, max_episode_steps: int | None) -> Facts:
+def facts(name: str, observations: Any, actions: Any, max_episode_steps: int | None) -> Facts:
     """Properties of environment `name`, from Gymnasium's spaces of observations and actions."""
-    return Facts(seen, acts, observation_box(name, seen), action_space(name, acts), max_episode_steps)
+    return Facts(
+        observations,
+        actions,
+        observation_box(name, observations),
+        action_space(name, actions),
+        max_episode_steps,
+    )
 
 
 def observation_box(name: str, space: Any) -> Box:
     """The `Box` of an encoded observation."""
     if _is_bytes(space):
         low, high = (_channels_last(np.asarray(b), 0) for b in (space.low, space.high))
-        if family(name) == "minigrid" and low.shape[2:] == (3,) and min(low.shape[:2]) < _PICTURE:
+        if family(name) == "minigrid" and low.shape[2:] == (3,) and min(low.shape[:2]) < _MIN_IMAGE_SIZE:
             high = np.minimum(high, _MINIGRID_CODES)
         return Box(bound(low), bound(high), low.shape, "uint8")
     if _kind(space) in _TEXTS:
@@ -76,20 +82,20 @@ def encode(space: Any, batch: Any) -> Any:
     NumPy array.
     """
     if _is_bytes(space):
-        return _copied(_channels_last(batch if _is_traced(batch) else np.asarray(batch), 1), np.uint8)
+        return _copy_as(_channels_last(batch if _is_traced(batch) else np.asarray(batch), 1), np.uint8)
     if _kind(space) in _TEXTS:
         return _as_bytes(batch, text_length(space))
     if _kind(space) == "Box":
-        array = _copied(batch, np.int32 if _is_codes(space) else np.float32)
+        array = _copy_as(batch, np.int32 if _is_codes(space) else np.float32)
         return array.reshape(array.shape[0], *space.shape)
-    vectors = [_vectors(part, values) for part, values in _parts(space, batch)]
+    vectors = [_as_vectors(part, values) for part, values in _parts(space, batch)]
     return jnp.concatenate(vectors, 1) if _is_traced(vectors[0]) else np.concatenate(vectors, 1)
 
 
 def zero_based(space: Any, batch: Any) -> Any:
-    """Zero-based categories `[B, *space.shape]` of a `Discrete` or `MultiDiscrete`: `[B, ...]` int32."""
+    """Subtracts `start` from categories `[B, *space.shape]` of a `Discrete` or `MultiDiscrete`; int32."""
     start = np.asarray(space.start)[None]
-    if _is_traced(batch):  # in int32, overflow wraps around, and so does the difference
+    if _is_traced(batch):  # int32 wraps around on overflow, so the difference is still right
         return batch.astype(jnp.int32) - start.astype(np.int32)
     return (np.array(batch, np.int64) - start).astype(np.int32)
 
@@ -98,7 +104,7 @@ def _is_traced(batch: Any) -> bool:
     return isinstance(batch, jax.Array)
 
 
-def _copied(batch: Any, dtype: Any) -> Any:
+def _copy_as(batch: Any, dtype: Any) -> Any:
     return batch.astype(dtype) if _is_traced(batch) else np.array(batch, dtype, order="C")
 
 
@@ -136,10 +142,10 @@ def decode(space: Any, action: Any) -> Any:
     if _kind(space) in ("Dict", "Tuple"):
         ends = np.cumsum([math.prod(part.shape) for part, _ in _parts(space, None)]).tolist()
         columns = [action[:, start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        return _rebuilt(space, iter(columns))
+        return _rebuild(space, iter(columns))
     action = action.reshape(action.shape[0], *space.shape)
-    whole = _kind(space) == "Box" and space.dtype.kind in _WHOLE
-    lowest = space.low if whole else getattr(space, "start", None)
+    is_integer = _kind(space) == "Box" and space.dtype.kind in _INTEGER_KINDS
+    lowest = space.low if is_integer else getattr(space, "start", None)
     if _is_traced(action):
         if lowest is not None:
             action = action.astype(jnp.int32) + np.asarray(lowest)[None].astype(np.int32)
@@ -155,15 +161,15 @@ def encode_action(space: Any, action: Any) -> np.ndarray:
     columns = []
     for part, values in parts:
         lowest = part.low if _kind(part) == "Box" else getattr(part, "start", 0)
-        whole = _choices(part) is not None
-        columns.append((values.astype(np.int64) - lowest).astype(np.int32) if whole else values)
+        is_integer = _choices(part) is not None
+        columns.append((values.astype(np.int64) - lowest).astype(np.int32) if is_integer else values)
     if _kind(space) == "Discrete" or (_kind(space) == "Box" and _choices(space) is None):
         return columns[0]
     return np.concatenate([values.reshape(len(values), -1) for values in columns], axis=1)
 
 
 def exact(action: np.ndarray, dtype: Any, low: Any, high: Any) -> np.ndarray:
-    """Actions in a library's dtype; bounds that float32 cannot represent become exact again."""
+    """Casts actions to a library's dtype; a bound that float32 has rounded becomes exact again."""
     if dtype == np.float64:
         for end in (low, high):
             action = np.where(action == np.asarray(end, np.float32), end, action)
@@ -192,18 +198,18 @@ def _choices(space: Any) -> tuple[int, ...] | None:
             return tuple(map(int, space.nvec.ravel()))
         case "MultiBinary":
             return (2,) * math.prod(space.shape)
-        case "Box" if space.dtype.kind in _WHOLE:
+        case "Box" if space.dtype.kind in _INTEGER_KINDS:
             ends = zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True)
             return tuple(high - low + 1 for low, high in ends)
     return None
 
 
-def _rebuilt(space: Any, columns: Iterator[np.ndarray]) -> Any:
+def _rebuild(space: Any, columns: Iterator[np.ndarray]) -> Any:
     """Rebuilds the parts of a space's elements `[B, ...]` from columns `[B, size]`, one for each."""
     if _kind(space) == "Dict":
-        return {key: _rebuilt(part, columns) for key, part in space.spaces.items()}
+        return {key: _rebuild(part, columns) for key, part in space.spaces.items()}
     if _kind(space) == "Tuple":
-        return tuple(_rebuilt(part, columns) for part in space.spaces)
+        return tuple(_rebuild(part, columns) for part in space.spaces)
     return decode(space, next(columns))
 
 
@@ -229,7 +235,7 @@ def _is_codes(space: Any) -> bool:
 
 
 def text_length(space: Any) -> int:
-    """Bytes of the longest text, by the longest character if the space defines its characters."""
+    """Bytes of the longest text, if all its characters are the longest in bytes."""
     widest = max((len(c.encode()) for c in getattr(space, "character_set", ())), default=1)
     return int(getattr(space, "max_length", UNLIMITED_TEXT_LENGTH)) * widest
 
@@ -249,8 +255,8 @@ def encode_texts(texts: Any, length: int) -> np.ndarray:
         return encode_texts([texts], length)[0]
     rows = np.zeros((len(texts), length), np.uint8)
     for row, text in zip(rows, texts, strict=True):
-        written = np.frombuffer(str(text).encode()[:length], np.uint8)
-        row[: len(written)] = written
+        text_bytes = np.frombuffer(str(text).encode()[:length], np.uint8)
+        row[: len(text_bytes)] = text_bytes
     return rows
 
 
@@ -293,15 +299,15 @@ def _bounds(name: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
     raise FdgError(f"environment '{name}': its observations hold a {space}, which is not an array of numbers")
 
 
-def _vectors(space: Any, values: Any) -> Any:
+def _as_vectors(space: Any, values: Any) -> Any:
     """A leaf space's part of a batch, as vectors `[B, size]` float32."""
     if _kind(space) in _TEXTS:
         return _as_bytes(values, text_length(space)).astype(np.float32)
     categories = _kind(space) in ("Discrete", "MultiDiscrete")
-    values = zero_based(space, values) if categories else _copied(values, np.float32)
+    values = zero_based(space, values) if categories else _copy_as(values, np.float32)
     columns = values.reshape(values.shape[0], -1)
     if not categories:
         return columns
     counts = enumerate(_choices(space) or ())
-    each = [columns[:, m, None] == np.arange(n, dtype=np.int32)[None] for m, n in counts]
-    return (jnp if _is_traced(columns) else np).concatenate(each, 1).astype(np.float32)
+    one_hots = [columns[:, m, None] == np.arange(n, dtype=np.int32)[None] for m, n in counts]
+    return (jnp if _is_traced(columns) else np).concatenate(one_hots, 1).astype(np.float32)

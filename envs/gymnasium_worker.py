@@ -32,22 +32,22 @@ class Instance:
 
     def reset(self, seed: int | None = None) -> Any:
         """The first observation of an episode, from `element`."""
-        answer = self.env.reset() if seed is None else self.env.reset(seed=seed)
-        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
+        result = self.env.reset() if seed is None else self.env.reset(seed=seed)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
             raise WrongAnswerError(
-                f"reset returned {_shown(answer)}: return the pair (observation, info), info a dictionary"
+                f"reset returned {_shown(result)}: return the pair (observation, info), info a dictionary"
             )
-        return element(self.env.observation_space, answer[0])
+        return element(self.env.observation_space, result[0])
 
     def step(self, action: Any, info: Sequence[str] = ()) -> tuple[Any, ...]:
         """Observation (from `element`), reward, terminated and truncated; at an episode's end also `info`."""
-        answer = self.env.step(action)
-        if not isinstance(answer, tuple) or len(answer) != 5:
+        result = self.env.step(action)
+        if not isinstance(result, tuple) or len(result) != 5:
             raise WrongAnswerError(
-                f"step returned {_shown(answer)}: return five"
+                f"step returned {_shown(result)}: return five"
                 " (observation, reward, terminated, truncated, info)"
             )
-        observation, reward, *flags, infos = answer
+        observation, reward, *flags, infos = result
         ended = [
             bool(_scalar(what, flag)) for what, flag in zip(("terminated", "truncated"), flags, strict=True)
         ]
@@ -55,7 +55,7 @@ class Instance:
             element(self.env.observation_space, observation),
             _scalar("reward", reward),
             *ended,
-            *(_reported(name, infos) if any(ended) else 0.0 for name in info),
+            *(_info_value(name, infos) if any(ended) else 0.0 for name in info),
         )
 
 
@@ -69,45 +69,51 @@ class Instances:
 
     def __init__(self) -> None:
         self._envs: list[Instance] = []
-        self._at = 0  # the current instance, for messages
+        self._current = 0  # the current instance, for messages
 
     def reset(self, name: str, options: dict[str, Any], seeds: list[int]) -> Any:
         """Makes an instance for each seed; returns their first observations."""
-        self._envs = [Instance(made(name, **options)) for _ in seeds]
-        return stack([self._of(i).reset(seed) for i, seed in enumerate(seeds)])
+        self._envs = [Instance(make_instance(name, **options)) for _ in seeds]
+        return stack([self._select(i).reset(seed) for i, seed in enumerate(seeds)])
 
     def step(self, actions: list[Any], info: Sequence[str] = ()) -> tuple[Any, ...]:
         """Steps each instance; those whose episode ends start the next one.
 
         Returns:
-          Observations after and before the reset (None if no episode ended), and columns of rewards,
-          terminations, truncations and `info`.
+          Observations after the resets; observations before them (None if no episode ended); and an array
+          with one row each for rewards, terminations, truncations and each `info`.
         """
         observations: list[Any] = []
         finals: list[Any] = []
         numbers = np.zeros((3 + len(info), len(self._envs)))
         for i, action in enumerate(actions):
-            observation, *numbers[:, i] = self._of(i).step(action, info)
+            observation, *numbers[:, i] = self._select(i).step(action, info)
             finals.append(observation)
-            observations.append(self._of(i).reset() if numbers[1:3, i].any() else observation)
+            observations.append(self._select(i).reset() if numbers[1:3, i].any() else observation)
         return stack(observations), stack(finals) if numbers[1:3].any() else None, numbers
 
     def blame(self, error: BaseException) -> str:
         """An error message that names the current instance."""
         text = " ".join(str(error).split())
         if isinstance(error, WrongAnswerError):
-            return f"its instance {self._at}: {text}"
+            return f"its instance {self._current}: {text}"
         frames = traceback.extract_tb(error.__traceback__)
-        users = [one for one in frames if "site-packages" not in one.filename and one.filename != __file__]
-        at = f" ({users[-1].filename.rpartition('/')[2]}, line {users[-1].lineno})" if users else ""
-        return f"its instance {self._at} raised {type(error).__name__}: {text}{at}"
+        user_frames = [
+            one for one in frames if "site-packages" not in one.filename and one.filename != __file__
+        ]
+        place = (
+            f" ({user_frames[-1].filename.rpartition('/')[2]}, line {user_frames[-1].lineno})"
+            if user_frames
+            else ""
+        )
+        return f"its instance {self._current} raised {type(error).__name__}: {text}{place}"
 
-    def _of(self, i: int) -> Instance:
-        self._at = i
+    def _select(self, i: int) -> Instance:
+        self._current = i
         return self._envs[i]
 
 
-def made(name: str, **options: Any) -> Any:
+def make_instance(name: str, **options: Any) -> Any:
     """Makes an instance of a name in `gymnasium.make`, or of `module:NAME`, a class or a function."""
     import gymnasium
 
@@ -190,7 +196,7 @@ def _scalar(what: str, value: Any) -> float:
     return array.item()
 
 
-def _reported(name: str, info: Any) -> float:
+def _info_value(name: str, info: Any) -> float:
     """A number by name from the info of an episode's last step."""
     if not isinstance(info, Mapping) or name not in info:
         raise WrongAnswerError(
@@ -213,7 +219,7 @@ def _shown(value: Any) -> str:
 
 def main() -> None:
     """Serves requests until the parent has gone."""
-    # Signals are for the parent, which saves first.
+    # The parent handles signals: it saves before it ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))

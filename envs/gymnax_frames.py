@@ -20,12 +20,12 @@ def frames(name: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[
     if name in ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"):
         return _classic_control(name, params, states)
     if name.endswith("-MinAtar") or name == "Pong-misc":
-        return _drawn("vis_minatar", "minatar", env, params, states)
+        return _draw("vis_minatar", "minatar", env, params, states)
     if name == _CATCH:
-        return _drawn("vis_catch", "catch", env, params, states)
+        return _draw("vis_catch", "catch", env, params, states)
     if name == _POINT:
-        return _drawn("vis_circle", "circle", env, params, states)
-    return _drawn("vis_maze", "maze", env, params, states) if name in _MAZES else None
+        return _draw("vis_circle", "circle", env, params, states)
+    return _draw("vis_maze", "maze", env, params, states) if name in _MAZES else None
 
 
 def _classic_control(name: str, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
@@ -33,29 +33,29 @@ def _classic_control(name: str, params: Any, states: Sequence[Any]) -> Iterator[
     quiet_pygame()
     import_optional("pygame", f"drawing {name}")
     gymnasium = import_optional("gymnasium", f"drawing {name}")
-    visualized = import_optional("gymnax.visualize.vis_gym", f"drawing {name}")
-    theirs = gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True)
+    visualizer = import_optional("gymnax.visualize.vis_gym", f"drawing {name}")
+    gym_env = gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True)
     try:
-        theirs.reset()
-        inner = theirs.unwrapped
-        visualized.set_gym_params(inner, name, params)
+        gym_env.reset()
+        inner = gym_env.unwrapped
+        visualizer.set_gym_params(inner, name, params)
         for state in states:
-            inner.state = visualized.get_gym_state(state, name)
+            inner.state = visualizer.get_gym_state(state, name)
             if name == "Pendulum-v1":
                 inner.last_u = np.asarray(state.last_u, np.float64)
             yield np.asarray(inner.render())
     finally:
-        theirs.close()
+        gym_env.close()
 
 
-def _drawn(module: str, kind: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
+def _draw(module: str, kind: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
     """Renders with a pair of gymnax's functions that draw into matplotlib axes."""
-    visualized = import_optional(f"gymnax.visualize.{module}", f"drawing {env.name}")
+    visualizer = import_optional(f"gymnax.visualize.{module}", f"drawing {env.name}")
     figure, axes = drawing()
-    image = getattr(visualized, f"init_{kind}")(axes, env, states[0], params)
+    image = getattr(visualizer, f"init_{kind}")(axes, env, states[0], params)
     axes.set_aspect("equal")
     for state in states:
         arguments = (image, env, state, params) if kind == "minatar" else (image, env, state)
-        # Some return what they drew, others change it in place.
-        image = getattr(visualized, f"update_{kind}")(*arguments) or image
+        # Some update functions return the drawing, others change it in place.
+        image = getattr(visualizer, f"update_{kind}")(*arguments) or image
         yield figure_image(figure)

@@ -27,7 +27,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from envs import running_pools, satellites
-from envs.environment import EpisodeState, TimeStep, Whole, actions, check_keys, check_state
+from envs.environment import EnvironmentBase, EpisodeState, TimeStep, actions, check_keys, check_state
 from envs.native import Native, of_spaces
 from envs.pools import Source, wire_space
 from envs.running_pools import close as close
@@ -38,33 +38,33 @@ from fdg.errors import FdgError, HostError, host_errors, raised
 
 TIMEOUT = 60.0  # default limit of a step, in seconds
 
-_parts: contextvars.ContextVar[int] = contextvars.ContextVar("_parts", default=1)
+_num_pools: contextvars.ContextVar[int] = contextvars.ContextVar("_parts", default=1)
 
 
 @contextlib.contextmanager
 def in_parts(count: int) -> Iterator[None]:
     """A context for tracing that keeps `count` pools: one for each part of a batch."""
-    before = _parts.set(count)
+    before = _num_pools.set(count)
     try:
         yield
     finally:
-        _parts.reset(before)
+        _num_pools.reset(before)
 
 
 class Ticket(NamedTuple):
     """A program's reference to a pool; every leaf has the leading axis `B`."""
 
     pool: jax.Array  # [B] int32, the pool's number, the same in every row
-    steps: jax.Array  # [B] int32, steps made, likewise
+    steps: jax.Array  # [B] int32, number of steps made, the same in every row
     observation: jax.Array  # [B, *wire], the last observation
 
 
 @dataclasses.dataclass(frozen=True)
-class HostEnvironment(Whole):
+class HostEnvironment(EnvironmentBase):
     """A batch of instances of a `Source`.
 
-    `step` calls the host once for the whole batch, so its fragment cannot be split over devices; the plan
-    refuses.
+    `step` calls the host once for the whole batch, so its fragment cannot be split over devices: a plan
+    that would split it is refused.
 
     Attributes:
       source: the source of the instances.
@@ -74,7 +74,7 @@ class HostEnvironment(Whole):
     """
 
     FIELDS: ClassVar[frozenset[str]] = frozenset({"timeout", "restarts"})
-    _inside: ClassVar[str] = "source"
+    _forwards_to: ClassVar[str] = "source"
 
     source: Any  # a Source
     timeout: float = TIMEOUT
@@ -103,20 +103,20 @@ class HostEnvironment(Whole):
         """Starts a pool with an instance for each key; see `Environment.reset`."""
         check_keys(self.name, keys)
         (size,) = keys.shape
-        pool, observation = _called(
-            _HostCall(self, "reset", _parts.get()),
-            (jax.ShapeDtypeStruct((size,), jnp.int32), self._observations(size)),
+        pool, observation = _call_host(
+            _HostCall(self, "reset", _num_pools.get()),
+            (jax.ShapeDtypeStruct((size,), jnp.int32), self._observation_type(size)),
             _seeds(keys),
         )
         state = Ticket(pool, jnp.zeros(size, jnp.int32), observation)
         first = EpisodeState(state, jnp.zeros(size, jnp.float32), jnp.zeros(size, jnp.int32))
-        return first, self._unpacked(observation)
+        return first, self._unpack(observation)
 
     @checked_names
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
         """Steps every instance; see `Environment.step`. The keys seed restarted instances."""
-        call, operand = _HostCall(self, "step", _parts.get()), self._asked(keys, state, action)
-        return self._stepped(state, _called(call, self._results(len(operand)), operand))
+        call, operand = _HostCall(self, "step", _num_pools.get()), self._step_operand(keys, state, action)
+        return self._after_step(state, _call_host(call, self._result_types(len(operand)), operand))
 
     @checked_names
     def send(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> EpisodeState:
@@ -125,8 +125,8 @@ class HostEnvironment(Whole):
         Returns:
           The state with the ticket of the running step, only to be passed to `recv`.
         """
-        call, operand = _HostCall(self, "send", _parts.get()), self._asked(keys, state, action)
-        pool, steps = _called(call, (self._number(len(operand)),) * 2, operand)
+        call, operand = _HostCall(self, "send", _num_pools.get()), self._step_operand(keys, state, action)
+        pool, steps = _call_host(call, (self._int_type(len(operand)),) * 2, operand)
         return state._replace(inner=state.inner._replace(pool=pool, steps=steps))
 
     @checked_names
@@ -137,9 +137,9 @@ class HostEnvironment(Whole):
           HostError: (in the program) the ticket has no running step, such as one that was received before.
         """
         check_state(self.name, sent)
-        operand = _packed(sent.inner.pool, sent.inner.steps)
+        operand = _pack(sent.inner.pool, sent.inner.steps)
         call = _HostCall(self, "recv", 1)
-        return self._stepped(sent, _called(call, self._results(len(operand)), operand))
+        return self._after_step(sent, _call_host(call, self._result_types(len(operand)), operand))
 
     @checked_names
     def ready(self, sent: EpisodeState, waiting: jax.Array) -> jax.Array:
@@ -149,8 +149,8 @@ class HostEnvironment(Whole):
           sent: results of `send`, `[R, B, ...]`.
           waiting: `[R] bool`, the candidates; at least one is True.
         """
-        operand = _packed(sent.inner.pool[:, 0], sent.inner.steps[:, 0], waiting.astype(jnp.int32))
-        return _called(_HostCall(self, "ready", 1), jax.ShapeDtypeStruct((), jnp.int32), operand)
+        operand = _pack(sent.inner.pool[:, 0], sent.inner.steps[:, 0], waiting.astype(jnp.int32))
+        return _call_host(_HostCall(self, "ready", 1), jax.ShapeDtypeStruct((), jnp.int32), operand)
 
     @property
     def acts(self) -> bool:
@@ -168,19 +168,19 @@ class HostEnvironment(Whole):
             with leading axis n. It may close over traced arrays.
           keys: `[T, 2, B]`, as for `segment`.
         """
-        data, kind = jax.random.key_data(keys[0, 0]), jax.random.key_impl(keys)
+        data, implementation = jax.random.key_data(keys[0, 0]), jax.random.key_impl(keys)
         wire = wire_space(self.source)
 
-        def of_rows(rows: jax.Array, data: jax.Array) -> Any:
-            return act(self._unpacked(rows), jax.random.wrap_key_data(data, impl=kind))
+        def act_on_rows(rows: jax.Array, data: jax.Array) -> Any:
+            return act(self._unpack(rows), jax.random.wrap_key_data(data, impl=implementation))
 
-        def seen(rows: int) -> Any:
+        def argument_types(rows: int) -> Any:
             return (
                 jax.ShapeDtypeStruct((rows, *wire.shape), wire.dtype),
                 jax.ShapeDtypeStruct((rows, *data.shape[1:]), data.dtype),
             )
 
-        return satellites.trace(self.name, of_rows, seen, self.source.shares(len(data)))
+        return satellites.trace(self.name, act_on_rows, argument_types, self.source.shares(len(data)))
 
     def segment(
         self, policy: satellites.TracedActor, operands: list[jax.Array], keys: jax.Array, state: EpisodeState
@@ -197,33 +197,33 @@ class HostEnvironment(Whole):
           B]`.
         """
         check_state(self.name, state)
-        extras, tree = jax.tree.flatten(policy.extras)
+        extras, extras_structure = jax.tree.flatten(policy.extras)
         data = jax.random.key_data(keys[:, 0])
-        flat, of_step = jax.tree.flatten(self._results(data.shape[1]))
+        flat, step_structure = jax.tree.flatten(self._result_types(data.shape[1]))
         shapes = [jax.ShapeDtypeStruct((len(data), *x.shape), x.dtype) for x in [*extras, *flat]]
-        packed = _packed(state.inner.pool, state.inner.steps, _seeds(keys[0, 1]))
+        operand = _pack(state.inner.pool, state.inner.steps, _seeds(keys[0, 1]))
         call = _HostCall(self, "segment", policy.program)
-        arrays = _called(call, shapes, packed, data, state.inner.observation, *operands)
-        results = jax.tree.unflatten(of_step, arrays[len(extras) :])
-        state, steps = jax.lax.scan(self._stepped, state, results)
+        arrays = _call_host(call, shapes, operand, data, state.inner.observation, *operands)
+        results = jax.tree.unflatten(step_structure, arrays[len(extras) :])
+        state, steps = jax.lax.scan(self._after_step, state, results)
         last = jax.tree.map(lambda x: x[-1], steps.observation)
-        return state, last, jax.tree.unflatten(tree, arrays[: len(extras)]), steps
+        return state, last, jax.tree.unflatten(extras_structure, arrays[: len(extras)]), steps
 
-    def _asked(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> jax.Array:
+    def _step_operand(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> jax.Array:
         """The operand of a step's callback."""
         check_keys(self.name, keys)
         check_state(self.name, state, len(keys))
         action = actions(self.name, action, self.action_space, keys.shape)
-        return _packed(state.inner.pool, state.inner.steps, _seeds(keys), action)
+        return _pack(state.inner.pool, state.inner.steps, _seeds(keys), action)
 
-    def _results(self, size: int) -> tuple[Any, ...]:
+    def _result_types(self, size: int) -> tuple[Any, ...]:
         """The result shapes of a step's callback."""
         flag, reward = (jax.ShapeDtypeStruct((size,), dtype) for dtype in (jnp.bool_, jnp.float32))
-        number, observation = self._number(size), self._observations(size)
+        number, observation = self._int_type(size), self._observation_type(size)
         transition = observation, reward, flag, flag, observation, (reward,) * len(self.info)
         return number, number, transition, flag
 
-    def _stepped(self, state: EpisodeState, results: tuple[Any, ...]) -> tuple[EpisodeState, TimeStep]:
+    def _after_step(self, state: EpisodeState, results: tuple[Any, ...]) -> tuple[EpisodeState, TimeStep]:
         """The state and the time step, from the results of a step's callback."""
         pool, steps, transition, lost = results
         size = len(lost)
@@ -241,11 +241,11 @@ class HostEnvironment(Whole):
             jnp.where(done, 0, episode_length),
         )
         return next_state, TimeStep(
-            observation=self._unpacked(observation),
+            observation=self._unpack(observation),
             reward=reward,
             terminated=terminated,
             truncated=truncated,
-            final_observation=self._unpacked(final_observation),
+            final_observation=self._unpack(final_observation),
             episode_return=jnp.where(done, episode_return, 0),
             episode_length=jnp.where(done, episode_length, 0),
             episode_info={
@@ -254,14 +254,14 @@ class HostEnvironment(Whole):
         )
 
     @staticmethod
-    def _number(size: int) -> jax.ShapeDtypeStruct:
+    def _int_type(size: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size,), jnp.int32)
 
-    def _observations(self, size: int) -> jax.ShapeDtypeStruct:
+    def _observation_type(self, size: int) -> jax.ShapeDtypeStruct:
         space = wire_space(self.source)
         return jax.ShapeDtypeStruct((size, *space.shape), space.dtype)
 
-    def _unpacked(self, rows: jax.Array) -> Any:
+    def _unpack(self, rows: jax.Array) -> Any:
         unpacked = getattr(self.source, "unpacked", None)
         return rows if unpacked is None else unpacked(rows)
 
@@ -274,19 +274,19 @@ def make_from(
     `source` maps options, sorted by name, to a source; overrides are Python numbers, strings and tuples.
     """
     options = {name: value for name, value in overrides.items() if name not in HostEnvironment.FIELDS}
-    made = source(tuple(sorted(options.items())))
+    built = source(tuple(sorted(options.items())))
     for name, value in options.items():
         if not isinstance(value, bool | int | float | str | tuple):
             raise FdgError(
-                f"environment '{made.name}': {name}={value!r} must be a number, string or tuple, so that"
+                f"environment '{built.name}': {name}={value!r} must be a number, string or tuple, so that"
                 " the environment hashes"
             )
     return HostEnvironment(
-        made, **{name: overrides[name] for name in HostEnvironment.FIELDS & overrides.keys()}
+        built, **{name: overrides[name] for name in HostEnvironment.FIELDS & overrides.keys()}
     )
 
 
-def _packed(*columns: jax.Array) -> jax.Array:
+def _pack(*columns: jax.Array) -> jax.Array:
     """Concatenates arrays `[B, ...]` of four-byte numbers to `[B, sum of sizes] int32`.
 
     JAX transfers each operand of a callback separately, which takes longer than a step of most instances.
@@ -302,8 +302,8 @@ def _seeds(keys: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits >> 1, jnp.int32)
 
 
-def _called(call: Callable[..., Any], shapes: Any, *operands: jax.Array) -> Any:
-    """`io_callback`, whose errors outside of programs are those of the host."""
+def _call_host(call: Callable[..., Any], shapes: Any, *operands: jax.Array) -> Any:
+    """`io_callback`; outside of compiled programs, it raises the callback's own errors."""
     with host_errors():
         return io_callback(call, shapes, *operands)
 
@@ -314,7 +314,7 @@ class _HostCall:
 
     environment: HostEnvironment
     method: str
-    of: Any  # pools of the batch; for a segment, the program
+    argument: Any  # the number of pools of the batch; for a segment, the program
 
     @property
     def __name__(self) -> str:
@@ -323,7 +323,7 @@ class _HostCall:
     def __call__(self, *operands: Any) -> Any:
         try:
             method = getattr(running_pools.POOLS, self.method)
-            return method(self.environment, self.of, *map(np.asarray, operands))
+            return method(self.environment, self.argument, *map(np.asarray, operands))
         except HostError:
             raise
         except Exception as error:  # JAX passes on only its text

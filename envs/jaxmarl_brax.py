@@ -47,8 +47,8 @@ class BraxTeam:
     @property
     def observation_space(self) -> Box:
         """Unbounded vectors."""
-        longest = max(len(numbers) for numbers in _mappings(self.name)[0])
-        return Box(float("-inf"), float("inf"), (self.num_agents + longest,))
+        max_size = max(len(numbers) for numbers in _mappings(self.name)[0])
+        return Box(float("-inf"), float("inf"), (self.num_agents + max_size,))
 
     @property
     def action_space(self) -> Box:
@@ -70,17 +70,20 @@ class BraxTeam:
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Takes one step, without reset; `action [A, n]`."""
         joints = _mappings(self.name)[1]
-        whole = jnp.zeros(self.body.action_space.shape)
-        for i, mine in enumerate(joints):
-            whole = whole.at[np.array(mine)].set(action[i, : len(mine)])
-        state, observation, reward, terminated, truncated = self.body.step(key, state, whole)
+        body_action = jnp.zeros(self.body.action_space.shape)
+        for i, own_indices in enumerate(joints):
+            body_action = body_action.at[np.array(own_indices)].set(action[i, : len(own_indices)])
+        state, observation, reward, terminated, truncated = self.body.step(key, state, body_action)
         rewards = jnp.full(self.num_agents, reward)
         return state, self._observe(observation), rewards, terminated, truncated
 
     def _observe(self, observation: jax.Array) -> jax.Array:
         seen = _mappings(self.name)[0]
-        longest = max(len(numbers) for numbers in seen)
-        rows = [jnp.pad(observation[np.array(mine)], (0, longest - len(mine))) for mine in seen]
+        max_size = max(len(numbers) for numbers in seen)
+        rows = [
+            jnp.pad(observation[np.array(own_indices)], (0, max_size - len(own_indices)))
+            for own_indices in seen
+        ]
         return jnp.concatenate([jnp.eye(self.num_agents), jnp.stack(rows)], axis=1)
 
 

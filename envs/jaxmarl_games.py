@@ -31,7 +31,7 @@ import numpy as np
 
 from envs.adapters import accepting, check_count, check_names, importing, plain
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
-from envs.literals import hold, hold_modules
+from envs.literals import replace_arrays, replace_module_arrays
 from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete, Space
 from fdg.arguments import check_options
@@ -39,25 +39,25 @@ from fdg.errors import FdgError, unknown_name
 
 Scalar: TypeAlias = "bool | int | float | str"
 
-_NEVER = 2**30  # steps
+_NO_LIMIT = 2**30  # steps
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Differences between JaxMARL's games."""
+    """How one of JaxMARL's games is made, and where it differs from the others."""
 
     module: str  # module of the class, below `jaxmarl.environments`
     constructor: str
     # attributes whose product is the time limit; none for no limit
     limit: tuple[str, ...] = ()
-    told_of_limit: bool = True  # False: made without a limit, which `vectorize` applies
+    knows_limit: bool = True  # False: made without a limit, which `vectorize` applies
     masks: str | None = None  # the method that returns valid actions
     identity: bool = False  # agents see their index by default
     choices: tuple[str, str, str] | None = None  # an argument with named values, and the names' location
     as_array: bool = False  # actions are passed as one array, not as a mapping
 
 
-_STORM = ("num_inner_steps", "num_outer_steps")
+_STORM_LIMITS = ("num_inner_steps", "num_outer_steps")
 _SMAX_MAPS = ("map", "smax.smax_env", "MAP_NAME_TO_SCENARIO")
 KINDS: dict[str, Kind] = {
     "HeuristicEnemySMAX": Kind(
@@ -74,15 +74,15 @@ KINDS: dict[str, Kind] = {
         choices=("layout", "overcooked_v2.layouts", "overcooked_v2_layouts"),
     ),
     "hanabi": Kind("hanabi.hanabi", "HanabiEnv", masks="get_legal_moves"),
-    "storm": Kind("storm.storm_env", "InTheGrid", _STORM, as_array=True),
-    "storm_2p": Kind("storm.storm_2p", "InTheGrid_2p", _STORM, as_array=True),
-    "storm_np": Kind("storm.storm", "InTheMatrix", _STORM, as_array=True),
-    "coin_game": Kind("coin_game.coin_game", "CoinGame", _STORM),
+    "storm": Kind("storm.storm_env", "InTheGrid", _STORM_LIMITS, as_array=True),
+    "storm_2p": Kind("storm.storm_2p", "InTheGrid_2p", _STORM_LIMITS, as_array=True),
+    "storm_np": Kind("storm.storm", "InTheMatrix", _STORM_LIMITS, as_array=True),
+    "coin_game": Kind("coin_game.coin_game", "CoinGame", _STORM_LIMITS),
     "jaxnav": Kind("jaxnav.jaxnav_env", "JaxNav", ("max_steps",)),
     "switch_riddle": Kind("switch_riddle.switch_riddle", "SwitchRiddle"),
 }  # fmt: skip
 
-_SHAPED = ("overcooked", "overcooked_v2")
+_SHAPED_GAMES = ("overcooked", "overcooked_v2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,7 @@ class JaxmarlGame:
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """Starts an episode."""
-        env = _theirs(self)
+        env = _jaxmarl_environment(self)
         with relaxed_checks():
             observation, state = env.reset(key)
             return _strong(state), self._observe(env, state, observation)
@@ -130,29 +130,31 @@ class JaxmarlGame:
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, Observation, jax.Array, jax.Array, jax.Array]:
         """Takes one step, without reset; `action [A]` or `[A, n]`."""
-        env, facts, kind = _theirs(self), _facts(self), KINDS[self.game]
+        env, facts, kind = _jaxmarl_environment(self), _facts(self), KINDS[self.game]
         actions: Any = action
         if not kind.as_array:
             actions = {agent: action[i] for i, agent in enumerate(facts.agents)}
         with relaxed_checks():
-            observation, new, reward, done, info = env.step_env(key, state, actions)
-            rewards = jnp.stack(_of_agents(reward, facts.agents)).astype(jnp.float32).reshape(-1)
+            observation, next_state, reward, done, info = env.step_env(key, state, actions)
+            rewards = jnp.stack(_by_agent(reward, facts.agents)).astype(jnp.float32).reshape(-1)
             if self.shaping:
-                shaped = jnp.stack(_of_agents(info["shaped_reward"], facts.agents))
+                shaped = jnp.stack(_by_agent(info["shaped_reward"], facts.agents))
                 rewards += self.shaping * shaped.reshape(-1)
-            new = jax.tree.map(lambda new, old: new.astype(old.dtype), _strong(new), _strong(state))
-            seen = self._observe(env, new, observation)
+            next_state = jax.tree.map(
+                lambda next_state, old: next_state.astype(old.dtype), _strong(next_state), _strong(state)
+            )
+            next_observation = self._observe(env, next_state, observation)
         ended = jnp.asarray(done["__all__"], bool).reshape(())
         # `vectorize` applies the limit: the end there is a truncation, an earlier one a termination.
         at_limit = jnp.bool_(False)
-        if kind.told_of_limit and kind.limit:  # repeated games end only by the clock
-            at_limit = new.step >= facts.limit if len(kind.limit) == 1 else ended
-        return new, seen, rewards, ended & ~at_limit, ended & at_limit
+        if kind.knows_limit and kind.limit:  # repeated games end only by the clock
+            at_limit = next_state.step >= facts.limit if len(kind.limit) == 1 else ended
+        return next_state, next_observation, rewards, ended & ~at_limit, ended & at_limit
 
     def _observe(self, env: Any, state: Any, observation: Any) -> Observation:
         facts, kind = _facts(self), KINDS[self.game]
-        rows = [_joined(part, facts.picture) for part in _of_agents(observation, facts.agents)]
-        if not facts.picture:
+        rows = [_features(part, facts.is_image) for part in _by_agent(observation, facts.agents)]
+        if not facts.is_image:
             length = facts.shape[0] - (len(rows) if self.agent_identity else 0)
             rows = [jnp.pad(row, (0, length - row.size)) for row in rows]
         features = jnp.stack(rows)
@@ -169,24 +171,24 @@ def _strong(state: Any) -> Any:
     return jax.tree.map(jnp.asarray, state)
 
 
-def _of_agents(value: Any, agents: tuple[Any, ...]) -> list[Any]:
+def _by_agent(value: Any, agents: tuple[Any, ...]) -> list[Any]:
     """Each agent's entry in a mapping, a tuple, or arrays with an axis of agents."""
     if isinstance(value, dict) and all(agent in value for agent in agents):
         return [value[agent] for agent in agents]
     if isinstance(value, tuple | list) and len(value) == len(agents):
         return list(value)
-    return [jax.tree.map(functools.partial(_row, i, len(agents)), value) for i in range(len(agents))]
+    return [jax.tree.map(functools.partial(_agent_part, i, len(agents)), value) for i in range(len(agents))]
 
 
-def _row(agent: int, agents: int, x: jax.Array) -> jax.Array:
+def _agent_part(agent: int, agents: int, x: jax.Array) -> jax.Array:
     """An agent's part of an array, whose axis of agents is the first, or (Storm's inventories) the last."""
     return x[agent] if x.shape[0] == agents else x[..., agent]
 
 
-def _joined(observation: Any, picture: bool) -> jax.Array:
+def _features(observation: Any, is_image: bool) -> jax.Array:
     """Concatenates the parts of an observation; images are unchanged."""
     parts = [jnp.asarray(part, jnp.float32) for part in jax.tree.leaves(observation)]
-    return parts[0] if picture else jnp.concatenate([part.reshape(-1) for part in parts])
+    return parts[0] if is_image else jnp.concatenate([part.reshape(-1) for part in parts])
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
@@ -199,10 +201,10 @@ def _make(
 ) -> Vectorized:
     where, kind = f"environment '{game}'", KINDS[game]
     check_options(where, _make, {"agent_identity": agent_identity, "shaping": shaping})
-    if shaping is not None and (game not in _SHAPED or not isinstance(shaping, int | float)):
-        raise FdgError(f"{where}: shaping={shaping!r}: it is a number, of {' and '.join(_SHAPED)}")
+    if shaping is not None and (game not in _SHAPED_GAMES or not isinstance(shaping, int | float)):
+        raise FdgError(f"{where}: shaping={shaping!r}: it is a number, of {' and '.join(_SHAPED_GAMES)}")
     known = _arguments(game) if overrides else {}
-    ours = ("agent_identity", "shaping") if game in _SHAPED else ("agent_identity",)
+    ours = ("agent_identity", "shaping") if game in _SHAPED_GAMES else ("agent_identity",)
     check_names(where, overrides, sorted((*known, *ours)))
     for argument, value in plain(where, overrides, bool | int | float | str).items():
         if kind.choices and argument == kind.choices[0] and value not in (names := _choices(game)):
@@ -210,7 +212,7 @@ def _make(
         if argument in kind.limit:
             check_count(where, argument, value)
     check_options(where, known, overrides)
-    weight = (1.0 if game in _SHAPED else 0.0) if shaping is None else float(shaping)
+    weight = (1.0 if game in _SHAPED_GAMES else 0.0) if shaping is None else float(shaping)
     identity = kind.identity if agent_identity is None else bool(agent_identity)
     return vectorize(JaxmarlGame(game, identity, weight, tuple(sorted(overrides.items()))))
 
@@ -250,27 +252,27 @@ def _module(name: str, game: str) -> Any:
     """A module of JaxMARL's environments; imports it, possibly during tracing."""
     with importing(f"environment '{game}' needs", "JaxMARL", "jaxmarl"):
         module = importlib.import_module(f"jaxmarl.environments.{name}")
-    hold_modules("jaxmarl")
+    replace_module_arrays("jaxmarl")
     return module
 
 
 @functools.cache
-def _theirs(single: JaxmarlGame) -> Any:
+def _jaxmarl_environment(single: JaxmarlGame) -> Any:
     """JaxMARL's environment, with its arrays on the host."""
     kind, constructor = KINDS[single.game], _constructor(single.game)
     arguments: dict[str, Any] = dict(single.overrides)
     if kind.choices and kind.choices[0] in arguments:
         argument = "scenario" if kind.choices[0] == "map" else kind.choices[0]
         arguments[argument] = _choices(single.game)[arguments.pop(kind.choices[0])]
-    if not kind.told_of_limit:
-        arguments["max_steps"] = _NEVER
+    if not kind.knows_limit:
+        arguments["max_steps"] = _NO_LIMIT
     if single.game == "jaxnav" and "act_type" not in arguments:
         arguments["act_type"] = "Continuous"
     with jax.ensure_compile_time_eval(), quietly(), relaxed_checks(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with accepting(f"environment '{single.game}'", "JaxMARL", single.overrides):
             env = constructor(**arguments)
-        hold(env, "jaxmarl")
+        replace_arrays(env, "jaxmarl")
     return env
 
 
@@ -279,7 +281,7 @@ class _Facts:
     """Properties of an environment, known before it runs."""
 
     agents: tuple[Any, ...]
-    picture: bool
+    is_image: bool
     shape: tuple[int, ...]
     action_space: Space
     limit: int | None
@@ -287,17 +289,17 @@ class _Facts:
 
 @functools.cache
 def _facts(single: JaxmarlGame) -> _Facts:
-    env, kind = _theirs(single), KINDS[single.game]
+    env, kind = _jaxmarl_environment(single), KINDS[single.game]
     agents = tuple(env.agents)
     with relaxed_checks():
         parts = jax.eval_shape(
-            lambda: [jax.tree.leaves(row) for row in _of_agents(env.reset(jax.random.key(0))[0], agents)]
+            lambda: [jax.tree.leaves(row) for row in _by_agent(env.reset(jax.random.key(0))[0], agents)]
         )
     rows = [tuple(part.shape for part in row) for row in parts]
-    picture = not single.agent_identity and all(len(row) == 1 and len(row[0]) == 3 for row in rows)
-    picture &= len({row[0] for row in rows}) == 1
+    is_image = not single.agent_identity and all(len(row) == 1 and len(row[0]) == 3 for row in rows)
+    is_image &= len({row[0] for row in rows}) == 1
     length = max(sum(math.prod(shape) for shape in row) for row in rows)
-    shape = rows[0][0] if picture else (length + (len(agents) if single.agent_identity else 0),)
+    shape = rows[0][0] if is_image else (length + (len(agents) if single.agent_identity else 0),)
     spaces = [_space_of(env, agent) for agent in agents]
     space = spaces[0]
     actions: Space
@@ -311,7 +313,7 @@ def _facts(single: JaxmarlGame) -> _Facts:
     defaults = _arguments(single.game)
     arguments = {**defaults, **dict(single.overrides)}
     limit = math.prod(int(arguments[name]) for name in kind.limit) if kind.limit else None
-    return _Facts(agents, picture, tuple(shape), actions, limit)
+    return _Facts(agents, is_image, tuple(shape), actions, limit)
 
 
 def _space_of(env: Any, agent: Any) -> Any:

@@ -51,7 +51,7 @@ class Joined:
         """The action space of the inner environment."""
         return self.single.action_space
 
-    def apart(self, action: jax.Array) -> Any:
+    def split(self, action: jax.Array) -> Any:
         """Splits actions `[..., n]` into the parts of the inner environment, each `[..., *shape]`."""
         leaves, structure = jax.tree.flatten(composite.tree(self.parts_of_action))
         ends = np.cumsum([math.prod(part.shape) for part in leaves])[:-1].tolist()
@@ -63,7 +63,7 @@ class Joined:
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Any:
         """Takes one step; `action [(A,) n]`."""
-        return self.single.step(key, state, self.apart(action))
+        return self.single.step(key, state, self.split(action))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "single":

@@ -9,7 +9,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
-_DRAWING = ("matplotlib", "seaborn")
+_PLOTTING_PACKAGES = ("matplotlib", "seaborn")
 
 
 @contextlib.contextmanager
@@ -20,7 +20,7 @@ def without_plotting(*also: str) -> Iterator[None]:
     two seconds. Modules that are imported already stay as they are. If a library is not installed,
     its first use raises ModuleNotFoundError, and not its import. `also` names further packages.
     """
-    packages = (*_DRAWING, *also)
+    packages = (*_PLOTTING_PACKAGES, *also)
     finder = _Finder([name for name in packages if name not in sys.modules])
     sys.meta_path.insert(0, finder)
     try:

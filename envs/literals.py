@@ -3,7 +3,7 @@
 Environments written for JAX keep arrays in their modules and instances. A JAX array in a closure stays
 allocated on the first device as long as the process lives, and every program copies it from there; and
 `fdg.trace` must allocate nothing. So when a package is imported or an environment made (under
-`jax.ensure_compile_time_eval`), they are moved to the host, in an array type that behaves like JAX's.
+`jax.ensure_compile_time_eval`), these arrays are moved to the host, in an array type that behaves like JAX's.
 """
 
 import contextlib
@@ -31,19 +31,19 @@ class Literal(np.ndarray):
         return jnp.asarray(np.asarray(self)).at
 
 
-def _method(name: str) -> Callable[..., Any]:
+def _traced_or_numpy_method(name: str) -> Callable[..., Any]:
     """An array method that is JAX's for traced arguments, and NumPy's otherwise."""
 
-    def call(self: Literal, *given: Any, **named: Any) -> Any:
-        if _is_traced((given, named)):
-            return getattr(jnp.asarray(np.asarray(self)), name)(*given, **named)
-        return getattr(np.ndarray, name)(self, *given, **named)
+    def call(self: Literal, *args: Any, **kwargs: Any) -> Any:
+        if _is_traced((args, kwargs)):
+            return getattr(jnp.asarray(np.asarray(self)), name)(*args, **kwargs)
+        return getattr(np.ndarray, name)(self, *args, **kwargs)
 
     return call
 
 
 for _name in ("take", "dot", "repeat", "searchsorted"):
-    setattr(Literal, _name, _method(_name))
+    setattr(Literal, _name, _traced_or_numpy_method(_name))
 
 
 def _is_traced(index: Any) -> bool:
@@ -59,19 +59,19 @@ def literals(value: Any) -> Any:
     return jax.tree.map(lambda x: _literal(x) if _is_array(x) else x, value)
 
 
-def hold(value: Any, *packages: str) -> None:
+def replace_arrays(value: Any, *packages: str) -> None:
     """Replaces the arrays in an object, dictionary or list by literals, in place, recursively.
 
-    Objects of these packages are searched too.
+    Also searches objects whose classes these packages define.
     """
-    holder = _Holder(packages)
+    replacer = _Replacer(packages)
     if isinstance(value, dict | list):
-        holder.held(value)
+        replacer.replacement(value)
     else:
-        holder.into(value)
+        replacer.replace_attributes(value)
 
 
-def hold_pytrees(value: Any) -> None:
+def replace_pytree_arrays(value: Any) -> None:
     """Replaces arrays in the attributes of an object that are pytrees by literals, in place."""
     for attribute, item in list(vars(value).items()):
         if any(_is_array(leaf) for leaf in jax.tree.leaves(item)):
@@ -80,11 +80,11 @@ def hold_pytrees(value: Any) -> None:
 
 @contextlib.contextmanager
 def as_arrays(value: Any) -> Iterator[None]:
-    """A context where the literals of `hold_pytrees` are arrays of the current trace.
+    """A context where the literals of `replace_pytree_arrays` are arrays of the current trace.
 
-    For code that treats NumPy arrays as static. Another tracing thread waits.
+    For code that treats NumPy arrays as static. Other threads that trace wait meanwhile.
     """
-    with _TRACING:
+    with _TRACING_LOCK:
         before = dict(vars(value))
         for attribute, item in before.items():
             if any(isinstance(leaf, Literal) for leaf in jax.tree.leaves(item)):
@@ -97,79 +97,81 @@ def as_arrays(value: Any) -> Iterator[None]:
             vars(value).update(before)
 
 
-_TRACING = threading.RLock()
+_TRACING_LOCK = threading.RLock()
 
 
-def hold_modules(*packages: str) -> None:
+def replace_module_arrays(*packages: str) -> None:
     """Replaces the arrays in the modules of packages by literals, in every module that imported them."""
-    holder = _Holder(packages)
+    replacer = _Replacer(packages)
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in packages and isinstance(module, types.ModuleType):
             for attribute, value in list(vars(module).items()):
                 if not attribute.startswith("__"):
-                    vars(module)[attribute] = holder.held(value)
-                    holder.defaults_of(value)
+                    vars(module)[attribute] = replacer.replacement(value)
+                    replacer.replace_defaults(value)
 
 
-class _Holder:
-    """Visits each value once, so that shared values stay shared."""
+class _Replacer:
+    """Replaces arrays by literals; visits each value once, so that shared values stay shared."""
 
     def __init__(self, packages: tuple[str, ...]):
         self._packages = packages
-        self._seen: dict[int, tuple[Any, Any]] = {}  # results by id; the first entry keeps the object alive
+        self._results: dict[
+            int, tuple[Any, Any]
+        ] = {}  # results by id; the first entry keeps the object alive
 
-    def held(self, value: Any) -> Any:
+    def replacement(self, value: Any) -> Any:
         """The replacement for this value."""
-        if id(value) in self._seen:
-            return self._seen[id(value)][1]
+        if id(value) in self._results:
+            return self._results[id(value)][1]
         if isinstance(value, (type, types.ModuleType, types.FunctionType)):
             return value
-        instead = value
+        result = value
         if _is_array(value):
-            instead = _literal(value)
+            result = _literal(value)
         elif isinstance(value, dict):
-            self._seen[id(value)] = value, value
+            self._results[id(value)] = value, value
             for key, item in list(value.items()):
-                value[key] = self.held(item)
+                value[key] = self.replacement(item)
         elif isinstance(value, list):
-            self._seen[id(value)] = value, value
-            value[:] = [self.held(item) for item in value]
+            self._results[id(value)] = value, value
+            value[:] = [self.replacement(item) for item in value]
         elif isinstance(value, tuple):
-            items = [self.held(item) for item in value]
+            items = [self.replacement(item) for item in value]
             if any(new is not old for new, old in zip(items, value, strict=True)):
-                instead = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        elif self._is_theirs(value):
-            instead = self._object(value)
-        self._seen[id(value)] = value, instead
-        return instead
+                result = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        elif self._is_of_packages(value):
+            result = self._replace_in_object(value)
+        self._results[id(value)] = value, result
+        return result
 
-    def into(self, value: Any) -> None:
+    def replace_attributes(self, value: Any) -> None:
         """Replaces the attributes of an object."""
         for attribute, item in list(getattr(value, "__dict__", {}).items()):
-            held = self.held(item)
-            if held is not item:
-                vars(value)[attribute] = held
+            new = self.new(item)
+            if new is not item:
+                vars(value)[attribute] = new
 
-    def defaults_of(self, value: Any) -> None:
+    def replace_defaults(self, value: Any) -> None:
         """Replaces the argument defaults of a class's methods."""
         if isinstance(value, type) and value.__module__.partition(".")[0] in self._packages:
             for method in vars(value).values():
                 if isinstance(method, types.FunctionType) and method.__defaults__:
-                    method.__defaults__ = self.held(method.__defaults__)
+                    method.__defaults__ = self.replacement(method.__defaults__)
 
-    def _object(self, value: Any) -> Any:
+    def _replace_in_object(self, value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = [field.name for field in dataclasses.fields(value) if field.init]
             old = {name: getattr(value, name) for name in fields}
-            new = {name: self.held(item) for name, item in old.items()}
+            new = {name: self.replacement(item) for name, item in old.items()}
             if any(new[name] is not old[name] for name in fields):
                 return dataclasses.replace(value, **new)
             return value
-        self._seen[id(value)] = value, value
-        self.into(value)
+        self._results[id(value)] = value, value
+        self.replace_attributes(value)
         return value
 
-    def _is_theirs(self, value: Any) -> bool:
+    def _is_of_packages(self, value: Any) -> bool:
         return (getattr(type(value), "__module__", None) or "").partition(".")[0] in self._packages
 
 

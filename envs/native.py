@@ -68,18 +68,18 @@ def of_spaces(env: Any) -> Native:
 
     def encode(arrays: Sequence[jax.Array], mask: Any) -> Any:
         leading = (arrays[0].shape[0], *agents)
-        seen = jax.tree.unflatten(structure, arrays)
-        observation = composite.with_zeros(env.observation_space, seen, leading)
+        public_part = jax.tree.unflatten(structure, arrays)
+        observation = composite.with_zeros(env.observation_space, public_part, leading)
         return observation if mask is None else MaskedObservation(observation, mask)
 
     single = getattr(env, "single", None)
-    team = single if isinstance(single, Joined) and single.action_space == env.action_space else None
-    actions = env.action_space if team is None else team.parts_of_action
+    joined = single if isinstance(single, Joined) and single.action_space == env.action_space else None
+    actions = env.action_space if joined is None else joined.parts_of_action
     return Native(
         described("observation", space, agents),
         described("action", actions, agents),
         encode,
-        lambda action: [action] if team is None else jax.tree.leaves(team.apart(action)),
+        lambda action: [action] if joined is None else jax.tree.leaves(joined.split(action)),
     )
 
 

@@ -12,11 +12,11 @@ class MaskedObservation(NamedTuple):
     `observation_space` is the space of `observation`; `features_and_mask` separates the two.
     """
 
-    observation: (
-        Any  # [..., *observation_space.shape]; in parts, where the space is (`envs.Dict`, `envs.Tuple`)
-    )
-    action_mask: jax.Array  # [..., n] bool, True = allowed: an entry for each of the `n` actions of a
-    # Discrete space; for a MultiDiscrete one the entries of its choices one after the other, sum(nvec) in all
+    # [..., *observation_space.shape]; nested parts if the space is an `envs.Dict` or `envs.Tuple`
+    observation: Any
+    # [..., n] bool, True = allowed: one entry for each of the n actions of a Discrete space; for a
+    # MultiDiscrete space, the entries of its choices are concatenated, n = sum(nvec)
+    action_mask: jax.Array
 
 
 # An array, or a dictionary or tuple of them, nested as the observation space is; or either with a mask.

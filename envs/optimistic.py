@@ -1,13 +1,13 @@
 """Optimistic resets: if resets are expensive, a few environments share one reset per step.
 
 Under `vmap` every environment computes a reset in every step, because each may end. If a reset costs many
-times as much as a step, it takes nearly all the time. But episodes are long, and few environments rarely have
-two ends in one step: one reset per step for all of them suffices (Matthews et al. 2024, arXiv 2402.16801,
-appendix, their `OptimisticResetVecEnvWrapper`).
+times as much as a step, it takes nearly all the time. But episodes are long, and two of a few
+environments rarely end in the same step: one reset per step for all of them suffices (Matthews et al. 2024,
+arXiv 2402.16801, appendix, their `OptimisticResetVecEnvWrapper`).
 
-Theirs assigns starts at random over the whole batch. Here neighbours share, and the start comes from the key
-of the first that has ended. So an environment that ends alone among its neighbours starts as without sharing,
-and results do not change when the batch is split over devices, neighbours together.
+Their wrapper assigns starts at random over the whole batch. Here neighbours share, and the start comes from
+the key of the first that has ended. So an environment that ends alone among its neighbours starts as without
+sharing, and results do not change when the batch is split over devices, neighbours together.
 """
 
 import dataclasses
@@ -37,25 +37,25 @@ class OptimisticallyReset(Vectorized):
         if ratio == 1:
             return super().step(keys, state, action)
         # Ended environments "reset" to where they ended, so that this step computes no start ...
-        _, like = jax.eval_shape(self._start, jax.eval_shape(lambda keys: keys[0], keys))
-        nothing = jax.tree.map(lambda x: jnp.zeros((keys.shape[0], *x.shape), x.dtype), like)
-        stayed, time_step = super().step(keys, state._replace(start=(state.inner, nothing)), action)
+        _, start_types = jax.eval_shape(self._start, jax.eval_shape(lambda keys: keys[0], keys))
+        zeros = jax.tree.map(lambda x: jnp.zeros((keys.shape[0], *x.shape), x.dtype), start_types)
+        state_before_reset, time_step = super().step(keys, state._replace(start=(state.inner, zeros)), action)
 
         # ... and all neighbours get one start, from the key of the first that has ended.
         def among_neighbours(x: jax.Array) -> jax.Array:
             return x.reshape(x.shape[0] // ratio, ratio, *x.shape[1:])
 
         first = jnp.argmax(among_neighbours(time_step.done), axis=1)
-        chosen = jax.vmap(lambda keys, i: keys[i])(among_neighbours(keys), first)
-        starts = jax.vmap(lambda key: self._start(jax.random.split(key)[1]))(chosen)
+        reset_keys = jax.vmap(lambda keys, i: keys[i])(among_neighbours(keys), first)
+        starts = jax.vmap(lambda key: self._start(jax.random.split(key)[1]))(reset_keys)
         inner, observation = jax.tree.map(lambda x: jnp.repeat(x, ratio, axis=0), starts)
 
         def where_ended(new: jax.Array, old: jax.Array) -> jax.Array:
             done = time_step.done.reshape(-1, *[1] * (new.ndim - 1))
             return jnp.where(done, new, old)
 
-        return stayed._replace(
-            inner=jax.tree.map(where_ended, inner, stayed.inner), start=None
+        return state_before_reset._replace(
+            inner=jax.tree.map(where_ended, inner, state_before_reset.inner), start=None
         ), time_step._replace(observation=jax.tree.map(where_ended, observation, time_step.final_observation))
 
 

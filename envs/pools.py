@@ -28,11 +28,11 @@ class Transition(NamedTuple):
     truncated: np.ndarray  # [B] bool; may be true where `terminated` is
     final_observation: np.ndarray  # [B, *obs] before the auto-reset
     info: tuple[np.ndarray, ...] = ()  # [B] float32 each, of the ended episode, in the order of `Source.info`
-    failures: Sequence[Failure] = ()  # the rows of these are empty
+    failures: Sequence[Failure] = ()  # rows of failed instances are zero
 
     @staticmethod
     def empty(size: int, space: Space, info: int = 0) -> "Transition":
-        """Empty arrays for `size` rows, including the info."""
+        """Arrays of zeros for `size` rows, with `info` metrics."""
         observation = np.zeros((2, size, *space.shape), space.dtype)
         flags = np.zeros((2, size), np.bool_)
         rewards = np.zeros((1 + info, size), np.float32)
@@ -51,23 +51,23 @@ class Transition(NamedTuple):
         return Transition._make([*arrays, info, ()])
 
 
-class Begun(NamedTuple):
+class Recreated(NamedTuple):
     """Recreated instances: their first step is a truncation with reward 0."""
 
-    seen: np.ndarray  # [n, *obs], the last observation of the lost instances
-    first: np.ndarray  # [n, *obs], of the new instances
+    last_observation: np.ndarray  # [n, *obs], the last observation of the lost instances
+    first_observation: np.ndarray  # [n, *obs], of the new instances
     info: int = 0  # number of episode metrics, which are unknown for lost instances
 
     def step(self) -> Transition:
         """The first step."""
-        size = len(self.first)
-        no, reward = np.zeros(size, np.bool_), np.zeros(size, np.float32)
+        size = len(self.first_observation)
+        false, reward = np.zeros(size, np.bool_), np.zeros(size, np.float32)
         unknown = tuple(np.full((self.info, size), np.nan, np.float32))
-        return Transition(self.first, reward, no, ~no, self.first, unknown)
+        return Transition(self.first_observation, reward, false, ~false, self.first_observation, unknown)
 
-    def of(self, rows: np.ndarray) -> "Begun":
+    def of(self, rows: np.ndarray) -> "Recreated":
         """Selects rows."""
-        return Begun(self.seen[rows], self.first[rows], self.info)
+        return Recreated(self.last_observation[rows], self.first_observation[rows], self.info)
 
 
 class Segment(NamedTuple):
@@ -80,23 +80,25 @@ class Segment(NamedTuple):
     def joined(
         parts: Sequence["Segment | None"], sizes: Sequence[int], failures: Sequence[Failure]
     ) -> "Segment":
-        """Concatenates the segments of workers; rows of lost workers are empty."""
-        known = next((part for part in parts if part is not None), None)
-        if known is None:
+        """Concatenates the segments of workers; rows of lost workers are zero."""
+        example = next((part for part in parts if part is not None), None)
+        if example is None:
             nothing = np.zeros((0, 0))
             return Segment((), Transition._make([*[nothing] * 5, (), failures]))
-        shapes = [*known.extras, *known.steps[:5], *known.steps.info]
+        shapes = [*example.extras, *example.steps[:5], *example.steps.info]
 
         def arrays(part: "Segment | None", size: int) -> list[np.ndarray]:
             if part is not None:
                 return [*part.extras, *part.steps[:5], *part.steps.info]
             return [np.zeros((len(x), size, *x.shape[2:]), x.dtype) for x in shapes]
 
-        each = [arrays(part, size) for part, size in zip(parts, sizes, strict=True)]
-        whole = [np.concatenate(x, axis=1) for x in zip(*each, strict=True)]
-        count = len(known.extras)
-        steps = Transition._make([*whole[count : count + 5], tuple(whole[count + 5 :]), failures])
-        return Segment(whole[:count], steps)
+        worker_arrays = [arrays(part, size) for part, size in zip(parts, sizes, strict=True)]
+        joined_arrays = [np.concatenate(x, axis=1) for x in zip(*worker_arrays, strict=True)]
+        count = len(example.extras)
+        steps = Transition._make(
+            [*joined_arrays[count : count + 5], tuple(joined_arrays[count + 5 :]), failures]
+        )
+        return Segment(joined_arrays[:count], steps)
 
 
 class Pool(Protocol):
@@ -113,8 +115,8 @@ class Pool(Protocol):
 
     # Optional, if instances run in other threads or processes: the two halves of `step`, `send(action,
     # timeout)`, which returns at once, and `recv(timeout) -> Transition` (others get a thread); and `ready()
-    # -> bool`, True if `recv` would not wait. If workers act: `segment(program, operands, keys, rows, begun,
-    # timeout) -> Segment` of the instances `rows`.
+    # -> bool`, True if `recv` would not wait. If workers act: `segment(program, operands, keys, rows,
+    # recreated, timeout) -> Segment` of the instances `rows`.
 
 
 class Source(Protocol):
@@ -148,16 +150,16 @@ def wire_space(source: Source) -> Space:
     return getattr(source, "wire_space", None) or source.observation_space
 
 
-class Halves:
-    """A pool's `send` and `recv`: its own, or a thread that calls its `step`."""
+class SendRecv:
+    """`send` and `recv` for any pool: its own, or a thread that calls its `step`."""
 
     def __init__(self, pool: Any):
-        self._pool, self._own = pool, hasattr(pool, "send") and hasattr(pool, "recv")
+        self._pool, self._pool_has_both = pool, hasattr(pool, "send") and hasattr(pool, "recv")
         self._thread: Deadline | None = None
 
     def send(self, action: np.ndarray, timeout: float) -> None:
         """Starts a step of every instance without waiting."""
-        if self._own:
+        if self._pool_has_both:
             self._pool.send(action, timeout)
             return
         self._thread = self._thread or Deadline()
@@ -165,14 +167,14 @@ class Halves:
 
     def recv(self, timeout: float) -> Transition:
         """Waits for the step; raises its error."""
-        if self._own:
+        if self._pool_has_both:
             return self._pool.recv(timeout)
         assert self._thread is not None
         return self._thread.finish(None)  # the pool's `step` has its own time limit
 
     def ready(self) -> bool:
         """Whether `recv` would return at once; True if unknown."""
-        if self._own:
+        if self._pool_has_both:
             return not hasattr(self._pool, "ready") or self._pool.ready()
         return self._thread is None or self._thread.ready()
 

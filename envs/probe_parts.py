@@ -108,8 +108,10 @@ class Reach:
     def optimal_return(self) -> float:
         """Minus the mean number of steps before the goal: `k - 1` if the farthest coordinate takes k
         moves."""
-        far = [min(0.1 + 0.2 * moves, 1.0) ** self.dimensions for moves in range(6)]  # P(at most k moves)
-        return -sum(1.0 - far[moves] for moves in range(1, 6))
+        p_reached = [
+            min(0.1 + 0.2 * moves, 1.0) ** self.dimensions for moves in range(6)
+        ]  # P(at most k moves)
+        return -sum(1.0 - p_reached[moves] for moves in range(1, 6))
 
     def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         """Position 0, a uniformly random goal."""

@@ -71,7 +71,7 @@ class _Source(NamedTuple):
 
 _PREFIXES: dict[str, _Source] = {
     from_envpool.PREFIX: _Source(
-        from_envpool.make, lambda name, parameters: _text_beyond(parameters) or from_envpool.beyond(name)
+        from_envpool.make, lambda name, parameters: _text_reason(parameters) or from_envpool.beyond(name)
     ),
     # Tasks for language models, not environments.
     text.PREFIX: _Source(text.make, text.beyond, lambda name: _absolute_files(name), text.files_of),
@@ -81,22 +81,22 @@ _PREFIXES: dict[str, _Source] = {
     ),
     codesign.PREFIX: _Source(codesign.make, codesign.beyond, codesign.absolute, codesign.files_of),
     games.from_pgx.PREFIX: _Source(
-        games.make_of_pgx, lambda name, parameters: _text_beyond(parameters, _WORD)
+        games.make_of_pgx, lambda name, parameters: _text_reason(parameters, _WORD)
     ),
-    from_gymnasium.PREFIX: _Source(from_gymnasium.make, lambda *given: _of_gymnasium(*given)),
+    from_gymnasium.PREFIX: _Source(from_gymnasium.make, lambda *given: _beyond_gymnasium(*given)),
     from_ray.PREFIX: _Source(
-        lambda name, **overrides: _fleet(name, **overrides),
+        lambda name, **overrides: _make_fleet(name, **overrides),
         lambda *_: "starts a Ray cluster, or joins one",
     ),
 }
 
-_HOSTS = {from_gymnasium.PREFIX: from_gymnasium.known, from_envpool.PREFIX: from_envpool.known}
+_HOST_NAMES = {from_gymnasium.PREFIX: from_gymnasium.known, from_envpool.PREFIX: from_envpool.known}
 
 _BUILT_IN: dict[str, Callable[..., Environment]] = {
     name: factory for source in SOURCES for name, factory in source.factories().items()
 }
 _registered: dict[str, Callable[..., Environment]] = {}
-_spelled: dict[Any, str] = {}  # results of `make` -> their names with parameters
+_names_with_parameters: dict[Any, str] = {}  # results of `make` -> their names with parameters
 
 
 @checked_names
@@ -132,7 +132,11 @@ def make(name: str, **overrides: Any) -> Any:
     """
     if not isinstance(name, str):
         reason = foreign.reason_not_adapted(name)
-        fix = f": it {reason}" if reason else "; an environment is used as it is, one by envs.vectorize"
+        fix = (
+            f": it {reason}"
+            if reason
+            else "; an environment needs no envs.make, one instance needs envs.vectorize"
+        )
         raise FdgError(f"envs.make({quoted(name)}): give a name, such as 'CartPole-v1'{fix}")
     if "?" in name and name not in _registered:
         plain, parameters = parse(name)
@@ -140,27 +144,29 @@ def make(name: str, **overrides: Any) -> Any:
         raise FdgError(
             f"envs.make({name!r}): in Python, parameters are keywords: envs.make('{plain}'{keywords})"
         )
-    wanted = {key: overrides[key] for key in _OURS if key in overrides}
+    common = {key: overrides[key] for key in _COMMON_PARAMETERS if key in overrides}
     try:
-        made = _made(name, {key: value for key, value in overrides.items() if key not in wanted}, wanted)
+        made = _make_unwrapped(
+            name, {key: value for key, value in overrides.items() if key not in common}, common
+        )
     except FdgError as error:
         key = next((key for key in overrides if key in _OTHER_LIBRARIES and f"'{key}'" in str(error)), None)
         if key is None:
             raise
         fix = _OTHER_LIBRARIES[key].format(value=overrides[key])
         raise FdgError(f"environment '{name}': no parameter '{key}': {fix}") from error
-    made = wrapped(made, wanted)
+    made = wrapped(made, common)
     if overrides or _module_of(name) is not None:
         options = "&".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
         # Algorithms replace a text task's tokens and lengths, so its problem identifies it.
         key = made if _module_of(name) is None else getattr(made, "problem", made)
         with contextlib.suppress(TypeError):  # not hashable
-            _spelled[key] = f"{name}?{options}" if options else name
+            _names_with_parameters[key] = f"{name}?{options}" if options else name
     return made
 
 
-_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")  # suffixes of data files
-_OURS = (*PARAMETERS, "info")  # parameters that every environment takes
+_DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")  # suffixes of data files
+_COMMON_PARAMETERS = (*PARAMETERS, "info")  # parameters that every environment takes
 
 _NUM_ENVS_FIX = (
     "it is a setting of the algorithm: algos.PPO(env=..., num_envs={value!r:.60}), --num-envs {value!r:.60}"
@@ -174,15 +180,15 @@ _OTHER_LIBRARIES = {  # parameters that other libraries pass to an environment: 
 }
 
 
-def _made(name: str, overrides: dict[str, Any], wanted: Mapping[str, Any]) -> Any:
-    """The environment without wrappers, with the `info` of `wanted`."""
-    info = {key: wanted[key] for key in ("info",) if key in wanted}
+def _make_unwrapped(name: str, overrides: dict[str, Any], common: Mapping[str, Any]) -> Any:
+    """The environment without wrappers, with the `info` of `common`."""
+    info = {key: common[key] for key in ("info",) if key in common}
     for prefix, source in _PREFIXES.items():
         if name.startswith(prefix) and name not in _registered:
-            if prefix in (text.PREFIX, verifiers.PREFIX) and wanted:
-                raise FdgError(f"'{name}' is a text task, which takes no {listed(wanted, 'and')}")
+            if prefix in (text.PREFIX, verifiers.PREFIX) and common:
+                raise FdgError(f"'{name}' is a text task, which takes no {listed(common, 'and')}")
             return source.make(name.removeprefix(prefix), **overrides, **info)
-    made = _of_a_factory(name, overrides)
+    made = _make_by_factory(name, overrides)
     if not info:
         return made
     names = named_info(info["info"])
@@ -193,17 +199,17 @@ def _made(name: str, overrides: dict[str, Any], wanted: Mapping[str, Any]) -> An
     return dataclasses.replace(made, info=names)
 
 
-def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
+def _make_by_factory(name: str, overrides: dict[str, Any]) -> Any:
     factory = _registered.get(name) or _BUILT_IN.get(name)
     if factory is None and name in user_code.entry_points():
         return user_code.make_of_package(name, overrides)
-    of_another = _of_another_library(name) if factory is None else None
-    if factory is None and _module_of(name) is not None and of_another is None:
+    suggestions = _names_for_other_prefix(name) if factory is None else None
+    if factory is None and _module_of(name) is not None and suggestions is None:
         return user_code.make(name, overrides)
-    if factory is None and os.path.splitext(name)[1].lower() in _DATA:
+    if factory is None and os.path.splitext(name)[1].lower() in _DATA_SUFFIXES:
         raise FdgError(f"environment '{name}' is a file of data: write text:file?path={name}")
     if factory is None:
-        raise unknown_name("environment", name, names(), "envs.names()", of_another or _near_names(name))
+        raise unknown_name("environment", name, names(), "envs.names()", suggestions or _near_names(name))
     try:
         return factory(**overrides)
     except (TypeError, ValueError, OverflowError) as error:
@@ -213,15 +219,15 @@ def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
         raise FdgError(f"environment '{name}' does not take {arguments}: {one_line(error)}") from error
 
 
-# Prefixes of other libraries; a name follows the sign.
+# A prefix as users of other libraries write it, a sign, and a name.
 _OTHER_PREFIX = re.compile(
     r"(?:gym|gymnasium|gymnax|ale|atari|envpool|mujoco|jaxmarl|mpe|minatar|craftax|brax|jumanji|octax|playground)"
     r"[:/.](?P<task>[^:]+)", re.IGNORECASE
 )  # fmt: skip
 
 
-def _of_another_library(name: str) -> list[str] | None:
-    """The names here for a name with another library's prefix, `gym:CartPole-v1`.
+def _names_for_other_prefix(name: str) -> list[str] | None:
+    """Our names for a name with another library's prefix, such as `gym:CartPole-v1`.
 
     None without such a prefix, or if nothing is similar and the user has a module with the prefix's name.
     """
@@ -230,12 +236,12 @@ def _of_another_library(name: str) -> list[str] | None:
         return None
     task = match["task"].rpartition("/")[2]
     library = name[: match.start("task") - 1].lower()
-    there = f"{'gymnasium' if library == 'gym' else library}:{task}"
-    known = [one for one in names() if one.lower() in (task.lower(), there.lower())]
+    full_name = f"{'gymnasium' if library == 'gym' else library}:{task}"
+    known = [candidate for candidate in names() if candidate.lower() in (task.lower(), full_name.lower())]
     if library in ("gym", "gymnasium"):
         return [f"{from_gymnasium.PREFIX}{match['task']}", *known]
-    spec = None if (meant := known or _near_names(task)) else find_spec(library)
-    return None if spec is not None and whose_file(spec.origin) == "user" else meant
+    spec = None if (suggestions := known or _near_names(task)) else find_spec(library)
+    return None if spec is not None and whose_file(spec.origin) == "user" else suggestions
 
 
 def _near_names(name: str) -> list[str]:
@@ -244,19 +250,23 @@ def _near_names(name: str) -> list[str]:
     Of several versions, only the newest. For packages that are not installed, `families` lists the names.
     """
 
-    def task(one: str) -> str:
-        return one.rpartition(":")[2].lower()
+    def task(candidate: str) -> str:
+        return candidate.rpartition(":")[2].lower()
 
-    def like(known: Iterable[str]) -> list[str]:
-        alike = [one for one in known if task(one) == name.lower()]
+    def similar(known: Iterable[str]) -> list[str]:
+        alike = [candidate for candidate in known if task(candidate) == name.lower()]
         stem = name.lower().rpartition("-v")[0]
-        versions = [one for one in known if stem and task(one).rpartition("-v")[0] == stem]
-        return alike[:1] or sorted(versions, key=lambda one: (len(one), one))[-1:]
+        versions = [candidate for candidate in known if stem and task(candidate).rpartition("-v")[0] == stem]
+        return alike[:1] or sorted(versions, key=lambda candidate: (len(candidate), candidate))[-1:]
 
-    near = like([one for one in names() if ":" not in one])
-    for prefix, known in _HOSTS.items() if not near else ():
-        there = [f"{prefix}{one}" for one in known()]
-        near += like(there) if there else [one for one in families.hosted(name) if one.startswith(prefix)]
+    near = similar([candidate for candidate in names() if ":" not in candidate])
+    for prefix, known in _HOST_NAMES.items() if not near else ():
+        installed = [f"{prefix}{candidate}" for candidate in known()]
+        near += (
+            similar(installed)
+            if installed
+            else [candidate for candidate in families.hosted(name) if candidate.startswith(prefix)]
+        )
     return near
 
 
@@ -289,10 +299,10 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         if not (parameter.isidentifier() and equals):
             fix = f"{option}=VALUE" if option.isidentifier() else "steps=200"
             raise FdgError(f"environment '{text}': '{option}' is not PARAMETER=VALUE: write {name}?{fix}")
-        if (pair := _WRONG_SEPARATOR.match(value)) and not isinstance(_value(pair[1]), str):
+        if (pair := _WRONG_SEPARATOR.match(value)) and not isinstance(_parse_value(pair[1]), str):
             fix = f"{name}?{parameter}={pair[1]}&{value[pair.end(1) :].lstrip(',;? ')}"
             raise FdgError(f"environment '{text}': parameters are joined by &: write {fix}")
-        overrides[parameter] = _value(value)
+        overrides[parameter] = _parse_value(value)
     return name, overrides
 
 
@@ -323,7 +333,7 @@ def _absolute_files(name: str) -> str:
     return full if len(full.split("&")) == len(parts) else name  # unless a folder's name has an &
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     """Parses a Python number, tuple, boolean or None; returns any other text unchanged."""
     try:
         value = ast.literal_eval(text)
@@ -356,13 +366,13 @@ def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
     >>> beyond_registries("gymnasium:Hopper-v5", {"xml_file": "mine.xml"})
     "passes the text xml_file='mine.xml' to code that may open or run it"
     """
-    parameters = {key: value for key, value in parameters.items() if key not in _OURS}
+    parameters = {key: value for key, value in parameters.items() if key not in _COMMON_PARAMETERS}
     if name in _DOWNLOADS:
         return "downloads its data"
     if name in _BUILT_IN:
-        return _text_beyond(parameters, _WORD)
+        return _text_reason(parameters, _WORD)
     if name in _registered or name in user_code.entry_points():
-        return _text_beyond(parameters)
+        return _text_reason(parameters)
     for prefix, source in _PREFIXES.items():
         if name.startswith(prefix):
             return source.beyond(name, parameters)
@@ -370,9 +380,9 @@ def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
     return None if module is None else f"imports the module {module}"
 
 
-def _of_gymnasium(name: str, parameters: Mapping[str, Any]) -> str | None:
+def _beyond_gymnasium(name: str, parameters: Mapping[str, Any]) -> str | None:
     imported, colon, _ = name.removeprefix(from_gymnasium.PREFIX).rpartition(":")
-    return f"imports the module {imported}" if colon else _text_beyond(parameters)
+    return f"imports the module {imported}" if colon else _text_reason(parameters)
 
 
 def _module_of(name: str) -> str | None:
@@ -383,7 +393,7 @@ def _module_of(name: str) -> str | None:
 _DOWNLOADS = frozenset(name for source in SOURCES for name in getattr(source, "DOWNLOADS", ()))
 
 
-def _text_beyond(parameters: Mapping[str, Any], allowed: re.Pattern | None = None) -> str | None:
+def _text_reason(parameters: Mapping[str, Any], allowed: re.Pattern | None = None) -> str | None:
     """The reason of `beyond_registries` for the first parameter with a text that is not allowed, or None."""
 
     def is_plain(value: Any) -> bool:
@@ -399,7 +409,7 @@ def _text_beyond(parameters: Mapping[str, Any], allowed: re.Pattern | None = Non
     return None
 
 
-def _fleet(name: str, **overrides: Any) -> Any:
+def _make_fleet(name: str, **overrides: Any) -> Any:
     """A fleet of workers for another environment of `make`."""
     return from_ray.make(name, make, **overrides)
 
@@ -407,7 +417,7 @@ def _fleet(name: str, **overrides: Any) -> Any:
 def spelled(env: Any) -> str | None:
     """The `NAME?PARAMETER=VALUE` of an environment that `make` returned; None if its name is enough."""
     try:
-        return _spelled.get(getattr(env, "problem", env))
+        return _names_with_parameters.get(getattr(env, "problem", env))
     except TypeError:  # not hashable
         return None
 

@@ -16,15 +16,16 @@ from envs.environment import Environment
 from fdg.errors import FdgError, one_line
 
 _INCHES, _DPI = 4.0, 100  # of plots
-_MOST_BARS = 64  # per observation; longer ones are drawn as a line
+_MAX_BARS = 64  # per observation; longer ones are drawn as a line
 
 
 class Episode(NamedTuple):
     """A played episode of `T` steps, as NumPy arrays."""
 
-    states: Sequence[Any]  # T of the single environment's states, each before its step; of an environment on
-    # the host its pictures, or nothing
-    observation: Any  # [T, (A,) *obs], an array, or parts; of Gymnasium's as it has them, actions too
+    # T states of the single environment, each before its step; for a host environment its images, or empty
+    states: Sequence[Any]
+    # [T, (A,) *obs], an array or parts; for Gymnasium, observations and actions are in its own format
+    observation: Any
     action: Any  # [T, (A,) *action]
     reward: np.ndarray  # [T] float32, the mean over agents
     finished: bool  # True if it ended by itself
@@ -38,18 +39,18 @@ class Episode(NamedTuple):
 def frames(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
     """Images `[H, W, 3]` uint8 of an episode, one per step."""
     single: Any = getattr(env, "single", None)
-    drawn: Any = None
+    rendered: Any = None
     if episode.states and single is None:
-        yield from map(_picture, episode.states)
+        yield from map(_as_rgb, episode.states)
         return
     if episode.states:
         try:
             if hasattr(single, "frames"):
-                drawn = single.frames(episode.states)
+                rendered = single.frames(episode.states)
             elif hasattr(single, "render"):
-                drawn = map(single.render, episode.states)
-            if drawn is not None:
-                yield from (_picture(frame) for frame in drawn)
+                rendered = map(single.render, episode.states)
+            if rendered is not None:
+                yield from (_as_rgb(frame) for frame in rendered)
                 return
         except FdgError:
             raise
@@ -68,7 +69,7 @@ def html(env: Environment, episode: Episode) -> str | None:
     return single.html(episode.states) if hasattr(single, "html") and episode.states else None
 
 
-def _picture(frame: Any) -> np.ndarray:
+def _as_rgb(frame: Any) -> np.ndarray:
     frame = np.array(frame)  # a copy, since many renderers reuse one buffer
     if frame.ndim == 2:
         frame = np.repeat(frame[..., None], 3, axis=2)
@@ -79,13 +80,13 @@ def _picture(frame: Any) -> np.ndarray:
 
 def _plot_observations(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
     """Plots observations: images as images, numbers as bars, with the actions below."""
-    observations = _array(episode.observation)
+    observations = _as_one_array(episode.observation)
     steps = len(observations)
     is_image = observations.ndim >= 4 or (observations.ndim == 3 and min(observations.shape[1:]) > 3)
     figure, (top, below) = drawing(rows=2)
     low, high = float(np.min(observations, initial=0.0)), float(np.max(observations, initial=0.0))
     actions = np.asarray(episode.action, np.float32).reshape(steps, -1)
-    rows = _image(observations) if is_image else observations.reshape(steps, -1)
+    rows = _as_images(observations) if is_image else observations.reshape(steps, -1)
     for i in range(steps):
         top.clear()
         below.clear()
@@ -93,13 +94,13 @@ def _plot_observations(env: Environment, episode: Episode) -> Iterator[np.ndarra
             top.imshow(rows[i], vmin=low, vmax=max(high, low + 1e-6), cmap="viridis", interpolation="nearest")
             top.set_xticks([])
             top.set_yticks([])
-        elif rows.shape[1] <= _MOST_BARS:
+        elif rows.shape[1] <= _MAX_BARS:
             top.bar(np.arange(rows.shape[1]), rows[i], color="#0072b2")
             top.set_ylim(low, max(high, low + 1e-6))
         else:
             top.plot(rows[i], color="#0072b2", linewidth=1)
             top.set_ylim(low, max(high, low + 1e-6))
-        top.set_title(f"{env.name}, what is seen at step {i}", fontsize="small")
+        top.set_title(f"{env.name}, observation at step {i}", fontsize="small")
         for component in actions.T:
             below.plot(component, color="#cccccc", linewidth=1)
             below.plot(component[: i + 1], ".-", color="#d55e00", linewidth=1, markersize=4)
@@ -108,7 +109,7 @@ def _plot_observations(env: Environment, episode: Episode) -> Iterator[np.ndarra
         yield figure_image(figure)
 
 
-def _array(observation: Any) -> np.ndarray:
+def _as_one_array(observation: Any) -> np.ndarray:
     """An observation `[T, ...]` with parts as one array: its first image, or all numbers concatenated."""
     parts = [np.asarray(part, np.float32) for part in jax.tree.leaves(observation)]
     images = [part for part in parts if part.ndim >= 4 or (part.ndim == 3 and min(part.shape[1:]) > 3)]
@@ -117,7 +118,7 @@ def _array(observation: Any) -> np.ndarray:
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
-def _image(observations: np.ndarray) -> np.ndarray:
+def _as_images(observations: np.ndarray) -> np.ndarray:
     """`[T, ..., H, W, C]` as one image per step: three channels as colours, others by the highest nonzero
     one."""
     if observations.ndim == 3:

@@ -1,10 +1,10 @@
 """Steps of environments in two halves, so that a program can act for some environments while others step.
 
-An environment may have the halves of its `step`: `send(keys, state, action) -> sent` starts it, and
+An environment may also have its `step` in two halves: `send(keys, state, action) -> sent` starts it, and
 `recv(sent) -> (state, TimeStep)` waits for it. Host environments have them; every leaf of `sent` has the
-leading axis `B`. For other environments `send` is the whole step, which accelerators run asynchronously. An
-environment with `ready(sent [R, ...], waiting [R]) -> int32` waits for one of R batches and returns its
-index.
+leading axis `B`. For other environments, `begin_step` is the whole step, which accelerators run
+asynchronously. An environment with `ready(sent [R, ...], waiting [R]) -> int32` waits for one of R batches
+and returns its index.
 """
 
 from typing import Any

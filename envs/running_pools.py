@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs import gymnasium_worker
-from envs.pools import Begun, Halves, Segment, Transition
+from envs.pools import Recreated, Segment, SendRecv, Transition
 from fdg.errors import HostError
 
 _log = logging.getLogger(__name__)
 
 _START_TIMEOUT = 300.0  # seconds until all instances are made and reset: they may load models
 _POLL = 1e-4  # seconds between checks for a ready pool
-_KEPT = 4  # pools of one environment and size at the same time: training, evaluation, and a few more
+_MAX_POOLS = 4  # pools of one environment and size at the same time: training, evaluation, and a few more
 
 
 class Losses(NamedTuple):
@@ -38,7 +38,7 @@ def losses() -> Losses:
     return _losses
 
 
-class _Running:
+class _RunningPool:
     """A pool that tickets refer to."""
 
     def __init__(self, environment: Any, seeds: np.ndarray, parts: int = 1):
@@ -49,7 +49,7 @@ class _Running:
         self.is_new = False  # True if that step starts new episodes
         self.lock = threading.Lock()
         self.pool = environment.source.start(self.size)
-        self._halves = Halves(self.pool)
+        self._send_recv = SendRecv(self.pool)
         try:
             self.first_observation = self.pool.reset(np.arange(self.size), seeds, _START_TIMEOUT)
         except BaseException:
@@ -59,86 +59,103 @@ class _Running:
     def step(self, seeds: np.ndarray, action: np.ndarray) -> tuple[Transition, np.ndarray]:
         """A transition, and the mask of rows that were lost and restarted."""
         self.steps += 1
-        return self._taken(self.pool.step(action, self.environment.timeout), seeds)
+        return self._with_replacements(self.pool.step(action, self.environment.timeout), seeds)
 
     def send(self, seeds: np.ndarray, action: np.ndarray) -> None:
         """Starts a step."""
         self.steps, self.sent = self.steps + 1, seeds
-        self._halves.send(action, self.environment.timeout)
+        self._send_recv.send(action, self.environment.timeout)
 
     def recv(self) -> tuple[Transition, np.ndarray]:
         """Waits for the running step; returns what `step` returns."""
         assert self.sent is not None
         seeds, self.sent, is_new, self.is_new = self.sent, None, self.is_new, False
-        return self.begun() if is_new else self._taken(self._halves.recv(self.environment.timeout), seeds)
+        return (
+            self.first_step()
+            if is_new
+            else self._with_replacements(self._send_recv.recv(self.environment.timeout), seeds)
+        )
 
     def ready(self) -> bool:
         """True if `recv` would return at once."""
-        return self.sent is None or self.is_new or self._halves.ready()
+        return self.sent is None or self.is_new or self._send_recv.ready()
 
-    def begun(self) -> tuple[Transition, np.ndarray]:
-        """Restarts all instances, as a step."""
+    def first_step(self) -> tuple[Transition, np.ndarray]:
+        """The first step of all instances, which have been restarted."""
         first = self.first_observation
-        return Begun(first, first, len(self.environment.info)).step(), np.ones(self.size, np.bool_)
+        return Recreated(first, first, len(self.environment.info)).step(), np.ones(self.size, np.bool_)
 
     def segment(
-        self, program: Any, operands: Any, seeds: np.ndarray, keys: np.ndarray, seen: np.ndarray, is_new: bool
+        self,
+        program: Any,
+        operands: Any,
+        seeds: np.ndarray,
+        keys: np.ndarray,
+        last_observation: np.ndarray,
+        is_new: bool,
     ) -> tuple[Any, Transition, np.ndarray]:
-        """T steps for which workers act: the actor's results, the steps, and the mask of lost ones `[T, B]`.
+        """T steps for which workers act: the actor's results, the steps, and the mask of lost
+        instances `[T, B]`.
 
         Lost instances are recreated and repeat the whole segment.
         """
-        lost, info, made = np.zeros((len(keys), self.size), np.bool_), len(self.environment.info), None
-        rows, begun = np.arange(self.size), None
+        lost, info, merged = np.zeros((len(keys), self.size), np.bool_), len(self.environment.info), None
+        rows, recreated = np.arange(self.size), None
         if is_new:
-            lost[0], begun = True, Begun(seen, self.first_observation, info)
+            lost[0], recreated = True, Recreated(last_observation, self.first_observation, info)
         while len(rows):
-            part = self.pool.segment(program, operands, keys, rows, begun, self.environment.timeout)
-            made = _written(made, part, rows)
+            part = self.pool.segment(program, operands, keys, rows, recreated, self.environment.timeout)
+            merged = _merge(merged, part, rows)
             rows = np.sort(np.concatenate([x.rows for x in part.steps.failures] or [np.zeros(0, np.int64)]))
             for failure in part.steps.failures:
-                self._count(failure.rows, failure.reason)
+                self._count_failure(failure.rows, failure.reason)
             if len(rows):
-                begun = Begun(seen[rows], self.pool.reset(rows, seeds[rows], _START_TIMEOUT), info)
+                recreated = Recreated(
+                    last_observation[rows], self.pool.reset(rows, seeds[rows], _START_TIMEOUT), info
+                )
                 lost[0, rows] = True
-        assert made is not None
+        assert merged is not None
         self.steps += len(keys)
-        steps = made.steps._replace(truncated=made.steps.truncated & ~made.steps.terminated, failures=())
-        return made.extras, steps, lost
+        steps = merged.steps._replace(
+            truncated=merged.steps.truncated & ~merged.steps.terminated, failures=()
+        )
+        return merged.extras, steps, lost
 
-    def said(self, step: tuple[Transition, np.ndarray] | None = None) -> Any:
+    def results(self, step: tuple[Transition, np.ndarray] | None = None) -> Any:
         """The ticket `[B]` and the arrays of a step."""
         ticket = np.full(self.size, self.number, np.int32), np.full(self.size, self.steps, np.int32)
         return ticket if step is None else (*ticket, step[0][:6], step[1])
 
     def segment_results(self, extras: Any, steps: Transition, lost: np.ndarray) -> tuple[Any, ...]:
         """The arrays of a segment, with the ticket after each step `[T, B]`."""
-        number, last = self.said()
+        number, last = self.results()
         counts = last[None] + np.arange(1 - len(lost), 1, dtype=np.int32)[:, None]
         return (*extras, np.broadcast_to(number, lost.shape), counts, *steps[:5], *steps.info, lost)
 
     def close(self) -> None:
         """Ends the pool."""
-        self._halves.close()
+        self._send_recv.close()
         self.pool.close()
 
-    def _taken(self, made: Transition, seeds: np.ndarray) -> tuple[Transition, np.ndarray]:
+    def _with_replacements(self, transition: Transition, seeds: np.ndarray) -> tuple[Transition, np.ndarray]:
         lost = np.zeros(self.size, np.bool_)
-        for rows, reason in made.failures:
-            self._replace(made, rows, reason, seeds)
+        for rows, reason in transition.failures:
+            self._replace(transition, rows, reason, seeds)
             lost[rows] = True
         # A terminal state needs no bootstrap, even at the time limit: termination takes precedence.
-        return made._replace(truncated=made.truncated & ~made.terminated, failures=()), lost
+        return transition._replace(truncated=transition.truncated & ~transition.terminated, failures=()), lost
 
-    def _replace(self, made: Transition, rows: np.ndarray, reason: str, seeds: np.ndarray) -> None:
-        self._count(rows, reason)
-        made.observation[rows] = self.pool.reset(rows, seeds[rows], _START_TIMEOUT)
-        made.final_observation[rows] = made.observation[rows]  # the program has the previous one
-        made.reward[rows], made.terminated[rows], made.truncated[rows] = 0, False, True
-        for each in made.info:
-            each[rows] = np.nan
+    def _replace(self, transition: Transition, rows: np.ndarray, reason: str, seeds: np.ndarray) -> None:
+        self._count_failure(rows, reason)
+        transition.observation[rows] = self.pool.reset(rows, seeds[rows], _START_TIMEOUT)
+        transition.final_observation[rows] = transition.observation[
+            rows
+        ]  # the program knows the last observation before the loss
+        transition.reward[rows], transition.terminated[rows], transition.truncated[rows] = 0, False, True
+        for metric in transition.info:
+            metric[rows] = np.nan
 
-    def _count(self, rows: np.ndarray, reason: str) -> None:
+    def _count_failure(self, rows: np.ndarray, reason: str) -> None:
         """Counts lost instances; raises after too many failures."""
         limit, name = self.environment.restarts, self.environment.name
         if self.restarted >= limit:
@@ -154,58 +171,58 @@ class _Running:
         )  # fmt: skip
 
 
-def _written(whole: Segment | None, part: Segment, rows: np.ndarray) -> Segment | None:
-    """A segment with these rows replaced, unless all were lost; `part` itself if it is the first."""
+def _merge(merged: Segment | None, part: Segment, rows: np.ndarray) -> Segment | None:
+    """Writes rows from `part` into `merged` (unless all were lost); the first `part` is used itself."""
     if not part.steps.reward.size:
-        return whole
-    if whole is None:
+        return merged
+    if merged is None:
         return part
-    arrays = [*whole.extras, *whole.steps[:5], *whole.steps.info]
+    arrays = [*merged.extras, *merged.steps[:5], *merged.steps.info]
     for x, y in zip(arrays, [*part.extras, *part.steps[:5], *part.steps.info], strict=True):
         x[:, rows] = y
-    return whole
+    return merged
 
 
-def _unpacked(environment: Any, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _seeds_and_actions(environment: Any, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Copies of the seeds and actions of a step."""
     space, packed = environment.action_space, packed[:, 2:].copy()
     return packed[:, 0], packed[:, 1:].copy().view(space.dtype).reshape(-1, *space.shape)
 
 
 class _Pools:
-    """The pools of this process by number. Beyond `_KEPT`, the least recently used one is closed."""
+    """The pools of this process by number. Beyond `_MAX_POOLS`, the least recently used one is closed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: collections.OrderedDict[int, _Running] = collections.OrderedDict()
+        self._by_number: collections.OrderedDict[int, _RunningPool] = collections.OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self._by_number)
 
     def reset(self, environment: Any, parts: int, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Starts a pool: its number `[B]` and the first observations."""
         running = self._start(environment, seeds, parts)
-        return running.said()[0], running.first_observation
+        return running.results()[0], running.first_observation
 
     def step(
         self, environment: Any, parts: int, packed: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, tuple, np.ndarray]:
         """Steps the pool of a ticket; `packed` has pool, steps, seed and action."""
-        with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
+        with self._locked_pool(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
             if running is not None:
-                return running.said(running.step(*_unpacked(environment, packed)))
+                return running.results(running.step(*_seeds_and_actions(environment, packed)))
         running = self._start_again(environment, packed[:, 2], parts)
-        return running.said(running.begun())
+        return running.results(running.first_step())
 
     def send(self, environment: Any, parts: int, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Starts the same step; returns the ticket for `recv`."""
-        with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
+        """Starts a step of the ticket's pool; returns the ticket for `recv`."""
+        with self._locked_pool(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
             if running is not None:
-                running.send(*_unpacked(environment, packed))
-                return running.said()
+                running.send(*_seeds_and_actions(environment, packed))
+                return running.results()
         running = self._start_again(environment, packed[:, 2], parts)
         running.sent, running.is_new = packed[:, 2].copy(), True
-        return running.said()
+        return running.results()
 
     def recv(
         self, environment: Any, parts: int, packed: np.ndarray
@@ -216,9 +233,9 @@ class _Pools:
           HostError: the ticket has no running step.
         """
         number, steps = packed[0]
-        with self._fitting(environment, number, steps, len(packed), sent=True) as running:
+        with self._locked_pool(environment, number, steps, len(packed), sent=True) as running:
             if running is not None:
-                return running.said(running.recv())
+                return running.results(running.recv())
         raise HostError(
             f"environment '{environment.name}': recv of step {steps}, which was not sent or was already"
             " received: call recv once per send, and send the state that recv returned"
@@ -227,8 +244,8 @@ class _Pools:
     def ready(self, environment: Any, parts: int, packed: np.ndarray) -> np.ndarray:
         """Waits for one of several pools; `packed` has pool, steps, and whether the pool is a candidate.
 
-        Of several ready pools, the one with the fewest steps, then the first. After the environment's
-        timeout, a pool that is not ready: its `recv` raises.
+        Of several ready pools, returns the one with the fewest steps, then the first. After the environment's
+        timeout, returns a pool that is not ready, whose `recv` then raises.
         """
         waiting = np.flatnonzero(packed[:, 2])
         fewest = waiting[np.argsort(packed[waiting, 1], kind="stable")]
@@ -241,30 +258,34 @@ class _Pools:
             time.sleep(_POLL)
         return np.array(fewest[0], np.int32)
 
-    def segment(self, environment: Any, program: Any, packed: np.ndarray, *given: Any) -> tuple[Any, ...]:
+    def segment(self, environment: Any, program: Any, packed: np.ndarray, *arguments: Any) -> tuple[Any, ...]:
         """T steps of a ticket's pool for which workers act: the actor's results, and steps as from `step`.
 
-        `packed` is `[B, 3]`: pool, steps and seed; `given` are `keys [T, B, k]`, `seen [B, *wire]`, and the
-        actor's operands.
+        `packed` is `[B, 3]`: pool, steps and seed; `arguments` are `keys [T, B, k]`, the last observation
+        `[B, *wire]`, and the actor's operands.
         """
-        (keys, seen), operands, seeds = given[:2], list(given[2:]), packed[:, 2].copy()
-        with self._fitting(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
+        (keys, last_observation), operands, seeds = arguments[:2], list(arguments[2:]), packed[:, 2].copy()
+        with self._locked_pool(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
             if running is not None:
-                return running.segment_results(*running.segment(program, operands, seeds, keys, seen, False))
+                return running.segment_results(
+                    *running.segment(program, operands, seeds, keys, last_observation, False)
+                )
         running = self._start_again(environment, seeds, 1)
-        return running.segment_results(*running.segment(program, operands, seeds, keys, seen, True))
+        return running.segment_results(
+            *running.segment(program, operands, seeds, keys, last_observation, True)
+        )
 
     def close(self) -> None:
         """Ends all pools."""
         with self._lock:
-            ending, self._running = list(self._running.values()), collections.OrderedDict()
+            ending, self._by_number = list(self._by_number.values()), collections.OrderedDict()
         for running in ending:
             running.close()
 
     @contextlib.contextmanager
-    def _fitting(
+    def _locked_pool(
         self, environment: Any, number: int, steps: int, size: int, sent: bool = False
-    ) -> Iterator[_Running | None]:
+    ) -> Iterator[_RunningPool | None]:
         """A context with the locked pool of a ticket, closed if the body raises; None if no pool matches.
 
         `sent`: True if a step must be running.
@@ -285,32 +306,32 @@ class _Pools:
                 running.close()
                 raise
 
-    def _start_again(self, environment: Any, seeds: np.ndarray, parts: int) -> _Running:
+    def _start_again(self, environment: Any, seeds: np.ndarray, parts: int) -> _RunningPool:
         _log.warning(
             "environment '%s': the instances that this state was made with are gone (no checkpoint holds"
             " them): %d new episodes start here", environment.name, len(seeds),
         )  # fmt: skip
         return self._start(environment, seeds, parts)
 
-    def _find(self, number: int) -> _Running | None:
+    def _find(self, number: int) -> _RunningPool | None:
         with self._lock:
-            if number in self._running:
-                self._running.move_to_end(number)
-            return self._running.get(number)
+            if number in self._by_number:
+                self._by_number.move_to_end(number)
+            return self._by_number.get(number)
 
     def _forget(self, number: int) -> None:
         with self._lock:
-            self._running.pop(number, None)
+            self._by_number.pop(number, None)
 
-    def _start(self, environment: Any, seeds: np.ndarray, parts: int) -> _Running:
-        running = _Running(environment, seeds, parts)
+    def _start(self, environment: Any, seeds: np.ndarray, parts: int) -> _RunningPool:
+        running = _RunningPool(environment, seeds, parts)
         with self._lock:
-            self._running[running.number] = running
-            alike = [
-                n for n, r in self._running.items() if (r.environment, r.size) == (environment, len(seeds))
+            self._by_number[running.number] = running
+            same_kind = [
+                n for n, r in self._by_number.items() if (r.environment, r.size) == (environment, len(seeds))
             ]
-            kept = _KEPT * max(self._running[n].parts for n in alike)
-            ending = [self._running.pop(n) for n in alike[:-kept]]
+            kept = _MAX_POOLS * max(self._by_number[n].parts for n in same_kind)
+            ending = [self._by_number.pop(n) for n in same_kind[:-kept]]
         for old in ending:
             with old.lock:
                 old.close()

@@ -2,9 +2,8 @@
 
 Without satellites, the training program sends actions to the workers at every step and waits for them.
 Satellites get the policy's parameters once per segment of T steps (inline inference of SRL, Mei et al., arXiv
-2306.16688).
-The actor is an exported program (`jax.export`), compiled for a CPU and the worker's rows. Parameters are
-arguments, so a program is sent and compiled once.
+2306.16688). The actor is an exported program (`jax.export`), compiled for a CPU and the worker's rows.
+Parameters are arguments, so a program is sent and compiled once.
 """
 
 import dataclasses
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from envs.pools import Begun, Pool, Segment, Transition
+from envs.pools import Pool, Recreated, Segment, Transition
 from fdg.errors import FdgError, HostError
 
 Act = Callable[[Any, jax.Array], tuple[jax.Array, Any]]
@@ -58,8 +57,8 @@ def trace(
                 " environments, because each worker has only some of them: leave out acts=True"
             )
 
-        def run(operands: Any, *given: Any, jaxpr: Any = closed.jaxpr) -> Any:
-            return jax.core.eval_jaxpr(jaxpr, operands, *given)
+        def run(operands: Any, *arguments: Any, jaxpr: Any = closed.jaxpr) -> Any:
+            return jax.core.eval_jaxpr(jaxpr, operands, *arguments)
 
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in closed.consts]
         exported = jax.export.export(jax.jit(run), platforms=["cpu"])(shapes, *argument_shapes(rows))
@@ -73,7 +72,7 @@ def trace(
 _compiled: dict[tuple[str, int], Callable[..., Any]] = {}  # of this worker
 
 
-def _call(program: Program, rows: int) -> Callable[..., Any]:
+def _compiled_actor(program: Program, rows: int) -> Callable[..., Any]:
     key = program.digest, rows
     if key not in _compiled:
         jax.config.update("jax_platforms", "cpu")  # before a worker's backend starts
@@ -87,28 +86,30 @@ def run_segment(
     observation: np.ndarray,
     operands: Sequence[np.ndarray],
     keys: np.ndarray,
-    begun: Begun | None,
+    recreated: Recreated | None,
     timeout: float,
 ) -> tuple[Segment, np.ndarray]:
     """Acts and steps in a worker.
 
     `pool` has n instances; `observation` is `[n, *wire]`, the input of the first action; `keys` is `[T, n,
-    k]` uint32, key data for actions. `begun` describes instances that have just replaced lost ones (see
-    `pools.Begun`); None if there are none. Returns the segment, and the input of the next action.
+    k]` uint32, key data for actions. `recreated` describes instances that have just replaced lost ones (see
+    `pools.Recreated`); None if there are none. Returns the segment, and the input of the next action.
 
     Raises:
       HostError: instances were lost.
     """
-    act, extras, steps = _call(program, len(observation)), [], []
-    for number, key in enumerate(keys):
-        restart = begun if number == 0 else None
+    act, extras, steps = _compiled_actor(program, len(observation)), [], []
+    for t, key in enumerate(keys):
+        restart = recreated if t == 0 else None
         with jax.enable_x64(program.x64):
-            action, *more = act(operands, observation if restart is None else restart.seen, key)
+            action, *step_extras = act(
+                operands, observation if restart is None else restart.last_observation, key
+            )
         step = pool.step(np.asarray(action), timeout) if restart is None else restart.step()
         if step.failures:
             raise HostError(step.failures[0].reason)
-        extras.append([np.asarray(x) for x in more])
+        extras.append([np.asarray(x) for x in step_extras])
         steps.append(step)
         observation = step.observation
-    whole = [np.stack(each) for each in zip(*extras, strict=True)]
-    return Segment(whole, Transition.stacked(steps)), observation
+    stacked_extras = [np.stack(each) for each in zip(*extras, strict=True)]
+    return Segment(stacked_extras, Transition.stacked(steps)), observation

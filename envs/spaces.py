@@ -17,8 +17,8 @@ from fdg.errors import FdgError
 
 Bound: TypeAlias = "float | tuple[Any, ...]"
 
-_MOST_CODES = 64  # integers with a wider range are amounts
-_SMALLEST_IMAGE = 3  # pixels per side, for the 3 x 3 convolution
+_MAX_CODES = 64  # integers with a wider range are quantities
+_MIN_IMAGE_SIZE = 3  # pixels per side, for the 3 x 3 convolution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,10 +140,12 @@ class Box:
                 )
             if np.dtype(self.dtype).kind in "iu":
                 limits = np.iinfo(self.dtype)
-                strange = [x for x in np.ravel(np.asarray(bound, float)) if not limits.min <= x <= limits.max]
-                if strange:
+                out_of_range = [
+                    x for x in np.ravel(np.asarray(bound, float)) if not limits.min <= x <= limits.max
+                ]
+                if out_of_range:
                     raise FdgError(
-                        f"Box({field}=...): {strange[0]:g} is not {self.dtype}: give a number from"
+                        f"Box({field}=...): {out_of_range[0]:g} is not {self.dtype}: give a number from"
                         f" {limits.min} to {limits.max}, or dtype='float32'"
                     )
         if not np.all(np.asarray(self.low) <= np.asarray(self.high)):
@@ -168,7 +170,7 @@ class Box:
 
     @property
     def codes(self) -> tuple[tuple[int, int], ...] | None:
-        """Lowest code and number of codes, where integers stand for categories; None for amounts.
+        """Lowest code and number of codes, where integers stand for categories; None for quantities.
 
         Integers are codes if there are at most 64. For a map with three axes, by channel (the last axis); for
         any other shape, one for all components.
@@ -184,7 +186,7 @@ class Box:
         low = self.low_array.astype(np.int64).reshape(-1, channels).min(axis=0)
         high = self.high_array.astype(np.int64).reshape(-1, channels).max(axis=0)
         counts = (high - low + 1).tolist()
-        return tuple(zip(low.tolist(), counts, strict=True)) if max(counts) <= _MOST_CODES else None
+        return tuple(zip(low.tolist(), counts, strict=True)) if max(counts) <= _MAX_CODES else None
 
     @property
     def is_image(self) -> bool:
@@ -192,7 +194,7 @@ class Box:
         axes = len(self.shape)
         if axes != 3 and not (axes == 2 and self.codes):
             return False
-        return min(self.shape[:2]) >= _SMALLEST_IMAGE
+        return min(self.shape[:2]) >= _MIN_IMAGE_SIZE
 
     @checked_names
     def sample(self, key: jax.Array) -> jax.Array:
@@ -227,10 +229,10 @@ class Box:
         return jnp.where(bounded, uniform, shifted)
 
     def _wide_sample(self, key: jax.Array, low: np.ndarray, span: np.ndarray) -> jax.Array:
-        """Uniform 32-bit integers from `low` on, `span` (up to 2**32) of them."""
+        """Samples uniformly from `span` (up to 2**32) integers, of which `low` is the first."""
         bits = jax.random.bits(key, self.shape, jnp.uint32)
-        whole = np.asarray(span >= 2**32, bool)
-        offset = jnp.where(whole, bits, bits % np.where(whole, 1, span).astype(np.uint32))
+        is_full_range = np.asarray(span >= 2**32, bool)
+        offset = jnp.where(is_full_range, bits, bits % np.where(is_full_range, 1, span).astype(np.uint32))
         return jax.lax.bitcast_convert_type(low.astype(np.uint32) + offset, jnp.int32).astype(self.dtype)
 
     def contains(self, x: Any) -> jax.Array:
@@ -247,7 +249,7 @@ Space: TypeAlias = Discrete | MultiDiscrete | Box
 def bound(values: np.ndarray) -> Bound:
     """A `Box`'s bound from an array: one number if all are equal, otherwise nested tuples.
 
-    The largest float32 (or more), with which libraries say unbounded, becomes infinity.
+    The largest float32 or more, which libraries use for unbounded values, becomes infinity.
 
     >>> bound(np.array([1.0, 1.0])), bound(np.array([-np.inf, 3.5e38]))
     (1.0, (-inf, inf))

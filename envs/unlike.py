@@ -47,7 +47,7 @@ class Alike:
         continuous.
     """
 
-    masks_components: ClassVar[bool] = True  # of a Box: the components that the agent has
+    masks_components: ClassVar[bool] = True  # masks of a Box: the components that the agent has
 
     single: Any
 
@@ -55,7 +55,7 @@ class Alike:
     def observation_space(self) -> ObservationSpace:
         """One agent's: its index, and a part for each kind of agent."""
         kinds = self._team.kinds
-        return Dict({"agent": Box(0.0, 1.0, (self.num_agents,)), **self._named(kinds)})
+        return Dict({"agent": Box(0.0, 1.0, (self.num_agents,)), **self._by_kind_name(kinds)})
 
     @property
     def action_space(self) -> Space:
@@ -69,7 +69,7 @@ class Alike:
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, Any, Any, Any, Any]:
         """Takes one step; `action [A, *action_space.shape]`."""
-        state, observations, reward, *ended = self.single.step(key, state, self.apart(action))
+        state, observations, reward, *ended = self.single.step(key, state, self.split(action))
         if isinstance(reward, tuple | list):
             reward = jnp.stack([jnp.asarray(one, jnp.float32) for one in reward])
         return state, self.together(observations, "step"), reward, *ended
@@ -80,49 +80,52 @@ class Alike:
         Raises:
           FdgError: not `A` of them, or one is not in its agent's space.
         """
-        whose = f"environment '{self.name}': {method} gives"
+        subject = f"environment '{self.name}': {method} gives"
         if not isinstance(observations, tuple | list) or len(observations) != self.num_agents:
             raise FdgError(
-                f"{whose} a {kind_of(observations)}: give a tuple of {self.num_agents} observations"
+                f"{subject} a {kind_of(observations)}: give a tuple of {self.num_agents} observations"
             )
         team = self._team
         features, masks = zip(*map(features_and_mask, observations), strict=True)
         fitted = [
-            composite.fitting(space, one, (), f"{whose} agent {a}")
-            for a, (space, one) in enumerate(zip(team.observed, features, strict=True))
+            composite.fit_observation(space, one, (), f"{subject} agent {a}")
+            for a, (space, one) in enumerate(zip(team.observation_spaces, features, strict=True))
         ]
         seen = {
             name: jax.tree.map(
                 lambda *rows: jnp.stack(rows),
-                *(one if team.observed[a] == kind else composite.zeros(kind) for a, one in enumerate(fitted)),
+                *(
+                    one if team.observation_spaces[a] == kind else composite.zeros(kind)
+                    for a, one in enumerate(fitted)
+                ),
             )
-            for name, kind in self._named(team.kinds).items()
+            for name, kind in self._by_kind_name(team.kinds).items()
         }
         together = {"agent": jnp.eye(self.num_agents), **seen}
         if team.all_alike and all(mask is None for mask in masks):
             return together
         return MaskedObservation(together, jnp.stack([self._mask(a, mask) for a, mask in enumerate(masks)]))
 
-    def apart(self, action: jax.Array) -> tuple[jax.Array, ...]:
+    def split(self, action: jax.Array) -> tuple[jax.Array, ...]:
         """Converts uniform actions `[A, ...]` to an action of each agent's space."""
-        return tuple(_own_action(space, action[a]) for a, space in enumerate(self._team.acting))
+        return tuple(_own_action(space, action[a]) for a, space in enumerate(self._team.action_spaces))
 
     def _mask(self, agent: int, mask: Any) -> jax.Array:
         """The actions that an agent has and may take: `[n]` bool."""
-        there = self._team.masks[agent]
+        own_actions = self._team.masks[agent]
         if mask is None:
-            return jnp.asarray(there)
-        # Choices that the agent lacks come last, each with one constant answer.
-        space = self._team.acting[agent]
+            return jnp.asarray(own_actions)
+        # MultiDiscrete choices that the agent lacks come last, with one option each.
+        space = self._team.action_spaces[agent]
         size = space.n if isinstance(space, Discrete) else sum(getattr(space, "nvec", ()))
         if jnp.shape(mask) != (size,):
             raise FdgError(
                 f"environment '{self.name}': agent {agent} has an action_mask of shape {jnp.shape(mask)}, but"
                 f" for {space} it is {(size,)}"
             )
-        return jnp.asarray(there).at[np.flatnonzero(there)[:size]].set(jnp.asarray(mask, bool))
+        return jnp.asarray(own_actions).at[np.flatnonzero(own_actions)[:size]].set(jnp.asarray(mask, bool))
 
-    def _named(self, kinds: tuple[Any, ...]) -> dict[str, Any]:
+    def _by_kind_name(self, kinds: tuple[Any, ...]) -> dict[str, Any]:
         return {"seen": kinds[0]} if len(kinds) == 1 else {f"seen_{i}": kind for i, kind in enumerate(kinds)}
 
     @property
@@ -139,8 +142,8 @@ class Alike:
 class _Team:
     """Properties of a team of different agents."""
 
-    observed: tuple[Any, ...]  # spaces, by agent
-    acting: tuple[Any, ...]  # likewise
+    observation_spaces: tuple[Any, ...]  # spaces, by agent
+    action_spaces: tuple[Any, ...]  # spaces, by agent
     kinds: tuple[Any, ...]  # of observations, without duplicates
     action_space: Space
     masks: tuple[np.ndarray, ...]  # by agent: [n] bool, the actions (or components) that it has
@@ -156,25 +159,25 @@ def _team(name: str, agents: int, observations: Any, actions: Any) -> _Team:
     for what, space in (("observation_space", observations), ("action_space", actions)):
         if not isinstance(space, Tuple) or len(space.spaces) != agents:
             raise FdgError(
-                f"environment '{name}': of {agents} unlike agents, its {what} is an envs.Tuple of as many"
-                f" spaces, and not {space!r:.100}"
+                f"environment '{name}': its {what} must be an envs.Tuple with one space for each of its"
+                f" {agents} agents, not {space!r:.100}"
             )
     kinds = tuple(dict.fromkeys(observations.spaces))
     spaces = actions.spaces
     if all(isinstance(space, Box) for space in spaces):
-        most = max(math.prod(space.shape) for space in spaces)
-        common: Space = Box(*_common_bounds(spaces, most), (most,))
-        masks = [np.arange(most) < math.prod(space.shape) for space in spaces]
+        max_size = max(math.prod(space.shape) for space in spaces)
+        common: Space = Box(*_common_bounds(spaces, max_size), (max_size,))
+        masks = [np.arange(max_size) < math.prod(space.shape) for space in spaces]
     elif all(isinstance(space, Discrete) for space in spaces):
-        most = max(space.n for space in spaces)
-        common, masks = Discrete(most), [np.arange(most) < space.n for space in spaces]
+        max_size = max(space.n for space in spaces)
+        common, masks = Discrete(max_size), [np.arange(max_size) < space.n for space in spaces]
     elif all(isinstance(space, Discrete | MultiDiscrete) for space in spaces):
         choices = [(s.n,) if isinstance(s, Discrete) else s.nvec for s in spaces]
-        most = max(map(len, choices))
-        full = [(*one, *(1,) * (most - len(one))) for one in choices]
-        nvec = tuple(max(one[m] for one in full) for m in range(most))
+        max_size = max(map(len, choices))
+        padded = [(*one, *(1,) * (max_size - len(one))) for one in choices]
+        nvec = tuple(max(one[m] for one in padded) for m in range(max_size))
         common = MultiDiscrete(nvec)
-        masks = [np.concatenate([np.arange(n) < m for n, m in zip(nvec, one, strict=True)]) for one in full]
+        masks = [np.concatenate([np.arange(n) < m for n, m in zip(nvec, one, strict=True)]) for one in padded]
     else:
         raise FdgError(
             f"environment '{name}': some of its agents act by choices, others by numbers"
@@ -183,9 +186,9 @@ def _team(name: str, agents: int, observations: Any, actions: Any) -> _Team:
     return _Team(observations.spaces, spaces, kinds, common, tuple(masks))
 
 
-def _common_bounds(spaces: tuple[Box, ...], most: int) -> tuple[Any, Any]:
+def _common_bounds(spaces: tuple[Box, ...], max_size: int) -> tuple[Any, Any]:
     """For each component [-1, 1], or unbounded if an agent's is."""
-    bounded = np.ones(most, bool)
+    bounded = np.ones(max_size, bool)
     for space in spaces:
         finite = np.isfinite(space.low_array) & np.isfinite(space.high_array)
         bounded[: finite.size] &= finite.reshape(-1)
@@ -201,8 +204,8 @@ def _own_action(space: Space, action: jax.Array) -> jax.Array:
             return action[: len(nvec)]
     low, high = space.low_array, space.high_array
     finite = np.isfinite(low) & np.isfinite(high)
-    inside = action[: math.prod(space.shape)].reshape(space.shape)
+    components = action[: math.prod(space.shape)].reshape(space.shape)
     half = np.where(finite, high / 2.0 - low / 2.0, 1.0).astype(np.float32)
     middle = np.where(finite, high / 2.0 + low / 2.0, 0.0).astype(np.float32)
-    stretched = jnp.where(finite, jnp.clip(inside, -1.0, 1.0), inside) * half + middle
-    return jnp.clip(stretched, low, high).astype(space.dtype)
+    rescaled = jnp.where(finite, jnp.clip(components, -1.0, 1.0), components) * half + middle
+    return jnp.clip(rescaled, low, high).astype(space.dtype)

@@ -47,22 +47,24 @@ def found(what: str, name: str, is_candidate: Callable[[Any], bool] = callable) 
         is_absent = missing is not None and (module_name + ".").startswith(f"{missing}.")
         if not is_absent and not isinstance(error, ValueError | TypeError):
             raise FdgError(f"{what} '{name}': importing {module_name} fails: {raised(error)}") from error
-        meant = module_of_file(
+        suggested_module = module_of_file(
             module_name if "/" not in module_name else f"{module_name.removesuffix('.py')}.py"
         )
         fix = (
-            f"write {meant}:{attribute}"
-            if meant
+            f"write {suggested_module}:{attribute}"
+            if suggested_module
             else "run from the folder that holds it, or put that folder in PYTHONPATH"
         )
         raise FdgError(f"{what} '{name}': there is no module '{module_name}': {fix}") from None
     for part in attribute.split("."):
         if not hasattr(value, part):
-            own = {key: one for key, one in getattr(value, "__dict__", {}).items() if not key.startswith("_")}
-            there = [key for key, one in own.items() if is_candidate(one)] or [
-                k for k in own if callable(own[k])
+            public_attributes = {
+                key: one for key, one in getattr(value, "__dict__", {}).items() if not key.startswith("_")
+            }
+            candidates = [key for key, one in public_attributes.items() if is_candidate(one)] or [
+                k for k in public_attributes if callable(public_attributes[k])
             ]
-            raise unknown_name(f"{what} in {module_name}", attribute, there) from None
+            raise unknown_name(f"{what} in {module_name}", attribute, candidates) from None
         value = getattr(value, part)
     return value
 

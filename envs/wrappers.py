@@ -16,7 +16,7 @@ import numpy as np
 from envs import composite
 from envs.checking import check_inside, check_observation
 from envs.composite import Dict, ObservationSpace, Tuple
-from envs.environment import State, TimeStep, Whole
+from envs.environment import EnvironmentBase, State, TimeStep
 from envs.native import Native, leaves
 from envs.observations import MaskedObservation, Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
@@ -43,7 +43,7 @@ class WrapperState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Wrapper(Whole):
+class Wrapper(EnvironmentBase):
     """An environment with changed observations. The base class changes nothing.
 
     A subclass is a frozen dataclass with `observation_space`, `begin` and `after`: pure functions of a batch,
@@ -61,7 +61,7 @@ class Wrapper(Whole):
     ...         return state, step._replace(reward=jnp.clip(step.reward, -1.0, 1.0))
     """
 
-    _inside: ClassVar[str] = "env"
+    _forwards_to: ClassVar[str] = "env"
 
     env: Any  # an envs.Environment
 
@@ -96,19 +96,21 @@ class Wrapper(Whole):
     def native(self) -> Native:
         """The library's observations and actions inside, with the wrapper applied in `see`.
 
-        A JAX environment inside has no other observations than its own, so the wrapper's are used.
+        For a JAX environment, the wrapper's own spaces are used instead.
 
         Raises:
           AttributeError: for a JAX environment.
         """
         inside: Native = self.env.native
 
-        def see(kept: Any, start: jax.Array, seen: Any) -> tuple[Any, Any]:
-            of_inside, state = kept
-            of_inside, seen = inside.see(of_inside, start, seen)
-            begun = _of_features(self.begin, seen)
-            state, shown = _where(start, begun, _of_features(lambda x: self.after(state, x), seen))
-            return (of_inside, state), shown
+        def see(kept: Any, start: jax.Array, observation: Any) -> tuple[Any, Any]:
+            inner_state, state = kept
+            inner_state, observation = inside.see(inner_state, start, observation)
+            begun = _apply_to_features(self.begin, observation)
+            state, output = _select(
+                start, begun, _apply_to_features(lambda x: self.after(state, x), observation)
+            )
+            return (inner_state, state), output
 
         def kept(count: int) -> Any:
             arrays = [
@@ -118,8 +120,8 @@ class Wrapper(Whole):
             start, before = jax.ShapeDtypeStruct((count,), jnp.bool_), inside.kept(count)
 
             def first(start: jax.Array, before: Any, *arrays: jax.Array) -> Any:
-                _, seen = inside.see(before, start, inside.encode(arrays, None))
-                return _of_features(self.begin, seen)[0]
+                _, observation = inside.see(before, start, inside.encode(arrays, None))
+                return _apply_to_features(self.begin, observation)[0]
 
             shapes = jax.eval_shape(first, start, before, *arrays)
             return before, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -127,19 +129,19 @@ class Wrapper(Whole):
         return inside._replace(see=see, kept=kept)
 
     @property
-    def _keeps(self) -> bool:
+    def _has_state(self) -> bool:
         return type(self).after is not Wrapper.after
 
     def reset(self, keys: jax.Array) -> tuple[State, Observation]:
         """Starts an episode for each key; see `Environment.reset`."""
         state, observation = self.env.reset(keys)
-        kept, shown = _of_features(self.begin, observation)
-        check_observation(self, "begin", shown, len(keys))
-        return WrapperState(state, kept) if self._keeps else state, shown
+        kept, output = _apply_to_features(self.begin, observation)
+        check_observation(self, "begin", output, len(keys))
+        return WrapperState(state, kept) if self._has_state else state, output
 
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
         """Takes one step in every environment; see `Environment.step`."""
-        inside, before = state if self._keeps else (state, ())
+        inside, before = state if self._has_state else (state, ())
         return self._after(before, *self.env.step(keys, inside, action))
 
     @property
@@ -149,7 +151,7 @@ class Wrapper(Whole):
             raise AttributeError(f"environment '{self.name}' has no send and recv")
 
         def send(keys: jax.Array, state: State, action: jax.Array) -> Any:
-            inside, before = state if self._keeps else (state, ())
+            inside, before = state if self._has_state else (state, ())
             return self.env.send(keys, inside, action), before
 
         return send
@@ -165,21 +167,22 @@ class Wrapper(Whole):
 
     def _after(self, before: Any, inside: State, step: TimeStep) -> tuple[State, TimeStep]:
         """The state and output after a step of the inner environment."""
-        kept, final = _of_features(lambda x: self.after(before, x), step.final_observation)
-        begun, first = _of_features(self.begin, step.observation)
-        for method, one in (("after" if self._keeps else "begin", final), ("begin", first)):
+        kept, final = _apply_to_features(lambda x: self.after(before, x), step.final_observation)
+        begun, first = _apply_to_features(self.begin, step.observation)
+        for method, one in (("after" if self._has_state else "begin", final), ("begin", first)):
             check_observation(self, method, one, len(step.reward))
-        kept, shown = _where(step.done, (begun, first), (kept, final))
-        step = step._replace(observation=shown, final_observation=final)
-        return WrapperState(inside, kept) if self._keeps else inside, step
+        kept, output = _select(step.done, (begun, first), (kept, final))
+        step = step._replace(observation=output, final_observation=final)
+        return WrapperState(inside, kept) if self._has_state else inside, step
 
 
 @dataclasses.dataclass(frozen=True)
 class FrameStack(Wrapper):
     """Stacks the last `frames` observations, oldest first; an episode starts with copies of its first one.
 
-    Along the last axis; images of two axes become channels: `[H, W, C]` becomes `[H, W, frames * C]`, `[D]`
-    becomes `[frames * D]`, `[H, W]` becomes `[H, W, frames]`. Each part of a `Dict` or `Tuple` is stacked.
+    Stacks along the last axis; images of two axes become channels: `[H, W, C]` becomes `[H, W, frames * C]`,
+    `[D]` becomes `[frames * D]`, `[H, W]` becomes `[H, W, frames]`. Each part of a `Dict` or `Tuple` is
+    stacked.
 
     >>> from envs import make
     >>> FrameStack(make("CartPole-v1"), 4).observation_space.shape
@@ -195,7 +198,7 @@ class FrameStack(Wrapper):
     @property
     def observation_space(self) -> ObservationSpace:
         """Space of the stacked frames."""
-        return _mapped(self._stacked, self.env.observation_space)
+        return _map_spaces(self._stacked_space, self.env.observation_space)
 
     def begin(self, observation: Any) -> tuple[Any, Any]:
         """Repeats the first observation."""
@@ -217,7 +220,7 @@ class FrameStack(Wrapper):
 
         return composite.map_parts(of_part, self.env.observation_space, observation, *others)
 
-    def _stacked(self, part: Space) -> Space:
+    def _stacked_space(self, part: Space) -> Space:
         match part:
             case Discrete(n):
                 return MultiDiscrete((n,) * self.frames)
@@ -257,16 +260,16 @@ class ActionRepeat(Wrapper):
         return None if limit is None else -(-limit // self.times)
 
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
-        """Take up to `times` steps in every environment."""
+        """Takes up to `times` steps in every environment."""
 
-        def again(i: jax.Array, so_far: Any) -> Any:
+        def repeat(i: jax.Array, so_far: Any) -> Any:
             before, step = so_far
             new_keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys)
             after, new = self.env.step(new_keys, before, action)
             new = new._replace(reward=step.reward + new.reward)
-            return _where(step.done, so_far, (after, new))
+            return _select(step.done, so_far, (after, new))
 
-        state, step = jax.lax.fori_loop(1, self.times, again, self.env.step(keys, state, action))
+        state, step = jax.lax.fori_loop(1, self.times, repeat, self.env.step(keys, state, action))
         steps = -(-step.episode_length // self.times)
         return state, step._replace(episode_length=steps)
 
@@ -289,13 +292,15 @@ class HideObservations(Wrapper):
         super().__post_init__()
         hidden = tuple(self.hidden) if isinstance(self.hidden, tuple | list) else (self.hidden,)
         object.__setattr__(self, "hidden", hidden)
-        space, there = self.env.observation_space, self._there
+        space, part_names = self.env.observation_space, self._part_names
         kind = f"environment '{self.name}': HideObservations"
-        if not there:
+        if not part_names:
             raise FdgError(f"{kind}: an observation of {space} has no parts to hide")
-        if unknown := [one for one in hidden if isinstance(one, bool) or one not in there]:
-            raise FdgError(f"{kind}: there is no part {unknown[0]!r}, but {listed(map(repr, there), 'and')}")
-        if set(hidden) >= set(there):
+        if unknown := [one for one in hidden if isinstance(one, bool) or one not in part_names]:
+            raise FdgError(
+                f"{kind}: there is no part {unknown[0]!r}, but {listed(map(repr, part_names), 'and')}"
+            )
+        if set(hidden) >= set(part_names):
             raise FdgError(f"{kind}: all parts are hidden: leave one")
 
     @property
@@ -304,21 +309,21 @@ class HideObservations(Wrapper):
         space = self.env.observation_space
         match space:
             case Dict(privileged=privileged):
-                left = self._chosen(dict(space.spaces))
+                left = self._visible(dict(space.spaces))
                 return Dict(left, [name for name in privileged if name in left])
             case Tuple(spaces=parts):
-                return Tuple(self._chosen(parts))
+                return Tuple(self._visible(parts))
             case MultiDiscrete(nvec=nvec):
-                return MultiDiscrete(self._chosen(nvec))
-        low, high = (self._chosen(end) for end in (space.low_array, space.high_array))
+                return MultiDiscrete(self._visible(nvec))
+        low, high = (self._visible(end) for end in (space.low_array, space.high_array))
         return Box(bound(low), bound(high), low.shape, space.dtype)
 
     def begin(self, observation: Any) -> tuple[Any, Any]:
         """The remaining parts."""
-        return (), self._chosen(observation)
+        return (), self._visible(observation)
 
     @property
-    def _there(self) -> list[Any]:
+    def _part_names(self) -> list[Any]:
         space = self.env.observation_space
         match space:
             case Dict(spaces=spaces):
@@ -327,9 +332,9 @@ class HideObservations(Wrapper):
                 return [*range(len(parts))]
         return [*range(space.shape[0])] if len(space.shape) == 1 else []
 
-    def _chosen(self, parts: Any) -> Any:
+    def _visible(self, parts: Any) -> Any:
         """The remaining parts of a dictionary or tuple, or components of an array's last axis."""
-        left = [key for key in self._there if key not in self.hidden]
+        left = [key for key in self._part_names if key not in self.hidden]
         if isinstance(parts, dict):
             return {key: parts[key] for key in left}
         return tuple(parts[key] for key in left) if isinstance(parts, tuple) else parts[..., np.array(left)]
@@ -384,9 +389,9 @@ class TimeAware(Wrapper):
 
     def _with_time(self, steps: jax.Array, observation: Any) -> Any:
         agents = () if self.num_agents is None else (self.num_agents,)
-        passed = steps.astype(jnp.float32) / self.env.max_episode_steps
+        elapsed = steps.astype(jnp.float32) / self.env.max_episode_steps
         shape = (steps.shape[0], *agents, 1)
-        time = jnp.broadcast_to(passed.reshape(-1, *(1,) * (len(shape) - 1)), shape)
+        time = jnp.broadcast_to(elapsed.reshape(-1, *(1,) * (len(shape) - 1)), shape)
         if self._is_vector:
             return jnp.concatenate([observation, time], axis=-1)
         parts = observation if isinstance(self.env.observation_space, Dict) else {"observation": observation}
@@ -399,19 +404,19 @@ class TimeAware(Wrapper):
 
 
 # Wrapper parameters of `envs.make`, from the innermost to the outermost: the class, and the field that the
-# value sets; without one, a flag.
-_BY_PARAMETER: dict[str, tuple[type[Wrapper], str | None]] = {
+# value sets; None if the value is a flag that adds the wrapper.
+_WRAPPERS: dict[str, tuple[type[Wrapper], str | None]] = {
     "action_repeat": (ActionRepeat, "times"),
     "hide_observations": (HideObservations, "hidden"),
     "time_aware": (TimeAware, None),
     "frame_stack": (FrameStack, "frames"),
 }
-PARAMETERS = tuple(_BY_PARAMETER)
+PARAMETERS = tuple(_WRAPPERS)
 
 
 def wrapped(env: Any, parameters: Mapping[str, Any]) -> Any:
     """Wraps the environment as `parameters` say (other parameters are ignored)."""
-    for name, (cls, field) in _BY_PARAMETER.items():
+    for name, (cls, field) in _WRAPPERS.items():
         if field is None:
             check_options(f"environment '{env.name}'", {name: False}, parameters)
         if parameters.get(name, False) is not False:
@@ -426,7 +431,7 @@ def unwrapped(env: Any) -> tuple[Any, dict[str, Any]]:
     >>> unwrapped(FrameStack(make("CartPole-v1"), 4))[1]
     {'frame_stack': 4}
     """
-    for name, (cls, field) in _BY_PARAMETER.items():
+    for name, (cls, field) in _WRAPPERS.items():
         if type(env) is cls:
             inside, parameters = unwrapped(env.env)
             return inside, {**parameters, name: True if field is None else getattr(env, field)}
@@ -442,29 +447,29 @@ def keeps_rewards(env: Any) -> bool:
     return True
 
 
-def _of_features(function: Callable[[Any], tuple[Any, Any]], observation: Observation) -> tuple[Any, Any]:
+def _apply_to_features(
+    function: Callable[[Any], tuple[Any, Any]], observation: Observation
+) -> tuple[Any, Any]:
     """Applies `begin` or `after` to the features of an observation; a mask is unchanged."""
     features, mask = features_and_mask(observation)
     pair = function(features)
     if not isinstance(pair, tuple) or len(pair) != 2:
-        raise FdgError(
-            f"begin and after of a wrapper return (what to keep, what to show), not {kind_of(pair)}"
-        )
-    kept, shown = pair
-    return kept, shown if mask is None else MaskedObservation(shown, mask)
+        raise FdgError(f"begin and after of a wrapper return (state to keep, output), not {kind_of(pair)}")
+    kept, output = pair
+    return kept, output if mask is None else MaskedObservation(output, mask)
 
 
-def _where(chosen: jax.Array, one: Any, other: Any) -> Any:
+def _select(chosen: jax.Array, one: Any, other: Any) -> Any:
     """Selects between two pytrees of arrays `[B, ...]` by row: the first where `chosen [B]`."""
     return jax.vmap(lambda c, x, y: jax.tree.map(lambda a, b: jnp.where(c, a, b), x, y))(chosen, one, other)
 
 
-def _mapped(function: Callable[[Space], Space], space: ObservationSpace) -> ObservationSpace:
+def _map_spaces(function: Callable[[Space], Space], space: ObservationSpace) -> ObservationSpace:
     match space:
         case Dict(spaces=spaces, privileged=privileged):
-            return Dict({name: _mapped(function, part) for name, part in spaces}, privileged)
+            return Dict({name: _map_spaces(function, part) for name, part in spaces}, privileged)
         case Tuple(spaces=parts):
-            return Tuple(tuple(_mapped(function, part) for part in parts))
+            return Tuple(tuple(_map_spaces(function, part) for part in parts))
     return function(space)
 
 

@@ -20,8 +20,8 @@ from fdg.reading import read_json
 
 SOURCES = ("table", "train", "supernet", "surrogate")
 SHIPPED = "accuracies.json"
-UNIT = 10_000  # units of accuracy 1 in the table
-_LARGEST_FILE = 2**24  # bytes
+UNIT = 10_000  # an accuracy of 1 in the table, which has integers
+_MAX_FILE_BYTES = 2**24  # bytes
 _CHUNK = 16  # children trained together; constant, so that results do not depend on the number of children
 
 
@@ -78,22 +78,22 @@ def read_table(table: str = "") -> dict[str, Any]:
 
     Without `table`, the one that is shipped.
     """
-    shares = read_json(table or Path(__file__).with_name(SHIPPED), _LARGEST_FILE)
+    rows_by_signature = read_json(table or Path(__file__).with_name(SHIPPED), _MAX_FILE_BYTES)
     is_table = all(
         isinstance(row, dict)
         and isinstance(row.get("accuracy"), list)
         and row["accuracy"]
-        and all(isinstance(one, list) and all(_is_share(x) for x in one) for one in row["accuracy"])
-        for row in shares.values()
+        and all(isinstance(one, list) and all(_is_accuracy(x) for x in one) for one in row["accuracy"])
+        for row in rows_by_signature.values()
     )
     if not is_table:
         raise FdgError(
             f"{table or SHIPPED} is not a table of accuracies: python -m bench.codesign_table makes one"
         )
-    return shares
+    return rows_by_signature
 
 
-def _is_share(x: Any) -> bool:
+def _is_accuracy(x: Any) -> bool:
     return isinstance(x, int) and not isinstance(x, bool) and 0 <= x <= UNIT
 
 
@@ -129,19 +129,19 @@ def accuracies(
 def _train_networks(task: Task, networks: jax.Array, wanted: jax.Array) -> jax.Array:
     """Trains the `wanted` networks in chunks of `_CHUNK`; [B] float32."""
     total, data = len(networks), _images(task)
-    all_of, options = children.network(task), jnp.asarray(children.options(task))
-    first = jnp.argsort(~wanted, stable=True)
-    first = jnp.pad(first, (0, -total % _CHUNK), constant_values=total)  # `total` is out of range: dropped
+    network, options = children.network(task), jnp.asarray(children.options(task))
+    order = jnp.argsort(~wanted, stable=True)
+    order = jnp.pad(order, (0, -total % _CHUNK), constant_values=total)  # `total` is out of range: dropped
 
-    def more(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def has_more(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         return carry[0] * _CHUNK < wanted.sum()
 
     def train(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        at, accuracy = carry
-        rows = jax.lax.dynamic_slice_in_dim(first, at * _CHUNK, _CHUNK)
+        chunk, accuracy = carry
+        rows = jax.lax.dynamic_slice_in_dim(order, chunk * _CHUNK, _CHUNK)
         choices = options[networks[jnp.minimum(rows, total - 1)]]
-        new = children.train(all_of, data, choices, 0, children.settings(data))
-        return at + 1, accuracy.at[rows].set(new, mode="drop")
+        new = children.train(network, data, choices, 0, children.settings(data))
+        return chunk + 1, accuracy.at[rows].set(new, mode="drop")
 
-    _, accuracy = jax.lax.while_loop(more, train, (jnp.int32(0), jnp.zeros(total)))
+    _, accuracy = jax.lax.while_loop(has_more, train, (jnp.int32(0), jnp.zeros(total)))
     return jnp.where(wanted, accuracy, 0)

@@ -62,11 +62,11 @@ def convolve(images: jax.Array, kernel: Kernel, stride: int = 1) -> jax.Array:
     used."""
     weights = kernel.weights
     if images.shape[1:3] == (1, 1):
-        seen, weights = images, weights[4:5]
+        inputs, weights = images, weights[4:5]
     else:
-        seen = patches(images, stride)
-    flat = seen.reshape(-1, seen.shape[-1]) @ weights.reshape(-1, weights.shape[-1])
-    return (flat + kernel.bias[None]).reshape(*seen.shape[:3], -1)
+        inputs = patches(images, stride)
+    flat = inputs.reshape(-1, inputs.shape[-1]) @ weights.reshape(-1, weights.shape[-1])
+    return (flat + kernel.bias[None]).reshape(*inputs.shape[:3], -1)
 
 
 def _pointwise(images: jax.Array, kernel: Kernel) -> jax.Array:
@@ -74,7 +74,7 @@ def _pointwise(images: jax.Array, kernel: Kernel) -> jax.Array:
     return flat.reshape(*images.shape[:-1], -1)
 
 
-def _upwards(images: jax.Array, kernel: Kernel) -> jax.Array:
+def _upsample(images: jax.Array, kernel: Kernel) -> jax.Array:
     """A transposed convolution, 2 x 2 with stride 2: each pixel becomes four."""
     number, rows, columns, channels = images.shape
     flat = images.reshape(-1, channels)
@@ -88,59 +88,62 @@ def _leaky(images: jax.Array) -> jax.Array:
     return jax.nn.leaky_relu(images, 0.1)
 
 
-def _up_to(width: jax.Array, images: jax.Array) -> jax.Array:
+def _mask_filters(width: jax.Array, images: jax.Array) -> jax.Array:
     """Zeroes the maps from filter `width` on."""
     return images * (jnp.arange(images.shape[-1]) < width)[None, None, None]
 
 
 def _resnet9(task: Task, space: ResNet9) -> Network:
-    most = [max(one.options) for one in task.decisions]
-    widths = [most[0], *most[1::2]]
+    largest = [max(one.options) for one in task.decisions]
+    widths = [largest[0], *largest[1::2]]
     sizes: Sizes = {"first": (9, space.channels, widths[0])}
     for stage in (1, 2, 3):
         sizes[f"down {stage}"] = (9, widths[stage - 1], widths[stage])
         sizes |= {f"pair {stage} {i}": (9, widths[stage], widths[stage]) for i in (0, 1)}
     sizes["last"] = (1, widths[3], space.classes)
 
-    def of(choice: jax.Array) -> Widths:
-        each = [choice[0], choice[1], choice[3], choice[5]]
-        used: Widths = {"first": (space.channels, each[0]), "last": (each[3], space.classes)}
+    def widths_of(choice: jax.Array) -> Widths:
+        filters = [choice[0], choice[1], choice[3], choice[5]]
+        used: Widths = {"first": (space.channels, filters[0]), "last": (filters[3], space.classes)}
         for stage in (1, 2, 3):
-            used[f"down {stage}"] = each[stage - 1], each[stage]
-            used |= {f"pair {stage} {i}": (each[stage], each[stage]) for i in (0, 1)}
+            used[f"down {stage}"] = filters[stage - 1], filters[stage]
+            used |= {f"pair {stage} {i}": (filters[stage], filters[stage]) for i in (0, 1)}
         return used
 
     def apply(kernels: dict[str, Kernel], choice: jax.Array, images: jax.Array) -> jax.Array:
-        now = _up_to(choice[0], jax.nn.relu(convolve(images, kernels["first"])))
+        features = _mask_filters(choice[0], jax.nn.relu(convolve(images, kernels["first"])))
         for stage in (1, 2, 3):
             width, residuals = choice[2 * stage - 1], choice[2 * stage]
-            now = _up_to(width, jax.nn.relu(convolve(now, kernels[f"down {stage}"], 2)))
-            more = jax.nn.relu(convolve(now, kernels[f"pair {stage} 0"]))
-            more = convolve(_up_to(width, more), kernels[f"pair {stage} 1"])
-            now = _up_to(width, jax.nn.relu(now + residuals * more))
-        return now.mean((1, 2)) @ kernels["last"].weights[0] + kernels["last"].bias[None]
+            features = _mask_filters(width, jax.nn.relu(convolve(features, kernels[f"down {stage}"], 2)))
+            residual = jax.nn.relu(convolve(features, kernels[f"pair {stage} 0"]))
+            residual = convolve(_mask_filters(width, residual), kernels[f"pair {stage} 1"])
+            features = _mask_filters(width, jax.nn.relu(features + residuals * residual))
+        return features.mean((1, 2)) @ kernels["last"].weights[0] + kernels["last"].bias[None]
 
-    return Network(sizes, of, apply)
+    return Network(sizes, widths_of, apply)
 
 
 def _unet(task: Task, space: UNet) -> Network:
     heights, firsts, inners, lasts = (one.options for one in task.decisions)
     levels, first, inner = max(heights), max(firsts), max(inners)
     # A level's map has the inner width, or the last level's if the network ends there.
-    seen = [first, *[max(inner if level < levels - 1 else 0, max(lasts)) for level in range(1, levels)]]
+    level_widths = [
+        first,
+        *[max(inner if level < levels - 1 else 0, max(lasts)) for level in range(1, levels)],
+    ]
     up = [first, *[inner] * (levels - 2)]  # levels below the last one
     sizes: Sizes = {"first": (9, space.channels, first), "end": (1, first, 1)}
     for level in range(1, levels):
-        into = up[level - 1]
-        sizes[f"down {level}"] = 9, into, seen[level]
-        sizes[f"up {level}"] = 4, seen[level], into
-        sizes[f"join {level}"] = 9, 2 * into, into
+        upper_width = up[level - 1]
+        sizes[f"down {level}"] = 9, upper_width, level_widths[level]
+        sizes[f"up {level}"] = 4, level_widths[level], upper_width
+        sizes[f"join {level}"] = 9, 2 * upper_width, upper_width
 
     def width(choice: jax.Array, level: int) -> jax.Array:
         height, first, inner, last = choice
         return first if level == 0 else jnp.where(level == height - 1, last, inner)
 
-    def of(choice: jax.Array) -> Widths:
+    def widths_of(choice: jax.Array) -> Widths:
         widths: Widths = {"first": (space.channels, choice[1]), "end": (choice[1], 1)}
         for level in range(1, levels):
             above, here = width(choice, level - 1), width(choice, level)
@@ -149,23 +152,25 @@ def _unet(task: Task, space: UNet) -> Network:
         return widths
 
     def apply(kernels: dict[str, Kernel], choice: jax.Array, images: jax.Array) -> jax.Array:
-        now = _up_to(choice[1], _leaky(convolve(images, kernels["first"])))
-        maps = [now]
+        features = _mask_filters(choice[1], _leaky(convolve(images, kernels["first"])))
+        maps = [features]
         for level in range(1, levels):
-            now = _leaky(convolve(maps[-1][..., : up[level - 1]], kernels[f"down {level}"], 2))
-            maps.append(_up_to(width(choice, level), now))
+            features = _leaky(convolve(maps[-1][..., : up[level - 1]], kernels[f"down {level}"], 2))
+            maps.append(_mask_filters(width(choice, level), features))
         for level in reversed(range(1, levels)):
             # If the network ends at this level, there is no lower level.
-            now = jnp.where(level == choice[0] - 1, maps[level], jnp.pad(
-                now, ((0, 0),) * 3 + ((0, seen[level] - now.shape[-1]),)
+            features = jnp.where(level == choice[0] - 1, maps[level], jnp.pad(
+                features, ((0, 0),) * 3 + ((0, level_widths[level] - features.shape[-1]),)
             ))  # fmt: skip
-            raised = _leaky(_upwards(now, kernels[f"up {level}"]))
-            raised = _up_to(width(choice, level - 1), raised)
-            both = jnp.concatenate([raised, maps[level - 1][..., : up[level - 1]]], -1)
-            now = _up_to(width(choice, level - 1), _leaky(convolve(both, kernels[f"join {level}"])))
-        return _pointwise(now, kernels["end"])[..., 0]
+            upsampled = _leaky(_upsample(features, kernels[f"up {level}"]))
+            upsampled = _mask_filters(width(choice, level - 1), upsampled)
+            joined = jnp.concatenate([upsampled, maps[level - 1][..., : up[level - 1]]], -1)
+            features = _mask_filters(
+                width(choice, level - 1), _leaky(convolve(joined, kernels[f"join {level}"]))
+            )
+        return _pointwise(features, kernels["end"])[..., 0]
 
-    return Network(sizes, of, apply)
+    return Network(sizes, widths_of, apply)
 
 
 _KINDS: dict[type, Callable[[Task, Any], Network]] = {ResNet9: _resnet9, UNet: _unet}
@@ -193,11 +198,11 @@ def init(children: Network, choice: jax.Array, key: jax.Array) -> dict[str, Kern
     Children with the same key share random numbers, which reduces the noise between them.
     """
     widths, kernels = children.widths(choice), {}
-    for at, (name, (taps, inputs, outputs)) in enumerate(children.sizes.items()):
-        draw = jax.random.normal(jax.random.fold_in(key, at), (taps, inputs, outputs))
-        summed = widths[name][0] * (1 if name.startswith("up") else taps)  # products summed in each output
+    for index, (name, (taps, inputs, outputs)) in enumerate(children.sizes.items()):
+        draw = jax.random.normal(jax.random.fold_in(key, index), (taps, inputs, outputs))
+        num_products = widths[name][0] * (1 if name.startswith("up") else taps)  # per output
         # A residual pair starts as zero, so that a deeper child starts equal to a shallower one.
-        scale = jnp.where(name.startswith("pair") and name.endswith(" 1"), 0, jnp.sqrt(2 / summed))
+        scale = jnp.where(name.startswith("pair") and name.endswith(" 1"), 0, jnp.sqrt(2 / num_products))
         kernels[name] = Kernel(scale * draw, jnp.zeros(outputs))
     return kernels
 
@@ -232,11 +237,11 @@ def measure(children: Network, kernels: Any, choice: jax.Array, images: Images) 
         logits = children.apply(kernels, choice, part[0])
         if part[1].ndim == 1:
             return (logits.argmax(-1) == part[1]).sum(), (part[1] >= 0).sum()
-        mask, there, is_test = logits > 0, part[1] == 1, part[1] >= 0
-        return (mask & there & is_test).sum(), ((mask | there) & is_test).sum()
+        mask, truth, is_test = logits > 0, part[1] == 1, part[1] >= 0
+        return (mask & truth & is_test).sum(), ((mask | truth) & is_test).sum()
 
-    right, of = (x.sum() for x in jax.lax.map(count, (tests, labels)))
-    return right / jnp.maximum(of, 1)
+    correct, total = (x.sum() for x in jax.lax.map(count, (tests, labels)))
+    return correct / jnp.maximum(total, 1)
 
 
 def batches(number: int, settings: Settings, key: jax.Array) -> jax.Array:
@@ -255,7 +260,9 @@ def fit(
     each step, and `rate` is Adam's initial step size, with cosine decay to 0.
     """
     gradient = jax.vmap(jax.grad(functools.partial(_loss, children)), in_axes=(0, 0, None, None))
-    return _descend(lambda kernels, _, *seen: gradient(kernels, choices, *seen), images, kernels, order, rate)
+    return _descend(
+        lambda kernels, _, *batch: gradient(kernels, choices, *batch), images, kernels, order, rate
+    )
 
 
 def _descend(
@@ -266,9 +273,9 @@ def _descend(
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, len(order)))
 
     def step(carry: tuple, per_step: tuple) -> tuple[tuple, None]:
-        (kernels, state), (at, key) = carry, per_step
-        slope = gradient(kernels, key, train_images[at], labels[at])
-        change, state = optimizer.update(slope, state, kernels)
+        (kernels, state), (indices, key) = carry, per_step
+        gradients = gradient(kernels, key, train_images[indices], labels[indices])
+        change, state = optimizer.update(gradients, state, kernels)
         return (optax.apply_updates(kernels, change), state), None
 
     return jax.lax.scan(step, (kernels, optimizer.init(kernels)), (order, keys))[0][0]
@@ -299,21 +306,22 @@ def check_images(task: Task, images: Images) -> None:
     build: Any = task.build
     size, channels = build.size, build.channels
     if images.train.shape[1:] != (size, size, channels):
-        rows, columns, there = images.train.shape[1:]
+        rows, columns, image_channels = images.train.shape[1:]
         raise FdgError(
-            f"task '{task.name}': images of '{task.data}' are {rows} x {columns} with {there} channels, and"
-            f" its networks take {size} x {size} with {channels}: write size = {rows}, channels = {there}"
+            f"task '{task.name}': images of '{task.data}' are {rows} x {columns} with {image_channels}"
+            f" channels, and its networks take {size} x {size} with {channels}: write size = {rows},"
+            f" channels = {image_channels}"
         )
     if images.is_segmentation != isinstance(build, UNet):
         labels, fits = ("masks", "unet") if images.is_segmentation else ("classes", "resnet9")
         raise FdgError(
             f"task '{task.name}': labels of '{task.data}' are {labels}, which need space = '{fits}'"
         )
-    most = 1 + int(max(images.train_labels.max(), images.test_labels.max()))
-    if isinstance(build, ResNet9) and most > build.classes:
+    num_classes = 1 + int(max(images.train_labels.max(), images.test_labels.max()))
+    if isinstance(build, ResNet9) and num_classes > build.classes:
         raise FdgError(
-            f"task '{task.name}': '{task.data}' has {most} classes, and its networks {build.classes}: write"
-            f" classes = {most}"
+            f"task '{task.name}': '{task.data}' has {num_classes} classes, and its networks {build.classes}:"
+            f" write classes = {num_classes}"
         )
 
 
@@ -323,20 +331,20 @@ def supernet(task: Task, images: Images, seed: int = 0, steps: int = 400) -> jax
     A step sums gradients of the widest child, the narrowest and two random ones (the sandwich rule: Yu and
     Huang, ICCV 2019, arXiv 1903.05134); then each child is measured without further training.
     """
-    children, each = network(task), jnp.asarray(options(task))
-    how = settings(images)._replace(steps=steps)
+    children, all_choices = network(task), jnp.asarray(options(task))
+    training = settings(images)._replace(steps=steps)
     init_key, batch_key, draw_key = jax.random.split(jax.random.key(seed), 3)
     ends = jnp.asarray([[max(x.options) for x in task.decisions], [min(x.options) for x in task.decisions]])
 
     def loss(kernels: Any, choices: jax.Array, images: jax.Array, labels: jax.Array) -> jax.Array:
         return jax.vmap(lambda one: _loss(children, kernels, one, images, labels))(choices).mean()
 
-    def gradient(kernels: Any, key: jax.Array, *seen: jax.Array) -> Any:
-        drawn = each[jax.random.randint(key, (2,), 0, len(each))]
-        return jax.grad(loss)(kernels, jnp.concatenate([ends, drawn]), *seen)
+    def gradient(kernels: Any, key: jax.Array, *batch: jax.Array) -> Any:
+        drawn = all_choices[jax.random.randint(key, (2,), 0, len(all_choices))]
+        return jax.grad(loss)(kernels, jnp.concatenate([ends, drawn]), *batch)
 
     kernels = init(children, ends[0], init_key)
-    order = batches(len(images.train), how, batch_key)
-    keys = jax.random.split(draw_key, how.steps)
-    kernels = _descend(gradient, images, kernels, order, how.learning_rate, keys)
-    return jax.lax.map(lambda choice: measure(children, kernels, choice, images), each, batch_size=16)
+    order = batches(len(images.train), training, batch_key)
+    keys = jax.random.split(draw_key, training.steps)
+    kernels = _descend(gradient, images, kernels, order, training.learning_rate, keys)
+    return jax.lax.map(lambda choice: measure(children, kernels, choice, images), all_choices, batch_size=16)

@@ -17,7 +17,7 @@ from fdg.errors import FdgError
 
 INFEASIBLE = 3  # exit status where no design meets the specs
 _ABOUT = """Searches networks and an accelerator together, so that latency, energy and area meet their specs.
-FILE.toml says the problem; w1, w2 and w3 are there already. It prints the best design and the specs, and
+FILE.toml states the problem; w1, w2 and w3 are built in. It prints the best design and the specs, and
 writes report.md, best.json, designs.csv, pictures, and files for ZigZag and MAESTRO into the run directory.
 Other flags of `fdg train` can be given: --algo, --policy, --devices, --seed, --out, --resume RUN (without a
 FILE), ..., and the algorithm's own. Exit status 3: no design meets the specs."""
@@ -32,7 +32,7 @@ FLAGS = (
     Flag("module", tuple[str, ...], (), "MODULE:NAME of networks of your own that the file names, to import"),
 )
 _PROGRAM = "fdg codesign"
-_REFUSED = ("env", "sweep", "optuna", "num-seeds", "eval-episodes", "total-steps")
+_REFUSED_FLAGS = ("env", "sweep", "optuna", "num-seeds", "eval-episodes", "total-steps")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +60,7 @@ def _run(argv: Sequence[str]) -> int:
     parameters.pop("file", None)
     for word in rest:
         name = word.partition("=")[0].removeprefix("--")
-        if word.startswith("--") and name in _REFUSED:
+        if word.startswith("--") and name in _REFUSED_FLAGS:
             fix = {"env": "give the file first", "total-steps": "give --samples"}.get(name, "use fdg train")
             raise FdgError(f"--{name} is not a flag of {_PROGRAM}: {fix}")
     resumes = any(word == "--resume" or word.startswith("--resume=") for word in rest)
@@ -73,10 +73,10 @@ def _run(argv: Sequence[str]) -> int:
     try:
         return _search(env, samples, resumes, rest)
     except FdgError as error:
-        raise type(error)(_by_own_flags(str(error))) from error
+        raise type(error)(_with_own_flags(str(error))) from error
 
 
-def _by_own_flags(message: str) -> str:
+def _with_own_flags(message: str) -> str:
     """A message about flags of `fdg train`, with those of `fdg codesign` in their place."""
     message = re.sub(r"--env codesign:[^?\s]*\?(?:\S*?&)?module=([^&\s]+)\S*", r"--module \1", message)
     return message.replace("--env codesign:", "").replace("--total-steps", "--samples")
@@ -119,8 +119,8 @@ def _resumed(parameters: Mapping[str, Any], rest: Sequence[str]) -> list[str]:
 
     if parameters.keys() == {"module"}:
         env = str(read_config(Path(CommandLine(rest).flags["resume"])).get("env"))
-        there = envs.parse(env)[1].get("module", ())
-        if parameters["module"] == ((there,) if isinstance(there, str) else tuple(there)):
+        configured = envs.parse(env)[1].get("module", ())
+        if parameters["module"] == ((configured,) if isinstance(configured, str) else tuple(configured)):
             return ["--env", env]
     name, value = next(iter(parameters.items()))
     text = ",".join(map(str, value)) if isinstance(value, tuple) else value

@@ -84,13 +84,13 @@ def sub_accelerator(
         raise FdgError(f"sub-accelerator: template '{template}' is not among {', '.join(known)}; pass known=")
     if [pes is None, rows is None, columns is None] not in ([True, False, False], [False, True, True]):
         raise FdgError("sub-accelerator: give either pes, or rows and columns")
-    largest = {"pes": LARGEST_ARRAY_PES, "rows": LARGEST_ARRAY_PES, "columns": LARGEST_ARRAY_PES}
+    limits = {"pes": LARGEST_ARRAY_PES, "rows": LARGEST_ARRAY_PES, "columns": LARGEST_ARRAY_PES}
     sizes = {"pes": pes, "rows": rows, "columns": columns, "buffer_bytes": buffer_bytes}
     for name, value in sizes.items():
-        most = largest.get(name, LARGEST_COUNT)
-        is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if value is not None and not (is_whole and 0 < value <= most):
-            raise FdgError(f"sub-accelerator: {name} is {value!r}; give a whole number from 1 to {most:,}")
+        limit = limits.get(name, LARGEST_COUNT)
+        is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if value is not None and not (is_integer and 0 < value <= limit):
+            raise FdgError(f"sub-accelerator: {name} is {value!r}; give a whole number from 1 to {limit:,}")
     if rows is not None and columns is not None and rows * columns > LARGEST_ARRAY_PES:
         raise FdgError(
             f"sub-accelerator: {rows} x {columns} are {rows * columns:,} PEs; "
@@ -115,17 +115,18 @@ def offchip_bytes(
 ) -> jax.Array:
     """Bytes between buffer and memory for a layer; the minimum over splits of half the buffer.
 
-    Some sixteenths hold a part of the weights, the rest a part of the inputs. Either all inputs pass once for
-    each part of the weights, or all weights once for each part of the inputs. If one tensor fits, each passes
-    once. All are bytes, float32 scalars; `buffer_bytes` is the whole buffer, half of which is being filled.
+    Some sixteenths of that half hold a part of the weights, the rest a part of the inputs. Either all inputs
+    pass once for each part of the weights, or all weights once for each part of the inputs. If one tensor
+    fits, each passes once. All are bytes, float32 scalars; `buffer_bytes` is the whole buffer, half of which
+    is being filled.
     """
     half = jnp.maximum(jnp.asarray(buffer_bytes, jnp.float32), 2) / 2
     share = jnp.arange(1, 16, dtype=jnp.float32) / 16
     weights_held = weights + inputs * jnp.ceil(weights / (share * half))
     inputs_held = inputs + weights * jnp.ceil(inputs / ((1 - share) * half))
-    parted = jnp.minimum(weights_held.min(), inputs_held.min())
+    split_bytes = jnp.minimum(weights_held.min(), inputs_held.min())
     fits = jnp.minimum(weights, inputs) <= half
-    return outputs + jnp.where(fits, weights + inputs, jnp.maximum(parted, weights + inputs))
+    return outputs + jnp.where(fits, weights + inputs, jnp.maximum(split_bytes, weights + inputs))
 
 
 def _cost(
@@ -136,9 +137,9 @@ def _cost(
     overlap: bool,
 ) -> LayerCosts:
     """The costs of one layer on one sub-accelerator: scalars."""
-    pes, is_there = L.product(sub.rows, sub.columns), (sub.rows > 0) & (sub.columns > 0)
+    pes, exists = L.product(sub.rows, sub.columns), (sub.rows > 0) & (sub.columns > 0)
     has_weights = layer.has_weights > 0
-    costs = [_of_template(one, layer, sub, technology) for one in dataflows]
+    costs = [_template_costs(one, layer, sub, technology) for one in dataflows]
     cycles, words, fill, pe_mm2 = jax.tree.map(
         lambda *each: jnp.select([sub.template == i for i in range(len(costs))], each, each[-1]), *costs
     )
@@ -157,7 +158,7 @@ def _cost(
     )
     terms_cycles = terms.max() if overlap else L.add(L.add(terms[0], terms[1]), terms[2])
     latency = L.add(terms_cycles, jnp.where(has_weights, fill, 0))
-    latency = jnp.where(is_there, latency, LARGEST_COUNT)
+    latency = jnp.where(exists, latency, LARGEST_COUNT)
     macs = L.macs(layer)
     buffered = (technology.noc_ratio + technology.buffer_ratio) * sum(words)
     operations = (
@@ -172,13 +173,13 @@ def _cost(
         onchip_bytes=onchip,
         offchip_bytes=offchip,
         energy_pj=technology.mac_pj * operations + leakage_pj,
-        # A 1 x 1 array: SCALE-Sim counts cycles from 0, so one fewer.
+        # For a 1 x 1 array, SCALE-Sim counts one cycle fewer than multiplications.
         utilization=macs / jnp.maximum(jnp.maximum(jnp.asarray(cycles, jnp.float32) * pes, macs), 1),
         bound=jnp.argmax(terms).astype(jnp.int32),
     )
 
 
-def _of_template(template: Template, layer: Layers, sub: SubAccelerators, technology: Technology) -> tuple:
+def _template_costs(template: Template, layer: Layers, sub: SubAccelerators, technology: Technology) -> tuple:
     rows, columns = jnp.maximum(sub.rows, 1), jnp.maximum(sub.columns, 1)
     cycles, words = template.cycles(layer, rows, columns), template.buffer_words(layer, rows, columns)
     pe_mm2 = jnp.float32(template.pe_mm2(technology))

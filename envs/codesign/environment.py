@@ -27,7 +27,7 @@ ORDERS = ("at_once", "sequence")
 REWARDS = ("paper", "feasible_first")
 INFO = ("score", "feasible", "violation", "latency_cycles", "energy_pj", "area_mm2", "best_score")
 RHO, _LARGEST_RHO = 10.0, 1e4  # initial and maximum weight of the penalty
-_MOST = 10.0  # the largest observed number
+_MAX_OBSERVATION = 10.0  # the largest observed number
 
 
 def make(
@@ -80,11 +80,13 @@ def make(
     for key, (value, known) in options.items():
         if value not in known:
             raise unknown_name(f"{key} of {PREFIX}{name}", str(value), known)
-    made = reading.get(name, (module,) if isinstance(module, str) else module, path)
+    chosen_problem = reading.get(name, (module,) if isinstance(module, str) else module, path)
     if accuracy is not None:
-        made = dataclasses.replace(made, accuracy=str(accuracy))
+        chosen_problem = dataclasses.replace(chosen_problem, accuracy=str(accuracy))
     if subs is not None:
-        made = dataclasses.replace(made, chips=dataclasses.replace(made.chips, subaccelerators=subs))
+        chosen_problem = dataclasses.replace(
+            chosen_problem, chips=dataclasses.replace(chosen_problem.chips, subaccelerators=subs)
+        )
     for key in limits:
         if key not in reading.UNITS:
             known = ("specs", "order", "reward", "accuracy", "subs", "module", "path", "info", *reading.UNITS)
@@ -92,19 +94,21 @@ def make(
     if limits:
         if specs not in (None, "explicit"):
             raise FdgError(f"{PREFIX}{name}: specs={specs} and {next(iter(limits))} are given: leave one out")
-        limited = reading.specs(f"{PREFIX}{name}", limits, made.technology)
-        base = Specs() if made.specs in dict(made.levels).values() else made.specs
-        both = (old if math.isinf(new) else new for old, new in zip(base, limited, strict=True))
-        made = dataclasses.replace(made, specs=Specs(*both))
+        limit_specs = reading.specs(f"{PREFIX}{name}", limits, chosen_problem.technology)
+        base = (
+            Specs() if chosen_problem.specs in dict(chosen_problem.levels).values() else chosen_problem.specs
+        )
+        merged = (old if math.isinf(new) else new for old, new in zip(base, limit_specs, strict=True))
+        chosen_problem = dataclasses.replace(chosen_problem, specs=Specs(*merged))
     elif specs in reading.LEVELS:
-        made = made.at(specs)
+        chosen_problem = chosen_problem.at(specs)
     elif specs == "random":
-        made = made.at("loose")
-    wanted = named_info(info)
-    for one in wanted:
+        chosen_problem = chosen_problem.at("loose")
+    info_names = named_info(info)
+    for one in info_names:
         if one not in INFO:
             raise unknown_name(f"info of {PREFIX}{name}", one, INFO)
-    return CoDesign(made, order, reward, specs == "random", wanted)
+    return CoDesign(chosen_problem, order, reward, specs == "random", info_names)
 
 
 def absolute(name: str) -> str:
@@ -208,23 +212,23 @@ class CoDesign:
         specs, and accuracies.
         """
         sequence = 0 if self._at_once else 3 * len(self.problem.decisions()) + 2
-        return Box(0.0, _MOST, (sequence + 6 + len(self.problem.tasks),))
+        return Box(0.0, _MAX_OBSERVATION, (sequence + 6 + len(self.problem.tasks),))
 
     def reset(self, keys: jax.Array) -> tuple[State, Observation]:
         """Starts one episode per key; see `Environment.reset`."""
         check_keys(self.name, keys)
         number = len(keys)
-        nothing = found.empty(self.problem, (number,))
+        empty_designs = found.empty(self.problem, (number,))
         state = State(
-            nothing.choices,
+            empty_designs.choices,
             jnp.zeros(number, jnp.int32),
             jax.vmap(self._specs)(keys),
             jnp.full(number, RHO),
             jnp.full((number, 2), jnp.asarray([-1e9, 0.0])),
-            nothing,
+            empty_designs,
             found.empty(self.problem, (number, found.POINTS)),
         )
-        return state, self._observed(state)
+        return state, self._observation(state)
 
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
         """Takes one decision in every episode; see `Environment.step`.
@@ -233,7 +237,7 @@ class CoDesign:
         """
         check_keys(self.name, keys)
         action = actions(self.name, action, self.action_space, keys.shape)
-        return rowwise(self._rows)(keys, state, action)
+        return rowwise(self._step_rows)(keys, state, action)
 
     def designs(self, state: Any) -> found.Results:
         """The best design and the Pareto points of all instances, as NumPy arrays.
@@ -251,7 +255,7 @@ class CoDesign:
             raise FdgError(f"{self.name}: the value contains {len(states)} of its states: give one state")
         return found.merge(states[0].best, states[0].front)
 
-    def _rows(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
+    def _step_rows(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
         """`step` for independent rows."""
         if self._at_once:
             chosen, at = jax.vmap(self._repair)(action), state.at + 1
@@ -260,20 +264,22 @@ class CoDesign:
             at = state.at + 1
         done = at == self.max_episode_steps
         evaluate = functools.partial(problem.evaluate, self.problem)
-        nothing = jax.tree.map(
+        empty_result = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(evaluate, chosen, state.specs)
         )
-        # Episodes are in step, so this runs once per episode. Where they are not, unfinished rows are
-        # ignored.
-        result = jax.lax.cond(done.any(), evaluate, lambda *_: nothing, chosen, state.specs)
+        # All episodes end at the same step, so this runs once per episode. If they do not, results of
+        # unfinished rows are ignored.
+        result = jax.lax.cond(done.any(), evaluate, lambda *_: empty_result, chosen, state.specs)
         penalty = jax.vmap(self._penalty)(result.excess, state.specs)
         if self.reward == "paper":
-            worth = result.score - state.rho * penalty
+            final_reward = result.score - state.rho * penalty
         else:
-            worth = jnp.where(result.feasible, result.score, -jnp.minimum(result.violation, _MOST))
-        reward = jnp.where(done, worth, 0)
-        after = self._with_found(state._replace(chosen=chosen, at=at), result, penalty, done)
-        final = self._observed(after, result, done)
+            final_reward = jnp.where(
+                result.feasible, result.score, -jnp.minimum(result.violation, _MAX_OBSERVATION)
+            )
+        reward = jnp.where(done, final_reward, 0)
+        after = self._with_best_designs(state._replace(chosen=chosen, at=at), result, penalty, done)
+        final = self._observation(after, result, done)
         start = after._replace(
             chosen=jnp.where(done[:, None], 0, after.chosen),
             at=jnp.where(done, 0, after.at),
@@ -284,7 +290,7 @@ class CoDesign:
             "best_score": jnp.where(after.best.violation == 0, after.best.score, jnp.nan),
         }
         time_step = TimeStep(
-            observation=self._observed(start),
+            observation=self._observation(start),
             reward=reward,
             terminated=done,
             truncated=jnp.zeros_like(done),
@@ -297,21 +303,23 @@ class CoDesign:
         )
         return start, time_step
 
-    def _with_found(self, state: State, result: Evaluation, penalty: jax.Array, done: jax.Array) -> State:
+    def _with_best_designs(
+        self, state: State, result: Evaluation, penalty: jax.Array, done: jax.Array
+    ) -> State:
         """Inserts completed designs into the best designs."""
-        judged = result.violation
+        violation = result.violation
         if self.draws_specs:
             costs = problem.Costs(result.latency_cycles, result.energy_pj, result.area_mm2)
-            judged = jax.vmap(lambda one: problem.over(one, self.problem.specs).sum())(costs)
-        new = found.evaluated_designs(state.chosen, result, jnp.where(done, judged, jnp.inf))
-        reward, leading = (x[:, 0] - state.rho * x[:, 1] for x in (
+            violation = jax.vmap(lambda one: problem.over(one, self.problem.specs).sum())(costs)
+        new = found.evaluated_designs(state.chosen, result, jnp.where(done, violation, jnp.inf))
+        reward, leader_reward = (x[:, 0] - state.rho * x[:, 1] for x in (
             jnp.stack([result.score, penalty], 1), state.leader
         ))  # fmt: skip
-        leads = done & (reward > leading)
+        leads = done & (reward > leader_reward)
         # The reward prefers a design that violates a spec to one that meets all: increase the penalty.
-        is_wrong = leads & ~result.feasible & (state.best.violation == 0)
+        prefers_violation = leads & ~result.feasible & (state.best.violation == 0)
         rho = jnp.where(
-            is_wrong & (not self.draws_specs), jnp.minimum(2 * state.rho, _LARGEST_RHO), state.rho
+            prefers_violation & (not self.draws_specs), jnp.minimum(2 * state.rho, _LARGEST_RHO), state.rho
         )
         return state._replace(
             rho=rho,
@@ -320,7 +328,7 @@ class CoDesign:
             front=jax.vmap(found.insert)(state.front, new),
         )
 
-    def _observed(
+    def _observation(
         self, state: State, result: Evaluation | None = None, done: jax.Array | None = None
     ) -> Observation:
         """Observations [B]; include a design's costs if its episode is done."""
@@ -333,13 +341,13 @@ class CoDesign:
             results = jnp.where(done[:, None], known, results)
         parts = [specs, results]
         if self._at_once:
-            return jnp.clip(jnp.concatenate(parts, 1), 0, _MOST)
+            return jnp.clip(jnp.concatenate(parts, 1), 0, _MAX_OBSERVATION)
         at = jnp.minimum(state.at, self.max_episode_steps - 1)
-        seen = jax.vmap(self._seen)(state.chosen, state.at)
+        seen = jax.vmap(self._design_observation)(state.chosen, state.at)
         mask = jax.vmap(functools.partial(problem.mask, self.problem))(state.chosen, at)
-        return MaskedObservation(jnp.clip(jnp.concatenate([seen, *parts], 1), 0, _MOST), mask)
+        return MaskedObservation(jnp.clip(jnp.concatenate([seen, *parts], 1), 0, _MAX_OBSERVATION), mask)
 
-    def _seen(self, chosen: jax.Array, at: jax.Array) -> jax.Array:
+    def _design_observation(self, chosen: jax.Array, at: jax.Array) -> jax.Array:
         """The observation of one incomplete design."""
         decisions, chips = self.problem.decisions(), self.problem.chips
         largest = jnp.asarray([max(1, len(one.options) - 1) for one in decisions], jnp.float32)
@@ -362,7 +370,7 @@ class CoDesign:
     def _penalty(self, excess: jax.Array, specs: jax.Array) -> jax.Array:
         """NASAIC's penalty: the excess of each spec, relative to its maximum excess.
 
-        Relative to the spec, if the problem has no bound.
+        If the problem has no bound, the excess is relative to the spec.
         """
         bounds = jnp.asarray(self.problem.bounds, jnp.float32)
         over = jnp.where(jnp.isfinite(bounds) & (bounds > specs), specs / (bounds - specs), 1)

@@ -24,26 +24,26 @@ class Enumerated(NamedTuple):
     violation: float  # 0 if a design meets the specs; else the least sum of relative excess
 
 
-_CHUNK = 512  # fits in a core's cache
+_CHUNK = 512  # designs, whose arrays fit in a core's cache
 
 
 @functools.partial(jax.jit, static_argnames="problem")
-def _chunk(problem: Problem, chips: jax.Array, indices: jax.Array) -> tuple:
+def _evaluate_chunk(problem: Problem, chips: jax.Array, indices: jax.Array) -> tuple:
     counts = [len(task.choices()) for task in problem.tasks]
     costs = tables(problem)
 
-    def one(index: jax.Array) -> tuple[jax.Array, jax.Array, Costs]:
-        places = [math.prod(counts[task + 1 :]) for task in range(len(counts))]
-        chosen = jnp.stack([index // place % count for place, count in zip(places, counts, strict=True)])
-        rest = index // math.prod(counts)
-        return chosen, chips[rest], costs_of(problem, costs, chosen, chips[rest])
+    def evaluate(index: jax.Array) -> tuple[jax.Array, jax.Array, Costs]:
+        strides = [math.prod(counts[task + 1 :]) for task in range(len(counts))]
+        chosen = jnp.stack([index // stride % count for stride, count in zip(strides, counts, strict=True)])
+        chip_index = index // math.prod(counts)
+        return chosen, chips[chip_index], costs_of(problem, costs, chosen, chips[chip_index])
 
-    return jax.vmap(one)(indices)
+    return jax.vmap(evaluate)(indices)
 
 
 def designs_at(problem: Problem, indices: jax.Array) -> tuple[jax.Array, jax.Array, Costs]:
     """Designs by index, below `problem.count()`: networks, kinds and costs."""
-    return _chunk(problem, jnp.asarray(problem.chips.all()), jnp.asarray(indices))
+    return _evaluate_chunk(problem, jnp.asarray(problem.chips.all()), jnp.asarray(indices))
 
 
 def specs_at(problem: Problem, quantile: float, samples: int = 100_000, seed: int = 0) -> Specs:
@@ -56,8 +56,8 @@ def specs_at(problem: Problem, quantile: float, samples: int = 100_000, seed: in
 def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs) -> Enumerated:
     """The best design: the highest score that meets the specs, then the least energy.
 
-    Layers run in sequence. `scores` are of each task's choices, such as weighted accuracies; a design's score
-    is their sum.
+    Layers run in sequence. `scores` has an array for each task: a score for each of its choices, such as
+    weighted accuracies. A design's score is the sum over tasks.
     """
     counts = [len(task.choices()) for task in problem.tasks]
     if [len(each) for each in scores] != counts:
@@ -89,17 +89,17 @@ def _best(problem: Problem, chips: jax.Array, scores: jax.Array, specs: Specs) -
     def step(carry: tuple, first: jax.Array) -> tuple[tuple, None]:
         feasible, best, index = carry
         indices = first + jnp.arange(_CHUNK)
-        networks, _, costs = _chunk(problem, chips, jnp.minimum(indices, total - 1))
+        networks, _, costs = _evaluate_chunk(problem, chips, jnp.minimum(indices, total - 1))
         excess = jnp.where(indices < total, over(costs, specs).sum(0), jnp.inf)
         score = scores[tasks[None], networks].sum(1)
         # The lexicographic minimum of (violation, -score, energy).
         keys = excess, -score, costs.energy_pj
-        at = jnp.lexsort(keys[::-1])[0]
-        key = tuple(x[at] for x in keys)
+        lowest = jnp.lexsort(keys[::-1])[0]
+        key = tuple(x[lowest] for x in keys)
         is_better = precedes(key, best)
         best = tuple(jnp.where(is_better, a, b) for a, b in zip(key, best, strict=True))
-        return (feasible + (excess == 0).sum(), best, jnp.where(is_better, indices[at], index)), None
+        return (feasible + (excess == 0).sum(), best, jnp.where(is_better, indices[lowest], index)), None
 
-    begin = jnp.int32(0), (jnp.float32(jnp.inf),) * 3, jnp.int32(0)
-    firsts = jnp.arange(0, total, _CHUNK)
-    return jax.lax.scan(step, begin, firsts)[0]
+    initial = jnp.int32(0), (jnp.float32(jnp.inf),) * 3, jnp.int32(0)
+    chunk_starts = jnp.arange(0, total, _CHUNK)
+    return jax.lax.scan(step, initial, chunk_starts)[0]

@@ -37,23 +37,23 @@ def zigzag(layers: Sequence[Layer], chip: Chip, technology: Technology) -> dict[
     picojoules: accesses cost what `technology` defines for registers, for the buffer including the NoC, and
     for memory. Only layers with multiplications are written; the chip's template must be in `EXPORTED`.
     """
-    _check(chip)
+    _check_template(chip)
     multiplied = [layer for layer in layers if layer.has_weights]
     unrolled = [_UNROLLED[chip.template](layer, chip) for layer in multiplied]
     mapping = [
         _mapping("default", _DEFAULT[chip.template](chip)),
-        *(_mapping(f"layer{at}", one) for at, one in enumerate(unrolled)),
+        *(_mapping(f"layer{index}", one) for index, one in enumerate(unrolled)),
     ]
     return {
         "accelerator": json.dumps(_accelerator(chip, technology), indent=1),
         "mapping": json.dumps(mapping, indent=1),
         "workload": json.dumps(
-            [_loops(at, layer, technology) for at, layer in enumerate(multiplied)], indent=1
+            [_workload_layer(index, layer, technology) for index, layer in enumerate(multiplied)], indent=1
         ),
     }
 
 
-def _check(chip: Chip) -> None:
+def _check_template(chip: Chip) -> None:
     if chip.template not in EXPORTED:
         raise FdgError(
             f"template '{chip.template}' has no description for other tools; those that have one: "
@@ -61,7 +61,7 @@ def _check(chip: Chip) -> None:
         )
 
 
-def _loops(at: int, layer: Layer, technology: Technology) -> dict[str, Any]:
+def _workload_layer(index: int, layer: Layer, technology: Technology) -> dict[str, Any]:
     bits = 8 * technology.word_bytes
     sizes = {
         "G": layer.groups,
@@ -78,17 +78,17 @@ def _loops(at: int, layer: Layer, technology: Technology) -> dict[str, Any]:
     ]
     covered = [(outputs - 1) * layer.stride + kernel for outputs, kernel, _ in axes]
     present = [min(size, rows or size) for size, (_, _, rows) in zip(covered, axes, strict=True)]
-    padding = [size - there for size, there in zip(covered, present, strict=True)]
+    padding = [size - present_size for size, present_size in zip(covered, present, strict=True)]
     return {
-        "id": at,
-        "name": f"layer{at}",
+        "id": index,
+        "name": f"layer{index}",
         "operator_type": "Conv",
         "equation": "O[g][k][oy][ox]+=W[g][k][c][fy][fx]*I[g][c][iy][ix]",
         "dimension_relations": [f"iy={layer.stride}*oy+1*fy", f"ix={layer.stride}*ox+1*fx"],
         "loop_dims": list(sizes),
         "loop_sizes": list(sizes.values()),
         "operand_precision": dict.fromkeys(("W", "I", "O", "O_final"), bits),
-        "operand_source": {"I": at, "W": at},
+        "operand_source": {"I": index, "W": index},
         "pr_loop_dims": ["IY", "IX"],
         "pr_loop_sizes": present,
         "padding": [[size // 2, size - size // 2] for size in padding],
@@ -107,9 +107,9 @@ def _unrolled_dla(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
     if layer.groups == 1 and in_group <= 4:
         rows["FY"] = min(layer.kernel_rows, chip.rows // in_group)
     columns = {"K": min(out_group, chip.columns)}
-    together = min(chip.rows // in_group, chip.columns // out_group, layer.groups)
-    if together > 1:
-        columns["G"] = together
+    groups_at_once = min(chip.rows // in_group, chip.columns // out_group, layer.groups)
+    if groups_at_once > 1:
+        columns["G"] = groups_at_once
     return {"D1": _above_1(rows), "D2": _above_1(columns)}
 
 
@@ -121,16 +121,16 @@ def _unrolled_shi(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
 def _unrolled_rs(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
     """Kernel rows down, a strip of outputs across, and sets of them for kernels, groups or channels."""
     strip, kernel_rows = min(layer.out_rows, chip.columns), min(layer.kernel_rows, chip.rows)
-    left = {
+    remaining = {
         "K": layer.out_channels // layer.groups,
         "G": layer.groups,
         "C": layer.in_channels // layer.groups,
     }
     axes = {"FY": kernel_rows}, {"OY": strip}
     for axis, room in zip(axes, (chip.rows // kernel_rows, chip.columns // strip), strict=True):
-        name = next((name for name, size in left.items() if size > 1), "K")
-        axis[name] = min(room, left[name])
-        left[name] //= max(axis[name], 1)
+        name = next((name for name, size in remaining.items() if size > 1), "K")
+        axis[name] = min(room, remaining[name])
+        remaining[name] //= max(axis[name], 1)
     return {"D1": _above_1(axes[0]), "D2": _above_1(axes[1])}
 
 
@@ -170,8 +170,8 @@ def _accelerator(chip: Chip, technology: Technology) -> dict[str, Any]:
             [operand],
             shared,
             {
-                "r_port_1": ("read", word, word, _inside(operand, "tl", "th")),
-                "w_port_1": ("write", word, word, _inside(operand, "fh", "fl")),
+                "r_port_1": ("read", word, word, _port_directions(operand, "tl", "th")),
+                "w_port_1": ("write", word, word, _port_directions(operand, "fh", "fl")),
             },
         )
         for operand, (size, shared) in _REGISTERS[chip.template].items()
@@ -189,13 +189,13 @@ def _accelerator(chip: Chip, technology: Technology) -> dict[str, Any]:
             "rw_port_2": ("read_write", word, noc, ["I1, fh", "I2, fh", "O, fh", "O, th"]),
         },
     )
-    below = [f"{operand}, {way}" for operand in operands for way in ("fh", "tl")]
+    directions = [f"{operand}, {way}" for operand in operands for way in ("fh", "tl")]
     memories["memory"] = _memory(
         _MEMORY_BITS,
         pj["memory"] * dram / word,
         operands,
         everywhere,
-        {"rw_port_1": ("read_write", word, dram, [*below, "O, fl", "O, th"])},
+        {"rw_port_1": ("read_write", word, dram, [*directions, "O, fl", "O, th"])},
     )
     array = {
         "unit_energy": technology.mac_pj,
@@ -206,7 +206,7 @@ def _accelerator(chip: Chip, technology: Technology) -> dict[str, Any]:
     return {"name": chip.template, "operational_array": array, "memories": memories}
 
 
-def _inside(operand: str, of_input: str, of_sum: str) -> list[str]:
+def _port_directions(operand: str, of_input: str, of_sum: str) -> list[str]:
     """The directions of a register's port: for sums also from and to the level above."""
     return [f"{operand}, {of_input}", *([f"O, {of_sum}"] if operand == "O" else [])]
 
@@ -235,10 +235,10 @@ def maestro(layers: Sequence[tuple[str, Layer, Chip]]) -> str:
     names, layers and sub-accelerators; only layers with multiplications are written.
     """
     lines = ["Network codesign {"]
-    for at, (name, layer, chip) in enumerate(layers):
+    for index, (name, layer, chip) in enumerate(layers):
         if not layer.has_weights:
             continue
-        _check(chip)
+        _check_template(chip)
         is_depthwise = layer.groups == layer.in_channels == layer.out_channels > 1
         kernels, channels = layer.out_channels // layer.groups, layer.in_channels // layer.groups
         sizes = {
@@ -253,7 +253,7 @@ def maestro(layers: Sequence[tuple[str, Layer, Chip]]) -> str:
         lines += [
             f"  // {' '.join(name.split())}: {chip.template} of {chip.rows} x {chip.columns} PEs, buffer of "
             f"{chip.buffer_bytes} bytes, {chip.noc_bytes_per_cycle:g} bytes a cycle{groups}",
-            f"  Layer L{at} {{",
+            f"  Layer L{index} {{",
             f"    Type: {'DSCONV' if is_depthwise else 'CONV'}",
             f"    Stride {{ X: {layer.stride}, Y: {layer.stride} }}",
             f"    Dimensions {{ {', '.join(f'{key}: {size}' for key, size in sizes.items())} }}",
@@ -272,9 +272,9 @@ _WINDOWS = ["TemporalMap(Sz(R),1) Y", "TemporalMap(Sz(S),1) X"]
 def _flow_dla(chip: Chip, is_depthwise: bool) -> list[str]:
     if is_depthwise:
         return ["SpatialMap(1,1) C", *_WINDOWS, *_KERNEL]
-    inside = ["SpatialMap(1,1) C", *_WINDOWS, *_KERNEL]
-    around = ["SpatialMap(1,1) K", f"TemporalMap({chip.rows},{chip.rows}) C", *_KERNEL, *_WINDOWS]
-    return [*around, f"Cluster({chip.rows}, P)", *inside]
+    inner = ["SpatialMap(1,1) C", *_WINDOWS, *_KERNEL]
+    outer = ["SpatialMap(1,1) K", f"TemporalMap({chip.rows},{chip.rows}) C", *_KERNEL, *_WINDOWS]
+    return [*outer, f"Cluster({chip.rows}, P)", *inner]
 
 
 def _flow_shi(chip: Chip, is_depthwise: bool) -> list[str]:
@@ -285,8 +285,8 @@ def _flow_shi(chip: Chip, is_depthwise: bool) -> list[str]:
 
 def _flow_rs(_: Chip, is_depthwise: bool) -> list[str]:
     kernels = [] if is_depthwise else [f"TemporalMap({_FILTERS_AT_ONCE},{_FILTERS_AT_ONCE}) K"]
-    around = ["SpatialMap(1,1) Y'", "TemporalMap(1,1) X'", "TemporalMap(1,1) C", *kernels, *_KERNEL]
-    return [*around, "Cluster(Sz(R), P)", "SpatialMap(1,1) Y", "SpatialMap(1,1) R", _KERNEL[1]]
+    outer = ["SpatialMap(1,1) Y'", "TemporalMap(1,1) X'", "TemporalMap(1,1) C", *kernels, *_KERNEL]
+    return [*outer, "Cluster(Sz(R), P)", "SpatialMap(1,1) Y", "SpatialMap(1,1) R", _KERNEL[1]]
 
 
 _FLOWS = {"dla": _flow_dla, "shi": _flow_shi, "rs": _flow_rs}

@@ -62,23 +62,23 @@ def insert(front: Designs, new: Designs) -> Designs:
     """Inserts a design into the Pareto front, unless it is dominated: by score, latency, energy, area.
 
     A full front drops the point nearest to another, but never the highest score. `front` is [POINTS], with
-    empty places anywhere; `new` are scalars.
+    empty entries anywhere; `new` are scalars.
     """
-    old = jax.vmap(lambda one: _dominates(new, one))(front)
+    is_replaced = jax.vmap(lambda one: _dominates(new, one))(front)
     is_dominated = (jax.vmap(lambda one: _dominates(one, new))(front) & jnp.isfinite(front.violation)).any()
-    all_of = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), front, new)
-    kept = jnp.isfinite(all_of.violation) & jnp.append(~old, True)
-    logs = [jnp.log(jnp.maximum(jnp.asarray(x, jnp.float32), 1e-9)) for x in all_of[1:4]]
-    places = jnp.stack([*logs, all_of.score], axis=1)
-    apart = jnp.abs(places[:, None] - places[None]).sum(-1)
-    other = kept[None] & ~jnp.eye(len(kept), dtype=bool)
-    nearest = jnp.where(other, apart, jnp.inf).min(1)
-    best = jnp.where(kept, all_of.score, -jnp.inf).argmax()
+    candidates = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), front, new)
+    kept = jnp.isfinite(candidates.violation) & jnp.append(~is_replaced, True)
+    logs = [jnp.log(jnp.maximum(jnp.asarray(x, jnp.float32), 1e-9)) for x in candidates[1:4]]
+    coordinates = jnp.stack([*logs, candidates.score], axis=1)
+    distances = jnp.abs(coordinates[:, None] - coordinates[None]).sum(-1)
+    is_other = kept[None] & ~jnp.eye(len(kept), dtype=bool)
+    nearest = jnp.where(is_other, distances, jnp.inf).min(1)
+    best = jnp.where(kept, candidates.score, -jnp.inf).argmax()
     crowded = jnp.where(kept & (jnp.arange(len(kept)) != best), nearest, jnp.inf).argmin()
     kept &= ~(kept.all() & (jnp.arange(len(kept)) == crowded))
-    places_kept = jnp.argsort(~kept, stable=True)[:-1]
-    chosen = jax.tree.map(lambda x: x[places_kept], all_of)
-    chosen = chosen._replace(violation=jnp.where(kept[places_kept], chosen.violation, jnp.inf))
+    kept_indices = jnp.argsort(~kept, stable=True)[:-1]
+    chosen = jax.tree.map(lambda x: x[kept_indices], candidates)
+    chosen = chosen._replace(violation=jnp.where(kept[kept_indices], chosen.violation, jnp.inf))
     return jax.tree.map(lambda x, y: jnp.where(is_dominated, x, y), front, chosen)
 
 
@@ -91,22 +91,22 @@ class Results(NamedTuple):
 
 def merge(best: Designs, front: Designs) -> Results:
     """Merges instances: the best design and the Pareto front; arrays with any leading axes."""
-    flat, points = _flat(best), _flat(front)
-    first = np.lexsort((flat.energy_pj, -flat.score, flat.violation))[0]
-    points = _taken(points, np.flatnonzero(np.isfinite(points.violation)))
-    by = points.area_mm2, points.latency_cycles, points.energy_pj, -points.score, points.violation
-    points = _taken(points, np.lexsort(by))
+    flat, points = _flatten(best), _flatten(front)
+    best_index = np.lexsort((flat.energy_pj, -flat.score, flat.violation))[0]
+    points = _take(points, np.flatnonzero(np.isfinite(points.violation)))
+    sort_keys = points.area_mm2, points.latency_cycles, points.energy_pj, -points.score, points.violation
+    points = _take(points, np.lexsort(sort_keys))
     kept: list[int] = []
     for at in range(len(points.score)):  # designs are sorted after those that dominate them
-        if not np.any(_dominates(_taken(points, kept), _taken(points, at))):
+        if not np.any(_dominates(_take(points, kept), _take(points, at))):
             kept.append(at)
-    return Results(_taken(flat, first), _taken(points, kept))
+    return Results(_take(flat, best_index), _take(points, kept))
 
 
-def _flat(designs: Designs) -> Designs:
+def _flatten(designs: Designs) -> Designs:
     axes = np.ndim(designs.score)
     return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *np.shape(x)[axes:]), designs)
 
 
-def _taken(designs: Designs, at: Any) -> Designs:
+def _take(designs: Designs, at: Any) -> Designs:
     return Designs(*(x[np.asarray(at, np.int64)] for x in designs))

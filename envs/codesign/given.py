@@ -28,15 +28,15 @@ def from_function(network: Any, *inputs: Any) -> Network:
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(network, nnx.Module):
         definition, state = nnx.split(network)
-        merged = lambda state, *inputs: nnx.merge(definition, state)(*inputs)  # noqa: E731
-        return jaxpr_layers.read(merged, *inputs, weights=state)
+        apply_module = lambda state, *inputs: nnx.merge(definition, state)(*inputs)  # noqa: E731
+        return jaxpr_layers.read(apply_module, *inputs, weights=state)
     if hasattr(network, "init_with_output"):  # flax.linen
 
-        def initialised(*inputs: Any) -> Any:
+        def initialize_and_apply(*inputs: Any) -> Any:
             key = jax.random.key(0)
             return network.init_with_output({"params": key, "dropout": key}, *inputs)[0]
 
-        return jaxpr_layers.read(initialised, *inputs)
+        return jaxpr_layers.read(initialize_and_apply, *inputs)
     if not callable(network):
         raise FdgError(f"{quoted(network)} is not a network: give a function of arrays, or a module")
     return jaxpr_layers.read(network, *inputs)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from envs.codesign.layers import Layer, addition
 from fdg.errors import FdgError
 
-_MOST_LAYERS = 2000
+_MAX_LAYERS = 2000
 
 
 class Network(NamedTuple):
@@ -41,12 +41,12 @@ class Builder:
 
     def layer(self, layer: Layer, *read: Value) -> Value:
         """Appends a layer that reads some values; returns its output."""
-        at = len(self._layers)
-        if at >= _MOST_LAYERS:
-            raise FdgError(f"more than {_MOST_LAYERS:,} layers; give a network of fewer")
+        index = len(self._layers)
+        if index >= _MAX_LAYERS:
+            raise FdgError(f"more than {_MAX_LAYERS:,} layers; give a network with fewer")
         self._layers.append(layer)
-        self._branches |= {(source, at) for value in read for source in value.sources}
-        return Value(frozenset({at}), is_data=True)
+        self._branches |= {(source, index) for value in read for source in value.sources}
+        return Value(frozenset({index}), is_data=True)
 
     def free_result(self, read: Sequence[Value]) -> Value:
         """A value computed from others at no cost: an activation, a change of shape, a concatenation."""
@@ -80,7 +80,7 @@ class Builder:
         """Products of [rows, inner] with [inner, columns]; a batch becomes groups of one layer.
 
         Constants on either side are the weights. If both sides are feature maps, as in attention, the one
-        with fewer rows or columns is. `sizes` are batch, rows, columns and inner.
+        with fewer rows or columns counts as the weights. `sizes` are batch, rows, columns and inner.
         """
         batch, rows, columns, inner = sizes
         if not (left.is_data or right.is_data):
@@ -94,7 +94,7 @@ class Builder:
         """The network built so far."""
         if not any(layer.has_weights for layer in self._layers):
             raise FdgError("it has no convolution or matrix product: give a network that has one")
-        chain = {(at, at + 1) for at in range(len(self._layers) - 1)}
+        chain = {(index, index + 1) for index in range(len(self._layers) - 1)}
         branches = None if self._branches == chain else tuple(sorted(self._branches))
         return Network(tuple(self._layers), branches)
 
@@ -110,8 +110,8 @@ def window_layer(
 ) -> Layer:
     """A convolution or pooling of one or two spatial axes.
 
-    `channels` are of output and input, `inputs` sizes without padding. Dilation does not change the number of
-    multiplications. `has_weights` is 0 for pooling.
+    `channels` are those of output and input; `inputs` are sizes without padding. Dilation does not change the
+    number of multiplications. `has_weights` is 0 for pooling.
     """
     if len(outputs) not in (1, 2):
         raise FdgError(f"windows along {len(outputs)} axes; one or two are supported")
@@ -128,5 +128,5 @@ def window_layer(
 def map_sizes(shape: Sequence[int], channel_axis: int) -> tuple[int, int, int]:
     """Channels, rows and columns of a feature map; a batch of 1 counts as any other axis."""
     axis = channel_axis % max(len(shape), 1)
-    rest = [size for at, size in enumerate(shape) if at != axis]
+    rest = [size for index, size in enumerate(shape) if index != axis]
     return shape[axis] if shape else 1, math.prod(rest[:-1]), rest[-1] if rest else 1

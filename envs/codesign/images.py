@@ -1,6 +1,6 @@
 """Images for measuring accuracies: scikit-learn's digits, harder digits, synthetic cells, files.
 
-The same for all networks and seeds, and small on purpose: children are trained in seconds.
+They are the same for all networks and seeds, and small on purpose: children are trained in seconds.
 """
 
 import functools
@@ -24,7 +24,7 @@ class Images(NamedTuple):
     train: np.ndarray  # [N, rows, columns, channels] float32
     train_labels: np.ndarray  # [N] int32 classes, or [N, rows, columns] int32 of 0 and 1
     test: np.ndarray  # [M, rows, columns, channels] float32
-    test_labels: np.ndarray  # likewise
+    test_labels: np.ndarray  # [M, ...], like train_labels
 
     @property
     def is_segmentation(self) -> bool:
@@ -53,11 +53,11 @@ def digits(noise: float = 0.35, degrees: float = 0.0) -> Images:
     images, labels = loaded.images[order] / 16, loaded.target[order].astype(np.int32)
     if degrees:
         angles = random.uniform(-degrees, degrees, len(images))
-        turned = [
+        rotated = [
             scipy.ndimage.rotate(x, angle, reshape=False, order=1)
             for x, angle in zip(images, angles, strict=True)
         ]
-        images = np.stack(turned)
+        images = np.stack(rotated)
     images = images + noise * random.normal(size=images.shape)
     images = (2 * images - 1).astype(np.float32)[..., None]
     return Images(images[:_TRAIN], labels[:_TRAIN], images[_TRAIN:], labels[_TRAIN:])
@@ -68,9 +68,9 @@ def draw_cells(key: jax.Array, number: int, size: int = _CELLS_SIZE, noise: floa
 
     Returns `[number, size, size, 1] float32` and `[number, size, size] int32`, 1 within a cell.
     """
-    at_key, radius_key, angle_key, light_key, ground_key, noise_key = jax.random.split(key, 6)
+    centre_key, radius_key, angle_key, light_key, ground_key, noise_key = jax.random.split(key, 6)
     cells = 3
-    centre = jax.random.uniform(at_key, (number, cells, 2)) * size
+    centre = jax.random.uniform(centre_key, (number, cells, 2)) * size
     radii = size * jax.random.uniform(radius_key, (number, cells, 2), minval=0.08, maxval=0.24)
     angle = jax.random.uniform(angle_key, (number, cells), maxval=jnp.pi)
     light = jax.random.uniform(light_key, (number, cells), minval=0.6, maxval=1.4)
@@ -79,12 +79,12 @@ def draw_cells(key: jax.Array, number: int, size: int = _CELLS_SIZE, noise: floa
     across = columns[None, None] - centre[..., 1, None, None]
     cos, sin = jnp.cos(angle)[..., None, None], jnp.sin(angle)[..., None, None]
     along, aside = cos * down + sin * across, cos * across - sin * down
-    apart = jnp.hypot(along / radii[..., 0, None, None], aside / radii[..., 1, None, None])
-    shade = (light[..., None, None] * jax.nn.sigmoid(4 * (1 - apart))).max(1)
+    distance = jnp.hypot(along / radii[..., 0, None, None], aside / radii[..., 1, None, None])
+    shade = (light[..., None, None] * jax.nn.sigmoid(4 * (1 - distance))).max(1)
     slope = jax.random.uniform(ground_key, (number, 2, 1, 1), minval=-1, maxval=1)
     ground = slope[:, 0] * rows[None] / size + slope[:, 1] * columns[None] / size
     images = shade + ground + noise * jax.random.normal(noise_key, shade.shape)
-    return images[..., None], (apart < 1).any(1).astype(jnp.int32)
+    return images[..., None], (distance < 1).any(1).astype(jnp.int32)
 
 
 def cells() -> Images:
@@ -100,7 +100,7 @@ _IMAGES: dict[str, Callable[[], Images]] = {
     "cells": cells,
 }
 NAMES = tuple(_IMAGES)
-_MOST_BYTES = 2**30
+_MAX_BYTES = 2**30
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
@@ -117,13 +117,13 @@ def get(name: str) -> Images:
     """
     if name.endswith(".npz"):
         return _read(Path(name))
-    _check_named(name)
+    _check_not_empty(name)
     if name not in _IMAGES:
         raise unknown_name("images", name, (*NAMES, "FILE.npz"))
     return _IMAGES[name]()
 
 
-def _check_named(name: str) -> None:
+def _check_not_empty(name: str) -> None:
     if not name:
         raise FdgError(f"a task has no images: write data = followed by one of {', '.join(NAMES)}, FILE.npz")
 
@@ -132,7 +132,7 @@ def _check_named(name: str) -> None:
 def signature(name: str) -> str:
     """A name in `NAMES`; for a file its digest, so that it may be moved."""
     if not name.endswith(".npz"):
-        _check_named(name)
+        _check_not_empty(name)
         return name
     with open_regular(name) as file:
         return f"sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
@@ -142,8 +142,8 @@ def _read(path: Path) -> Images:
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             size = sum(one.file_size for one in archive.infolist())
-        if size > _MOST_BYTES:
-            raise FdgError(f"{path} holds {size:,} bytes: give at most {_MOST_BYTES:,}")
+        if size > _MAX_BYTES:
+            raise FdgError(f"{path} holds {size:,} bytes: give at most {_MAX_BYTES:,}")
         with np.load(path, allow_pickle=False) as arrays:
             missing = [one for one in _ARRAYS if one not in arrays]
             if missing:

@@ -57,15 +57,15 @@ class _Reader:
         values = dict(zip(jaxpr.invars, inputs, strict=True))
         values |= dict.fromkeys(jaxpr.constvars, graph.CONSTANT)
 
-        def of(atom: Any) -> Value:
+        def value_of(atom: Any) -> Value:
             return graph.CONSTANT if is_literal(atom) else values[atom]
 
         for eqn in jaxpr.eqns:
-            read = [of(atom) for atom in eqn.invars]
+            read = [value_of(atom) for atom in eqn.invars]
             results = self._results(eqn, read) if any(one.is_data for one in read) else [graph.CONSTANT]
-            several = results if len(results) == len(eqn.outvars) else results[:1] * len(eqn.outvars)
-            values |= dict(zip(eqn.outvars, several, strict=True))
-        return [of(atom) for atom in jaxpr.outvars]
+            outputs_of_eqn = results if len(results) == len(eqn.outvars) else results[:1] * len(eqn.outvars)
+            values |= dict(zip(eqn.outvars, outputs_of_eqn, strict=True))
+        return [value_of(atom) for atom in jaxpr.outvars]
 
     def _results(self, eqn: Any, read: list[Value]) -> list[Value]:
         name = eqn.primitive.name
@@ -75,7 +75,7 @@ class _Reader:
             if name in rules:
                 return [rules[name](eqn, read)]
             if inner := bodies(eqn):
-                return self._inside(eqn, inner, read)
+                return self._inner_jaxpr(eqn, inner, read)
             if name not in _FREE:
                 raise FdgError("this operation is not supported; leave it out of the network that is given")
             if name == "broadcast_in_dim":
@@ -83,7 +83,7 @@ class _Reader:
                 return [read[0]._replace(is_full_size=not grows and read[0].is_full_size)]
             if name in elementwise.RULES:
                 shapes, result = [v.aval.shape for v in eqn.invars], eqn.outvars[0].aval
-                return [self.builder.elementwise(read, shapes, result.shape, self._axis(result))]
+                return [self.builder.elementwise(read, shapes, result.shape, self._channel_axis_of(result))]
             return [self.builder.free_result(read)]
         except FdgError as error:
             message = str(error)
@@ -95,7 +95,7 @@ class _Reader:
                 )
             ) from None
 
-    def _inside(self, eqn: Any, inner: Sequence[Any], read: list[Value]) -> list[Value]:
+    def _inner_jaxpr(self, eqn: Any, inner: Sequence[Any], read: list[Value]) -> list[Value]:
         """Follows calls and loops of known length, trip by trip; branches and other loops are ignored."""
         if eqn.primitive.name in ("cond", "while"):
             if any(_has_layers(body.jaxpr) for body in inner):
@@ -104,15 +104,15 @@ class _Reader:
                 )
             return [self.builder.free_result(read)]
         (body,) = inner
-        operands = [read[at] for at in body.operands]
+        operands = [read[i] for i in body.operands]
         results = [graph.CONSTANT] * len(body.jaxpr.outvars)
         for _ in range(body.trips if _has_layers(body.jaxpr) else 1):
             results = self.run(body.jaxpr, operands)
-            for at, result in body.carry:
-                operands[at] = results[result]
-        return [results[at] for at in body.results]
+            for i, result in body.carry:
+                operands[i] = results[result]
+        return [results[i] for i in body.results]
 
-    def _axis(self, aval: Any) -> int:
+    def _channel_axis_of(self, aval: Any) -> int:
         return self._channel_axis if len(aval.shape) == 4 else -1
 
     def _convolution(self, eqn: Any, read: list[Value]) -> Value:
@@ -123,20 +123,20 @@ class _Reader:
         if image[batch] > 1 or params["batch_group_count"] > 1:
             raise FdgError(f"a batch of {image[batch]}; give an input of one example")
         self._channel_axis = out_channel
-        inputs, sizes = [image[at] for at in axes], [kernel[at] for at in window]
-        apart = params["lhs_dilation"]
-        if max(apart, default=1) > 1:
-            layer = transposed(image[channel], kernel[out], inputs, sizes, apart, groups)
+        inputs, sizes = [image[axis] for axis in axes], [kernel[axis] for axis in window]
+        dilation = params["lhs_dilation"]
+        if max(dilation, default=1) > 1:
+            layer = transposed(image[channel], kernel[out], inputs, sizes, dilation, groups)
         else:
             channels = kernel[out], image[channel]
-            outputs = [result[at] for at in out_axes]
+            outputs = [result[axis] for axis in out_axes]
             layer = graph.window_layer(channels, inputs, outputs, sizes, params["window_strides"], groups)
         return self.builder.layer(layer, *read)
 
     def _product(self, eqn: Any, read: list[Value]) -> Value:
         (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
         left, right = (v.aval.shape for v in eqn.invars)
-        inner, batches = (math.prod(left[at] for at in axes) for axes in (contracted, batch))
+        inner, batches = (math.prod(left[axis] for axis in axes) for axes in (contracted, batch))
         rows, columns = (math.prod(one) // max(inner * batches, 1) for one in (left, right))
         left_value, right_value = read
         return self.builder.product((batches, rows, columns, inner), left_value, right_value)
@@ -144,22 +144,22 @@ class _Reader:
     def _pooling(self, eqn: Any, read: list[Value]) -> Value:
         image, result = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
         kernel, strides = eqn.params["window_dimensions"], eqn.params["window_strides"]
-        pooled = [at for at in range(len(image)) if kernel[at] > 1 or strides[at] > 1]
+        pooled = [axis for axis in range(len(image)) if kernel[axis] > 1 or strides[axis] > 1]
         if len(image) < 3 or not pooled or min(pooled) == 0 or image[0] > 1:
             return self.builder.free_result(read)
-        axes = [at for at in range(1, len(image)) if at != self._channel_axis % len(image)]
-        axes = axes if set(pooled) <= set(axes) else [at for at in range(1, len(image)) if at in pooled]
-        return self._pooled(image, result, kernel, strides, axes, read)
+        axes = [axis for axis in range(1, len(image)) if axis != self._channel_axis % len(image)]
+        axes = axes if set(pooled) <= set(axes) else [axis for axis in range(1, len(image)) if axis in pooled]
+        return self._pooling_layer(image, result, kernel, strides, axes, read)
 
     def _reduction(self, eqn: Any, read: list[Value]) -> Value:
         """A mean over rows and columns is pooling."""
         image = eqn.invars[0].aval.shape
-        axes = [at for at in range(1, len(image)) if at != self._channel_axis % max(len(image), 1)]
+        axes = [axis for axis in range(1, len(image)) if axis != self._channel_axis % max(len(image), 1)]
         if len(image) != 4 or sorted(eqn.params["axes"]) != axes or image[0] > 1:
             return self.builder.free_result(read)
-        return self._pooled(image, (1,) * len(image), image, image, axes, read)
+        return self._pooling_layer(image, (1,) * len(image), image, image, axes, read)
 
-    def _pooled(
+    def _pooling_layer(
         self,
         image: Sequence[int],
         result: Sequence[int],
@@ -168,8 +168,8 @@ class _Reader:
         axes: Sequence[int],
         read: list[Value],
     ) -> Value:
-        channels = math.prod(size for at, size in enumerate(image) if at not in axes)
-        sizes = ([one[at] for at in axes] for one in (image, result, kernel, strides))
+        channels = math.prod(size for axis, size in enumerate(image) if axis not in axes)
+        sizes = ([one[axis] for axis in axes] for one in (image, result, kernel, strides))
         inputs, outputs, window, steps = sizes
         layer = graph.window_layer((channels, channels), inputs, outputs, window, steps, channels, 0)
         return self.builder.layer(layer, *read[:1])

@@ -1,6 +1,7 @@
 """Neural-network layers as seven loops, the input of a cost model.
 
-A `Layer` is checked Python integers; `stack` makes arrays of many, `Layers`, for programs. Batch size 1.
+A `Layer` has checked Python integers; `stack` makes arrays (`Layers`) of several, for programs. The batch
+size is 1.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ class Layer:
     """A layer, batch 1: each output, `out_channels` x `out_rows` x `out_columns`, is a sum over a window."""
 
     out_channels: int  # K
-    in_channels: int  # C; both of all groups together
+    in_channels: int  # C; both count all groups together
     out_rows: int  # P
     out_columns: int  # Q
     kernel_rows: int = 1  # R
@@ -54,13 +55,13 @@ class Layer:
     has_weights: int = 1  # 0 for pooling and additions: only traffic, no multiplications
 
     def __post_init__(self) -> None:
-        for one in dataclasses.fields(self):
-            value, least = getattr(self, one.name), 0 if one.name == "has_weights" else 1
+        for field in dataclasses.fields(self):
+            value, least = getattr(self, field.name), 0 if field.name == "has_weights" else 1
             is_size = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
-            if not (is_size or (value is None and one.name in ("in_rows", "in_columns"))):
-                raise FdgError(f"layer: {one.name} is {value!r}; give a whole number of at least {least}")
+            if not (is_size or (value is None and field.name in ("in_rows", "in_columns"))):
+                raise FdgError(f"layer: {field.name} is {value!r}; give a whole number of at least {least}")
             if value is not None:
-                object.__setattr__(self, one.name, int(value))
+                object.__setattr__(self, field.name, int(value))
         if self.has_weights > 1:
             raise FdgError(f"layer: has_weights is {self.has_weights}; give 0 or 1")
         for name in ("in_channels", "out_channels"):
@@ -188,10 +189,19 @@ def transposed_convolution(
     """
     if kernel < 1 or stride < 1:
         raise FdgError(f"transposed convolution: kernel {kernel}, stride {stride}; give at least 1 each")
-    part = math.ceil(kernel / stride)
+    kernel_part = math.ceil(kernel / stride)
     in_columns = in_rows if in_columns is None else in_columns
     return Layer(
-        out_channels * stride**2, in_channels, in_rows, in_columns, part, part, 1, 1, in_rows, in_columns
+        out_channels * stride**2,
+        in_channels,
+        in_rows,
+        in_columns,
+        kernel_part,
+        kernel_part,
+        1,
+        1,
+        in_rows,
+        in_columns,
     )
 
 
@@ -234,11 +244,11 @@ def product(*factors: jax.Array | int) -> jax.Array:
     >>> product(jnp.int32(3), 5).item(), product(jnp.int32(70_000), 70_000).item()
     (15, 2147000000)
     """
-    exact, near = jnp.int32(1), jnp.float32(1)
+    exact, approximate = jnp.int32(1), jnp.float32(1)
     for factor in factors:
         exact = exact * jnp.asarray(factor, jnp.int32)
-        near = near * jnp.asarray(factor, jnp.float32)
-    return jnp.where(near >= 2.1474e9, LARGEST_COUNT, jnp.minimum(exact, LARGEST_COUNT))
+        approximate = approximate * jnp.asarray(factor, jnp.float32)
+    return jnp.where(approximate >= 2.1474e9, LARGEST_COUNT, jnp.minimum(exact, LARGEST_COUNT))
 
 
 def add(a: jax.Array, b: jax.Array | int) -> jax.Array:

@@ -28,8 +28,8 @@ def alexnet() -> list[Layer]:
 def _resnet(blocks: tuple[int, ...], expansion: int) -> list[Layer]:
     """A ResNet (arXiv 1512.03385, table 1) for 224 x 224 images.
 
-    `blocks` are residual blocks per stage, `expansion` is the ratio of a block's outputs to its width; above
-    1: bottlenecks, with the stride in the 3 x 3.
+    `blocks` are residual blocks per stage, `expansion` is the ratio of a block's outputs to its width. Above
+    1, blocks are bottlenecks, with the stride in the 3 x 3 convolution.
     """
     layers = [convolution(3, 64, 224, kernel=7, stride=2), pooling(64, 113, kernel=3, stride=2)]
     channels, size = 64, 56
@@ -87,7 +87,7 @@ def mobilenet_v2() -> list[Layer]:
 
 
 def unet(size: int = 128, height: int = 4, width: int = 16) -> list[Layer]:
-    """A U-Net (arXiv 1505.04597) that keeps its size: two 3 x 3 a level, transposed convolutions upwards."""
+    """A U-Net (arXiv 1505.04597) that keeps its size: two convolutions per level; transposed ones upwards."""
     layers, channels = [], 1
     for level in range(height):
         if level:

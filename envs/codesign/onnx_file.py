@@ -11,9 +11,9 @@ from envs.codesign.layers import transposed_convolution
 from fdg.errors import FdgError, nearest, one_line
 from fdg.reading import read_bytes
 
-_LARGEST_FILE = 2**31  # bytes: the limit of protocol buffers
+_MAX_FILE_BYTES = 2**31  # bytes: the limit of protocol buffers
 
-# Free operations: done while a feature map passes, or changes of indices.
+# Free operations: computed while a feature map is transferred, or only changes of indices.
 _FREE = """
 Abs Acos And ArgMax ArgMin Asin Atan BatchNormalization BitShift Cast CastLike Ceil Celu Clip Compress Concat
 Constant ConstantOfShape Cos CumSum DepthToSpace DequantizeLinear Dropout Elu Equal Erf Exp Expand EyeLike
@@ -35,7 +35,7 @@ def read(path: Path) -> Network:
         import onnx
     except ModuleNotFoundError as error:
         raise FdgError(f"{path}: reading it needs the package onnx: pip install 'fdg[codesign]'") from error
-    content = read_bytes(path, _LARGEST_FILE)
+    content = read_bytes(path, _MAX_FILE_BYTES)
     try:
         model = onnx.load_model_from_string(content)
         if model.functions:
@@ -89,10 +89,10 @@ def _shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
 
 class _Reader:
     def __init__(self, model: Any):
-        of = model.graph
-        self._graph, self._builder = of, Builder()
-        self._values: dict[str, Value] = {one.name: graph.INPUT for one in of.input}
-        self._constants = {one.name: one for one in of.initializer}
+        onnx_graph = model.graph
+        self._graph, self._builder = onnx_graph, Builder()
+        self._values: dict[str, Value] = {one.name: graph.INPUT for one in onnx_graph.input}
+        self._constants = {one.name: one for one in onnx_graph.initializer}
         self._values |= dict.fromkeys(self._constants, graph.CONSTANT)
         rules: dict[str, Callable] = {"Conv": self._convolution, "ConvInteger": self._convolution}
         rules |= {"QLinearConv": self._quantized_convolution, "ConvTranspose": self._transposed}
@@ -102,20 +102,20 @@ class _Reader:
         rules |= {"QLinearMatMul": self._quantized_matmul}
         rules |= dict.fromkeys(_ELEMENTWISE, self._elementwise)
         rules |= dict.fromkeys(("Shape", "Size"), lambda node: graph.CONSTANT)
-        rules |= dict.fromkeys(_FREE, self._free) | dict.fromkeys(_REDUCING, self._reducing)
+        rules |= dict.fromkeys(_FREE, self._free_result) | dict.fromkeys(_REDUCING, self._reduction)
         self._rules = rules
-        for node in of.node:
-            self._check(node)
+        for node in onnx_graph.node:
+            self._check_supported(node)
         self._shapes = _shapes(model)
 
-    def _check(self, node: Any) -> None:
+    def _check_supported(self, node: Any) -> None:
         """Refuses an operator that is not supported."""
         name = _operator(node)
         if name not in self._rules:
             close = nearest(name, [one for one in self._rules if one not in _FREE], 1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise FdgError(
-                f"{_place(node)}: this operator is not supported{hint}; export with convolutions, "
+                f"{_node_label(node)}: this operator is not supported{hint}; export with convolutions, "
                 "pooling, Gemm, MatMul and elementwise operators"
             )
 
@@ -124,7 +124,7 @@ class _Reader:
             try:
                 value = self._rules[_operator(node)](node)
             except FdgError as error:
-                raise FdgError(f"{_place(node)}: {error}") from None
+                raise FdgError(f"{_node_label(node)}: {error}") from None
             self._values |= dict.fromkeys(node.output, value)
         return self._builder.network()
 
@@ -137,7 +137,7 @@ class _Reader:
             raise FdgError(f"the sizes of '{name}' are not known; export it with fixed sizes")
         return tuple(size for size in shape if size is not None)
 
-    def _free(self, node: Any) -> Value:
+    def _free_result(self, node: Any) -> Value:
         return self._builder.free_result(self._read(node))
 
     def _elementwise(self, node: Any) -> Value:
@@ -153,7 +153,7 @@ class _Reader:
         kernel = self._shape(node.input[weights])
         groups = _attributes(node).get("group", 1)
         _check_fits(self._shape(node.input[0])[1], kernel[1] * groups)
-        return self._windows(node, kernel[2:], (kernel[0], kernel[1] * groups), groups)
+        return self._window_layer(node, kernel[2:], (kernel[0], kernel[1] * groups), groups)
 
     def _quantized_convolution(self, node: Any) -> Value:
         return self._convolution(node, weights=3)
@@ -169,16 +169,16 @@ class _Reader:
         )
 
     def _pooling(self, node: Any) -> Value:
-        return self._pooled(node, _attributes(node)["kernel_shape"])
+        return self._pooling_layer(node, _attributes(node)["kernel_shape"])
 
     def _global_pooling(self, node: Any) -> Value:
-        return self._pooled(node, self._shape(node.input[0])[2:])
+        return self._pooling_layer(node, self._shape(node.input[0])[2:])
 
-    def _pooled(self, node: Any, kernel: Sequence[int]) -> Value:
+    def _pooling_layer(self, node: Any, kernel: Sequence[int]) -> Value:
         channels = self._shape(node.input[0])[1]
-        return self._windows(node, kernel, (channels, channels), channels, has_weights=0)
+        return self._window_layer(node, kernel, (channels, channels), channels, has_weights=0)
 
-    def _windows(
+    def _window_layer(
         self, node: Any, kernel: Sequence[int], channels: tuple[int, int], groups: int, has_weights: int = 1
     ) -> Value:
         inputs = self._shape(node.input[0])[2:]
@@ -187,7 +187,7 @@ class _Reader:
         layer = graph.window_layer(channels, inputs, outputs, kernel, strides, groups, has_weights)
         return self._builder.layer(layer, *self._read(node)[:1])
 
-    def _reducing(self, node: Any) -> Value:
+    def _reduction(self, node: Any) -> Value:
         """A mean over rows and columns is pooling."""
         shape = self._shapes.get(node.input[0]) or ()
         axes = _attributes(node).get("axes")
@@ -196,7 +196,7 @@ class _Reader:
 
             axes = numpy_helper.to_array(self._constants[node.input[1]]).tolist()
         if len(shape) != 4 or not axes or sorted(axis % 4 for axis in axes) != [2, 3]:
-            return self._free(node)
+            return self._free_result(node)
         _, channels, *sizes = self._shape(node.input[0])
         layer = graph.window_layer((channels, channels), sizes, (1, 1), sizes, (1, 1), channels, 0)
         return self._builder.layer(layer, *self._read(node)[:1])
@@ -207,7 +207,7 @@ class _Reader:
         right = self._shape(node.input[1])
         columns, expected = right if _attributes(node).get("transB", 0) else reversed(right)
         _check_fits(inner, expected)
-        return self._multiplied(node, (1, rows, columns, inner), 1)
+        return self._product(node, (1, rows, columns, inner), 1)
 
     def _matmul(self, node: Any, right: int = 1) -> Value:
         a, b = self._shape(node.input[0]), self._shape(node.input[right])
@@ -217,12 +217,12 @@ class _Reader:
         batches = math.prod(b[:-2])
         batches = 1 if batches == 1 else max(batches, math.prod(a[:-2]))  # else attention: two feature maps
         rows = math.prod(a[:-1]) if batches == 1 else a[-2]
-        return self._multiplied(node, (batches, rows, columns, a[-1]), right)
+        return self._product(node, (batches, rows, columns, a[-1]), right)
 
     def _quantized_matmul(self, node: Any) -> Value:
         return self._matmul(node, right=3)
 
-    def _multiplied(self, node: Any, sizes: tuple[int, int, int, int], right: int) -> Value:
+    def _product(self, node: Any, sizes: tuple[int, int, int, int], right: int) -> Value:
         left_value, right_value = (self._values.get(node.input[at], graph.CONSTANT) for at in (0, right))
         return self._builder.product(sizes, left_value, right_value)
 
@@ -254,7 +254,7 @@ def _operator(node: Any) -> str:
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
 
-def _place(node: Any) -> str:
+def _node_label(node: Any) -> str:
     return f"node '{node.name or ' '.join(node.output)}' ({_operator(node)})"
 
 

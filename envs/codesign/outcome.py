@@ -20,7 +20,7 @@ class Outcome:
     seconds: float  # of this process, compiling included
     # (designs, score, violation) over time; NaN before the first complete design
     curve: tuple[tuple[int, float, float], ...]
-    # the least latency, energy and area, each reached alone; None if a design meets all specs
+    # the least latency, energy and area, each minimised alone; None if a design meets all specs
     least: Specs | None
     path: Path  # the run directory
     caught: int | None = None  # the signal that ended it early; None for none

@@ -66,32 +66,37 @@ def _front(outcome: Outcome) -> Any:
 
 def _gantt(outcome: Outcome, layers: Sequence[Mapping[str, Any]]) -> Any:
     """The schedule: when and where each layer runs."""
-    there = chips(outcome.problem, outcome.best)
-    figure = _figure(11.0, 1.8 + 0.8 * len(there))
+    sub_accelerators = chips(outcome.problem, outcome.best)
+    figure = _figure(11.0, 1.8 + 0.8 * len(sub_accelerators))
     axes = figure.subplots()
     microseconds = 1e6 / outcome.problem.technology.clock_hz
     tasks = [task.name for task in outcome.problem.tasks]
     end = max(row["end_cycle"] for row in layers) * microseconds
-    named: set[str] = set()
+    labelled_tasks: set[str] = set()
     for row in layers:
         task, _, number = row["layer"].rpartition(": ")
         start = row["start_cycle"] * microseconds
         width = row["end_cycle"] * microseconds - start
         colour = _COLOURS[tasks.index(task) % len(_COLOURS)]
-        label = task if task not in named else None
-        named.add(task)
-        where = row["sub_accelerator"]
-        axes.barh(where, width, left=start, color=colour, edgecolor="white", linewidth=0.5, label=label)
+        label = task if task not in labelled_tasks else None
+        labelled_tasks.add(task)
+        vertical = row["sub_accelerator"]
+        axes.barh(vertical, width, left=start, color=colour, edgecolor="white", linewidth=0.5, label=label)
         if width > 0.015 * end:
-            axes.text(start + width / 2, where, number, ha="center", va="center", fontsize=7, color="white")
+            axes.text(
+                start + width / 2, vertical, number, ha="center", va="center", fontsize=7, color="white"
+            )
     spec = outcome.problem.specs.latency_cycles * microseconds
     if spec <= 3 * end:
         axes.axvline(spec, label="spec", **_SPEC)
     axes.set_yticks(
-        range(len(there)),
-        [f"{one.template}, {one.rows} x {one.columns} PEs" if one.rows else "none" for one in there],
+        range(len(sub_accelerators)),
+        [
+            f"{one.template}, {one.rows} x {one.columns} PEs" if one.rows else "none"
+            for one in sub_accelerators
+        ],
     )
-    axes.set_ylim(len(there) - 0.5, -0.5)
+    axes.set_ylim(len(sub_accelerators) - 0.5, -0.5)
     axes.set_xlim(0, None)
     axes.set_xlabel("us; numbers are layers of a network")
     figure.legend(loc="outside upper center", ncols=9, fontsize=8)
@@ -103,10 +108,10 @@ def _utilisation(layers: Sequence[Mapping[str, Any]]) -> Any:
     figure = _figure(max(6.0, 0.28 * len(layers) + 2), 4.2)
     axes = figure.subplots()
     for at, bound in enumerate(cost.BOUNDS):
-        mine = [i for i, row in enumerate(layers) if row["bound"] == bound]
-        heights = [layers[i]["utilization"] for i in mine]
-        axes.bar(mine, heights, color=_COLOURS[at], label=f"bound: {bound}")
-        no_height = [i for i in mine if not layers[i]["macs"]]  # pooling, additions
+        bars = [i for i, row in enumerate(layers) if row["bound"] == bound]
+        heights = [layers[i]["utilization"] for i in bars]
+        axes.bar(bars, heights, color=_COLOURS[at], label=f"bound: {bound}")
+        no_height = [i for i in bars if not layers[i]["macs"]]  # pooling, additions
         axes.scatter(no_height, [0.01] * len(no_height), marker="x", s=14, color=_COLOURS[at])
     axes.set_xticks(range(len(layers)), [row["layer"] for row in layers], rotation=90, fontsize=7)
     axes.set_ylim(0, 1)

@@ -97,44 +97,48 @@ def mask(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> jax.Array:
     `chosen` [decisions] int32 are indices of options; those from `at` on are not read.
     """
     decisions, chips = problem.decisions(), problem.chips
-    most = max(len(one.options) for one in decisions)
+    max_options = max(len(one.options) for one in decisions)
     lengths = jnp.asarray([len(one.options) for one in decisions])
-    first, each = len(decisions) - 4 * chips.subaccelerators, len(chips.decisions())
-    pes, noc = _options(chips, most)
+    first, per_sub = len(decisions) - 4 * chips.subaccelerators, len(chips.decisions())
+    pes, noc = _padded_options(chips, max_options)
     pes_left, noc_left = remaining_budget(problem, chosen, at)
-    sub = (at - first) // each
-    to_come = chips.subaccelerators - 1 - sub
+    sub = (at - first) // per_sub
+    later_subs = chips.subaccelerators - 1 - sub
     is_alone = (sub == chips.subaccelerators - 1) & (pes_left == chips.budget_pes)
-    by_pes = (pes <= pes_left - to_come * min(chips.pes)) & ((pes > 0) | ~is_alone)
+    by_pes = (pes <= pes_left - later_subs * min(chips.pes)) & ((pes > 0) | ~is_alone)
     # Sums of float32 fractions have rounding errors.
-    by_noc = noc <= (noc_left - to_come * min(chips.noc_bytes_per_cycle)) * (1 + 1e-6)
-    here = chosen[first + jnp.maximum(sub, 0) * each]
-    is_absent = pes[here] == 0
-    what = (at - first) % each
-    of_sub = jnp.where(what == 2, by_noc, True) & (~is_absent | _is_first(chips, most, what))
-    of_sub = jnp.where(what == 0, by_pes, of_sub)
-    return jnp.where(at >= first, of_sub, True) & (jnp.arange(most) < lengths[at])
+    by_noc = noc <= (noc_left - later_subs * min(chips.noc_bytes_per_cycle)) * (1 + 1e-6)
+    pes_option = chosen[first + jnp.maximum(sub, 0) * per_sub]
+    is_absent = pes[pes_option] == 0
+    position = (at - first) % per_sub
+    allowed = jnp.where(position == 2, by_noc, True) & (
+        ~is_absent | _is_absent_option(chips, max_options, position)
+    )
+    allowed = jnp.where(position == 0, by_pes, allowed)
+    return jnp.where(at >= first, allowed, True) & (jnp.arange(max_options) < lengths[at])
 
 
-def _is_first(chips: Chips, most: int, what: jax.Array | int) -> jax.Array:
+def _is_absent_option(chips: Chips, max_options: int, position: jax.Array | int) -> jax.Array:
     """True for the option of an absent sub-accelerator: the first, the lowest bandwidth."""
     least = chips.noc_bytes_per_cycle.index(min(chips.noc_bytes_per_cycle))
-    return jnp.arange(most) == jnp.where(what == 2, least, 0)
+    return jnp.arange(max_options) == jnp.where(position == 2, least, 0)
 
 
-def _options(chips: Chips, most: int) -> tuple[jax.Array, jax.Array]:
+def _padded_options(chips: Chips, max_options: int) -> tuple[jax.Array, jax.Array]:
     """Numbers of PEs [most] int32 and bandwidths [most] float32; padded with 0."""
-    pes, noc = (np.pad(np.asarray(x), (0, most - len(x))) for x in (chips.pes, chips.noc_bytes_per_cycle))
+    pes, noc = (
+        np.pad(np.asarray(x), (0, max_options - len(x))) for x in (chips.pes, chips.noc_bytes_per_cycle)
+    )
     return jnp.asarray(pes, jnp.int32), jnp.asarray(noc, jnp.float32)
 
 
 def remaining_budget(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> tuple[jax.Array, jax.Array]:
     """PEs and bandwidth that remain for the sub-accelerator of decision `at`."""
     chips, decisions = problem.chips, problem.decisions()
-    first, each = len(decisions) - 4 * chips.subaccelerators, len(chips.decisions())
-    pes, noc = _options(chips, max(len(chips.pes), len(chips.noc_bytes_per_cycle)))
-    starts = jnp.arange(chips.subaccelerators) * each + first
-    is_before = jnp.arange(chips.subaccelerators) < (at - first) // each
+    first, per_sub = len(decisions) - 4 * chips.subaccelerators, len(chips.decisions())
+    pes, noc = _padded_options(chips, max(len(chips.pes), len(chips.noc_bytes_per_cycle)))
+    starts = jnp.arange(chips.subaccelerators) * per_sub + first
+    is_before = jnp.arange(chips.subaccelerators) < (at - first) // per_sub
     spent = jnp.where(is_before, pes[chosen[starts]], 0)
     noc_spent = jnp.where(spent > 0, noc[chosen[starts + 2]], 0)
     return chips.budget_pes - spent.sum(), chips.budget_noc_bytes_per_cycle - noc_spent.sum()
@@ -144,7 +148,7 @@ def repair(problem: Problem, choices: jax.Array) -> jax.Array:
     """The nearest design within the budgets, decision by decision.
 
     An option beyond the remaining budget becomes the nearest lower one within it, or else the first.
-    `choices` [decisions] int32 are any numbers; use `jax.vmap` for many.
+    `choices` [decisions] int32 may be any numbers; use `jax.vmap` for many.
     """
     return jax.lax.fori_loop(
         0, len(problem.decisions()), lambda at, chosen: decide(problem, chosen, at, chosen[at]), choices
@@ -166,8 +170,8 @@ def draw(problem: Problem, key: jax.Array) -> jax.Array:
 def decide(problem: Problem, chosen: jax.Array, at: jax.Array, option: jax.Array) -> jax.Array:
     """`chosen` with an option for decision `at`, repaired as in `repair`."""
     allowed = mask(problem, chosen, at)
-    places = jnp.arange(len(allowed))
-    lower = jnp.where(allowed & (places <= option), places, -1).max()
+    indices = jnp.arange(len(allowed))
+    lower = jnp.where(allowed & (indices <= option), indices, -1).max()
     return chosen.at[at].set(jnp.where(lower < 0, allowed.argmax(), lower).astype(chosen.dtype))
 
 
@@ -185,7 +189,7 @@ class Tables(NamedTuple):
     area_mm2: np.ndarray  # [F] float32, without the chip's shared parts
 
 
-_MOST_COSTS = 2**24  # cached: 128 MiB
+_MAX_COSTS = 2**24  # cached: 128 MiB
 
 
 def tables(problem: Problem) -> Tables:
@@ -197,24 +201,24 @@ def tables(problem: Problem) -> Tables:
 @functools.lru_cache(maxsize=16)
 def _tables(tasks: tuple[Task, ...], chips: Chips, technology: Technology, _: tuple) -> Tables:
     networks = [[task.build(*choice) for choice in task.choices()] for task in tasks]
-    most, longest = max(map(len, networks)), max(len(one) for task in networks for one in task)
-    number: dict[Layer | None, int] = {None: 0}
-    layer = np.zeros((len(tasks), most, longest), np.int32)
+    max_networks, longest = max(map(len, networks)), max(len(one) for task in networks for one in task)
+    layer_index: dict[Layer | None, int] = {None: 0}
+    layer = np.zeros((len(tasks), max_networks, longest), np.int32)
     for task, each in enumerate(networks):
         for network, one in enumerate(each):
-            layer[task, network, : len(one)] = [number.setdefault(x, len(number)) for x in one]
+            layer[task, network, : len(one)] = [layer_index.setdefault(x, len(layer_index)) for x in one]
     kinds = 1 + math.prod(len(one.options) for one in chips.decisions()[1:]) * sum(x > 0 for x in chips.pes)
-    if len(number) * kinds > _MOST_COSTS:
+    if len(layer_index) * kinds > _MAX_COSTS:
         raise FdgError(
-            f"chips: {kinds:,} sub-accelerators that differ, times {len(number):,} layers, are more than"
-            f" {_MOST_COSTS:,} costs: give fewer options of PEs, bandwidths or buffers"
+            f"chips: {kinds:,} sub-accelerators that differ, times {len(layer_index):,} layers, are more than"
+            f" {_MAX_COSTS:,} costs: give fewer options of PEs, bandwidths or buffers"
         )
     with jax.ensure_compile_time_eval():
-        layers, subs = stack(list(number)), chips.subs()
+        layers, subs = stack(list(layer_index)), chips.subs()
         costs = cost.layer_costs(layers, subs, chips.templates, technology)
         words = jax.vmap(output_words)(layers)
-        one_each = jax.tree.map(lambda x: x[:, None], subs)
-        areas = jax.vmap(lambda one: cost.area_mm2(one, chips.templates, technology))(one_each)
+        single_subs = jax.tree.map(lambda x: x[:, None], subs)
+        areas = jax.vmap(lambda one: cost.area_mm2(one, chips.templates, technology))(single_subs)
         arrays = (
             layer,
             jnp.where(words[:, None] > 0, costs.latency_cycles, 0).T,
@@ -255,19 +259,20 @@ def positions(problem: Problem, choices: jax.Array) -> tuple[jax.Array, jax.Arra
     """
     first, networks = 0, []
     for task in problem.tasks:
-        networks.append(_mixed(choices[first:], [len(one.options) for one in task.decisions]))
+        networks.append(_mixed_radix(choices[first:], [len(one.options) for one in task.decisions]))
         first += len(task.decisions)
     chips, kinds = problem.chips, []
     rank = np.cumsum([x > 0 for x in chips.pes]) - 1  # among existing ones
     sizes = [len(one.options) for one in chips.decisions()]
     for sub in range(chips.subaccelerators):
         pes, *rest = (choices[first + sub * len(sizes) + i] for i in range(len(sizes)))
-        kind = 1 + _mixed([jnp.asarray(rank, jnp.int32)[pes], *rest], [0, *sizes[1:]])
+        kind = 1 + _mixed_radix([jnp.asarray(rank, jnp.int32)[pes], *rest], [0, *sizes[1:]])
         kinds.append(jnp.where(jnp.asarray(chips.pes)[pes] > 0, kind, 0))
     return jnp.stack(networks).astype(jnp.int32), jnp.stack(kinds).astype(jnp.int32)
 
 
-def _mixed(digits: Any, bases: list[int]) -> jax.Array:
+def _mixed_radix(digits: Any, bases: list[int]) -> jax.Array:
+    """The number that digits of several bases represent."""
     index = jnp.int32(0)
     for at, base in enumerate(bases):
         index = index * base + digits[at]
@@ -356,20 +361,22 @@ def improved_schedule(problem: Problem, choices: Any, moves: int = schedule.MOVE
     `choices` are [decisions] int32, `moves` as in `schedule.schedule`; 0 for list schedules only.
     """
     networks, kinds = (x.tolist() for x in positions(problem, jnp.asarray(choices, jnp.int32)))
-    built = [task.build(*task.choices()[at]) for task, at in zip(problem.tasks, networks, strict=True)]
-    before = schedule.chains(*map(len, built))
+    task_layers = [task.build(*task.choices()[at]) for task, at in zip(problem.tasks, networks, strict=True)]
+    must_precede = schedule.chains(*map(len, task_layers))
     first = 0
-    for task, layers in zip(problem.tasks, built, strict=True):
-        here = slice(first, first + len(layers))
+    for task, layers in zip(problem.tasks, task_layers, strict=True):
+        rows = slice(first, first + len(layers))
         if task.branches is not None:
-            before[here, here] = False
+            must_precede[rows, rows] = False
             for i, j in task.branches:
-                before[first + i, first + j] = True
+                must_precede[first + i, first + j] = True
         first += len(layers)
     subs = jax.tree.map(lambda x: x[jnp.asarray(kinds)], problem.chips.subs())
-    flat = stack([layer for one in built for layer in one])
-    costs = cost.layer_costs(flat, subs, problem.chips.templates, problem.technology)
-    work = schedule.work_of(costs, flat, subs, jnp.asarray(before), problem.technology.word_bytes)
+    all_layers = stack([layer for one in task_layers for layer in one])
+    costs = cost.layer_costs(all_layers, subs, problem.chips.templates, problem.technology)
+    work = schedule.work_of(costs, all_layers, subs, jnp.asarray(must_precede), problem.technology.word_bytes)
     spec = min(problem.specs.latency_cycles, cost.LARGEST_COUNT)
-    names = [f"{t.name}: {i}" for t, one in zip(problem.tasks, built, strict=True) for i in range(len(one))]
+    names = [
+        f"{t.name}: {i}" for t, one in zip(problem.tasks, task_layers, strict=True) for i in range(len(one))
+    ]
     return Scheduled(tuple(names), schedule.schedule(work, int(spec), moves), costs)

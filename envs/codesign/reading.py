@@ -127,10 +127,10 @@ def _from_dict(content: Mapping[str, Any], name: str, files: _Files, modules: Se
     technology = _technology(root.table("technology"))
     chips = _chips(root, technology)
     limits, levels = _specs(root.table("specs"), technology)
-    of_accuracy = root.table("accuracy", "source table")
-    source = of_accuracy.text("source", "table")
+    accuracy_keys = root.table("accuracy", "source table")
+    source = accuracy_keys.text("source", "table")
     if source not in accuracy.SOURCES:
-        raise of_accuracy.unknown_value("source", source, accuracy.SOURCES)
+        raise accuracy_keys.unknown_value("source", source, accuracy.SOURCES)
     tasks = root.value("task", ())
     if not isinstance(tasks, list | tuple) or not tasks or not all(isinstance(x, Mapping) for x in tasks):
         raise FdgError(f"{name}: there is no task: write one [[task]] for each network")
@@ -141,7 +141,7 @@ def _from_dict(content: Mapping[str, Any], name: str, files: _Files, modules: Se
     for task_name in names:
         if names.count(task_name) > 1:
             raise FdgError(f"{name}: two tasks are called '{task_name}': give each a name of its own")
-    table = of_accuracy.text("table", "")
+    table = accuracy_keys.text("table", "")
     problem = Problem(
         tuple(read_tasks),
         chips,
@@ -210,7 +210,9 @@ class _Keys:
         value = self.content.get(key, default)
         if isinstance(value, Mapping) and kind is not str:
             span = _Keys(self.file, f"{self.table_name}.{key}", value, "from to step")
-            start, end, step = (span.integer(x, d, int(x == "step"), 2**20) for x, d in _SPAN.items())
+            start, end, step = (
+                span.integer(x, d, int(x == "step"), 2**20) for x, d in _DEFAULT_RANGE.items()
+            )
             value = list(range(start, end + 1, step))
         is_list = isinstance(value, list | tuple) and 0 < len(value) <= 4096
         if not is_list or not all(isinstance(x, kind) and not isinstance(x, bool) for x in value):
@@ -220,7 +222,7 @@ class _Keys:
         return tuple(value)
 
 
-_SPAN = {"from": 0, "to": 512, "step": 32}
+_DEFAULT_RANGE = {"from": 0, "to": 512, "step": 32}
 _SPACE_KEYS = "size width classes channels"
 _NUMBERS = (int, float)
 
@@ -242,14 +244,14 @@ def _chips(root: _Keys, technology: Technology) -> Chips:
     pes = budget.integer("pes", Chips.budget_pes, 1, 2**20)
     bandwidth = budget.number("bandwidth_gb_s", Chips.budget_noc_bytes_per_cycle)
     # Without [chip], options are eighths of the budget.
-    of_pes = tuple(sorted({pes * eighths // 8 for eighths in range(9)}))
-    of_bandwidth = tuple(_int_if_whole(bandwidth * eighths / 8) for eighths in range(1, 8))
-    bandwidths = chip.options("bandwidth_gb_s", of_bandwidth, _NUMBERS, "numbers of GB/s")
+    default_pes = tuple(sorted({pes * eighths // 8 for eighths in range(9)}))
+    default_bandwidths = tuple(_int_if_whole(bandwidth * eighths / 8) for eighths in range(1, 8))
+    bandwidths = chip.options("bandwidth_gb_s", default_bandwidths, _NUMBERS, "numbers of GB/s")
     try:
         return Chips(
             budget.integer("subaccelerators", Chips.subaccelerators, 1, 8),
             names,
-            chip.options("pes", of_pes, int, "whole numbers; 0 leaves a sub-accelerator out"),
+            chip.options("pes", default_pes, int, "whole numbers; 0 leaves a sub-accelerator out"),
             tuple(_int_if_whole(x * bytes_per_cycle) for x in bandwidths),
             chip.options("buffer_kb", Chips.buffer_kb, int, "whole numbers of KB"),
             pes,
@@ -315,8 +317,8 @@ def _task(
         fields["data"] = files.place(f"data{index + 1}", fields["data"])
     sources = [key for key in ("space", *GIVEN) if key in content]
     if len(sources) != 1:
-        both = f"both {' and '.join(sources)}" if sources else "no network"
-        raise FdgError(f"{keys.where} has {both}: write one of {', '.join(('space', *GIVEN))}")
+        count = f"both {' and '.join(sources)}" if sources else "no network"
+        raise FdgError(f"{keys.where} has {count}: write one of {', '.join(('space', *GIVEN))}")
     (source,) = sources
     value = keys.text(source, "")
     shape: tuple[int, ...] = ()
@@ -335,8 +337,8 @@ def _task(
                 f"also pass --module {value} (module={value!r}), or --trust"
             )
         try:
-            named = files.place(f"onnx{index + 1}", value) if source == "onnx" else value
-            layers, branches = GIVEN[source](named, shape)
+            path_or_name = files.place(f"onnx{index + 1}", value) if source == "onnx" else value
+            layers, branches = GIVEN[source](path_or_name, shape)
         except FdgError as error:
             raise FdgError(f"{keys.where}: {error}") from None
         accuracy = keys.number("accuracy", 0.0, above=False) if "accuracy" in content else None

@@ -11,12 +11,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from envs.codesign import cost, exports, problem, templates
+from envs.codesign import cost, exports, templates
 from envs.codesign.exports import Chip
 from envs.codesign.found import Designs
 from envs.codesign.layers import Layer
 from envs.codesign.outcome import Outcome
-from envs.codesign.problem import Problem, Scheduled
+from envs.codesign.problem import Problem, Scheduled, positions
 from fdg.errors import FdgError
 from fdg.showing.words import table
 
@@ -40,10 +40,10 @@ class Amount:
         return self.field.rpartition("_")[0]
 
 
-def amounts(of: Problem) -> tuple[Amount, ...]:
+def amounts(problem: Problem) -> tuple[Amount, ...]:
     """Latency, energy and area with their printed units: us, uJ and mm2."""
     return (
-        Amount("latency_cycles", "us", 1e6 / of.technology.clock_hz),
+        Amount("latency_cycles", "us", 1e6 / problem.technology.clock_hz),
         Amount("energy_pj", "uJ", 1e-6),
         Amount("area_mm2", "mm2", 1.0),
     )
@@ -88,10 +88,10 @@ def _rows(outcome: Outcome) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for amount in amounts(outcome.problem):
         value, spec = getattr(outcome.best, amount.field), getattr(outcome.problem.specs, amount.field)
-        is_there = math.isfinite(spec)
-        limit = f"{_number(spec * amount.per_unit)} {amount.unit}" if is_there else "none"
-        share = f"{excess(float(value / spec))} of it" if is_there else ""
-        share += " EXCEEDED" if is_there and value > spec else ""
+        has_spec = math.isfinite(spec)
+        limit = f"{_number(spec * amount.per_unit)} {amount.unit}" if has_spec else "none"
+        share = f"{excess(float(value / spec))} of it" if has_spec else ""
+        share += " EXCEEDED" if has_spec and value > spec else ""
         rows.append((str(amount), f"{_number(value * amount.per_unit)} {amount.unit}", limit, share))
     return rows
 
@@ -105,20 +105,20 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10_000 else f"{value:.4g}"
 
 
-def _accuracies(of: Problem, design: Designs) -> list[tuple[str, str]]:
+def _accuracies(problem: Problem, design: Designs) -> list[tuple[str, str]]:
     """Each task's name, and its accuracy with its source."""
     rows = []
-    for task, value in zip(of.tasks, np.atleast_1d(design.accuracy), strict=True):
-        source = SOURCES[of.accuracy] if task.decisions else "as its file says"
+    for task, value in zip(problem.tasks, np.atleast_1d(design.accuracy), strict=True):
+        source = SOURCES[problem.accuracy] if task.decisions else "as its file says"
         rows.append((task.name, "unknown" if math.isnan(value) else f"{value:.4f} ({source})"))
     return rows
 
 
-def options(of: Problem, design: Designs) -> dict[str, Any]:
+def options(problem: Problem, design: Designs) -> dict[str, Any]:
     """The chosen option of each decision by name, without absent sub-accelerators."""
     chosen = {
-        one.name: one.options[at]
-        for one, at in zip(of.decisions(), np.asarray(design.choices).tolist(), strict=True)
+        one.name: one.options[index]
+        for one, index in zip(problem.decisions(), np.asarray(design.choices).tolist(), strict=True)
     }
     absent = [name.removesuffix("pes") for name, value in chosen.items() if _is_pes(name) and not value]
     return {name: value for name, value in chosen.items() if not name.startswith(tuple(absent) or "\0")}
@@ -128,21 +128,21 @@ def _is_pes(name: str) -> bool:
     return name.startswith("sub-accelerator ") and name.endswith(": pes")
 
 
-def _choices(of: Problem, design: Designs) -> list[tuple[str, str]]:
+def _choices(problem: Problem, design: Designs) -> list[tuple[str, str]]:
     """One line for each task's and each sub-accelerator's options."""
     parts: dict[str, list[str]] = {}
-    for name, value in options(of, design).items():
+    for name, value in options(problem, design).items():
         owner, _, what = name.rpartition(": ")
         parts.setdefault(owner, []).append(f"{what} {value}")
     return [(owner, ", ".join(choices)) for owner, choices in parts.items()]
 
 
 def _bounds(scheduled: Scheduled) -> str:
-    counts = np.bincount(_of_layers(scheduled, scheduled.costs.bound), minlength=len(cost.BOUNDS))
+    counts = np.bincount(_by_layer(scheduled, scheduled.costs.bound), minlength=len(cost.BOUNDS))
     return ", ".join(f"{name} {count}" for name, count in zip(cost.BOUNDS, counts, strict=True))
 
 
-def _of_layers(scheduled: Scheduled, table: Any) -> np.ndarray:
+def _by_layer(scheduled: Scheduled, table: Any) -> np.ndarray:
     """Selects each layer's entry, [N], from a table [N, A], by its sub-accelerator."""
     subs = np.asarray(scheduled.schedule.sub_accelerator)
     return np.asarray(table)[np.arange(len(subs)), subs]
@@ -150,37 +150,37 @@ def _of_layers(scheduled: Scheduled, table: Any) -> np.ndarray:
 
 def layer_rows(scheduled: Scheduled) -> list[dict[str, Any]]:
     """A row for each layer: placement, times, costs and the bound of its latency."""
-    costs = {key: _of_layers(scheduled, value) for key, value in scheduled.costs._asdict().items()}
-    when = scheduled.schedule
+    costs = {key: _by_layer(scheduled, value) for key, value in scheduled.costs._asdict().items()}
+    placement = scheduled.schedule
     return [
         {
             "layer": name,
-            "sub_accelerator": int(when.sub_accelerator[at]),
-            "start_cycle": int(when.start_cycle[at]),
-            "end_cycle": int(when.end_cycle[at]),
-            "macs": int(costs["macs"][at]),
-            "latency_cycles": int(costs["latency_cycles"][at]),
-            "energy_uj": float(costs["energy_pj"][at]) * 1e-6,
-            "utilization": float(costs["utilization"][at]),
-            "onchip_bytes": float(costs["onchip_bytes"][at]),
-            "offchip_bytes": float(costs["offchip_bytes"][at]),
-            "bound": cost.BOUNDS[int(costs["bound"][at])],
+            "sub_accelerator": int(placement.sub_accelerator[index]),
+            "start_cycle": int(placement.start_cycle[index]),
+            "end_cycle": int(placement.end_cycle[index]),
+            "macs": int(costs["macs"][index]),
+            "latency_cycles": int(costs["latency_cycles"][index]),
+            "energy_uj": float(costs["energy_pj"][index]) * 1e-6,
+            "utilization": float(costs["utilization"][index]),
+            "onchip_bytes": float(costs["onchip_bytes"][index]),
+            "offchip_bytes": float(costs["offchip_bytes"][index]),
+            "bound": cost.BOUNDS[int(costs["bound"][index])],
         }
-        for at, name in enumerate(scheduled.layers)
+        for index, name in enumerate(scheduled.layers)
     ]
 
 
-def design_row(of: Problem, design: Designs) -> dict[str, Any]:
+def design_row(problem: Problem, design: Designs) -> dict[str, Any]:
     """A design as plain values: options, costs with units, accuracies, score and violation."""
     choices = {
         f"{amount}_{amount.unit.lower()}": float(getattr(design, amount.field)) * amount.per_unit
-        for amount in amounts(of)
+        for amount in amounts(problem)
     }
     accuracy = {
-        f"accuracy {task.name}": x for task, x in zip(of.tasks, design.accuracy.tolist(), strict=True)
+        f"accuracy {task.name}": x for task, x in zip(problem.tasks, design.accuracy.tolist(), strict=True)
     }
     return {
-        **options(of, design),
+        **options(problem, design),
         "latency_cycles": int(design.latency_cycles),
         **choices,
         **accuracy,
@@ -195,19 +195,19 @@ def write(outcome: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]
 
     `pictures` are the file names of pictures in the report.
     """
-    of, best = outcome.problem, outcome.best
+    problem, best = outcome.problem, outcome.best
     scheduled = outcome.scheduled
     layers = layer_rows(scheduled)
-    texts = _tool_files(of, best, scheduled)
+    texts = _tool_files(problem, best, scheduled)
     missing = texts.pop("missing", "")
-    texts["best.json"] = json.dumps(_plain(_best(outcome, layers)), indent=1) + "\n"
+    texts["best.json"] = json.dumps(_to_json_types(_best(outcome, layers)), indent=1) + "\n"
     written = []
     for name, content in texts.items():
         (folder / name).write_text(content)
         written.append(folder / name)
-    front = [Designs(*(x[at] for x in outcome.front)) for at in range(len(outcome.front.score))]
+    front = [Designs(*(x[index] for x in outcome.front)) for index in range(len(outcome.front.score))]
     others = [one for one in front if not np.array_equal(one.choices, best.choices)]
-    rows = [{"is_best": one is best, **design_row(of, one)} for one in (best, *others)]
+    rows = [{"is_best": one is best, **design_row(problem, one)} for one in (best, *others)]
     keys = list(dict.fromkeys(key for row in rows for key in row))
     with (folder / "designs.csv").open("w", newline="") as file:
         lines = csv.DictWriter(file, keys, restval="")
@@ -218,14 +218,14 @@ def write(outcome: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]
 
 
 def _best(outcome: Outcome, layers: list[dict[str, Any]]) -> dict[str, Any]:
-    of = outcome.problem
+    problem = outcome.problem
     return {
-        "problem": of.name,
+        "problem": problem.name,
         "meets_specs": outcome.is_feasible,
-        "specs": of.specs._asdict(),
-        "design": design_row(of, outcome.best),
+        "specs": problem.specs._asdict(),
+        "design": design_row(problem, outcome.best),
         "choices": outcome.best.choices.tolist(),
-        "accuracy_source": of.accuracy,
+        "accuracy_source": problem.accuracy,
         "least_reached_alone": outcome.least._asdict() if outcome.least else None,
         "samples": outcome.samples,
         "seconds": round(outcome.seconds, 2),
@@ -233,48 +233,48 @@ def _best(outcome: Outcome, layers: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def _to_json_types(value: Any) -> Any:
     """Converts to JSON types; JSON has no infinity or NaN."""
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _to_json_types(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_to_json_types(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def chips(of: Problem, design: Designs) -> list[Chip]:
+def chips(problem: Problem, design: Designs) -> list[Chip]:
     """The sub-accelerators of a design; absent ones have no rows."""
-    _, kinds = problem.positions(of, jnp.asarray(design.choices))
-    subs = of.chips.subs()
+    _, kinds = positions(problem, jnp.asarray(design.choices))
+    subs = problem.chips.subs()
     result = []
     for kind in np.asarray(kinds).tolist():
         one = {name: value[kind].item() for name, value in subs._asdict().items()}
-        result.append(Chip(**{**one, "template": of.chips.templates[int(one["template"])]}))
+        result.append(Chip(**{**one, "template": problem.chips.templates[int(one["template"])]}))
     return result
 
 
-def _layers(of: Problem, design: Designs) -> list[Layer]:
-    networks, _ = problem.positions(of, jnp.asarray(design.choices))
-    pairs = zip(of.tasks, np.asarray(networks).tolist(), strict=True)
-    return [layer for task, at in pairs for layer in task.build(*task.choices()[at])]
+def _layers(problem: Problem, design: Designs) -> list[Layer]:
+    networks, _ = positions(problem, jnp.asarray(design.choices))
+    pairs = zip(problem.tasks, np.asarray(networks).tolist(), strict=True)
+    return [layer for task, index in pairs for layer in task.build(*task.choices()[index])]
 
 
-def _tool_files(of: Problem, design: Designs, scheduled: Scheduled) -> dict[str, str]:
+def _tool_files(problem: Problem, design: Designs, scheduled: Scheduled) -> dict[str, str]:
     """Files for ZigZag, three per sub-accelerator, and for MAESTRO; `missing` explains absent ones."""
-    layers = _layers(of, design)
+    layers = _layers(problem, design)
     subs = np.asarray(scheduled.schedule.sub_accelerator).tolist()
-    there = chips(of, design)
+    sub_accelerators = chips(problem, design)
     files: dict[str, str] = {}
     try:
-        for at in dict.fromkeys(sorted(subs)):
-            mine = [layer for layer, sub in zip(layers, subs, strict=True) if sub == at]
-            if any(layer.has_weights for layer in mine):
-                made = exports.zigzag(mine, there[at], of.technology)
-                number = "" if not files else f"-{at}"
-                files[f"zigzag{number}.yaml"] = made["accelerator"]
-                files[f"zigzag{number}-mapping.yaml"] = made["mapping"]
-                files[f"zigzag{number}-workload.yaml"] = made["workload"]
-        pairs = zip(scheduled.layers, layers, [there[at] for at in subs], strict=True)
+        for index in dict.fromkeys(sorted(subs)):
+            sub_layers = [layer for layer, sub in zip(layers, subs, strict=True) if sub == index]
+            if any(layer.has_weights for layer in sub_layers):
+                zigzag_files = exports.zigzag(sub_layers, sub_accelerators[index], problem.technology)
+                number = "" if not files else f"-{index}"
+                files[f"zigzag{number}.yaml"] = zigzag_files["accelerator"]
+                files[f"zigzag{number}-mapping.yaml"] = zigzag_files["mapping"]
+                files[f"zigzag{number}-workload.yaml"] = zigzag_files["workload"]
+        pairs = zip(scheduled.layers, layers, [sub_accelerators[index] for index in subs], strict=True)
         files["maestro.m"] = exports.maestro(list(pairs))
     except FdgError as error:
         return {"missing": f"None: {error}."}
@@ -288,19 +288,19 @@ def _markdown(
     missing: str,
     names: Sequence[str],
 ) -> str:
-    of, best, scheduled = outcome.problem, outcome.best, outcome.scheduled
+    problem, best, scheduled = outcome.problem, outcome.best, outcome.scheduled
     lines = [
-        f"# Co-design of {of.name}",
+        f"# Co-design of {problem.name}",
         "",
         "```text",
         text(outcome),
         "```",
         "",
-        *_assumptions(of, best),
+        *_assumptions(problem, best),
         "",
         "## Layers",
         "",
-        f"Rescheduled by moves the layers end after "
+        f"Rescheduled by moves, the layers end after "
         f"{int(scheduled.schedule.latency_cycles):,} cycles, with "
         f"{float(scheduled.schedule.energy_pj) * 1e-6:.4g} uJ.",
         "",
@@ -329,7 +329,7 @@ def _markdown(
     return "\n".join(lines) + "\n"
 
 
-_TOOLS = """{} are for ZigZag 3.9 (`pip install zigzag-dse six`), three a sub-accelerator:
+_TOOLS = """{} are for ZigZag 3.9 (`pip install zigzag-dse six`), three per sub-accelerator:
 
 ```python
 from zigzag.api import get_hardware_performance_zigzag as run
@@ -340,15 +340,17 @@ print(run("zigzag-workload.yaml", "zigzag.yaml", "zigzag-mapping.yaml", opt="lat
 `maestro.m` is in MAESTRO's language. It has not been run."""
 
 
-def _assumptions(of: Problem, design: Designs) -> list[str]:
+def _assumptions(problem: Problem, design: Designs) -> list[str]:
     """Assumed areas of PEs, and the chip's area without the assumption."""
-    there = chips(of, design)
-    assumed = sorted({one.template for one in there if one.rows and one.template in ("shi", "rs")})
+    sub_accelerators = chips(problem, design)
+    assumed = sorted({one.template for one in sub_accelerators if one.rows and one.template in ("shi", "rs")})
     if not assumed:
         return []
     excess = sum(
-        one.rows * one.columns * (templates.get(one.template).pe_mm2(of.technology) - of.technology.pe_mm2)
-        for one in there
+        one.rows
+        * one.columns
+        * (templates.get(one.template).pe_mm2(problem.technology) - problem.technology.pe_mm2)
+        for one in sub_accelerators
         if one.template in assumed
     )
     return [

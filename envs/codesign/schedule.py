@@ -50,7 +50,7 @@ def chains(*lengths: int) -> np.ndarray:
     return before
 
 
-def _after(work: Work, latency: jax.Array) -> jax.Array:
+def _remaining_paths(work: Work, latency: jax.Array) -> jax.Array:
     """Least cycles from a layer's end on each sub-accelerator to the end of its longest path, [N, A] float32.
 
     The optimistic cost table of PEFT (Arabnejad and Barbosa, IEEE TPDS 2014, equation 3): each later layer
@@ -78,40 +78,40 @@ def _list_schedule(work: Work, allowed: jax.Array, eagerness: jax.Array) -> Sche
     total, number = work.latency_cycles.shape
     latency = jnp.where(allowed, work.latency_cycles, LARGEST_COUNT)
     cycles = jnp.where(allowed, work.latency_cycles, jnp.inf)
-    after = _after(work, cycles)
-    left = (after + cycles).min(1)
+    after = _remaining_paths(work, cycles)
+    remaining = (after + cycles).min(1)
 
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
-        is_done, waits, earliest, free, sub, start, end = carry
+        is_done, num_waiting, earliest, free, sub, start, end = carry
         starts = jnp.maximum(earliest, free[None])
         ends = add(starts, latency)
         best = jnp.where(allowed, ends + after, jnp.inf).argmin(1)
         first = jnp.take_along_axis(starts, best[:, None], 1)[:, 0]
-        layer = jnp.where(is_done | (waits > 0), jnp.inf, first - eagerness * left).argmin()
-        where = best[layer]
-        its_end, follows = ends[layer, where], work.before[layer]
-        moved = add(its_end, work.transfer_cycles[layer])
-        arrives = jnp.where(jnp.arange(number) == where, its_end, moved)
+        layer = jnp.where(is_done | (num_waiting > 0), jnp.inf, first - eagerness * remaining).argmin()
+        chosen_sub = best[layer]
+        layer_end, successors = ends[layer, chosen_sub], work.before[layer]
+        transfer_end = add(layer_end, work.transfer_cycles[layer])
+        arrives = jnp.where(jnp.arange(number) == chosen_sub, layer_end, transfer_end)
         carry = (
             is_done.at[layer].set(True),
-            waits - follows,
-            jnp.where(follows[:, None], jnp.maximum(earliest, arrives[None]), earliest),
-            free.at[where].set(its_end),
-            sub.at[layer].set(where.astype(jnp.int32)),
-            start.at[layer].set(starts[layer, where]),
-            end.at[layer].set(its_end),
+            num_waiting - successors,
+            jnp.where(successors[:, None], jnp.maximum(earliest, arrives[None]), earliest),
+            free.at[chosen_sub].set(layer_end),
+            sub.at[layer].set(chosen_sub.astype(jnp.int32)),
+            start.at[layer].set(starts[layer, chosen_sub]),
+            end.at[layer].set(layer_end),
         )
         return carry, None
 
     zeros = jnp.zeros(total, jnp.int32)
-    begin = (
+    initial = (
         jnp.zeros(total, bool),
         work.before.sum(0, dtype=jnp.int32),
         jnp.zeros((total, number), jnp.int32),
         jnp.zeros(number, jnp.int32),
         *(zeros, zeros, zeros),
     )
-    *_, sub, start, end = jax.lax.scan(step, begin, None, total)[0]
+    *_, sub, start, end = jax.lax.scan(step, initial, None, total)[0]
     energy = jnp.take_along_axis(work.energy_pj, sub[:, None], 1).sum()
     return Schedule(sub, start, end, end.max(), energy)
 
@@ -130,64 +130,71 @@ def chain_schedule(
     integer = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)
     real = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
 
-    def heads(cycles: jax.Array, pj: jax.Array, moved: jax.Array) -> jax.Array:
-        """What a step reads of a network after i layers, [L + 1, 3 A + 2]: cycles of the next layer, and the
-        remaining path, by sub-accelerator; transfer and energies of the last layer.
+    def step_table(cycles: jax.Array, pj: jax.Array, transfer: jax.Array) -> jax.Array:
+        """For each number i of finished layers, the values that a step needs, [L + 1, 3 A + 2].
+
+        They are cycles of the next layer and the remaining path, by sub-accelerator; the least remaining
+        path; and transfer and energies of the last layer.
         """
-        moved = jnp.pad(moved, (1, 0))
+        transfer = jnp.pad(transfer, (1, 0))
 
         def back(after: tuple, of_layer: tuple) -> tuple[tuple, jax.Array]:
             ends = [x + y for x, y in zip(after, of_layer[0], strict=True)]
             least = functools.reduce(jnp.minimum, ends)
             return tuple(jnp.minimum(x, least + of_layer[1]) for x in ends), jnp.stack([*after, least])
 
-        begin = (jnp.float32(0),) * number
-        after = jax.lax.scan(back, begin, (cycles.astype(jnp.float32), moved[:-1]), reverse=True)[1]
+        initial = (jnp.float32(0),) * number
+        after = jax.lax.scan(back, initial, (cycles.astype(jnp.float32), transfer[:-1]), reverse=True)[1]
         ahead = jnp.pad(jnp.concatenate([cycles, integer(after)], 1), ((0, 1), (0, 0)))
-        return jnp.concatenate([ahead, moved[:, None], integer(jnp.pad(pj, ((1, 0), (0, 0))))], 1)
+        return jnp.concatenate([ahead, transfer[:, None], integer(jnp.pad(pj, ((1, 0), (0, 0))))], 1)
 
-    rows = [heads(*each) for each in zip(latency_cycles, energy_pj, transfer_cycles, strict=True)]
+    rows = [step_table(*each) for each in zip(latency_cycles, energy_pj, transfer_cycles, strict=True)]
 
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
         done, ready, where, free, energy, choice, end = carry  # choice: network * A + sub-accelerator
         sub = choice % number
         free = [jnp.where(sub == a, end, free[a]) for a in range(number)]
-        done, ready, where, ways = list(done), list(ready), list(where), []
+        done, ready, where, options = list(done), list(ready), list(where), []
         for m in range(networks):
-            is_it = choice // number == m
-            done[m] = done[m] + is_it
-            ready[m], where[m] = jnp.where(is_it, end, ready[m]), jnp.where(is_it, sub, where[m])
+            is_chosen = choice // number == m
+            done[m] = done[m] + is_chosen
+            ready[m], where[m] = jnp.where(is_chosen, end, ready[m]), jnp.where(is_chosen, sub, where[m])
             head = rows[m].at[done[m]].get(mode="promise_in_bounds")
-            cycles, after, (left, moved), spent = jnp.split(head, (number, 2 * number, 2 * number + 2))
-            elsewhere, here = add(ready[m], moved), []
+            cycles, after, (remaining, transfer), spent = jnp.split(
+                head, (number, 2 * number, 2 * number + 2)
+            )
+            elsewhere, sub_options = add(ready[m], transfer), []
             for a in range(number):
                 start = jnp.maximum(jnp.where(where[m] == a, ready[m], elsewhere), free[a])
-                its_end = add(start, cycles[a])
-                here.append((its_end + real(after[a]), start, its_end, jnp.int32(m * number + a)))
-                energy += jnp.where(is_it & (sub == a), real(spent[a]), 0)
-            _, start, its_end, it = _first_least(here)
-            key = jnp.where(done[m] < length, start - eagerness * real(left), jnp.inf)
-            ways.append((key, its_end, it))
-        _, end, choice = _first_least(ways)
+                layer_end = add(start, cycles[a])
+                sub_options.append((layer_end + real(after[a]), start, layer_end, jnp.int32(m * number + a)))
+                energy += jnp.where(is_chosen & (sub == a), real(spent[a]), 0)
+            _, start, layer_end, option = _first_minimum(sub_options)
+            key = jnp.where(done[m] < length, start - eagerness * real(remaining), jnp.inf)
+            options.append((key, layer_end, option))
+        _, end, choice = _first_minimum(options)
         return (tuple(done), tuple(ready), tuple(where), tuple(free), energy, choice, end), None
 
     zero = jnp.int32(0)
     of_network, of_sub = (zero,) * networks, (zero,) * number
-    begin = (of_network, of_network, of_network, of_sub, jnp.float32(0), zero + networks * number, zero)
-    _, _, _, free, energy, _, _ = jax.lax.scan(step, begin, None, networks * length + 1)[0]
+    initial = (of_network, of_network, of_network, of_sub, jnp.float32(0), zero + networks * number, zero)
+    _, _, _, free, energy, _, _ = jax.lax.scan(step, initial, None, networks * length + 1)[0]
     return functools.reduce(jnp.maximum, free), energy
 
 
-def _first_least(ways: list[tuple]) -> tuple:
+def _first_minimum(options: list[tuple]) -> tuple:
     """The first tuple with the least first element."""
 
-    def lesser(old: tuple, new: tuple) -> tuple:
+    def smaller(old: tuple, new: tuple) -> tuple:
         return tuple(jnp.where(new[0] < old[0], y, x) for x, y in zip(old, new, strict=True))
 
-    return functools.reduce(lesser, ways)
+    return functools.reduce(smaller, options)
 
 
-_FIRST, _RETIMED = (0.0, 0.1, 0.3, 1.0), (0.1, 1.0)  # values of eagerness: initially, and after each move
+_INITIAL_EAGERNESS, _MOVE_EAGERNESS = (
+    (0.0, 0.1, 0.3, 1.0),
+    (0.1, 1.0),
+)  # values of eagerness: initially, and after each move
 MOVES = 24
 
 
@@ -199,23 +206,23 @@ def _shortest(work: Work, allowed: jax.Array, eagerness: tuple[float, ...]) -> S
 def _schedule_assigned(work: Work, assigned: jax.Array) -> Schedule:
     """The shortest list schedule of an assignment [N]."""
     allowed = jnp.arange(work.latency_cycles.shape[1])[None] == assigned[:, None]
-    return _shortest(work, allowed, _RETIMED)
+    return _shortest(work, allowed, _MOVE_EAGERNESS)
 
 
 class _Moves(NamedTuple):
-    """Runs of 1, 2, 4, ... consecutive layers, each moved to every sub-accelerator."""
+    """Results of moves: runs of 1, 2, 4, ... consecutive layers, each to every sub-accelerator."""
 
     changed: jax.Array  # [moves, N] bool
-    tried: Schedule  # [moves, ...]
+    schedules: Schedule  # [moves, ...]
 
 
 def _moves(work: Work, assigned: jax.Array) -> _Moves:
     total, number = work.latency_cycles.shape
     runs = [(i, i + 2**k) for k in range(total.bit_length()) for i in range(total - 2**k + 1)]
-    moved = np.repeat([[low <= i < high for i in range(total)] for low, high in runs], number, 0)
-    where = np.tile(np.arange(number, dtype=np.int32), len(runs))[:, None]
-    tried = jnp.where(moved, where, assigned[None])
-    return _Moves(tried != assigned[None], jax.vmap(lambda one: _schedule_assigned(work, one))(tried))
+    is_moved = np.repeat([[low <= i < high for i in range(total)] for low, high in runs], number, 0)
+    target = np.tile(np.arange(number, dtype=np.int32), len(runs))[:, None]
+    schedules = jnp.where(is_moved, target, assigned[None])
+    return _Moves(schedules != assigned[None], jax.vmap(lambda one: _schedule_assigned(work, one))(schedules))
 
 
 def _tabu_search(work: Work, first: Schedule, moves: int) -> Schedule:
@@ -228,29 +235,31 @@ def _tabu_search(work: Work, first: Schedule, moves: int) -> Schedule:
 
     def step(carry: tuple, at: jax.Array) -> tuple[tuple, None]:
         assigned, best, stays_until = carry
-        changed, tried = _moves(work, assigned)
-        stays = (changed & (stays_until > at)[None]).any(1) & (tried.latency_cycles >= best.latency_cycles)
-        least = jnp.where(stays | ~changed.any(1), jnp.inf, tried.latency_cycles).argmin()
-        new = jax.tree.map(lambda x: x[least], tried)
+        changed, schedules = _moves(work, assigned)
+        stays = (changed & (stays_until > at)[None]).any(1) & (
+            schedules.latency_cycles >= best.latency_cycles
+        )
+        least = jnp.where(stays | ~changed.any(1), jnp.inf, schedules.latency_cycles).argmin()
+        new = jax.tree.map(lambda x: x[least], schedules)
         best = _better(new.latency_cycles < best.latency_cycles, new, best)
         stays_until = jnp.where(changed[least], at + 1 + min(8, 2 * total // 3), stays_until)
         return (new.sub_accelerator, best, stays_until), None
 
-    begin = first.sub_accelerator, first, jnp.zeros(total, jnp.int32)
-    return jax.lax.scan(step, begin, jnp.arange(moves))[0][1]
+    initial = first.sub_accelerator, first, jnp.zeros(total, jnp.int32)
+    return jax.lax.scan(step, initial, jnp.arange(moves))[0][1]
 
 
 def _save_energy(work: Work, first: Schedule, spec_cycles: jax.Array, moves: int) -> Schedule:
     """Takes the moves that save most energy per added cycle, while the latency meets the spec."""
 
-    def step(now: Schedule, _: None) -> tuple[Schedule, None]:
-        tried = _moves(work, now.sub_accelerator).tried
-        saved = now.energy_pj - tried.energy_pj
-        added = jnp.maximum(tried.latency_cycles - now.latency_cycles, 0)
-        is_gain = (saved > 0) & (tried.latency_cycles <= spec_cycles)
+    def step(current: Schedule, _: None) -> tuple[Schedule, None]:
+        schedules = _moves(work, current.sub_accelerator).schedules
+        saved = current.energy_pj - schedules.energy_pj
+        added = jnp.maximum(schedules.latency_cycles - current.latency_cycles, 0)
+        is_gain = (saved > 0) & (schedules.latency_cycles <= spec_cycles)
         value = jnp.where(is_gain, saved / (1 + added), -1)
         best = value.argmax()
-        return _better(value[best] > 0, jax.tree.map(lambda x: x[best], tried), now), None
+        return _better(value[best] > 0, jax.tree.map(lambda x: x[best], schedules), current), None
 
     saving = jax.lax.scan(step, first, None, moves)[0]
     # the least energy of any assignment
@@ -279,7 +288,7 @@ def schedule(work: Work, spec_cycles: jax.Array | int = 0, moves: int = MOVES) -
 
 @functools.partial(jax.jit, static_argnames="moves")
 def _schedule(work: Work, spec_cycles: jax.Array, moves: int) -> Schedule:
-    best = _shortest(work, jnp.ones_like(work.latency_cycles, bool), _FIRST)
+    best = _shortest(work, jnp.ones_like(work.latency_cycles, bool), _INITIAL_EAGERNESS)
     if not moves:
         return best
     best = _tabu_search(work, best, moves)

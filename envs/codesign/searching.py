@@ -15,11 +15,11 @@ import numpy as np
 import algos
 import envs
 import policies
-from envs.codesign import environment, pictures, problem, report
+from envs.codesign import environment, pictures, report
 from envs.codesign.environment import CoDesign
 from envs.codesign.found import Designs, Results
 from envs.codesign.outcome import Outcome
-from envs.codesign.problem import Problem, Specs
+from envs.codesign.problem import Costs, Problem, Specs, costs_of, positions, repair, tables
 from fdg.arguments import quoted
 from fdg.errors import FdgError
 from fdg.placing.policy import checked_devices
@@ -48,12 +48,12 @@ class Search(Outcome):
         Raises:
           FdgError: no design is complete, or the folder cannot be written.
         """
-        to = self.path if folder is None else Path(folder)
+        target = self.path if folder is None else Path(folder)
         if not math.isfinite(self.best.violation):
             raise FdgError(report.text(self))
         try:
-            to.mkdir(parents=True, exist_ok=True)
-            return [*report.write(self, to, pictures.NAMES), *pictures.draw(self, to)]
+            target.mkdir(parents=True, exist_ok=True)
+            return [*report.write(self, target, pictures.NAMES), *pictures.draw(self, target)]
         except OSError as error:
             raise FdgError(f"{error.filename}: cannot be written ({error.strerror}): give another") from error
 
@@ -152,8 +152,8 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
     env = _environment_of(job.algorithm)
     if job.agents is not None:
         raise FdgError("a search has one controller: leave out --num-seeds and --sweep, and use fdg train")
-    begun = time.perf_counter()
-    callback = [_Progress(job, env, begun)] if progress else []
+    start = time.perf_counter()
+    callback = [_Progress(job, env, start)] if progress else []
     outcome = carry_out(
         dataclasses.replace(job, algorithm=WithBest(job.algorithm)), devices, callback, quiet=True
     )
@@ -165,14 +165,14 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
         state = stored.restore().state
     else:
         state = None
-    designs = _found(env, state)
+    designs = _shared_results(env, state)
     is_met = bool(designs.best.violation == 0)
     return Search(
         problem=env.problem,
         best=designs.best,
         front=designs.front,
         samples=_samples(job, env, outcome.iteration),
-        seconds=time.perf_counter() - begun,
+        seconds=time.perf_counter() - start,
         curve=tuple(
             (_samples(job, env, row["iteration"]), row["best_score"], row["best_violation"])
             for row in (read_metrics(outcome.run.path / "metrics.jsonl") if distributed.is_first() else ())
@@ -184,7 +184,7 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
     )
 
 
-def _found(env: CoDesign, state: Any) -> Results:
+def _shared_results(env: CoDesign, state: Any) -> Results:
     """The results of process 0, in every process; `state` is None on the others."""
     leaves = [] if state is None else [np.asarray(x) for x in jax.tree.leaves(env.designs(state))]
     sent = distributed.exchange([(str(x.dtype), x.shape, x.ravel().tolist()) for x in leaves])[0]
@@ -234,16 +234,16 @@ class WithBest:
 class _Progress:
     """Prints the best design so far: ten times a run, and when it improves, at most every few seconds."""
 
-    def __init__(self, job: Job, env: CoDesign, begun: float):
-        self._job, self._env, self._begun = job, env, begun
-        self._said = (-math.inf, -1.0)  # when, and which tenth of the run
+    def __init__(self, job: Job, env: CoDesign, start: float):
+        self._job, self._env, self._start = job, env, start
+        self._last_print = (-math.inf, -1.0)  # its time, and which tenth of the run
 
     def __call__(self, recorded: Report) -> None:
         now = time.perf_counter()
         tenth = 10 * recorded.iteration // recorded.num_iterations
-        if tenth == self._said[1] and now - self._said[0] < 5:
+        if tenth == self._last_print[1] and now - self._last_print[0] < 5:
             return
-        self._said = now, tenth
+        self._last_print = now, tenth
         row = recorded.rows[-1]
         done, total = (
             _samples(self._job, self._env, count) for count in (recorded.iteration, recorded.num_iterations)
@@ -256,39 +256,41 @@ class _Progress:
         else:
             over = report.excess(violation)
             text = f"none meets the specs yet; the nearest exceeds them by {over} in all"
-        print(f"{done:>9,} of {total:,} designs, {now - self._begun:5.1f} s: {text}", flush=True)
+        print(f"{done:>9,} of {total:,} designs, {now - self._start:5.1f} s: {text}", flush=True)
 
 
-_DRAWN, _KEPT, _ROUNDS = 1024, 128, 12
+_POPULATION, _SURVIVORS, _GENERATIONS = 1024, 128, 12
 
 
-def least_of_each(of: Problem, seed: int = 0) -> Specs:
+def least_of_each(problem: Problem, seed: int = 0) -> Specs:
     """The least latency, energy and area of designs, each alone: one evolutionary search for each.
 
     Each of the three tries about 12,000 designs; specs are ignored.
     """
     random = np.random.default_rng(seed)
-    counts = np.asarray([len(one.options) for one in of.decisions()])
-    drawn = random.integers(0, counts, (_DRAWN, len(counts)))
+    counts = np.asarray([len(one.options) for one in problem.decisions()])
+    population = random.integers(0, counts, (_POPULATION, len(counts)))
     least = []
-    for what in range(3):
-        designs, costs = _costs(of, jnp.asarray(drawn, jnp.int32))
-        for _ in range(_ROUNDS):
-            kept = np.asarray(designs)[np.argsort(np.asarray(costs[what]), kind="stable")[:_KEPT]]
-            changed = kept[random.integers(0, _KEPT, _DRAWN - _KEPT)]
-            is_new = random.random(changed.shape) < 2 / len(counts)
-            changed = np.where(is_new, random.integers(0, counts, changed.shape), changed)
-            designs, costs = _costs(of, jnp.asarray(np.concatenate([kept, changed]), jnp.int32))
-        least.append(float(costs[what].min()))
+    for cost_index in range(3):
+        designs, costs = _costs(problem, jnp.asarray(population, jnp.int32))
+        for _ in range(_GENERATIONS):
+            survivors = np.asarray(designs)[
+                np.argsort(np.asarray(costs[cost_index]), kind="stable")[:_SURVIVORS]
+            ]
+            offspring = survivors[random.integers(0, _SURVIVORS, _POPULATION - _SURVIVORS)]
+            is_new = random.random(offspring.shape) < 2 / len(counts)
+            offspring = np.where(is_new, random.integers(0, counts, offspring.shape), offspring)
+            designs, costs = _costs(problem, jnp.asarray(np.concatenate([survivors, offspring]), jnp.int32))
+        least.append(float(costs[cost_index].min()))
     return Specs(*least)
 
 
-@functools.partial(jax.jit, static_argnames="of")
-def _costs(of: Problem, drawn: jax.Array) -> tuple[jax.Array, problem.Costs]:
-    tables = problem.tables(of)
+@functools.partial(jax.jit, static_argnames="problem")
+def _costs(problem: Problem, population: jax.Array) -> tuple[jax.Array, Costs]:
+    cost_tables = tables(problem)
 
-    def one(choices: jax.Array) -> tuple[jax.Array, problem.Costs]:
-        design = problem.repair(of, choices)
-        return design, problem.costs_of(of, tables, *problem.positions(of, design))
+    def evaluate(choices: jax.Array) -> tuple[jax.Array, Costs]:
+        design = repair(problem, choices)
+        return design, costs_of(problem, cost_tables, *positions(problem, design))
 
-    return jax.vmap(one)(drawn)
+    return jax.vmap(evaluate)(population)

@@ -105,8 +105,8 @@ def resnet9(
       channels: of the images.
       **fields: other fields of `Task`.
     """
-    _whole("resnet9", {"size": size, "classes": classes, "channels": channels}, 1)
-    _whole("resnet9", {"width": width}, 2, even=True)
+    _check_integers("resnet9", {"size": size, "classes": classes, "channels": channels}, 1)
+    _check_integers("resnet9", {"width": width}, 2, even=True)
     stages = [
         (Decision(f"filters {i}", (width << i, width << (i + 1))), Decision(f"residuals {i}", (0, 1)))
         for i in (1, 2, 3)
@@ -145,8 +145,8 @@ def unet(name: str = "segment", *, size: int = 64, width: int = 4, channels: int
       channels: of the images.
       **fields: other fields of `Task`.
     """
-    _whole("unet", {"width": width, "channels": channels}, 1)
-    _whole("unet", {"size": size}, 16)
+    _check_integers("unet", {"width": width, "channels": channels}, 1)
+    _check_integers("unet", {"size": size}, 16)
     if size % 16:
         raise FdgError(f"unet: size is {size}, which five levels cannot halve: give a multiple of 16")
     filters = [
@@ -156,7 +156,7 @@ def unet(name: str = "segment", *, size: int = 64, width: int = 4, channels: int
     return Task(name, (Decision("height", (2, 3, 4, 5)), *filters), UNet(size, channels), **fields)
 
 
-def _whole(what: str, sizes: dict[str, Any], least: int, even: bool = False) -> None:
+def _check_integers(what: str, sizes: dict[str, Any], least: int, even: bool = False) -> None:
     for name, value in sizes.items():
         is_whole = isinstance(value, int) and not isinstance(value, bool) and least <= value <= 4096
         if not is_whole or (even and value % 2):
@@ -205,7 +205,7 @@ class Chips:
                 f"budget_noc_bytes_per_cycle={self.budget_noc_bytes_per_cycle}; give smaller options of"
                 f" noc_bytes_per_cycle, or a larger budget"
             )
-        jax.eval_shape(lambda: self._each_option(least_pes))  # without arrays: called at import
+        jax.eval_shape(lambda: self._each_option(least_pes))  # makes no arrays, because this runs at import
 
     def _each_option(self, least_pes: int) -> list[SubAccelerators]:
         """Each option once, combined with valid ones."""
@@ -215,7 +215,7 @@ class Chips:
             *((least_pes, template, one, kilobytes) for one in self.noc_bytes_per_cycle),
             *((least_pes, template, noc, one) for one in self.buffer_kb),
         ]
-        return [self._sub(kind) for kind in kinds]
+        return [self._sub_accelerator(kind) for kind in kinds]
 
     def decisions(self) -> tuple[Decision, ...]:
         """The decisions of one sub-accelerator."""
@@ -237,19 +237,19 @@ class Chips:
         shapes = {(x, y): templates.get(y).shape(x) for x in self.pes if x for y in self.templates}
         shapes[0, first] = (0, 0)
         rows, columns = np.asarray([shapes[kind[:2]] for kind in kinds], np.int32).T
-        is_there = rows > 0
-        of_template = np.asarray([self.templates.index(kind[1]) for kind in kinds], np.int32)
-        noc, kilobytes = (np.asarray([kind[i] for kind in kinds]) * is_there for i in (2, 3))
+        is_present = rows > 0
+        template_indices = np.asarray([self.templates.index(kind[1]) for kind in kinds], np.int32)
+        noc, kilobytes = (np.asarray([kind[i] for kind in kinds]) * is_present for i in (2, 3))
         return SubAccelerators(
-            template=jnp.asarray(of_template),
+            template=jnp.asarray(template_indices),
             rows=jnp.asarray(rows),
             columns=jnp.asarray(columns),
             buffer_bytes=jnp.asarray(1024 * kilobytes, jnp.int32),
             noc_bytes_per_cycle=jnp.asarray(noc, jnp.float32),
-            dram_bytes_per_cycle=jnp.asarray(is_there * self.dram_bytes_per_cycle, jnp.float32),
+            dram_bytes_per_cycle=jnp.asarray(is_present * self.dram_bytes_per_cycle, jnp.float32),
         )
 
-    def _sub(self, kind: tuple) -> SubAccelerators:
+    def _sub_accelerator(self, kind: tuple) -> SubAccelerators:
         pes, template, noc, kilobytes = kind
         rates = {"noc_bytes_per_cycle": noc, "dram_bytes_per_cycle": self.dram_bytes_per_cycle}
         return cost.sub_accelerator(

@@ -30,12 +30,12 @@ class Technology:
     chip_mm2: float = 0.384  # area of the chip's shared parts
 
     def __post_init__(self) -> None:
-        for one in dataclasses.fields(self):
-            value = getattr(self, one.name)
-            is_positive = one.name in ("clock_hz", "word_bytes", "mac_pj")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            is_positive = field.name in ("clock_hz", "word_bytes", "mac_pj")
             is_number = (
                 isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             )
             if not is_number or value < 0 or (is_positive and value == 0):
                 bound = "above 0" if is_positive else "of at least 0"
-                raise FdgError(f"technology: {one.name} is {value!r}; give a number {bound}")
+                raise FdgError(f"technology: {field.name} is {value!r}; give a number {bound}")

@@ -84,11 +84,15 @@ def _dla_cycles(layer: Layers, rows: jax.Array, columns: jax.Array) -> jax.Array
     Small groups share a cycle; with few channels (images), kernel rows fill the remaining lanes.
     """
     out_group, in_group = group_channels(layer)
-    together = _at_least_1(jnp.minimum(rows // _at_least_1(in_group), columns // _at_least_1(out_group)))
+    groups_at_once = _at_least_1(
+        jnp.minimum(rows // _at_least_1(in_group), columns // _at_least_1(out_group))
+    )
     is_image = (layer.groups == 1) & (in_group <= _PIXEL_CHANNELS)
-    packed = jnp.where(is_image, jnp.clip(rows // _at_least_1(in_group), 1, layer.kernel_rows), 1)
-    window = (ceil_div(layer.kernel_rows, packed), layer.kernel_columns, layer.has_weights)
-    passes = (ceil_div(layer.groups, together), ceil_div(in_group, rows), ceil_div(out_group, columns))
+    kernel_rows_at_once = jnp.where(
+        is_image, jnp.clip(rows // _at_least_1(in_group), 1, layer.kernel_rows), 1
+    )
+    window = (ceil_div(layer.kernel_rows, kernel_rows_at_once), layer.kernel_columns, layer.has_weights)
+    passes = (ceil_div(layer.groups, groups_at_once), ceil_div(in_group, rows), ceil_div(out_group, columns))
     return product(layer.out_rows, layer.out_columns, *window, *passes)
 
 
@@ -142,8 +146,8 @@ def row_stationary_cycles(
     folds = ceil_div(layer.kernel_rows, rows)
     passes = ceil_div(layer.out_rows, strip), ceil_div(kernels, sets)
     cycles = product(*passes, layer.out_columns, layer.kernel_columns, folds)
-    more, per = fill[0] - fill[1], fill[1]
-    return L.add(cycles, cycles // per * more + ceil_div(cycles % per * more, per))
+    extra, unit = fill[0] - fill[1], fill[1]
+    return L.add(cycles, cycles // unit * extra + ceil_div(cycles % unit * extra, unit))
 
 
 def _row_stationary_sets(layer: Layers, rows: jax.Array, columns: jax.Array) -> jax.Array:
@@ -187,9 +191,9 @@ def _systolic(stationary: str) -> Template:
 
     def cycles(layer: Layers, rows: jax.Array, columns: jax.Array) -> jax.Array:
         down, across, time = sizes(layer)
-        a_fold = (1 if stationary == "os" else 2) * rows + columns + time - 2
+        fold_cycles = (1 if stationary == "os" else 2) * rows + columns + time - 2
         folds = product(layer.groups, ceil_div(down, rows), ceil_div(across, columns), layer.has_weights)
-        return jnp.maximum(product(a_fold, folds) - 1, 0)
+        return jnp.maximum(product(fold_cycles, folds) - 1, 0)
 
     def words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWords:
         down, across, time = sizes(layer)
@@ -211,8 +215,8 @@ def _systolic(stationary: str) -> Template:
 
 _BUILT_IN = {
     "dla": Template(_dla_cycles, _dla_words, lambda technology: technology.pe_mm2, _dla_shape),
-    # Assumptions, not measured: FIFOs between neighbours are a fifth of a PE, half a kilobyte of scratch pads
-    # half.
+    # Assumptions, not measurements: FIFOs between neighbours add a fifth of a PE's area, half a kilobyte of
+    # scratch pads adds half.
     "shi": Template(_shi_cycles, _shi_words, lambda technology: 1.2 * technology.pe_mm2),
     "rs": Template(row_stationary_cycles, _rs_words, lambda technology: 1.5 * technology.pe_mm2),
     **{f"systolic-{stationary}": _systolic(stationary) for stationary in ("os", "ws", "is")},

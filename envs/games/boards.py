@@ -30,7 +30,11 @@ class _BoardGame:
     def init(self, key: jax.Array) -> Board:
         """An empty board."""
         return Board(
-            jnp.zeros(self._shape, jnp.int8), jnp.int32(0), jnp.float32(0), jnp.bool_(False), self._groups()
+            jnp.zeros(self._shape, jnp.int8),
+            jnp.int32(0),
+            jnp.float32(0),
+            jnp.bool_(False),
+            self._initial_groups(),
         )
 
     def player(self, position: Board) -> jax.Array:
@@ -43,7 +47,7 @@ class _BoardGame:
 
     def observe(self, position: Board) -> jax.Array:
         """`[rows, columns, 2]` float32: own stones, and the other player's."""
-        stone = self._stone(position)
+        stone = self._own_stone(position)
         return jnp.stack([position.stones == stone, position.stones == -stone], axis=-1).astype(jnp.float32)
 
     @property
@@ -51,11 +55,11 @@ class _BoardGame:
         """Two planes of zeros and ones."""
         return Box(0.0, 1.0, (*self._shape, 2))
 
-    def _stone(self, position: Board) -> jax.Array:
+    def _own_stone(self, position: Board) -> jax.Array:
         """The stone of the player to move: 1 or -1, int8."""
         return (1 - 2 * self.player(position)).astype(jnp.int8)
 
-    def _groups(self) -> Any:
+    def _initial_groups(self) -> Any:
         return ()
 
     @property
@@ -87,8 +91,7 @@ class LineGame(_BoardGame):
         if self.length > max(self.rows, self.columns):
             raise FdgError(
                 f"environment '{self.name}': a row of {self.length} does not fit on a board of {self.rows}"
-                " rows and"
-                f" {self.columns} columns: give a smaller length, or a larger board"
+                f" rows and {self.columns} columns: give a smaller length, or a larger board"
             )
 
     @property
@@ -108,7 +111,7 @@ class LineGame(_BoardGame):
 
     def play(self, position: Board, action: jax.Array) -> Board:
         """Places a stone."""
-        stone, legal = self._stone(position), self.legal(position)[action]
+        stone, legal = self._own_stone(position), self.legal(position)[action]
         if self.gravity:
             height = jnp.sum(position.stones[:, action] != 0)
             row, column = jnp.maximum(self.rows - 1 - height, 0), action
@@ -173,22 +176,24 @@ class HexGame(_BoardGame):
 
     def observe(self, position: Board) -> jax.Array:
         """`[size, size, 2]` float32: own stones, and the other player's."""
-        stone = self._stone(position)
+        stone = self._own_stone(position)
         stones = self._as_seen_by_mover(position, position.stones)
         return jnp.stack([stones == stone, stones == -stone], axis=-1).astype(jnp.float32)
 
     def play(self, position: Board, action: jax.Array) -> Board:
         """Places a stone, and merges the groups that it touches."""
-        stone, legal = self._stone(position), self.legal(position)[action]
-        near, far = action // self.size, action % self.size
-        row, column = jnp.where(stone == 1, jnp.stack([near, far]), jnp.stack([far, near]))
+        stone, legal = self._own_stone(position), self.legal(position)[action]
+        action_row, action_column = action // self.size, action % self.size
+        row, column = jnp.where(
+            stone == 1, jnp.stack([action_row, action_column]), jnp.stack([action_column, action_row])
+        )
         stones = position.stones.at[row, column].set(stone)
         # A group's number has the sign of its player; the frame around the board is four groups.
         label = (_FRAME + action).astype(jnp.int32) * stone
         groups = position.groups.at[row + 1, column + 1].set(label)
         touched = groups[row + 1 + _NEIGHBOURS[:, 0], column + 1 + _NEIGHBOURS[:, 1]]  # [6]
-        joins = jnp.where(touched * stone > 0, touched, 0)[None, None]
-        merged = (groups != 0) & jnp.any(groups[..., None] == joins, axis=-1)
+        own_touched = jnp.where(touched * stone > 0, touched, 0)[None, None]
+        merged = (groups != 0) & jnp.any(groups[..., None] == own_touched, axis=-1)
         groups = jnp.where(merged, label, groups)
         ends = jnp.where(stone == 1, jnp.stack([groups[0, 1], groups[-1, 1]]), groups[1, jnp.array([0, -1])])
         won = ends[0] == ends[1]
@@ -198,7 +203,7 @@ class HexGame(_BoardGame):
     def _as_seen_by_mover(self, position: Board, board: jax.Array) -> jax.Array:
         return jnp.where(self.player(position) == 0, board, board.T)
 
-    def _groups(self) -> jax.Array:
+    def _initial_groups(self) -> jax.Array:
         frame = np.zeros((self.size + 2, self.size + 2), np.int32)
         frame[0, 1:], frame[-1, :-1] = 1, 2  # corners belong to the rows; no place touches two frames
         frame[1:-1, 0], frame[1:-1, -1] = -1, -2

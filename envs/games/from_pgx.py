@@ -1,6 +1,6 @@
 """Two-player games of pgx (Koyama et al. 2023, arXiv 2303.17503) as an `envs.games.Game`.
 
-Player 0 moves first, whichever number pgx gives. pgx is imported on first use.
+Player 0 moves first, whatever number pgx gives the player who does. pgx is imported on first use.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ class PgxGame:
 
     def init(self, key: jax.Array) -> Position:
         """The initial position."""
-        with jax.numpy_rank_promotion("allow"):  # pgx needs it
+        with jax.numpy_rank_promotion("allow"):  # pgx needs rank promotion
             state = self._env.init(key)
         return Position(state, state.current_player.astype(jnp.int32))
 

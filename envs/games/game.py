@@ -115,7 +115,7 @@ class Seat(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfGame:
+class _GameEnvironment:
     """Properties that both environments take from their game."""
 
     game: Game
@@ -127,7 +127,7 @@ class _OfGame:
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """The game's."""
+        """The game's observation space."""
         return self.game.observation_space
 
     @property
@@ -138,7 +138,7 @@ class _OfGame:
 
 @checked
 @dataclasses.dataclass(frozen=True)
-class Against(_OfGame):
+class Against(_GameEnvironment):
     """A `SingleEnvironment`: an agent against an opponent. One step is the agent's move and the reply.
 
     A random player moves first in each game. Reward 1 if the agent won, -1 if it lost, 0 otherwise.
@@ -157,7 +157,7 @@ class Against(_OfGame):
         position = self.game.init(start_key)
         player = jax.random.randint(player_key, (), 0, 2, jnp.int32)
         memory = self.opponent.begin(memory_key)
-        state = self._replied(reply_key, position, player, memory)
+        state = self._after_reply(reply_key, position, player, memory)
         return state, seen(self.game, state.position)
 
     def step(
@@ -165,23 +165,23 @@ class Against(_OfGame):
     ) -> tuple[Seat, MaskedObservation, jax.Array, jax.Array, jax.Array]:
         """The agent's move, and the opponent's reply unless the game is over."""
         moved = self.game.play(state.position, action)
-        state = self._replied(key, moved, state.player, state.memory)
+        state = self._after_reply(key, moved, state.player, state.memory)
         over, _ = self.game.outcome(state.position)
         reward = score_of(self.game, state.position, state.player)
         return state, seen(self.game, state.position), reward, over, jnp.bool_(False)
 
-    def _replied(self, key: jax.Array, position: Position, player: jax.Array, memory: Any) -> Seat:
+    def _after_reply(self, key: jax.Array, position: Position, player: jax.Array, memory: Any) -> Seat:
         """The state after the opponent's move, if it is its turn and the game is not over."""
         over, _ = self.game.outcome(position)
         replies = ~over & (self.game.player(position) != player)
-        action, after = self.opponent.choose(key, memory, position)
+        action, memory_after = self.opponent.choose(key, memory, position)
         position = where(replies, self.game.play(position, action), position)
-        return Seat(position, player, where(replies, after, memory))
+        return Seat(position, player, where(replies, memory_after, memory))
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
-class Turns(_OfGame):
+class Turns(_GameEnvironment):
     """A `SingleEnvironment`: an agent plays both sides, one move per step.
 
     Observations are those of the player to move, rewards those of the player who has just moved: 1 for the
@@ -205,8 +205,8 @@ class Turns(_OfGame):
         start_key, count_key, *keys = jax.random.split(key, 2 + self.random_moves)
         start = position = self.game.init(start_key)
         count = jax.random.randint(count_key, (), 0, self.random_moves + 1)
-        for i, drawn in enumerate(keys):
-            moved = play_on(self.game, position, random_move(self.game, drawn, position))
+        for i, move_key in enumerate(keys):
+            moved = play_on(self.game, position, random_move(self.game, move_key, position))
             position = where(i < count, moved, position)
         position = where(self.game.outcome(position)[0], start, position)
         return position, seen(self.game, position)

@@ -119,30 +119,30 @@ def match(
     for player in (one, other):
         if getattr(player, "game", game) != game:
             raise FdgError(
-                f"player {player!r:.60} plays another game than {game!r:.60}: make it of this game"
+                f"player {player!r:.60} plays another game than {game!r:.60}: make it for this game"
             )
     keys = jax.random.split(key, (2, games // 2))
-    started = jax.vmap(lambda key: _started(game, one, other, key, random_moves))
+    start_games = jax.vmap(lambda key: _start(game, one, other, key, random_moves))
     # Games where `one` moves next, and games where `other` does: they swap roles after each move, so a
     # program contains each player's code once.
-    first, second = started(keys[0]), started(keys[1])
+    first, second = start_games(keys[0]), start_games(keys[1])
 
     def unfinished(carry: Any) -> jax.Array:
         over = [jax.vmap(lambda position: game.outcome(position)[0])(half.position) for half in carry[:2]]
         return ~jnp.all(jnp.stack(over))
 
     def both_move(carry: Any) -> Any:
-        mine, theirs, exchanged = carry
-        moved = jax.vmap(lambda half: _moved(game, one, half, 0))(mine)
-        replied = jax.vmap(lambda half: _moved(game, other, half, 1))(theirs)
-        return replied, moved, ~exchanged
+        one_to_move, other_to_move, is_swapped = carry
+        moved = jax.vmap(lambda half: _move(game, one, half, 0))(one_to_move)
+        replied = jax.vmap(lambda half: _move(game, other, half, 1))(other_to_move)
+        return replied, moved, ~is_swapped
 
-    first, second, exchanged = jax.lax.while_loop(unfinished, both_move, (first, second, jnp.bool_(False)))
-    first, second = where(exchanged, (second, first), (first, second))
-    of_first, of_second = (
+    first, second, is_swapped = jax.lax.while_loop(unfinished, both_move, (first, second, jnp.bool_(False)))
+    first, second = where(is_swapped, (second, first), (first, second))
+    first_scores, second_scores = (
         jax.vmap(lambda position: game.outcome(position)[1])(half.position) for half in (first, second)
     )
-    return jnp.concatenate([of_first, 0.0 - of_second])
+    return jnp.concatenate([first_scores, 0.0 - second_scores])
 
 
 class _Match(NamedTuple):
@@ -153,20 +153,20 @@ class _Match(NamedTuple):
     memories: tuple[Any, Any]  # of `one` and `other`
 
 
-def _started(game: Game, one: Player, other: Player, key: jax.Array, random_moves: int) -> _Match:
-    key, start_key, first_key, second_key, *drawn = jax.random.split(key, 4 + random_moves)
+def _start(game: Game, one: Player, other: Player, key: jax.Array, random_moves: int) -> _Match:
+    key, start_key, first_key, second_key, *opening_keys = jax.random.split(key, 4 + random_moves)
     start = position = game.init(start_key)
-    for opening in drawn:
-        position = play_on(game, position, random_move(game, opening, position))
+    for opening_key in opening_keys:
+        position = play_on(game, position, random_move(game, opening_key, position))
     position = where(game.outcome(position)[0], start, position)
     return _Match(key, position, (one.begin(first_key), other.begin(second_key)))
 
 
-def _moved(game: Game, player: Player, match: _Match, which: int) -> _Match:
+def _move(game: Game, player: Player, match: _Match, which: int) -> _Match:
     """The game after a move of one of its players, if it is not over."""
-    key, drawn = jax.random.split(match.key)
+    key, move_key = jax.random.split(match.key)
     over, _ = game.outcome(match.position)
     memories = list(match.memories)
-    action, after = player.choose(drawn, memories[which], match.position)
-    memories[which] = where(over, memories[which], after)
+    action, memory_after = player.choose(move_key, memories[which], match.position)
+    memories[which] = where(over, memories[which], memory_after)
     return _Match(key, play_on(game, match.position, action), (memories[0], memories[1]))

@@ -41,14 +41,14 @@ def number(value: jax.Array, digits: int) -> Text:
     """
     if not 1 <= digits <= 9:
         raise FdgError(f"a number of {digits} digits: 1 to 9 fit an int32")
-    size = jnp.abs(value)
+    magnitude = jnp.abs(value)
     powers = np.array([10**i for i in range(digits)], np.int32)
-    used = jnp.maximum(jnp.sum(size >= powers, dtype=jnp.int32), 1)
+    num_digits = jnp.maximum(jnp.sum(magnitude >= powers, dtype=jnp.int32), 1)
     places = jnp.arange(digits)
-    power = jnp.take(jnp.asarray(powers), jnp.clip(used - 1 - places, 0, digits - 1))
-    codes = jnp.where(places < used, size // power % 10 + ord("0"), 0)
+    power = jnp.take(jnp.asarray(powers), jnp.clip(num_digits - 1 - places, 0, digits - 1))
+    codes = jnp.where(places < num_digits, magnitude // power % 10 + ord("0"), 0)
     sign = Text(jnp.full(1, ord("-"), jnp.int32), (value < 0).astype(jnp.int32))
-    return concatenate(sign, Text(codes.astype(jnp.int32), used))
+    return concatenate(sign, Text(codes.astype(jnp.int32), num_digits))
 
 
 def zero_padded(value: jax.Array, digits: int) -> Text:
@@ -84,11 +84,11 @@ def concatenate(*texts: Text) -> Text:
     places = jnp.arange(sum(text.codes.shape[0] for text in texts))
     codes, offset = jnp.zeros(places.shape, jnp.int32), jnp.int32(0)
     for text in texts:
-        room = text.codes.shape[0]
-        if not room:
+        text_width = text.codes.shape[0]
+        if not text_width:
             continue
-        mine = jnp.take(text.codes, jnp.clip(places - offset, 0, room - 1))
-        codes = jnp.where((places >= offset) & (places < offset + text.length), mine, codes)
+        own_codes = jnp.take(text.codes, jnp.clip(places - offset, 0, text_width - 1))
+        codes = jnp.where((places >= offset) & (places < offset + text.length), own_codes, codes)
         offset = offset + text.length
     return Text(codes, offset)
 
@@ -99,8 +99,8 @@ def join(texts: Sequence[Text], separator: str) -> Text:
     >>> to_string(join([literal("1"), literal("23")], ", "))
     '1, 23'
     """
-    between = [literal(separator)] * len(texts)
-    return concatenate(*[part for pair in zip(texts, between, strict=True) for part in pair][:-1])
+    separators = [literal(separator)] * len(texts)
+    return concatenate(*[part for pair in zip(texts, separators, strict=True) for part in pair][:-1])
 
 
 def numbers(values: jax.Array, digits: int, separator: str = ",") -> Text:
@@ -119,17 +119,17 @@ def backwards(text: Text) -> Text:
     '503-'
     """
     places = jnp.arange(text.codes.shape[0])
-    turned = jnp.take(text.codes, jnp.clip(text.length - 1 - places, 0, max(len(places) - 1, 0)))
-    return Text(jnp.where(places < text.length, turned, 0), text.length)
+    reversed_codes = jnp.take(text.codes, jnp.clip(text.length - 1 - places, 0, max(len(places) - 1, 0)))
+    return Text(jnp.where(places < text.length, reversed_codes, 0), text.length)
 
 
 def equal(a: Text, b: Text) -> jax.Array:
     """True if two texts of any width are equal, `[] bool`."""
     width = max(a.codes.shape[0], b.codes.shape[0])
-    return (a.length == b.length) & jnp.all(_widened(a, width) == _widened(b, width))
+    return (a.length == b.length) & jnp.all(_padded_codes(a, width) == _padded_codes(b, width))
 
 
-def _widened(text: Text, width: int) -> jax.Array:
+def _padded_codes(text: Text, width: int) -> jax.Array:
     return jnp.pad(text.codes, (0, width - text.codes.shape[0]))
 
 
@@ -146,8 +146,8 @@ def stripped(text: Text) -> Text:
     first = jnp.min(jnp.where(visible, places, width))
     end = jnp.max(jnp.where(visible, places + 1, 0))
     length = jnp.maximum(end - first, 0).astype(jnp.int32)
-    moved = jnp.take(text.codes, jnp.clip(places + first, 0, max(width - 1, 0)))
-    return Text(jnp.where(places < length, moved, 0), length)
+    shifted = jnp.take(text.codes, jnp.clip(places + first, 0, max(width - 1, 0)))
+    return Text(jnp.where(places < length, shifted, 0), length)
 
 
 def to_string(text: Text) -> str:

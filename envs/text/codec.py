@@ -29,7 +29,9 @@ def encode(
     ids = jnp.take(jnp.asarray(_token_of_code(tokenizer)), jnp.clip(text.codes, 0, 127))
     front, back = (jnp.asarray(list(part), jnp.int32) for part in (before, after))
     total = len(before) + text.length + len(after)
-    place = jnp.arange(width) - (width - total if left_padded else 0)  # from the first token on
+    place = jnp.arange(width) - (
+        width - total if left_padded else 0
+    )  # position in the text; negative in padding on the left
     tokens, offset = jnp.zeros(width, jnp.int32), jnp.int32(0)
     for piece, length in ((front, len(before)), (ids, text.length), (back, len(after))):
         if piece.shape[0]:
@@ -51,23 +53,23 @@ def decode(
     tables = _tables(tokenizer)
     codes, starts, counts, blanks = (jnp.asarray(table) for table in tables)
     stop = functools.reduce(jnp.logical_or, [tokens == s for s in tokenizer.stops]) & mask
-    is_said = mask & (jnp.cumsum(stop) == 0)
+    is_before_stop = mask & (jnp.cumsum(stop) == 0)
     tokens = jnp.clip(tokens, 0, counts.shape[0] - 1)  # a model may have more rows than the tokenizer
-    starts, sizes = starts[tokens], jnp.where(is_said, counts[tokens], 0)
+    starts, sizes = starts[tokens], jnp.where(is_before_stop, counts[tokens], 0)
     is_first = (jnp.cumsum(sizes) == sizes) & (sizes > 0)
-    lost = jnp.where(is_first, blanks[tokens], 0)
-    starts, sizes = starts + lost, sizes - lost
+    dropped_blanks = jnp.where(is_first, blanks[tokens], 0)
+    starts, sizes = starts + dropped_blanks, sizes - dropped_blanks
     ends = jnp.cumsum(sizes)
     longest = int(tables[2].max(initial=1))
     width = tokens.shape[0] * min(longest, 16)
     width = width if room is None else min(tokens.shape[0] * longest, max(width, room))
     place = jnp.arange(width)
-    token = jnp.searchsorted(ends, place, side="right", method="scan_unrolled")  # by the place in the text
+    token = jnp.searchsorted(ends, place, side="right", method="scan_unrolled")  # the token of each byte
     token = jnp.clip(token, 0, tokens.shape[0] - 1)
-    at = starts[token] + place - (ends - sizes)[token]
-    shown = codes[jnp.clip(at, 0, codes.shape[0] - 1)].astype(jnp.int32)
-    shown = jnp.where(ends[-1] > width, _UNREADABLE, jnp.where(place < ends[-1], shown, 0))
-    return Text(shown, jnp.minimum(ends[-1], width).astype(jnp.int32)), jnp.any(stop)
+    source = starts[token] + place - (ends - sizes)[token]
+    characters = codes[jnp.clip(source, 0, codes.shape[0] - 1)].astype(jnp.int32)
+    characters = jnp.where(ends[-1] > width, _UNREADABLE, jnp.where(place < ends[-1], characters, 0))
+    return Text(characters, jnp.minimum(ends[-1], width).astype(jnp.int32)), jnp.any(stop)
 
 
 @functools.cache

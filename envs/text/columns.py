@@ -31,11 +31,11 @@ def row(record: Record, prompt: str = "", answer: str = "") -> Row:
       'text': rename one of them, or name it (prompt_column=)
     """
     where, columns = record
-    asked = _column(record, PROMPTS, prompt)
+    prompt_column = _column(record, PROMPTS, prompt)
     column = _column(record, ANSWERS, answer)
     if column is None and columns.keys() >= {"chosen", "rejected"}:
         raise FdgError(f"{where}: has preferences ('chosen' and 'rejected'): use text:preferences?path=...")
-    if asked is None and "messages" in columns and not prompt:
+    if prompt_column is None and "messages" in columns and not prompt:
         messages = _messages(where, "messages", columns["messages"])
         last = messages[-1]
         if last["role"] != "assistant":
@@ -43,7 +43,7 @@ def row(record: Record, prompt: str = "", answer: str = "") -> Row:
         if len(messages) == 1:
             raise FdgError(f"{where}: 'messages' has only an answer: add a message of the user before it")
         return Row(messages[:-1], _content(f"{where}: the last of 'messages'", last), columns, where)
-    if asked is None:
+    if prompt_column is None:
         others = listed([repr(name) for name in columns], "and") or "nothing"
         wanted = f"'{prompt}'" if prompt else f"'{PROMPTS[0]}' (or {', '.join(PROMPTS[1:])}, messages)"
         raise FdgError(
@@ -51,7 +51,7 @@ def row(record: Record, prompt: str = "", answer: str = "") -> Row:
         )
     if answer and column is None:
         raise FdgError(f"{where}: has no column '{answer}': rename one, or leave answer_column= out")
-    return Row(_text(where, asked, columns[asked]), _answer(record, column), columns, where)
+    return Row(_text(where, prompt_column, columns[prompt_column]), _answer(record, column), columns, where)
 
 
 def pair(record: Record) -> tuple[Row, Row]:
@@ -67,10 +67,10 @@ def pair(record: Record) -> tuple[Row, Row]:
     for name in ("chosen", "rejected"):
         if name not in columns:
             others = listed([repr(one) for one in columns], "and") or "nothing"
-            left = [one for one in columns if one not in (*PROMPTS, "chosen", "rejected")]
+            unnamed = [one for one in columns if one not in (*PROMPTS, "chosen", "rejected")]
             fix = "rename one, or write text:file?path=..."
-            if len(left) == 1 and columns.keys() & {"chosen", "rejected"}:
-                fix = f"rename '{left[0]}' to '{name}'"
+            if len(unnamed) == 1 and columns.keys() & {"chosen", "rejected"}:
+                fix = f"rename '{unnamed[0]}' to '{name}'"
             raise FdgError(f"{where}: has no column '{name}', only {others}: {fix}")
     chosen, rejected = (_text(where, name, columns[name]) for name in ("chosen", "rejected"))
     if isinstance(chosen, str) != isinstance(rejected, str):
@@ -78,11 +78,11 @@ def pair(record: Record) -> tuple[Row, Row]:
             f"{where}: one of 'chosen' and 'rejected' is a text and the other messages: write both as texts"
             " or both as messages"
         )
-    asked = _column(record, PROMPTS, "")
-    prompt = None if asked is None else _text(where, asked, columns[asked])
+    prompt_column = _column(record, PROMPTS, "")
+    prompt = None if prompt_column is None else _text(where, prompt_column, columns[prompt_column])
     if prompt is None or (isinstance(prompt, str) and not isinstance(chosen, str)):
-        shared = _common_beginning(chosen, rejected)
-        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+        prefix_length = _common_beginning(chosen, rejected)
+        prompt, chosen, rejected = chosen[:prefix_length], chosen[prefix_length:], rejected[prefix_length:]
         if not prompt or not chosen or not rejected:
             raise FdgError(
                 f"{where}: has no column 'prompt', and 'chosen' and 'rejected' do not share a beginning,"
@@ -93,7 +93,7 @@ def pair(record: Record) -> tuple[Row, Row]:
 
 
 def _column(record: Record, names: Sequence[str], named: str) -> str | None:
-    """The first of some columns that a row has."""
+    """The first of `names` that is a column of a record; only `named`, if that is set."""
     return next((name for name in ([named] if named else names) if name in record.columns), None)
 
 

@@ -67,9 +67,9 @@ class Countdown:
 
     def draw(self, key: jax.Array) -> Content:
         """Samples numbers, and operations that reach a target."""
-        of_numbers, of_signs, of_order = jax.random.split(key, 3)
-        steps = uniform(of_numbers, (self.count,), 1, self.largest)
-        weights = jax.random.uniform(of_signs, (self.count - 1, 4))
+        numbers_key, signs_key, order_key = jax.random.split(key, 3)
+        steps = uniform(numbers_key, (self.count,), 1, self.largest)
+        weights = jax.random.uniform(signs_key, (self.count - 1, 4))
         value, signs = steps[0], []
         for i in range(1, self.count):
             n = steps[i]
@@ -79,7 +79,7 @@ class Countdown:
             sign = jnp.argmax(jnp.where(possible, weights[i - 1], -1.0)).astype(jnp.int32)
             value = jnp.stack([value + n, value - n, value * n, value // n])[sign]
             signs.append(sign)
-        order = jnp.argsort(jax.random.uniform(of_order, (self.count,)))
+        order = jnp.argsort(jax.random.uniform(order_key, (self.count,)))
         return Content(steps[order], value, steps, jnp.stack(signs))
 
     def prompt(self, content: Content) -> Text:
@@ -94,8 +94,10 @@ class Countdown:
         is_sum = jnp.bool_(False)
         for i in range(1, self.count):
             sign = content.signs[i - 1]
-            wraps = is_sum & (sign >= 2)
-            text = concatenate(when(wraps, literal("(")), text, when(wraps, literal(")")))
+            needs_parentheses = is_sum & (sign >= 2)
+            text = concatenate(
+                when(needs_parentheses, literal("(")), text, when(needs_parentheses, literal(")"))
+            )
             text = concatenate(text, character(signs[sign]), number(content.steps[i], self._digits))
             is_sum = sign < 2
         return text

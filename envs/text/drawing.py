@@ -8,7 +8,7 @@ import numpy as np
 
 from fdg.errors import FdgError
 
-_FEWEST = 64  # problems needed to hold out an eighth
+_MIN_PROBLEMS = 64  # problems needed to hold out an eighth
 _HELD_OUT = 8  # one in this many problems is held out
 
 
@@ -22,7 +22,7 @@ def whole_number(problem: Any, field: str, low: int, high: int, value: Any = ...
     return value
 
 
-def enough(problem: Any, count: float, fix: str, fewest: int = _FEWEST) -> None:
+def check_enough(problem: Any, count: float, fix: str, fewest: int = _MIN_PROBLEMS) -> None:
     """Raises an `FdgError` if there are too few problems to hold some out."""
     if count < fewest:
         raise FdgError(
@@ -43,9 +43,9 @@ def uniform(key: jax.Array, shape: tuple[int, ...], low: int, high: int) -> jax.
 def is_held_out(identity: jax.Array) -> jax.Array:
     """True for the eighth of the problems that is held out, by a hash of their numbers (murmur3's mixing)."""
     count = identity.shape[0]
-    odd = (np.arange(1, count + 1, dtype=np.uint64) * 0x9E3779B1 % 2**32).astype(np.uint32) | 1
+    multipliers = (np.arange(1, count + 1, dtype=np.uint64) * 0x9E3779B1 % 2**32).astype(np.uint32) | 1
     mixed = _mix(identity.astype(jnp.uint32) + jnp.uint32(0x85EBCA6B))
-    return _mix(jnp.sum(mixed * odd, dtype=jnp.uint32)) % _HELD_OUT == 0
+    return _mix(jnp.sum(mixed * multipliers, dtype=jnp.uint32)) % _HELD_OUT == 0
 
 
 def _mix(x: jax.Array) -> jax.Array:

@@ -28,7 +28,7 @@ class Ragged(NamedTuple):
     def of(cls, lists: Sequence[Sequence[int]], dtype: Any) -> "Ragged":
         """Converts Python lists."""
         starts = np.cumsum([0, *map(len, lists)], dtype=np.int32)
-        return cls(np.array([one for each in lists for one in each] or [0], dtype), starts)
+        return cls(np.array([x for values in lists for x in values] or [0], dtype), starts)
 
     @property
     def longest(self) -> int:
@@ -69,7 +69,7 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
     """
     rows: Sequence[Row] | None = getattr(problem, "rows", None)
 
-    def seen(content: Any) -> tuple[Any, ...]:
+    def content_and_texts(content: Any) -> tuple[Any, ...]:
         texts = (problem.prompt(content), problem.solution(content)) if rows is None else ()
         return content, is_held_out(problem.identity(content)), texts
 
@@ -77,30 +77,32 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
     with jax.ensure_compile_time_eval():
         if rows is None:
             keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), count)
-            arrays = jax.jit(jax.vmap(lambda key: seen(problem.draw(key))))(keys)
+            arrays = jax.jit(jax.vmap(lambda key: content_and_texts(problem.draw(key))))(keys)
         else:
-            arrays = jax.jit(jax.vmap(seen))(np.arange(len(rows), dtype=np.int32)[:, None])
+            arrays = jax.jit(jax.vmap(content_and_texts))(np.arange(len(rows), dtype=np.int32)[:, None])
         contents, held_out, texts = jax.tree.map(np.asarray, arrays)
         held_out = getattr(problem, "held_out", held_out)  # rows may be in a separate file
     if rows is None:
-        rows = [Row(asked, right) for asked, right in zip(*map(_strings, texts), strict=True)]
+        rows = [Row(prompt, answer) for prompt, answer in zip(*map(_strings, texts), strict=True)]
     prompts, answers, decoded = _encoded_rows(
         tokenizer, rows, problem.instruction, system, json.loads(arguments or "{}")
     )
-    lossy = any(text.strip() != (row.answer or "").strip() for row, text in zip(rows, decoded, strict=True))
+    is_lossy = any(
+        text.strip() != (row.answer or "").strip() for row, text in zip(rows, decoded, strict=True)
+    )
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
     return Encoded(
         Ragged.of(prompts, dtype),
         Ragged.of(answers, dtype),
         contents,
         held_out,
-        Ragged.of([text.encode() for text in decoded], np.uint8) if lossy else None,
+        Ragged.of([text.encode() for text in decoded], np.uint8) if is_lossy else None,
     )
 
 
 @functools.lru_cache(maxsize=16)
 def said_before(problem: Any, tokenizer: Any, system: str, arguments: str) -> Ragged:
-    """Masks of the assistant's tokens in the prompts of a problem's rows, 1 or 0: as long as `prompts`."""
+    """For each row of a problem, a mask of the assistant's tokens in its prompt, 1 or 0."""
     messages = problem.instruction, system, json.loads(arguments or "{}")
     return Ragged.of(tokenizer.said_before(problem.rows, *messages), np.uint8)
 
@@ -117,14 +119,14 @@ def _encoded_rows(
     rows are encoded once.
     """
     plain = [isinstance(row.prompt, str) and not row.template_arguments for row in rows]
-    named = [
+    row_keys = [
         (row.prompt, row.answer) if is_plain else id(row) for is_plain, row in zip(plain, rows, strict=True)
     ]
-    unique = dict(zip(named, rows, strict=True))
+    unique = dict(zip(row_keys, rows, strict=True))
     pairs = tokenizer.encode_rows([*unique.values()], instruction, system, arguments)
-    rows_of, stop = {}, tokenizer.stops[:1]
+    encoded_by_key, stop = {}, tokenizer.stops[:1]
     for (name, row), (prompt, answer) in zip(unique.items(), pairs, strict=True):
-        ended = [] if row.answer is None else [*answer, *stop]
-        rows_of[name] = prompt, ended, tokenizer.decode(answer)
-    prompts, answers, decoded = zip(*(rows_of[name] for name in named), strict=True)
+        answer_with_stop = [] if row.answer is None else [*answer, *stop]
+        encoded_by_key[name] = prompt, answer_with_stop, tokenizer.decode(answer)
+    prompts, answers, decoded = zip(*(encoded_by_key[name] for name in row_keys), strict=True)
     return prompts, answers, decoded

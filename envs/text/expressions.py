@@ -40,6 +40,8 @@ class _Level(NamedTuple):
 
 
 class _Pass(NamedTuple):
+    """The state of the pass over the characters."""
+
     levels: _Level
     depth: jax.Array
     operand_next: jax.Array  # bool: a number, "(" or a sign must follow
@@ -81,15 +83,15 @@ def evaluate(text: Text, allowed: jax.Array | None = None) -> Value:
     )
     # A final step with code 0 closes a number at the end of the text.
     codes = jnp.concatenate([text.codes, jnp.zeros(1, jnp.int32)])
-    here = jnp.arange(codes.shape[0]) <= text.length
+    within_text = jnp.arange(codes.shape[0]) <= text.length
 
     def step(state: _Pass, item: tuple[jax.Array, jax.Array]) -> tuple[_Pass, None]:
-        code, counts = item
+        code, is_read = item
         new = _read(state, code, numbers)
-        return jax.tree.map(lambda a, b: jnp.where(counts, a, b), new, state), None
+        return jax.tree.map(lambda a, b: jnp.where(is_read, a, b), new, state), None
 
-    end, _ = jax.lax.scan(step, start, (codes, here))
-    top, bottom, fits = _add(_at(end.levels, jnp.int32(0)))
+    end, _ = jax.lax.scan(step, start, (codes, within_text))
+    top, bottom, fits = _add(_level_at(end.levels, jnp.int32(0)))
     valid = end.valid & fits & ~end.operand_next & (end.depth == 0)
     uses_all = end.uses_allowed & jnp.all(end.used)
     return Value(valid, top, bottom, valid & uses_all)
@@ -98,44 +100,44 @@ def evaluate(text: Text, allowed: jax.Array | None = None) -> Value:
 def _read(state: _Pass, code: jax.Array, allowed: jax.Array) -> _Pass:
     """The state after one character; the first non-digit closes a number."""
     digit = (code >= ord("0")) & (code <= ord("9"))
-    closed = _closed(state, allowed)
-    ended = jax.tree.map(lambda a, b: jnp.where(state.digits & ~digit, a, b), closed, state)
+    closed = _close_number(state, allowed)
+    after_number = jax.tree.map(lambda a, b: jnp.where(state.digits & ~digit, a, b), closed, state)
 
-    grown = state.number * 10 + (code - ord("0"))
+    with_next_digit = state.number * 10 + (code - ord("0"))
     with_digit = state._replace(
-        number=jnp.where(state.digits, grown, code - ord("0")),
+        number=jnp.where(state.digits, with_next_digit, code - ord("0")),
         digits=jnp.bool_(True),
         valid=state.valid & state.operand_next & (state.number < 10**8),
     )
-    other = _operator(ended._replace(digits=jnp.bool_(False)), code)
+    other = _read_operator(after_number._replace(digits=jnp.bool_(False)), code)
     return jax.tree.map(lambda a, b: jnp.where(digit, a, b), with_digit, other)
 
 
-def _closed(state: _Pass, allowed: jax.Array) -> _Pass:
+def _close_number(state: _Pass, allowed: jax.Array) -> _Pass:
     """Multiplies the open product by the number that ended, and marks the number as used."""
-    fitting = (allowed == state.number) & ~state.used
-    first = fitting & (jnp.cumsum(fitting) == 1)
+    matching = (allowed == state.number) & ~state.used
+    first = matching & (jnp.cumsum(matching) == 1)
     levels, fits = _multiply(state.levels, state.depth, state.number, jnp.int32(1))
     return state._replace(
         levels=levels,
         operand_next=jnp.bool_(False),
         used=state.used | first,
         valid=state.valid & fits,
-        uses_allowed=state.uses_allowed & jnp.any(fitting),
+        uses_allowed=state.uses_allowed & jnp.any(matching),
     )
 
 
-def _operator(state: _Pass, code: jax.Array) -> _Pass:
+def _read_operator(state: _Pass, code: jax.Array) -> _Pass:
     """The state after a character other than a digit."""
     is_code = {name: code == ord(name) for name in "+-*/()"}
-    level = _at(state.levels, state.depth)
+    level = _level_at(state.levels, state.depth)
     add_top, add_bottom, add_fits = _add(level)
-    needs, has = state.operand_next, ~state.operand_next
-    sum_sign = (is_code["+"] | is_code["-"]) & has
-    negation = is_code["-"] & needs
-    product = (is_code["*"] | is_code["/"]) & has
-    opens = is_code["("] & needs & (state.depth < _DEPTH - 1)
-    closes = is_code[")"] & has & (state.depth > 0)
+    needs_operand, has_operand = state.operand_next, ~state.operand_next
+    sum_sign = (is_code["+"] | is_code["-"]) & has_operand
+    negation = is_code["-"] & needs_operand
+    product = (is_code["*"] | is_code["/"]) & has_operand
+    opens = is_code["("] & needs_operand & (state.depth < _DEPTH - 1)
+    closes = is_code[")"] & has_operand & (state.depth > 0)
     ends = code == 0
 
     summed = _Level(
@@ -143,30 +145,32 @@ def _operator(state: _Pass, code: jax.Array) -> _Pass:
     )
     negated = level._replace(term_top=-level.term_top)
     multiplied = level._replace(divides=is_code["/"])
-    now = level
+    new_level = level
     for condition, changed in ((sum_sign, summed), (negation, negated), (product, multiplied)):
-        now = jax.tree.map(lambda a, b, condition=condition: jnp.where(condition, a, b), changed, now)
-    levels = _with(state.levels, state.depth, now)
+        new_level = jax.tree.map(
+            lambda a, b, condition=condition: jnp.where(condition, a, b), changed, new_level
+        )
+    levels = _with_level(state.levels, state.depth, new_level)
     zero, one = jnp.int32(0), jnp.int32(1)
-    opened = _with(state.levels, state.depth + 1, _Level(zero, one, one, one, jnp.bool_(False)))
+    opened = _with_level(state.levels, state.depth + 1, _Level(zero, one, one, one, jnp.bool_(False)))
     inner, inner_fits = _multiply(state.levels, state.depth - 1, add_top, add_bottom)
     for condition, changed in ((opens, opened), (closes, inner)):
         levels = jax.tree.map(lambda a, b, condition=condition: jnp.where(condition, a, b), changed, levels)
-    known = sum_sign | negation | product | opens | closes | ends
+    is_allowed = sum_sign | negation | product | opens | closes | ends
     fits = jnp.where(sum_sign | closes, add_fits, True) & jnp.where(closes, inner_fits, True)
     return state._replace(
         levels=levels,
         depth=state.depth + opens.astype(jnp.int32) - closes.astype(jnp.int32),
         operand_next=jnp.where(ends | closes, state.operand_next, True),
-        valid=state.valid & known & fits,
+        valid=state.valid & is_allowed & fits,
     )
 
 
-def _at(levels: _Level, depth: jax.Array) -> _Level:
+def _level_at(levels: _Level, depth: jax.Array) -> _Level:
     return jax.tree.map(lambda x: jnp.take(x, jnp.clip(depth, 0, _DEPTH - 1)), levels)
 
 
-def _with(levels: _Level, depth: jax.Array, level: _Level) -> _Level:
+def _with_level(levels: _Level, depth: jax.Array, level: _Level) -> _Level:
     here = jnp.arange(_DEPTH) == depth
     return jax.tree.map(lambda x, new: jnp.where(here, new, x), levels, level)
 
@@ -184,14 +188,14 @@ def _multiply(
     levels: _Level, depth: jax.Array, top: jax.Array, bottom: jax.Array
 ) -> tuple[_Level, jax.Array]:
     """Multiplies or divides the product at `depth` by a fraction; also whether that is defined and fits."""
-    level = _at(levels, depth)
+    level = _level_at(levels, depth)
     sign = jnp.where(level.divides & (top < 0), -1, 1)
     factor = jnp.where(level.divides, sign * bottom, top)
     divisor = jnp.where(level.divides, sign * top, bottom)
     new_top, top_fits = _times(level.term_top, factor)
     new_bottom, bottom_fits = _times(level.term_bottom, divisor)
     changed = level._replace(term_top=new_top, term_bottom=new_bottom, divides=jnp.bool_(False))
-    return _with(levels, depth, changed), top_fits & bottom_fits & (divisor != 0)
+    return _with_level(levels, depth, changed), top_fits & bottom_fits & (divisor != 0)
 
 
 def _times(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fdg.errors import FdgError, one_line
 from fdg.reading import EncodingError, check_encoding, json_object, read_bytes, read_text
 
-_BYTES = 1 << 30  # maximum size of a file
+_MAX_BYTES = 1 << 30  # maximum size of a file
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
@@ -29,8 +29,8 @@ def read(path: str, example: str = '{"prompt": "1+1=", "answer": "2"}') -> list[
     """
     ending = os.path.splitext(path)[1].lower()
     if ending in _SEPARATORS:
-        return _of_csv(path, _SEPARATORS[ending])
-    content = read_bytes(path, _BYTES)
+        return _read_csv(path, _SEPARATORS[ending])
+    content = read_bytes(path, _MAX_BYTES)
     if ending == ".parquet" or content[:4] == b"PAR1":
         raise FdgError(
             f"{path}: Parquet is not read: convert it,"
@@ -38,7 +38,7 @@ def read(path: str, example: str = '{"prompt": "1+1=", "answer": "2"}') -> list[
         )
     check_encoding(content, path)
     if content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
-        return _of_list(path, content)
+        return _read_list(path, content)
     # Not `splitlines`, which also splits at separators within texts of other languages.
     lines = enumerate(content.split(b"\n"), 1)
     return [
@@ -57,7 +57,7 @@ def _object(where: str, line: bytes, example: str) -> dict[str, Any]:
         raise FdgError(f"{error}: write one object a line, in double quotes: {example}") from None
 
 
-def _of_list(path: str, content: bytes) -> list[Record]:
+def _read_list(path: str, content: bytes) -> list[Record]:
     rows = json_object(b'{"rows":' + content.removeprefix(b"\xef\xbb\xbf") + b"}", path)["rows"]
     for i, row in enumerate(rows, 1):
         if not isinstance(row, dict):
@@ -67,17 +67,17 @@ def _of_list(path: str, content: bytes) -> list[Record]:
     return [Record(f"{path}, row {i}", row) for i, row in enumerate(rows, 1)]
 
 
-def _of_csv(path: str, separator: str) -> list[Record]:
-    rows = csv.reader(io.StringIO(read_text(path, _BYTES), newline=""), delimiter=separator, strict=True)
+def _read_csv(path: str, separator: str) -> list[Record]:
+    rows = csv.reader(io.StringIO(read_text(path, _MAX_BYTES), newline=""), delimiter=separator, strict=True)
     records: list[Record] = []
     try:
         names = next(rows, [])
-        other = next((mark for mark in ";\t|," if len(names) == 1 and mark in names[0]), None)
-        if other is not None:
-            raise FdgError(f"{path}, line 1: columns are separated by {other!r}: use {separator!r}")
+        other_separator = next((mark for mark in ";\t|," if len(names) == 1 and mark in names[0]), None)
+        if other_separator is not None:
+            raise FdgError(f"{path}, line 1: columns are separated by {other_separator!r}: use {separator!r}")
         if len(set(names)) < len(names):
-            twice = next(name for i, name in enumerate(names) if name in names[:i])
-            raise FdgError(f"{path}, line 1: column {twice!r} is there twice: rename one")
+            duplicate = next(name for i, name in enumerate(names) if name in names[:i])
+            raise FdgError(f"{path}, line 1: column {duplicate!r} occurs twice: rename one")
         for row in rows:
             where = f"{path}, line {rows.line_num}"
             if row and len(row) != len(names):

@@ -96,8 +96,8 @@ def checked_reply(game: TextGame, state: Any, tokens: jax.Array, mask: jax.Array
             f"game '{game.name}': reply returns a state of another structure or shape than it takes: keep"
             " both"
         )
-    words = (count, game.reply_length)
-    _check(game, "reply", reply, tokens=(words, "int32"), mask=(words, "bool"))
+    token_shape = (count, game.reply_length)
+    _check(game, "reply", reply, tokens=(token_shape, "int32"), mask=(token_shape, "bool"))
     _check(game, "reply", reply, reward=((count,), "float32"), done=((count,), "bool"))
     return reply
 
@@ -110,8 +110,8 @@ def checked_sample(game: TextGame, keys: jax.Array, split: Split = "train") -> P
             f"game '{game.name}': sample gives a value of type {kind_of(problem)}: return"
             " envs.text.Problem(envs.text.Prompts(tokens, mask), answer)"
         )
-    words = (count, game.prompt_length)
-    _check(game, "sample", problem.prompts, tokens=(words, "int32"), mask=(words, "bool"))
+    token_shape = (count, game.prompt_length)
+    _check(game, "sample", problem.prompts, tokens=(token_shape, "int32"), mask=(token_shape, "bool"))
     for leaf in jax.tree.leaves(problem.answer):
         if jnp.shape(leaf)[:1] != (count,):
             raise FdgError(
@@ -125,14 +125,16 @@ def _check(game: TextGame, method: str, result: Any, **expected: tuple[tuple[int
     """Checks that fields are arrays of these shapes and dtypes, with first axis N."""
     for name, (shape, dtype) in expected.items():
         value = getattr(result, name)
-        whose = f"game '{game.name}': {method} gives {name}"
+        subject = f"game '{game.name}': {method} gives {name}"
         if not isinstance(value, jax.Array | np.ndarray):
-            raise FdgError(f"{whose} of type {kind_of(value)}: give an array")
+            raise FdgError(f"{subject} of type {kind_of(value)}: give an array")
         if value.shape != shape:
             count = shape[0]
-            raise FdgError(f"{whose} of shape {_shape(value.shape, count)}, expected {_shape(shape, count)}")
+            raise FdgError(
+                f"{subject} of shape {_shape(value.shape, count)}, expected {_shape(shape, count)}"
+            )
         if value.dtype != dtype:
-            raise FdgError(f"{whose} of dtype {value.dtype}, expected {dtype}")
+            raise FdgError(f"{subject} of dtype {value.dtype}, expected {dtype}")
 
 
 def _shape(shape: tuple[int, ...], count: int) -> str:
@@ -189,49 +191,49 @@ def play(
     context, state = problem.prompts, problem.answer
     count = context.tokens.shape[0]
     over, turns = jnp.zeros(count, jnp.bool_), jnp.zeros(count, jnp.int32)
-    known: tuple[jax.Array, Any] | None = None  # who said each token, and its `about`
+    annotations: tuple[jax.Array, Any] | None = None  # who said each token, and its `about`
     rewards: dict[str, jax.Array] = {}
     for turn in range(game.turns):
-        spoken = speak(context, turn)
-        mask = spoken.mask & ~over[:, None]
+        message = speak(context, turn)
+        mask = message.mask & ~over[:, None]
         reply = functools.partial(checked_reply, game) if is_game(game) else game.reply
-        answer = reply(state, jnp.where(mask, spoken.tokens, pad), mask)
-        heard = answer.mask & ~(over | answer.done)[:, None]
+        answer = reply(state, jnp.where(mask, message.tokens, pad), mask)
+        reply_mask = answer.mask & ~(over | answer.done)[:, None]
         rewards[f"turn {turn + 1}"] = jnp.where(over, 0.0, answer.reward)
-        state = _where(over, state, answer.state)
-        new = mask, spoken.about
-        known = _silent(new, context.mask.shape) if known is None else known
+        state = _select_rows(over, state, answer.state)
+        new = mask, message.about
+        annotations = _zeros(new, context.mask.shape) if annotations is None else annotations
         rows = (
-            _joined(context.tokens, spoken.tokens, answer.tokens),
-            jax.tree.map(_joined, known, new, _silent(new, heard.shape)),
+            _concatenate(context.tokens, message.tokens, answer.tokens),
+            jax.tree.map(_concatenate, annotations, new, _zeros(new, reply_mask.shape)),
         )
-        (tokens, known), filled = _left_padded(rows, _joined(context.mask, mask, heard))
+        (tokens, annotations), filled = _compact(rows, _concatenate(context.mask, mask, reply_mask))
         context = Prompts(jnp.where(filled, tokens, pad), filled)
         turns, over = turns + ~over, over | answer.done
-    assert known is not None
+    assert annotations is not None
     total = sum(rewards.values(), jnp.zeros(count))
-    return Transcript(context.tokens, context.mask, *known, Reward(total, rewards), turns)
+    return Transcript(context.tokens, context.mask, *annotations, Reward(total, rewards), turns)
 
 
-def _joined(*parts: jax.Array) -> jax.Array:
+def _concatenate(*parts: jax.Array) -> jax.Array:
     return jnp.concatenate(parts, axis=1)
 
 
-def _silent(known: Any, shape: tuple[int, ...]) -> Any:
-    return jax.tree.map(lambda leaf: jnp.zeros(shape, leaf.dtype), known)
+def _zeros(annotations: Any, shape: tuple[int, ...]) -> Any:
+    return jax.tree.map(lambda leaf: jnp.zeros(shape, leaf.dtype), annotations)
 
 
-def _where(rows: jax.Array, a: Any, b: Any) -> Any:
+def _select_rows(rows: jax.Array, a: Any, b: Any) -> Any:
     """Selects between two pytrees by row."""
     return jax.tree.map(lambda x, y: jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y), a, b)
 
 
-def _left_padded(rows: Any, mask: jax.Array) -> tuple[Any, jax.Array]:
-    """Removes masked places from arrays `[N, W]`; zeros in front replace them."""
+def _compact(rows: Any, mask: jax.Array) -> tuple[Any, jax.Array]:
+    """Moves entries of arrays `[N, W]` right, over places where the mask is False; zeros fill the front."""
     order = jnp.argsort(mask, axis=1, stable=True)
     filled = jnp.take_along_axis(mask, order, axis=1)
 
-    def moved(row: jax.Array) -> jax.Array:
+    def compact_row(row: jax.Array) -> jax.Array:
         return jnp.where(filled, jnp.take_along_axis(row, order, axis=1), jnp.zeros((), row.dtype))
 
-    return jax.tree.map(moved, rows), filled
+    return jax.tree.map(compact_row, rows), filled

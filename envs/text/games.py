@@ -67,16 +67,16 @@ class Guess:
     def reply(self, state: jax.Array, tokens: jax.Array, mask: jax.Array) -> Reply:
         """`more,`, `less,` or the end."""
 
-        def one(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
+        def reply_one(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
             text, _ = codec.decode(self.tokenizer, tokens, mask)
             guess = evaluate(text)
-            high = guess.valid & (guess.numerator > target * guess.denominator)
-            hint = concatenate(when(high, literal("less,")), when(~high, literal("more,")))
-            right = guess.equals(target)
-            return *codec.encode(self.tokenizer, hint, self.reply_length), right
+            is_too_high = guess.valid & (guess.numerator > target * guess.denominator)
+            hint = concatenate(when(is_too_high, literal("less,")), when(~is_too_high, literal("more,")))
+            is_right = guess.equals(target)
+            return *codec.encode(self.tokenizer, hint, self.reply_length), is_right
 
-        words, shown, right = jax.vmap(one)(state, tokens, mask)
-        return Reply(state, words, shown, right.astype(jnp.float32), right)
+        reply_tokens, reply_mask, is_right = jax.vmap(reply_one)(state, tokens, mask)
+        return Reply(state, reply_tokens, reply_mask, is_right.astype(jnp.float32), is_right)
 
 
 @checked_names
@@ -131,15 +131,15 @@ class Calculator:
         """The tool's reply, or the end."""
         problem = self.task.problem
 
-        def one(content: Any, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
+        def reply_one(content: Any, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
             text, ended = codec.decode(self.tokenizer, tokens, mask)
             asks = text.codes[0] == ord("?")
             value = evaluate(Text(jnp.roll(text.codes, -1).at[-1].set(0), text.length - 1))
-            whole = value.valid & (value.numerator % value.denominator == 0)
-            shown = number(value.numerator // value.denominator, self.reply_length - 2)
-            answer = concatenate(when(whole, shown), when(~whole, literal("?")), literal(","))
-            right = ended & ~asks & equal(stripped(text), problem.solution(content))
-            return *codec.encode(self.tokenizer, answer, self.reply_length), right, ~asks
+            is_integer = value.valid & (value.numerator % value.denominator == 0)
+            result_text = number(value.numerator // value.denominator, self.reply_length - 2)
+            answer = concatenate(when(is_integer, result_text), when(~is_integer, literal("?")), literal(","))
+            is_right = ended & ~asks & equal(stripped(text), problem.solution(content))
+            return *codec.encode(self.tokenizer, answer, self.reply_length), is_right, ~asks
 
-        words, shown, right, done = jax.vmap(one)(state, tokens, mask)
-        return Reply(state, words, shown, right.astype(jnp.float32), done)
+        reply_tokens, reply_mask, is_right, done = jax.vmap(reply_one)(state, tokens, mask)
+        return Reply(state, reply_tokens, reply_mask, is_right.astype(jnp.float32), done)

@@ -20,10 +20,10 @@ from fdg.errors import FdgError, HostError, listed, nearest, raised, text_of, us
 RewardFunction = Callable[..., Sequence[float | None]]
 
 # Arguments of a function besides columns; `completions` is TRL's name.
-_GIVEN = ("prompts", "responses", "completions", "answers")
-_PLACES = (("prompts", "prompt"), ("responses", "response", "completion"), ("answers", "answer"))
-_TRIED = 3  # responses in a trial
-_HIDDEN = {"prompt", "completion", "response", *_GIVEN}  # columns that these names would shadow
+_ARGUMENTS = ("prompts", "responses", "completions", "answers")
+_POSITIONAL_NAMES = (("prompts", "prompt"), ("responses", "response", "completion"), ("answers", "answer"))
+_TRIAL_SIZE = 3  # responses in a trial
+_SHADOWED_COLUMNS = {"prompt", "completion", "response", *_ARGUMENTS}  # columns that these names would shadow
 
 
 @checked_names
@@ -83,8 +83,8 @@ class HostReward:
     def names(self) -> tuple[str, ...]:
         """The functions' names, for metrics; equal ones are numbered."""
         plain = [getattr(one, "__name__", type(one).__name__).strip("<>") for one in self.functions]
-        before = [plain[:i].count(name) for i, name in enumerate(plain)]
-        return tuple(f"{name}_{n + 1}" if n else name for name, n in zip(plain, before, strict=True))
+        earlier_counts = [plain[:i].count(name) for i, name in enumerate(plain)]
+        return tuple(f"{name}_{n + 1}" if n else name for name, n in zip(plain, earlier_counts, strict=True))
 
     def call(
         self,
@@ -118,9 +118,9 @@ class HostReward:
         """Refuses a function that needs columns that the task's rows do not have.
 
         Raises:
-          FdgError: as `call`.
+          FdgError: a function needs columns that the rows do not have.
         """
-        known = dict.fromkeys((*_GIVEN, *_columns(task.problem)), ())
+        known = dict.fromkeys((*_ARGUMENTS, *_columns(task.problem)), ())
         for one in zip(self.functions, self.names, strict=True):
             _Call(*one, task).arguments(known)
 
@@ -137,12 +137,12 @@ class HostReward:
             content = task.draw(keys)
             return task.prompts(content), task.solutions(content), task.own(content)
 
-        drawn: Any = jax.jit(problems)
+        draw_problems: Any = jax.jit(problems)
         prompts, (tokens, mask), content = jax.tree.map(
-            np.asarray, drawn(jax.random.split(jax.random.key(0), _TRIED))
+            np.asarray, draw_problems(jax.random.split(jax.random.key(0), _TRIAL_SIZE))
         )
-        drawn.clear_cache()  # a backend with live arrays cannot be restarted
-        is_empty = np.arange(_TRIED)[:, None] == _TRIED - 1
+        draw_problems.clear_cache()  # a backend with live arrays cannot be restarted
+        is_empty = np.arange(_TRIAL_SIZE)[:, None] == _TRIAL_SIZE - 1
         _Calls(self._calls(task))(prompts, (tokens, mask & ~is_empty), content)
 
     def _calls(self, task: Any) -> tuple["_Call", ...]:
@@ -162,11 +162,11 @@ class _Calls:
 
     def __call__(self, prompts: Any, responses: Any, content: Any) -> np.ndarray:
         task = self.calls[0].task
-        asked, answers = task.texts(*prompts), task.texts(*responses)
-        whole = jax.tree.map(np.asarray, content)
-        contents = [jax.tree.map(lambda leaf, i=i: leaf[i], whole) for i in range(len(answers))]
-        rows = [_row(task, one, text) for one, text in zip(contents, asked, strict=True)]
-        columns = [one(rows, answers, asked) for one in self.calls]
+        prompt_texts, answers = task.texts(*prompts), task.texts(*responses)
+        arrays = jax.tree.map(np.asarray, content)
+        contents = [jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(answers))]
+        rows = [_row(task, one, text) for one, text in zip(contents, prompt_texts, strict=True)]
+        columns = [one(rows, answers, prompt_texts) for one in self.calls]
         return np.stack(columns, axis=1)
 
 
@@ -182,19 +182,19 @@ class _Call:
     def __name__(self) -> str:
         return f"reward '{self.name}' of task '{self.task.name}'"
 
-    def __call__(self, rows: Sequence[Row], texts: list[str], asked: list[str]) -> np.ndarray:
+    def __call__(self, rows: Sequence[Row], texts: list[str], prompt_texts: list[str]) -> np.ndarray:
         """The function's results, NaN for None."""
         known: dict[str, list[Any]] = {
             name: [copy.deepcopy(row.columns.get(name)) for row in rows]
             for name in _columns(self.task.problem)
         }
-        known["prompts"] = [copy.deepcopy(_plain(row.prompt)) for row in rows]
+        known["prompts"] = [copy.deepcopy(_as_plain_messages(row.prompt)) for row in rows]
         known["responses"] = list(texts)
         known["completions"] = [_as_prompt(row, text) for row, text in zip(rows, texts, strict=True)]
         known["answers"] = [row.answer for row in rows]
-        by_place, by_name = self.arguments(known)
+        positional, keywords = self.arguments(known)
         try:
-            result = self.function(*by_place, **by_name)
+            result = self.function(*positional, **keywords)
             if not hasattr(result, "__len__"):
                 raise HostError(
                     f"{self.__name__} gave {quoted(result)}: return a list of {len(texts)} numbers"
@@ -203,8 +203,10 @@ class _Call:
         except HostError:
             raise
         except (Exception, SystemExit) as error:
-            i = _index_of(error, texts, asked)
-            raise HostError(f"{self.__name__} raised {raised(error)} for {_pair(texts, asked, i)}") from error
+            i = _index_of(error, texts, prompt_texts)
+            raise HostError(
+                f"{self.__name__} raised {raised(error)} for {_shown_pair(texts, prompt_texts, i)}"
+            ) from error
         if len(numbers) != len(texts):
             raise HostError(
                 f"{self.__name__} gave {len(numbers)} numbers for {len(texts)} responses: return one for each"
@@ -214,50 +216,51 @@ class _Call:
         is_given = np.array([value is not None for value in result], bool)
         for i in np.flatnonzero(~np.isfinite(rewards) & is_given).tolist():
             raise HostError(
-                f"{self.__name__} gave {numbers[i]} for {_pair(texts, asked, i)}: return a finite number, or"
-                " None for no reward (it is stored as float32)"
+                f"{self.__name__} gave {numbers[i]} for {_shown_pair(texts, prompt_texts, i)}:"
+                " return a finite number, or None for no reward (it is stored as float32)"
             )
         return rewards
 
     def arguments(self, known: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The function's positional and keyword arguments."""
-        three = [known[name] for name in ("prompts", "responses", "answers")]
+        positional = [known[name] for name in ("prompts", "responses", "answers")]
         try:
             parameters = inspect.signature(self.function).parameters.values()
         except (TypeError, ValueError):  # a C function without signature
-            return three, {}
+            return positional, {}
         kinds = {parameter.kind for parameter in parameters}
         if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
-            return three, {}
+            return positional, {}
         wanted = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         required = [p for p in wanted if p.default is p.empty]
-        strange = [p.name for p in required if p.name not in known]
-        if not strange:
+        unknown = [p.name for p in required if p.name not in known]
+        if not unknown:
             names = (
                 known
                 if inspect.Parameter.VAR_KEYWORD in kinds
                 else [p.name for p in wanted if p.name in known]
             )
             return [], {name: known[name] for name in names}
-        by_place = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in required)
-        if by_place and _are_three([p.name for p in required], known):
-            return three, {}
-        meant = nearest(strange[0], known, 1)
-        hint = f": did you mean {meant[0]!r}?" if meant else "."
+        is_positional = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in required)
+        if is_positional and _are_positional_names([p.name for p in required], known):
+            return positional, {}
+        near = nearest(unknown[0], known, 1)
+        hint = f": did you mean {near[0]!r}?" if near else "."
         raise FdgError(
-            f"{self.__name__} takes {strange[0]!r}, but there is no such column{hint} It can take"
+            f"{self.__name__} takes {unknown[0]!r}, but there is no such column{hint} It can take"
             f" {listed(known, 'and')}, by these names, or three arguments in this order: prompts,"
             " responses, answers"
         )
 
 
-def _are_three(names: Sequence[str], known: Iterable[str]) -> bool:
+def _are_positional_names(names: Sequence[str], known: Iterable[str]) -> bool:
     """True if three names mean prompts, responses and answers, and none is a misspelt column."""
-    if len(names) != len(_PLACES):
+    if len(names) != len(_POSITIONAL_NAMES):
         return False
     known = {_singular(name) for name in known}
     return all(
-        name in place or _singular(name) not in known for name, place in zip(names, _PLACES, strict=True)
+        name in place or _singular(name) not in known
+        for name, place in zip(names, _POSITIONAL_NAMES, strict=True)
     )
 
 
@@ -270,38 +273,39 @@ def _singular(name: str) -> str:
 def _columns(problem: Any) -> tuple[str, ...]:
     """Names of the columns that a function can use."""
     names = {name: None for row in getattr(problem, "rows", ()) for name in row.columns}
-    return tuple(name for name in names if name not in _HIDDEN)
+    return tuple(name for name in names if name not in _SHADOWED_COLUMNS)
 
 
-def _row(task: Any, content: Any, asked: str) -> Row:
-    """What is known about a problem."""
+def _row(task: Any, content: Any, prompt_texts: str) -> Row:
+    """The row of a problem; if it has no rows, its prompt and content."""
     rows = getattr(task.problem, "rows", None)
-    return Row(asked, content) if rows is None else rows[int(content[0])]
+    return Row(prompt_texts, content) if rows is None else rows[int(content[0])]
 
 
-def _pair(texts: Sequence[str], asked: Sequence[str], i: int) -> str:
-    return f"the response {texts[i]!r:.60} to the prompt {asked[i]!r:.60}" if texts else "no responses"
+def _shown_pair(texts: Sequence[str], prompt_texts: Sequence[str], i: int) -> str:
+    return f"the response {texts[i]!r:.60} to the prompt {prompt_texts[i]!r:.60}" if texts else "no responses"
 
 
-def _index_of(error: BaseException, answers: Sequence[str], asked: Sequence[str]) -> int:
+def _index_of(error: BaseException, answers: Sequence[str], prompt_texts: Sequence[str]) -> int:
     """The response that a function processed when it raised; else the first.
 
-    By its variables, or the error: since Python 3.12, those of a comprehension are gone.
+    It is found by the function's variables, or else by the text of the error, because Python 3.12 and later
+    do not keep the variables of a comprehension.
     """
     frame = user_frame(error)
     variables = [] if frame is None else list(frame[0].f_locals.values())
-    for texts in (answers, asked):
+    for texts in (answers, prompt_texts):
         for i, text in enumerate(texts):
             if any(one is text for one in variables):
                 return i
-    for texts in (answers, asked):
+    for texts in (answers, prompt_texts):
         named = [i for i, text in enumerate(texts) if repr(text) in text_of(error)]
         if len(named) == 1:
             return named[0]
     return 0
 
 
-def _plain(prompt: Any) -> Any:
+def _as_plain_messages(prompt: Any) -> Any:
     return prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
 
 

@@ -20,7 +20,7 @@ from envs.text.characters import (
     numbers,
     zero_padded,
 )
-from envs.text.drawing import enough, uniform, whole_number
+from envs.text.drawing import check_enough, uniform, whole_number
 from envs.text.expressions import evaluate
 from envs.text.task import OneAnswer
 from fdg.arguments import check_options
@@ -47,7 +47,7 @@ class _Operation(OneAnswer):
     def __post_init__(self) -> None:
         whole_number(self, "digits", 1, self.max_digits)
         whole_number(self, "smallest", 0, 10**self.digits - 1)
-        enough(self, (10**self.digits - self.smallest) ** 2, "lower smallest, or take more digits")
+        check_enough(self, (10**self.digits - self.smallest) ** 2, "lower smallest, or take more digits")
         check_options(f"task 'text:{self.name}'", type(self), vars(self))
 
     @property
@@ -138,8 +138,8 @@ class Division(_Operation):
 
     def draw(self, key: jax.Array) -> jax.Array:
         """A product and one of its factors, `[2] int32`."""
-        other, divisor = uniform(key, (2,), max(1, self.smallest), 10**self.digits - 1)
-        return jnp.stack([other * divisor, divisor])
+        quotient, divisor = uniform(key, (2,), max(1, self.smallest), 10**self.digits - 1)
+        return jnp.stack([quotient * divisor, divisor])
 
     def prompt(self, content: jax.Array) -> Text:
         """`408/12=`."""
@@ -225,9 +225,9 @@ class Arithmetic(OneAnswer):
 
     def draw(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Numbers `[terms]` and operators `[terms - 1]`: 0 plus, 1 minus, 2 times."""
-        of_numbers, of_operators = jax.random.split(key)
-        values = uniform(of_numbers, (self.terms,), 0, 10**self.digits - 1)
-        return values, uniform(of_operators, (self.terms - 1,), 0, 2)
+        numbers_key, operators_key = jax.random.split(key)
+        values = uniform(numbers_key, (self.terms,), 0, 10**self.digits - 1)
+        return values, uniform(operators_key, (self.terms - 1,), 0, 2)
 
     def expression(self, content: tuple[jax.Array, jax.Array]) -> Text:
         """`3+4*2-10`."""
@@ -252,7 +252,7 @@ class Arithmetic(OneAnswer):
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfNumbers(OneAnswer):
+class _NumbersProblem(OneAnswer):
     """Several numbers, `3,1,2=`, and a question about them."""
 
     length: int = 5
@@ -264,7 +264,7 @@ class _OfNumbers(OneAnswer):
         whole_number(self, "length", 2, 64)
         whole_number(self, "digits", 1, 8)
         fix = "use a larger length, or digits"
-        enough(self, math.comb(10**self.digits + self.length - 1, self.length), fix)
+        check_enough(self, math.comb(10**self.digits + self.length - 1, self.length), fix)
 
     @property
     def prompt_length(self) -> int:
@@ -293,7 +293,7 @@ class _OfNumbers(OneAnswer):
         return jnp.sort(content)
 
 
-class Sorting(_OfNumbers):
+class Sorting(_NumbersProblem):
     """`3,1,2=` asks for `1,2,3`."""
 
     name, instruction = "sorting", "Sort the numbers from the least to the largest. Answer with them alone."
@@ -308,7 +308,7 @@ class Sorting(_OfNumbers):
         return numbers(jnp.sort(content), self.digits)
 
 
-class Maximum(_OfNumbers):
+class Maximum(_NumbersProblem):
     """`3,1,2=` asks for `3`."""
 
     name, instruction = "maximum", "Find the largest number. Answer with it alone."
@@ -318,7 +318,7 @@ class Maximum(_OfNumbers):
         return number(jnp.max(content), self.digits)
 
 
-class Total(_OfNumbers):
+class Total(_NumbersProblem):
     """`3,1,2=` asks for `6`."""
 
     name, instruction = "total", "Add all the numbers. Answer with the sum alone."

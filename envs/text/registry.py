@@ -79,20 +79,22 @@ def make(name: str, /, **overrides: Any) -> TextTask:
     problem = _PROBLEMS.get(name) or _OTHERS.get(name)
     if problem is None:
         raise unknown_name("text task", name, (*names(), *_OTHERS), "envs.text.names()")
-    more = {name: overrides.pop(name) for name in OPTIONS if name in overrides}
+    options = {name: overrides.pop(name) for name in OPTIONS if name in overrides}
     fields = [field.name for field in dataclasses.fields(problem) if field.init]
     for field in overrides:
         if field not in fields:
             known = listed([*fields, *OPTIONS], "and")
             raise FdgError(f"task 'text:{name}' has no parameter '{field}': it has {known}")
-    for takes, values in ((problem, overrides), (TextTask, more)):
+    for takes, values in ((problem, overrides), (TextTask, options)):
         check_options(f"task 'text:{name}'", takes, values)
     made = problem(**overrides)
-    return TextTask(made, host_reward=getattr(made, "host_reward", None), tokenizer=_tokenizer(made), **more)
+    return TextTask(
+        made, host_reward=getattr(made, "host_reward", None), tokenizer=_tokenizer(made), **options
+    )
 
 
 def _tokenizer(problem: Any) -> CharacterTokenizer:
     """The tokenizer of all tasks, extended by the problem's characters."""
     sides = getattr(problem, "sides", (problem,))
-    more = sorted({c for side in sides for c in getattr(side, "alphabet", "")} - set(COMMON))
-    return CharacterTokenizer(COMMON + "".join(more))
+    extra_characters = sorted({c for side in sides for c in getattr(side, "alphabet", "")} - set(COMMON))
+    return CharacterTokenizer(COMMON + "".join(extra_characters))

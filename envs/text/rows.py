@@ -33,7 +33,7 @@ class Row:
         """Arguments of the chat template from columns, as in TRL: `tools`, and all of `chat_template_kwargs`;
         text is parsed as JSON.
         """
-        tools, more = (_read(self.columns.get(name)) for name in ("tools", "chat_template_kwargs"))
+        tools, more = (_parse_json(self.columns.get(name)) for name in ("tools", "chat_template_kwargs"))
         arguments = {"tools": tools} if isinstance(tools, list) and tools else {}
         return {**arguments, **more} if isinstance(more, Mapping) else arguments
 
@@ -49,7 +49,7 @@ class Row:
         return "\n".join(map(content_of, self.prompt))
 
 
-def _read(value: Any) -> Any:
+def _parse_json(value: Any) -> Any:
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(value) if isinstance(value, str) else value
 
@@ -92,7 +92,7 @@ def messages_of(prompt: str | Sequence[Message], instruction: str, system: str) 
 
 
 def as_json(arguments: Any, what: str, example: Mapping[str, Any]) -> str:
-    """A mapping by name as JSON, empty for none; a text is JSON, or a Python literal.
+    """A mapping with names as keys, as JSON; empty for none. `arguments` may be JSON or a Python literal.
 
     `what` begins messages, which show `example`.
     """

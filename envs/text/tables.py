@@ -14,7 +14,7 @@ import numpy as np
 
 from envs.text import columns, files
 from envs.text.characters import Text
-from envs.text.drawing import enough, is_held_out, uniform, whole_number
+from envs.text.drawing import check_enough, is_held_out, uniform, whole_number
 from envs.text.host_reward import HostReward
 from envs.text.rows import Row
 from envs.text.task import exact
@@ -30,10 +30,10 @@ class Table:
 
     instruction: str = ""
     name: ClassVar[str]
-    _more: ClassVar[str] = "give more of them"
+    _too_few_fix: ClassVar[str] = "give more of them"
 
     def __post_init__(self) -> None:
-        enough(self, len({row.text for row in self.rows}), self._more, fewest=2)
+        check_enough(self, len({row.text for row in self.rows}), self._too_few_fix, fewest=2)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -43,7 +43,7 @@ class Table:
     @property
     def held_out(self) -> np.ndarray:
         """Held-out rows, `[rows] bool`: an eighth of the problems, at least one."""
-        return _eighth(self.rows)
+        return _held_out_eighth(self.rows)
 
     @property
     def unanswered(self) -> str | None:
@@ -71,11 +71,11 @@ class Table:
 
     def prompt(self, content: jax.Array) -> Text:
         """The problem."""
-        return _of(_table(self.rows, False), content)
+        return _text_at(_texts_as_arrays(self.rows, False), content)
 
     def solution(self, content: jax.Array) -> Text:
         """Its answer; empty if there is none."""
-        return _of(_table(self.rows, True), content)
+        return _text_at(_texts_as_arrays(self.rows, True), content)
 
     def identity(self, content: jax.Array) -> jax.Array:
         """A hash of the problem's text, so that duplicates are in one split."""
@@ -87,13 +87,13 @@ class Table:
         return {name: part * answered for name, part in exact(self, content, response).items()}
 
 
-def _of(table: tuple[np.ndarray, np.ndarray], content: jax.Array) -> Text:
+def _text_at(table: tuple[np.ndarray, np.ndarray], content: jax.Array) -> Text:
     codes, lengths = (jnp.asarray(part) for part in table)
     return Text(codes[content[0]].astype(jnp.int32), lengths[content[0]])
 
 
 @functools.lru_cache(maxsize=16)
-def _table(rows: tuple[Row, ...], answers: bool) -> tuple[np.ndarray, np.ndarray]:
+def _texts_as_arrays(rows: tuple[Row, ...], answers: bool) -> tuple[np.ndarray, np.ndarray]:
     texts = [((row.answer or "") if answers else row.text).encode() for row in rows]
     codes = np.zeros((len(texts), max(1, *map(len, texts))), np.uint8)
     for code, text in zip(codes, texts, strict=True):
@@ -107,7 +107,7 @@ def _hashes(rows: tuple[Row, ...]) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=16)
-def _eighth(rows: tuple[Row, ...]) -> np.ndarray:
+def _held_out_eighth(rows: tuple[Row, ...]) -> np.ndarray:
     hashes = _hashes(rows)
     held_out = np.asarray(jax.vmap(is_held_out)(jnp.asarray(hashes)[:, None]))
     if held_out.all() or not held_out.any():  # with few problems
@@ -116,7 +116,7 @@ def _eighth(rows: tuple[Row, ...]) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfFile(Table):
+class _FileTable(Table):
     """Rows of a file, followed by those of a held-out file.
 
     A relative path is relative to the current folder, and stored as absolute.
@@ -124,7 +124,7 @@ class _OfFile(Table):
 
     path: str = ""
     test_path: str = ""
-    _more: ClassVar[str] = "give more of them, or a file of others (test_path=)"
+    _too_few_fix: ClassVar[str] = "give more of them, or a file of others (test_path=)"
     # A hash of the files' bytes, so that equal tasks have equal rows.
     digest: str = dataclasses.field(init=False, repr=False, default="")
 
@@ -154,25 +154,25 @@ class _OfFile(Table):
     @property
     def rows(self) -> tuple[Row, ...]:
         """All rows of the file, followed by those of the held-out file."""
-        return self._kept.rows
+        return self._file_data.rows
 
     @property
     def held_out(self) -> np.ndarray:
         """The rows of the held-out file; without one, an eighth of the problems."""
-        return np.arange(len(self.rows)) >= self._kept.trained if self.test_path else super().held_out
+        return np.arange(len(self.rows)) >= self._file_data.trained if self.test_path else super().held_out
 
     @property
     def unanswered(self) -> str | None:
         """The location of the first row without an answer; of the first row if every answer is empty."""
-        return self._kept.unanswered
+        return self._file_data.unanswered
 
     @property
     def shared(self) -> str | None:
         """A sentence about held-out prompts that are also trained on; None if there are none."""
-        return self._kept.shared
+        return self._file_data.shared
 
     @property
-    def _kept(self) -> "_Data":
+    def _file_data(self) -> "_Data":
         return self._data  # type: ignore[attr-defined]
 
     def _read(self) -> "_Data":
@@ -190,7 +190,7 @@ class _Data(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class File(_OfFile):
+class File(_FileTable):
     """Problems of a file with their answers.
 
     Attributes:
@@ -210,7 +210,7 @@ class File(_OfFile):
 
 
 @dataclasses.dataclass(frozen=True)
-class Preferences(_OfFile):
+class Preferences(_FileTable):
     """Pairs of answers to each prompt of a file; the preferred one is the problem's answer.
 
     Attributes:
@@ -237,11 +237,11 @@ class _Rejected(Preferences):
 
 
 def _read(kind: str, *paths_and_names: str) -> _Data:
-    return _data(kind, *paths_and_names, stamps=tuple(map(_stamp, paths_and_names[:2])))
+    return _load(kind, *paths_and_names, stamps=tuple(map(_stamp, paths_and_names[:2])))
 
 
 def _stamp(path: str) -> tuple[int, int]:
-    """Changes when a file does."""
+    """A value that changes when the file does: its modification time and size."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):  # reading it raises a better error
@@ -250,35 +250,37 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=16)
-def _data(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, ...]) -> _Data:
+def _load(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, ...]) -> _Data:
     """The rows of files; reads them again after changes."""
     rest = '"answer": "2"' if kind == "row" else '"chosen": "2", "rejected": "3"'
     example = f'{{"prompt": "1+1=", {rest}}}'
     records = [files.read(one, example) if one else [] for one in (path, test_path)]
-    for place, some in zip((path, test_path), records, strict=True):
-        if place and not some:
+    for place, file_rows in zip((path, test_path), records, strict=True):
+        if place and not file_rows:
             raise FdgError(f"{place}: has no rows: write one object a line")
     if kind == "row":
-        sides = [[columns.row(one, *names) for one in some] for some in records]
+        sides = [[columns.row(one, *names) for one in file_rows] for file_rows in records]
     else:
-        sides = [[columns.pair(one)[kind == "rejected"] for one in some] for some in records]
-    rows = [row for some in sides for row in some]
-    trained, asked = ({row.text for row in some} for some in sides)
+        sides = [[columns.pair(one)[kind == "rejected"] for one in file_rows] for file_rows in records]
+    rows = [row for file_rows in sides for row in file_rows]
+    trained_prompts, held_out_prompts = ({row.text for row in file_rows} for file_rows in sides)
     shared = None
-    if trained & asked:
+    if trained_prompts & held_out_prompts:
         shared = (
-            f"{len(trained & asked)} of the {len(asked)} held-out prompts of {test_path} are in {path} too:"
-            " an evaluation of them says little"
+            f"{len(trained_prompts & held_out_prompts)} of the {len(held_out_prompts)} held-out prompts of"
+            f" {test_path} are in {path} too: an evaluation of them says little"
         )
-    places = [one.where for some in records for one in some]
-    silent = not any((row.answer or "").strip() for row in sides[0])
-    without = ((p, row) for p, row in zip(places, rows, strict=True) if silent or row.answer is None)
-    unanswered = next((_place(p, row) for p, row in without), None)
+    places = [one.where for file_rows in records for one in file_rows]
+    no_answers = not any((row.answer or "").strip() for row in sides[0])
+    rows_without_answer = (
+        (p, row) for p, row in zip(places, rows, strict=True) if no_answers or row.answer is None
+    )
+    unanswered = next((_location_without_answer(p, row) for p, row in rows_without_answer), None)
     content = hashlib.sha256(b"".join(read_bytes(one, 1 << 30) for one in (path, test_path) if one))
     return _Data(tuple(rows), len(sides[0]), shared, unanswered, content.hexdigest())
 
 
-def _place(where: str, row: Row) -> str:
+def _location_without_answer(where: str, row: Row) -> str:
     """The location of a row without an answer, and why a conversation has none."""
     if row.answer is not None:  # an empty answer, as in all rows
         return f"{where}, like every other row"
@@ -316,11 +318,11 @@ class ReasoningGym(Table):
     @property
     def host_reward(self) -> HostReward:
         """The data set's own score."""
-        return HostReward(_Scored(self.dataset, self.size, self.seed))
+        return HostReward(_Scorer(self.dataset, self.size, self.seed))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Scored:
+class _Scorer:
     """A data set's scoring; a value, so that equal tasks share programs."""
 
     dataset: str

@@ -34,8 +34,8 @@ Split: TypeAlias = Literal["train", "test"]
 
 OPTIONS = ("max_response", "system", "template_arguments", "table_size")  # a task's own fields
 
-_UNANSWERED = 64  # tokens of a response if no row has an answer
-_DRAWS = 1024  # maximum number of draws until one is in the wanted split
+_TOKENS_WITHOUT_ANSWERS = 64  # tokens of a response if no row has an answer
+_MAX_DRAWS = 1024  # maximum number of draws until one is in the wanted split
 
 
 class Problem(NamedTuple):
@@ -99,7 +99,7 @@ class TextProblem(Protocol):
         """Scores a complete response: parts `[] float32` by name; the reward is their sum."""
 
 
-_TAKES = {
+_ARGUMENTS = {
     "draw": ("key",),
     "prompt": ("content",),
     "solution": ("content",),
@@ -159,7 +159,7 @@ class TextTask:
                 self.template_arguments, f"task '{self.name}': template_arguments", {"enable_thinking": False}
             ),
         )
-        for method, takes in _TAKES.items():
+        for method, takes in _ARGUMENTS.items():
             if callable(function := getattr(self.problem, method, None)):
                 check_takes(function, takes, f"{method} of problem '{self.problem.name}'")
         check_members(
@@ -190,7 +190,7 @@ class TextTask:
         ]
         options = [field for field in dataclasses.fields(self) if field.name in OPTIONS]
         values += [(field.name, getattr(self, field.name), field.default) for field in options]
-        return tuple((name, value) for name, value, usual in values if value != usual)
+        return tuple((name, value) for name, value, default in values if value != default)
 
     @property
     def prompt_length(self) -> int:
@@ -206,7 +206,7 @@ class TextTask:
         if self._encoded is None:
             return self.problem.response_length + 1
         sides = getattr(self.problem, "sides", (self.problem,))  # both answers of a preference must fit
-        return max(self._table(side).answers.longest for side in sides) or _UNANSWERED
+        return max(self._table(side).answers.longest for side in sides) or _TOKENS_WITHOUT_ANSWERS
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
@@ -219,9 +219,7 @@ class TextTask:
         Raises:
           FdgError: it has no token for some character of the problems.
         """
-        changed = dataclasses.replace(
-            self, tokenizer=tokenizer, max_response=max_response or self.max_response
-        )
+        task = dataclasses.replace(self, tokenizer=tokenizer, max_response=max_response or self.max_response)
         sides, missing = getattr(self.problem, "sides", (self.problem,)), None
         needed = "".join(getattr(side, "alphabet", COMMON) for side in sides)
         if isinstance(tokenizer, CharacterTokenizer):
@@ -234,7 +232,7 @@ class TextTask:
                 f"task '{self.name}': no token of its tokenizer is the single character {missing!r}: use"
                 " another tokenizer or task, or train on data with that from the start"
             )
-        return changed
+        return task
 
     def with_reward(
         self, function: Any, max_response: int | None = None, weights: Sequence[float] = ()
@@ -293,28 +291,28 @@ class TextTask:
         if split not in ("train", "test"):
             raise FdgError(f"task '{self.name}': split={split!r} must be 'train' or 'test'")
         check_keys(self.name, keys)
-        wanted, table = split == "test", self._encoded
+        is_test, table = split == "test", self._encoded
         if table is not None:
-            rows = np.flatnonzero(table.held_out == wanted).astype(np.int32)
+            rows = np.flatnonzero(table.held_out == is_test).astype(np.int32)
             if numbers is None:
                 numbers = jax.vmap(lambda key: uniform(key, (), 0, len(rows) - 1))(keys)
             return jnp.asarray(rows)[numbers % len(rows)]
 
-        def one(key: jax.Array) -> Any:
-            def unfit(carry: tuple[jax.Array, Any]) -> jax.Array:
+        def draw_one(key: jax.Array) -> Any:
+            def must_redraw(carry: tuple[jax.Array, Any]) -> jax.Array:
                 count, content = carry
-                fits = is_held_out(self.problem.identity(content)) == wanted
-                return (count == 0) | (~fits & (count < _DRAWS))
+                fits = is_held_out(self.problem.identity(content)) == is_test
+                return (count == 0) | (~fits & (count < _MAX_DRAWS))
 
-            def again(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+            def redraw(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
                 count, _ = carry
                 return count + 1, self.problem.draw(jax.random.fold_in(key, count))
 
             shapes = jax.eval_shape(self.problem.draw, key)
-            nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-            return jax.lax.while_loop(unfit, again, (jnp.int32(0), nothing))[1]
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            return jax.lax.while_loop(must_redraw, redraw, (jnp.int32(0), zeros))[1]
 
-        return jax.vmap(one)(keys)
+        return jax.vmap(draw_one)(keys)
 
     def prompts(self, content: Any) -> Prompts:
         """The prompts of contents."""
@@ -341,15 +339,17 @@ class TextTask:
           mask: `[N, R] bool`, True up to and including the stop token.
         """
         if self.host_reward is not None:
-            return self._judged(answer, tokens, mask, self.host_reward)
+            return self._host_rewards(answer, tokens, mask, self.host_reward)
         parts = jax.vmap(self._score)(answer, tokens, mask)
         return Reward(sum(parts.values(), jnp.zeros(tokens.shape[0])), parts)
 
     def texts(self, tokens: Any, mask: Any) -> list[str]:
         """Decodes concrete rows of tokens, for reports and functions on the host."""
-        rows, shown = np.asarray(tokens), np.asarray(mask)
-        shown = shown & (rows < self.tokenizer.vocab_size)  # a model may have more rows than the tokenizer
-        return [self.tokenizer.decode(row[at].tolist()) for row, at in zip(rows, shown, strict=True)]
+        rows, is_shown = np.asarray(tokens), np.asarray(mask)
+        is_shown = is_shown & (
+            rows < self.tokenizer.vocab_size
+        )  # a model may have more rows than the tokenizer
+        return [self.tokenizer.decode(row[at].tolist()) for row, at in zip(rows, is_shown, strict=True)]
 
     def prompts_of(self, problems: Sequence[str | Sequence[Message]], longest: int | None = None) -> Prompts:
         """Prompts from your own problems, texts or messages, as wide as those of `sample`.
@@ -366,12 +366,12 @@ class TextTask:
                 f"prompts={quoted(problems)}: give a list of texts or of lists of messages, as in"
                 ' ["1+1="] or [[{"role": "user", "content": "1+1="}]]'
             )
-        ids = [prompt for prompt, _ in self._encode([Row(_frozen(problem)) for problem in problems])]
+        ids = [prompt for prompt, _ in self._encode([Row(_as_row_prompt(problem)) for problem in problems])]
         width = self.prompt_length
         if longest is not None and width < max(map(len, ids), default=0):
             width = max(width, min(longest, -(-max(map(len, ids)) // 64) * 64))
         fix = "shorten it, or make a task of longer problems"
-        return Prompts(*self._padded("prompt", problems, ids, width, fix, left_padded=True))
+        return Prompts(*self._pad("prompt", problems, ids, width, fix, left_padded=True))
 
     def responses_of(
         self, texts: Sequence[str], problems: Sequence[str | Sequence[Message]] | None = None
@@ -386,12 +386,14 @@ class TextTask:
         Raises:
           FdgError: a response is too long, or has a character without a token.
         """
-        rows = [Row(_frozen(p), text) for p, text in zip(problems or [""] * len(texts), texts, strict=True)]
+        rows = [
+            Row(_as_row_prompt(p), text) for p, text in zip(problems or [""] * len(texts), texts, strict=True)
+        ]
         ids = [[*answer, *self.stop_tokens[:1]] for _, answer in self._encode(rows)]
         fix = "shorten it, or give the task a max_response"
-        return self._padded("response", texts, ids, self.response_length, fix)
+        return self._pad("response", texts, ids, self.response_length, fix)
 
-    def _padded(
+    def _pad(
         self, kind: str, texts: Sequence[Any], ids: list[list[int]], width: int, fix: str, left_padded=False
     ) -> tuple[jax.Array, jax.Array]:
         tokens = np.full((len(ids), width), self.tokenizer.pad, np.int32)
@@ -449,9 +451,9 @@ class TextTask:
         table = self._encoded
         if table is not None and table.decoded is not None:
             # If tokens do not decode to the answer as written, their decoding is the expected answer.
-            codes, there = table.decoded.row(content, table.decoded.longest, 0)
-            heard = Text(codes, jnp.sum(there, dtype=jnp.int32))
-            same = equal(stripped(response), stripped(heard))
+            codes, is_used = table.decoded.row(content, table.decoded.longest, 0)
+            decoded_answer = Text(codes, jnp.sum(is_used, dtype=jnp.int32))
+            same = equal(stripped(response), stripped(decoded_answer))
             response = concatenate(when(same, self.problem.solution(problem)), when(~same, response))
         scores = self.problem.score(problem, response)
         return {name: jnp.where(finished, part, 0).astype(jnp.float32) for name, part in scores.items()}
@@ -465,7 +467,7 @@ class TextTask:
             else jax.tree.map(lambda leaf: jnp.asarray(leaf)[content], table.contents)
         )
 
-    def _judged(self, answer: Any, tokens: jax.Array, mask: jax.Array, judge: HostReward) -> Reward:
+    def _host_rewards(self, answer: Any, tokens: jax.Array, mask: jax.Array, judge: HostReward) -> Reward:
         prompts = answer["prompt"], answer["prompt_mask"]
         return Reward(*judge.call(self, prompts, (tokens, mask), self.own(answer["content"])))
 
@@ -476,5 +478,5 @@ def _is_problem(one: Any) -> bool:
     return isinstance(one, str) or (is_list and all(isinstance(m, Mapping) and "role" in m for m in one))
 
 
-def _frozen(problem: str | Sequence[Message]) -> str | tuple[Message, ...]:
+def _as_row_prompt(problem: str | Sequence[Message]) -> str | tuple[Message, ...]:
     return problem if isinstance(problem, str) else tuple(problem)

@@ -1,6 +1,6 @@
 """Renders chat templates, which are untrusted code of checkpoints, in Jinja's sandbox with a budget.
 
-Their environment is that of Transformers (`apply_chat_template`): Python's `tojson`, `strftime_now`,
+Templates can use what Transformers (`apply_chat_template`) offers: Python's `tojson`, `strftime_now`,
 `raise_exception`, the tags `break`, `continue` and `generation`.
 
 The sandbox alone bounds neither time nor memory. Here each loop step, each call and each value that is made,
@@ -26,12 +26,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 _BUDGET = 4_000_000
-_CHARACTERS = 8  # characters of a text per unit
-_VALUE = 4  # units per value
-_STEP = 100  # units per call or loop step; more in a long template, whose body may be long
-_SOURCE = 64 << 10  # maximum characters of a template
-_WIDTH = 1000  # of padding and indents
-_BITS = 4096  # of an integer
+_CHARACTERS_PER_UNIT = 8  # characters of a text per unit
+_UNITS_PER_VALUE = 4  # units per value
+_UNITS_PER_STEP = 100  # units per call or loop step; more in a long template, whose body may be long
+_MAX_SOURCE = 64 << 10  # maximum characters of a template
+_MAX_WIDTH = 1000  # of padding and indents
+_MAX_BITS = 4096  # of an integer
 
 _FILTERS = (
     "abs attr batch capitalize center count d default dictsort e escape first float forceescape format"
@@ -39,19 +39,28 @@ _FILTERS = (
     " round safe select selectattr slice sort string sum title tojson trim truncate unique upper urlencode"
     " wordcount"
 ).split()
-_FREE = {"attr", "count", "d", "default", "first", "items", "last", "length"}  # these read at most one value
-_COMPARE = {"==", "!=", "<", "<=", ">", ">=", "eq", "equalto", "ne", "lt", "lessthan", "le", "gt"}
-_COMPARE |= {"greaterthan", "ge", "in"}
-_WIDE = {"batch", "center", "indent", "ljust", "rjust", "round", "slice", "tojson", "truncate", "zfill"}
+_FREE_FILTERS = {
+    "attr",
+    "count",
+    "d",
+    "default",
+    "first",
+    "items",
+    "last",
+    "length",
+}  # these read at most one value
+_COMPARING_TESTS = {"==", "!=", "<", "<=", ">", ">=", "eq", "equalto", "ne", "lt", "lessthan", "le", "gt"}
+_COMPARING_TESTS |= {"greaterthan", "ge", "in"}
+_WIDENING = {"batch", "center", "indent", "ljust", "rjust", "round", "slice", "tojson", "truncate", "zfill"}
 
-_OF_TEXTS = (
+_TEXT_METHODS = (
     "capitalize casefold center count endswith find format format_map index isalnum isalpha isascii isdecimal"
     " isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip"
     " partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split"
     " splitlines startswith strip swapcase title upper zfill"
 ).split()
 _METHODS: list[tuple[Any, list[str]]] = [
-    (str, _OF_TEXTS),
+    (str, _TEXT_METHODS),
     (Mapping, ["copy", "get", "items", "keys", "values"]),
     (list | tuple, ["copy", "count", "index"]),
     (int | float, ["bit_length", "imag", "is_integer", "real"]),
@@ -74,9 +83,9 @@ class Template:
     """
 
     def __init__(self, source: str):
-        if len(source) > _SOURCE:
-            raise TemplateError(f"it has {len(source)} characters, but at most {_SOURCE} are allowed")
-        self._environment = _Environment(_STEP + len(source) // 64)
+        if len(source) > _MAX_SOURCE:
+            raise TemplateError(f"it has {len(source)} characters, but at most {_MAX_SOURCE} are allowed")
+        self._environment = _Environment(_UNITS_PER_STEP + len(source) // 64)
         self._template = self._environment.from_string(source)
         self._lock = threading.Lock()
 
@@ -108,14 +117,14 @@ class _Environment(ImmutableSandboxedEnvironment):
         )
         self.left, self._step, self.marks = _BUDGET, step, ""
         known = {**self.filters, "tojson": _to_json}
-        self.filters = {name: self._metered(name, known[name], name in _FREE) for name in _FILTERS}
+        self.filters = {name: self._metered(name, known[name], name in _FREE_FILTERS) for name in _FILTERS}
         self.filters |= {_BEGINS: lambda _: self.marks[:1], _ENDS: lambda _: self.marks[1:]}
-        self.filters |= {_MADE: self._made, _STEPS: self._steps, _JOINED: self._joined}
+        self.filters |= {_MADE: self._pay_for_value, _STEPS: self._pay_for_steps, _JOINED: self._join_texts}
         self.tests = {
-            name: self._metered(name, test, name not in _COMPARE) for name, test in self.tests.items()
+            name: self._metered(name, test, name not in _COMPARING_TESTS) for name, test in self.tests.items()
         }
         del self.globals["lipsum"]
-        self.globals |= {"raise_exception": _refuse, "strftime_now": strftime_now}
+        self.globals |= {"raise_exception": _raise_exception, "strftime_now": strftime_now}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return _Metering(self).visit(super()._parse(source, name, filename))
@@ -128,16 +137,16 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def weigh(self, *values: Any) -> None:
         """Pays for all values, shared ones included."""
-        waiting, left = list(values), self.left
-        while waiting and left >= 0:
-            one = waiting.pop()
-            left -= _VALUE
+        pending, left = list(values), self.left
+        while pending and left >= 0:
+            one = pending.pop()
+            left -= _UNITS_PER_VALUE
             if isinstance(one, str):
-                left -= len(one) // _CHARACTERS
+                left -= len(one) // _CHARACTERS_PER_UNIT
             elif isinstance(one, dict):
-                waiting += [*one.keys(), *one.values()]
+                pending += [*one.keys(), *one.values()]
             elif isinstance(one, list | tuple | set):
-                waiting += one
+                pending += one
         self.left = left
         self.pay(0)
 
@@ -161,10 +170,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.pay(self._step)
         if isinstance(obj, Macro):  # its body pays for itself
             return super().call(context, obj, *args, **kwargs)
-        args = tuple(map(self._whole, args))
+        args = tuple(map(self._as_list, args))
         owner = getattr(obj, "__self__", None)
         if not isinstance(owner, Mapping):  # `get` reads one value
-            self._before(getattr(obj, "__name__", ""), (owner, *args), kwargs)
+            self._pay_before(getattr(obj, "__name__", ""), (owner, *args), kwargs)
         value = super().call(context, obj, *args, **kwargs)
         self.weigh(value)
         return value
@@ -173,12 +182,14 @@ class _Environment(ImmutableSandboxedEnvironment):
         """Applies an operator; a large result is paid for, or refused, first."""
         bits = [abs(one).bit_length() for one in (left, right) if isinstance(one, int)]
         sizes = [_size(one) for one in (left, right) if isinstance(one, str | list | tuple)]
-        self.pay(_VALUE + sum(sizes))
+        self.pay(_UNITS_PER_VALUE + sum(sizes))
         if operator == "%" and isinstance(left, str):
-            self._before("format", (left, right), {})
+            self._pay_before("format", (left, right), {})
         elif operator == "*" and sizes and bits:
             self.pay(sizes[0] * max(left if isinstance(left, int) else right, 0))
-        elif len(bits) == 2 and (sum(bits) > _BITS or (operator == "**" and bits[0] * max(right, 0) > _BITS)):
+        elif len(bits) == 2 and (
+            sum(bits) > _MAX_BITS or (operator == "**" and bits[0] * max(right, 0) > _MAX_BITS)
+        ):
             raise TemplateError("it makes integers that are too large")
         return super().call_binop(context, operator, left, right)
 
@@ -208,75 +219,81 @@ class _Environment(ImmutableSandboxedEnvironment):
             self.pay(1)
             if free:
                 return function(*args, **kwargs)
-            whole = tuple(map(self._whole, args[first:]))
-            self._before(name, whole, kwargs)
+            whole = tuple(map(self._as_list, args[first:]))
+            self._pay_before(name, whole, kwargs)
             value = function(*args[:first], *whole, **kwargs)
             self.weigh(value)
             return value
 
         return metered
 
-    def _before(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _pay_before(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Pays for a function's inputs, and for a result that is longer."""
         before = self.left
         self.weigh(args, kwargs)
-        read, values = before - self.left, [*args, *kwargs.values()]
+        input_cost, values = before - self.left, [*args, *kwargs.values()]
         widths = [abs(one) for one in values[1:] if isinstance(one, int)]
-        if name in _WIDE and any(width > _WIDTH for width in widths):
-            raise TemplateError(f"{name} by more than {_WIDTH}")
+        if name in _WIDENING and any(width > _MAX_WIDTH for width in widths):
+            raise TemplateError(f"{name} by more than {_MAX_WIDTH}")
         match name:
             case "join":
                 sizes = [len(one) for one in values if isinstance(one, str | list | tuple | Mapping)]
-                self.pay(sum(sizes) * sum(len(one) for one in values if isinstance(one, str)) // _CHARACTERS)
+                self.pay(
+                    sum(sizes)
+                    * sum(len(one) for one in values if isinstance(one, str))
+                    // _CHARACTERS_PER_UNIT
+                )
             case "replace" if len(values) > 2:
                 text, *pair = map(str, values[:3])
                 for old, new in (pair, pair[::-1]):  # in either order, since they may be keyword arguments
-                    self.pay((text.count(old) + 1) * len(new) // _CHARACTERS)
+                    self.pay((text.count(old) + 1) * len(new) // _CHARACTERS_PER_UNIT)
             case "indent":
                 width = sum(widths) + sum(len(one) for one in values[1:] if isinstance(one, str))
-                self.pay((str(values[0]).count("\n") + 1) * width // _CHARACTERS)
+                self.pay((str(values[0]).count("\n") + 1) * width // _CHARACTERS_PER_UNIT)
             case "tojson":
                 inner = [x for one in values[1:] for x in (one if isinstance(one, list | tuple) else [one])]
                 longest = max((len(x) for x in inner if isinstance(x, str)), default=0)
-                self.pay(50 * read * (sum(widths) + longest))  # per level
+                self.pay(50 * input_cost * (sum(widths) + longest))  # per level
             case "format" | "strftime_now":
                 text = str(values[0] if name == "format" else values[-1])
                 if _LARGE_FIELD.search(text):
                     raise SecurityError("wide fields are not supported")
-                self.pay(text.count("%") * read)
+                self.pay(text.count("%") * input_cost)
             case "sum" if len(values) > 1 and isinstance(values[0], list | tuple):
                 self.pay(len(values[0]) ** 2)
 
-    def _whole(self, value: Any) -> Any:
-        """Pays for a value; converts iterators to lists."""
+    def _as_list(self, value: Any) -> Any:
+        """Converts an iterator to a list, and pays for its steps; other values are unchanged."""
         if isinstance(value, Iterator | KeysView | ValuesView | ItemsView | range):
-            return list(self._steps(value))
+            return list(self._pay_for_steps(value))
         return value
 
-    def _steps(self, values: Any) -> Iterator[Any]:
+    def _pay_for_steps(self, values: Any) -> Iterator[Any]:
         for one in values:
             self.pay(self._step)
             yield one
 
-    def _made(self, value: Any) -> Any:
+    def _pay_for_value(self, value: Any) -> Any:
         self.weigh(value)
         return value
 
-    def _joined(self, values: list[Any]) -> str:
+    def _join_texts(self, values: list[Any]) -> str:
         self.weigh(values)
         return "".join(map(str, values))
 
     def _finalizer(self) -> Callable:
         @pass_context
         def finalize(_: Any, value: Any) -> Any:
-            self.weigh(self._whole(value) if isinstance(value, KeysView | ValuesView | ItemsView) else value)
+            self.weigh(
+                self._as_list(value) if isinstance(value, KeysView | ValuesView | ItemsView) else value
+            )
             return value
 
         return finalize
 
 
 class _Metering(NodeTransformer):
-    """Inserts paying filters where neither calls, filters nor operators are involved."""
+    """Inserts filters that pay, at nodes that are no calls, filters or operators."""
 
     def __init__(self, environment: _Environment):
         self._environment = environment
@@ -287,29 +304,29 @@ class _Metering(NodeTransformer):
             case nodes.For():
                 if node.recursive:
                     raise TemplateError("recursive loops are not supported")
-                node.iter = self._through(_STEPS, node.iter)
+                node.iter = self._with_filter(_STEPS, node.iter)
             case nodes.Concat():
-                return self._through(_JOINED, nodes.List(node.nodes, lineno=node.lineno))
+                return self._with_filter(_JOINED, nodes.List(node.nodes, lineno=node.lineno))
             case nodes.List() | nodes.Dict() | nodes.Getitem(arg=nodes.Slice()):
-                return self._through(_MADE, node)
+                return self._with_filter(_MADE, node)
             case nodes.Tuple(ctx="load"):
-                return self._through(_MADE, node)
+                return self._with_filter(_MADE, node)
             case nodes.Compare():
-                node.expr = self._through(_MADE, node.expr)
+                node.expr = self._with_filter(_MADE, node.expr)
                 for operand in node.ops:
-                    operand.expr = self._through(_MADE, operand.expr)
+                    operand.expr = self._with_filter(_MADE, operand.expr)
         return node
 
-    def _through(self, name: str, node: Any) -> nodes.Filter:
+    def _with_filter(self, name: str, node: Any) -> nodes.Filter:
         return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=self._environment)
 
 
 def _size(value: str | list | tuple) -> int:
     """Units of a text or list itself."""
-    return 1 + (len(value) // _CHARACTERS if isinstance(value, str) else len(value))
+    return 1 + (len(value) // _CHARACTERS_PER_UNIT if isinstance(value, str) else len(value))
 
 
-def _refuse(message: str) -> None:
+def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 

@@ -9,14 +9,14 @@ import numpy as np
 
 from envs.text import tokenizer_files
 
-_LONGEST = 128  # bytes of a token that programs read
+_MAX_TOKEN_BYTES = 128  # bytes of a token that programs read
 _UNREADABLE = b"\x7f"  # replaces longer tokens; no answer contains it
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a single-byte token, in vocabularies with byte fallback
 
 
 def padded(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Pads byte strings to `[V, C] uint8`; also returns their lengths `[V] int32`."""
-    texts = [text if len(text) <= _LONGEST else _UNREADABLE for text in texts]
+    texts = [text if len(text) <= _MAX_TOKEN_BYTES else _UNREADABLE for text in texts]
     counts = np.array([len(text) for text in texts], np.int32)
     codes = np.zeros((len(texts), max(1, int(counts.max(initial=0)))), np.uint8)
     codes[np.arange(codes.shape[1]) < counts[:, None]] = np.frombuffer(b"".join(texts), np.uint8)
@@ -24,20 +24,20 @@ def padded(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read(loaded: Any) -> tuple[list[bytes], np.ndarray]:
-    """The text of each token of a `tokenizers.Tokenizer` between others, and the bytes it loses as the first
-    token, `[V] int32`.
+    """The bytes of each token of a `tokenizers.Tokenizer` between other tokens, and the number of bytes that
+    it loses as the first token, `[V] int32`.
     """
     size = tokenizer_files.size_of(loaded)
     special = {i for i, added in loaded.get_added_tokens_decoder().items() if added.special}
     # Between two others, a token keeps the blanks that some decoders strip at the ends.
     anchor = loaded.encode("a", add_special_tokens=False).ids
     tokens = sorted(loaded.get_vocab(with_added_tokens=True).values())  # numbers may have gaps
-    around = [[*anchor, token, *anchor] for token in tokens]
-    texts = loaded.decode_batch(around, skip_special_tokens=False)
-    firsts = loaded.decode_batch([one[len(anchor) :] for one in around], skip_special_tokens=False)
+    between_anchors = [[*anchor, token, *anchor] for token in tokens]
+    texts = loaded.decode_batch(between_anchors, skip_special_tokens=False)
+    firsts = loaded.decode_batch([one[len(anchor) :] for one in between_anchors], skip_special_tokens=False)
     # If all tokens are separated by a blank, the blank is common too, and belongs to the later token.
-    start = min(_in_common(texts), len(loaded.decode(anchor, skip_special_tokens=False)))
-    end = _in_common([text[::-1] for text in texts])
+    start = min(_common_prefix_length(texts), len(loaded.decode(anchor, skip_special_tokens=False)))
+    end = _common_prefix_length([text[::-1] for text in texts])
     pieces, lost = [b""] * size, np.zeros(size, np.int32)
     for token, text, first in zip(tokens, texts, firsts, strict=True):
         if token in special:
@@ -51,7 +51,7 @@ def read(loaded: Any) -> tuple[list[bytes], np.ndarray]:
     return pieces, lost
 
 
-def _in_common(texts: Sequence[str]) -> int:
+def _common_prefix_length(texts: Sequence[str]) -> int:
     """Length of the common prefix of all texts."""
     low, high = min(texts), max(texts)
     return next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))

@@ -18,11 +18,11 @@ def stops(path: str, name: str) -> list[int]:
     value = read(path, name).get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(type(one) is not int or not 0 <= one < 1 << 31 for one in ids):
-        raise _wrong(path, name, "eos_token_id", value, "a token's number, or several")
+        raise _invalid_value(path, name, "eos_token_id", value, "a token's number, or several")
     return ids
 
 
-def _wrong(path: str, file: str, name: str, value: Any, kind: str) -> FdgError:
+def _invalid_value(path: str, file: str, name: str, value: Any, kind: str) -> FdgError:
     return FdgError(f"{pathlib.Path(path) / file}: {name}={quoted(value)}: it must be {kind}")
 
 
@@ -34,11 +34,11 @@ def loaded(path: str) -> Any:
         raise FdgError(
             f"tokenizer of '{path}': there is no file tokenizer.json; give a checkpoint's directory"
         )
-    made = tokenizer_files.load(file)
+    tokenizer = tokenizer_files.load(file)
     named = [word for word in special_tokens(path).values() if isinstance(word, str)]
     with tokenizer_files.library_errors(f"tokenizer of '{path}'"):
-        made.add_special_tokens([word for word in named if made.token_to_id(word) is not None])
-    return made
+        tokenizer.add_special_tokens([word for word in named if tokenizer.token_to_id(word) is not None])
+    return tokenizer
 
 
 @functools.cache
@@ -80,7 +80,7 @@ def templates(path: str) -> dict[str, str]:
     else:
         texts = {"default": value}
     if not all(isinstance(one, str) for one in [*texts, *texts.values()]):
-        raise _wrong(path, "tokenizer_config.json", "chat_template", value, "a string")
+        raise _invalid_value(path, "tokenizer_config.json", "chat_template", value, "a string")
     return texts
 
 
@@ -88,22 +88,24 @@ def templates(path: str) -> dict[str, str]:
 def special_tokens(path: str) -> dict[str, str | list[str]]:
     """Special tokens by name; see `HuggingFaceTokenizer.special_tokens`."""
     config = read(path, "tokenizer_config.json")
-    if "added_tokens_decoder" not in config:  # older checkpoints keep special tokens in a file of their own
+    if "added_tokens_decoder" not in config:  # older checkpoints keep special tokens in a separate file
         config = {**config, **read(path, "special_tokens_map.json")}
     extra, additional = config.get("extra_special_tokens"), config.get("additional_special_tokens")
     named = {**config, **(extra if isinstance(extra, dict) else {})}
     words: dict[str, Any] = {
-        name: _word(path, name, word)
+        name: _token_text(path, name, word)
         for name, word in named.items()
         if name.endswith("_token") and not isinstance(word, bool)  # such as `add_bos_token`
     }
     if isinstance(additional, list):
-        words["additional_special_tokens"] = [_word(path, "additional_special_tokens", x) for x in additional]
+        words["additional_special_tokens"] = [
+            _token_text(path, "additional_special_tokens", x) for x in additional
+        ]
     return {name: word for name, word in words.items() if word is not None}
 
 
-def _word(path: str, name: str, value: Any) -> str | None:
+def _token_text(path: str, name: str, value: Any) -> str | None:
     word = value.get("content") if isinstance(value, dict) else value
     if not isinstance(word, str | None):
-        raise _wrong(path, "tokenizer_config.json", name, value, "a token")
+        raise _invalid_value(path, "tokenizer_config.json", name, value, "a token")
     return word

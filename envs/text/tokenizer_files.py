@@ -20,17 +20,17 @@ from fdg.arguments import quoted
 from fdg.errors import FdgError, one_line
 from fdg.reading import json_object, read_bytes
 
-_BYTES = 40 << 20  # the largest known file has 34 MB
-_MOST_TOKENS = 1 << 20
-_MOST_ADDED, _ADDED_CHARACTERS = 1 << 16, 1 << 18
+_MAX_FILE_BYTES = 40 << 20  # the largest known file has 34 MB
+_MAX_TOKENS = 1 << 20
+_MAX_ADDED, _MAX_ADDED_CHARACTERS = 1 << 16, 1 << 18
 _UNIGRAM_BYTES = 5 << 19  # of all pieces; the library makes a table entry per byte
-_LARGEST_ID = _MOST_TOKENS  # tables have a row for each number
+_ID_LIMIT = _MAX_TOKENS  # tables have a row for each number
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-_ITEMS, _CHARACTERS = 2000, 16 << 10  # in all parts together
+_MAX_ITEMS, _MAX_CHARACTERS = 2000, 16 << 10  # in all parts together
 _CHARSMAP_BYTES = 1 << 20
-_CONTENT = 64  # characters of a replacement
-_GROWTH = {"normalizer": 1024, "decoder": 16}  # maximum factor by which texts may grow
-_REPEATS = 1000
+_MAX_CONTENT = 64  # characters of a replacement
+_MAX_GROWTH = {"normalizer": 1024, "decoder": 16}  # maximum factor by which texts may grow
+_MAX_REPEATS = 1000
 _REPEAT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 
 
@@ -51,8 +51,8 @@ def load(file: str | os.PathLike[str]) -> Any:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise FdgError(f"tokenizer '{file}': pip install 'fdg[language]' ({one_line(error)})") from error
-    content = read_bytes(file, _BYTES)
-    _check(json_object(content, file, any_number=True), str(file))
+    content = read_bytes(file, _MAX_FILE_BYTES)
+    _check_content(json_object(content, file, any_number=True), str(file))
     with library_errors(f"tokenizer '{file}' cannot be read"):
         loaded = Tokenizer.from_buffer(content)
         loaded.no_padding()
@@ -65,7 +65,7 @@ def size_of(loaded: Any) -> int:
     return 1 + max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
-def _check(content: dict[str, Any], file: str) -> None:
+def _check_content(content: dict[str, Any], file: str) -> None:
     def require(holds: bool, what: str) -> None:
         if not holds:
             raise FdgError(f"tokenizer '{file}' is not read: {what}")
@@ -77,24 +77,27 @@ def _check(content: dict[str, Any], file: str) -> None:
     require(isinstance(vocabulary, dict | list), f"model.vocab={quoted(vocabulary)}")
     require(isinstance(merges, list), f"model.merges={quoted(merges)}")
     for name, part in (("vocab", vocabulary), ("merges", merges)):
-        require(len(part) <= _MOST_TOKENS, f"model.{name} has {len(part)} entries, of {_MOST_TOKENS} at most")
+        require(len(part) <= _MAX_TOKENS, f"model.{name} has {len(part)} entries, of {_MAX_TOKENS} at most")
     if isinstance(vocabulary, dict):
         numbers = vocabulary.values()
-        right = set(map(type, numbers)) == {int} and min(numbers) >= 0 and max(numbers) < _LARGEST_ID
-        require(right, f"model.vocab has a value that is no token number below {_LARGEST_ID}")
+        is_valid = set(map(type, numbers)) == {int} and min(numbers) >= 0 and max(numbers) < _ID_LIMIT
+        require(is_valid, f"model.vocab has a value that is no token number below {_ID_LIMIT}")
     else:
         pieces = [one[0] for one in vocabulary if isinstance(one, list) and one and isinstance(one[0], str)]
         size = sum(len(piece.encode()) for piece in pieces)
         require(
             size <= _UNIGRAM_BYTES, f"model.vocab has {size} bytes of pieces, of {_UNIGRAM_BYTES} at most"
         )
-    require(isinstance(added, list) and len(added) <= _MOST_ADDED, f"more than {_MOST_ADDED} added tokens")
+    require(isinstance(added, list) and len(added) <= _MAX_ADDED, f"more than {_MAX_ADDED} added tokens")
     words = [one.get("content") for one in added if isinstance(one, dict)]
     size = sum(len(word) for word in words if isinstance(word, str))
-    require(size <= _ADDED_CHARACTERS, f"added tokens of {size} characters, of {_ADDED_CHARACTERS} at most")
+    require(
+        size <= _MAX_ADDED_CHARACTERS,
+        f"added tokens of {size} characters, of {_MAX_ADDED_CHARACTERS} at most",
+    )
     for one in added:
         number = one.get("id") if isinstance(one, dict) else None
-        require(type(number) is int and 0 <= number < _LARGEST_ID, f"an added token with id={quoted(number)}")
+        require(type(number) is int and 0 <= number < _ID_LIMIT, f"an added token with id={quoted(number)}")
 
     rest = {key: value for key, value in content.items() if key not in ("model", "added_tokens")}
     rest["model"] = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
@@ -107,12 +110,14 @@ def _check(content: dict[str, Any], file: str) -> None:
             product = 1
             for number in itertools.chain.from_iterable(_REPEAT.findall(value)):
                 count = int(number.lstrip("0")[:5] or 1)  # the first digits: Python refuses long integers
-                product *= max(min(count, _REPEATS + 1), 1)
-            require(product <= _REPEATS, f"the pattern {quoted(value)} repeats more than {_REPEATS} times")
+                product *= max(min(count, _MAX_REPEATS + 1), 1)
+            require(
+                product <= _MAX_REPEATS, f"the pattern {quoted(value)} repeats more than {_MAX_REPEATS} times"
+            )
     require(
-        items <= _ITEMS and characters <= _CHARACTERS,
+        items <= _MAX_ITEMS and characters <= _MAX_CHARACTERS,
         f"{', '.join(_PARTS)} have {items} values of {characters} characters;"
-        f" the limit is {_ITEMS} values of {_CHARACTERS}",
+        f" the limit is {_MAX_ITEMS} values of {_MAX_CHARACTERS}",
     )
     for step in itertools.chain.from_iterable(_steps(content.get(part)) for part in _PARTS):
         # The library panics at these when it encodes or decodes.
@@ -120,7 +125,7 @@ def _check(content: dict[str, Any], file: str) -> None:
         for side in ("start", "stop"):
             stripped = step.get(side) if step.get("type") == "Strip" else 0
             require(
-                not isinstance(stripped, int) or stripped <= _CONTENT,
+                not isinstance(stripped, int) or stripped <= _MAX_CONTENT,
                 f"a Strip with {side}={quoted(stripped)}",
             )
         known = step.get("special_tokens")
@@ -129,13 +134,13 @@ def _check(content: dict[str, Any], file: str) -> None:
             token = special.get("id") if isinstance(special, dict) else None
             missing = isinstance(token, str) and isinstance(known, dict) and token not in known
             require(not missing, f"its post_processor adds {quoted(token)}, which its special_tokens lack")
-    for part, most in _GROWTH.items():
+    for part, limit in _MAX_GROWTH.items():
         growth = 1.0
         for step in _steps(content.get(part)):
             growth *= _growth(step, require)
         require(
-            growth <= most,
-            f"its {part} can make a text {growth:.0f} times longer, and the limit is {most} times",
+            growth <= limit,
+            f"its {part} can make a text {growth:.0f} times longer, and the limit is {limit} times",
         )
 
 
@@ -161,18 +166,20 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _list_of(step: dict[str, Any], name: str) -> list[Any]:
-    found = step.get(name)
-    return found if isinstance(found, list) else []
+    value = step.get(name)
+    return value if isinstance(value, list) else []
 
 
 def _growth(step: dict[str, Any], require: Any) -> float:
     """The largest factor by which a step may lengthen a text."""
     kind, pattern = step.get("type"), step.get("pattern")
     content = step.get("content", step.get("prepend", ""))
-    require(isinstance(content, str) and len(content) <= _CONTENT, f"a {quoted(kind)} puts {quoted(content)}")
+    require(
+        isinstance(content, str) and len(content) <= _MAX_CONTENT, f"a {quoted(kind)} puts {quoted(content)}"
+    )
     charsmap = step.get("precompiled_charsmap")
     if isinstance(charsmap, str):
-        return _longest(charsmap, require)
+        return _longest_replacement(charsmap, require)
     if kind != "Replace" or not isinstance(pattern, dict):
         return 1.0
     literal = pattern.get("String")
@@ -180,23 +187,23 @@ def _growth(step: dict[str, Any], require: Any) -> float:
     return max(1.0, len(content) / least) if least else 1.0 + len(content)
 
 
-def _longest(charsmap: str, require: Any) -> float:
+def _longest_replacement(charsmap: str, require: Any) -> float:
     """The longest replacement in a compiled table; each ends with a zero byte."""
     try:
         table = base64.b64decode(charsmap, validate=True)
     except (binascii.Error, ValueError):
         table = b""
     size = int.from_bytes(table[:4], "little")
-    right = 4 <= len(table) <= _CHARSMAP_BYTES and size % 1024 == 0 and 0 < size <= len(table) - 4
-    require(right, f"its precompiled_charsmap, of {len(table)} bytes, is damaged or too large")
+    is_valid = 4 <= len(table) <= _CHARSMAP_BYTES and size % 1024 == 0 and 0 < size <= len(table) - 4
+    require(is_valid, f"its precompiled_charsmap, of {len(table)} bytes, is damaged or too large")
     # A double array (Darts-clone): a unit points to the units at its own index XOR an offset and a byte;
     # leaves hold the start of their text.
     units, texts = np.frombuffer(table[4 : 4 + size], "<u4").astype(np.int64), table[4 + size :]
-    moved = np.arange(len(units)) ^ (units >> 10 << (units >> 6 & 8))
+    targets = np.arange(len(units)) ^ (units >> 10 << (units >> 6 & 8))
     leaf = units >> 31 == 1
-    begins = units[leaf] & 0x7FFFFFFF
-    right = bool(np.all((moved | 255)[~leaf] < len(units)) and np.all(begins < len(texts)))
+    text_starts = units[leaf] & 0x7FFFFFFF
+    is_valid = bool(np.all((targets | 255)[~leaf] < len(units)) and np.all(text_starts < len(texts)))
     starts = np.frombuffer(texts, np.uint8)
-    right = right and bool(np.all(starts[begins] & 0xC0 != 0x80))  # the first byte of a character
-    require(right, "its precompiled_charsmap leads out of its own table")
+    is_valid = is_valid and bool(np.all(starts[text_starts] & 0xC0 != 0x80))  # the first byte of a character
+    require(is_valid, "its precompiled_charsmap points outside its own table")
     return max(1.0, *(len(text.decode("utf-8", "replace")) for text in texts.split(b"\0")))

@@ -17,9 +17,9 @@ _FILES = (
     "chat_template.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
     "sentencepiece.bpe.model",
 )  # fmt: skip
-_BYTES = 40 << 20
-_FEW_BYTES = 1 << 16  # maximum size of a character tokenizer
-_OLDER = {  # files of older folders in place of tokenizer.json
+_MAX_FILE_BYTES = 40 << 20
+_MAX_CHARACTER_BYTES = 1 << 16  # maximum size of a character tokenizer
+_OLDER_FORMATS = {  # files of older folders in place of tokenizer.json
     "tokenizer.model": "SentencePiece", "spiece.model": "SentencePiece",
     "sentencepiece.bpe.model": "SentencePiece", "vocab.json": "BPE", "vocab.txt": "WordPiece",
     "tokenizer.tiktoken": "tiktoken", "tekken.json": "Mistral's tekken",
@@ -33,15 +33,15 @@ def tokenizer_of(folder: str | os.PathLike[str]) -> Any:
     if not path.is_dir():
         raise FdgError(f"{path}: no such folder: give one with {_TOKENIZER}, {other}")
     if not os.path.lexists(path / _TOKENIZER):
-        older = next((name for name in _OLDER if os.path.lexists(path / name)), None)
+        older = next((name for name in _OLDER_FORMATS if os.path.lexists(path / name)), None)
         if older is None:
             refuse_run(path, "a folder with a tokenizer")
             fix = f"copy {_TOKENIZER} and {_SETTINGS} from where its weights are from"
             raise FdgError(f"{path}: has no tokenizer: {fix}, {other}")
         fix = "make one with Transformers, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-        raise FdgError(f"{path}: has {older} ({_OLDER[older]}), and no {_TOKENIZER}: {fix}, {other}")
+        raise FdgError(f"{path}: has {older} ({_OLDER_FORMATS[older]}), and no {_TOKENIZER}: {fix}, {other}")
     try:
-        tokenizer = _characters_of(path / _TOKENIZER) or HuggingFaceTokenizer(str(folder))
+        tokenizer = _character_tokenizer(path / _TOKENIZER) or HuggingFaceTokenizer(str(folder))
         _ = tokenizer.stops  # raises if there are none
         return tokenizer
     except FdgError as error:
@@ -62,21 +62,21 @@ def files_of(tokenizer: Any) -> dict[str, bytes]:
     ['chat_template.jinja', 'generation_config.json', 'special_tokens_map.json']
     """
     if isinstance(tokenizer, HuggingFaceTokenizer):
-        return _copied(tokenizer)
+        return _read_files(tokenizer)
     if isinstance(tokenizer, CharacterTokenizer):
-        made = {
-            _TOKENIZER: _of_characters(tokenizer),
+        contents = {
+            _TOKENIZER: _tokenizer_json(tokenizer),
             _SETTINGS: {
-                **_NAMED,
+                **_SPECIAL_BY_NAME,
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "clean_up_tokenization_spaces": False,
                 "model_max_length": 1 << 30,
             },
-            "special_tokens_map.json": _NAMED,
+            "special_tokens_map.json": _SPECIAL_BY_NAME,
             _GENERATION: numbers_of(tokenizer),
         }
         return {
-            **{name: _written(content) for name, content in made.items()},
+            **{name: _as_json_bytes(content) for name, content in contents.items()},
             "chat_template.jinja": _TEMPLATE.encode(),
         }
     method = getattr(tokenizer, "files", None)
@@ -119,16 +119,16 @@ def numbers_of(tokenizer: Any) -> dict[str, Any]:
 
 # No text in a usual alphabet contains these.
 _SPECIAL = ("\u27e8pad\u27e9", "\u27e8bos\u27e9", "\u27e8eos\u27e9")
-_NAMED = dict(zip(("pad_token", "bos_token", "eos_token"), _SPECIAL, strict=True))
-_AS_IT_IS = [{"Sequence": {"id": "A", "type_id": 0}}]
-# What `CharacterTokenizer.encode_rows` does.
+_SPECIAL_BY_NAME = dict(zip(("pad_token", "bos_token", "eos_token"), _SPECIAL, strict=True))
+_UNCHANGED = [{"Sequence": {"id": "A", "type_id": 0}}]
+# It renders the text that `CharacterTokenizer.encode_rows` encodes.
 _TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def _of_characters(tokenizer: CharacterTokenizer) -> dict[str, Any]:
+def _tokenizer_json(tokenizer: CharacterTokenizer) -> dict[str, Any]:
     """An equivalent `tokenizer.json` of the library `tokenizers`."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    every = [*_SPECIAL, *tokenizer.alphabet]
+    all_tokens = [*_SPECIAL, *tokenizer.alphabet]
     return {
         "version": "1.0",
         "truncation": None,
@@ -142,16 +142,16 @@ def _of_characters(tokenizer: CharacterTokenizer) -> dict[str, Any]:
         "decoder": {"type": "Fuse"},
         "model": {
             "type": "WordLevel",
-            "vocab": {word: i for i, word in enumerate(every)},
+            "vocab": {word: i for i, word in enumerate(all_tokens)},
             "unk_token": "\u27e8unknown\u27e9",  # not in the vocabulary: other characters raise there too
         },
     }  # fmt: skip
 
 
-def _characters_of(file: Path) -> CharacterTokenizer | None:
+def _character_tokenizer(file: Path) -> CharacterTokenizer | None:
     """The character tokenizer that a file was made from; None for another one."""
     with open_regular(file) as opened:
-        if os.fstat(opened.fileno()).st_size > _FEW_BYTES:
+        if os.fstat(opened.fileno()).st_size > _MAX_CHARACTER_BYTES:
             return None
     content = read_json(file, any_number=True)
     model = content.get("model")
@@ -160,19 +160,23 @@ def _characters_of(file: Path) -> CharacterTokenizer | None:
     if not words or any(len(word) != 1 for word in words):
         return None
     made = CharacterTokenizer("".join(words))
-    after = content.get("post_processor")
-    if isinstance(after, dict) and after.get("single") == _AS_IT_IS and not after.get("special_tokens"):
+    post_processor = content.get("post_processor")
+    if (
+        isinstance(post_processor, dict)
+        and post_processor.get("single") == _UNCHANGED
+        and not post_processor.get("special_tokens")
+    ):
         content["post_processor"] = None  # Transformers 5 writes one that adds nothing
-    return made if content == _of_characters(made) else None
+    return made if content == _tokenizer_json(made) else None
 
 
-def _copied(tokenizer: HuggingFaceTokenizer) -> dict[str, bytes]:
-    """The files of a checkpoint's tokenizer, and the missing ones."""
+def _read_files(tokenizer: HuggingFaceTokenizer) -> dict[str, bytes]:
+    """The files of a checkpoint's tokenizer; if its configurations are missing, new ones."""
     folder = Path(tokenizer.path)
     names = [name for name in _FILES if os.path.lexists(folder / name)]
     if os.path.isdir(folder / _TEMPLATES):
         names += [f"{_TEMPLATES}/{file.name}" for file in sorted((folder / _TEMPLATES).glob("*.jinja"))]
-    files = {name: read_bytes(folder / name, _BYTES) for name in names}
+    files = {name: read_bytes(folder / name, _MAX_FILE_BYTES) for name in names}
     if _TOKENIZER not in files:
         raise FdgError(f"{folder}: its {_TOKENIZER} is gone: put it back, and export again")
     numbers = numbers_of(tokenizer)
@@ -183,10 +187,10 @@ def _copied(tokenizer: HuggingFaceTokenizer) -> dict[str, bytes]:
             for name, number in zip(("bos_token", "eos_token", "pad_token"), numbers.values(), strict=True)
             if number is not None
         }
-        files[_SETTINGS] = _written({**words, "tokenizer_class": "PreTrainedTokenizerFast"})
-    files.setdefault(_GENERATION, _written(numbers))
+        files[_SETTINGS] = _as_json_bytes({**words, "tokenizer_class": "PreTrainedTokenizerFast"})
+    files.setdefault(_GENERATION, _as_json_bytes(numbers))
     return files
 
 
-def _written(content: dict[str, Any]) -> bytes:
+def _as_json_bytes(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

@@ -94,23 +94,23 @@ class CharacterTokenizer:
     pad: ClassVar[int] = 0
     bos: ClassVar[int] = 1
     eos: ClassVar[int] = 2
-    _FIRST: ClassVar[int] = 3
+    _FIRST_CHARACTER: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         if not isinstance(self.alphabet, str) or not self.alphabet:
             raise FdgError(
                 f"CharacterTokenizer({self.alphabet!r:.60}): give a string of its characters, in order"
             )
-        twice = [c for i, c in enumerate(self.alphabet) if c in self.alphabet[:i]]
-        if twice:
+        duplicates = [c for i, c in enumerate(self.alphabet) if c in self.alphabet[:i]]
+        if duplicates:
             raise FdgError(
-                f"CharacterTokenizer: {twice[0]!r} occurs twice in its alphabet {self.alphabet!r:.60}"
+                f"CharacterTokenizer: {duplicates[0]!r} occurs twice in its alphabet {self.alphabet!r:.60}"
             )
 
     @property
     def vocab_size(self) -> int:
         """The number of characters and special tokens."""
-        return self._FIRST + len(self.alphabet)
+        return self._FIRST_CHARACTER + len(self.alphabet)
 
     @property
     def stops(self) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ class CharacterTokenizer:
                 raise FdgError(
                     f"text {text!r:.60}: {c!r} at {i} is not in the alphabet {self.alphabet!r:.80}"
                 )
-        return [self._FIRST + self.alphabet.index(c) for c in text]
+        return [self._FIRST_CHARACTER + self.alphabet.index(c) for c in text]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, without special ones.
@@ -138,7 +138,9 @@ class CharacterTokenizer:
           FdgError: a number is no token.
         """
         numbers = _token_numbers(ids, self.vocab_size)
-        return "".join(self.alphabet[i - self._FIRST] for i in numbers if i >= self._FIRST)
+        return "".join(
+            self.alphabet[i - self._FIRST_CHARACTER] for i in numbers if i >= self._FIRST_CHARACTER
+        )
 
     def encode_rows(
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
@@ -160,12 +162,12 @@ class CharacterTokenizer:
         table = np.full(128, -1, np.int32)
         for i, c in enumerate(self.alphabet):
             if c.isascii():
-                table[ord(c)] = self._FIRST + i
+                table[ord(c)] = self._FIRST_CHARACTER + i
         return table
 
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer.codes_of_tokens`."""
-        return token_bytes.padded([*[b""] * self._FIRST, *(c.encode() for c in self.alphabet)])
+        return token_bytes.padded([*[b""] * self._FIRST_CHARACTER, *(c.encode() for c in self.alphabet)])
 
     def opening_blanks(self) -> np.ndarray:
         """All zero: see `Tokenizer.opening_blanks`."""
@@ -201,13 +203,13 @@ class HuggingFaceTokenizer:
     @property
     def pad(self) -> int:
         """The checkpoint's padding token, or its first stop token."""
-        named = self._named("pad_token")
+        named = self._special_token("pad_token")
         return self.stops[0] if named is None else named
 
     @property
     def bos(self) -> int | None:
         """The begin-of-sequence token, if any."""
-        return self._named("bos_token")
+        return self._special_token("bos_token")
 
     @property
     def eos(self) -> int:
@@ -222,7 +224,7 @@ class HuggingFaceTokenizer:
         Raises:
           FdgError: the checkpoint defines none.
         """
-        named = self._named("eos_token")
+        named = self._special_token("eos_token")
         ids = [
             *([] if named is None else [named]),
             *tokenizer_config.stops(self.path, "generation_config.json"),
@@ -260,26 +262,27 @@ class HuggingFaceTokenizer:
         without one a line per message, after the library's begin tokens.
 
         An answer is the rest of the encoding of prompt and answer as one text, after the prompt's tokens. If
-        that encoding does not begin with these (a token spans both), the answer is encoded by itself or after
-        another character, whichever decodes to the same text."""
+        that encoding does not begin with the prompt's tokens (a token spans both), the answer is encoded by
+        itself or after another character, whichever decodes to the same text.
+        """
         templated = self.chat_template is not None or "chat_template" in arguments
         conversations = [messages_of(row.prompt, instruction, system) for row in rows]
         if templated:
             prompts = [
-                self._rendered(messages, True, {**arguments, **row.template_arguments})
+                self._render(messages, True, {**arguments, **row.template_arguments})
                 for messages, row in zip(conversations, rows, strict=True)
             ]
         else:
             refuse_calls(rows)
             prompts = ["".join(f"{content_of(one)}\n" for one in messages) for messages in conversations]
-        front = [] if templated else self._front
-        asked = self._encoded(prompts)
-        whole = self._encoded([p + (row.answer or "") for p, row in zip(prompts, rows, strict=True)])
+        front = [] if templated else self._begin_tokens
+        prompt_ids = self._encode_batch(prompts)
+        joint_ids = self._encode_batch([p + (row.answer or "") for p, row in zip(prompts, rows, strict=True)])
         encoded = []
-        for row, before, both in zip(rows, asked, whole, strict=True):
+        for row, before, both in zip(rows, prompt_ids, joint_ids, strict=True):
             answer = [] if row.answer is None else both[len(before) :]
             if both[: len(before)] != before:
-                answer = self._continued(before, both, row.answer or "")
+                answer = self._encode_after(before, both, row.answer or "")
             encoded.append(([*front, *before], answer))
         return encoded
 
@@ -289,7 +292,7 @@ class HuggingFaceTokenizer:
         """See `Tokenizer.said_before`, and `envs/text/turns.py`."""
         if self.chat_template is not None or "chat_template" in arguments:
             return [turns.of_template(self, row, instruction, system, arguments) for row in rows]
-        front = [False] * len(self._front)
+        front = [False] * len(self._begin_tokens)
         messages = [messages_of(row.prompt, instruction, system) for row in rows]
         return [[*front, *turns.of_lines(self, one)] for one in messages]
 
@@ -299,7 +302,7 @@ class HuggingFaceTokenizer:
             encoding = tokenizer_config.loaded(self.path).encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
-    def _continued(self, before: list[int], both: list[int], answer: str) -> list[int]:
+    def _encode_after(self, before: list[int], both: list[int], answer: str) -> list[int]:
         """An answer after tokens that its joint encoding does not begin with."""
         text = self.decode(both)
         for anchor in ("", "\n", "a", "1", "."):
@@ -308,7 +311,7 @@ class HuggingFaceTokenizer:
                 return ids[len(start) :]
         return self.encode(answer)
 
-    def _encoded(self, texts: list[str]) -> list[list[int]]:
+    def _encode_batch(self, texts: list[str]) -> list[list[int]]:
         with self._library():
             return [
                 one.ids
@@ -316,7 +319,7 @@ class HuggingFaceTokenizer:
             ]
 
     @property
-    def _front(self) -> list[int]:
+    def _begin_tokens(self) -> list[int]:
         """The special tokens that the library puts before a text."""
         with self._library():
             encoding = tokenizer_config.loaded(self.path).encode("a", add_special_tokens=True)
@@ -343,9 +346,9 @@ class HuggingFaceTokenizer:
         Raises:
           FdgError: there is no template, or it rejects the messages.
         """
-        return self._rendered(messages, add_generation_prompt, arguments, generation_marks)
+        return self._render(messages, add_generation_prompt, arguments, generation_marks)
 
-    def _rendered(
+    def _render(
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool,
@@ -359,8 +362,14 @@ class HuggingFaceTokenizer:
                     f"message {i} is {quoted(one)}: it must be a mapping, as in"
                     ' {"role": "user", "content": "..."}'
                 )
-        kept = [{key: value for key, value in one.items() if value is not None} for one in messages]
-        context = {"tools": None, "documents": None, **self.special_tokens, **arguments, "messages": kept}
+        without_none = [{key: value for key, value in one.items() if value is not None} for one in messages]
+        context = {
+            "tools": None,
+            "documents": None,
+            **self.special_tokens,
+            **arguments,
+            "messages": without_none,
+        }
         context = {"add_generation_prompt": add_generation_prompt, **context}
         context.pop("chat_template", None)
         try:
@@ -368,7 +377,7 @@ class HuggingFaceTokenizer:
         except (TypeError, ValueError, RecursionError) as error:
             raise FdgError(f"messages and arguments of a chat template: {one_line(error)}") from error
         try:
-            return _compiled(template).render(generation_marks, **values)
+            return _compile_template(template).render(generation_marks, **values)
         except FdgError:
             raise
         except Exception as error:
@@ -415,7 +424,7 @@ class HuggingFaceTokenizer:
     def token_of_code(self) -> np.ndarray:
         """See `Tokenizer.token_of_code`."""
         table = np.full(128, -1, np.int32)
-        for code, ids in enumerate(self._encoded([chr(code) for code in range(128)])):
+        for code, ids in enumerate(self._encode_batch([chr(code) for code in range(128)])):
             if ids and self.decode(ids[-1:]) == chr(code):
                 table[code] = ids[-1]
         return table
@@ -431,7 +440,7 @@ class HuggingFaceTokenizer:
     def _library(self) -> contextlib.AbstractContextManager[None]:
         return tokenizer_files.library_errors(f"tokenizer of '{self.path}'")
 
-    def _named(self, name: str) -> int | None:
+    def _special_token(self, name: str) -> int | None:
         word = self.special_tokens.get(name)
         return None if word is None else tokenizer_config.loaded(self.path).token_to_id(word)
 
@@ -456,7 +465,7 @@ def _token_numbers(ids: Any, vocab_size: int) -> list[int]:
 
 
 @functools.cache
-def _compiled(template: str) -> Any:
+def _compile_template(template: str) -> Any:
     try:
         from envs.text.templates import Template
     except ImportError as error:

@@ -5,7 +5,7 @@ that score a trace of what the model did with it. Here, the prompts are the rows
 scored as a trace with that one answer. Reward methods are coroutines; those of a batch run concurrently, on
 an event loop in a separate thread.
 
-Served are environments in which the model answers once and is scored by its answer. Refused are those that
+Supported are environments in which the model answers once and is scored by its answer. Refused are those that
 run a program around the model: several turns or agents (their own `Env`), tools, containers.
 """
 
@@ -111,7 +111,7 @@ class _Scorer:
 async def _gather_scores(coroutines: Sequence[Coroutine[Any, Any, float]]) -> list[float]:
     rewards = []
     for result in await asyncio.gather(*coroutines, return_exceptions=True):
-        if isinstance(result, BaseException):  # of the first failed response in the batch, not in time
+        if isinstance(result, BaseException):  # the first in the order of the batch, not of time
             raise result
         rewards.append(result)
     return rewards
@@ -133,12 +133,14 @@ def _trace(task: Any, response: str) -> Any:
     """A completed trace of the task's prompt and one answer."""
     vf = _package()
     data = task.data
-    asked = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt)
+    prompt_messages = (
+        [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt)
+    )
     if data.system_prompt:
-        asked = [vf.SystemMessage(content=data.system_prompt), *asked]
-    messages = [*asked, vf.AssistantMessage(content=response)]
+        prompt_messages = [vf.SystemMessage(content=data.system_prompt), *prompt_messages]
+    messages = [*prompt_messages, vf.AssistantMessage(content=response)]
     nodes = [
-        vf.MessageNode(message=one, parent=i - 1 if i else None, sampled=i == len(asked))
+        vf.MessageNode(message=one, parent=i - 1 if i else None, sampled=i == len(prompt_messages))
         for i, one in enumerate(messages)
     ]
     return vf.Trace(
@@ -173,16 +175,16 @@ def _tasks(environment: str, arguments: str, size: int | None) -> tuple[Any, ...
         taskset = vf.load_taskset(vf.taskset_config_type(environment).model_validate(settings))
         count = size or (None if taskset.bounded else _ENDLESS_SIZE)
         tasks = tuple(itertools.islice(taskset, count))
-        reason = _unserved(vf, environment, taskset, tasks)
+        reason = _reason_not_served(vf, environment, taskset, tasks)
     except (Exception, SystemExit) as error:  # the environment's code may raise anything
-        raise FdgError(f"{what} cannot be loaded: {raised(error)}{_of_old(error)}") from error
+        raise FdgError(f"{what} cannot be loaded: {raised(error)}{_hint_for_old_modules(error)}") from error
     if reason is not None:
         raise FdgError(f"{what} {reason}")
     return tasks
 
 
-def _of_old(error: BaseException) -> str:
-    """What to do if the module is one for `verifiers` before 0.4."""
+def _hint_for_old_modules(error: BaseException) -> str:
+    """The fix for a module that was written for `verifiers` before 0.4; empty for other errors."""
     is_old = isinstance(error, AttributeError) and ("__all__" in str(error) or "'verifiers'" in str(error))
     return (
         ": those of verifiers before 0.4 (load_environment) are not served: export a Taskset"
@@ -191,31 +193,34 @@ def _of_old(error: BaseException) -> str:
     )
 
 
-def _unserved(vf: Any, environment: str, taskset: Any, tasks: Sequence[Any]) -> str | None:
+def _reason_not_served(vf: Any, environment: str, taskset: Any, tasks: Sequence[Any]) -> str | None:
     """Why an environment cannot be served; None if it can."""
     if not tasks:
         return "has no tasks"
-    first, kind, played = tasks[0], type(tasks[0]), vf.environment_class(environment)
-    if played is not vf.SingleAgentEnv:
+    first, kind, env_class = tasks[0], type(tasks[0]), vf.environment_class(environment)
+    if env_class is not vf.SingleAgentEnv:
         return (
-            f"plays several turns or agents ({played.__name__}.run), which call a model over HTTP: only those"
-            " are served in which the model answers once"
+            f"plays several turns or agents ({env_class.__name__}.run), which call a model over HTTP: only"
+            " those are served in which the model answers once"
         )
     if kind.toolsets(first.config) or type(taskset).toolsets(taskset.config):
         return "gives the model tools: only those are served in which the model answers once, by text"
     if kind.NEEDS_CONTAINER or first.data.image:
         return "needs a container, and responses are scored in this process"
-    users = [name for name in ("setup", "finalize") if getattr(kind, name) is not getattr(vf.Task, name)]
-    judged = [*first.hooks("reward"), *(one.score for one in first.plugged_judges())]
-    for function in judged:
+    runtime_users = [
+        name for name in ("setup", "finalize") if getattr(kind, name) is not getattr(vf.Task, name)
+    ]
+    reward_functions = [*first.hooks("reward"), *(one.score for one in first.plugged_judges())]
+    for function in reward_functions:
         runtime = inspect.signature(function).parameters.get("runtime")
         if runtime is not None and runtime.default is runtime.empty:
-            users.append(function.__name__)
-    if users:
+            runtime_users.append(function.__name__)
+    if runtime_users:
         return (
-            f"runs programs ({listed(users, 'and')} take a runtime), and responses are scored in this process"
+            f"runs programs ({listed(runtime_users, 'and')} take a runtime), and responses are scored in this"
+            " process"
         )
-    return None if judged else "has no reward (a method marked @verifiers.v1.reward)"
+    return None if reward_functions else "has no reward (a method marked @verifiers.v1.reward)"
 
 
 @functools.lru_cache(maxsize=4)
@@ -237,10 +242,17 @@ def _prompt(data: Any, where: str) -> str | tuple[Mapping[str, Any], ...]:
     if isinstance(data.prompt, str) and not data.system_prompt:
         return data.prompt
     text = data.prompt
-    asked = [{"role": "user", "content": text}] if isinstance(text, str) else [_message(m) for m in text]
-    if any(part["type"] != "text" for m in asked for part in m["content"] if isinstance(part, dict)):
+    prompt_messages = (
+        [{"role": "user", "content": text}] if isinstance(text, str) else [_message(m) for m in text]
+    )
+    if any(
+        part["type"] != "text" for m in prompt_messages for part in m["content"] if isinstance(part, dict)
+    ):
         raise FdgError(f"{where}: its prompt has images, but only text is supported")
-    return (*([{"role": "system", "content": data.system_prompt}] if data.system_prompt else []), *asked)
+    return (
+        *([{"role": "system", "content": data.system_prompt}] if data.system_prompt else []),
+        *prompt_messages,
+    )
 
 
 def _message(message: Any) -> dict[str, Any]:

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from envs.text.characters import Text, character, concatenate, literal, number
-from envs.text.drawing import enough, uniform, whole_number
+from envs.text.drawing import check_enough, uniform, whole_number
 from envs.text.task import OneAnswer
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfLetters(OneAnswer):
+class _WordProblem(OneAnswer):
     """A word of random letters, `cab=`, and a question about it."""
 
     length: int = 6  # of the word
@@ -23,7 +23,9 @@ class _OfLetters(OneAnswer):
     def __post_init__(self) -> None:
         whole_number(self, "length", 2, 256)
         whole_number(self, "letters", 2, 26)
-        enough(self, float(self.letters) ** min(self.length, 20), "use a larger length, or more letters")
+        check_enough(
+            self, float(self.letters) ** min(self.length, 20), "use a larger length, or more letters"
+        )
 
     @property
     def prompt_length(self) -> int:
@@ -51,7 +53,7 @@ class _OfLetters(OneAnswer):
         return Text(codes, jnp.int32(self.length))
 
 
-class Copying(_OfLetters):
+class Copying(_WordProblem):
     """`cab=` asks for `cab`."""
 
     name, instruction = "copying", "Repeat the word. Answer with it alone."
@@ -61,7 +63,7 @@ class Copying(_OfLetters):
         return self._word(content)
 
 
-class Reversal(_OfLetters):
+class Reversal(_WordProblem):
     """`cab=` asks for `bac`."""
 
     name, instruction = "reversal", "Write the word backwards. Answer with it alone."
@@ -71,7 +73,7 @@ class Reversal(_OfLetters):
         return self._word(content[::-1])
 
 
-class Counting(_OfLetters):
+class Counting(_WordProblem):
     """`abca?a=` asks for `2`: how often the letter after the question mark occurs in the word."""
 
     name, instruction = (
@@ -91,9 +93,9 @@ class Counting(_OfLetters):
 
     def draw(self, key: jax.Array) -> jax.Array:
         """The word and one of its letters, `[length + 1] int32`."""
-        of_word, of_place = jax.random.split(key)
-        word = super().draw(of_word)
-        return jnp.append(word, word[uniform(of_place, (), 0, self.length - 1)])
+        word_key, place_key = jax.random.split(key)
+        word = super().draw(word_key)
+        return jnp.append(word, word[uniform(place_key, (), 0, self.length - 1)])
 
     def prompt(self, content: jax.Array) -> Text:
         """`abca?a=`."""
@@ -115,7 +117,7 @@ class Parity(OneAnswer):
 
     def __post_init__(self) -> None:
         whole_number(self, "length", 2, 256)
-        enough(self, 2.0**self.length, "use length=6 or more")
+        check_enough(self, 2.0**self.length, "use length=6 or more")
 
     @property
     def prompt_length(self) -> int:
@@ -166,7 +168,9 @@ class Binary(OneAnswer):
 
     def solution(self, content: jax.Array) -> Text:
         """Its binary digits, without leading zeros."""
-        used = jnp.maximum(jnp.sum(content[0] >= 2 ** jnp.arange(self.bits)), 1)
+        num_bits = jnp.maximum(jnp.sum(content[0] >= 2 ** jnp.arange(self.bits)), 1)
         places = jnp.arange(self.bits)
-        bits = content[0] >> jnp.clip(used - 1 - places, 0) & 1
-        return Text(jnp.where(places < used, ord("0") + bits, 0).astype(jnp.int32), used.astype(jnp.int32))
+        bits = content[0] >> jnp.clip(num_bits - 1 - places, 0) & 1
+        return Text(
+            jnp.where(places < num_bits, ord("0") + bits, 0).astype(jnp.int32), num_bits.astype(jnp.int32)
+        )

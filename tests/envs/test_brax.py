@@ -36,13 +36,13 @@ class BraxStep:
         self.env = brax_envs.training.wrap(single, episode_length=LIMIT)
 
     def reset(self, keys):
-        with from_brax._tolerance():
+        with from_brax._lenient():
             # Its wrappers take the batch from the shape of raw keys.
             state = jax.tree.map(strong, self.env.reset(jax.random.key_data(keys)))
         return state, state.obs
 
     def step(self, keys, state, action):
-        with from_brax._tolerance():
+        with from_brax._lenient():
             state = jax.tree.map(strong, self.env.step(state, action))
         return state, (state.obs, state.reward, state.done, state.info["truncation"])
 
@@ -81,5 +81,5 @@ def test_a_name_says_the_physics():
 def test_overrides_reach_brax_and_tracing_allocates_nothing():
     env = envs.make("brax:reacher", backend="spring", n_frames=1)
     assert_tracing_allocates_nothing(lambda: env)
-    assert from_brax._theirs(env.single)._n_frames == 1
+    assert from_brax._brax_environment(env.single)._n_frames == 1
     assert env.observation_space.shape == (11,) and env.action_space == envs.Box(-1.0, 1.0, (2,))

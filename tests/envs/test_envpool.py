@@ -98,10 +98,10 @@ def test_vizdoom_has_its_folder_or_says_so(tmp_path, monkeypatch):
         pool.reset(seeds, seeds, 30.0)
     pool.close()
     (tmp_path / "_vizdoom").unlink()
-    from_envpool._make_room("DeadlyCorridor-v1")
+    from_envpool._make_vizdoom_folder("DeadlyCorridor-v1")
     assert (tmp_path / "_vizdoom").is_dir()
     (tmp_path / "_vizdoom").rmdir()
-    from_envpool._make_room("CartPole-v1")
+    from_envpool._make_vizdoom_folder("CartPole-v1")
     assert not list(tmp_path.iterdir())
 
 

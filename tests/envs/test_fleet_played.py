@@ -202,7 +202,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_when_no_restart_is_left(fault, ray):
     source = from_ray.FleetSource(Counting(), 2)
-    running = running_pools._Running(fleet_of(2, restarts=1), np.arange(3))
+    running = running_pools._RunningPool(fleet_of(2, restarts=1), np.arange(3))
     ray.actors[1].mode = fault
     made, lost = running.step(np.arange(3), np.zeros(3, np.int32))
     assert lost.tolist() == [False, False, True] and made.truncated.tolist() == [False, False, True]
@@ -218,7 +218,7 @@ def test_one_that_cannot_make_its_instances_is_named(ray):
     with pytest.raises(
         HostError, match=rf"^environment 'ray:counting': at its start, {where}: RuntimeError: it fell over$"
     ):
-        running_pools._Running(fleet_of(2), np.arange(3))
+        running_pools._RunningPool(fleet_of(2), np.arange(3))
 
 
 def test_workers_are_as_many_as_there_is_room_for(ray):
@@ -237,7 +237,7 @@ def test_workers_that_do_not_start_are_ended_and_counted(ray, monkeypatch):
 
 
 def test_a_pool_lets_go_of_its_shares_and_leaves_the_workers(ray):
-    running = running_pools._Running(fleet_of(2), np.arange(3))
+    running = running_pools._RunningPool(fleet_of(2), np.arange(3))
     assert [len(actor.worker._pools) for actor in ray.actors] == [1, 1]
     running.pool.close()
     assert [len(actor.worker._pools) for actor in ray.actors] == [0, 0]

@@ -33,7 +33,7 @@ def mnist():
 
 
 def clear_caches():
-    from_gymnax._constructed.cache_clear()
+    from_gymnax._construct.cache_clear()
     from_gymnax._facts.cache_clear()
 
 

@@ -209,14 +209,14 @@ def test_a_state_whose_instances_are_gone_starts_new_episodes(caplog):
 def test_old_pools_are_closed():
     env = counting(workers=1)
     kept, _ = env.reset(keys(1))
-    closed = list(running_pools.POOLS._running.values())
-    for _ in range(running_pools._KEPT + 2):
+    closed = list(running_pools.POOLS._by_number.values())
+    for _ in range(running_pools._MAX_POOLS + 2):
         other, _ = env.reset(keys(1))
         kept, step = stepped(env, kept, 1)  # what is in use stays
         assert step.reward[0, 0] == 1
-    assert host.running() == running_pools._KEPT
-    assert closed[0] in running_pools.POOLS._running.values()
-    processes = [r.pool._workers[0].process for r in running_pools.POOLS._running.values()]
+    assert host.running() == running_pools._MAX_POOLS
+    assert closed[0] in running_pools.POOLS._by_number.values()
+    processes = [r.pool._workers[0].process for r in running_pools.POOLS._by_number.values()]
     host.close()
     assert host.running() == 0 and all(process.poll() is not None for process in processes)
     del other

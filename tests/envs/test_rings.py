@@ -262,7 +262,7 @@ def test_a_slow_part_holds_up_no_other(monkeypatch):
 
 
 def test_all_pools_of_a_ring_are_kept():
-    many = 2 * running_pools._KEPT
+    many = 2 * running_pools._MAX_POOLS
     algorithm = algos.A2C(env=ADDING, num_envs=many, num_steps=2, hidden=(4,), rings=many)
     jax.block_until_ready(algorithm.init(jax.random.key(0)))
     assert host.running() == many

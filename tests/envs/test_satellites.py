@@ -40,7 +40,7 @@ def test_a_worker_that_dies_costs_its_own_rows_alone(ray):  # noqa: F811
     for dies in (False, True):
         state, _ = env.reset(jax.random.split(jax.random.key(0), 5))
         if dies:
-            [actor for actor in ray.actors if actor.worker._seen][-1].mode = "dead"
+            [actor for actor in ray.actors if actor.worker._observations][-1].mode = "dead"
         found.append(jax.device_get(run(keys, state)))
     alone, lost = found
     compare(*(jax.tree.map(lambda x: x[:, :3], x) for x in (alone, lost)), rtol=0)

@@ -40,7 +40,7 @@ def test_a_step_of_the_probe_by_hand():
 def test_continuous_actions_go_from_bound_to_bound():
     env = envs.vectorize(Team(continuous=True))
     assert env.action_space == Box((-1.0, -1.0), (1.0, 1.0), (2,))
-    first, second = env.single.apart(jnp.array([[0.5, 9.0], [-2.0, 0.25]]))
+    first, second = env.single.split(jnp.array([[0.5, 9.0], [-2.0, 0.25]]))
     assert first.tolist() == [1.5] and second.tolist() == [-1.0, 0.25]
     # What an agent has not counts for nothing.
     one = distributions.Normal(jnp.zeros((2, 2)), jnp.zeros((2, 2)))
@@ -66,7 +66,7 @@ def test_choices_of_different_numbers():
         [True, True, False, True, True, True, True],
         [True] * 3 + [True, False, False, False],
     ]
-    first, second = alike.apart(jnp.array([[1, 3], [2, 0]]))
+    first, second = alike.split(jnp.array([[1, 3], [2, 0]]))
     assert first.tolist() == [1, 3] and int(second) == 2
     # Of agents whose observations are alike, one part; and no masks where actions are, too.
     same = team(Discrete(2), Discrete(2))

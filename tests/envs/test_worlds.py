@@ -16,7 +16,7 @@ import envs
 from envs import adapters, from_craftax, from_jumanji, from_octax, from_playground
 from envs.contract import random_actions
 from envs.environment import vectorize
-from envs.literals import Literal, as_arrays, hold, hold_pytrees
+from envs.literals import Literal, as_arrays, hold, replace_pytree_arrays
 from envs.optimistic import vectorize_optimistically
 from envs.quiet import quietly, relaxed_checks
 from fdg.errors import FdgError
@@ -75,9 +75,13 @@ def test_an_environment_fits_its_spaces_and_leaves_nothing_behind(name, override
 @pytest.mark.parametrize(
     ("module", "load", "extra"),
     [
-        ("craftax.craftax.envs", lambda: from_craftax._theirs.__wrapped__("Craftax-Symbolic-v1"), "craftax"),
+        (
+            "craftax.craftax.envs",
+            lambda: from_craftax._craftax_environment.__wrapped__("Craftax-Symbolic-v1"),
+            "craftax",
+        ),
         ("mujoco_playground._src", from_playground._suite.__wrapped__, "playground"),
-        ("octax.environments", lambda: from_octax._theirs.__wrapped__(_BRIX), "octax"),
+        ("octax.environments", lambda: from_octax._octax_environment.__wrapped__(_BRIX), "octax"),
         ("jumanji", from_jumanji._jumanji.__wrapped__, "jumanji"),
     ],
 )  # fmt: skip
@@ -263,7 +267,7 @@ def test_arrays_come_back_where_code_tells_them_from_numpys():
 
     model = Model()
     model.mass, model.name = {"x": jnp.ones(2)}, "m"
-    hold_pytrees(model)
+    replace_pytree_arrays(model)
     held = model.mass["x"]
     assert isinstance(held, Literal)
     with pytest.raises(ZeroDivisionError), as_arrays(model):

@@ -71,7 +71,7 @@ MISTAKES = {
     "a wrapper without a pair": (
         lambda: trace_with(faulty.ShowsAlone(ENV)),
         "not float32[4, 1]",
-        "return (what to keep, what to show)",
+        "return (state to keep, output)",
     ),
     "an environment and its parameters": (
         lambda: unpack(ENV),
