@@ -116,9 +116,8 @@ class _Replacer:
 
     def __init__(self, packages: tuple[str, ...]):
         self._packages = packages
-        self._results: dict[
-            int, tuple[Any, Any]
-        ] = {}  # results by id; the first entry keeps the object alive
+        # results by id; the first entry keeps the object alive
+        self._results: dict[int, tuple[Any, Any]] = {}
 
     def replacement(self, value: Any) -> Any:
         """The replacement for this value."""
@@ -148,7 +147,7 @@ class _Replacer:
     def replace_attributes(self, value: Any) -> None:
         """Replaces the attributes of an object."""
         for attribute, item in list(getattr(value, "__dict__", {}).items()):
-            new = self.new(item)
+            new = self.replacement(item)
             if new is not item:
                 vars(value)[attribute] = new
 
