@@ -77,8 +77,12 @@ class BC(Agent, presets="BC"):
     iterate, actor, learn = learning.iterate, off_policy.actor, off_policy.learn
     explorer = property(lambda self: ExplorerChoice())  # no exploration
     transforming = property(lambda self: Transforming())  # no transformation of rows: rewards do not matter
-    _keys = 1  # keys per sample of a gradient step; not used
-    _memory, _sampled, _default_optimizer = None, learning.MEMBERS["_sampled"], property(optimizers.adam_of)
+    _keys_per_sample = 1  # keys per sample of a gradient step; not used
+    _memory, _sample_actions, _default_optimizer = (
+        None,
+        learning.MEMBERS["_sample_actions"],
+        property(optimizers.adam_of),
+    )
 
     def init(self, key: jax.Array) -> State:
         """The initial state, with the data set in its replay buffer."""
@@ -92,11 +96,11 @@ class BC(Agent, presets="BC"):
 
     # --- parts; `update` is inherited from `Agent` ---
 
-    def _first(self, actor_key, critics_key, observation, action) -> Learned:
+    def _init_learned(self, actor_key, critics_key, observation, action) -> Learned:
         parameters = Parameters(self._actor.init(actor_key, observation))
         return Learned(parameters, self._optimizer.init(parameters))
 
-    def _acting(self, learned: Learned) -> Any:
+    def _acting_parameters(self, learned: Learned) -> Any:
         return learned.parameters.actor
 
     def _learn_from(self, learned: Learned, transition: Transition, keys) -> tuple[Learned, None, Any]:

@@ -50,10 +50,15 @@ class CQL(Agent, driver=learning, presets="CQL"):
         require_positive(self, "num_actions")
         require_not_negative(self, "conservatism")
 
-    _keys = 5  # keys per sample of a gradient step; two are SAC's
+    _keys_per_sample = 5  # keys per sample of a gradient step; two are SAC's
 
     gradient, update = SAC.gradient, SAC.update
-    _first, _learn_from, _policy, _soft_loss = SAC._first, SAC._learn_from, SAC._policy, SAC.loss
+    _init_learned, _learn_from, _policy, _soft_loss = (
+        SAC._init_learned,
+        SAC._learn_from,
+        SAC._policy,
+        SAC.loss,
+    )
 
     def loss(
         self, parameters: Parameters, target_critics: Any, transition: Transition, keys: jax.Array

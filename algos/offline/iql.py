@@ -67,7 +67,7 @@ class IQL(Agent, driver=learning, presets="IQL"):
         require(self, inside, f"expectile={self.expectile}: it must be between 0 and 1")
         require_not_negative(self, "advantage_scale")
 
-    _keys = 1  # keys per sample of a gradient step
+    _keys_per_sample = 1  # keys per sample of a gradient step
 
     # --- fragments; `step` and `observe` are inherited from `Agent` ---
 
@@ -78,7 +78,7 @@ class IQL(Agent, driver=learning, presets="IQL"):
 
     update = SAC.update
 
-    def _first(self, actor_key, critics_key, observation, action) -> Learned:
+    def _init_learned(self, actor_key, critics_key, observation, action) -> Learned:
         critics = self._critics.init(critics_key, observation, action)
         value = self._value.init(jax.random.fold_in(critics_key, 1), observation)
         parameters = Parameters(self._actor.init(actor_key, observation), critics, value)

@@ -152,7 +152,7 @@ def init(self: Any, key: jax.Array) -> State:
         space = _replay_space(self.env.action_space)
         action = jnp.zeros((self.num_envs, *space.shape), space.dtype)
         state = State(
-            learned=self._first(actor_key, critics_key, observation, action),
+            learned=self._init_learned(actor_key, critics_key, observation, action),
             observation_statistics=self.normalizers.begin(self.env.observation_space),
             replay=self.buffer.init(observation, action),
             env_state=None,

@@ -56,11 +56,16 @@ class TD3BC(Agent, driver=learning, presets="TD3BC"):
         self._check()
         require_not_negative(self, "value_weight")
 
-    _keys = 1  # keys per sample of a gradient step
+    _keys_per_sample = 1  # keys per sample of a gradient step
 
-    gradient, update, _each = TD3.gradient, TD3.update, TD3._each
-    _first, _learn_from, _followed = TD3._first, TD3._learn_from, TD3._followed
-    _critic_loss, _target, _policy, _smoothed = TD3._critic_loss, TD3._target, TD3._policy, TD3._smoothed
+    gradient, update, _outputs_per_component = TD3.gradient, TD3.update, TD3._outputs_per_component
+    _init_learned, _learn_from, _update_targets = TD3._init_learned, TD3._learn_from, TD3._update_targets
+    _critic_loss, _target, _policy, _smooth_actions = (
+        TD3._critic_loss,
+        TD3._target,
+        TD3._policy,
+        TD3._smooth_actions,
+    )
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
         """Equations 3 and 5: the negative value of the first critic, weighted, plus the imitation error."""
@@ -87,7 +92,7 @@ class NextTransition(NamedTuple):
 class Pairs(Replay):
     """Replay that samples windows of two steps: a transition, and the next action."""
 
-    def _of_windows(self, windows: Step) -> NextTransition:
+    def _minibatch_of_windows(self, windows: Step) -> NextTransition:
         single = jax.tree.map(lambda x: x[:, :, :1], windows)
         transition = jax.vmap(lambda window: summarize(window, self.discount))(single)
         ended = windows.terminated | windows.truncated
@@ -124,15 +129,15 @@ class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
         require_not_negative(self, "actor_penalty", "critic_penalty")
 
     buffer = property(lambda self: learning.buffer(self, Pairs, n_step=2))
-    _keys = 1  # keys per sample of a gradient step
+    _keys_per_sample = 1  # keys per sample of a gradient step
 
-    gradient, update, _each = TD3.gradient, TD3.update, TD3._each
-    _first, _learn_from, _followed = TD3._first, TD3._learn_from, TD3._followed
-    _critic_loss, _policy, _smoothed = TD3._critic_loss, TD3._policy, TD3._smoothed
+    gradient, update, _outputs_per_component = TD3.gradient, TD3.update, TD3._outputs_per_component
+    _init_learned, _learn_from, _update_targets = TD3._init_learned, TD3._learn_from, TD3._update_targets
+    _critic_loss, _policy, _smooth_actions = TD3._critic_loss, TD3._policy, TD3._smooth_actions
 
     def _target(self, targets: Parameters, transition: NextTransition, keys: jax.Array) -> jax.Array:
         """TD3's target, minus the penalty of the next action."""
-        smoothed = self._smoothed(targets, transition, keys)
+        smoothed = self._smooth_actions(targets, transition, keys)
         first, second = self._critics.apply(targets.critics, transition.next_observation, smoothed)
         # The data has no action after a truncation.
         distance = jnp.where(transition.follows, squared_distance(smoothed, transition.next_action), 0.0)

@@ -53,7 +53,7 @@ def test_the_loss_of_cql_is_that_of_sac_and_the_gap():
     how = {"env": ONE, "hidden": (8,), "layer_norm": False}
     algorithm, sac = algos.CQL(conservatism=3.0, num_envs=1, batch_size=4, **how), algos.SAC(**how)
     seen, done = jnp.ones((4, 1)), jnp.full((4, 1), 0.5)
-    learned = jax.jit(sac._first)(*jax.random.split(jax.random.key(1)), seen, done)
+    learned = jax.jit(sac._init_learned)(*jax.random.split(jax.random.key(1)), seen, done)
     transition = Transition(seen, done, jnp.ones(4), jnp.full(4, 0.9), seen)
     drawn = keys(4, 5)
     gradients = jax.jit(lambda *of: (algorithm.gradient(*of, drawn), sac.gradient(*of, drawn[:2])))
