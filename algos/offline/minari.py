@@ -121,7 +121,7 @@ class Arrays:
             raise self._error(name, "makes the pictures and texts larger than the file")
 
     def _checked(self, name: str, rows: bool = False) -> Any:
-        """An array of the file; checks that its data is in this file, and that its chunks are not too large."""
+        """An array of the file; checks that its data is in this file and its chunks are not too large."""
         node, h5py = self._file, self._h5py
         for part in name.split("/"):
             if not isinstance(node, h5py.Group):
