@@ -120,12 +120,12 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
     >>> names("text")
     ('sft', 'dpo', 'ppo_rlhf', 'grpo', 'reward_model')
     """
-    known: dict[str | None, Any] = {
+    algorithms: dict[str | None, Any] = {
         "environments": IN_ENVIRONMENTS,
         "text": OF_TEXT,
         None: {**IN_ENVIRONMENTS, **OF_TEXT},
     }
-    return tuple(known[of])
+    return tuple(algorithms[of])
 
 
 def able_in(env: Environment) -> list[str]:
@@ -143,8 +143,8 @@ def __getattr__(name: str) -> Any:
     if name in MODULES:
         value = globals()[name] = public(name)
     elif (value := submodule(__name__, name)) is None:
-        meant = f"it is algos.{OF_TEXT[name]}" if name in OF_TEXT else aliases.variant(name)
-        raise no_attribute(__name__, name, __all__, meant)
+        hint = f"it is algos.{OF_TEXT[name]}" if name in OF_TEXT else aliases.variant(name)
+        raise no_attribute(__name__, name, __all__, hint)
     explain_calls(__name__, IN_ENVIRONMENTS)
     return value
 
@@ -155,29 +155,29 @@ def __dir__() -> list[str]:
 
 @checked_names
 def get(name: str) -> Any:
-    """The algorithm class of a name, in any case.
+    """The algorithm class with this name, in upper or lower case.
 
     Raises:
-      UnknownNameError: no algorithm has this name; suggests the nearest.
+      UnknownNameError: no algorithm has this name; the message suggests the nearest one.
     """
-    known = {**IN_ENVIRONMENTS, **OF_TEXT}
+    class_names = {**IN_ENVIRONMENTS, **OF_TEXT}
     name = name if isinstance(name, str) else quoted(name)
-    matched = known.get(name.lower())
-    if matched is None:
-        if meant := aliases.variant(name):
-            raise UnknownNameError(f"unknown algorithm '{name}': {meant}")
-        raise unknown_name("algorithm", name, known, "algos.names()")
-    return public(matched)
+    class_name = class_names.get(name.lower())
+    if class_name is None:
+        if hint := aliases.variant(name):
+            raise UnknownNameError(f"unknown algorithm '{name}': {hint}")
+        raise unknown_name("algorithm", name, class_names, "algos.names()")
+    return public(class_name)
 
 
 @checked
 def make(name: str | type, env: Environment, **hyperparameters: Any) -> Any:
-    """Makes an algorithm with its preset for an environment; given hyperparameters take precedence.
+    """Makes an algorithm with its preset for an environment.
 
     Args:
-      name: one of `algos.names()`, `module:Class` of your own, or a class.
+      name: one of `algos.names()`, a class, or `module:Class` for your own class.
       env: an environment.
-      **hyperparameters: hyperparameters.
+      **hyperparameters: values that take precedence over those of the preset.
 
     Raises:
       FdgError: no algorithm has this name, `env` is not an environment, or a hyperparameter is unknown or

@@ -6,7 +6,7 @@ workers' gradients to the shared parameters one after another; worker w continue
 right after its own update. So `W - 1` other updates come between computing a gradient and applying it, as in
 an asynchronous run with equally fast workers. The order is the same in every run, on any number of devices.
 
-Shapes: `T` steps of a rollout, `B` environments, `N` rows; `W` workers, `E` environments of each.
+Shapes: `T` steps of a rollout, `B` environments, `N` rows; `W` workers, each with `E` environments.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ class A2C(Agent, driver=one_update, presets="A2C"):
     def act(self, parameters, statistics, observation, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`; no log-probability is needed.
 
-        With a memory, observations are `algos.sequences.Observed`, which normalisers and networks take.
+        If the network has a memory, the observations are an `algos.sequences.Observed`.
         """
         policy, _ = self.policy_and_value(parameters, self.normalizers.seen(statistics, observation))
         return policy.sample(keys), None
@@ -70,18 +70,20 @@ class A2C(Agent, driver=one_update, presets="A2C"):
             lambda rows: self.policy_and_value(parameters, rows), trajectory.observation
         )
         time_step = trajectory.time_step
-        constant, known = jax.lax.stop_gradient((parameters, value))
-        # The longest returns that the rollout allows, as in algorithm S3 of the paper; lambda below 1
-        # averages them with shorter ones.
+        fixed_parameters, fixed_value = jax.lax.stop_gradient((parameters, value))
+        # With a lambda of 1, the longest returns that the rollout allows, as in algorithm S3 of the paper; a
+        # lambda below 1 averages them with shorter ones.
         advantage, target = self.advantages.of(
             time_step.reward,
-            known,
-            values_after(known, time_step, lambda final: self.policy_and_value(constant, final)[1]),
+            fixed_value,
+            values_after(
+                fixed_value, time_step, lambda final: self.policy_and_value(fixed_parameters, final)[1]
+            ),
             time_step,
         )
-        # The policy gradient of section 4 of the paper ("Asynchronous advantage actor-critic") with its
-        # entropy term; the value's gradient of algorithm S3. Means over the rollout, where the paper has
-        # sums.
+        # The policy loss and the entropy term are those of section 4 of the paper ("Asynchronous advantage
+        # actor-critic"), the value loss is that of algorithm S3. The paper sums over the rollout; here,
+        # losses are means.
         policy_loss = -jnp.mean(policy.log_prob(trajectory.action) * advantage)
         value_loss = jnp.mean(jnp.square(target - value))
         return self.objective.of(policy_loss, value_loss, jnp.mean(policy.entropy()))
@@ -107,8 +109,8 @@ class State(NamedTuple):
 class A3C(A2C, presets="A3C"):
     """A3C for discrete, multi-discrete and continuous actions; fields, loss and optimiser are those of `A2C`.
 
-    RMSProp's statistics are shared by the workers ("Shared RMSProp" in the paper). By default a worker has
-    four environments, where the paper has one: fewer, larger gradients.
+    The workers share RMSProp's statistics ("Shared RMSProp" in the paper). By default a worker has four
+    environments; in the paper it has one. So gradients are fewer, each over more samples.
 
     >>> import envs
     >>> A3C(env=envs.make("CartPole-v1"), num_workers=8).envs_per_worker
@@ -127,9 +129,9 @@ class A3C(A2C, presets="A3C"):
             self.rings == 1,
             f"rings={self.rings}: each worker steps its environments together; use A2C, or rings=1",
         )
-        memory = "network" if self.memory is None else f"memory={self.memory}"
-        require(self, self._memory is None, f"{memory}: a worker of A3C has no memory: use A2C")
-        require(self, self.transform is None, "transform: A3C learns from rows as they are; use A2C")
+        setting = "network" if self.memory is None else f"memory={self.memory}"
+        require(self, self._memory is None, f"{setting}: a worker of A3C has no memory: use A2C")
+        require(self, self.transform is None, "transform: A3C does not transform rollouts; use A2C")
         require(
             self,
             self.num_envs % self.num_workers == 0,
@@ -138,7 +140,7 @@ class A3C(A2C, presets="A3C"):
 
     @property
     def envs_per_worker(self) -> int:
-        """`E`."""
+        """`E`, the environments of each worker."""
         return self.num_envs // self.num_workers
 
     @property
@@ -150,15 +152,15 @@ class A3C(A2C, presets="A3C"):
         """The state before the first iteration: all workers have the same parameters."""
         start = super().init(key)
         workers = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_workers, *x.shape)), start.parameters)
-        divided = ("running_return", "env_state", "observation")
-        common = {name: getattr(start, name) for name in State._fields if name != "worker_parameters"}
-        common |= {name: self._by_worker(common[name]) for name in divided}
-        return State(worker_parameters=workers, **common)
+        fields = {name: getattr(start, name) for name in State._fields if name != "worker_parameters"}
+        for name in ("running_return", "env_state", "observation"):
+            fields[name] = self._split_by_worker(fields[name])
+        return State(worker_parameters=workers, **fields)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all workers, and one update with the gradient of each."""
         key, rollout_key = jax.random.split(state.key)
-        trajectory, after, paid = on_policy.rollout_with_bonus(
+        trajectory, new_fields, bonus_metrics = on_policy.rollout_with_bonus(
             self,
             state,
             lambda observation, keys: self.act(
@@ -172,11 +174,12 @@ class A3C(A2C, presets="A3C"):
             state.running_return,
             trajectory,
         )
-        after |= dict(zip(LEARNED[:4], learned, strict=True))
-        after |= {"worker_parameters": workers, "running_return": running_return}
-        return state._replace(key=key, iteration=state.iteration + 1, **after), {**metrics, **paid}
+        new_fields |= dict(zip(LEARNED[:4], learned, strict=True))
+        new_fields |= {"worker_parameters": workers, "running_return": running_return}
+        state = state._replace(key=key, iteration=state.iteration + 1, **new_fields)
+        return state, {**metrics, **bonus_metrics}
 
-    # --- fragments; their batch axis is the workers ---
+    # --- fragments; their batch axis is the axis of workers ---
 
     @fdg.fragment("actor", in_axes=(0, None, 0, 0))
     def act(self, worker_parameters, statistics, observation, keys):
@@ -197,23 +200,23 @@ class A3C(A2C, presets="A3C"):
         keys, env_state, action = jax.tree.map(
             lambda x: x.reshape(-1, *x.shape[2:]), (keys, env_state, action)
         )
-        return self._by_worker(self.env.step(keys, env_state, self._for_environment(action)))
+        return self._split_by_worker(self.env.step(keys, env_state, self._for_environment(action)))
 
     @fdg.fragment("learner", in_axes=(None, 0, 0, 1), out_axes=(None, 0, 0, None))
     def learn(self, learned, worker_parameters, running_return, trajectory):
-        """Each worker's gradient over its rollout `[T, W, E]`, and an update with each."""
+        """Each worker's gradient over its rollout `[T, W, E]`, then one update with each gradient."""
         parameters, optimizer_state, *statistics = learned
-        seen, (running_return,), statistics = normalize_rollout(
+        normalized, (running_return,), statistics = normalize_rollout(
             self.normalizers, statistics, (running_return,), trajectory, self.discount
         )
-        gradients, losses = self.gradient(worker_parameters, seen)
+        gradients, losses = self.gradient(worker_parameters, normalized)
         *learned, worker_parameters = self.update(gradients, optimizer_state, parameters)
         metrics = {**episode_metrics(trajectory.time_step), **jax.tree.map(jnp.mean, losses)}
         return (*learned, *statistics), worker_parameters, running_return, metrics
 
     @fdg.fragment("gradient", in_axes=(0, 1))
     def gradient(self, worker_parameters, trajectory):
-        """Gradients of the loss `[W, ...]`, each over one rollout `[T, E]`, and their losses `[W]`."""
+        """Gradients of the loss `[W, ...]`, each over one worker's rollout `[T, E]`, and the losses `[W]`."""
         return jax.vmap(jax.grad(self.loss, has_aux=True), in_axes=(0, 1))(worker_parameters, trajectory)
 
     @fdg.fragment("update", in_axes=(0, None, None), out_axes=(None, None, 0))
@@ -228,6 +231,6 @@ class A3C(A2C, presets="A3C"):
         learned, worker_parameters = jax.lax.scan(one_update, (parameters, optimizer_state), gradients)
         return *learned, worker_parameters
 
-    def _by_worker(self, tree):
+    def _split_by_worker(self, tree):
         """Splits the leading axis `B` into `W, E`."""
         return jax.tree.map(lambda x: x.reshape(-1, self.envs_per_worker, *x.shape[1:]), tree)

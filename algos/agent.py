@@ -1,4 +1,4 @@
-"""The base of all algorithms: length of a run, environment steps, parameter updates."""
+"""The base class of the algorithms: settings of rollouts, environment steps, parameter updates."""
 
 import dataclasses
 from typing import Any, ClassVar, Literal
@@ -29,7 +29,7 @@ class Rollouts(Part):
     )
 
     def check(self, algorithm: Any) -> None:
-        """Refuses counts below 1, and rings that do not divide the environments."""
+        """Refuses counts below 1, and a number of rings that does not divide the environments."""
         require_positive(algorithm, "num_envs", "num_steps", "total_steps", "rings")
         require(
             algorithm,
@@ -43,20 +43,22 @@ class Agent(HasPresets):
     """Base of the algorithms in this package; other algorithms need no base class.
 
     A subclass is a frozen dataclass with at least the fields `env` and `discount`, and the parts `Rollouts`
-    and `OptimizerSettings`; it defines `updates_per_iteration` and `actor`, or takes them from a driver.
+    and `OptimizerSettings`; it defines `updates_per_iteration` and `actor`, or takes them from a `driver`, a
+    module with methods that several algorithms share (such as `algos.off_policy`).
 
     Attributes:
       action_spaces: the kinds of action spaces that it supports.
       several_agents: True for multi-agent environments.
-      values_novelty: whether it learns the value of novelty (`algos.rnd`) apart; others add it to rewards.
+      values_novelty: True if it has a separate value function for novelty (`algos.rnd`); other algorithms add
+        the novelty to rewards.
       bonus: an additional reward; the mean of all such rewards is the metric `bonus`.
       precision: the dtype of the operands of matrix products in networks. Parameters, optimisers, losses,
         normalisers, and networks' outputs are always float32 ([decision
         061](docs/decisions/061-precision.md)).
 
     Raises:
-      FdgError: (construction) a field out of range, sizes that do not divide, an environment or data set that
-        does not fit. So do all subclasses.
+      FdgError: at construction, if a field is out of range, a size does not divide another, or the
+        environment or data set does not fit. All subclasses raise it likewise.
     """
 
     action_spaces: ClassVar[tuple[type, ...]]
@@ -92,7 +94,7 @@ class Agent(HasPresets):
         return registry.option("evaluation").evaluate(self.env, self.actor(state), key, episodes, greedy)
 
     def check_when_traced(self, state: Any) -> None:
-        """Checks what needs the state's shapes; `fdg.trace` calls it once."""
+        """Makes the checks that need the state's shapes; `fdg.trace` calls it once."""
 
     @fdg.fragment("environment")
     def step(self, keys, env_state, action) -> tuple[Any, TimeStep]:
@@ -110,17 +112,21 @@ class Agent(HasPresets):
         """The normaliser's statistics with the observations `[T, B, *obs]` added, for agents with replay."""
         return self.normalizers.observed(statistics, observation)
 
-    # Whether the rollout's rewards are changed.
-    _is_paid = property(lambda self: self.bonus is not None or (self.rnd and not self.values_novelty))
+    # True if rewards get a bonus: the user's, or novelty without a value function of its own.
+    _adds_bonus = property(lambda self: self.bonus is not None or (self.rnd and not self.values_novelty))
 
-    def _first_bonus(self, observation: Observation, key: jax.Array) -> Any:
-        return registry.option("checks").first_bonus(self, observation, key) if self._is_paid else None
+    def _initial_bonus_state(self, observation: Observation, key: jax.Array) -> Any:
+        return (
+            registry.option("checks").initial_bonus_state(self, observation, key)
+            if self._adds_bonus
+            else None
+        )
 
-    def _paid(self, state: Any, time_step: TimeStep) -> tuple[Any, TimeStep, dict[str, jax.Array]]:
+    def _add_bonus(self, state: Any, time_step: TimeStep) -> tuple[Any, TimeStep, dict[str, jax.Array]]:
         """The bonus's state after a rollout `[T, B]`, the rollout with the bonus added, and metrics."""
-        if not self._is_paid:
+        if not self._adds_bonus:
             return state, time_step, {}
-        return registry.option("checks").paid(self, state, time_step)
+        return registry.option("checks").add_bonus(self, state, time_step)
 
     def _reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """Initial state and observation of all environments, from one key."""
@@ -130,7 +136,7 @@ class Agent(HasPresets):
         return check_batch_reset(self.env, self.env.reset(keys), self.num_envs)
 
     @property
-    def _rolling(self) -> dict[str, Any]:
+    def _rollout_arguments(self) -> dict[str, Any]:
         """The environment arguments of `algos.rollout.rollout`."""
         if self.rings > 1 or getattr(self.env, "acts", False):
             return {"num_steps": self.num_steps, **registry.option("rings").of(self)}
@@ -140,7 +146,7 @@ class Agent(HasPresets):
         """Converts actions to the environment's format."""
         return registry.option("distributions").bounded(action, self.env.action_space)
 
-    def _chosen(self, policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
+    def _choose_actions(self, policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
         return self._for_environment(choose_actions(policy, keys, greedy))
 
     def _one_update(self, gradient: Any, optimizer_state: Any, parameters: Any) -> tuple[Any, Any]:

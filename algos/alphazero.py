@@ -37,7 +37,7 @@ from envs import (
 from envs.games import Against, Game, Turns
 from fdg.settings.fields import hyperparameter, require, require_within
 
-_MOST_RANDOM_MOVES = 32  # each is traced
+_MAX_RANDOM_MOVES = 32  # moves are traced one by one, so many would take long to compile
 
 
 class State(NamedTuple):
@@ -54,7 +54,7 @@ class State(NamedTuple):
 class Sample(NamedTuple):
     """A training sample of the network."""
 
-    observation: MaskedObservation  # [N, *obs], with the legal moves [N, n]
+    observation: MaskedObservation  # [N, *obs], with the mask of legal moves [N, n]
     policy: jax.Array  # [N, n] float32, the search's policy
     target: jax.Array  # [N] float32, the value's target
 
@@ -94,16 +94,16 @@ class AlphaZero(Agent, presets="AlphaZero"):
         require(
             self,
             isinstance(getattr(self.env, "single", None), Against),
-            f"'{self.env.name}' is no game of two players, whose rules a search could use: give"
+            f"'{self.env.name}' is not a two-player game with rules that a search can use: give"
             " envs.make('game:connect_four'), or envs.vectorize(envs.games.Against(game, opponent))",
         )
-        named = "rnd=True" if self.rnd else "bonus"
-        require(self, not self._is_paid, f"{named}: a search values only how a game ends; leave it out")
+        setting = "rnd=True" if self.rnd else "bonus"
+        require(self, not self._adds_bonus, f"{setting}: a search values only how a game ends; leave it out")
         require(self, self.rings == 1, f"rings={self.rings}: all games move together; leave it out")
         require(
             self,
-            0 <= self.random_moves <= _MOST_RANDOM_MOVES,
-            f"random_moves={self.random_moves}: give a number from 0 to {_MOST_RANDOM_MOVES}",
+            0 <= self.random_moves <= _MAX_RANDOM_MOVES,
+            f"random_moves={self.random_moves}: give a number from 0 to {_MAX_RANDOM_MOVES}",
         )
         require_within(self, 0, 1, "value_lambda")
         check_divides(self, self.num_steps)
@@ -125,8 +125,8 @@ class AlphaZero(Agent, presets="AlphaZero"):
         """`num_steps` moves in all games, then all updates on them."""
         key, rollout_key, learn_key = jax.random.split(state.key, 3)
 
-        def act(seen, keys):
-            result = self.search(state.parameters, seen[1], keys)
+        def act(observation_and_position, keys):
+            result = self.search(state.parameters, observation_and_position[1], keys)
             return result.action, result
 
         def step(keys, env_state, action):
@@ -149,7 +149,7 @@ class AlphaZero(Agent, presets="AlphaZero"):
     updates_per_iteration = property(lambda self: self.epochs.updates)
 
     def actor(self, state: State) -> Actor:
-        """Acts by the network without search: an actor sees no positions."""
+        """Acts by the network without search, because an actor sees observations, not positions."""
         return without_memory(
             lambda observation: self._policy(state.parameters, observation), self._for_environment
         )
@@ -175,8 +175,9 @@ class AlphaZero(Agent, presets="AlphaZero"):
     @fdg.fragment("actor", in_axes=(None, 0, 0))
     def search(self, parameters, position, keys):
         """Positions `[B, ...]`, `keys [B]` -> `Search [B]`; rows are searched independently."""
-        numbers = self.gumbel_scale, self.discount  # traced in a sweep
-        return fdg.rowwise(self._search, in_axes=(None, None, 0, 0))(numbers, parameters, position, keys)
+        scale_and_discount = self.gumbel_scale, self.discount  # arguments, because a sweep traces them
+        search = fdg.rowwise(self._search, in_axes=(None, None, 0, 0))
+        return search(scale_and_discount, parameters, position, keys)
 
     @fdg.fragment("learner", in_axes=(None, 1, None), out_axes=None)
     def learn(self, learned, trajectory, key):
@@ -189,7 +190,8 @@ class AlphaZero(Agent, presets="AlphaZero"):
             key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
         )
         metrics = episode_metrics(time_step)
-        # In self-play the winner's return counts: 1, except in draws.
+        # In self-play, the return is that of the winner: 1, or 0 for a draw. Its mean is the share of games
+        # that were decided.
         metrics["decided"] = metrics.pop("episode_return")
         return (parameters, optimizer_state), {**metrics, **losses}
 
@@ -202,11 +204,11 @@ class AlphaZero(Agent, presets="AlphaZero"):
         """The value targets `[T, B]` float32, for the player of each move.
 
         The outcome of the game, or the value of the last position if the game did not end in the rollout.
-        Since the player changes with each move, they are lambda-returns with a negative discount. `value [T,
-        B]` is the search's value of each position.
+        Since the player changes with each move, the targets are lambda-returns with a negative discount.
+        `value [T, B]` is the search's value of each position.
         """
         next_value = values_after(
-            value, time_step, lambda final: self._evaluated(parameters, features_and_mask(final)[0])[1]
+            value, time_step, lambda final: self._evaluate_batch(parameters, features_and_mask(final)[0])[1]
         )
         return lambda_returns(
             time_step.reward, next_value, time_step.terminated, time_step.truncated,
@@ -216,37 +218,37 @@ class AlphaZero(Agent, presets="AlphaZero"):
     def loss(self, parameters: Any, sample: Sample) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Cross-entropy to the search's policy, plus the value error (arXiv 1712.01815, equation 1)."""
         features, mask = sample.observation
-        logits, value = self._evaluated(parameters, features)
-        log = jax.nn.log_softmax(jnp.where(mask, logits, -1e9))
-        policy_loss = -jnp.mean(jnp.sum(sample.policy * log, axis=-1))
+        logits, value = self._evaluate_batch(parameters, features)
+        log_policy = jax.nn.log_softmax(jnp.where(mask, logits, -1e9))
+        policy_loss = -jnp.mean(jnp.sum(sample.policy * log_policy, axis=-1))
         value_loss = value_error(value, sample.target)
         entropy = -jnp.mean(jnp.sum(jax.scipy.special.xlogy(sample.policy, sample.policy), axis=-1))
         loss = policy_loss + self.value_coefficient * value_loss
-        parts = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-        return loss, parts
+        terms = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return loss, terms
 
-    def _search(self, numbers: Any, parameters: Any, position: Any, keys: jax.Array) -> Search:
-        scale, discount = numbers
+    def _search(self, scale_and_discount: Any, parameters: Any, position: Any, keys: jax.Array) -> Search:
+        scale, discount = scale_and_discount
 
-        def one(key, position):
+        def search_one(key, position):
             return gumbel_search(
                 self._game, self._evaluate, parameters, key, position,
                 self.num_simulations, self.max_considered, scale, discount,
             )  # fmt: skip
 
-        return jax.vmap(one)(keys, position)
+        return jax.vmap(search_one)(keys, position)
 
     def _evaluate(self, parameters: Any, key: jax.Array, position: Any) -> tuple[jax.Array, jax.Array]:
         """Logits `[n]` and value `[]` of one position."""
         features = jax.tree.map(lambda x: x[None], self._game.observe(position))
-        logits, value = self._evaluated(parameters, features)
+        logits, value = self._evaluate_batch(parameters, features)
         return logits[0], value[0]
 
-    def _evaluated(self, parameters: Any, features: Any) -> tuple[jax.Array, jax.Array]:
+    def _evaluate_batch(self, parameters: Any, features: Any) -> tuple[jax.Array, jax.Array]:
         """Logits `[N, n]` and values `[N]` of observations `[N, *obs]` without masks.
 
-        Values are clipped to the range of outcomes: otherwise an unvisited position could seem worse than a
-        loss.
+        `tanh` keeps values within the range of outcomes: otherwise an unvisited position could seem worse
+        than a loss.
         """
         logits, value = self._network.apply(parameters, features)
         return logits, jnp.tanh(value)

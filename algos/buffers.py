@@ -1,8 +1,8 @@
 """Replay buffers of one environment, each a value of four pure functions: `ReplayBuffer`.
 
 `replay=` of DQN, C51, QR-DQN, SAC, TD3, CrossQ, VDN and QMIX takes a function from a `BufferSpec` to a
-buffer. `algos.replay.Replay` maps it over the environments and makes fragments of it, so a user's buffer runs
-under every distribution policy, with n-step returns and with memories.
+buffer. `algos.replay.Replay` maps this buffer over the environments and makes fragments of its functions, so
+a user's buffer runs under every distribution policy, with n-step returns and with memories.
 
 Shapes: `T` rows of a rollout, `n` samples, `w` rows of a window.
 """
@@ -47,11 +47,12 @@ class ReplayBuffer(NamedTuple):
 
     `init(row) -> state`: an empty buffer; only shapes and dtypes of the row are used.
     `add(state, rows [T]) -> state`: appends a rollout, which continues the last one.
-    `sample(state, key) -> Windows [n]`: before there is a window, any values of the right shapes.
-    `update(state, indices [n], priority [n], ready) -> state`: gets the absolute errors of samples. If
-    `ready` (bool) is false, learning has not begun, and the state must not change. Without `update`,
-    all samples of an iteration are drawn at once.
-    `least_rows`: rows needed for a window; learning begins when they are there.
+    `sample(state, key) -> Windows [n]`: while the buffer has too few rows for a window, the values are
+    arbitrary, but have the right shapes.
+    `update(state, indices [n], priority [n], ready) -> state`: receives the absolute errors of samples as
+    priorities. If `ready` (bool) is false, learning has not begun, and the state must not change. Without
+    `update`, all samples of an iteration are drawn at once.
+    `least_rows`: the number of rows that a window needs; learning does not begin before the buffer has them.
     """
 
     init: Callable[[Any], Any]
@@ -61,8 +62,8 @@ class ReplayBuffer(NamedTuple):
     least_rows: int = 1
 
 
-# New steps get the largest priority so far, which flashbax 0.1.3 rounds down to an integer; so priorities are
-# kept in small units. Only their ratios matter.
+# New steps get the largest priority so far, which flashbax 0.1.3 rounds down to an integer. So priorities are
+# multiplied by this number, to make the rounding small; only their ratios matter.
 _PRIORITY_UNIT = 1024.0
 
 
@@ -76,13 +77,13 @@ def uniform(spec: BufferSpec) -> ReplayBuffer:
     >>> bool(jnp.all(rows[:, 1] == rows[:, 0] + 1)), float(jnp.min(rows)) >= 2
     (True, True)
     """
-    ring = flashbax.make_trajectory_buffer(**_shape(spec))
+    buffer = flashbax.make_trajectory_buffer(**_flashbax_sizes(spec))
 
     def sample(state: Any, key: jax.Array) -> Windows:
-        drawn = _with_rank_promotion(ring.sample)(state, key).experience
-        return Windows(drawn, jnp.zeros(spec.num_windows, jnp.int32), jnp.ones(spec.num_windows, jnp.float32))
+        rows = _with_rank_promotion(buffer.sample)(state, key).experience
+        return Windows(rows, jnp.zeros(spec.num_windows, jnp.int32), jnp.ones(spec.num_windows, jnp.float32))
 
-    return ReplayBuffer(ring.init, _one_row(ring.add), sample)
+    return ReplayBuffer(buffer.init, _add_to_one_environment(buffer.add), sample)
 
 
 def prioritized(spec: BufferSpec, exponent: float = 0.6) -> ReplayBuffer:
@@ -91,24 +92,26 @@ def prioritized(spec: BufferSpec, exponent: float = 0.6) -> ReplayBuffer:
     Proportional prioritised replay (Schaul et al. 2016, arXiv 1511.05952, equation 1).
     """
     # `update` applies the exponent. "cpu" selects sequential updates of the tree, which run on any device.
-    ring = flashbax.make_prioritised_trajectory_buffer(**_shape(spec), priority_exponent=1.0, device="cpu")
+    buffer = flashbax.make_prioritised_trajectory_buffer(
+        **_flashbax_sizes(spec), priority_exponent=1.0, device="cpu"
+    )
 
     def init(row: Any) -> Any:
-        state = ring.init(row)
+        state = buffer.init(row)
         tree = state.sum_tree_state.replace(max_recorded_priority=jnp.float32(_PRIORITY_UNIT))
         return state.replace(sum_tree_state=tree)
 
     def sample(state: Any, key: jax.Array) -> Windows:
-        drawn = _with_rank_promotion(ring.sample)(state, key)
-        return Windows(drawn.experience, drawn.indices, drawn.probabilities)
+        sample = _with_rank_promotion(buffer.sample)(state, key)
+        return Windows(sample.experience, sample.indices, sample.probabilities)
 
     def update(state: Any, indices: jax.Array, priority: jax.Array, ready: jax.Array) -> Any:
-        # flashbax skips an index beyond the end of the tree, with priority zero.
+        # If not ready, nothing changes: flashbax skips indices beyond the end of the tree.
         indices = jnp.where(ready, indices, 4 * spec.length)
-        raised = jnp.where(ready, _PRIORITY_UNIT * priority**exponent, 0.0)
-        return _with_rank_promotion(ring.set_priorities)(state, indices, raised)
+        scaled = jnp.where(ready, _PRIORITY_UNIT * priority**exponent, 0.0)
+        return _with_rank_promotion(buffer.set_priorities)(state, indices, scaled)
 
-    return ReplayBuffer(init, _one_row(ring.add), sample, update)
+    return ReplayBuffer(init, _add_to_one_environment(buffer.add), sample, update)
 
 
 def hindsight(
@@ -127,10 +130,11 @@ def hindsight(
 
     Args:
       share: fraction of windows that get another goal; k of the paper is `share / (1 - share)`.
-      horizon: rows of lookahead; None: a whole episode.
+      horizon: the number of rows in which a goal is looked for; None: a whole episode.
       base: the buffer that samples windows, such as `prioritized`.
       reward: `(achieved_goal [*goal], desired_goal [*goal]) -> []`; None: the environment's `compute_reward`.
-      terminated: likewise; None: `compute_terminated`; without that, episodes end as they did.
+      terminated: likewise, a bool; None: the environment's `compute_terminated`. Without either, a step with
+        another goal terminates as it did with its own.
 
     Raises:
       FdgError: the environment has no goals, or `length` is less than `horizon`.
@@ -148,8 +152,8 @@ def hindsight(
             if not callable(function):
                 raise FdgError(f"hindsight: {name}={quoted(function)}: give a function of two goals, or None")
             check_takes(function, ("achieved_goal", "desired_goal"), f"hindsight: {name}")
-    reward = reward or _of_environment(env, "compute_reward")
-    terminated = terminated or _of_environment(env, "compute_terminated")
+    reward = reward or _environment_method(env, "compute_reward")
+    terminated = terminated or _environment_method(env, "compute_terminated")
     if reward is None:
         raise FdgError(
             f"hindsight: environment '{env.name}' has no compute_reward(achieved_goal, desired_goal): give"
@@ -167,69 +171,75 @@ def hindsight(
             f"hindsight looks {ahead} steps ahead, but the buffer keeps {spec.length} of each"
             " environment: raise buffer_size, or lower num_envs"
         )
-    kept = base(spec._replace(window=ahead))
+    base_buffer = base(spec._replace(window=ahead))
 
     def init(row: Any) -> Any:
         if not hasattr(row, "final_observation"):
-            raise FdgError("hindsight: rows are sequences here, of a memory or a team: leave memory=None")
-        return kept.init(row)
+            raise FdgError(
+                "hindsight: with a memory or several agents, rows of the buffer are sequences, in which goals"
+                " cannot be replaced: leave memory=None"
+            )
+        return base_buffer.init(row)
 
     def sample(state: Any, key: jax.Array) -> Windows:
         base_key, goal_key = jax.random.split(key)
-        drawn = kept.sample(state, base_key)
-        goals = jax.vmap(lambda row, key: _relabel(row, key, share, reward, terminated, spec.window))
-        return drawn._replace(rows=goals(drawn.rows, jax.random.split(goal_key, spec.num_windows)))
+        windows = base_buffer.sample(state, base_key)
+        relabel = jax.vmap(lambda rows, key: _relabel(rows, key, share, reward, terminated, spec.window))
+        return windows._replace(rows=relabel(windows.rows, jax.random.split(goal_key, spec.num_windows)))
 
-    return kept._replace(init=init, sample=sample, least_rows=max(ahead, kept.least_rows))
+    return base_buffer._replace(init=init, sample=sample, least_rows=max(ahead, base_buffer.least_rows))
 
 
 def _relabel(rows: Any, key: jax.Array, share: float, reward: Any, terminated: Any, window: int) -> Any:
-    """The first `window` of the steps `[w, ...]`; a `share` of the keys gets another goal."""
+    """The first `window` of the steps `[w, ...]`, with probability `share` with another goal."""
     step_key, share_key = jax.random.split(key)
     ended = rows.terminated | rows.truncated
     steps = len(ended)
     end = jnp.where(jnp.any(ended), jnp.argmax(ended), steps - 1)
-    at = jax.random.randint(step_key, (), 0, end + 1)
-    other = jax.random.uniform(share_key) < share
-    goal = rows.final_observation["achieved_goal"][at]
+    goal_step = jax.random.randint(step_key, (), 0, end + 1)
+    is_relabeled = jax.random.uniform(share_key) < share
+    goal = rows.final_observation["achieved_goal"][goal_step]
     rows = jax.tree.map(lambda x: x[:window], rows)
     goals = jnp.broadcast_to(goal, (window, *goal.shape))
     achieved = rows.final_observation["achieved_goal"]
 
-    def wanting(seen: Any) -> Any:
-        return {**seen, "desired_goal": jnp.where(other, goals, seen["desired_goal"])}
+    def with_new_goal(observation: Any) -> Any:
+        desired = jnp.where(is_relabeled, goals, observation["desired_goal"])
+        return {**observation, "desired_goal": desired}
 
-    new = rows._replace(
-        observation=wanting(rows.observation),
-        final_observation=wanting(rows.final_observation),
-        reward=jnp.where(other, jax.vmap(_scalar(reward, False))(achieved, goals), rows.reward),
+    relabeled = rows._replace(
+        observation=with_new_goal(rows.observation),
+        final_observation=with_new_goal(rows.final_observation),
+        reward=jnp.where(is_relabeled, jax.vmap(_scalar(reward, False))(achieved, goals), rows.reward),
     )
     if terminated is None:
-        return new
-    ends = jnp.where(other, jax.vmap(_scalar(terminated, True))(achieved, goals), rows.terminated)
-    # If the episode ended by reaching its original goal, the next row belongs to another episode.
-    return new._replace(terminated=ends, truncated=(rows.terminated | rows.truncated) & ~ends)
+        return relabeled
+    reached = jax.vmap(_scalar(terminated, True))(achieved, goals)
+    terminates = jnp.where(is_relabeled, reached, rows.terminated)
+    # A step that terminated only by its original goal is truncated: the next row belongs to another episode.
+    truncated = (rows.terminated | rows.truncated) & ~terminates
+    return relabeled._replace(terminated=terminates, truncated=truncated)
 
 
 def _scalar(function: Any, is_flag: bool) -> Callable[[Any, Any], Any]:
-    """A function of one step's goals whose result must be a single number, or a bool."""
+    """Wraps a function of one step's goals; checks that it returns one number, or if `is_flag` one bool."""
 
-    def one(achieved: Any, desired: Any) -> Any:
+    def checked(achieved: Any, desired: Any) -> Any:
         result = function(achieved, desired)
         is_value = isinstance(result, bool | int | float) or hasattr(result, "dtype")
-        kinds = (jnp.bool_,) if is_flag else (jnp.bool_, jnp.integer, jnp.floating)
-        is_right = is_value and any(jnp.issubdtype(jnp.result_type(result), kind) for kind in kinds)
-        if not is_right or np.shape(result) != ():
+        dtypes = (jnp.bool_,) if is_flag else (jnp.bool_, jnp.integer, jnp.floating)
+        fits = is_value and any(jnp.issubdtype(jnp.result_type(result), dtype) for dtype in dtypes)
+        if not fits or np.shape(result) != ():
             raise FdgError(
-                f"hindsight: {_named(function)} of one step's goals returned {kind_of(result)}: return"
+                f"hindsight: {_name_of(function)} of one step's goals returned {kind_of(result)}: return"
                 f" {'a bool' if is_flag else 'one number'}"
             )
         return jnp.asarray(result, bool if is_flag else jnp.float32)
 
-    return one
+    return checked
 
 
-def _of_environment(env: Any, name: str) -> Any:
+def _environment_method(env: Any, name: str) -> Any:
     return getattr(env, name, None) or getattr(getattr(env, "single", None), name, None)
 
 
@@ -277,21 +287,21 @@ def make_buffer(replay: Any, spec: BufferSpec) -> ReplayBuffer:
     except FdgError:
         raise
     except Exception as error:  # user code may raise anything
-        raise FdgError(f"replay={_named(replay)} fails for {spec!r:.200}: {one_line(error)}") from error
+        raise FdgError(f"replay={_name_of(replay)} fails for {spec!r:.200}: {one_line(error)}") from error
     if not isinstance(buffer, ReplayBuffer):
         raise FdgError(
-            f"replay={_named(replay)} returns {kind_of(buffer)}: it must return an"
+            f"replay={_name_of(replay)} returns {kind_of(buffer)}: it must return an"
             " algos.ReplayBuffer(init, add, sample, update)"
         )
     return buffer
 
 
-def _named(function: Any) -> str:
+def _name_of(function: Any) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
-def _shape(spec: BufferSpec) -> dict[str, Any]:
-    """Arguments of flashbax's functions. `period=1`: a window may start at any row."""
+def _flashbax_sizes(spec: BufferSpec) -> dict[str, Any]:
+    """Arguments that flashbax's buffers share. `period=1`: a window may start at any row."""
     return {
         "add_batch_size": 1,
         "sample_batch_size": spec.num_windows,
@@ -302,24 +312,24 @@ def _shape(spec: BufferSpec) -> dict[str, Any]:
     }
 
 
-def _one_row(add: Callable[..., Any]) -> Callable[..., Any]:
-    """flashbax's `add` takes rows `[1, T]`, with an axis of environments."""
+def _add_to_one_environment(add: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps flashbax's `add`, which takes rows `[1, T]` with an axis of environments, to take rows `[T]`."""
 
-    def added(state: Any, rows: Any) -> Any:
+    def add_rows(state: Any, rows: Any) -> Any:
         return _with_rank_promotion(add)(state, jax.tree.map(lambda x: x[None], rows))
 
-    return added
+    return add_rows
 
 
 def _with_rank_promotion(function: Callable[..., Any]) -> Callable[..., Any]:
-    """flashbax broadcasts leading axes implicitly, which this project's JAX settings forbid."""
+    """Lets a function of flashbax promote ranks, which this project's JAX settings forbid."""
 
     @functools.wraps(function)
-    def broadcasting(*arguments: Any) -> Any:
+    def with_promotion(*arguments: Any) -> Any:
         with jax.numpy_rank_promotion("allow"):
             return function(*arguments)
 
-    return broadcasting
+    return with_promotion
 
 
 # --- n-step returns of windows; arguments as in `algos.returns` ---
@@ -338,7 +348,7 @@ def n_step_sums(
 ) -> NStep:
     """Discounted rewards of up to `n >= 1` steps from each row; fewer at the end of an episode or trajectory.
 
-    Needs no values: learners with replay compute only the value at `last`.
+    It needs no values, so learners with replay compute only the value at `last`.
 
     >>> reward, never = jnp.ones((3, 1)), jnp.zeros((3, 1), bool)
     >>> sums = n_step_sums(reward, never, never, 0.5, n=2)
@@ -346,16 +356,17 @@ def n_step_sums(
     ([1.5, 1.5, 1.0], [0.25, 0.25, 0.5], [1, 2, 2])
     """
     row = jax.lax.broadcasted_iota(jnp.int32, reward.shape, 0)
-    one = NStep(reward, discount * (1.0 - terminated.astype(jnp.float32)), row)
-    alone = jnp.logical_or(jnp.logical_or(terminated, truncated), row == reward.shape[0] - 1)
+    one_step = NStep(reward, discount * (1.0 - terminated.astype(jnp.float32)), row)
+    # After these rows there is no further step (`roll` wraps around after the last one).
+    is_last = jnp.logical_or(jnp.logical_or(terminated, truncated), row == reward.shape[0] - 1)
 
-    def longer(_, sums: NStep) -> NStep:
-        """Prepends one step to the next row's sums, except where `alone` (`roll` wraps the last row)."""
-        after = NStep(*(jnp.roll(x, -1, axis=0) for x in sums))
-        further = NStep(reward + discount * after.reward, discount * after.weight, after.last)
-        return NStep(*(jnp.where(alone, x, y) for x, y in zip(one, further, strict=True)))
+    def extend(_, sums: NStep) -> NStep:
+        """Prepends each row's step to the sums of the next row, except where `is_last`."""
+        next_sums = NStep(*(jnp.roll(x, -1, axis=0) for x in sums))
+        extended = NStep(reward + discount * next_sums.reward, discount * next_sums.weight, next_sums.last)
+        return NStep(*(jnp.where(is_last, x, y) for x, y in zip(one_step, extended, strict=True)))
 
-    return jax.lax.fori_loop(1, n, longer, one)
+    return jax.lax.fori_loop(1, n, extend, one_step)
 
 
 def n_step_returns(
@@ -368,7 +379,7 @@ def n_step_returns(
 ) -> jax.Array:
     """Discounted rewards of `n >= 1` steps plus the value after them (Sutton and Barto 2018, equation 7.1).
 
-    Fewer steps at the end of the episode or trajectory. The value is 0 after a termination; after a
+    At the end of an episode or trajectory there are fewer steps. The value is 0 after a termination; after a
     truncation and after the last row it is that step's `next_value`.
     """
     sums = n_step_sums(reward, terminated, truncated, discount, n)

@@ -1,6 +1,6 @@
-"""What algorithms refuse: settings, outputs of networks, and results of the user's bonuses and transforms.
+"""Checks of algorithms' settings, of networks' outputs, and of results of the user's bonuses and transforms.
 
-Each check raises an `FdgError` that says what was given, and the fix.
+Each check raises an `FdgError` that says what was given, and how to correct it.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ from fdg.settings.user_results import check_same
 
 # --- settings ---
 
-# Type annotations of fields that take functions, or `module:name` of a function.
-_VALUES = ("network", "bonus", "normalizer", "explorer", "transform")
+# The metadata `holds` of fields whose value consists of functions, or is the `module:name` of such a value.
+_KINDS_OF_FUNCTIONS = ("network", "bonus", "normalizer", "explorer", "transform")
 
 
 def check_settings(self: Any) -> None:
@@ -46,7 +46,7 @@ def check_settings(self: Any) -> None:
     check_types(self)
     check_parts(self)
     if getattr(self.env, "acts", False):
-        why = "with acts=True: workers that act have no turns to overlap: use rings=1"
+        why = "with acts=True: workers that act do not take turns: use rings=1"
         require(self, self.rings == 1, f"rings={self.rings} {why}")
     require_within(self, 0, 1, "discount")
     for name in ("hidden", "critic_hidden"):
@@ -54,25 +54,27 @@ def check_settings(self: Any) -> None:
         require(self, all(width > 0 for width in widths or ()), f"{name}={widths}: widths are above zero")
     agents, space = num_agents(self.env), self.env.action_space
     if (agents is not None) != self.several_agents:
-        of = "one agent" if agents is None else f"{agents} agents"
-        require(self, False, f"'{self.env.name}' is an environment of {of}: use {_others(self)}")
+        count = "one agent" if agents is None else f"{agents} agents"
+        message = f"'{self.env.name}' is an environment of {count}: use {_suitable_algorithms(self)}"
+        require(self, False, message)
     if not isinstance(space, self.action_spaces):
-        require(self, False, f"cannot act in the action space {space}: use {_others(self)}")
+        message = f"cannot act in the action space {space}: use {_suitable_algorithms(self)}"
+        require(self, False, message)
 
 
 def check_types(self: Any) -> None:
     """Raises an `FdgError` if a field has the wrong type."""
     check_spec(self.env)
     holds = {field.name: field.metadata.get("holds") for field in dataclasses.fields(self)}
-    values = {name: kind for name, kind in holds.items() if kind in _VALUES}
+    kind_of_field = {name: kind for name, kind in holds.items() if kind in _KINDS_OF_FUNCTIONS}
     for name in ("network", "actor_network"):
         _expand_architecture(self, name)
-    for name in values:
+    for name in kind_of_field:
         value = getattr(self, name)
         if foreign.make_hashable(value) is not value:
             object.__setattr__(self, name, foreign.make_hashable(value))
-    require_types(self, {name for name in values if foreign.is_network(getattr(self, name))})
-    for name, kind in values.items():  # refuses unknown names
+    require_types(self, {name for name in kind_of_field if foreign.is_network(getattr(self, name))})
+    for name, kind in kind_of_field.items():  # refuses unknown names
         if kind == "network" and isinstance(getattr(self, name), str):
             registry.option("networks").own(self, name)
         elif kind != "network":
@@ -81,30 +83,32 @@ def check_types(self: Any) -> None:
 
 
 def _expand_architecture(self: Any, field: str) -> None:
-    """Expands the name of an architecture into its fields."""
+    """Sets the fields that an `Architecture` in a network's field stands for, and that field to None."""
     network = getattr(self, field, None)
     if not isinstance(network, Architecture):
         return
     settings = dict(network.settings)
     if not all(hasattr(self, name) for name in settings):
-        able = _able(lambda one: all(hasattr(one, name) for name in settings))
+        suitable = _algorithms_with(lambda algorithm: all(hasattr(algorithm, name) for name in settings))
         settings_text = ", ".join(f"{name}={value}" for name, value in settings.items())
-        require(self, False, f"{field} has {settings_text}: use {listed(able or ['another'])}")
-    defaults = {one.name: one.default for one in dataclasses.fields(self)}
+        require(self, False, f"{field} has {settings_text}: use {listed(suitable or ['another'])}")
+    defaults = {own_field.name: own_field.default for own_field in dataclasses.fields(self)}
     for name, value in settings.items():
-        given = getattr(self, name)
-        unequal = f"{name}={given} and {field}, which has {name}={value}: give one of them"
-        require(self, given in (value, defaults[name]), unequal)
+        own_value = getattr(self, name)
+        message = f"{name}={own_value} and {field}, which has {name}={value}: give one of them"
+        require(self, own_value in (value, defaults[name]), message)
     for name, value in {**settings, field: None}.items():
         object.__setattr__(self, name, value)
 
 
-def _others(self: Any) -> str:
+def _suitable_algorithms(self: Any) -> str:
     """The algorithms that support this environment, for a message."""
-    return listed(_able(lambda one: one.can_act_in(self.env)) or ["one of your own"])
+    suitable = _algorithms_with(lambda algorithm: algorithm.can_act_in(self.env))
+    return listed(suitable or ["one of your own"])
 
 
-def _able(condition: Callable[[Any], bool]) -> list[str]:
+def _algorithms_with(condition: Callable[[Any], bool]) -> list[str]:
+    """The names of the algorithm classes that meet a condition."""
     return sorted(registry.IN_ENVIRONMENTS[name] for name in registry.able(condition))
 
 
@@ -113,15 +117,15 @@ def check_divides(
 ) -> None:
     """Refuses a number of minibatches that does not divide the samples, `per_env` per environment.
 
-    `of_env` and `of_all` are phrases for the samples of one environment and of all.
+    Messages call the number of samples of one environment `of_env`, and that of all environments `of_all`.
     """
-    count, what = per_env, of_env
+    count, name_of_count = per_env, of_env
     if self.epochs.shuffle != "time":
-        count, what = self.num_envs * per_env, of_all
+        count, name_of_count = self.num_envs * per_env, of_all
     require(
         self,
         count % self.epochs.num_minibatches == 0,
-        f"num_minibatches={self.num_minibatches} does not divide {what}={count}: use a divisor",
+        f"num_minibatches={self.num_minibatches} does not divide {name_of_count}={count}: use a divisor",
     )
 
 
@@ -135,13 +139,18 @@ def check_replay(choice: Any, algorithm: Any) -> None:
         f"priority_exponent={exponent} and replay={quoted(replay)}: give one of them;"
         " functools.partial(algos.buffers.prioritized, exponent=0.6) is a replay with priorities",
     )
-    made = getattr(replay, "func", replay)
-    relabels = made is registry.option("buffers").hindsight or (isinstance(made, str) and made == "hindsight")
-    remembers = relabels and getattr(algorithm, "memory", None) is not None
-    require(algorithm, not remembers, "replay=hindsight: with a memory rows are sequences: leave memory=None")
+    make_buffer = getattr(replay, "func", replay)  # of a `functools.partial`
+    is_hindsight = make_buffer is registry.option("buffers").hindsight or (
+        isinstance(make_buffer, str) and make_buffer == "hindsight"
+    )
     require(
         algorithm,
-        not (relabels and getattr(algorithm, "_is_paid", False)),
+        not (is_hindsight and getattr(algorithm, "memory", None) is not None),
+        "replay=hindsight: with a memory rows are sequences: leave memory=None",
+    )
+    require(
+        algorithm,
+        not (is_hindsight and getattr(algorithm, "_adds_bonus", False)),
         "replay=hindsight and a bonus (or rnd=True): rewards of other goals are computed without it: leave"
         " one of them out",
     )
@@ -161,7 +170,7 @@ def check_memory(choice: Any, algorithm: Any) -> None:
 
 
 def check_sequences(algorithm: Any) -> None:
-    """Refuses a length of sequences that does not divide a rollout; None is a whole one."""
+    """Refuses a length of sequences that does not divide a rollout; None stands for a whole rollout."""
     length, steps = algorithm.sequence_length, algorithm.num_steps
     require(
         algorithm,
@@ -181,7 +190,7 @@ def check_bounded_floats(self: Any) -> None:
 
 
 def check_off_policy(self: Any) -> None:
-    """As `check_settings`; also refuses unbounded actions, and sizes that do not divide."""
+    """Like `check_settings`; also refuses unbounded actions, and sizes that do not divide."""
     check_settings(self)
     require_within(self, 0, 1, *(name for name in ("target_rate",) if hasattr(self, name)))
     require_positive(self, *(name for name in ("policy_delay",) if hasattr(self, name)))
@@ -193,10 +202,10 @@ def check_off_policy(self: Any) -> None:
         f"num_envs={num_envs} does not divide batch_size={batch_size}: use a divisor",
     )
     rows = self.buffer.least_rows
-    begins_full = getattr(self, "dataset", None) is not None
+    has_dataset = getattr(self, "dataset", None) is not None  # then the buffer is full from the start
     require(
         self,
-        rows == 1 or begins_full or self.learning_starts >= rows * num_envs,
+        rows == 1 or has_dataset or self.learning_starts >= rows * num_envs,
         f"learning_starts={self.learning_starts} is before there is a window of {rows} steps of each"
         f" environment: make it at least {rows * num_envs}",
     )
@@ -219,7 +228,7 @@ def check_state(self: Any, state: Any) -> None:
 
 
 def checked_actor(memory: Any, act: Any) -> Any:
-    """The function `act` of an `algos.Actor` with a checked result; refuses functions of other arguments."""
+    """Wraps `act` of an `algos.Actor` to check its result; refuses functions that take other arguments."""
     check_takes(memory, ("num_envs",), "memory of algos.Actor")
     check_takes(act, ("memory", "observation", "start", "keys", "greedy"), "act of algos.Actor")
 
@@ -229,7 +238,7 @@ def checked_actor(memory: Any, act: Any) -> Any:
         if not isinstance(result, tuple) or len(result) != 2:
             raise FdgError(
                 f"act of algos.Actor gives {kind_of(result)}: give a pair, (action, memory); a policy"
-                " without memory gives back the one that it is given"
+                " without memory returns its argument `memory`"
             )
         return result
 
@@ -268,7 +277,7 @@ def check_action_values(values: Any, actions: int, leading: tuple[int, ...], age
 
 
 def check_recurrent_values(output: Any, actions: int, leading: tuple[int, ...]) -> None:
-    """Refuses outputs other than values `[T, B, (A,) n]`, as in `check_action_values`, and a memory."""
+    """Refuses outputs other than a pair: values `[T, B, (A,) n]` (see `check_action_values`) and a memory."""
     expected = f"it gives a pair, (values {_text((*leading, actions))}, memory)"
     values, _ = check_two("the network", output, expected)
     check_action_values(values, actions, leading, agents=True)
@@ -282,34 +291,34 @@ def check_gaussian(output: Any, action_space: Space, count: int, each: int = 2) 
 
 
 def check_q_network(self: Any, state: Any) -> None:
-    """Refuses a network of DQN without a number for each output."""
-    parameters, numbers = state.learned.parameters, sum(sizes(self._outputs))
+    """Refuses a network of DQN whose number of outputs does not fit the action space."""
+    parameters, num_outputs = state.learned.parameters, sum(sizes(self._outputs))
     if self._memory is not None:
-        self._memory.check(parameters, state, numbers)
-    output = jax.eval_shape(self._network.apply, parameters, _seen_types(self, state))
-    check_action_values(output, numbers, (self.num_envs,))
+        self._memory.check(parameters, state, num_outputs)
+    output = jax.eval_shape(self._network.apply, parameters, _network_input_types(self, state))
+    check_action_values(output, num_outputs, (self.num_envs,))
 
 
 def check_actor_and_critics(self: Any, state: Any) -> None:
     """Refuses networks of off-policy actor-critics whose outputs do not fit the action space."""
-    count, space, seen = self.num_envs, self.env.action_space, _seen_types(self, state)
-    actor = jax.eval_shape(self._acts, self._acting(state.learned), seen)
-    check_gaussian(actor, space, count, self._each)
+    count, space, inputs = self.num_envs, self.env.action_space, _network_input_types(self, state)
+    actor = jax.eval_shape(self._actor_output, self._acting_parameters(state.learned), inputs)
+    check_gaussian(actor, space, count, self._outputs_per_component)
     action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
-    output = jax.eval_shape(self._valued, state.learned, seen, action)
+    output = jax.eval_shape(self._critic_output, state.learned, inputs, action)
     if hasattr(self, "_check_critics"):
         return self._check_critics(output)
-    numbers = registry.option("networks").critic_outputs(self)
+    atoms = registry.option("networks").critic_outputs(self)
     for value in check_two("critic_network", output, f"it gives two values, each [{count}]"):
-        if numbers > 1:
-            why = f"{numbers} numbers (atoms) for each sample"
-            check_shape("critic_network gives a distribution as", value, (count, numbers), why)
+        if atoms > 1:
+            why = f"{atoms} numbers (atoms) for each sample"
+            check_shape("critic_network gives a distribution as", value, (count, atoms), why)
         else:
             check_value("critic_network gives a value as", value, (count,), "one for each sample")
 
 
-def _seen_types(self: Any, state: Any) -> Any:
-    """Shapes and dtypes of the inputs of networks that learn from replay."""
+def _network_input_types(self: Any, state: Any) -> Any:
+    """Shapes and dtypes of observations as inputs of networks that learn from replay."""
     observation = composite.types(self.env.observation_space, (self.num_envs,))
     if self._memory is None:
         return observation
@@ -324,7 +333,7 @@ def check_two(who: str, output: Any, expected: str) -> tuple[Any, Any]:
 
 
 def check_value(what: str, value: Any, shape: tuple[Any, ...], why: str) -> None:
-    """As `check_shape`, for values; suggests `value[..., 0]` for a last axis of size 1."""
+    """Like `check_shape`, for values; suggests `value[..., 0]` for a last axis of size 1."""
     fix = ": take its last axis away, value[..., 0]" if getattr(value, "shape", None) == (*shape, 1) else ""
     check_shape(what, value, shape, why + fix)
 
@@ -350,21 +359,24 @@ def _text(shape: tuple[Any, ...]) -> str:
 # --- the user's bonuses and transforms: their calls, with checked results ---
 
 
-def _bonus_of(self: Any, key: jax.Array | None = None) -> Bonus:
-    """The user's bonus, novelty (where the algorithm does not value it apart), or the sum of both."""
-    users = [] if self.bonus is None else [by_name("--bonus", self.bonus)]
-    novelty = [registry.option("rnd").bonus(self, key)] if self.rnd and not self.values_novelty else []
-    if len(bonuses := [*users, *novelty]) == 1:
+def _total_bonus(self: Any, key: jax.Array | None = None) -> Bonus:
+    """The user's bonus, the novelty (unless it has its own value function), or the sum of both."""
+    bonuses = [] if self.bonus is None else [by_name("--bonus", self.bonus)]
+    if self.rnd and not self.values_novelty:
+        bonuses.append(registry.option("rnd").bonus(self, key))
+    if len(bonuses) == 1:
         return bonuses[0]
 
     def apply(states: Any, rows: TimeStep) -> tuple[Any, jax.Array]:
-        first, second = (_paid(one, state, rows) for one, state in zip(bonuses, states, strict=True))
+        first, second = (
+            _apply_bonus(bonus, state, rows) for bonus, state in zip(bonuses, states, strict=True)
+        )
         return (first[0], second[0]), first[1] + second[1]
 
-    return Bonus(lambda observation: tuple(one.init(observation) for one in bonuses), apply)
+    return Bonus(lambda observation: tuple(bonus.init(observation) for bonus in bonuses), apply)
 
 
-def _paid(bonus: Bonus, state: Any, rows: TimeStep) -> tuple[Any, jax.Array]:
+def _apply_bonus(bonus: Bonus, state: Any, rows: TimeStep) -> tuple[Any, jax.Array]:
     output = bonus.apply(state, rows)
     after, reward = check_two("apply of bonus", output, "give a pair, (state, reward)")
     check_same("apply of bonus gives state", state, after)
@@ -372,12 +384,12 @@ def _paid(bonus: Bonus, state: Any, rows: TimeStep) -> tuple[Any, jax.Array]:
     return after, reward
 
 
-def first_bonus(self: Any, observation: Observation, key: jax.Array) -> Any:
+def initial_bonus_state(self: Any, observation: Observation, key: jax.Array) -> Any:
     """The initial state of an algorithm's bonus for `observation [B, *obs]`."""
-    return _bonus_of(self, key).init(features_and_mask(observation)[0])
+    return _total_bonus(self, key).init(features_and_mask(observation)[0])
 
 
-def paid(self: Any, state: Any, time_step: TimeStep) -> tuple[Any, TimeStep, dict[str, jax.Array]]:
+def add_bonus(self: Any, state: Any, time_step: TimeStep) -> tuple[Any, TimeStep, dict[str, jax.Array]]:
     """The bonus's state after a rollout `[T, B]`, the rollout with the bonus added, and metrics."""
     state, time_step, mean = _pay.__get__(self)(state, time_step)
     return state, time_step, {"bonus": mean}
@@ -385,27 +397,25 @@ def paid(self: Any, state: Any, time_step: TimeStep) -> tuple[Any, TimeStep, dic
 
 @fdg.fragment("learner", in_axes=(None, 1), out_axes=(None, 1, None), name="pay")
 def _pay(self, state, time_step):
-    """The bonus's state after a rollout `[T, B]`, the rollout with the bonus, and its mean."""
+    """The bonus's state after a rollout `[T, B]`, the rollout with the bonus added, and the mean bonus."""
     axes = time_step.terminated.ndim  # A3C has one more axis: workers
     rows = jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[axes:]), time_step)
-    state, reward = _paid(_bonus_of(self), state, rows)
+    state, reward = _apply_bonus(_total_bonus(self), state, rows)
     reward = reward.reshape(time_step.reward.shape)
     return state, time_step._replace(reward=time_step.reward + reward), jnp.mean(reward)
 
 
 def transformed(transform: Any, rows: Any, parameters: Any, key: jax.Array) -> Any:
-    """The rows of an `algos.Transform`."""
+    """Rows of a rollout, or from replay, after the user's `algos.Transform`."""
     function: Any = by_name("--transform", transform)
     check_takes(function, ("rows", "parameters", "key"), "transform")
 
     @fdg.fragment("buffer", in_axes=(1, None, None), out_axes=1, name="transform")
     def apply(rows: Any, parameters: Any, key: jax.Array) -> Any:
-        after, how = (
-            function(rows, parameters, key),
-            "rows of the structure that it is given (rows._replace(...))",
-        )
-        check_same("transform gives rows", rows, after, how)
-        return after
+        new_rows = function(rows, parameters, key)
+        fix = "rows of the structure that it is given (rows._replace(...))"
+        check_same("transform gives rows", rows, new_rows, fix)
+        return new_rows
 
-    # `fold_in(key, 1)` would be a key that the learner splits off too.
+    # Not `fold_in(key, 1)`: the learner splits `key` as well, which could give the same key.
     return apply(rows, parameters, jax.random.fold_in(key, 0x726F77))

@@ -81,7 +81,7 @@ class BatchRenorm(nn.Module):
             batch_mean = jnp.mean(x, axis=0)
             batch_var = jnp.mean(jnp.square(x - batch_mean[None]), axis=0)
             batch_std = jnp.sqrt(batch_var + _EPSILON)
-            # r and d of the paper, without gradients; without them this is batch normalisation.
+            # r and d of the paper, without gradients. With r = 1 and d = 0 this is batch normalisation.
             ratio = jnp.clip(batch_std / running_std, 1.0 / _LARGEST_RATIO, _LARGEST_RATIO)
             shift = jnp.clip((batch_mean - running_mean) / running_std, -_LARGEST_SHIFT, _LARGEST_SHIFT)
             ratio = jax.lax.stop_gradient(jnp.where(renormalize, ratio, 1.0))
@@ -96,7 +96,7 @@ class BatchRenorm(nn.Module):
         return normalized * scale[None] + bias[None]
 
 
-class _How(NamedTuple):
+class _RenormMode(NamedTuple):
     """How batch renormalisation is applied: see `NormedNetwork`."""
 
     in_training: bool
@@ -105,35 +105,35 @@ class _How(NamedTuple):
 
 
 class _NormedTrunk(nn.Module):
-    """`algos.layers.Trunk` with renormalised inputs of each layer."""
+    """`algos.layers.Trunk`, with batch renormalisation of the inputs of each layer."""
 
     layers: Layers
     outputs: int
     head_scale: float
 
     @nn.compact
-    def __call__(self, inputs: Any, more: jax.Array | None = None, *, how: _How) -> jax.Array:
+    def __call__(self, inputs: Any, more: jax.Array | None = None, *, mode: _RenormMode) -> jax.Array:
         if self.layers.torso != "dense":
             raise FdgError(
-                f"torso='{self.layers.torso}': these layers are normalised by batch: set torso='dense'"
+                f"torso='{self.layers.torso}': CrossQ normalises dense layers only: set torso='dense'"
             )
-        x = BatchRenorm()(hidden_layers(inputs, self.layers, (), more), *how)
+        x = BatchRenorm()(hidden_layers(inputs, self.layers, (), more), *mode)
         for width in self.layers.hidden or ():
-            x = BatchRenorm()(hidden_layers(x, self.layers, (width,)), *how)
+            x = BatchRenorm()(hidden_layers(x, self.layers, (width,)), *mode)
         return head(x, self.outputs, self.head_scale)
 
 
 def _normed_network(module: nn.Module, decay: float | jax.Array) -> NormedNetwork:
     def init(key: jax.Array, *inputs: Any) -> tuple[Any, Any]:
-        made = module.init(key, *inputs, how=_How(False, False, decay))
-        return made["params"], made["batch_stats"]
+        variables = module.init(key, *inputs, mode=_RenormMode(False, False, decay))
+        return variables["params"], variables["batch_stats"]
 
     def apply(
         parameters: Any, statistics: Any, *inputs: Any, in_training: bool, renormalize: bool | jax.Array
     ) -> tuple[Any, Any]:
         variables = {"params": parameters, "batch_stats": statistics}
-        how = _How(in_training, renormalize, decay)
-        output, changed = module.apply(variables, *inputs, how=how, mutable=["batch_stats"])
+        mode = _RenormMode(in_training, renormalize, decay)
+        output, changed = module.apply(variables, *inputs, mode=mode, mutable=["batch_stats"])
         return output, changed["batch_stats"]
 
     return NormedNetwork(init, apply)
@@ -197,7 +197,7 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         require(self, self.first_moment_decay < 1, "first_moment_decay=1: it must be below one")
         require_not_negative(self, "renorm_after")
 
-    _keys = 2  # per sample of a gradient step
+    _keys_per_sample = 2  # in a gradient step
 
     # --- fragments; `step` and `observe` are inherited from `Agent` ---
 
@@ -205,22 +205,24 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
     def gradient(self, parameters, statistics, is_due, renormalize, transition, keys):
         """Gradients of the losses over a minibatch `[N]`, `keys [2, N]`; the actor's is zero unless `is_due`.
 
-        Also returns the statistics after it, and the terms of the loss.
+        Also returns the updated statistics, and the terms of the loss.
         """
         critics, (critics_statistics, losses) = jax.grad(self._critic_loss, has_aux=True)(
             parameters.critics, parameters, statistics, renormalize, transition, keys[0]
         )
 
-        def of_actor(trained):
+        def actor_gradient(trained):
             return jax.grad(self._actor_loss, has_aux=True)(
                 trained, parameters.critics, statistics, renormalize, transition.observation, keys[1]
             )
 
-        def unchanged(trained):
+        def zero_gradient(trained):
             return jax.tree.map(jnp.zeros_like, trained), statistics.actor
 
         trained = (parameters.actor, parameters.log_temperature)
-        (actor, log_temperature), actor_statistics = jax.lax.cond(is_due, of_actor, unchanged, trained)
+        (actor, log_temperature), actor_statistics = jax.lax.cond(
+            is_due, actor_gradient, zero_gradient, trained
+        )
         gradient = Parameters(actor, critics, log_temperature)
         statistics = Statistics(actor_statistics, critics_statistics)
         return gradient, statistics, losses.pop("error", None), losses
@@ -231,7 +233,7 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         parameters, state = split_update(self, gradient, learned, is_due)
         return Learned(parameters, statistics, state, learned.updates + 1)
 
-    def _first(self, actor_key, critics_key, observation, action) -> Learned:
+    def _init_learned(self, actor_key, critics_key, observation, action) -> Learned:
         actor, actor_statistics = self._normed_actor.init(actor_key, observation)
         critics, critics_statistics = self._normed_critics.init(critics_key, observation, action)
         log_temperature = self.entropy.begin()
@@ -243,7 +245,7 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
             jnp.int32(0),
         )
 
-    def _acting(self, learned: Learned) -> tuple[Any, Any]:
+    def _acting_parameters(self, learned: Learned) -> tuple[Any, Any]:
         return learned.parameters.actor, learned.statistics.actor
 
     def _learn_from(self, learned: Learned, transition: Transition, keys) -> tuple[Learned, Any, Any]:
@@ -260,7 +262,7 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         temperature = jnp.exp(parameters.log_temperature)
         next_policy = self._policy((parameters.actor, statistics.actor), transition.next_observation)
         next_action, next_log_prob = next_policy.sample_with_log_prob(keys)
-        values, after = self._normed_critics.apply(
+        values, next_statistics = self._normed_critics.apply(
             critics,
             statistics.critics,
             jax.tree.map(_interleave, transition.observation, transition.next_observation),
@@ -275,7 +277,7 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         loss, error = self.grid.reading.errors(
             (first, second), jax.lax.stop_gradient(target), transition.weight
         )
-        return loss, (after, {
+        return loss, (next_statistics, {
             **error,
             "critic_loss": loss,
             "value": jnp.mean(self.grid.reading.lower((first, second))),
@@ -284,9 +286,12 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         })  # fmt: skip
 
     def _actor_loss(self, trained, critics, statistics: Statistics, renormalize, observation, keys):
-        """The losses of actor and temperature, and the actor's next statistics; critics do not train."""
+        """The losses of actor and temperature, and the actor's next statistics.
+
+        Critics normalise by their running statistics here, as outside of training.
+        """
         actor, log_temperature = trained
-        output, after = self._normed_actor.apply(
+        output, next_statistics = self._normed_actor.apply(
             actor, statistics.actor, observation, in_training=True, renormalize=renormalize
         )
         action, log_prob = sac.squashed(output, self.env.action_space.shape).sample_with_log_prob(keys)
@@ -294,18 +299,18 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         actor_loss, temperature_loss, _ = self.entropy.losses(
             log_temperature, log_prob, value, self.env.action_space.shape
         )
-        return actor_loss + temperature_loss, after
+        return actor_loss + temperature_loss, next_statistics
 
     def _policy(self, actor: Any, observation: Observation) -> TanhNormal:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
-        return sac.squashed(self._acts(actor, observation), self.env.action_space.shape)
+        return sac.squashed(self._actor_output(actor, observation), self.env.action_space.shape)
 
-    def _acts(self, actor: Any, observation: Observation) -> jax.Array:
-        """The actor's output with its running statistics: `[N, 2 * D]`."""
+    def _actor_output(self, actor: Any, observation: Observation) -> jax.Array:
+        """The actor's output, normalised by its running statistics: `[N, 2 * D]`."""
         output, _ = self._normed_actor.apply(*actor, observation, in_training=False, renormalize=False)
         return output
 
-    def _valued(self, learned: Learned, observation: Observation, action: jax.Array) -> Any:
+    def _critic_output(self, learned: Learned, observation: Observation, action: jax.Array) -> Any:
         return self._values(learned.parameters.critics, learned.statistics.critics, observation, action)
 
     def _values(self, critics, statistics, observation, action):
@@ -329,8 +334,10 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         return self._with_statistics(network, module)
 
     def _with_statistics(self, network: Network | None, default: nn.Module) -> NormedNetwork:
-        normed = without_statistics(network) if network else _normed_network(default, self.norm_decay)
-        return networks.computing(self, normed)
+        with_statistics = (
+            without_statistics(network) if network else _normed_network(default, self.norm_decay)
+        )
+        return networks.computing(self, with_statistics)
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:

@@ -25,7 +25,7 @@ def quantile_error(quantiles: jax.Array, target: jax.Array, threshold: float) ->
     """Quantile regression of quantiles `[N, K]` on targets `[N, K']`: `[N]` float32.
 
     Dabney et al. 2017, arXiv 1710.10044, equations 9 and 10: the sum over quantiles of the mean over targets.
-    Errors are squared up to the `threshold` kappa, and linear beyond.
+    The loss is quadratic in errors up to the `threshold` kappa, and linear beyond.
     """
     error = target[:, None] - quantiles[:, :, None]  # [N, K, K']
     size = jnp.abs(error)
@@ -33,20 +33,23 @@ def quantile_error(quantiles: jax.Array, target: jax.Array, threshold: float) ->
         jnp.where(size <= threshold, 0.5 * jnp.square(error), threshold * (size - 0.5 * threshold))
         / threshold
     )
-    # The midpoints of lemma 2.
-    at = (jnp.arange(quantiles.shape[1], dtype=jnp.float32) + 0.5) / quantiles.shape[1]
-    tilted = jnp.abs(at[None, :, None] - (error < 0)) * huber
-    return jnp.sum(jnp.mean(tilted, axis=2), axis=1)
+    # The quantile midpoints of lemma 2.
+    midpoints = (jnp.arange(quantiles.shape[1], dtype=jnp.float32) + 0.5) / quantiles.shape[1]
+    quantile_huber = jnp.abs(midpoints[None, :, None] - (error < 0)) * huber
+    return jnp.sum(jnp.mean(quantile_huber, axis=2), axis=1)
 
 
 # --- critics' outputs ---
 
 
 class Reading:
-    """How losses read two critics' outputs; a subclass has `value`, `target`, `error` and `distance`."""
+    """How losses interpret the outputs of two critics.
+
+    A subclass defines `value`, `target`, `error` and `distance`.
+    """
 
     def lower(self: Any, outputs: tuple[jax.Array, jax.Array]) -> jax.Array:
-        """The lower value of two critics' outputs, `[N]`."""
+        """The lower of the two critics' values, `[N]`."""
         return jnp.minimum(*map(self.value, outputs))
 
     def errors(
@@ -54,7 +57,7 @@ class Reading:
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss of both critics; with weights `[N]` also the samples' errors, `{"error": [N]}`.
 
-        An error is the mean over both critics: the sample's next priority.
+        A sample's error, the mean over both critics, is its next priority.
         """
         first, second = outputs
         loss = self.error(first, target, weight) + self.error(second, target, weight)
@@ -65,7 +68,7 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True)
 class Values(Reading):
-    """Reads critic outputs `[N]` as values."""
+    """Interprets critic outputs `[N]` as values."""
 
     @property
     def outputs(self) -> int:
@@ -87,8 +90,8 @@ class Values(Reading):
 
     def error(self, numbers: jax.Array, target: jax.Array, weight: jax.Array | None = None) -> jax.Array:
         """Half the mean squared error, with sample weights `[N]`."""
-        each = jnp.square(numbers - target)
-        return 0.5 * jnp.mean(each if weight is None else weight * each)
+        squared = jnp.square(numbers - target)
+        return 0.5 * jnp.mean(squared if weight is None else weight * squared)
 
     def distance(self, numbers: jax.Array, target: jax.Array) -> jax.Array:
         """Absolute errors: `[N]`."""
@@ -100,9 +103,10 @@ class Values(Reading):
 
 @dataclasses.dataclass(frozen=True)
 class Distributions(Reading):
-    """Reads critic outputs `[N, K]` as logits of returns on a grid.
+    """Interprets critic outputs `[N, K]` as logits of returns on a grid.
 
-    `atoms` is K; targets are clipped to `low` and `high`, the smallest and the largest return of the grid.
+    `atoms` is K; `low` and `high` are the smallest and the largest return of the grid, to which targets are
+    clipped.
     """
 
     atoms: int
@@ -111,7 +115,7 @@ class Distributions(Reading):
 
     @property
     def outputs(self) -> int:
-        """K."""
+        """K, the outputs of a critic per sample."""
         return self.atoms
 
     @property
@@ -124,7 +128,7 @@ class Distributions(Reading):
         return jax.nn.softmax(numbers) @ self.returns
 
     def target(self, reward, discount, first, second, cost) -> jax.Array:
-        """Probabilities `[N, K]` of the return, by the critic with the lower mean.
+        """Probabilities `[N, K]` of the return, from the critic with the lower mean.
 
         Each possible return, `reward + discount * (z - cost)`, is split between its two neighbours on the
         grid (equation 7 of Bellemare et al.).
@@ -141,17 +145,17 @@ class Distributions(Reading):
     def projected(self, probability, returns) -> jax.Array:
         """Projects `returns [N, K]` with their `probability [N, K]` onto the grid: `[N, K]`.
 
-        Returns outside the grid count as its ends.
+        Returns outside the grid are clipped to its ends.
         """
-        held = jnp.clip(returns, self.low, self.high)
-        distance = jnp.abs(held[:, :, None] - self.returns[None, None]) / self._spacing  # [N, K, K']
+        clipped = jnp.clip(returns, self.low, self.high)
+        distance = jnp.abs(clipped[:, :, None] - self.returns[None, None]) / self._spacing  # [N, K, K']
         shares = jnp.clip(1.0 - distance, 0.0, 1.0)
         return jnp.sum(probability[:, :, None] * shares, axis=1)
 
     def error(self, numbers: jax.Array, target: jax.Array, weight: jax.Array | None = None) -> jax.Array:
         """Mean cross-entropy, with sample weights `[N]`."""
-        each = jnp.sum(target * jax.nn.log_softmax(numbers), axis=-1)
-        return -jnp.mean(each if weight is None else weight * each)
+        log_likelihood = jnp.sum(target * jax.nn.log_softmax(numbers), axis=-1)
+        return -jnp.mean(log_likelihood if weight is None else weight * log_likelihood)
 
     def distance(self, numbers: jax.Array, target: jax.Array) -> jax.Array:
         """Kullback-Leibler divergences from the targets: `[N]`."""
@@ -164,9 +168,9 @@ class Distributions(Reading):
 
 
 def check_grid(algorithm: Any) -> None:
-    """Refuses fields `atoms`, `value_min` and `value_max` that make no grid."""
+    """Refuses fields `atoms`, `value_min` and `value_max` that do not define a grid."""
     low, high = algorithm.value_min, algorithm.value_max
-    require(algorithm, algorithm.atoms >= 2, f"atoms={algorithm.atoms}: a grid has two at least")
+    require(algorithm, algorithm.atoms >= 2, f"atoms={algorithm.atoms}: a grid has at least two")
     require(algorithm, low < high, f"value_min={low}, value_max={high}: the first must be below the second")
 
 
@@ -175,9 +179,10 @@ def check_grid(algorithm: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class DistributionalDQN(DQN):
-    """Base of `QRDQN` and `C51`; a subclass adds `_numbers_are`, `_mean` and `loss`.
+    """Base of `QRDQN` and `C51`; a subclass adds `_outputs_field`, `_mean` and `loss`.
 
-    Requires a single choice: branches fitted to a mean have no distribution of their own.
+    An action must be a single choice: several branches are fitted to their mean, so a branch alone has no
+    distribution of returns.
     """
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
@@ -194,18 +199,20 @@ class DistributionalDQN(DQN):
             f"max_error={self.max_error}: distributions of returns have a loss of their own; leave it None",
         )
         require(
-            self, not self.dueling, "dueling=True: distributions have no head of values and advantages here"
+            self,
+            not self.dueling,
+            "dueling=True: distributions of returns have no dueling form; leave it out",
         )
 
-    _numbers_are: ClassVar[str]  # the field with K
+    _outputs_field: ClassVar[str]  # the name of the field that holds K
 
     @property
     def numbers_of_an_action(self) -> int:
-        """K."""
-        return getattr(self, self._numbers_are)
+        """K, the network's outputs for each action."""
+        return getattr(self, self._outputs_field)
 
     def _mean(self, numbers: jax.Array) -> jax.Array:
-        """Means `[..., n]` of the returns of `numbers [..., n, K]`."""
+        """Mean returns `[..., n]` by the network's outputs `numbers [..., n, K]`."""
         raise NotImplementedError
 
     def _numbers(self, parameters: Any, observation: Observation) -> jax.Array:
@@ -219,9 +226,10 @@ class DistributionalDQN(DQN):
         return allowed_only(self._mean(self._numbers(parameters, observation)), action_mask)
 
     def _best_next(self, parameters: Any, target_parameters: Any, transition: Transition) -> jax.Array:
-        """The target network's numbers `[N, K]` for the best next action by the mean.
+        """The target network's outputs `[N, K]` for the next action with the largest mean return.
 
-        The target network chooses that action, or with `double` the trained network."""
+        The target network chooses that action, or with `double` the trained network.
+        """
         choosing = parameters if self.double else target_parameters
         best = jnp.argmax(self._values(choosing, transition.next_observation), axis=-1)
         return of_action(self._numbers(target_parameters, transition.next_observation), best)
@@ -232,7 +240,7 @@ class DistributionalDQN(DQN):
 
 
 def of_action(numbers: jax.Array, action: jax.Array) -> jax.Array:
-    """Selects the numbers of actions `[N]` from `[N, n, K]`: `[N, K]`."""
+    """Selects the outputs for actions `[N]` from those of all actions, `[N, n, K]`: `[N, K]`."""
     return jax.vmap(networks.of_action, in_axes=(-1, None), out_axes=-1)(numbers, action)
 
 
@@ -252,13 +260,13 @@ class QRDQN(DistributionalDQN, presets="QRDQN"):
         super().__post_init__()
         require_positive(self, "quantiles", "huber_threshold")
 
-    _numbers_are = "quantiles"
+    _outputs_field = "quantiles"
 
     def _mean(self, numbers: jax.Array) -> jax.Array:
         return jnp.mean(numbers, axis=-1)
 
     def loss(self, parameters, target_parameters, transition: Transition, weight):
-        """As in `DQN`: quantile regression (equations 9 and 10)."""
+        """Quantile regression (equations 9 and 10); arguments and results as in `DQN.loss`."""
         quantiles = of_action(self._numbers(parameters, transition.observation), transition.action)
         target = jax.lax.stop_gradient(self._target(parameters, target_parameters, transition))
         error = quantile_error(quantiles, target, self.huber_threshold)
@@ -267,7 +275,7 @@ class QRDQN(DistributionalDQN, presets="QRDQN"):
         return loss, (mean_error, {"loss": loss, "value": jnp.mean(quantiles)})
 
     def _target(self, parameters, target_parameters, transition: Transition) -> jax.Array:
-        """The target quantiles, `[N, K]`: those of the best next action by the mean (algorithm 1)."""
+        """The target quantiles, `[N, K]`, from the next action with the largest mean (algorithm 1)."""
         quantiles = self._best_next(parameters, target_parameters, transition)
         return transition.reward[:, None] + transition.discount[:, None] * quantiles
 
@@ -276,9 +284,10 @@ class QRDQN(DistributionalDQN, presets="QRDQN"):
 class C51(DistributionalDQN, presets="C51"):
     """C51 for discrete actions, with the fields of `DQN` and three more.
 
-    Returns are assumed between `value_min` and `value_max`; the metric `outside` is the fraction of targets
-    outside. Defaults of the grid are those of CleanRL's `c51.py` (Huang et al. 2022, JMLR 23(274)), for
-    CartPole; the paper's 51 atoms from -10 to 10 are for Atari's clipped rewards.
+    Returns are assumed to be between `value_min` and `value_max`; the metric `outside` is the probability
+    that targets have outside of this range. Defaults of the grid are those of CleanRL's `c51.py` (Huang et
+    al. 2022, JMLR 23(274)), for CartPole; the paper's 51 atoms from -10 to 10 are for Atari's clipped
+    rewards.
 
     >>> import envs
     >>> C51(env=envs.make("CartPole-v1"), atoms=5)._grid.returns.tolist()
@@ -293,7 +302,7 @@ class C51(DistributionalDQN, presets="C51"):
         super().__post_init__()
         check_grid(self)
 
-    _numbers_are = "atoms"
+    _outputs_field = "atoms"
 
     @property
     def _grid(self) -> Distributions:
@@ -303,7 +312,7 @@ class C51(DistributionalDQN, presets="C51"):
         return self._grid.value(numbers)
 
     def loss(self, parameters, target_parameters, transition: Transition, weight):
-        """Cross-entropy of the projected target and the prediction (algorithm 1, its last line)."""
+        """Cross-entropy of the projected target and the prediction (last line of algorithm 1)."""
         logits = of_action(self._numbers(parameters, transition.observation), transition.action)
         target, outside = jax.lax.stop_gradient(self._projected(parameters, target_parameters, transition))
         cross_entropy = -jnp.sum(target * jax.nn.log_softmax(logits), axis=-1)
@@ -311,13 +320,14 @@ class C51(DistributionalDQN, presets="C51"):
         # The priority is the minimised divergence: Hessel et al. 2018, arXiv 1710.02298, section "The
         # integrated agent".
         divergence = cross_entropy + jnp.sum(jax.scipy.special.xlogy(target, target), axis=-1)
-        parts = {"loss": loss, "value": jnp.mean(self._mean(logits)), "outside": jnp.mean(outside)}
-        return loss, (divergence, parts)
+        metrics = {"loss": loss, "value": jnp.mean(self._mean(logits)), "outside": jnp.mean(outside)}
+        return loss, (divergence, metrics)
 
     def _projected(
         self, parameters, target_parameters, transition: Transition
     ) -> tuple[jax.Array, jax.Array]:
-        """Probabilities of the atoms `[N, K]` of the best action's return, and the fraction outside `[N]`.
+        """The target distribution on the grid `[N, K]`, and the probability of returns outside the grid
+        `[N]`.
 
         Equation 7: each possible return, `r + discount * z`, clipped to the grid, is split between its two
         neighbours.

@@ -2,10 +2,10 @@
 
 Options: double Q-learning, dueling networks, n-step returns, prioritised replay.
 
-For `MultiDiscrete` actions, the network has one value per option of each choice, so their number is the sum
-of the choices, not the product: each choice is a branch that is valued and explored by itself (Tavakoli et
-al. 2018, arXiv 1711.08946). All branches are fitted to one target, the mean of their best values (equation
-6).
+For `MultiDiscrete` actions, the network has one value for each option of each choice, so the number of values
+is the sum of the numbers of options, not their product. Each choice is a branch that is valued and explored
+by itself (Tavakoli et al. 2018, arXiv 1711.08946). All branches are fitted to one target, the mean of their
+best values (equation 6).
 
 Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch, `M` choices.
 """
@@ -37,7 +37,7 @@ from envs import Discrete, Environment, MultiDiscrete, Observation, features_and
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 from fdg.settings.parts import Part
 
-linear = replaying.linear  # `algos.exploration.linear` of the release before
+linear = replaying.linear  # for users of `algos.exploration.linear`, its name in the previous release
 
 # --- acting: epsilon-greedy ---
 
@@ -61,7 +61,9 @@ class Exploration(Part):
 
 
 def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Any:
-    """The best action, but with probability `epsilon` a uniform allowed one (Watkins 1989, section 8.1).
+    """A distribution: the best action, or with probability `epsilon` a uniformly random allowed one.
+
+    Watkins 1989, section 8.1.
 
     `values [..., n]` float32 are `-inf` where an action is not allowed. `mode()` of the result is the best
     action if `epsilon` is below one.
@@ -71,9 +73,9 @@ def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Any:
     [0.1, 0.8, 0.1, 0.0]
     """
     allowed = values > -jnp.inf
-    any_allowed = allowed / jnp.sum(allowed, axis=-1, keepdims=True)
+    uniform = allowed / jnp.sum(allowed, axis=-1, keepdims=True)
     best = jax.nn.one_hot(jnp.argmax(values, axis=-1), values.shape[-1], dtype=values.dtype)
-    probability = (1.0 - epsilon) * best + epsilon * any_allowed
+    probability = (1.0 - epsilon) * best + epsilon * uniform
     return registry.option("distributions").Categorical(jnp.log(probability))
 
 
@@ -92,7 +94,8 @@ def values(
 ) -> jax.Array:
     """Q of every action `[N, n]`, for observations `[N, *obs]` after normalisation.
 
-    For several choices `[N, M, n]`, n being the largest choice. `-inf`: not allowed, or padding.
+    With several choices `[N, M, n]`, where n is the number of options of the largest choice. Values are
+    `-inf` for actions that are not allowed, and for padding.
     """
     features, action_mask = features_and_mask(observation)
     outputs = network.apply(parameters, features)
@@ -100,7 +103,7 @@ def values(
 
 
 def over_choices(each: jax.Array, reduced: Callable[[jax.Array, int], jax.Array] = jnp.mean) -> jax.Array:
-    """Averages values of choices `[N, M]` to `[N]`; of one choice, `[N]` is unchanged.
+    """Averages values of several choices `[N, M]` to `[N]`; values of one choice, `[N]`, are unchanged.
 
     >>> over_choices(jnp.array([[1.0, 3.0]])).tolist(), over_choices(jnp.array([1.0, 3.0])).tolist()
     ([2.0], [1.0, 3.0])
@@ -155,16 +158,19 @@ class TargetUpdates(Part):
 def gradient_steps(
     self: Any, state: Any, replay: Any, key: jax.Array
 ) -> tuple[Learned, Any, dict[str, jax.Array]]:
-    """All gradient steps of an iteration, one after another: what they change, the buffer's state, losses."""
+    """Takes all gradient steps of an iteration, one after another.
+
+    Returns the parameters with their optimiser state, the buffer's state, and the mean losses.
+    """
     buffer, keys = self.buffer, jax.random.split(key, self.updates_per_iteration)
     ready, beta = buffer.is_ready(replay), self.priorities.beta(state.iteration, self.num_iterations)
 
-    def one_step(carry, drawn):
+    def one_step(carry, key_or_sample):
         learned, replay = carry
-        sample = buffer.sample(replay, drawn) if buffer.has_priorities else drawn
+        sample = buffer.sample(replay, key_or_sample) if buffer.has_priorities else key_or_sample
         if buffer.has_priorities:
             minibatches = jax.tree.map(lambda x: x[None], sample.transition)
-            minibatches = replaying.to_learn_from(self, state, minibatches, learned, drawn)
+            minibatches = replaying.to_learn_from(self, state, minibatches, learned, key_or_sample)
             sample = sample._replace(transition=jax.tree.map(lambda x: x[0], minibatches))
         weight = buffer.weight(sample, beta)
         learned, error, losses = self.learn(
@@ -174,43 +180,43 @@ def gradient_steps(
         return (learned, buffer.prioritize(replay, sample.indices, jnp.abs(error) + 1e-6)), losses
 
     # If errors do not change priorities, all minibatches are drawn at once.
-    draws: Any = keys if buffer.has_priorities else buffer.samples(replay, keys)
+    keys_or_samples: Any = keys if buffer.has_priorities else buffer.samples(replay, keys)
     if not buffer.has_priorities:
-        rows = replaying.to_learn_from(self, state, draws.transition, state.learned, keys[0])
-        draws = draws._replace(transition=rows)
-    (learned, replay), losses = jax.lax.scan(one_step, (state.learned, replay), draws)
+        rows = replaying.to_learn_from(self, state, keys_or_samples.transition, state.learned, keys[0])
+        keys_or_samples = keys_or_samples._replace(transition=rows)
+    (learned, replay), losses = jax.lax.scan(one_step, (state.learned, replay), keys_or_samples)
     return learned, replay, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)
 
 
 def iteration(self: Any, state: Any, parameters: Any) -> tuple[Any, dict[str, jax.Array]]:
     """Steps all environments into the buffer, then takes gradient steps on minibatches.
 
-    `parameters` are those that act. The fragment `act` also takes the probability of a random action, or
-    with a user's explorer the fraction of the run that is done.
+    `parameters` are those that act. The `amount` of exploration, an argument of the fragment `act`, is the
+    probability of a random action, or with a user's explorer the fraction of the run that is done.
     """
     key, rollout_key, replay_key = jax.random.split(state.key, 3)
     epsilon, statistics = (
         self.exploration.epsilon(state.iteration, self.num_iterations),
         state.observation_statistics,
     )
-    explores = getattr(self, "explore", None) is not None
-    amount = state.iteration / self.num_iterations if explores else epsilon
-    rows, observations, after, metrics = replaying.collect(
-        self, state, lambda *seen: self.act(parameters, statistics, amount, *seen), rollout_key
+    has_explorer = getattr(self, "explore", None) is not None
+    amount = state.iteration / self.num_iterations if has_explorer else epsilon
+    rows, observations, new_fields, metrics = replaying.collect(
+        self, state, lambda *inputs: self.act(parameters, statistics, amount, *inputs), rollout_key
     )
-    state = state._replace(returns=after["returns"])
+    state = state._replace(returns=new_fields["returns"])
     learned, replay, losses = gradient_steps(self, state, self.buffer.add(state.replay, rows), replay_key)
-    # Here, so that an iteration normalises all observations with the same statistics.
+    # Updated last, so that an iteration normalises all observations with the same statistics.
     if self.normalizers.used:
         statistics = self.observe(statistics, observations)
-    after |= {"learned": learned, "replay": replay, "observation_statistics": statistics}
-    state = state._replace(key=key, iteration=state.iteration + 1, **after)
+    new_fields |= {"learned": learned, "replay": replay, "observation_statistics": statistics}
+    state = state._replace(key=key, iteration=state.iteration + 1, **new_fields)
     return state, {**metrics, **losses, "epsilon": epsilon, "updates": learned.updates}
 
 
 @dataclasses.dataclass(frozen=True)
 class DQN(Agent, presets="DQN"):
-    """Deep Q-learning for discrete actions; with a branch for each choice of `MultiDiscrete` actions (BDQ).
+    """Deep Q-learning for discrete actions; `MultiDiscrete` actions have a branch for each choice (BDQ).
 
     Defaults are close to those of CleanRL's `dqn.py` (Huang et al. 2022, JMLR 23(274)), with eight
     environments. Errors are not clipped: the few large errors of an episode's last steps keep CartPole's
@@ -288,7 +294,7 @@ class DQN(Agent, presets="DQN"):
 
     @fdg.fragment("learner", in_axes=(None, None, 0, 0, None), out_axes=(None, 0, None))
     def learn(self, learned, statistics, minibatch, weight, ready):
-        """One gradient step on a minibatch `[N]`, unless the buffer is not `ready`; errors `[N]`, losses."""
+        """One gradient step on a minibatch `[N]`, if the buffer is `ready`; then errors `[N]`, and losses."""
         minibatch = self.buffer.seen(functools.partial(self.normalizers.seen, statistics), minibatch)
         gradient, error, losses = self.gradient(
             learned.parameters, learned.target_parameters, minibatch, weight
@@ -308,19 +314,19 @@ class DQN(Agent, presets="DQN"):
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, optimizer_state, parameters, ready):
-        """One step of Adam on a gradient whose global norm is clipped; nothing before the buffer is ready."""
+        """One step of Adam with clipping by global norm; changes nothing unless the buffer is `ready`."""
         new = self._one_update(gradient, optimizer_state, parameters)
         return jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, (parameters, optimizer_state))
 
     def _policy(self, parameters: Any, observation: Observation) -> Any:
         return registry.option("distributions").Categorical(self._values(parameters, observation))
 
-    def _sampled(self, policy: Any, amount: jax.Array, keys: jax.Array) -> jax.Array:
-        """Actions as in training."""
+    def _sample_actions(self, policy: Any, amount: jax.Array, keys: jax.Array) -> jax.Array:
+        """Actions as in training: random with probability `amount`."""
         return epsilon_greedy(policy.logits, amount).sample(keys)
 
     def _loss(self, parameters, target_parameters, minibatch, weight):
-        """`loss` over a minibatch of steps or of sequences; an error for each sample."""
+        """`loss` over a minibatch of steps or sequences; returns one error for each sample, its priority."""
         transition, weights = self.buffer.transitions(minibatch, weight)
         assert weights is not None
         loss, (error, metrics) = self.loss(parameters, target_parameters, transition, weights)
@@ -367,8 +373,8 @@ class DQN(Agent, presets="DQN"):
 
     @property
     def _heads(self) -> tuple[Any, ...]:
-        each = registry.option("distributions").sizes(self._outputs)
-        return (registry.option("memory").Head(sum(each), dueling=each if self.dueling else None),)
+        sizes = registry.option("distributions").sizes(self._outputs)
+        return (registry.option("memory").Head(sum(sizes), dueling=sizes if self.dueling else None),)
 
     _memory = property(lambda self: replaying.memory_of(self))
     _network = property(lambda self: registry.option("networks").q_network_of(self))

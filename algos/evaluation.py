@@ -24,17 +24,17 @@ def evaluate(
       max_steps: the length after which episodes are scored if the environment has no time limit.
 
     Returns:
-      `return`, `return_std`, `length`: scalars over the episodes; `returns` `[B]` float32, `lengths` `[B]`
-      int32; `infos`: episode metrics by name, `[B]` float32; NaN for cut episodes. In multi-agent
-      environments, returns are means over agents; with a wrapper that changes rewards they are those of the
-      inner environment.
+      `return`, `return_std`, `length`: statistics over the episodes, scalars; `returns` `[B]` float32,
+      `lengths` `[B]` int32; `infos`: the environment's episode metrics by name, `[B]` float32, NaN for
+      episodes that were stopped after `max_steps`. In multi-agent environments, returns are means over
+      agents; with a wrapper that changes rewards, returns are those of the inner environment.
     """
     names = getattr(env, "info", ())
     limit = env.max_episode_steps or max_steps
     reset_key, run_key = jax.random.split(key)
     env_state, observation = env.reset(jax.random.split(reset_key, episodes))
 
-    def unfinished(carry):
+    def continues(carry):
         time, _, _, _, playing, *_ = carry
         return (time < limit) & jnp.any(playing)
 
@@ -43,13 +43,15 @@ def evaluate(
         keys = jax.random.split(jax.random.fold_in(run_key, time), (2, episodes))
         action, memory = actor.act(memory, observation, begins, keys[0], greedy)
         env_state, step = env.step(keys[1], env_state, action)
-        total += jnp.where(playing, _of_the_team(step.reward), 0.0)
-        total = jnp.where(playing & step.done, step.episode_return, total)  # of unchanged rewards
+        total += jnp.where(playing, _mean_over_agents(step.reward), 0.0)
+        # `episode_return` is the sum of rewards that no wrapper has changed.
+        total = jnp.where(playing & step.done, step.episode_return, total)
         length += playing
-        remembered = memory, step.done
+        memory_and_begins = memory, step.done
         ended = playing & step.done
         infos = {name: jnp.where(ended, step.episode_info[name], old) for name, old in infos.items()}
-        return time + 1, env_state, step.observation, remembered, playing & ~step.done, total, length, infos
+        playing &= ~step.done
+        return time + 1, env_state, step.observation, memory_and_begins, playing, total, length, infos
 
     start = (
         jnp.int32(0),
@@ -61,7 +63,7 @@ def evaluate(
         jnp.zeros(episodes, jnp.int32),
         {name: jnp.full(episodes, jnp.nan, jnp.float32) for name in names},
     )
-    *_, total, length, infos = jax.lax.while_loop(unfinished, one_step, start)
+    *_, total, length, infos = jax.lax.while_loop(continues, one_step, start)
     return {
         "return": jnp.mean(total),
         "return_std": jnp.std(total),
@@ -72,5 +74,5 @@ def evaluate(
     }
 
 
-def _of_the_team(reward: jax.Array) -> jax.Array:
+def _mean_over_agents(reward: jax.Array) -> jax.Array:
     return reward if reward.ndim == 1 else jnp.mean(reward, axis=1)

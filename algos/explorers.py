@@ -1,7 +1,7 @@
 """Exploration strategies as values.
 
-`explore=` of DQN, C51, QR-DQN, SAC, TD3 and CrossQ takes an `Explorer`, a pair of pure functions, in place of
-the algorithm's own exploration. Its state, one for each environment, is carried from step to step.
+`explore=` of DQN, C51, QR-DQN, SAC, TD3 and CrossQ takes an `Explorer`, a pair of pure functions that
+replaces the algorithm's own exploration. Its state, one for each environment, is carried from step to step.
 """
 
 import jax
@@ -13,8 +13,9 @@ from fdg.errors import FdgError
 
 
 def boltzmann(temperature: float = 1.0) -> Explorer:
-    """Samples actions with probabilities proportional to `exp(value / temperature)`; for value-based
-    learners.
+    """Samples actions with probabilities proportional to `exp(value / temperature)`.
+
+    Only for algorithms that learn values of actions.
 
     >>> explorer, policy = boltzmann(0.5), Categorical(jnp.array([[0.0, 100.0]]))
     >>> keys, start = jax.random.split(jax.random.key(0), 1), jnp.zeros(1, bool)
@@ -44,15 +45,15 @@ def correlated_noise(deviation: float = 0.2, decay: float = 0.85) -> Explorer:
     def init(action):
         if not jnp.issubdtype(action.dtype, jnp.floating):
             raise FdgError(
-                f"explore=correlated_noise(...) adds noise to actions, and these are {action.dtype}: give"
-                " boltzmann(...) to learners of values"
+                f"explore=correlated_noise(...) adds noise to actions, but these are {action.dtype}: for"
+                " discrete actions give boltzmann(...)"
             )
         return jnp.zeros_like(action)
 
     def apply(noise, policy, start, keys, progress):
-        drawn = jax.vmap(lambda key, one: jax.random.normal(key, one.shape, one.dtype))(keys, noise)
-        before = jnp.where(start.reshape(-1, *(1,) * (noise.ndim - 1)), 0.0, noise)
-        noise = decay * before + deviation * (1.0 - decay**2) ** 0.5 * drawn
+        normal = jax.vmap(lambda key, row: jax.random.normal(key, row.shape, row.dtype))(keys, noise)
+        previous = jnp.where(start.reshape(-1, *(1,) * (noise.ndim - 1)), 0.0, noise)
+        noise = decay * previous + deviation * (1.0 - decay**2) ** 0.5 * normal
         return noise, jnp.clip(policy.mode() + noise, -1.0, 1.0)
 
     return Explorer(init, apply)

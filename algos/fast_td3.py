@@ -28,10 +28,10 @@ class FastTD3(TD3, presets="FastTD3"):
     """FastTD3 for continuous actions within bounds.
 
     Defaults are those of the authors' code for HumanoidBench (`fast_td3/hyperparams.py` of
-    github.com/younggyoseo/FastTD3), for an accelerator: 128 environments, two gradient steps on 32,768
-    samples per step of all of them. Unlike in `TD3`, targets use the current actor, target critics are
-    updated in every gradient step, the actor maximises the minimum of both critics, and weights decay
-    (AdamW).
+    github.com/younggyoseo/FastTD3), for an accelerator: 128 environments, and two gradient steps, each on
+    32,768 samples, whenever all environments have made a step. Unlike in `TD3`, targets use the current
+    actor, target critics are updated in every gradient step, the actor maximises the minimum of both critics,
+    and weights decay (AdamW).
 
     >>> import envs
     >>> FastTD3(env=envs.make("Pendulum-v1")).updates_per_iteration
@@ -72,14 +72,14 @@ class FastTD3(TD3, presets="FastTD3"):
         Noise deviations are evenly spaced from the smallest to the largest, one for each environment. The
         authors' code samples one for each episode, uniformly between the two.
         """
-        if recollection is not None:  # of a user's explorer
+        if recollection is not None:  # a user's explorer replaces the noise
             return super().act(actor, statistics, learning, progress, observation, recollection, keys)
         noise = jnp.linspace(self.smallest_noise, self.exploration_noise, len(keys), dtype=jnp.float32)
         return self.spread(actor, statistics, learning, observation, keys, noise), None
 
     @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0), name="act")
     def spread(self, actor, statistics, learning, observation, keys, noise):
-        """As `act`, with the deviations `noise [B]`."""
+        """Actions as in `act`, with noise of the standard deviations `noise [B]`."""
         policy = self._policy(actor, self.normalizers.seen(statistics, observation))
         policy = policy._replace(noise=noise[:, None])
         # Both branches share a key, since only one result is used.
@@ -87,7 +87,7 @@ class FastTD3(TD3, presets="FastTD3"):
         uniform = jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32, -1.0, 1.0))(keys)
         return jnp.where(learning, policy.sample(keys), uniform)
 
-    def _followed(self, targets: Parameters, parameters: Parameters, is_due: jax.Array) -> Parameters:
+    def _update_targets(self, targets: Parameters, parameters: Parameters, is_due: jax.Array) -> Parameters:
         """The current actor, and moving averages of the critics."""
         return Parameters(
             optax.incremental_update(parameters.actor, targets.actor, 1.0),
@@ -95,7 +95,7 @@ class FastTD3(TD3, presets="FastTD3"):
         )
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
-        """The negative lower critic's value of the actor's actions."""
+        """Minus the lower of the two critics' values of the actor's actions."""
         action = self._policy(actor, transition.observation).mode()
         values = self._critics.apply(critics, transition.observation, action)
         return -jnp.mean(self.grid.reading.lower(values))

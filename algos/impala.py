@@ -1,8 +1,8 @@
 """IMPALA, importance-weighted actor-learners (Espeholt et al. 2018, arXiv 1802.01561).
 
-Actors record the log-probability of their actions. V-trace corrects by importance weights for the learner's
-newer policy. The distribution policy's `staleness` is the age of the actors' parameters in iterations. With
-`staleness=0` both policies are equal, and V-trace targets are lambda-returns.
+Actors record the log-probability of their actions. The learner's policy is newer; V-trace corrects for the
+difference by importance weights. The distribution policy's `staleness` is the age of the actors' parameters
+in iterations. With `staleness=0` both policies are equal, and V-trace targets are lambda-returns.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` rows.
 """
@@ -29,7 +29,7 @@ from fdg.settings.fields import hyperparameter, require, require_positive, requi
 class IMPALA(Agent, driver=one_update, presets="IMPALA"):
     """IMPALA for discrete, multi-discrete and continuous actions, one update for each rollout.
 
-    Unroll length, discount, clips, loss weights and RMSProp are those of the paper's Atari experiments. The
+    Rollout length, discount, clips, loss weights and RMSProp are those of the paper's Atari experiments. The
     number of environments and the step size were tuned on CartPole-v1.
 
     >>> import envs
@@ -81,16 +81,18 @@ class IMPALA(Agent, driver=one_update, presets="IMPALA"):
         log_prob = policy.log_prob(trajectory.action)
         log_ratio = jax.lax.stop_gradient(log_prob) - trajectory.decision
         time_step = trajectory.time_step
-        constant, known = jax.lax.stop_gradient((parameters, value))
+        fixed_parameters, fixed_value = jax.lax.stop_gradient((parameters, value))
+        next_value = values_after(
+            fixed_value, time_step, lambda final: self.policy_and_value(fixed_parameters, final)[1]
+        )
         # Equation 1 of the paper, and the advantage of section 4.2.
         advantage, target = v_trace(
-            jnp.exp(log_ratio), time_step.reward, known,
-            values_after(known, time_step, lambda final: self.policy_and_value(constant, final)[1]),
+            jnp.exp(log_ratio), time_step.reward, fixed_value, next_value,
             time_step.terminated, time_step.truncated,
             self.discount, self.trace_lambda, self.rho_clip, self.c_clip,
         )  # fmt: skip
-        # The three gradients of section 4.2. Means over the rollout, where the paper's code has sums.
+        # The three terms of section 4.2. The paper's code sums over the rollout; here, losses are means.
         policy_loss = -jnp.mean(log_prob * advantage)
-        loss, parts = self.objective.of(policy_loss, value_error(value, target), jnp.mean(policy.entropy()))
-        # This divergence shows how far the actors' policy lags behind the learner's.
-        return loss, {**parts, "approx_kl": approximate_kl(log_ratio)}
+        loss, terms = self.objective.of(policy_loss, value_error(value, target), jnp.mean(policy.entropy()))
+        # This divergence shows how much the actors' policy differs from the learner's.
+        return loss, {**terms, "approx_kl": approximate_kl(log_ratio)}

@@ -1,6 +1,7 @@
-"""What users write: bonuses on rewards, normalisers of observations, transforms of rows, explorations.
+"""Interfaces that users implement: reward bonuses, observation normalisers, row transforms, and explorers.
 
-Each is a value of pure functions that carry their own state. Any algorithm takes it, as a setting.
+A bonus, a normaliser and an explorer are tuples of pure functions, which take and return a state; a transform
+is one pure function. They are values of settings.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` rows, `U` gradient steps of an iteration.
 """
@@ -29,7 +30,7 @@ class Bonus(NamedTuple):
 
     @staticmethod
     def described() -> str:
-        """What a value of this type is, for messages."""
+        """How messages describe a value of this type."""
         return "an algos.Bonus(init, apply), 'module:name' of one"
 
 
@@ -39,8 +40,9 @@ class Normalizer(NamedTuple):
 
     `init(observation_space) -> statistics`, a pytree.
     `apply(statistics, observation [..., *obs]) -> observation [..., *obs]`, with the same shapes.
-    `update(statistics, observation [T, B, *obs]) -> statistics`, once after each rollout; with several
-    agents, and in A3C with its workers, there is another leading axis: count axes from the last.
+    `update(statistics, observation [T, B, *obs]) -> statistics`, once after each rollout. With several
+    agents,
+    and in A3C with its workers, observations have one more leading axis: so count axes from the last one.
     """
 
     init: Callable[[ObservationSpace], Any]
@@ -49,18 +51,18 @@ class Normalizer(NamedTuple):
 
     @staticmethod
     def described() -> str:
-        """What a value of this type is, for messages."""
+        """How messages describe a value of this type."""
         return "an algos.Normalizer(init, apply, update), 'module:name' of one"
 
 
 class Transform:
-    """A pure function `(rows, parameters, key) -> rows`; any function with these arguments.
+    """The interface of a transform: any pure function `(rows, parameters, key) -> rows`.
 
-    - `rows`: on-policy, a `Trajectory [T, B]` (`algos.on_policy`); with replay, the sampled minibatches
-      `[U, N]` of `Transition` (`algos.replay`), or of `Sequences` (`algos.sequences`). The result has the
-      same shapes.
-    - `parameters`: on-policy, the network's before the update; with replay, everything that an update
-      changes. With `staleness` they are newer than those that acted.
+    - `rows`: of on-policy algorithms, a `Trajectory [T, B]` (`algos.on_policy`); of algorithms with replay,
+      the sampled minibatches `[U, N]` of `Transition` (`algos.replaying`) or `Sequences` (`algos.sequences`).
+      The result has the same shapes.
+    - `parameters`: of on-policy algorithms, the network's before the update; of algorithms with replay, all
+      values that an update changes. With `staleness` they are newer than those that acted.
     - `key`: one key; split it over the second axis, so that results do not depend on the placement.
     """
 
@@ -68,7 +70,7 @@ class Transform:
 
     @staticmethod
     def described() -> str:
-        """What a value of this type is, for messages."""
+        """How messages describe a value of this type."""
         return "a function of (rows, parameters, key), 'module:name' of one"
 
 
@@ -88,5 +90,5 @@ class Explorer(NamedTuple):
 
     @staticmethod
     def described() -> str:
-        """Its name in messages."""
+        """How messages describe a value of this type."""
         return "an algos.Explorer(init, apply), 'module:name' of one"

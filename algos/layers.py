@@ -1,4 +1,4 @@
-"""Layers of networks: dense layers, convolutions, observations as numbers.
+"""Layers of networks: dense layers, convolutions, and the conversion of observations to numbers.
 
 Shapes: `N` rows, `F` features.
 """
@@ -26,26 +26,26 @@ _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.ge
 _Layers = TypeVar("_Layers", bound=Layers)
 _VECTOR_HIDDEN = (64, 64)
 
-# Convolutions: filters, size, stride.
-# For small images, the torso of MinAtar's agents (Young and Tian 2019, arXiv 1903.03176).
-_SMALL_IMAGE = ((16, 3, 1),)
+# Convolutions, each as (filters, size, stride).
+# For small images, those of MinAtar's agents (Young and Tian 2019, arXiv 1903.03176).
+_SMALL_IMAGE_CONVOLUTIONS = ((16, 3, 1),)
 _SMALL_IMAGE_HIDDEN = (128,)
-# For large images, that of DQN (Mnih et al. 2015, "Human-level control through deep reinforcement learning",
+# For large images, those of DQN (Mnih et al. 2015, "Human-level control through deep reinforcement learning",
 # Nature 518, Methods, "Model architecture"), for 84 x 84 pixels, or at least 36 x 36.
-_LARGE_IMAGE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+_LARGE_IMAGE_CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 _LARGE_IMAGE_HIDDEN = (512,)
-_LARGE_FROM = 36
+_MIN_LARGE_SIDE = 36
 
 _LARGEST_SPAN = 2.0**16  # integers with bounds further apart are not rescaled
 
 
 class Trunk(nn.Module):
-    """Dense layers and a head on `features`, to `[N, outputs]`; images are convolved first.
+    """Dense layers and a head on the result of `features`, to `[N, outputs]`; images are convolved first.
 
     A `layers.torso` of "simba" uses SimbaV2's layers, without choice of activation or dropout. With
     `layers.layer_norm` each layer but the head is normalised before its activation (Ba et al. 2016, arXiv
-    1607.06450). `more [N, G]` joins the features before the dense layers. With a rate of `dropout` and `keys
-    [N]`, the dense layers have dropout (`dropped`).
+    1607.06450). `more [N, G]` are further inputs of the dense layers, such as actions. With a `dropout` rate
+    and `keys [N]`, the dense layers have dropout (`dropped`).
     """
 
     layers: Layers
@@ -76,14 +76,14 @@ class Convolution(nn.Module):
     def __call__(self, images: jax.Array) -> jax.Array:  # noqa: D102
         count, stride, channels = images.shape[0], self.stride, images.shape[-1]
         per_side = self.size // stride
-        # Blocks of `stride` x `stride` pixels become channels; a filter covers `per_side` x `per_side`
-        # blocks.
+        # The pixels of a block of `stride` x `stride` become channels of one pixel; a filter covers
+        # `per_side` x `per_side` blocks.
         rows, columns = ((length - self.size) // stride + per_side for length in images.shape[1:3])
         blocks = images[:, : rows * stride, : columns * stride].reshape(
             count, rows, stride, columns, stride, channels
         )
         blocks = blocks.swapaxes(2, 3).reshape(count, rows, columns, -1)
-        rows, columns = rows - per_side + 1, columns - per_side + 1  # positions of a filter
+        rows, columns = rows - per_side + 1, columns - per_side + 1  # now of the output
         patches = jnp.concatenate(
             [blocks[:, i : i + rows, j : j + columns] for i in range(per_side) for j in range(per_side)], -1
         )
@@ -95,7 +95,7 @@ class Convolution(nn.Module):
         return outputs.reshape(count, rows, columns, self.filters)
 
 
-# Call the next two inside a module's `__call__`; their layers belong to that module.
+# Call `hidden_layers` and `head` inside a module's `__call__`; their layers belong to that module.
 def hidden_layers(
     inputs: Any,
     layers: Layers,
@@ -104,10 +104,10 @@ def hidden_layers(
     dropout: float = 0.0,
     keys: jax.Array | None = None,
 ) -> jax.Array:
-    """All layers of a `Trunk` but the head, of these widths, to `[N, hidden[-1]]`.
+    """All layers of a `Trunk` but the head, with dense layers of the widths `hidden`: `[N, hidden[-1]]`.
 
-    `inputs` is `[N, F]`, images `[N, H, W, C]`, or a tuple of these: each image has its own convolutions,
-    whose outputs join the rest before the dense layers.
+    `inputs` are features `[N, F]`, images `[N, H, W, C]`, or a tuple of both: each image has its own
+    convolutions, whose outputs are concatenated with the features before the dense layers.
     """
     kernel_init = nn.initializers.orthogonal(math.sqrt(2.0))
 
@@ -117,7 +117,8 @@ def hidden_layers(
     columns = []
     for x in jax.tree.leaves(inputs):
         if x.ndim == 4:
-            for layer in _LARGE_IMAGE if _is_large(x.shape[1:]) else _SMALL_IMAGE:
+            is_large = _is_large(x.shape[1:])
+            for layer in _LARGE_IMAGE_CONVOLUTIONS if is_large else _SMALL_IMAGE_CONVOLUTIONS:
                 x = activate(Convolution(*layer)(x))
             x = x.reshape(x.shape[0], -1)
         columns.append(x)
@@ -125,8 +126,8 @@ def hidden_layers(
         columns.append(more)
     x = columns[0] if len(columns) == 1 else jnp.concatenate(columns, axis=-1)
     if layers.torso == "simba" and hidden:
-        return _blocks(x, hidden)
-    # From here on [N, features]: XLA on a CPU is fast at matrix products.
+        return _simba_blocks(x, hidden)
+    # `x` has two axes, because XLA on a CPU is fast at products of matrices.
     for index, width in enumerate(hidden):
         x = nn.Dense(width, kernel_init=kernel_init)(x)
         x = activate(x if keys is None else dropped(x, dropout, keys, index))
@@ -136,15 +137,15 @@ def hidden_layers(
 def dropped(x: jax.Array, rate: float, keys: jax.Array, index: int = 0) -> jax.Array:
     """Dropout: sets a fraction `rate` of features `[N, F]` to zero, and divides others by `1 - rate`.
 
-    Srivastava et al. 2014 (JMLR 15). Each sample has its own key, so results do not depend on how a minibatch
-    is split: `keys [N]`, from which the layer at `index` derives its own.
+    Srivastava et al. 2014 (JMLR 15). Each sample has its own key in `keys [N]`, so results do not depend on
+    how a minibatch is split. The layer at `index` derives further keys from these.
     """
     layer_keys = jax.vmap(lambda key: jax.random.fold_in(key, index))(keys)
     kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, x.shape[1:]))(layer_keys)
     return jnp.where(kept, x / (1.0 - rate), 0.0)
 
 
-def _blocks(x: jax.Array, hidden: Sequence[int]) -> jax.Array:
+def _simba_blocks(x: jax.Array, hidden: Sequence[int]) -> jax.Array:
     if len(set(hidden)) > 1:
         raise FdgError(f"torso='simba' has blocks of one width: hidden={tuple(hidden)} names several")
     x = embedding(x, hidden[0])
@@ -154,21 +155,21 @@ def _blocks(x: jax.Array, hidden: Sequence[int]) -> jax.Array:
 
 
 def head(x: jax.Array, outputs: int, scale: float, torso: Torso = "dense") -> jax.Array:
-    """The last layer, `[N, F]` to `[N, outputs]`; after SimbaV2's torso, without a `scale`."""
+    """The last layer, `[N, F]` to `[N, outputs]`; `scale` is of its initial weights, unused with "simba"."""
     if torso == "simba":
         return UnitHead(outputs, name="head")(x)
     return nn.Dense(outputs, kernel_init=nn.initializers.orthogonal(scale), name="head")(x)
 
 
 def sized(layers: _Layers, space: ObservationSpace) -> _Layers:
-    """Layers with default widths filled in, chosen by the observations; refuses unknown activations."""
+    """Layers whose `hidden`, if None, is set to a default for the observations; checks the activation."""
     if layers.activation not in _ACTIVATIONS:
         raise unknown_name("activation", layers.activation, _ACTIVATIONS)
     if layers.hidden is not None:
         return layers
     images = [part.shape for _, part in composite.parts(space) if layers.convolve and _is_image(part)]
-    of_images = _LARGE_IMAGE_HIDDEN if any(map(_is_large, images)) else _SMALL_IMAGE_HIDDEN
-    return dataclasses.replace(layers, hidden=of_images if images else _VECTOR_HIDDEN)
+    image_hidden = _LARGE_IMAGE_HIDDEN if any(map(_is_large, images)) else _SMALL_IMAGE_HIDDEN
+    return dataclasses.replace(layers, hidden=image_hidden if images else _VECTOR_HIDDEN)
 
 
 def _is_image(space: Space) -> bool:
@@ -176,7 +177,7 @@ def _is_image(space: Space) -> bool:
 
 
 def _is_large(image_shape: tuple[int, ...]) -> bool:
-    return min(image_shape[:2]) >= _LARGE_FROM
+    return min(image_shape[:2]) >= _MIN_LARGE_SIDE
 
 
 def features(observation: Any, space: ObservationSpace, convolve: bool = True) -> Any:
@@ -185,20 +186,20 @@ def features(observation: Any, space: ObservationSpace, convolve: bool = True) -
     For observations in parts, a tuple: the images one by one, then all other parts concatenated.
     """
     if isinstance(space, Box | Discrete | MultiDiscrete):
-        return _of_part(observation, space, convolve)
+        return _part_features(observation, space, convolve)
     if not composite.has_parts_of(space, observation):
         raise FdgError(
             f"the network was made for observations of {space!r:.200}, but was given"
             f" {jax.tree.map(jnp.shape, observation)}"
         )
-    each = jax.tree.leaves(
-        jax.tree.map(lambda part, x: _of_part(x, part, convolve), composite.tree(space), observation)
+    part_features = jax.tree.leaves(
+        jax.tree.map(lambda part, x: _part_features(x, part, convolve), composite.tree(space), observation)
     )
-    images, rest = [x for x in each if x.ndim == 4], [x for x in each if x.ndim != 4]
-    return (*images, *([jnp.concatenate(rest, axis=-1)] if rest else []))
+    images, vectors = [x for x in part_features if x.ndim == 4], [x for x in part_features if x.ndim != 4]
+    return (*images, *([jnp.concatenate(vectors, axis=-1)] if vectors else []))
 
 
-def _of_part(observation: jax.Array, space: Space, convolve: bool) -> jax.Array:
+def _part_features(observation: jax.Array, space: Space, convolve: bool) -> jax.Array:
     if observation.shape[1:] != space.shape:
         raise FdgError(
             f"the network was made for observations [{', '.join(map(str, ('N', *space.shape)))}] of"
@@ -219,9 +220,9 @@ def _of_part(observation: jax.Array, space: Space, convolve: bool) -> jax.Array:
 
 
 def _as_numbers(observation: jax.Array, space: Box) -> jax.Array:
-    """Float32 `[N, *shape]`; codes become one-hot, in a map for each channel.
+    """Observations as float32 `[N, *shape]`; the codes of each channel become one-hot along the last axis.
 
-    Bounded integers are scaled to [0, 1]; normalised observations are no longer integers.
+    Bounded integers are scaled to [0, 1]. Floats, such as normalised observations, are unchanged.
     """
     inputs = observation.astype(jnp.float32)
     if not jnp.issubdtype(observation.dtype, jnp.integer):
@@ -233,7 +234,7 @@ def _as_numbers(observation: jax.Array, space: Box) -> jax.Array:
     columns = []
     for i, (lowest, count) in enumerate(space.codes):
         code = channels[..., i].astype(jnp.int32) - lowest
-        # With two codes, one number, 0 or 1.
+        # Two codes become one number, 0 or 1.
         columns.append(
             jax.nn.one_hot(code, count, dtype=jnp.float32)
             if count > 2
@@ -260,7 +261,10 @@ def _low_and_span(space: Box) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """The settings of a default network, such as `algos.networks.mlp(64, 64)`; expands to these fields."""
+    """Settings of a default network, such as `algos.networks.mlp(64, 64)`.
+
+    As the value of a field `network`, it sets the algorithm's fields of these names.
+    """
 
     settings: tuple[tuple[str, Any], ...]
 
@@ -290,13 +294,13 @@ def simba(width: int = 128, blocks: int = 1, critic: tuple[int, int] | None = No
     the layers of all networks, not only the actor's. The paper has one block of 128 for the actor and two of
     512 for the critics: `simba(128, 1, critic=(512, 2))`, if the algorithm has `critic_hidden`.
     """
-    wide = None if critic is None else (critic[0],) * critic[1]
-    return _architecture(hidden=(width,) * blocks, critic_hidden=wide, torso="simba")
+    critic_hidden = None if critic is None else (critic[0],) * critic[1]
+    return _architecture(hidden=(width,) * blocks, critic_hidden=critic_hidden, torso="simba")
 
 
 @checked
 def gru(size: int = 128, *hidden: int, activation: Activation | None = None) -> Architecture:
-    """A GRU of this size after dense layers of these widths; see `algos.memories` for others.
+    """A GRU of this size after dense layers of these widths; see `algos.memories` for other memories.
 
     `RecurrentPPO(env=env, network=gru(128))` is `RecurrentPPO(env=env, memory="gru", memory_size=128)`.
     """
@@ -311,7 +315,7 @@ def lstm(size: int = 128, *hidden: int, activation: Activation | None = None) ->
 
 @checked
 def transformer(size: int = 128, window: int = 32, layers: int = 1, heads: int = 4) -> Architecture:
-    """a causal transformer that attends to this many earlier steps."""
+    """A causal transformer that attends to the last `window` steps."""
     return _architecture(
         memory="transformer", memory_size=size, memory_window=window, memory_layers=layers, memory_heads=heads
     )
@@ -323,15 +327,15 @@ def _architecture(**settings: Any) -> Architecture:
 
 # --- hidden layers on unit spheres: SimbaV2 (Lee, Lee, Seno, Kim, Stone and Choo 2025, arXiv 2502.15280) ---
 #
-# Section 4 of the paper. Features have unit length after each block, and so has each column of a weight
-# matrix after each update (`projected`, which every algorithm calls); so neither grows while targets move.
-# Other parts of the paper are settings of algorithms: running statistics of observations
-# (`normalize_observation`), and distributional critics (`atoms`).
+# Section 4 of the paper. Features have unit length after each block; each column of a weight matrix has unit
+# length after each update (`projected`, which every algorithm calls). So neither features nor weights grow
+# while targets change. Other elements of the paper are settings of algorithms: running statistics of
+# observations (`normalize_observation`), and distributional critics (`atoms`).
 
 _SHIFT = 3.0  # c_shift, appended to the inputs before they are projected to the sphere
 _EXPANSION = 4  # ratio of the hidden width of a block
 _KERNEL = "unit_kernel"
-_SMALLEST = 1e-16
+_MIN_SQUARED_LENGTH = 1e-16
 
 
 def unit(x: jax.Array, axis: int = -1) -> jax.Array:
@@ -340,17 +344,17 @@ def unit(x: jax.Array, axis: int = -1) -> jax.Array:
     >>> unit(jnp.array([[3.0, 4.0], [0.0, 0.0]])).round(3).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
     """
-    square = jnp.sum(jnp.square(x), axis=axis, keepdims=True)
-    return x * jax.lax.rsqrt(jnp.maximum(square, _SMALLEST))
+    squared_length = jnp.sum(jnp.square(x), axis=axis, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.maximum(squared_length, _MIN_SQUARED_LENGTH))
 
 
 def projected(parameters: Any) -> Any:
     """Updated parameters with the columns of `UnitDense` kernels `[..., F, D]` scaled to unit length."""
 
-    def one(path: Any, x: Any) -> Any:
+    def project(path: Any, x: Any) -> Any:
         return unit(x, axis=-2) if path and getattr(path[-1], "key", None) == _KERNEL else x
 
-    return jax.tree_util.tree_map_with_path(one, parameters)
+    return jax.tree_util.tree_map_with_path(project, parameters)
 
 
 class UnitDense(nn.Module):
@@ -360,14 +364,17 @@ class UnitDense(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # noqa: D102
-        def first(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
+        def init(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
             return unit(nn.initializers.orthogonal()(key, shape, jnp.float32), axis=0)
 
-        return x @ self.param(_KERNEL, first, (x.shape[-1], self.width))
+        return x @ self.param(_KERNEL, init, (x.shape[-1], self.width))
 
 
 class Scaler(nn.Module):
-    """A learned scale of each feature, initially `first`; the parameter is initially `size`."""
+    """A learned scale of each feature, initially `first`.
+
+    The parameter is initially `size`, which sets the scale of its updates.
+    """
 
     first: float
     size: float
@@ -390,7 +397,7 @@ class UnitHead(nn.Module):
         return UnitDense(self.outputs)(hidden) + bias[None]
 
 
-# Call the next two inside a module's `__call__`; their layers belong to that module.
+# Call `embedding` and `block` inside a module's `__call__`; their layers belong to that module.
 def embedding(x: jax.Array, width: int) -> jax.Array:
     """Embeds inputs `[N, F]` as features of unit length, `[N, width]`."""
     shifted = jnp.concatenate([x, jnp.full((len(x), 1), _SHIFT, jnp.float32)], axis=-1)
@@ -401,8 +408,8 @@ def block(x: jax.Array, depth: int) -> jax.Array:
     """One of `depth` residual blocks, on features of unit length `[N, D]`."""
     width = x.shape[-1]
     inner = nn.relu(_scaled(UnitDense(_EXPANSION * width)(x)))
-    towards = unit(UnitDense(width)(inner)) - x
-    return unit(x + Scaler(1.0 / (depth + 1), 1.0 / math.sqrt(width))(towards))
+    difference = unit(UnitDense(width)(inner)) - x
+    return unit(x + Scaler(1.0 / (depth + 1), 1.0 / math.sqrt(width))(difference))
 
 
 def _scaled(x: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """Losses that several algorithms share, and advantages.
 
-Losses have any leading axes, `[...]`, one number for each sample, and are averaged. Advantages are
-time-major, `[T, B]`; see `algos.returns` for returns and the ends of episodes.
+Losses are means over samples; the samples' axes, `[...]`, may be any. Advantages are time-major, `[T, B]`;
+see `algos.returns` for returns and the ends of episodes.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from fdg.settings.fields import hyperparameter, require_positive, require_within
 from fdg.settings.moved import moved
 from fdg.settings.parts import Part
 
+# Names that moved to `algos.one_update`, or to the module before the colon.
 _MOVED = "WeightedLoss weighted_sum proximal_loss algos.distributional:quantile_error"
 __getattr__ = moved(__name__, "algos.one_update", _MOVED)
 
@@ -31,7 +32,7 @@ class Distribution(Policy, Protocol):
         """Entropy in nats: `[...]` float32."""
 
     def kl(self, other: Any) -> jax.Array:
-        """KL(self || other) in nats, `[...]` float32; `other` is of the same kind."""
+        """KL(self || other) in nats, `[...]` float32; `other` has the same type."""
 
 
 class Decision(NamedTuple):
@@ -56,7 +57,7 @@ class ProximalLoss(Part):
     value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
 
     def check(self, algorithm: Any) -> None:
-        """Refuses a clip that is not positive."""
+        """Refuses a `clip_ratio` that is not positive."""
         require_positive(algorithm, "clip_ratio")
 
     def of(
@@ -88,8 +89,8 @@ class ProximalLoss(Part):
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip_ratio: float) -> jax.Array:
     """Clipped surrogate objective of PPO, negated (Schulman et al. 2017, arXiv 1707.06347, equation 7).
 
-    The minimum of `ratio * advantage` and the same with the ratio clipped to `1 - clip_ratio` to
-    `1 + clip_ratio`. `log_ratio` and `advantage` are `[...]` float32.
+    The objective is the minimum of `ratio * advantage` and `clipped_ratio * advantage`; the clipped ratio is
+    from `1 - clip_ratio` to `1 + clip_ratio`. `log_ratio` and `advantage` are `[...]` float32.
 
     >>> # The action is twice as likely as before, so the ratio 2 is clipped to 1.2.
     >>> print(f"{clipped_surrogate(jnp.log(jnp.array([2.0])), jnp.array([1.0]), clip_ratio=0.2):.2f}")
@@ -110,20 +111,21 @@ def value_error(value: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def clipped_value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float) -> jax.Array:
-    """`value_error` with clipping to within `clip` of `old_value`: the larger of both errors of each sample.
+    """Like `value_error`, but with the larger error of the value and the value clipped near `old_value`.
 
-    Not in PPO's paper, but in its code (OpenAI's baselines, `ppo2`).
+    The clipped value differs from `old_value` by at most `clip`. PPO's code clips values (OpenAI's baselines,
+    `ppo2`), its paper does not.
 
     >>> one = jnp.ones(1)
     >>> float(clipped_value_error(one, 0.0 * one, 2.0 * one, clip=0.5))  # 0.5 * (2 - 0.5)^2
     1.125
     """
-    kept = old_value + jnp.clip(value - old_value, -clip, clip)
-    return 0.5 * jnp.mean(jnp.maximum(jnp.square(value - target), jnp.square(kept - target)))
+    clipped = old_value + jnp.clip(value - old_value, -clip, clip)
+    return 0.5 * jnp.mean(jnp.maximum(jnp.square(value - target), jnp.square(clipped - target)))
 
 
 def standardize(advantage: jax.Array) -> jax.Array:
-    """Zero mean and unit variance over all samples, `[...]` (as in OpenAI's baselines)."""
+    """Rescales advantages to zero mean and unit variance over all samples (as in OpenAI's baselines)."""
     return (advantage - jnp.mean(advantage)) / (jnp.std(advantage) + 1e-8)
 
 
@@ -142,7 +144,7 @@ def clip_fraction(log_ratio: jax.Array, clip_ratio: float) -> jax.Array:
 
 
 def explained_variance(target: jax.Array, value: jax.Array) -> jax.Array:
-    """Fraction of the target's variance that the value explains: 1 is all, 0 is none. A metric."""
+    """Fraction of the target's variance that the value explains: 1 is all of it, 0 is none; a metric."""
     return 1.0 - jnp.var(target - value) / (jnp.var(target) + 1e-8)
 
 
@@ -202,31 +204,34 @@ def values_after(
 ) -> jax.Array:
     """The value of the observation after each step of a rollout, before any reset: `[T, B, ...]` float32.
 
-    Within an episode this is the value of the next row. `value_of` is called for the others: once for the
-    last row, then once for each truncation of an environment (as many calls as the environment with the most
-    has). After a termination the result is meaningless.
+    Within an episode this is the value of the next row. For the last row and for truncated steps, `value_of`
+    computes it: one call for the last row of all environments, then one for the first truncation of each
+    environment, one for the second, and so on. After a termination the result has no meaning.
 
-    `value [T, B]` float32 (of several agents `[T, B, A]`) is that of the observation before each step.
-    `value_of`: `final [B, ...] -> [B, ...]`, of rows of `final [T, B, ...]`; None for
-    `time_step.final_observation`. A recurrent critic passes its memory too.
+    Args:
+      value: `[T, B]` float32 (with several agents `[T, B, A]`), of the observation before each step.
+      time_step: `[T, B]`.
+      value_of: `final [B, ...] -> [B, ...]`; `final` are rows of the argument `final`.
+      final: `[T, B, ...]`, the observation after each step, for a recurrent critic with its memory; None:
+        `time_step.final_observation`.
     """
     final = time_step.final_observation if final is None else final
-    after = jnp.concatenate([value[1:], value_of(jax.tree.map(lambda x: x[-1], final))[None]])
+    next_value = jnp.concatenate([value[1:], value_of(jax.tree.map(lambda x: x[-1], final))[None]])
     row = jax.lax.broadcasted_iota(jnp.int32, value.shape[:2], 0)
 
-    def left_over(carry):
+    def any_pending(carry):
         return jnp.any(carry[1])
 
-    def one_of_each(carry):
-        after, cut = carry
-        first = jnp.argmax(cut, axis=0)
+    def one_of_each_environment(carry):
+        next_value, pending = carry
+        first = jnp.argmax(pending, axis=0)
         rows = jax.tree.map(lambda x: jax.vmap(lambda x, i: x[i], in_axes=(1, 0))(x, first), final)
-        here = cut & (row == first[None])
-        of_agents = here.reshape(*here.shape, *(1,) * (after.ndim - 2))
-        return jnp.where(of_agents, value_of(rows)[None], after), cut & ~here
+        is_first = pending & (row == first[None])
+        replaced = is_first.reshape(*is_first.shape, *(1,) * (next_value.ndim - 2))  # an axis for agents
+        return jnp.where(replaced, value_of(rows)[None], next_value), pending & ~is_first
 
-    cut = time_step.truncated & ~time_step.terminated & (row < value.shape[0] - 1)
-    return jax.lax.while_loop(left_over, one_of_each, (after, cut))[0]
+    pending = time_step.truncated & ~time_step.terminated & (row < value.shape[0] - 1)
+    return jax.lax.while_loop(any_pending, one_of_each_environment, (next_value, pending))[0]
 
 
 def not_ended(ended: jax.Array) -> jax.Array:

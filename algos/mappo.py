@@ -1,12 +1,13 @@
-"""PPO for several agents: the critic of `MAPPO` sees all observations, that of `IPPO` an agent's own.
+"""PPO for several agents: the critic of `MAPPO` sees all agents' observations, that of `IPPO` only the
+agent's.
 
 MAPPO: Yu et al. 2022, "The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games", arXiv
 2103.01955. IPPO: de Witt et al. 2020, "Is Independent Learning All You Need in the StarCraft Multi-Agent
 Challenge?", arXiv 2011.09533.
 
-They differ in the critic's input and in their defaults. Agents share parameters; each has an observation,
-memory, reward, advantage and value of its own. The loss treats the `A` agents of an environment as `A`
-samples. The rest is `algos/recurrent_ppo.py` with one more axis: `[T, B, A]` in place of `[T, B]`.
+MAPPO and IPPO differ in the critic's input and in their defaults. Agents share parameters; each has its own
+observation, memory, reward, advantage and value. The loss treats the `A` agents of an environment as `A`
+samples. All else is as in `algos/recurrent_ppo.py`, with one more axis: `[T, B, A]` in place of `[T, B]`.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ class MultiAgentPPO(RecurrentPPO):
         )
         super().__post_init__()
 
-    def _ends(self, time_step: TimeStep) -> TimeStep:
+    def _broadcast_ends(self, time_step: TimeStep) -> TimeStep:
         """Broadcasts the end of an episode from `[T, B]` to agents, `[T, B, A]`."""
         shape = time_step.reward.shape
         return time_step._replace(
@@ -53,15 +54,15 @@ class MultiAgentPPO(RecurrentPPO):
         )
 
     @property
-    def _length(self) -> int:
-        return super()._length if self._has_memory else 1
+    def _steps_per_sequence(self) -> int:
+        return super()._steps_per_sequence if self._has_memory else 1
 
     @property
     def _has_memory(self) -> bool:
         return self.recurrent or self.memory is not None
 
     @property
-    def _agents(self) -> tuple[int, ...]:
+    def _agent_axes(self) -> tuple[int, ...]:
         agents = num_agents(self.env)
         assert agents is not None  # checked when constructed
         return (agents,)

@@ -37,7 +37,7 @@ class Cells(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The memory of a transformer: the inputs of each layer in the last steps."""
+    """The memory of a transformer: the inputs of each layer at the last M steps."""
 
     inputs: jax.Array  # [N, L, M, H] float32, the newest last
     valid: jax.Array  # [N, M] bool, True for steps of this episode
@@ -57,7 +57,7 @@ class MemoryKind:
       heads: attention heads.
 
     Raises:
-      FdgError: (construction) an unknown kind, or sizes that do not fit.
+      FdgError: at construction, if the kind is unknown, or sizes do not fit.
     """
 
     kind: Kind = "gru"
@@ -74,7 +74,7 @@ class MemoryKind:
         if self.window < 2 or self.layers < 1 or self.heads < 1:
             raise FdgError(
                 f"memory_window={self.window}, memory_layers={self.layers}, memory_heads={self.heads}: a"
-                " transformer has a window of two steps at least, a layer and a head"
+                " transformer has a window of at least two steps, a layer and a head"
             )
         if self.size % self.heads:
             raise FdgError(
@@ -83,7 +83,7 @@ class MemoryKind:
 
     @classmethod
     def of(cls, sizes: Any, kind: Kind) -> "MemoryKind":
-        """The memory with the sizes of `algos.replaying.NetworkMemory`."""
+        """The kind of memory with its sizes from an `algos.replaying.NetworkMemory`."""
         return cls(kind, sizes.memory_size, sizes.memory_window, sizes.memory_layers, sizes.memory_heads)
 
     def empty(self, leading: tuple[int, ...]) -> Any:
@@ -92,15 +92,15 @@ class MemoryKind:
         >>> MemoryKind("transformer", size=8, window=4).empty((3,)).inputs.shape
         (3, 1, 3, 8)
         """
-        unit = jnp.zeros((*leading, self.size), jnp.float32)
+        zeros = jnp.zeros((*leading, self.size), jnp.float32)
         match self.kind:
             case "lstm":
-                return Cells(unit, unit)
+                return Cells(zeros, zeros)
             case "transformer":
-                before = self.window - 1
-                shape = (*leading, self.layers, before, self.size)
-                return Window(jnp.zeros(shape, jnp.float32), jnp.zeros((*leading, before), bool))
-        return unit
+                earlier = self.window - 1
+                shape = (*leading, self.layers, earlier, self.size)
+                return Window(jnp.zeros(shape, jnp.float32), jnp.zeros((*leading, earlier), bool))
+        return zeros
 
     def module(self) -> nn.Module:
         """A module `(memory, inputs [T, N, F], start [T, N]) -> (output [T, N, H], memories [T, N, ...])`."""
@@ -129,7 +129,9 @@ class ForgetfulGRU(nn.Module):
 
 
 class ForgetfulLSTM(nn.Module):
-    """`c' = f * c + i * tanh(g)`, `h' = o * tanh(c')`; `i`, `f`, `o` are sigmoids; all depend on `x` and `h`.
+    """`c' = f * c + i * tanh(g)`, `h' = o * tanh(c')`, with gates `i`, `f` and `o`.
+
+    The gates are sigmoids of linear functions of `x` and `h`; `g` is another linear function of these.
 
     The forget gate's bias starts at one (Jozefowicz et al. 2015, "An Empirical Exploration of Recurrent
     Network Architectures", section 2.2). Only the product with `h` is sequential.
@@ -140,21 +142,22 @@ class ForgetfulLSTM(nn.Module):
     @nn.compact
     def __call__(self, memory: Cells, inputs: jax.Array, start: jax.Array) -> tuple[jax.Array, Cells]:  # noqa: D102
         steps, count = start.shape
-        by_input = nn.Dense(4 * self.size, use_bias=False, name="inputs")
-        seen = by_input(inputs.reshape(steps * count, -1)).reshape(steps, count, -1)
+        input_layer = nn.Dense(4 * self.size, use_bias=False, name="inputs")
+        from_inputs = input_layer(inputs.reshape(steps * count, -1)).reshape(steps, count, -1)
         kernel = self.param("kernel", nn.initializers.orthogonal(), (self.size, 4 * self.size), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros_init(), (4 * self.size,), jnp.float32)
-        one = np.repeat(np.array([0, 1, 0, 0], np.float32), self.size)
+        forget_bias = np.repeat(np.array([0, 1, 0, 0], np.float32), self.size)
 
         def step(memory: Cells, row: tuple[jax.Array, jax.Array]) -> tuple[Cells, Cells]:
-            seen, start = row
+            from_input, start = row
             cell, hidden = (jnp.where(start[:, None], 0.0, x) for x in memory)
-            i, f, g, o = jnp.split(seen + hidden @ kernel + (bias + one)[None], 4, axis=-1)
+            gates = from_input + hidden @ kernel + (bias + forget_bias)[None]
+            i, f, g, o = jnp.split(gates, 4, axis=-1)
             cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-            after = Cells(cell, jax.nn.sigmoid(o) * jnp.tanh(cell))
-            return after, after
+            next_memory = Cells(cell, jax.nn.sigmoid(o) * jnp.tanh(cell))
+            return next_memory, next_memory
 
-        memories = jax.lax.scan(step, memory, (seen, start))[1]
+        memories = jax.lax.scan(step, memory, (from_inputs, start))[1]
         return memories.hidden, memories
 
 
@@ -174,22 +177,23 @@ class MinGRU(nn.Module):
             nn.Dense(self.size, name=name)(flat).reshape(steps, count, self.size) for name in ("z", "n")
         )
         z = jax.nn.sigmoid(update)
-        kept = jnp.where(start[..., None], 0.0, 1.0 - z)
+        keep = jnp.where(start[..., None], 0.0, 1.0 - z)
 
-        def join(earlier: tuple, later: tuple) -> tuple[jax.Array, jax.Array]:
+        # Each step is a linear function of the memory, (factor, term); `compose` applies two of them in turn.
+        def compose(earlier: tuple, later: tuple) -> tuple[jax.Array, jax.Array]:
             return earlier[0] * later[0], later[0] * earlier[1] + later[1]
 
-        of_first, added = jax.lax.associative_scan(join, (kept, z * new))
-        memories = of_first * memory[None] + added
+        factors, terms = jax.lax.associative_scan(compose, (keep, z * new))
+        memories = factors * memory[None] + terms
         return memories, memories
 
 
 class WindowedTransformer(nn.Module):
     """Causal attention over the last `window` steps of the episode, in layers with gates (GTrXL).
 
-    Each layer attends to its own inputs of those steps, so several layers look back further. Inputs from
+    Each layer attends to its own inputs at those steps, so several layers look back further. Inputs from
     before this sequence have no gradient, as in Transformer-XL (Dai et al. 2019, arXiv 1901.02860, section
-    3.2). Positions are a learned bias per head and distance.
+    3.2). Positions enter by a learned bias for each head and distance.
     """
 
     size: int
@@ -200,28 +204,28 @@ class WindowedTransformer(nn.Module):
     @nn.compact
     def __call__(self, memory: Window, inputs: jax.Array, start: jax.Array) -> tuple[jax.Array, Window]:  # noqa: D102
         steps, count = start.shape
-        before = self.window - 1
+        earlier = self.window - 1
         x = nn.Dense(self.size, name="embedding")(inputs.reshape(steps * count, -1))
         x = x.reshape(steps, count, self.size)
-        # The episode of each step: 0 continues the memory's, -1 for none.
+        # The index of each step's episode: 0 is the memory's episode, -1 stands for no step.
         episode = jnp.cumsum(start.astype(jnp.int32), axis=0)  # [T, N]
         remembered = jnp.where(memory.valid, 0, -1).T  # [M, N]
-        source = jnp.concatenate([remembered, episode])  # [S, N]
-        # Step t is at position M + t, and attends to steps less than W before it.
-        distance = before + np.arange(steps)[:, None] - np.arange(before + steps)[None]  # [T, S]
-        near = (distance >= 0) & (distance < self.window)
-        visible = near[:, :, None] & (source[None] == episode[:, None])  # [T, S, N]
+        source_episode = jnp.concatenate([remembered, episode])  # [S, N]
+        # Step t is at position M + t, and attends to itself and the M steps before it.
+        distance = earlier + np.arange(steps)[:, None] - np.arange(earlier + steps)[None]  # [T, S]
+        in_window = (distance >= 0) & (distance < self.window)
+        visible = in_window[:, :, None] & (source_episode[None] == episode[:, None])  # [T, S, N]
         histories = []
         for layer in range(self.layers):
             past = jax.lax.stop_gradient(jnp.moveaxis(memory.inputs[:, layer], 1, 0))
             history = jnp.concatenate([past, x])  # [S, N, H]
             histories.append(history)
             block = GatedBlock(self.size, self.heads, name=f"layer_{layer}")
-            x = block(x, history, visible, np.clip(distance, 0, before), self.window)
+            x = block(x, history, visible, np.clip(distance, 0, earlier), self.window)
         # The memory after step t is positions t + 1 to t + M.
         rows = np.arange(steps)[:, None] + np.arange(1, self.window)[None]  # [T, M]
         inputs_after = jnp.stack([history[rows] for history in histories], axis=2)  # [T, M, L, N, H]
-        valid = source[rows] == episode[:, None]  # [T, M, N]
+        valid = source_episode[rows] == episode[:, None]  # [T, M, N]
         inputs_after = jnp.where(valid[:, :, None, :, None], inputs_after, 0.0)
         memories = Window(jnp.transpose(inputs_after, (0, 3, 2, 1, 4)), jnp.moveaxis(valid, 1, 2))
         return nn.LayerNorm(name="norm")(x), memories
@@ -241,9 +245,9 @@ class GatedBlock(nn.Module):
         self, x: jax.Array, history: jax.Array, visible: jax.Array, distance: np.ndarray, window: int
     ) -> jax.Array:
         norm = nn.LayerNorm(name="norm_1")
-        query = self._heads(self._dense(norm(x), "query"))
-        seen = self._dense(norm(history), "key_and_value", 2)
-        key, value = (self._heads(part) for part in jnp.split(seen, 2, axis=-1))
+        query = self._split_heads(self._dense(norm(x), "query"))
+        key_and_value = self._dense(norm(history), "key_and_value", 2)
+        key, value = (self._split_heads(part) for part in jnp.split(key_and_value, 2, axis=-1))
         bias = self.param("distance", nn.initializers.zeros_init(), (self.heads, window), jnp.float32)
         scores = jnp.einsum("tnhd,snhd->nhts", query, key) / math.sqrt(self.size // self.heads)
         scores = scores + bias[:, distance][None]
@@ -257,7 +261,7 @@ class GatedBlock(nn.Module):
         rows = nn.Dense(parts * self.size, name=name)(x.reshape(-1, x.shape[-1]))
         return rows.reshape(*x.shape[:-1], -1)
 
-    def _heads(self, x: jax.Array) -> jax.Array:
+    def _split_heads(self, x: jax.Array) -> jax.Array:
         return x.reshape(*x.shape[:2], self.heads, -1)
 
 
@@ -275,8 +279,8 @@ class Gate(nn.Module):
         shape, x, y = x.shape, x.reshape(-1, self.size), y.reshape(-1, self.size)
 
         def dense(value: jax.Array, gates: int, name: str) -> list[jax.Array]:
-            wide = nn.Dense(gates * self.size, use_bias=False, name=name)(value)
-            return jnp.split(wide, gates, axis=-1)
+            output = nn.Dense(gates * self.size, use_bias=False, name=name)(value)
+            return jnp.split(output, gates, axis=-1)
 
         (yr, yz, yn), (xr, xz) = dense(y, 3, "of_y"), dense(x, 2, "of_x")
         bias = self.param("bias", nn.initializers.constant(2.0), (self.size,), jnp.float32)
@@ -292,13 +296,13 @@ class Gate(nn.Module):
 # `r = sigmoid(x W_ir + b_ir + h W_hr)`, `z = sigmoid(x W_iz + b_iz + h W_hz)`,
 # `n = tanh(x W_in + b_in + r * (h W_hn + b_hn))`, `h' = (1 - z) * n + z * h`.
 #
-# Only the dependency on the previous step is sequential: three products per step forwards, three backwards.
-# All else is a product over the whole sequence: of the inputs, before the loop; of the kernels' gradients,
-# after the backward loop, where JAX's derivative would add them up at every step.
+# The loops over steps contain only the three products with the memory, and three in the backward pass. The
+# other products are over the whole sequence: those with the inputs before the loop; those of the kernels'
+# gradients after the backward loop. JAX's derivative would add these gradients up at every step.
 
 
 class _Gates(NamedTuple):
-    """One array for each equation: reset, update, new."""
+    """One array for each of the equations of `r`, `z` and `n`: reset, update, new."""
 
     r: jax.Array
     z: jax.Array
@@ -322,65 +326,76 @@ def gru_unroll(
     """
     flat = inputs.reshape(-1, inputs.shape[-1])
     # Three products, not one of three times the width: XLA on a CPU needs half the time.
-    seen = (flat @ parameters[name]["kernel"] + parameters[name]["bias"][None] for name in ("ir", "iz", "in"))
-    gates = _Gates(*(x.reshape(*start.shape, -1) for x in seen))
+    from_inputs = (
+        flat @ parameters[name]["kernel"] + parameters[name]["bias"][None] for name in ("ir", "iz", "in")
+    )
+    gates = _Gates(*(x.reshape(*start.shape, -1) for x in from_inputs))
     kernels = _Gates(*(parameters[name]["kernel"] for name in ("hr", "hz", "hn")))
     return _recurrence(gates, start, memory, kernels, parameters["hn"]["bias"])
 
 
 @jax.custom_vjp
-def _recurrence(seen: _Gates, start: jax.Array, memory: jax.Array, kernels: _Gates, bias: jax.Array):
-    return _forwards(seen, start, memory, kernels, bias).memory
+def _recurrence(from_inputs: _Gates, start: jax.Array, memory: jax.Array, kernels: _Gates, bias: jax.Array):
+    return _run_steps(from_inputs, start, memory, kernels, bias).memory
 
 
-def _forwards(seen, start, memory, kernels, bias) -> _Steps:
+def _run_steps(from_inputs, start, memory, kernels, bias) -> _Steps:
     def step(memory, row):
-        seen, start = row
+        from_input, start = row
         memory = jnp.where(start[:, None], 0.0, memory)
-        r = jax.nn.sigmoid(seen.r + memory @ kernels.r)
-        z = jax.nn.sigmoid(seen.z + memory @ kernels.z)
+        r = jax.nn.sigmoid(from_input.r + memory @ kernels.r)
+        z = jax.nn.sigmoid(from_input.z + memory @ kernels.z)
         remembered = memory @ kernels.n + bias[None]
-        n = jnp.tanh(seen.n + r * remembered)
+        n = jnp.tanh(from_input.n + r * remembered)
         memory = (1.0 - z) * n + z * memory
         return memory, _Steps(memory, _Gates(r, z, n), remembered)
 
-    return jax.lax.scan(step, memory, (seen, start))[1]
+    return jax.lax.scan(step, memory, (from_inputs, start))[1]
 
 
-def _with_steps(seen, start, memory, kernels, bias):
-    steps = _forwards(seen, start, memory, kernels, bias)
+def _forward(from_inputs, start, memory, kernels, bias):
+    """`_recurrence`, and the residuals for its backward pass."""
+    steps = _run_steps(from_inputs, start, memory, kernels, bias)
     return steps.memory, (start, memory, kernels, steps)
 
 
-def _backwards(saved, gradient):
-    """Gradients of `_recurrence`'s arguments from the gradients of each memory, `[T, N, H]`."""
-    start, first, kernels, (memories, (r, z, n), remembered) = saved
+def _backward(residuals, gradient):
+    """Gradients of `_recurrence`'s arguments from the gradients of each memory, `[T, N, H]`.
+
+    `d_x` is the gradient of `x`; `d_gates` are the gradients of the sums inside of `r`, `z` and `n`.
+    """
+    start, first, kernels, (memories, (r, z, n), remembered) = residuals
     before = jnp.where(start[..., None], 0.0, jnp.concatenate([first[None], memories[:-1]]))
-    # Derivatives of the new memory by the gates' sums: of n and of z; and of n's sum by that of r.
-    by_memory_n, by_memory_z = (1.0 - z) * (1.0 - n * n), (before - n) * z * (1.0 - z)
-    by_n = remembered * r * (1.0 - r)
+    # Derivatives of h' by the sums inside of n and of z; and of the sum inside of n by that inside of r.
+    memory_by_n, memory_by_z = (1.0 - z) * (1.0 - n * n), (before - n) * z * (1.0 - z)
+    n_by_r = remembered * r * (1.0 - r)
     transposed = _Gates(*(kernel.T for kernel in kernels))
 
-    def step(later, row):
-        gradient, by_memory_n, by_memory_z, by_n, r, z, start = row
-        gradient += later
-        of_n, of_z = gradient * by_memory_n, gradient * by_memory_z
-        of = _Gates(of_n * by_n, of_z, of_n)
-        earlier = gradient * z + of.r @ transposed.r + of.z @ transposed.z + (of.n * r) @ transposed.n
-        return jnp.where(start[:, None], 0.0, earlier), of
+    def step(d_memory, row):
+        gradient, memory_by_n, memory_by_z, n_by_r, r, z, start = row
+        gradient += d_memory
+        d_n, d_z = gradient * memory_by_n, gradient * memory_by_z
+        d_gates = _Gates(d_n * n_by_r, d_z, d_n)
+        d_before = (
+            gradient * z
+            + d_gates.r @ transposed.r
+            + d_gates.z @ transposed.z
+            + (d_gates.n * r) @ transposed.n
+        )
+        return jnp.where(start[:, None], 0.0, d_before), d_gates
 
-    rows = (gradient, by_memory_n, by_memory_z, by_n, r, z, start)
-    by_first, of = jax.lax.scan(step, jnp.zeros_like(first), rows, reverse=True)
-    of_remembered = of.n * r
+    rows = (gradient, memory_by_n, memory_by_z, n_by_r, r, z, start)
+    d_first, d_gates = jax.lax.scan(step, jnp.zeros_like(first), rows, reverse=True)
+    d_remembered = d_gates.n * r
 
     def flat(x):
         return x.reshape(-1, x.shape[-1])
 
-    by_kernels = _Gates(*(flat(before).T @ flat(x) for x in (of.r, of.z, of_remembered)))
-    return of, None, by_first, by_kernels, jnp.sum(flat(of_remembered), axis=0)
+    d_kernels = _Gates(*(flat(before).T @ flat(x) for x in (d_gates.r, d_gates.z, d_remembered)))
+    return d_gates, None, d_first, d_kernels, jnp.sum(flat(d_remembered), axis=0)
 
 
-_recurrence.defvjp(_with_steps, _backwards)
+_recurrence.defvjp(_forward, _backward)
 
 
 # --- networks with a memory ---
@@ -403,9 +418,9 @@ def _initial_memory(module: Any, num_envs: int) -> Any:
 
 
 def step_types(network: RecurrentNetwork, parameters: Any, state: Any, memory: Any = None) -> Any:
-    """Shapes and dtypes of what `unroll` returns for the next step of a state's environments.
+    """Shapes and dtypes of the results of `unroll` for the next step of a state's environments.
 
-    `memory`: the network's; None for the one in `state.recollection`.
+    `memory` is the network's memory; None: the one in `state.recollection`.
     """
     steps = features_and_mask(state.observation)[0], state.recollection.start
     steps = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), steps)
@@ -442,16 +457,16 @@ def memory_layers(
 ) -> tuple[jax.Array, Any]:
     """All layers of a `MemoryTrunk` but the head: rows `[T * N, F]`, and the memory after each step.
 
-    Call it inside a module's `__call__`. `more [T * N, G]` joins after the memory.
+    Call it inside a module's `__call__`. `more [T * N, G]` are further inputs of the layer after the memory.
     """
     # Only the memory is sequential; other layers take the whole sequence at once.
     x = hidden_layers(jax.tree.map(merge_axes, inputs), layers, layers.hidden or ())
     if kind is None:
         return x, memory
-    out, memory = kind.module()(memory, x.reshape(*start.shape, -1), start)
-    return hidden_layers(out.reshape(-1, kind.size), layers, (kind.size,), more), memory
+    output, memory = kind.module()(memory, x.reshape(*start.shape, -1), start)
+    return hidden_layers(output.reshape(-1, kind.size), layers, (kind.size,), more), memory
 
 
 def merge_axes(x: jax.Array) -> jax.Array:
-    """Flattens the first two axes; a sharding of the first one becomes one of the rows."""
+    """Flattens the first two axes; a sharding of the first axis becomes a sharding of the rows."""
     return x.reshape(-1, *x.shape[2:])

@@ -2,10 +2,10 @@
 shogi by planning with a learned model", arXiv 1911.08265), improved as in Danihelka et al. 2022, "Policy
 improvement by planning with Gumbel" (ICLR, openreview.net/forum?id=bERaNdoegnO).
 
-The model has a latent state: a representation of the observation, which the dynamics change by an action. A
-search in it chooses each action. The model learns to predict the search's policy, the return and the reward
-of each of `unroll_steps` actions ahead. It is on-policy: rollouts by search are learned from in several
-epochs and dropped; there is no replay memory and no reanalysis.
+The model represents an observation by a latent state; its dynamics predict the next latent state from an
+action. A search in this model chooses each action. The model learns to predict the search's policy, the
+return and the reward for each of the next `unroll_steps` actions. MuZero is on-policy here: it learns from
+each rollout in several epochs and then drops it; there is no replay buffer and no reanalysis.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch, `n` actions, `K` unrolled
 steps, `D` numbers of a latent state.
@@ -46,8 +46,8 @@ class Sample(NamedTuple):
     reward: jax.Array  # [N, K] float32
     policy: jax.Array  # [N, K + 1, n] float32, the search's policy
     value: jax.Array  # [N, K + 1] float32, the value's target
-    playing: jax.Array  # [N, K + 1] bool, whether the episode continues in the rollout
-    known: jax.Array  # [N, K + 1] bool, `playing`, or after a termination
+    playing: jax.Array  # [N, K + 1] bool: the episode still runs, and the rollout has this step
+    known: jax.Array  # [N, K + 1] bool: `playing`, or the episode has terminated before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class MuZero(Agent, presets="MuZero"):
     """Gumbel MuZero for discrete actions.
 
     Raises:
-      FdgError: (construction) a field out of range, or sizes that do not divide.
+      FdgError: at construction, if a field is out of range, or a size does not divide another.
 
     >>> import envs
     >>> MuZero(env=envs.make("CartPole-v1")).steps_per_iteration
@@ -76,7 +76,7 @@ class MuZero(Agent, presets="MuZero"):
         10.0, "a search divides values by the range of those of its actions, but at least by this"
     )
     rescale: bool = hyperparameter(
-        True, "learn values and rewards by their signed square roots: for rewards of unknown size"
+        True, "learn signed square roots of values and rewards: for rewards of unknown size"
     )
     reward_coefficient: float = hyperparameter(1.0, "weight of the reward loss")
     latent_size: int = hyperparameter(64, "width of the latent state")
@@ -101,9 +101,10 @@ class MuZero(Agent, presets="MuZero"):
         """Acts by search; greedy: without Gumbel noise."""
 
         def act(memory, observation, start, keys, greedy):
-            seen = self.normalizers.seen(state.observation_statistics, observation)
+            normalized = self.normalizers.seen(state.observation_statistics, observation)
             scale = 0.0 if greedy else self.gumbel_scale
-            return self._for_environment(self._searched(state.parameters, seen, keys, scale).action), memory
+            action = self._search_batch(state.parameters, normalized, keys, scale).action
+            return self._for_environment(action), memory
 
         return Actor(empty_memory, act)
 
@@ -112,18 +113,18 @@ class MuZero(Agent, presets="MuZero"):
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def act(self, parameters, statistics, observation, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B]`, and the `Search [B]` that chose it."""
-        seen = self.normalizers.seen(statistics, observation)
-        result = self._searched(parameters, seen, keys, self.gumbel_scale)
+        normalized = self.normalizers.seen(statistics, observation)
+        result = self._search_batch(parameters, normalized, keys, self.gumbel_scale)
         return result.action, result
 
     @fdg.fragment("learner", in_axes=(None, 0, 1, None), out_axes=(None, 0, None))
     def learn(self, learned, running, trajectory, key):
-        """Several epochs of minibatch updates on a rollout `[T, B]`; statistics change afterwards."""
+        """Several epochs of minibatch updates on a rollout `[T, B]`; statistics are updated last."""
         parameters, optimizer_state, *statistics = learned
-        seen, running, statistics = normalize_rollout(
+        normalized, running, statistics = normalize_rollout(
             self.normalizers, statistics, running, trajectory, self.discount
         )
-        samples = jax.tree.map(environment_major, self.samples(parameters, seen))
+        samples = jax.tree.map(environment_major, self.samples(parameters, normalized))
         parameters, optimizer_state, losses = self.epochs.learn(
             key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
         )
@@ -142,11 +143,11 @@ class MuZero(Agent, presets="MuZero"):
         the value is the model's.
         """
 
-        def of_final(final: Any) -> jax.Array:
+        def value_of(final: Any) -> jax.Array:
             latent = self._apply("represent", parameters, features_and_mask(final)[0])
             return self._evaluate(parameters, latent)[1]
 
-        next_value = values_after(value, time_step, of_final)
+        next_value = values_after(value, time_step, value_of)
         reward, ends = time_step.reward, (time_step.terminated, time_step.truncated)
         return n_step_returns(reward, next_value, *ends, self.discount, self.n_step)
 
@@ -166,44 +167,45 @@ class MuZero(Agent, presets="MuZero"):
     def loss(self, parameters: Any, sample: Sample) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss over a minibatch, and its terms (arXiv 1911.08265, equation 1 and appendix G).
 
-        Each term is that of the observation, plus the mean over unrolled steps. The gradient is halved at
-        each of the dynamics. A step after a termination has reward and value zero, and no policy; steps that
-        are not known, after a truncation or the rollout, do not count.
+        Each term is that of the observation, plus the mean of those of the unrolled steps. Each application
+        of the dynamics halves the gradient. After a termination, targets of reward and value are zero, and
+        there is no policy loss. Steps after a truncation or after the rollout are not `known`, and have no
+        loss.
         """
-        scaled = rescaled if self.rescale else lambda x: x
+        scale = rescaled if self.rescale else lambda x: x
         count = sample.playing.shape[0]
 
-        def predicted(latent, policy, value, playing, known):
+        def policy_and_value_losses(latent, policy, value, playing, known):
             logits, estimate = self._apply("predict", parameters, latent)
             cross_entropy = -jnp.sum(policy * jax.nn.log_softmax(logits), axis=-1)
-            target = scaled(jnp.where(playing, value, 0.0))
+            target = scale(jnp.where(playing, value, 0.0))
             return (
                 jnp.sum(jnp.where(playing, cross_entropy, 0.0)) / count,
                 jnp.sum(jnp.where(known, 0.5 * jnp.square(estimate - target), 0.0)) / count,
             )
 
-        def unrolled(latent, row):
-            (action, reward, playing, known), after = row
-            halved = 0.5 * (latent + jax.lax.stop_gradient(latent))
-            latent, estimate = self._apply("imagine", parameters, halved, action)
-            target = scaled(jnp.where(playing, reward, 0.0))
+        def unroll_step(latent, row):
+            (action, reward, playing, known), next_targets = row
+            half_gradient = 0.5 * (latent + jax.lax.stop_gradient(latent))
+            latent, estimate = self._apply("imagine", parameters, half_gradient, action)
+            target = scale(jnp.where(playing, reward, 0.0))
             reward_loss = jnp.sum(jnp.where(known, 0.5 * jnp.square(estimate - target), 0.0)) / count
-            return latent, (*predicted(latent, *after), reward_loss)
+            return latent, (*policy_and_value_losses(latent, *next_targets), reward_loss)
 
-        of_states = sample.policy, sample.value, sample.playing, sample.known
-        of_steps = sample.action, sample.reward, sample.playing[:, :-1], sample.known[:, :-1]
-        rows = of_steps, tuple(x[:, 1:] for x in of_states)
+        state_targets = sample.policy, sample.value, sample.playing, sample.known
+        step_targets = sample.action, sample.reward, sample.playing[:, :-1], sample.known[:, :-1]
+        rows = step_targets, tuple(x[:, 1:] for x in state_targets)
         latent = self._apply("represent", parameters, sample.observation)
-        first = predicted(latent, *(x[:, 0] for x in of_states))
-        _, later = jax.lax.scan(unrolled, latent, jax.tree.map(lambda x: x.swapaxes(0, 1), rows))
+        first = policy_and_value_losses(latent, *(x[:, 0] for x in state_targets))
+        _, unrolled = jax.lax.scan(unroll_step, latent, jax.tree.map(lambda x: x.swapaxes(0, 1), rows))
         policy_loss, value_loss, reward_loss = (
-            now + jnp.mean(then) for now, then in zip((*first, 0.0), later, strict=True)
+            loss + jnp.mean(step_losses) for loss, step_losses in zip((*first, 0.0), unrolled, strict=True)
         )
         loss = policy_loss + self.value_coefficient * value_loss + self.reward_coefficient * reward_loss
         policy = sample.policy[:, 0]
         entropy = -jnp.mean(jnp.sum(jax.scipy.special.xlogy(policy, policy), axis=-1))
-        parts = {"policy_loss": policy_loss, "value_loss": value_loss, "reward_loss": reward_loss}
-        return loss, {"loss": loss, **parts, "entropy": entropy}
+        terms = {"policy_loss": policy_loss, "value_loss": value_loss, "reward_loss": reward_loss}
+        return loss, {"loss": loss, **terms, "entropy": entropy}
 
     @property
     def model(self) -> nn.Module:
@@ -214,30 +216,30 @@ class MuZero(Agent, presets="MuZero"):
     _network = property(lambda self: networks.of_module(self.model))
 
     def _apply(self, method: str, parameters: Any, *inputs: Any) -> Any:
-        """A method of the model, of these parameters."""
+        """The result of a method of the model, with these parameters."""
         apply: Any = functools.partial(self.model.apply, method=method)
         apply = fdg.in_bfloat16(apply) if self.precision == "bfloat16" else apply
         return apply({"params": parameters}, *inputs)
 
-    def _searched(self, parameters: Any, seen: Observation, keys: jax.Array, scale: Any) -> Search:
-        """Searches from observations `[B, *obs]` with `keys [B]`; rows are independent."""
-        observation, mask = features_and_mask(seen)
+    def _search_batch(self, parameters: Any, normalized: Observation, keys: jax.Array, scale: Any) -> Search:
+        """Searches from observations `[B, *obs]` with `keys [B]`; each row is searched independently."""
+        observation, mask = features_and_mask(normalized)
         if mask is None:
             mask = jnp.ones((keys.shape[0], for_space(self.env.action_space).size), bool)
         latent = self._apply("represent", parameters, observation)
-        numbers = scale, self.discount, self.least_range  # traced in a sweep
+        settings = scale, self.discount, self.least_range  # arguments, because a sweep traces them
         return fdg.rowwise(self._search, in_axes=(None, None, 0, 0, 0))(
-            numbers, parameters, latent, mask, keys
+            settings, parameters, latent, mask, keys
         )
 
-    def _search(self, numbers: Any, parameters: Any, latent: Any, mask: Any, keys: jax.Array) -> Search:
-        def one(key, latent, allowed):
+    def _search(self, settings: Any, parameters: Any, latent: Any, mask: Any, keys: jax.Array) -> Search:
+        def search_one(key, latent, allowed):
             return latent_search(
                 self._evaluate, self._imagine, parameters, key, latent, allowed, self.num_simulations,
-                self.max_considered, *numbers,
+                self.max_considered, *settings,
             )  # fmt: skip
 
-        return jax.vmap(one)(keys, latent, mask)
+        return jax.vmap(search_one)(keys, latent, mask)
 
     def _evaluate(self, parameters: Any, latent: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits, value = self._apply("predict", parameters, latent)
@@ -255,7 +257,9 @@ class MuZero(Agent, presets="MuZero"):
 
 
 def windows(x: jax.Array, count: int) -> jax.Array:
-    """Rows `t` to `t + count - 1` of `x [T, B, ...]`, for each `t`: `[T, B, count, ...]`; they wrap around.
+    """Rows `t` to `t + count - 1` of `x [T, B, ...]`, for each `t`: `[T, B, count, ...]`.
+
+    After the last row, windows continue with the first one.
 
     >>> windows(jnp.array([[1], [2], [3]]), 2)[:, 0].tolist()
     [[1, 2], [2, 3], [3, 1]]
@@ -272,24 +276,25 @@ def presence(terminated: jax.Array, truncated: jax.Array, steps: int) -> dict[st
     ([[1, 1, 0], [1, 0, 0], [1, 0, 0]], [[1, 1, 1], [1, 1, 1], [1, 0, 0]])
     """
     row = jax.lax.broadcasted_iota(jnp.int32, terminated.shape, 0)
-    last = row == terminated.shape[0] - 1
-    playing, over = [jnp.ones_like(terminated)], [jnp.zeros_like(terminated)]
+    is_last_row = row == terminated.shape[0] - 1
+    playing_by_step, over_by_step = [jnp.ones_like(terminated)], [jnp.zeros_like(terminated)]
     for step in range(steps):
-        ends, cut, beyond = (jnp.roll(x, -step, axis=0) for x in (terminated, truncated, last))
-        over.append(over[-1] | (playing[-1] & ends))
-        playing.append(playing[-1] & ~(ends | cut | beyond))
-    playing_, over_ = jnp.stack(playing, axis=2), jnp.stack(over, axis=2)
-    return {"playing": playing_, "known": playing_ | over_}
+        ends, cut, is_last = (jnp.roll(x, -step, axis=0) for x in (terminated, truncated, is_last_row))
+        over_by_step.append(over_by_step[-1] | (playing_by_step[-1] & ends))
+        playing_by_step.append(playing_by_step[-1] & ~(ends | cut | is_last))
+    playing, over = jnp.stack(playing_by_step, axis=2), jnp.stack(over_by_step, axis=2)
+    return {"playing": playing, "known": playing | over}
 
 
 # --- the model ---
 
 
 class Model(nn.Module):
-    """Dense representation, dynamics and predictions; images are convolved first.
+    """Dense networks for representation, dynamics and predictions; images are convolved first.
 
-    A latent state is scaled to [0, 1] by its least and its largest number (arXiv 1911.08265, appendix G);
-    the dynamics add to it, as a residual block. Values and rewards are rescaled, if the algorithm's are.
+    Latent states are scaled to [0, 1] by their minimum and maximum (arXiv 1911.08265, appendix G). The
+    dynamics are a residual block. With the setting `rescale`, the predicted values and rewards are rescaled
+    ones.
     """
 
     observation_space: ObservationSpace

@@ -1,4 +1,4 @@
-"""Networks as pairs of pure functions: the user's and the defaults.
+"""Networks as pairs of pure functions: those of the user, and the default ones.
 
 An algorithm's field `network` takes a `Network`; a Linen module; an NNX or Equinox module with initial
 parameters; a module class or `functools.partial` of one, called with random keys of the run; or the name of
@@ -43,7 +43,7 @@ from fdg.settings.foreign import functions, library_of
 
 # --- the user's networks ---
 
-Sees = Literal["both", "actor", "critic"]
+Sees = Literal["both", "actor", "critic"]  # whose observations a network gets
 
 
 def resolved(
@@ -62,33 +62,34 @@ def resolved(
       network: see the module's docstring.
       observation_space, action_space: arguments of a named function.
       field: the field's name, for messages.
-      sees: "actor", "critic" or "both".
+      sees: whose observations the network gets: "actor", "critic" or "both".
 
     Raises:
       FdgError: the name does not exist, or the value is no network.
     """
     if isinstance(network, str):
-        network = _named(network, observation_space, action_space, field)
-    seen = ("observation", "action") if sees == "critic" else ("observation",)
+        network = _network_by_name(network, observation_space, action_space, field)
+    inputs = ("observation", "action") if sees == "critic" else ("observation",)
     if hasattr(network, "unroll"):
-        check_takes(network.init, ("key", *seen), f"init of {field}")
+        check_takes(network.init, ("key", *inputs), f"init of {field}")
         check_takes(network.unroll, ("parameters", "memory", "observation", "start"), f"unroll of {field}")
         return network
     if network is None:
         return network
     if library_of(network) is None:
-        check_takes(network.init, ("key", *seen), f"init of {field}")
-        check_takes(network.apply, ("parameters", *seen), f"apply of {field}")
-        made = Network(network.init, network.apply)
+        check_takes(network.init, ("key", *inputs), f"init of {field}")
+        check_takes(network.apply, ("parameters", *inputs), f"apply of {field}")
+        network = Network(network.init, network.apply)
     else:
-        made = Network(*functions(network, field))
+        network = Network(*functions(network, field))
     if sees == "critic" or composite.public(observation_space) == observation_space:
-        return made
-    return Network(made.init, Bound(_without_privileged, (made.apply, observation_space, sees == "both")))
+        return network
+    apply = Bound(_without_privileged, (network.apply, observation_space, sees == "both"))
+    return Network(network.init, apply)
 
 
 @functools.lru_cache(maxsize=64)
-def _named(name: str, observation_space: ObservationSpace, action_space: Space, field: str) -> Any:
+def _network_by_name(name: str, observation_space: ObservationSpace, action_space: Space, field: str) -> Any:
     """Resolves `module:name`, and calls it with the two spaces if it is a function of these."""
     value = user_code.found(f"--{field.replace('_', '-')}", name)
     if inspect.isfunction(value):
@@ -102,8 +103,8 @@ def _named(name: str, observation_space: ObservationSpace, action_space: Space, 
                 f"{field} '{name}' fails for {observation_space!r:.100} and {action_space!r:.60}:"
                 f" {raised(error)}"
             ) from error
-    pair = all(callable(getattr(value, part, None)) for part in ("init", "apply"))
-    if not pair and not hasattr(value, "unroll") and library_of(value) is None:
+    is_network = all(callable(getattr(value, method, None)) for method in ("init", "apply"))
+    if not is_network and not hasattr(value, "unroll") and library_of(value) is None:
         raise FdgError(
             f"{field} '{name}' is of type {type(value).__name__}: give a module of Linen, NNX or Equinox, an"
             " algos.Network, or a function of (observation_space, action_space) that returns one"
@@ -113,7 +114,7 @@ def _named(name: str, observation_space: ObservationSpace, action_space: Space, 
 
 @dataclass(frozen=True)
 class Bound:
-    """A function with its first arguments. Unlike closures, equal ones compare equal, so networks do."""
+    """A function with its first arguments bound. Unlike closures it can be compared, so networks can too."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -125,7 +126,7 @@ class Bound:
 def _without_privileged(
     apply: Any, space: ObservationSpace, has_critic: bool, parameters: Any, observation: Any, *more: Any
 ) -> Any:
-    """`apply` of a network whose actor does not see privileged observations, and whose critic does."""
+    """`apply` of a network whose actor gets zeros for privileged observations; a critic sees them."""
     leading = jax.tree.leaves(observation)[0].shape[:1]
     public = composite.public_part(space, observation)
     output = apply(parameters, composite.with_zeros(space, public, leading), *more)
@@ -159,10 +160,10 @@ def actor_critic(
     Args:
       observation_space: `Box`: converted to float32. Integer codes (`Box.codes`: at most 64 kinds) become
         one-hot; other bounded integers are scaled to [0, 1] (uint8: divided by 255); three axes `[height,
-        width, channels]` are an image, with stacked frames along its channels, two axes of codes are a map,
-        and both get convolutions: one of 3 x 3, or from 36 x 36 on the three of DQN; other shapes are
-        flattened. `Discrete` and `MultiDiscrete`: one-hot. `Dict` and `Tuple`: each part likewise,
-        concatenated. The actor does not see `privileged` parts.
+        width, channels]` are an image, with stacked frames along its channels; two axes of codes are a map.
+        Images and maps are convolved: by one layer of 3 x 3, or from 36 x 36 pixels on by the three layers of
+        DQN. Other shapes are flattened. `Discrete` and `MultiDiscrete`: one-hot. `Dict` and `Tuple`: each
+        part likewise, then concatenated. The actor does not see `privileged` parts.
       action_space: any that `distributions.for_space` supports.
       hidden: widths of the dense layers of actor and critic. Default: `(64, 64)`; after the convolutions of
         a small image `(128,)`, of a large one `(512,)`.
@@ -258,7 +259,8 @@ def q_network(
 ) -> Network:
     """The value of every action: `apply(parameters, observation [N, *obs])` returns `[N, n]` float32.
 
-    Several choices have concatenated values, `n = sum(nvec)`. `privileged` parts are not seen.
+    For several choices, values are concatenated: `n = sum(nvec)`. The network does not see `privileged`
+    parts.
 
     Args:
       observation_space: as in `actor_critic`; likewise `hidden`, `activation` and `**more`.
@@ -288,7 +290,7 @@ def _sized(
 
 
 def of_module(module: nn.Module) -> Network:
-    """Wraps a Linen module with parameters only; equal modules make equal networks."""
+    """Wraps a Linen module whose only variables are parameters; equal modules make equal networks."""
     return Network(Bound(_init, (module,)), Bound(_apply, (module,)))
 
 
@@ -303,7 +305,7 @@ def _apply(module: nn.Module, parameters: Any, *inputs: Any) -> Any:
 def policy_and_value(
     network: Network, parameters: Any, observation: Observation, action_space: Space
 ) -> tuple[Distribution, jax.Array]:
-    """An actor-critic's distribution over allowed actions, and value `[N]`, for observations `[N, *obs]`."""
+    """An actor-critic's distribution over allowed actions, and value `[N]`, at `observation [N, *obs]`."""
     features, action_mask = features_and_mask(observation)
     count = jax.tree.leaves(features)[0].shape[:1]
     output, value = pair(network.apply(parameters, features), count)
@@ -318,22 +320,22 @@ def actor_critic_of(algorithm: Any) -> Network:
 
 
 def q_network_of(algorithm: Any) -> Network:
-    """The network of DQN: with a memory, the user's, or `q_network` with its `layers`."""
+    """DQN's network: the one with a memory, else the user's, else `q_network` with these `layers`."""
     space, outputs = algorithm.env.observation_space, algorithm._outputs
     options = {"dueling": algorithm.dueling, **vars(algorithm.layers)}
     return _with_replay(algorithm, 0, "network", "actor", lambda: q_network(space, outputs, **options))
 
 
 def actor_of(algorithm: Any) -> Network:
-    """An off-policy actor: with a memory, the user's, or one with `_each` outputs per action component."""
-    make = gaussian_actor if algorithm._each == 2 else deterministic_actor
+    """An off-policy actor: the one with a memory, else the user's, else the default."""
+    make = gaussian_actor if algorithm._outputs_per_component == 2 else deterministic_actor
     spaces = algorithm.env.observation_space, algorithm.env.action_space
     options = vars(algorithm.layers)
     return _with_replay(algorithm, 0, "actor_network", "actor", lambda: make(*spaces, **options))
 
 
 def critics_of(algorithm: Any, layers: Layers) -> Network:
-    """Two critics: with a memory, the user's, or the defaults with these layers."""
+    """Two critics: those with a memory, else the user's, else the default ones with these layers."""
     space, options = algorithm.env.observation_space, {"outputs": critic_outputs(algorithm), **vars(layers)}
     return _with_replay(algorithm, 1, "critic_network", "critic", lambda: twin_critics(space, **options))
 
@@ -341,7 +343,7 @@ def critics_of(algorithm: Any, layers: Layers) -> Network:
 def _with_replay(
     algorithm: Any, part: int, field: str, sees: Sees, default: Callable[[], Network]
 ) -> Network:
-    """The network with a memory at index `part`; without memory the user's in a `field`, or the default."""
+    """The network with a memory at index `part`; without a memory, the user's in `field`, or the default."""
     if algorithm._memory is not None:
         return algorithm._memory.network(part)
     return computing(algorithm, own(algorithm, field, sees) or default())
@@ -353,7 +355,7 @@ def critic_outputs(algorithm: Any) -> int:
 
 
 def own(algorithm: Any, field: str, sees: Sees = "both") -> Any:
-    """The user's network in a field of an algorithm as functions; None without one."""
+    """The user's network in a field of an algorithm, as functions; None if the field is None."""
     spaces = algorithm.env.observation_space, algorithm.env.action_space
     return resolved(getattr(algorithm, field), *spaces, field, sees)
 
@@ -376,7 +378,7 @@ def of_action(values: jax.Array, action: jax.Array) -> jax.Array:
     >>> of_action(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, 0])).tolist()
     [2.0, 3.0]
     """
-    # A mask, not an index, keeps the gradient free of a scatter.
+    # A mask instead of an index, whose gradient would be a scatter.
     category = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
     return jnp.sum(jnp.where(category == action[..., None], values, 0.0), axis=-1)
 
@@ -390,9 +392,11 @@ class ActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, observation: Any) -> tuple[jax.Array, jax.Array]:  # noqa: D102
-        seen, all_of_it = actor_and_critic_features(observation, self.observation_space, self.layers.convolve)
-        actor = Trunk(self.layers, actor_outputs(self.action_space), 0.01, name="actor")(seen)
-        critic = Trunk(self.layers, 1, 1.0, name="critic")(all_of_it)
+        actor_inputs, critic_inputs = actor_and_critic_features(
+            observation, self.observation_space, self.layers.convolve
+        )
+        actor = Trunk(self.layers, actor_outputs(self.action_space), 0.01, name="actor")(actor_inputs)
+        critic = Trunk(self.layers, 1, 1.0, name="critic")(critic_inputs)
         return with_log_std(self, actor), critic[:, 0]
 
 
@@ -403,15 +407,15 @@ def actor_outputs(space: Space) -> int:
 
 
 def with_log_std(module: Any, output: jax.Array) -> jax.Array:
-    """The policy's parameters, from an actor trunk's output `[..., P]`.
+    """The policy's parameters `[..., P]`, from the output of an actor's trunk.
 
-    For a `Box` it appends log standard deviations, a parameter of the `module`, which is an `ActorCritic` or
-    has its fields.
+    For a `Box` it appends log standard deviations, which are parameters of the `module`: an `ActorCritic`, or
+    another module with its fields.
     """
     if not isinstance(module.action_space, Box):
         return output
-    first = nn.initializers.constant(module.layers.initial_log_std)
-    log_std = module.param("log_std", first, output.shape[-1:], jnp.float32)
+    init = nn.initializers.constant(module.layers.initial_log_std)
+    log_std = module.param("log_std", init, output.shape[-1:], jnp.float32)
     return jnp.concatenate([output, jnp.broadcast_to(log_std, output.shape)], axis=-1)
 
 
@@ -428,8 +432,8 @@ class GaussianActor(nn.Module):
 
     @nn.compact
     def __call__(self, observation: Any, **options: Any) -> jax.Array:  # noqa: D102
-        seen = actor_features(observation, self.observation_space, self.layers.convolve)
-        return self.trunk(self.layers, self.outputs, 0.01, name="actor")(seen, **options)
+        inputs = actor_features(observation, self.observation_space, self.layers.convolve)
+        return self.trunk(self.layers, self.outputs, 0.01, name="actor")(inputs, **options)
 
 
 class TwinCritics(nn.Module):
@@ -477,9 +481,9 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, observation: Any) -> jax.Array:  # noqa: D102
-        seen = actor_features(observation, self.observation_space, self.layers.convolve)
+        inputs = actor_features(observation, self.observation_space, self.layers.convolve)
         outputs = sum(self.choices) + self.dueling
-        head = Trunk(self.layers, outputs, 1.0, name="q")(seen)
+        head = Trunk(self.layers, outputs, 1.0, name="q")(inputs)
         return distributions.dueling(head, self.choices) if self.dueling else head
 
 
@@ -490,6 +494,6 @@ def actor_features(observation: Any, space: ObservationSpace, convolve: bool) ->
 
 def actor_and_critic_features(observation: Any, space: ObservationSpace, convolve: bool) -> tuple[Any, Any]:
     """Features of observations `[N, *obs]` for the actor, and for the critic."""
-    all_of_it = features(observation, space, convolve)
-    hidden = composite.public(space) != space
-    return actor_features(observation, space, convolve) if hidden else all_of_it, all_of_it
+    all_features = features(observation, space, convolve)
+    has_privileged = composite.public(space) != space
+    return actor_features(observation, space, convolve) if has_privileged else all_features, all_features

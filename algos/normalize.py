@@ -1,12 +1,11 @@
 """Running means and variances, which normalise observations and scale rewards.
 
-Statistics are arrays in the algorithm's state. A rollout reads them; they are updated once an iteration, from
-the whole `[T, B]` rollout. So all steps of a rollout use the same statistics, and the loop over steps needs
-no collective. Under a distribution policy with staleness, the actor's statistics are as old as its
-parameters.
+Statistics are arrays in the algorithm's state. They are updated once per iteration, from the whole rollout
+`[T, B]`. So all steps of a rollout use the same statistics, and the loop over steps needs no collective.
+Under a distribution policy with staleness, the actor's statistics are as old as its parameters.
 
-Rewards are divided by the standard deviation of a running discounted return (Engstrom et al. 2020,
-"Implementation Matters in Deep RL", arXiv 2005.12729, optimisation 2), one such return per environment.
+Each environment has a running discounted return. Rewards are divided by the standard deviation of these
+returns (Engstrom et al. 2020, "Implementation Matters in Deep RL", arXiv 2005.12729, optimisation 2).
 """
 
 from dataclasses import dataclass
@@ -48,7 +47,7 @@ def init(shape: tuple[int, ...]) -> RunningStatistics:
     return RunningStatistics(jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32), jnp.float32(0))
 
 
-# --- observations, possibly in parts ---
+# --- observations: an array, or parts in a dictionary or tuple ---
 
 
 def has_statistics(space: ObservationSpace) -> bool:
@@ -62,10 +61,10 @@ def has_statistics(space: ObservationSpace) -> bool:
 
 
 def init_observations(space: ObservationSpace) -> Any:
-    """Initial statistics: `init` for each part that is normalised, None for others.
+    """Initial statistics: `init` for each part that is normalised, None for the other parts.
 
-    Categories and codes, which networks see one-hot, and uint8 images, which networks divide by 255, are not
-    normalised. An observation that is a single array always is.
+    Categories and codes, which networks convert to one-hot, and uint8 images, which networks divide by 255,
+    are not normalised. An observation that is a single array is always normalised.
     """
     if not composite.is_composite(space):
         return init(composite.parts(space)[0][1].shape)
@@ -78,20 +77,23 @@ def _is_normalised(space: ObservationSpace, part: Space) -> bool:
 
 def normalize_observations(stats: Any, observation: Any) -> Any:
     """Normalises each part of observations `[..., *obs]` that has statistics (`normalize`)."""
-    return _each(normalize, stats, observation)
+    return _map_normalized(normalize, stats, observation)
 
 
 def update_observations(stats: Any, observation: Any) -> Any:
     """Updates the statistics with observations `[..., *obs]`, whose leading axes are samples."""
-    return _each(update, stats, observation, lambda stats, _: stats)
+    return _map_normalized(update, stats, observation, lambda stats, _: stats)
 
 
-def _each(function: Any, stats: Any, observation: Any, otherwise: Any = lambda _, part: part) -> Any:
+def _map_normalized(
+    function: Any, stats: Any, observation: Any, otherwise: Any = lambda _, part: part
+) -> Any:
+    """Applies `function` to the statistics and values of parts that have statistics, else `otherwise`."""
     return jax.tree.map(
-        lambda one, part: otherwise(one, part) if one is None else function(one, part),
+        lambda part_stats, part: (otherwise if part_stats is None else function)(part_stats, part),
         stats,
         observation,
-        is_leaf=lambda one: one is None or isinstance(one, RunningStatistics),
+        is_leaf=lambda leaf: leaf is None or isinstance(leaf, RunningStatistics),
     )
 
 
@@ -99,12 +101,12 @@ def _each(function: Any, stats: Any, observation: Any, otherwise: Any = lambda _
 RUNNING = Normalizer(init_observations, normalize_observations, update_observations)
 
 
-# --- the functions of `algos.values.Normalizers`; `own` is the user's normaliser, or None ---
+# --- the functions that `algos.values.Normalizers` calls; `normalizer` is the user's, or None ---
 
 
 def begin(normalizer: Normalizer | None, space: ObservationSpace) -> Any:
     """Initial statistics of observations."""
-    return _chosen(normalizer).init(space)
+    return _normalizer_or_default(normalizer).init(space)
 
 
 def seen(normalizer: Normalizer | None, statistics: Any, observation: Any) -> Any:
@@ -113,22 +115,22 @@ def seen(normalizer: Normalizer | None, statistics: Any, observation: Any) -> An
     def apply(features: Any) -> Any:
         if hasattr(features, "mapped"):  # sequences
             return features.mapped(apply)
-        after = _chosen(normalizer).apply(statistics, features)
-        check_same("apply of normalize gives observations", features, after, dtypes=False)
-        return after
+        normalized = _normalizer_or_default(normalizer).apply(statistics, features)
+        check_same("apply of normalize gives observations", features, normalized, dtypes=False)
+        return normalized
 
     return map_features(apply, observation)
 
 
 def observed(normalizer: Normalizer | None, statistics: Any, observation: Any) -> Any:
     """Updates the statistics with observations `[T, B, *obs]`."""
-    after = _chosen(normalizer).update(statistics, features_and_mask(observation)[0])
-    check_same("update of normalize gives statistics", statistics, after)
-    return after
+    new_statistics = _normalizer_or_default(normalizer).update(statistics, features_and_mask(observation)[0])
+    check_same("update of normalize gives statistics", statistics, new_statistics)
+    return new_statistics
 
 
 def begin_returns(shape: tuple[int, ...]) -> tuple[RunningStatistics, jax.Array]:
-    """Initial statistics of returns, and running returns of environments `shape`."""
+    """Initial statistics of returns, and zeros of this shape as the environments' running returns."""
     return init(()), jnp.zeros(shape, jnp.float32)
 
 
@@ -150,27 +152,29 @@ def check(settings: ObservationNormalizer, algorithm: Any) -> None:
 def normalize_rollout(
     normalizers: Normalizers, statistics: Any, running: Any, trajectory: Any, discount: float | jax.Array
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-    """Normalises a rollout for the loss; also returns the next running returns and both statistics.
+    """Normalises a rollout for the loss; also returns the updated `running` and `statistics`.
 
-    `statistics` are of observations and returns; `running` begins with the running returns; further
-    entries of either are unchanged. `trajectory` is a named tuple with an `observation [T, B, *obs]` and
+    `statistics` begin with those of observations and those of returns, `running` with the running returns;
+    other entries are returned unchanged. `trajectory` is a named tuple with an `observation [T, B, *obs]` and
     a `time_step [T, B]`.
     """
-    (observation_statistics, return_statistics, *more), (running_return, *kept) = statistics, running
+    observation_statistics, return_statistics, *other_statistics = statistics
+    running_return, *other_running = running
     time_step = trajectory.time_step
     reward, running_return, return_statistics = normalizers.reward(
         time_step, running_return, return_statistics, discount
     )
     final = normalizers.seen(observation_statistics, time_step.final_observation)
-    seen = trajectory._replace(
+    normalized = trajectory._replace(
         observation=normalizers.seen(observation_statistics, trajectory.observation),
         time_step=time_step._replace(reward=reward, final_observation=final),
     )
     observation_statistics = normalizers.observed(observation_statistics, trajectory.observation)
-    return seen, (running_return, *kept), (observation_statistics, return_statistics, *more)
+    statistics = (observation_statistics, return_statistics, *other_statistics)
+    return normalized, (running_return, *other_running), statistics
 
 
-def _chosen(normalizer: Normalizer | None) -> Normalizer:
+def _normalizer_or_default(normalizer: Normalizer | None) -> Normalizer:
     return RUNNING if normalizer is None else by_name("--normalize", normalizer)
 
 
@@ -180,7 +184,8 @@ def update(
     """Updates the statistics `[*shape]` with the samples of `batch [..., *shape]`.
 
     Uses the pairwise formula (Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance"),
-    which stays accurate if the mean is large. `axes` of `batch` are samples; by default all before `shape`.
+    which stays accurate if the mean is large. `axes` are the axes of samples in `batch`; None: all before
+    `shape`.
 
     >>> stats = update(init(()), jnp.array([1.0, 2.0]))
     >>> stats = update(stats, jnp.array([[3.0, 6.0]]))
@@ -209,7 +214,7 @@ def update(
 
 
 def normalize(stats: RunningStatistics, x: jax.Array, clip: float = 10.0) -> jax.Array:
-    """`(x - mean) / std`, within `[-clip, clip]`: `[..., *shape]` -> `[..., *shape]` float32.
+    """`(x - mean) / std`, clipped to `[-clip, clip]`: `[..., *shape]` float32.
 
     No gradient flows into the statistics.
     """
@@ -222,10 +227,10 @@ def normalize(stats: RunningStatistics, x: jax.Array, clip: float = 10.0) -> jax
 def accumulate_rollout_returns(
     running_return: jax.Array, reward: jax.Array, done: jax.Array, discount: float | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Updates the running discounted return, whose deviation scales rewards, over a rollout `[T, B]`.
+    """Updates the running discounted returns over a rollout `[T, B]`; their deviation scales rewards.
 
-    Returns the next `running_return [B]` (initially zero), reset where the episode is `done`, and the returns
-    `[T, B]`, samples for the statistics. `reward` is unscaled.
+    Returns the `running_return [B]` after the rollout (initially zero; reset where an episode is `done`), and
+    the returns of all steps `[T, B]`, which are samples for the statistics. `reward` is unscaled.
 
     >>> done = jnp.array([[False, True]])
     >>> carry, samples = accumulate_rollout_returns(jnp.array([2.0, 2.0]), jnp.ones((1, 2)), done, 0.5)
@@ -234,14 +239,15 @@ def accumulate_rollout_returns(
     """
 
     def step(running_return: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        accumulated = discount * running_return + row[0]
-        return jnp.where(row[1], 0.0, accumulated), accumulated
+        reward, done = row
+        accumulated = discount * running_return + reward
+        return jnp.where(done, 0.0, accumulated), accumulated
 
     return jax.lax.scan(step, running_return, (reward, done))
 
 
 def scale(stats: RunningStatistics, reward: jax.Array, clip: float = 10.0) -> jax.Array:
-    """Reward divided by the standard deviation of the running return, within `[-clip, clip]`.
+    """Reward divided by the standard deviation of the running return, clipped to `[-clip, clip]`.
 
     `stats` has shape `()`; `reward` any shape. The mean is not subtracted: that would change which
     policy is best.
@@ -251,17 +257,23 @@ def scale(stats: RunningStatistics, reward: jax.Array, clip: float = 10.0) -> ja
 
 
 def observe_returns(self: Any, returns: tuple[Any, Any], time_step: Any) -> tuple[Any, Any]:
-    """The statistics of returns, and the running returns, after a rollout `[T, B]`; None stays None."""
+    """Updates `returns`, the statistics of returns and the running returns, with a rollout `[T, B]`.
+
+    If they are None, rewards are not normalised, and they stay None.
+    """
     return returns if returns[0] is None else _observe_returns.__get__(self)(*returns, time_step)
 
 
 @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0), name="observe")
 def _observe_returns(self, statistics, running_return, time_step):
-    return self.normalizers.reward(time_step, running_return, statistics, self.discount)[:0:-1]
+    _, running_return, statistics = self.normalizers.reward(
+        time_step, running_return, statistics, self.discount
+    )
+    return statistics, running_return
 
 
 def scaled_rows(stats: RunningStatistics, rows: Any) -> Any:
-    """Rows from replay, `algos.replaying.Transition` or `algos.sequences.Sequences`, with scaled rewards."""
+    """Scales the rewards of rows from replay, `algos.replaying.Transition` or `algos.sequences.Sequences`."""
     steps = getattr(rows, "steps", rows)
     steps = steps._replace(reward=_scale_rows(stats, steps.reward))
     return rows._replace(steps=steps) if hasattr(rows, "steps") else steps
@@ -279,9 +291,8 @@ def scaled(
     stats: RunningStatistics,
     discount: float | jax.Array,
 ) -> tuple[jax.Array, jax.Array, RunningStatistics]:
-    """Scales the rewards `[T, B]` of a rollout; also returns the next running returns `[B]` and
-    statistics."""
-    done = done.reshape(*done.shape, *(1,) * (reward.ndim - done.ndim))  # of several agents
+    """Scales the rewards `[T, B]` of a rollout; also returns new running returns `[B]` and statistics."""
+    done = done.reshape(*done.shape, *(1,) * (reward.ndim - done.ndim))  # an axis for agents
     running_return, returns = accumulate_rollout_returns(running_return, reward, done, discount)
     stats = update(stats, returns)
     return scale(stats, reward), running_return, stats

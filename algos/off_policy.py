@@ -1,8 +1,8 @@
-"""The driver of off-policy actor-critics (SAC, CrossQ, TD3): an iteration as functions.
+"""The driver of off-policy actor-critics (SAC, CrossQ, TD3): methods that these algorithms share.
 
 An iteration steps all environments, adds the steps to the replay buffer, and takes gradient steps on
 minibatches from it. Between fragments, actions are in [-1, 1]; `step` rescales them to the environment's
-bounds. Observations are stored unnormalised, and normalised with the current statistics.
+bounds. The buffer stores unnormalised observations; learning normalises them with the current statistics.
 
 Shapes: `B` environments, `U` gradient steps of an iteration, `N` samples of a minibatch.
 """
@@ -27,11 +27,11 @@ from fdg.settings.parts import Part
 
 @dataclasses.dataclass(frozen=True)
 class ActorAndCritics(Part):
-    """The user's networks, as (init, apply) pairs, in place of the defaults.
+    """The user's networks, as (init, apply) pairs, in place of the default ones.
 
-    The actor returns means and log standard deviations, `[N, 2 * size]`, or for TD3 and its variants actions
-    before tanh, `[N, size]`. The critics take observations and actions, and return two values, each `[N]`; an
-    ensemble returns `[E, N]` or `[E, N, K]`.
+    For actions of D components, the actor returns means and log standard deviations, `[N, 2 * D]`, or for TD3
+    and its variants actions before tanh, `[N, D]`. The critics take observations and actions, and return two
+    values, each `[N]`; an ensemble returns `[E, N]` or `[E, N, K]`.
     """
 
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
@@ -57,27 +57,30 @@ class ReturnGrid(Part):
 
     @property
     def reading(self) -> Any:
-        """How to read the critics' outputs: `algos.distributional.Values`, or `Distributions`.
+        """How to interpret the critics' outputs: an `algos.distributional.Values` or `Distributions`.
 
-        Of two critics it gives the `lower` value, the `target`, and the loss (`errors`).
+        It computes the `lower` value of two critics, their `target`, and their loss (`errors`).
         """
-        read = registry.option("atoms")
+        distributional = registry.option("atoms")
         if self.atoms is None:
-            return read.Values()
-        return read.Distributions(self.atoms, self.value_min, self.value_max)
+            return distributional.Values()
+        return distributional.Distributions(self.atoms, self.value_min, self.value_max)
 
     def check(self, algorithm: Any) -> None:
-        """Refuses values that make no grid."""
+        """Refuses values that do not define a grid."""
         if self.atoms is not None:
             registry.option("atoms").check_grid(algorithm)
 
 
 # --- methods of classes with `driver=off_policy` ---
 #
-# An algorithm defines `_first(actor_key, critics_key, observation [B, *obs], action [B, *action])`, the
-# initial parameters (only shapes and dtypes of its inputs are used); `_policy(actor, observation [N, *obs])`,
-# a distribution of actions; `_learn_from(learned, minibatch [N], keys)`, one gradient step, which also
-# returns the samples' errors if they have weights, and losses; and `_keys`, the keys of each sample.
+# An algorithm defines:
+# - `_init_learned(actor_key, critics_key, observation [B, *obs], action [B, *action])`: the initial value of
+#   `State.learned`; of observation and action, only shapes and dtypes are used.
+# - `_policy(actor, observation [N, *obs])`: a distribution of actions.
+# - `_learn_from(learned, minibatch [N], keys)`: one gradient step; returns the new `learned`, the samples'
+#   errors (None without weights), and losses.
+# - `_keys_per_sample`: the number of random keys that a gradient step needs for each sample.
 
 
 def buffer(self: Any) -> Any:
@@ -85,15 +88,15 @@ def buffer(self: Any) -> Any:
 
     It samples the minibatches of all gradient steps at once, unless errors change priorities.
     """
-    made = self.replays.of(
+    replay = self.replays.of(
         self,
         buffer_size=min(self.buffer_size, self.num_iterations * self.steps_per_iteration),
         batch_size=self.batch_size,
         n_step=self.n_step,
     )
-    if made.has_priorities:
-        return made
-    return dataclasses.replace(made, batch_size=self.updates_per_iteration * self.batch_size)
+    if replay.has_priorities:
+        return replay
+    return dataclasses.replace(replay, batch_size=self.updates_per_iteration * self.batch_size)
 
 
 def init(self: Any, key: jax.Array) -> State:
@@ -101,40 +104,40 @@ def init(self: Any, key: jax.Array) -> State:
     actor_key, critics_key, env_key, key = jax.random.split(key, 4)
     env_state, observation = self._reset(env_key)
     action = replaying.no_action(self, self.num_envs)
-    learned = self._first(actor_key, critics_key, observation, action)
+    learned = self._init_learned(actor_key, critics_key, observation, action)
     return replaying.first_state(self, learned, env_state, observation, key)
 
 
 def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
     """Steps all environments, then takes the gradient steps."""
     key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
-    actor, statistics = _at_work(self, state.learned), state.observation_statistics
+    actor, statistics = _rollout_parameters(self, state.learned), state.observation_statistics
     learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
     progress = state.iteration / self.num_iterations if self.explore is not None else None
-    rows, observations, after, metrics = replaying.collect(
-        self, state, lambda *seen: self.act(actor, statistics, learning, progress, *seen), rollout_key
+    rows, observations, new_fields, metrics = replaying.collect(
+        self, state, lambda *inputs: self.act(actor, statistics, learning, progress, *inputs), rollout_key
     )
-    stored = state._replace(replay=self.buffer.add(state.replay, rows), returns=after["returns"])
+    stored = state._replace(replay=self.buffer.add(state.replay, rows), returns=new_fields["returns"])
     learned, replay, losses = gradient_steps(self, stored, sample_key, learn_key, learning)
-    # Here, so that an iteration normalises all observations with the same statistics.
+    # Updated last, so that an iteration normalises all observations with the same statistics.
     if self.normalizers.used:
         statistics = self.observe(statistics, observations)
-    after |= {"learned": learned, "replay": replay, "observation_statistics": statistics}
-    return state._replace(key=key, iteration=state.iteration + 1, **after), {**metrics, **losses}
+    new_fields |= {"learned": learned, "replay": replay, "observation_statistics": statistics}
+    return state._replace(key=key, iteration=state.iteration + 1, **new_fields), {**metrics, **losses}
 
 
 def gradient_steps(
     self: Any, state: State, sample_key: jax.Array, learn_key: jax.Array, learning: jax.Array
 ) -> tuple[Any, Any, Any]:
-    """All gradient steps of an iteration: what they change, the buffer's state, and mean losses."""
+    """Takes all gradient steps of an iteration; returns `learned`, the buffer's state, and mean losses."""
     if self.buffer.has_priorities:
         steps = registry.option("replay").prioritized_steps
         return steps(self, state, sample_key, learn_key, learning)
     samples = self.buffer.sample(state.replay, sample_key).transition
-    drawn = jax.tree.map(lambda x: minibatches(x, self.num_envs, self.updates_per_iteration), samples)
-    drawn = replaying.to_learn_from(self, state, drawn, state.learned, learn_key)
+    rows = jax.tree.map(lambda x: minibatches(x, self.num_envs, self.updates_per_iteration), samples)
+    rows = replaying.to_learn_from(self, state, rows, state.learned, learn_key)
     statistics = state.observation_statistics
-    learned, _, losses = self.learn(state.learned, statistics, drawn, learn_key, learning)
+    learned, _, losses = self.learn(state.learned, statistics, rows, learn_key, learning)
     return learned, state.replay, losses
 
 
@@ -147,12 +150,12 @@ def minibatches(x: jax.Array, num_envs: int, updates: int) -> jax.Array:
 def actor(self: Any, state: State) -> Actor:
     """The actor with these parameters and statistics."""
     progress = state.iteration / self.num_iterations
-    return replaying.actor_of(self, state, _at_work(self, state.learned), progress)
+    return replaying.actor_of(self, state, _rollout_parameters(self, state.learned), progress)
 
 
-def _at_work(self: Any, learned: Any) -> Any:
-    """The parameters for acting; with a memory also the critics', whose memories advance too."""
-    actor = self._acting(learned)
+def _rollout_parameters(self: Any, learned: Any) -> Any:
+    """The parameters of the actor; with a memory also those of the critics, whose memories advance too."""
+    actor = self._acting_parameters(learned)
     return actor if self._memory is None else (actor, learned.parameters.critics)
 
 
@@ -170,22 +173,22 @@ def act(self, actor, statistics, learning, progress, observation, recollection, 
 
 @fdg.fragment("learner", in_axes=(None, None, 1, None, None), out_axes=(None, 1, None))
 def learn(self, learned, statistics, minibatches, key, learning):
-    """One gradient step for each of the stored minibatches `[U, N]`.
+    """One gradient step on each of the minibatches `[U, N]` from replay.
 
-    Returns the changed state, the samples' errors `[U, N]` (None without weights), and means of the losses.
+    Returns the changed `learned`, the samples' errors `[U, N]` (None without weights), and mean losses.
     """
-    see = functools.partial(self.normalizers.seen, statistics)
+    normalize = functools.partial(self.normalizers.seen, statistics)
     updates = len(jax.tree.leaves(minibatches)[0])
-    keys = jax.random.split(key, (updates, self._keys, self.batch_size))
+    keys = jax.random.split(key, (updates, self._keys_per_sample, self.batch_size))
 
-    def one_step(learned, drawn):
-        learned, error, losses = self._learn_from(learned, *drawn)
+    def one_step(learned, minibatch_and_keys):
+        learned, error, losses = self._learn_from(learned, *minibatch_and_keys)
         return learned, (losses, error)
 
-    after, (losses, error) = jax.lax.scan(one_step, learned, (self.buffer.seen(see, minibatches), keys))
-    # Steps before learning starts are computed and discarded: fragments inside a `cond` could not be placed
-    # on different devices.
-    learned = jax.tree.map(lambda new, old: jnp.where(learning, new, old), after, learned)
+    new, (losses, error) = jax.lax.scan(one_step, learned, (self.buffer.seen(normalize, minibatches), keys))
+    # Gradient steps before learning starts are computed and discarded: fragments inside a `cond` could not be
+    # placed on different devices.
+    learned = jax.tree.map(lambda new, old: jnp.where(learning, new, old), new, learned)
     losses = jax.tree.map(lambda x: jnp.where(learning, jnp.mean(x, axis=0), jnp.nan), losses)
     return learned, error, losses
 
@@ -215,15 +218,15 @@ MEMBERS = {
     "_check": lambda self: registry.option("checks").check_off_policy(self),
     "_actor": property(lambda self: registry.option("networks").actor_of(self)),
     "_critics": property(lambda self: registry.option("networks").critics_of(self, self.layers)),
-    "_each": 2,  # actor outputs per action component: mean, log standard deviation
+    "_outputs_per_component": 2,  # actor outputs per action component: mean, log standard deviation
     "_memory": property(replaying.memory_of),
-    "_sampled": lambda self, policy, amount, keys: policy.sample(keys),  # actions as in training
+    "_sample_actions": lambda self, policy, amount, keys: policy.sample(keys),  # as in training
     "_for_environment": lambda self, action: registry.option("distributions").stretched(
         action, self.env.action_space
     ),
     "_default_optimizer": property(lambda self: registry.option("optimizers").adam_of(self)),
-    # The acting parameters; what checks of outputs call.
-    "_acting": lambda self, learned: learned.parameters.actor,
-    "_acts": lambda self, actor, observation: self._actor.apply(actor, observation),
-    "_valued": lambda self, learned, *inputs: self._critics.apply(learned.parameters.critics, *inputs),
+    # The next three are also called by the checks of networks' outputs.
+    "_acting_parameters": lambda self, learned: learned.parameters.actor,
+    "_actor_output": lambda self, actor, observation: self._actor.apply(actor, observation),
+    "_critic_output": lambda self, learned, *inputs: self._critics.apply(learned.parameters.critics, *inputs),
 }

@@ -1,6 +1,6 @@
-"""On-policy training as functions: a rollout of all environments, then learning from it.
+"""On-policy training as functions: each iteration makes a rollout of all environments and learns from it.
 
-    begin -> State,    iteration: State -> act and step, T times -> learn -> State
+    begin -> State;    iteration: State -> T times (act, step) -> learn -> State
 
 Shapes: `T` steps of a rollout, `B` environments, `N` rows.
 """
@@ -52,21 +52,21 @@ class State(NamedTuple):
     observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
-    known: Any = None  # the state of an exploration bonus (`algos.ppo`), without parameters
-    running_novelty: jax.Array | None = None  # [B] float32, likewise: the discounted return of novelty
+    known: Any = None  # the state of novelty in PPO, an `algos.rnd.Known`; None without `rnd`
+    running_novelty: jax.Array | None = None  # [B] float32, its discounted return so far; None without `rnd`
     bonus: Any = None  # the state of `Agent.bonus`
     recollection: Any = None  # `algos.rollout.Recollection [B]`, if the network has a memory
     past: Any = None  # `algos.recurrent_ppo.Past [B]`, with burn-in
 
 
-# The part of a state that learning changes.
+# The fields of a state that learning changes.
 LEARNED = ("parameters", "optimizer_state", "observation_statistics", "return_statistics", "known")
 
 
 class Trajectory(NamedTuple):
-    """A rollout. The loss gets it with normalised observations and rewards, if enabled."""
+    """A rollout. For the loss, its observations and rewards are normalised, if the settings say so."""
 
-    observation: Observation  # [T, B, *obs]; `algos.sequences.Steps` where a network with a memory learns
+    observation: Observation  # [T, B, *obs]; `algos.sequences.Steps` in the loss of a network with a memory
     action: jax.Array  # [T, B, *action]
     decision: Any  # [T, B], recorded by the actor with the action; None if nothing
     time_step: TimeStep  # [T, B], the results of the actions
@@ -83,20 +83,20 @@ def begin(
     """The initial state.
 
     Args:
-      kept: with statistics even if nothing is normalised.
+      kept: True if the state has statistics even if nothing is normalised.
       novelty: `(key, parameters, observation) -> (parameters, known, running_novelty)`.
       memory: `B -> memory`, the network's initial memory `[B, ...]`.
-      agents: the axes of agents, after those of environments.
+      agents: the sizes of the axes of agents, which follow the axis of environments.
     """
     normalizers = algorithm.normalizers
     parameter_key, env_key, key = jax.random.split(key, 3)
     env_state, observation = algorithm._reset(env_key)
-    seen, recollection = features_and_mask(observation)[0], None
+    inputs, recollection = features_and_mask(observation)[0], None
     if memory is not None:
         recollection = Recollection(memory(algorithm.num_envs), jnp.ones(algorithm.num_envs, bool))
-    if hasattr(algorithm._network, "unroll"):  # over sequences of steps
-        seen = jax.tree.map(lambda x: x[None], seen)
-    parameters = algorithm._network.init(parameter_key, seen)
+    if hasattr(algorithm._network, "unroll"):  # its inputs are sequences of steps
+        inputs = jax.tree.map(lambda x: x[None], inputs)
+    parameters = algorithm._network.init(parameter_key, inputs)
     known, running_novelty = None, None
     if novelty is not None:
         parameters, known, running_novelty = novelty(parameter_key, parameters, observation)
@@ -113,7 +113,7 @@ def begin(
         iteration=jnp.int32(0),
         known=known,
         running_novelty=running_novelty,
-        bonus=algorithm._first_bonus(observation, key),
+        bonus=algorithm._initial_bonus_state(observation, key),
         recollection=recollection,
     )
 
@@ -124,21 +124,21 @@ def iteration(
     act: Callable[..., tuple[jax.Array, Any]] | None = None,
     learn: Callable[..., tuple[tuple[Any, ...], Any, dict[str, jax.Array]]] | None = None,
 ) -> tuple[State, dict[str, jax.Array]]:
-    """Steps all environments for a rollout and learns from it; returns the new state, and metrics.
+    """Makes a rollout of all environments and learns from it; returns the new state, and metrics.
 
     Args:
       act: `(parameters, observation_statistics, observation [B, *obs], keys [B]) -> (action, decision)`; None
         for the algorithm's.
-      learn: `((parameters, optimizer_state, observation_statistics, return_statistics, known),
-        (running_return, running_novelty), Trajectory [T, B], key)` to the new first two and metrics; None for
-        the algorithm's. `known` is None without `rnd`.
+      learn: `(learned, running, Trajectory [T, B], key) -> (learned, running, metrics)`; None for the
+        algorithm's. `learned` has the fields `LEARNED` of the state; `running` is `(running_return,
+        running_novelty)`.
     """
     act, learn = act or algorithm.act, learn or algorithm.learn
     key, rollout_key, learn_key = jax.random.split(state.key, 3)
-    trajectory, after, paid = rollout_with_bonus(
+    trajectory, new_fields, bonus_metrics = rollout_with_bonus(
         algorithm,
         state,
-        lambda *seen: act(state.parameters, state.observation_statistics, *seen),
+        lambda *inputs: act(state.parameters, state.observation_statistics, *inputs),
         rollout_key,
     )
     learned, running, metrics = learn(
@@ -147,8 +147,10 @@ def iteration(
         algorithm.transforming.rows(trajectory, state.parameters, learn_key),
         learn_key,
     )
-    after |= dict(zip((*LEARNED, "running_return", "running_novelty"), (*learned, *running), strict=True))
-    return state._replace(key=key, iteration=state.iteration + 1, **after), {**metrics, **paid}
+    names = (*LEARNED, "running_return", "running_novelty")
+    new_fields |= dict(zip(names, (*learned, *running), strict=True))
+    state = state._replace(key=key, iteration=state.iteration + 1, **new_fields)
+    return state, {**metrics, **bonus_metrics}
 
 
 def rollout_with_bonus(
@@ -163,21 +165,21 @@ def rollout_with_bonus(
         rollout_with_memory(
             act if recollection is not None else ignoring_memory(act),
             key=key, env_state=state.env_state, observation=state.observation, recollection=recollection,
-            **algorithm._rolling,
+            **algorithm._rollout_arguments,
         )
     )  # fmt: skip
-    bonus, time_steps, paid = algorithm._paid(state.bonus, time_steps)
-    after = {"env_state": env_state, "observation": observation, "bonus": bonus}
-    after |= {} if recollection is None else {"recollection": recollection}
-    return Trajectory(observations, actions, decisions, time_steps), after, paid
+    bonus, time_steps, bonus_metrics = algorithm._add_bonus(state.bonus, time_steps)
+    new_fields = {"env_state": env_state, "observation": observation, "bonus": bonus}
+    new_fields |= {} if recollection is None else {"recollection": recollection}
+    return Trajectory(observations, actions, decisions, time_steps), new_fields, bonus_metrics
 
 
 def actor(self: Any, state: State) -> Actor:
     """The actor with these parameters and statistics."""
 
     def policy(observation):
-        seen = self.normalizers.seen(state.observation_statistics, observation)
-        return self.policy_and_value(state.parameters, seen)[0]
+        normalized = self.normalizers.seen(state.observation_statistics, observation)
+        return self.policy_and_value(state.parameters, normalized)[0]
 
     return without_memory(policy, self._for_environment)
 
@@ -187,7 +189,7 @@ def without_memory(
 ) -> Actor:
     """The actor of a feed-forward policy, a function of observations `[N, *obs]` to a distribution `[N]`.
 
-    `deliver` converts its actions for the environment, such as by clipping.
+    `deliver` converts the policy's actions for the environment, such as by clipping.
     """
 
     def act(memory, observation, start, keys, greedy):
@@ -200,9 +202,9 @@ def without_memory(
 
 
 def environment_major(x: jax.Array) -> jax.Array:
-    """Steps `[T, B, ...]` as rows `[B * T, ...]`: a sharding over environments stays a sharding over rows.
+    """Reshapes steps `[T, B, ...]` to rows `[B * T, ...]`, whose sharding is that of the environments.
 
-    Rows are flat because XLA is fast at products of two-dimensional matrices.
+    Steps and environments become one axis, because XLA is fast at products of two-dimensional matrices.
 
     >>> environment_major(jnp.array([[1, 10], [2, 20], [3, 30]])).tolist()
     [1, 2, 3, 10, 20, 30]
@@ -212,7 +214,7 @@ def environment_major(x: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Epochs(Part):
-    """The number of epochs over a rollout, and their minibatches."""
+    """Settings of the epochs over a rollout, and of their minibatches."""
 
     num_epochs: int = hyperparameter(4, "passes over each rollout")
     num_minibatches: int = hyperparameter(4, "gradient steps in one pass")
@@ -228,7 +230,7 @@ class Epochs(Part):
         return self.num_epochs * self.num_minibatches
 
     def check(self, algorithm: Any) -> None:
-        """Refuses counts that are not positive, and an unknown kind of shuffle."""
+        """Refuses counts that are not positive, and an unknown value of `shuffle`."""
         require_positive(algorithm, "num_epochs", "num_minibatches")
         require(
             algorithm,
@@ -248,7 +250,7 @@ class Epochs(Part):
     ) -> tuple[Any, Any, Any]:
         """Parameters and optimiser state after all epochs, and the mean losses; see `run_minibatches`.
 
-        `samples [B * per_env, ...]` are environment-major.
+        `samples [B * per_env, ...]` are environment-major (see `algos.optimizers`).
         """
         per_env = jax.tree.leaves(samples)[0].shape[0] // num_envs
         rows = registry.option("optimizers").rows_of_epochs(self, key, num_envs, per_env)
@@ -256,11 +258,11 @@ class Epochs(Part):
         return run_minibatches(gradient, update, parameters, optimizer_state, rows, take)
 
     def minibatch(self, samples: Any, rows: jax.Array, num_envs: int) -> Any:
-        """The samples at rows `[blocks, n]`; for rows of time steps, those of every environment."""
-        taking = registry.option("optimizers")
+        """The samples at rows `[blocks, n]`; if `shuffle` is "time", at these rows of every environment."""
+        optimizers = registry.option("optimizers")
         if self.shuffle == "time":
-            return taking.take_of_every_env(samples, rows, num_envs)
-        return taking.take(samples, rows)
+            return optimizers.take_of_every_env(samples, rows, num_envs)
+        return optimizers.take(samples, rows)
 
 
 def run_minibatches(
@@ -271,11 +273,11 @@ def run_minibatches(
     rows: jax.Array,
     take: Callable[[jax.Array], Any],
 ) -> tuple[Any, Any, Any]:
-    """Sequential updates, each on its own minibatch; also returns the mean losses over all updates.
+    """Updates one after another, each on its own minibatch; also returns the mean losses over all updates.
 
     `gradient`: `(parameters, minibatch) -> (gradient, losses)`. `update`: `(gradient, optimizer_state,
     parameters) -> (parameters, optimizer_state)`. `rows`: `[updates, blocks, n]` int32, as from
-    `algos.optimizers.shuffled_rows`. `take` makes the minibatch of some of them, `[blocks, n]`.
+    `algos.optimizers.shuffled_rows`. `take` makes a minibatch from the rows of one update, `[blocks, n]`.
 
     >>> gradient = lambda w, x: (x.sum(), {"loss": w})
     >>> update = lambda gradient, count, w: (w + gradient, count + 1)
@@ -286,9 +288,9 @@ def run_minibatches(
     (5.0, 2, 0.5)
     """
 
-    def one_update(carry, some):
+    def one_update(carry, update_rows):
         parameters, optimizer_state = carry
-        direction, losses = gradient(parameters, take(some))
+        direction, losses = gradient(parameters, take(update_rows))
         return update(direction, optimizer_state, parameters), losses
 
     (parameters, optimizer_state), losses = jax.lax.scan(one_update, (parameters, optimizer_state), rows)

@@ -1,4 +1,4 @@
-"""The driver of actor-critics with one update per rollout, A2C and IMPALA, and their loss.
+"""The driver of actor-critics with one update per rollout (A2C, IMPALA): shared methods, and the loss.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` rows.
 """
@@ -43,8 +43,8 @@ class WeightedLoss(Part):
         1.0
         """
         loss = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
-        parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-        return loss, {"loss": loss, **parts}
+        terms = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return loss, {"loss": loss, **terms}
 
 
 def weighted_sum(
@@ -77,7 +77,7 @@ def proximal_loss(
 def over_time(function: Callable[[Observation], Any], observation: Any) -> Any:
     """Applies a function of rows `[N, *obs]` to observations `[T, B, *obs]`; results are `[T, B, ...]`.
 
-    `Steps` become sequences for a network with a memory.
+    For a network with a memory, the observations are `Steps`, which are passed to it as sequences.
     """
     if isinstance(observation, Steps):
         num_steps, rows = len(observation.start), observation.sequences()
@@ -107,10 +107,10 @@ def iterate_once(self: Any, state: Any) -> tuple[Any, dict[str, jax.Array]]:
 
 @fdg.fragment("actor", in_axes=(None, None, 0, 0, 0), name="remember")
 def act_with_memory(self, parameters, statistics, observation, recollection, keys):
-    """`act` of the algorithm with a memory: the action `[B]`, what is `Remembered`, and the memory, `[B]`."""
-    seen = self._memory.seen(observation, recollection)
-    action, decision = self.act(parameters, statistics, seen, keys)
-    memory = self._memory.after(parameters, self.normalizers.seen(statistics, seen))
+    """`act` for a network with a memory; returns actions, a `Remembered`, and the next memory, all `[B]`."""
+    sequences = self._memory.seen(observation, recollection)
+    action, decision = self.act(parameters, statistics, sequences, keys)
+    memory = self._memory.after(parameters, self.normalizers.seen(statistics, sequences))
     return action, Remembered(decision, recollection.start, memory), memory
 
 
@@ -121,12 +121,12 @@ def learn_once(self, learned, running, trajectory):
     With a memory, the last entry of `running` is the memory before the rollout, `[B, ...]`.
     """
     parameters, optimizer_state, *statistics = learned
-    seen, running, statistics = normalize_rollout(
+    normalized, running, statistics = normalize_rollout(
         self.normalizers, statistics, running, trajectory, self.discount
     )
     if self._memory is not None:
-        seen = self._memory.of_rollout(seen, running[-1])
-    gradient, losses = self.gradient(parameters, seen)
+        normalized = self._memory.of_rollout(normalized, running[-1])
+    gradient, losses = self.gradient(parameters, normalized)
     learned = (*self.update(gradient, optimizer_state, parameters), *statistics)
     return learned, running, {**episode_metrics(trajectory.time_step), **losses}
 
@@ -143,16 +143,16 @@ def actor(self: Any, state: on_policy.State) -> Actor:
         return on_policy.actor(self, state)
 
     def act(memory, observation, start, keys, greedy):
-        seen = self.normalizers.seen(state.observation_statistics, observation)
-        seen = self._memory.seen(seen, Recollection(memory, start))
-        policy, _ = self.policy_and_value(state.parameters, seen)
-        return self._chosen(policy, keys, greedy), self._memory.after(state.parameters, seen)
+        normalized = self.normalizers.seen(state.observation_statistics, observation)
+        sequences = self._memory.seen(normalized, Recollection(memory, start))
+        policy, _ = self.policy_and_value(state.parameters, sequences)
+        return self._choose_actions(policy, keys, greedy), self._memory.after(state.parameters, sequences)
 
     return Actor(self._memory.begin, act)
 
 
 def memory_of(self: Any) -> WithMemory | None:
-    """The memory of the algorithm's network, by its field `network` or its setting `memory`."""
+    """The network's memory, of the user's `network` or by the setting `memory`; None if it has none."""
     if not (self.memory if self.network is None else hasattr(networks.own(self, "network"), "unroll")):
         return None
     kind = None if self.memory is None else MemoryKind.of(self.memory_settings, self.memory)

@@ -1,8 +1,8 @@
 """Optimisers, step-size schedules, and epochs of minibatches.
 
-Samples of a rollout `[T, B, ...]` are kept *environment-major*: `[B, T]` flattened, so that a sharding of the
-environments becomes one of the samples. A sample is one step, or a sequence of steps (`per_env` for each
-environment).
+Samples of a rollout `[T, B, ...]` are *environment-major*: axes `[B, T]`, flattened, so that a sharding of
+the environments becomes a sharding of the samples. A sample is one step or one sequence of steps; each
+environment has `per_env` samples.
 """
 
 import functools
@@ -22,6 +22,7 @@ from fdg.arguments import quoted
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
 from fdg.settings.moved import moved
 
+# Names that moved; a word OLD=MODULE:NEW is a renamed one.
 _MOVED = "Epochs run_minibatches updated=run_minibatches"
 __getattr__ = moved(
     __name__,
@@ -29,11 +30,11 @@ __getattr__ = moved(
     f"{_MOVED} given=algos.optimizers:user_optimizer annealed=algos.optimizers:linear_decay",
 )
 
-# A step size is a number, possibly traced, or a schedule of the number of steps so far.
+# A step size is a number, possibly traced, or a schedule: a function of the number of steps so far.
 StepSize: TypeAlias = float | jax.Array | optax.Schedule
 
 
-# Functions of optax and optax.contrib from a step size to an optimiser.
+# Functions of optax and optax.contrib that make an optimiser from a step size.
 NAMES = tuple(
     "adabelief adadelta adafactor adagrad adam adamax adamaxw adamw adan amsgrad"
     " lamb lars lion noisy_sgd novograd radam rmsprop sgd sm3 yogi"
@@ -47,9 +48,11 @@ def user_optimizer(
     """The user's optimiser; None if none is set.
 
     Args:
-      optimizer: one of `NAMES`, `module:name`, or a function of the step size, with gradients clipped to the
-        global norm `max_grad_norm`, if any; or a gradient transformation, used unchanged.
+      optimizer: one of `NAMES`, `module:name`, or a function of the step size; or a gradient transformation,
+        which is used unchanged.
       learning_rate: a number, or a schedule.
+      max_grad_norm: the global norm to which gradients are clipped, except for a gradient transformation;
+        None: no clipping.
 
     Raises:
       FdgError: an invalid optimiser, or the function fails.
@@ -59,7 +62,7 @@ def user_optimizer(
     """
     if optimizer is None:
         return None
-    make = _resolved(optimizer) if isinstance(optimizer, str) else optimizer
+    make = _optimizer_by_name(optimizer) if isinstance(optimizer, str) else optimizer
     if _is_transformation(make):
         return make
     if not callable(make):
@@ -71,12 +74,12 @@ def user_optimizer(
         made = make(learning_rate)
     except Exception as error:  # user code may raise anything
         raise FdgError(
-            f"optimizer={_named(make)} fails for a step size alone: {one_line(error)}: give a function of the"
-            " step size, such as lambda step_size: optax.sgd(step_size, momentum=0.9)"
+            f"optimizer={_name_of(make)} fails for a step size alone: {one_line(error)}: give a function of"
+            " the step size, such as lambda step_size: optax.sgd(step_size, momentum=0.9)"
         ) from error
     if not _is_transformation(made):
         raise FdgError(
-            f"optimizer={_named(make)} returns {kind_of(made)} for a step size: it must return an"
+            f"optimizer={_name_of(make)} returns {kind_of(made)} for a step size: it must return an"
             " optax.GradientTransformation"
         )
     return made if max_grad_norm is None else optax.chain(optax.clip_by_global_norm(max_grad_norm), made)
@@ -90,8 +93,8 @@ def _is_transformation(value: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _resolved(name: str) -> Callable[..., Any]:
-    """Resolves a name."""
+def _optimizer_by_name(name: str) -> Callable[..., Any]:
+    """Resolves one of `NAMES`, or `module:name`."""
     if ":" in name:
         return user_code.found("--optimizer", name)
     if name.lower() not in NAMES:
@@ -99,14 +102,15 @@ def _resolved(name: str) -> Callable[..., Any]:
     return getattr(optax, name.lower(), None) or getattr(optax.contrib, name.lower())
 
 
-def _named(function: Any) -> str:
+def _name_of(function: Any) -> str:
     return str(getattr(function, "__qualname__", function))[:60]
 
 
 def linear_decay(
     learning_rate: float | jax.Array, num_iterations: int, updates_per_iteration: int = 1
 ) -> optax.Schedule:
-    """A step size that decreases linearly to zero over a run, constant within an iteration (as in CleanRL).
+    """A step size that decreases linearly to zero over a run, but is constant in each iteration (as
+    CleanRL's).
 
     >>> step_size = linear_decay(1.0, num_iterations=4, updates_per_iteration=10)
     >>> [float(step_size(count)) for count in (0, 9, 10, 39, 40)]
@@ -182,9 +186,9 @@ def rmsprop_of(algorithm: Any) -> optax.GradientTransformation:
 
 # --- minibatches of a rollout ---
 
-# Rounds of the shuffle: enough, by the tests, to make all orders of few rows equally probable.
+# Rounds of the shuffle; the tests show that they make all orders of a few rows equally probable.
 _ROUNDS = 24
-_LARGE = 1 << 16  # more rounds from this number of rows on
+_MANY_ROWS = 1 << 16  # from this number of rows on, there are more rounds
 
 
 def permutations(key: jax.Array, count: int, blocks: int) -> jax.Array:
@@ -193,32 +197,33 @@ def permutations(key: jax.Array, count: int, blocks: int) -> jax.Array:
     The swap-or-not shuffle (Hoang, Morris and Rogaway 2012, "An Enciphering Scheme Based on a Card Shuffle",
     CRYPTO, figure 1): each round pairs rows `x` and `pivot - x`, and a random bit of each pair decides
     whether they swap. The bit is a multiply-shift hash (Dietzfelbinger et al. 1997, "A Reliable Randomized
-    Algorithm for the Closest-Pair Problem"), redrawn for every block and round. All is elementwise, so blocks
-    are shuffled on their own devices; a sort took 40% of PPO's time on a CPU.
+    Algorithm for the Closest-Pair Problem"), with new random numbers for every block and round. All
+    operations are elementwise, so each block is shuffled on its own device; a sort took 40% of PPO's time on
+    a CPU.
 
     >>> orders = permutations(jax.random.key(0), count=5, blocks=2)
     >>> jnp.sort(orders).tolist()
     [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
     """
-    rounds = _ROUNDS if count < _LARGE else 2 * math.ceil(math.log2(count))
-    drawn = jax.random.bits(key, (rounds, 3, blocks, 1), jnp.uint32)
+    rounds = _ROUNDS if count < _MANY_ROWS else 2 * math.ceil(math.log2(count))
+    bits = jax.random.bits(key, (rounds, 3, blocks, 1), jnp.uint32)
 
-    def one_round(rows, drawn):
-        pivot, factor, offset = drawn[0] % count, drawn[1] | 1, drawn[2]
+    def one_round(rows, round_bits):
+        pivot, factor, offset = round_bits[0] % count, round_bits[1] | 1, round_bits[2]
         partner = jnp.where(rows <= pivot, pivot - rows, pivot + (count - rows))
         swap = (jnp.maximum(rows, partner) * factor + offset) >> 31
         return jnp.where(swap == 1, partner, rows)
 
     rows = jnp.broadcast_to(jnp.arange(count, dtype=jnp.uint32)[None], (blocks, count))
     for i in range(rounds):  # unrolled: XLA makes one pass over the rows
-        rows = one_round(rows, drawn[i])
+        rows = one_round(rows, bits[i])
     return rows.astype(jnp.int32)
 
 
 def shuffled_rows(
     key: jax.Array, count: int, num_epochs: int, num_minibatches: int, blocks: int = 1
 ) -> jax.Array:
-    """The rows, of `count`, that each block contributes to each update; every epoch uses each row once.
+    """The rows that each block, of `count` rows, contributes to each update; an epoch uses each row once.
 
     Returns:
       `[num_epochs * num_minibatches, blocks, count / num_minibatches]` int32.
@@ -230,10 +235,10 @@ def shuffled_rows(
 
 
 def own_blocks(num_envs: int, per_env: int, num_minibatches: int) -> int:
-    """The largest number of blocks of which each contributes equally to every minibatch.
+    """The largest number of blocks such that each block contributes equally to every minibatch.
 
-    One per environment, or the smallest groups of environments, so that devices exchange no samples.
-    `num_minibatches` divides `num_envs * per_env`.
+    A block is one environment, or the smallest possible group of environments, so that devices exchange no
+    samples. `num_minibatches` divides `num_envs * per_env`.
 
     >>> own_blocks(num_envs=4, per_env=128, num_minibatches=16)
     4
@@ -252,9 +257,9 @@ def rows_of_epochs(epochs: Any, key: jax.Array, num_envs: int, per_env: int) -> 
 
 
 def take(samples: Any, rows: jax.Array) -> Any:
-    """Selects rows of each block, `rows [blocks, n]`: samples `[B * per_env, ...]` to `[blocks * n, ...]`.
+    """Selects `rows [blocks, n]` of each block of samples `[B * per_env, ...]`: `[blocks * n, ...]`.
 
-    With several blocks, a sharding that keeps blocks whole is preserved.
+    With several blocks, a sharding that does not divide blocks is preserved.
     """
     blocks = rows.shape[0]
     if blocks == 1:

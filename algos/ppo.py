@@ -1,6 +1,6 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), clipped form.
 
-`fdg.fragment` marks the fragments, and the batch axes of their arrays; `Agent` has `step` and `update`.
+`fdg.fragment` marks the fragments, and the batch axes of their arrays; `step` and `update` are in `Agent`.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
@@ -29,8 +29,8 @@ class Minibatch(NamedTuple):
     action: jax.Array  # [N, *action]
     decision: Decision  # [N]
     advantage: jax.Array  # [N] float32
-    target: jax.Array  # [N] float32, of the value
-    novelty: Any = None  # [N], for random network distillation
+    target: jax.Array  # [N] float32, for the value
+    novelty: Any = None  # an `algos.rnd.Novelty [N]`; None without `rnd`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,24 +97,24 @@ class PPO(Agent, presets="PPO"):
         reward, running_return, return_statistics = self.normalizers.reward(
             time_step, running_return, return_statistics, self.discount
         )
-        # Statistics change only after learning, so that actor and learner use the same ones; but under a
-        # policy with staleness, the actor's statistics are as old as its parameters.
-        see = functools.partial(self.normalizers.seen, observation_statistics)
+        # Statistics change only after learning, so that actor and learner use the same ones. (Under a
+        # distribution policy with staleness, the actor's statistics are as old as its parameters.)
+        normalize = functools.partial(self.normalizers.seen, observation_statistics)
         next_value = values_after(
-            decision.value, time_step, lambda final: self.policy_and_value(parameters, see(final))[1]
+            decision.value, time_step, lambda final: self.policy_and_value(parameters, normalize(final))[1]
         )
         advantage, target = self.advantage(reward, decision.value, next_value, time_step)
-        advantage, novelty, known, running_novelty, measured = self._novelty.added(
-            advantage, parameters, known, running_novelty, see, trajectory, key
+        advantage, novelty, known, running_novelty, novelty_metrics = self._novelty.added(
+            advantage, parameters, known, running_novelty, normalize, trajectory, key
         )
-        samples = self.samples(see, trajectory, advantage, target)._replace(novelty=novelty)
+        samples = self.samples(normalize, trajectory, advantage, target)._replace(novelty=novelty)
         samples = jax.tree.map(environment_major, samples)
         parameters, optimizer_state, losses = self.epochs.learn(
             key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
         )
         observation_statistics = self.normalizers.observed(observation_statistics, trajectory.observation)
         explained = {"explained_variance": explained_variance(target, decision.value)}
-        metrics = {**episode_metrics(time_step), **losses, **explained, **measured}
+        metrics = {**episode_metrics(time_step), **losses, **explained, **novelty_metrics}
         learned = parameters, optimizer_state, observation_statistics, return_statistics, known
         return learned, (running_return, running_novelty), metrics
 
@@ -126,20 +126,23 @@ class PPO(Agent, presets="PPO"):
     def loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
         """PPO's loss over a minibatch `[N]`, and its terms; with `rnd` also the novelty losses."""
         policy, value = self.policy_and_value(parameters, minibatch.observation)
-        loss, parts = self.objective.of(policy, value, minibatch)
-        return self._novelty.learned(loss, parts, parameters, minibatch)
+        loss, terms = self.objective.of(policy, value, minibatch)
+        return self._novelty.learned(loss, terms, parameters, minibatch)
 
     def samples(
         self, see: Callable[[Any], Any], trajectory: Trajectory, advantage: jax.Array, target: jax.Array
     ) -> Any:
-        """The samples for `loss`: `Minibatch [T, B]`, or one with more fields; `see` normalises."""
+        """The samples for `loss`: a `Minibatch [T, B]`, or a tuple with further fields.
+
+        `see` normalises observations.
+        """
         observation, action, decision, _ = trajectory
         return Minibatch(see(observation), action, decision, advantage, target)
 
     def advantage(
         self, reward: jax.Array, value: jax.Array, next_value: jax.Array, time_step: TimeStep
     ) -> tuple[jax.Array, jax.Array]:
-        """Advantage and value target, both `[T, B]`; bootstraps from the observation after a truncation."""
+        """Advantage and value target, both `[T, B]`; a truncation bootstraps from the final observation."""
         return self.advantages.of(reward, value, next_value, time_step)
 
     def policy_and_value(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:

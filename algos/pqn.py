@@ -92,10 +92,10 @@ class PQN(Agent, presets="PQN"):
         epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
 
         def act(memory, observation, start, keys, greedy):
-            seen = self.normalizers.seen(state.observation_statistics, observation)
-            values = self._values(state.parameters, seen)
+            normalized = self.normalizers.seen(state.observation_statistics, observation)
+            values = self._values(state.parameters, normalized)
             policy = Categorical(values) if greedy else epsilon_greedy(values, epsilon)
-            return self._chosen(policy, keys, greedy), memory
+            return self._choose_actions(policy, keys, greedy), memory
 
         return Actor(empty_memory, act)
 
@@ -103,18 +103,18 @@ class PQN(Agent, presets="PQN"):
 
     @fdg.fragment("actor", in_axes=(None, None, None, 0, 0))
     def act(self, parameters, statistics, epsilon, observation, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, the best action's value `[B]`."""
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and the best action's value `[B]`."""
         values = self._values(parameters, self.normalizers.seen(statistics, observation))
-        return epsilon_greedy(values, epsilon).sample(keys), _best(values)
+        return epsilon_greedy(values, epsilon).sample(keys), _max_value(values)
 
     @fdg.fragment("learner", in_axes=(None, 0, 1, None), out_axes=(None, 0, None))
     def learn(self, learned, running, trajectory, key):
-        """Several epochs of minibatch updates on a rollout `[T, B]`; statistics change afterwards."""
+        """Several epochs of minibatch updates on a rollout `[T, B]`; statistics are updated last."""
         parameters, optimizer_state, *statistics = learned
-        seen, running, statistics = normalize_rollout(
+        normalized, running, statistics = normalize_rollout(
             self.normalizers, statistics, running, trajectory, self.discount
         )
-        observation, action, value, time_step = seen
+        observation, action, value, time_step = normalized
         target = self._target(parameters, value, time_step)
         samples = jax.tree.map(environment_major, Minibatch(observation, action, target))
         parameters, optimizer_state, losses = self.epochs.learn(
@@ -136,7 +136,7 @@ class PQN(Agent, presets="PQN"):
 
     def _target(self, parameters, value: jax.Array, time_step: TimeStep) -> jax.Array:
         """Lambda-returns `[T, B]` over max-Q values; a truncation bootstraps from its final observation."""
-        next_value = values_after(value, time_step, lambda final: _best(self._values(parameters, final)))
+        next_value = values_after(value, time_step, lambda final: _max_value(self._values(parameters, final)))
         return lambda_returns(
             self.reward_scale * time_step.reward, next_value,
             time_step.terminated, time_step.truncated, self.discount, self.q_lambda,
@@ -161,6 +161,6 @@ class PQN(Agent, presets="PQN"):
         return optimizers.clipped_radam(optimizers.step_size_of(self), self.max_grad_norm)
 
 
-def _best(values: jax.Array) -> jax.Array:
-    """The best action's value `[N]`, of values `[N, n]`, or `[N, M, n]` with several choices."""
+def _max_value(values: jax.Array) -> jax.Array:
+    """The best action's value `[N]`, from values `[N, n]`, or `[N, M, n]` with several choices."""
     return over_choices(jnp.max(values, axis=-1))

@@ -1,10 +1,10 @@
 """QMIX (Rashid et al. 2018, "QMIX: Monotonic Value Function Factorisation for Deep Multi-Agent Reinforcement
 Learning", arXiv 1803.11485).
 
-`algos/value_decomposition.py` with a mixing network: the joint value increases with each agent's value, with
-weights that depend on the observations of all agents.
+`algos/value_decomposition.py` with a mixing network: a network of the agents' values, whose weights depend on
+the observations of all agents. The joint value never decreases if an agent's value increases.
 
-Shapes: `N` rows, `A` agents, `S` numbers of a state, `H` units of a mixer.
+Shapes: `N` rows, `A` agents, `S` components of a state, `H` units of a mixer.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ class QMIX(ValueDecomposition, presets="QMIX"):
     def _mixer_parameters(self, key: jax.Array, values: jax.Array, observation: Observation):
         return self._mixer.init(key, values, self._state_of(observation))
 
-    def _mixed(self, mixer, values: jax.Array, observation: Observation) -> jax.Array:
+    def _mix(self, mixer, values: jax.Array, observation: Observation) -> jax.Array:
         """The joint value, by the mixing network (`MonotonicMixer`)."""
         return self._mixer.apply(mixer, values, self._state_of(observation))
 
@@ -67,10 +67,11 @@ class QMIX(ValueDecomposition, presets="QMIX"):
 class MonotonicMixer(nn.Module):
     """The mixing network of QMIX (Rashid et al. 2018, arXiv 1803.11485, section 4.1 and figure 2a).
 
-    Values `[N, A]` and a state `[N, S]` to the joint value `[N]`, which never decreases in any agent's value:
-    the weights are absolute values of hypernetwork outputs; the biases are free."""
+    Maps values `[N, A]` and a state `[N, S]` to the joint value `[N]`. It is monotonic in each agent's value,
+    since the weights are absolute values of a hypernetwork's outputs; biases may have any sign.
+    """
 
-    units: int  # `H`, of the only hidden layer, with ELU
+    units: int  # `H`, of the only hidden layer, whose activation is ELU
     hypernetwork: tuple[int, ...]  # widths of the layers between state and weights; none in the paper
     # Scale of the hypernetworks' initial weights; 1: uniform within 1 / sqrt(inputs) of zero, as in the
     # authors' code. With a larger scale, a mixer of 32 units overestimates, and targets diverge.
@@ -91,9 +92,9 @@ class MonotonicMixer(nn.Module):
                 x = nn.relu(dense(x, width, f"{name}_{i}"))
             return dense(x, outputs, name)
 
-        first = jnp.abs(from_state(agents * self.units, "weight_1")).reshape(count, agents, self.units)
-        hidden = nn.elu(jnp.sum(values[:, :, None] * first, axis=1) + dense(state, self.units, "bias_1"))
-        second = jnp.abs(from_state(self.units, "weight_2"))
+        weight_1 = jnp.abs(from_state(agents * self.units, "weight_1")).reshape(count, agents, self.units)
+        hidden = nn.elu(jnp.sum(values[:, :, None] * weight_1, axis=1) + dense(state, self.units, "bias_1"))
+        weight_2 = jnp.abs(from_state(self.units, "weight_2"))
         # The paper's "2-layer hypernetwork with a ReLU nonlinearity" outputs the last bias.
-        last = dense(nn.relu(dense(state, self.units, "bias_2_0")), 1, "bias_2")
-        return jnp.sum(hidden * second, axis=1) + last[:, 0]
+        bias_2 = dense(nn.relu(dense(state, self.units, "bias_2_0")), 1, "bias_2")
+        return jnp.sum(hidden * weight_2, axis=1) + bias_2[:, 0]

@@ -1,4 +1,4 @@
-"""Recurrent actor-critics, of one agent or several, and a wrapper for feed-forward ones.
+"""Recurrent actor-critics for one agent or several, and a wrapper that makes feed-forward networks recurrent.
 
 Shapes: `T` steps, `B` environments, `A` agents, `N` memories, `n` outputs.
 """
@@ -44,7 +44,7 @@ class Output(NamedTuple):
 
 
 class AgentValues(NamedTuple):
-    """The output of a recurrent network of action values for a sequence."""
+    """The output, for a sequence, of a recurrent network that estimates action values."""
 
     values: jax.Array  # [T, B, A, n] float32, of all actions of each agent, allowed or not
     memory: Any  # [T, B, ...], after each step
@@ -66,19 +66,19 @@ def recurrent_actor_critic(
 ) -> RecurrentNetwork:
     """An actor and a critic with separate parameters and separate memories.
 
-    Dense layers (after a convolution, for images), a memory, a dense layer, and a head: with a gated
-    recurrent unit (GRU; Cho et al. 2014, arXiv 1406.1078) the architecture of JaxMARL's and PureJaxRL's
-    recurrent agents. Kernel scales as in `networks.actor_critic`.
+    Each consists of dense layers (after a convolution, for images), a memory, a dense layer, and a head. With
+    a gated recurrent unit (GRU; Cho et al. 2014, arXiv 1406.1078) this is the architecture of JaxMARL's and
+    PureJaxRL's recurrent agents. Kernel scales are as in `networks.actor_critic`.
 
     Args:
         observation_space, action_space: of one agent.
         hidden: widths of the dense layers before the memory. Default: `(memory_size,)`.
-        memory_size: width of the memory and of the layer after it. None: neither of them, as in
+        memory_size: width of the memory and of the layer after it. None: there is neither, as in
           `networks.actor_critic`.
         num_agents: `A`. Observations are then `[T, B, A, *obs]` and results `[T, B, A, ...]`; agents share
           parameters, and each has a memory. Default: one agent, and no axis `A`.
         central: one critic sees the concatenated observations of all agents, and returns a value for each.
-        memory: a kind other than a GRU, whose `size` replaces `memory_size`.
+        memory: the kind of memory; None: a GRU. Its size is `memory_size`.
         activation, initial_log_std, convolve, layer_norm, torso: as in `networks.actor_critic`.
 
     >>> import envs
@@ -121,7 +121,7 @@ def as_recurrent(
     if not isinstance(network, Network):
         return network
     unroll = Bound(_unroll_steps, (network, leading_axes, actor_critic))
-    return RecurrentNetwork(Bound(_init_of_steps, (network, leading_axes)), empty_memory, unroll)
+    return RecurrentNetwork(Bound(_init_with_steps, (network, leading_axes)), empty_memory, unroll)
 
 
 def recurrent_actor_critic_of(
@@ -149,15 +149,15 @@ def check_recurrent_actor_critic(algorithm: Any, network: RecurrentNetwork, stat
     fix = "give an algos.recurrent.Output(policy, value, memory)"
     check_members("unroll of network: its output", output, Output._fields, fix)
     agents = num_agents(algorithm.env)
-    each = (1, algorithm.num_envs, *(() if agents is None else (agents,)))
-    check_actor_and_critic((output.policy, output.value), algorithm.env.action_space, each)
+    leading = (1, algorithm.num_envs, *(() if agents is None else (agents,)))
+    check_actor_and_critic((output.policy, output.value), algorithm.env.action_space, leading)
 
 
-without_memory = as_recurrent  # its old name; deprecated
+without_memory = as_recurrent  # the deprecated old name of `as_recurrent`
 
 
 class Memory(NamedTuple):
-    """The memories of actor and critic; two empty tuples without memory."""
+    """The memories of actor and critic; two empty tuples if they have none."""
 
     actor: Any  # [B, ...] or [B, A, ...]; of a GRU `[..., H]` float32
     critic: Any  # likewise; a central critic has one memory for all agents, [B, ...]
@@ -177,10 +177,12 @@ class RecurrentActorCritic(nn.Module):
     def __call__(self, memory: Memory, observation: Any, start: jax.Array) -> Output:  # noqa: D102
         steps, num_envs = start.shape
         agents = self.num_agents or 1
-        each = (steps, num_envs) if self.num_agents is None else (steps, num_envs, agents)
-        # The network's first layers take all samples in one row; environment-major, as everywhere.
-        flat = jax.tree.map(lambda x: x.reshape(math.prod(each), *x.shape[len(each) :]), observation)
-        seen, all_of_it = actor_and_critic_features(flat, self.observation_space, self.layers.convolve)
+        leading = (steps, num_envs) if self.num_agents is None else (steps, num_envs, agents)
+        # The networks' first layers take all samples along one axis.
+        flat = jax.tree.map(lambda x: x.reshape(math.prod(leading), *x.shape[len(leading) :]), observation)
+        actor_inputs, critic_inputs = actor_and_critic_features(
+            flat, self.observation_space, self.layers.convolve
+        )
 
         def by_agent(inputs: Any) -> Any:
             return jax.tree.map(lambda x: x.reshape(steps, num_envs * agents, *x.shape[1:]), inputs)
@@ -188,52 +190,53 @@ class RecurrentActorCritic(nn.Module):
         start_of_agents = jnp.repeat(start, agents, axis=1)
         trunk = functools.partial(MemoryTrunk, self.layers, self.memory_kind)
         actor, actor_memory = trunk(actor_outputs(self.action_space), 0.01, name="actor")(
-            _merge(memory.actor, each[1:]), by_agent(seen), start_of_agents
+            _merge_agents(memory.actor, leading[1:]), by_agent(actor_inputs), start_of_agents
         )
         actor = with_log_std(self, actor)
         if self.central:
             team = jax.tree.map(
-                lambda x: _join_agents(x.reshape(steps, num_envs, agents, *x.shape[1:])), all_of_it
+                lambda x: _concatenate_agents(x.reshape(steps, num_envs, agents, *x.shape[1:])), critic_inputs
             )
             value, critic_memory = trunk(agents, 1.0, name="critic")(memory.critic, team, start)
         else:
             value, critic_memory = trunk(1, 1.0, name="critic")(
-                _merge(memory.critic, each[1:]), by_agent(all_of_it), start_of_agents
+                _merge_agents(memory.critic, leading[1:]), by_agent(critic_inputs), start_of_agents
             )
-            critic_memory = _split(critic_memory, each)
+            critic_memory = _split_agents(critic_memory, leading)
         return Output(
-            policy=actor.reshape(*each, -1),
-            value=value.reshape(each),
-            memory=Memory(_split(actor_memory, each), critic_memory),
+            policy=actor.reshape(*leading, -1),
+            value=value.reshape(leading),
+            memory=Memory(_split_agents(actor_memory, leading), critic_memory),
         )
 
     def initial_memory(self, num_envs: int) -> Memory:
         """The initial memory."""
         if self.memory_kind is None:
             return Memory((), ())
-        of_all = (num_envs,)
-        of_each = of_all if self.num_agents is None else (num_envs, self.num_agents)
+        one_per_env = (num_envs,)
+        one_per_agent = one_per_env if self.num_agents is None else (num_envs, self.num_agents)
         return Memory(
-            self.memory_kind.empty(of_each), self.memory_kind.empty(of_all if self.central else of_each)
+            self.memory_kind.empty(one_per_agent),
+            self.memory_kind.empty(one_per_env if self.central else one_per_agent),
         )
 
 
-def _join_agents(inputs: jax.Array) -> jax.Array:
-    """`[T, B, A, ..., F]` to `[T, B, ..., A * F]`: images along their channels."""
+def _concatenate_agents(inputs: jax.Array) -> jax.Array:
+    """Concatenates agents' features, or channels of images: `[T, B, A, ..., F]` to `[T, B, ..., A * F]`."""
     return jnp.concatenate([inputs[:, :, a] for a in range(inputs.shape[2])], axis=-1)
 
 
-def _merge(memory: Any, leading: tuple[int, ...]) -> Any:
-    """`[B, A, ...]` to `[B * A, ...]`; `[B, ...]` unchanged."""
+def _merge_agents(memory: Any, leading: tuple[int, ...]) -> Any:
+    """Merges axes of environments and agents: `[B, A, ...]` to `[B * A, ...]`; `[B, ...]` is unchanged."""
     return jax.tree.map(lambda x: x.reshape(math.prod(leading), *x.shape[len(leading) :]), memory)
 
 
-def _split(memories: Any, each: tuple[int, ...]) -> Any:
-    """`[T, B * A, ...]` to `[T, B, A, ...]`."""
-    return jax.tree.map(lambda x: x.reshape(*each, *x.shape[2:]), memories)
+def _split_agents(memories: Any, leading: tuple[int, ...]) -> Any:
+    """Splits the axes of environments and agents again: `[T, B * A, ...]` to `[T, B, A, ...]`."""
+    return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[2:]), memories)
 
 
-def _init_of_steps(network: Network, leading_axes: int, key: jax.Array, observation: Any) -> Any:
+def _init_with_steps(network: Network, leading_axes: int, key: jax.Array, observation: Any) -> Any:
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[leading_axes:]), observation)
     return network.init(key, rows)
 
@@ -247,15 +250,15 @@ def _unroll_steps(
     observation: Any,
     start: jax.Array,
 ) -> Any:
-    # Environment-major, as everywhere: a sharding of environments becomes one of rows.
+    # Environments come first, so that a sharding of environments becomes a sharding of rows.
     by_env = jax.tree.map(lambda x: x.swapaxes(0, 1), observation)
     leading = jax.tree.leaves(by_env)[0].shape[:leading_axes]
-    of_rows = network.apply(
+    row_output = network.apply(
         parameters, jax.tree.map(lambda x: x.reshape(-1, *x.shape[leading_axes:]), by_env)
     )
     if actor_critic:
-        of_rows = pair(of_rows, (math.prod(leading),))
-    output = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1), of_rows)
+        row_output = pair(row_output, (math.prod(leading),))
+    output = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1), row_output)
     if not actor_critic:
         return AgentValues(output, memory=())
     policy, value = output

@@ -1,12 +1,13 @@
 """PPO with recurrent actor and critic, for partially observed environments.
 
-It learns from sequences of steps, each with the actor's memory at its start; the network is unrolled over
-them, and its memory is reset where an episode starts. Stored memories become stale as parameters change, so a
-sequence can start with the burn-in of R2D2 (Kapturowski et al. 2019, "Recurrent Experience Replay in
+PPO learns from sequences of steps, each with the actor's memory at its start. The network is unrolled over
+the steps, and its memory is reset where an episode starts. Stored memories become stale as parameters change,
+so a sequence can start with the burn-in of R2D2 (Kapturowski et al. 2019, "Recurrent Experience Replay in
 Distributed Reinforcement Learning", ICLR, section 3), here for on-policy sequences. A feed-forward network is
 the special case with an empty memory (`algos.recurrent.as_recurrent`).
 
-Shapes: `T` steps of a rollout, `B` environments, `L` steps of a sequence, `K` of burn-in, `S` sequences.
+Shapes: `T` steps of a rollout, `B` environments, `L` steps of a sequence, `K` steps of burn-in, `S`
+sequences.
 """
 
 import dataclasses
@@ -41,7 +42,7 @@ from fdg.settings.fields import hyperparameter, require, require_positive
 
 
 class Past(NamedTuple):
-    """The last steps before a rollout: the burn-in that recomputes memories."""
+    """The last steps before a rollout, the burn-in of its first sequences."""
 
     memory: Any  # [B, ...], before those steps
     observation: Observation  # [B, K, *obs]
@@ -51,7 +52,7 @@ class Past(NamedTuple):
 class Minibatch(NamedTuple):
     """Sequences for one gradient step."""
 
-    memory: Any  # [S, ...], the actor's before the burn-in, or without one before the sequence
+    memory: Any  # [S, ...], the actor's before the burn-in; without a burn-in, before the sequence
     burn_in: tuple[Observation, jax.Array] | None  # observation [S, K, *obs] and start [S, K]
     observation: Observation  # [S, L, *obs], normalised if observations are
     start: jax.Array  # [S, L] bool, an episode starts at this step
@@ -103,13 +104,14 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         check_sequences(self)
         require(
             self,
-            0 <= self.burn_in <= self._length,
-            f"burn_in={self.burn_in}: it must be from 0 to the length of a sequence, {self._length}",
+            0 <= self.burn_in <= self._steps_per_sequence,
+            f"burn_in={self.burn_in}: it must be from 0 to the length of a sequence,"
+            f" {self._steps_per_sequence}",
         )
-        if self._length > 1:
+        if self._steps_per_sequence > 1:
             of_env = "num_steps / sequence_length"
             of_all = "the number of sequences, num_envs * num_steps / sequence_length"
-            check_divides(self, self.num_steps // self._length, of_env, of_all)
+            check_divides(self, self.num_steps // self._steps_per_sequence, of_env, of_all)
         else:
             check_divides(self, self.num_steps)
 
@@ -117,7 +119,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
-        state = on_policy.begin(self, key, kept=True, memory=self._network.memory, agents=self._agents)
+        state = on_policy.begin(self, key, kept=True, memory=self._network.memory, agents=self._agent_axes)
         if not self.burn_in:
             return state
         # No past: episodes start now, and earlier steps are forgotten.
@@ -138,7 +140,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
             )
             return action, (decision, recollection.start), memory
 
-        trajectory, after, paid = on_policy.rollout_with_bonus(self, state, act, rollout_key)
+        trajectory, new_fields, bonus_metrics = on_policy.rollout_with_bonus(self, state, act, rollout_key)
         learned, running_return, past, metrics = self.learn(
             tuple(getattr(state, name) for name in LEARNED[:4]),
             state.running_return,
@@ -147,17 +149,18 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
             self.transforming.rows(trajectory, state.parameters, shuffle_key),
             shuffle_key,
         )
-        after |= dict(zip(LEARNED[:4], learned, strict=True))
-        after |= {"running_return": running_return, "past": past}
-        return state._replace(key=key, iteration=state.iteration + 1, **after), {**metrics, **paid}
+        new_fields |= dict(zip(LEARNED[:4], learned, strict=True))
+        new_fields |= {"running_return": running_return, "past": past}
+        state = state._replace(key=key, iteration=state.iteration + 1, **new_fields)
+        return state, {**metrics, **bonus_metrics}
 
     def actor(self, state: State) -> Actor:
         """The actor with these parameters and statistics; it carries its own memory."""
 
         def act(memory, observation, start, keys, greedy):
-            seen = self.normalizers.seen(state.observation_statistics, observation)
-            policy, _, memory = self._one_step(state.parameters, seen, Recollection(memory, start))
-            return self._chosen(policy, keys, greedy), memory
+            normalized = self.normalizers.seen(state.observation_statistics, observation)
+            policy, _, memory = self._one_step(state.parameters, normalized, Recollection(memory, start))
+            return self._choose_actions(policy, keys, greedy), memory
 
         return Actor(self._network.memory, act)
 
@@ -177,21 +180,23 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         """Several epochs of minibatch updates on a rollout `[T, B]` that began with a memory `[B, ...]`."""
         parameters, optimizer_state, observation_statistics, return_statistics = learned
         observation, action, (decision, start), time_step = trajectory
-        ends = self._ends(time_step)
+        ends = self._broadcast_ends(time_step)
         reward, running_return, return_statistics = self.normalizers.reward(
             ends, running_return, return_statistics, self.discount
         )
-        seen = self.normalizers.seen(observation_statistics, observation)
-        _, _, memories = self._unroll(parameters, memory, seen, start)
+        normalized = self.normalizers.seen(observation_statistics, observation)
+        _, _, memories = self._unroll(parameters, memory, normalized, start)
         next_value = self._next_value(parameters, observation_statistics, decision.value, time_step, memories)
         advantage, target = self.advantage(reward, decision.value, next_value, ends)
 
         before = jax.tree.map(lambda first, x: jnp.concatenate([first[None], x[:-1]]), memory, memories)
-        sequences = (seen, start, action, decision, advantage, target)
+        sequences = (normalized, start, action, decision, advantage, target)
         samples = Minibatch(
             self._memory_before_each(memory if past is None else past.memory, before),
             self._burn_in(past, observation_statistics, observation, start),
-            *jax.tree.map(lambda x: _sequence_rows(x.reshape(-1, self._length, *x.shape[1:])), sequences),
+            *jax.tree.map(
+                lambda x: _sequence_rows(x.reshape(-1, self._steps_per_sequence, *x.shape[1:])), sequences
+            ),
         )
         parameters, optimizer_state, losses = self.epochs.learn(
             key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
@@ -226,8 +231,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
     def advantage(
         self, reward: jax.Array, value: jax.Array, next_value: jax.Array, time_step: TimeStep
     ) -> tuple[jax.Array, jax.Array]:
-        """Advantage and value target, both `[T, B]`; bootstraps from the final observation of a
-        truncation."""
+        """Advantage and value target, both `[T, B]`; a truncation bootstraps from the final observation."""
         return self.advantages.of(reward, value, next_value, time_step)
 
     def _predict(self, parameters: Any, minibatch: Minibatch) -> tuple[Distribution, jax.Array]:
@@ -269,28 +273,30 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         return jax.tree.map(lambda x: x[0], self._unroll(parameters, memory, observation, start))
 
     def _memory_before_each(self, first, before):
-        """The memory at the start of each sequence, burn-in included: `[S, ...]`.
+        """The memory at the start of each sequence, or of its burn-in: `[S, ...]`.
 
-        `first [B, ...]` is the memory before the rollout; `before [T, B, ...]` before each of its steps.
+        `first [B, ...]` is the memory before the rollout, or before the burn-in of its first sequences;
+        `before [T, B, ...]` is the memory before each step of the rollout.
         """
-        if self._length == self.num_steps:  # then no intermediate memory is needed
+        if self._steps_per_sequence == self.num_steps:  # then no intermediate memory is needed
             return first
-        start, stop = self._length - self.burn_in, self.num_steps - self.burn_in
+        start, stop = self._steps_per_sequence - self.burn_in, self.num_steps - self.burn_in
         return jax.tree.map(
             lambda first, x: environment_major(
-                jnp.concatenate([first[None], x[start : stop : self._length]])
+                jnp.concatenate([first[None], x[start : stop : self._steps_per_sequence]])
             ),
             first,
             before,
         )
 
     def _burn_in(self, past: Past | None, statistics, observation, start):
-        """The steps before each sequence: normalised observations `[S, K, *obs]`, and starts."""
+        """The burn-in of each sequence: normalised observations `[S, K, *obs]`, and starts `[S, K]`."""
         if past is None:
             return None
         earlier = jax.tree.map(time_first, (past.observation, past.start))
-        # Counted from the oldest step, the burn-in of a sequence from step `t` is `t` to `t + K`.
-        starts = range(0, self.num_steps, self._length)
+        # Rows are counted from the oldest step of `past`, so the burn-in of a sequence that starts at step
+        # `t` of the rollout consists of the rows from `t` to before `t + K`.
+        starts = range(0, self.num_steps, self._steps_per_sequence)
         rows = jnp.stack([jnp.arange(t, t + self.burn_in) for t in starts])
         observation, start = jax.tree.map(
             lambda old, new: _sequence_rows(jnp.concatenate([old, new])[rows]), earlier, (observation, start)
@@ -307,16 +313,16 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
     _has_memory = property(lambda self: True)
 
     @property
-    def _length(self) -> int:
+    def _steps_per_sequence(self) -> int:
         return self.num_steps if self.sequence_length is None else self.sequence_length
 
     @property
-    def _agents(self) -> tuple[int, ...]:
+    def _agent_axes(self) -> tuple[int, ...]:
         """Axes of agents, after those of environments: none."""
         return ()
 
-    def _ends(self, time_step: TimeStep) -> TimeStep:
-        """Time steps with episode ends in the shape of rewards."""
+    def _broadcast_ends(self, time_step: TimeStep) -> TimeStep:
+        """Broadcasts the ends of episodes to the shape of rewards; with one agent they have it already."""
         return time_step
 
     @property
@@ -330,6 +336,6 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
 
 def _sequence_rows(x: jax.Array) -> jax.Array:
-    """Sequences `[C, L, B, ...]`, C per environment, as rows `[B * C, L, ...]`, environment-major."""
+    """Reshapes sequences `[C, L, B, ...]`, C per environment, to environment-major rows `[B * C, L, ...]`."""
     x = jnp.moveaxis(x, 2, 0)
     return x.reshape(-1, *x.shape[2:])

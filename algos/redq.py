@@ -1,13 +1,13 @@
 """Soft actor-critics with an ensemble of critics: `REDQ`, `DroQ` and `TQC`.
 
-SAC (`algos/sac.py`) with any number of critics, an actor that maximises their mean, and an actor and
-temperature that may be updated less often than the critics. Subclasses define the critics' targets.
+Each is SAC (`algos/sac.py`) with any number of critics; the actor maximises their mean. Actor and temperature
+may be updated less often than the critics. Subclasses define the critics' targets.
 
-REDQ: randomized ensembled double Q-learning (Chen, Wang, Zhou and Ross 2021, ICLR, arXiv 2101.05982): many
-gradient steps per environment step; a target is the lowest value of a random subset of critics. DroQ
-(Hiraoka, Imagawa, Hashimoto, Onishi and Tsuruoka 2022, ICLR, arXiv 2110.02034): two critics with dropout and
-layer normalisation. TQC: truncated quantile critics (Kuznetsov, Shvechikov, Grishin and Vetrov 2020, ICML,
-arXiv 2005.04269): critics output quantiles of the return, and targets drop the largest.
+REDQ is randomized ensembled double Q-learning (Chen, Wang, Zhou and Ross 2021, ICLR, arXiv 2101.05982). It
+takes many gradient steps per environment step; a target is the lowest value of a random subset of critics.
+DroQ (Hiraoka, Imagawa, Hashimoto, Onishi and Tsuruoka 2022, ICLR, arXiv 2110.02034) has two critics with
+dropout and layer normalisation. TQC has truncated quantile critics (Kuznetsov, Shvechikov, Grishin and Vetrov
+2020, ICML, arXiv 2005.04269): they output quantiles of the return, and targets drop the largest.
 
 Shapes: `E` critics, `K` outputs of each, `N` samples of a minibatch.
 """
@@ -41,7 +41,7 @@ from fdg.settings.parts import Part
 
 @dataclasses.dataclass(frozen=True)
 class PolicyDelay(Part):
-    """The delay of the actor's updates."""
+    """How much less often the actor is updated than the critics."""
 
     policy_delay: int = hyperparameter(1, "critic updates per update of the actor and the temperature")
 
@@ -80,8 +80,7 @@ class Ensemble(Part):
         """
         hidden = layers.hidden if self.critic_hidden is None else self.critic_hidden
         layer_norm = layers.layer_norm or self.critic_layer_norm
-        changed = dataclasses.replace(layers, hidden=hidden, layer_norm=layer_norm)
-        layers = sized(changed, observation_space)
+        layers = sized(dataclasses.replace(layers, hidden=hidden, layer_norm=layer_norm), observation_space)
         return networks.of_module(Critics(observation_space, layers, self.num_critics, outputs, self.dropout))
 
 
@@ -99,9 +98,9 @@ class Critics(nn.Module):
         self, observation: Any, action: jax.Array, keys: jax.Array | None = None
     ) -> jax.Array:
         inputs = features(observation, self.observation_space, self.layers.convolve)
-        fold = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
-        each = jnp.arange(self.count)
-        critic_keys = None if keys is None else fold(keys, each)
+        fold_in_each = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
+        critic_indices = jnp.arange(self.count)
+        critic_keys = None if keys is None else fold_in_each(keys, critic_indices)
         trunks = nn.vmap(
             Trunk,
             in_axes=(None, None, 0),
@@ -140,19 +139,19 @@ def split_update(
 
 
 class Learned(NamedTuple):
-    """All that an update changes."""
+    """All values that an update changes."""
 
     parameters: Parameters
-    target_critics: Any  # follows `parameters.critics` slowly
+    target_critics: Any  # moving averages of `parameters.critics`
     optimizer_state: SplitState
     updates: jax.Array  # int32, gradient steps of the critics so far
 
 
 class Keys(NamedTuple):
-    """Keys of each sample of a gradient step, `[N]` each."""
+    """Random keys of a gradient step, one for each sample: `[N]` each."""
 
     next_action: jax.Array
-    target: jax.Array  # other randomness in targets
+    target: jax.Array  # for a target's other random choices
     action: jax.Array
     target_dropout: jax.Array
     critic_dropout: jax.Array
@@ -179,14 +178,13 @@ class SoftEnsemble(Agent, driver=off_policy):
     targets = PolyakTargets()
     delay = PolicyDelay()
 
-    _keys = len(Keys._fields)  # keys per sample of a gradient step
+    _keys_per_sample = len(Keys._fields)  # keys per sample of a gradient step
 
     # --- fragments; `step` and `observe` are inherited from `Agent` ---
 
     @fdg.fragment("gradient", in_axes=(None, None, None, 0, 1), out_axes=(None, 0, None))
     def gradient(self, parameters, target_critics, is_due, transition, keys):
-        """Gradients of the losses over a minibatch `[N]`, `keys [6, N]`; the actor's is zero unless
-        `is_due`."""
+        """Gradients of the losses over a minibatch `[N]`; `keys [6, N]`. The actor's is 0 unless `is_due`."""
         keys = Keys(*keys)
         critics, losses = jax.grad(self._critic_loss, has_aux=True)(
             parameters.critics, parameters, target_critics, transition, keys
@@ -202,7 +200,7 @@ class SoftEnsemble(Agent, driver=off_policy):
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned, is_due):
-        """One step of Adam and of the targets; actor and temperature change only if `is_due`."""
+        """One step of Adam, and of the target critics; actor and temperature change only if `is_due`."""
         parameters, state = split_update(self, gradient, learned, is_due)
         critics = optax.incremental_update(parameters.critics, learned.target_critics, self.target_rate)
         return Learned(parameters, critics, state, learned.updates + 1)
@@ -225,7 +223,7 @@ class SoftEnsemble(Agent, driver=off_policy):
         """K, the outputs of each critic."""
         return 1
 
-    def _first(self, actor_key, critics_key, observation, action) -> Learned:
+    def _init_learned(self, actor_key, critics_key, observation, action) -> Learned:
         critics = self._critics.init(critics_key, observation, action)
         actor, log_temperature = self._actor.init(actor_key, observation), self.entropy.begin()
         states = SplitState(self._optimizer.init(critics), self._optimizer.init((actor, log_temperature)))
@@ -270,8 +268,8 @@ class SoftEnsemble(Agent, driver=off_policy):
         return actor_loss + temperature_loss
 
     def _values(self, critics, observation, action, keys: jax.Array) -> jax.Array:
-        more = (keys,) if self.dropout else ()
-        return self._critics.apply(critics, observation, action, *more)
+        dropout_keys = (keys,) if self.dropout else ()
+        return self._critics.apply(critics, observation, action, *dropout_keys)
 
     def _policy(self, actor: Any, observation: Observation) -> TanhNormal:
         """The distribution over actions in [-1, 1], for observations `[N, *obs]`."""
@@ -279,9 +277,9 @@ class SoftEnsemble(Agent, driver=off_policy):
 
     def _check_critics(self, output: Any) -> None:
         outputs, shape = self._outputs, (self.num_critics, self.num_envs)
-        more, what = ((), "value") if outputs == 1 else ((outputs,), f"{outputs} numbers")
+        last_axis, what = ((), "value") if outputs == 1 else ((outputs,), f"{outputs} numbers")
         why = f"{what} of each of num_critics={self.num_critics} critics for each sample"
-        check_shape("critic_network gives", output, (*shape, *more), why)
+        check_shape("critic_network gives", output, (*shape, *last_axis), why)
 
     @property
     def _critics(self) -> Network:
@@ -318,14 +316,14 @@ class REDQ(SoftEnsemble, presets="REDQ"):
         )
 
     def _target(self, transition: Transition, next_values, entropy_term, keys) -> jax.Array:
-        """Algorithm 1: `[N]`, by the lowest value of `M` critics, which are drawn anew for each sample.
+        """Algorithm 1: `[N]`, by the lowest value of `M` critics, which are drawn separately for each sample.
 
         The paper draws one subset for each minibatch; the expectation of the gradient is the same.
         """
         if self.subset < len(next_values):
-            drawn = jax.vmap(lambda key: jax.random.uniform(key, next_values.shape[:1]), out_axes=1)(keys)
-            among = drawn <= jnp.sort(drawn, axis=0)[self.subset - 1][None]
-            next_values = jnp.where(among, next_values, jnp.inf)
+            ranks = jax.vmap(lambda key: jax.random.uniform(key, next_values.shape[:1]), out_axes=1)(keys)
+            in_subset = ranks <= jnp.sort(ranks, axis=0)[self.subset - 1][None]
+            next_values = jnp.where(in_subset, next_values, jnp.inf)
         return transition.reward + transition.discount * (jnp.min(next_values, axis=0) - entropy_term)
 
     def _error(self, values, target) -> jax.Array:
@@ -336,9 +334,9 @@ class REDQ(SoftEnsemble, presets="REDQ"):
 class DroQ(REDQ, presets="DroQ"):
     """DroQ for continuous actions within bounds.
 
-    Defaults are those of the paper, except that four environments run in parallel. A hidden layer of a critic
-    is dense, then dropout at a rate of 0.01, layer normalisation and ReLU, also in the target critics; there
-    are 20 gradient steps per environment step.
+    Defaults are those of the paper, except that four environments run in parallel. In a critic, each hidden
+    layer is dense, with dropout at a rate of 0.01, layer normalisation and ReLU; so it is in target critics.
+    There are 20 gradient steps per environment step.
     """
 
     ensemble = Ensemble(num_critics=2, critic_layer_norm=True, dropout=0.01)
@@ -348,8 +346,8 @@ class DroQ(REDQ, presets="DroQ"):
 class TQC(SoftEnsemble, presets="TQC"):
     """TQC for continuous actions within bounds.
 
-    Defaults are those of the paper: five critics of three layers of 512, 25 quantiles of each, of which two
-    are dropped; except that four environments run in parallel.
+    Defaults are those of the paper: five critics, each with three layers of 512 units and 25 quantiles, of
+    which two are dropped; except that four environments run in parallel.
     """
 
     ensemble = Ensemble(num_critics=5, critic_hidden=(512, 512, 512))
@@ -368,13 +366,13 @@ class TQC(SoftEnsemble, presets="TQC"):
 
     def _target(self, transition: Transition, next_values, entropy_term, keys) -> jax.Array:
         """Algorithm 1: `[N, K']`, the `K' = E * (K - d)` smallest quantiles of all critics."""
-        kept = len(next_values) * (self.quantiles - self.dropped_quantiles)
-        smallest = jnp.sort(next_values.swapaxes(0, 1).reshape(next_values.shape[1], -1), axis=-1)[:, :kept]
+        count = len(next_values) * (self.quantiles - self.dropped_quantiles)
+        smallest = jnp.sort(next_values.swapaxes(0, 1).reshape(next_values.shape[1], -1), axis=-1)[:, :count]
         return transition.reward[:, None] + transition.discount[:, None] * (smallest - entropy_term[:, None])
 
     def _error(self, values, target) -> jax.Array:
-        of_one = lambda quantiles: quantile_error(quantiles, target, self.huber_threshold)  # noqa: E731
-        return jnp.sum(jax.vmap(of_one)(values), axis=0) / self.quantiles
+        error = jax.vmap(lambda quantiles: quantile_error(quantiles, target, self.huber_threshold))
+        return jnp.sum(error(values), axis=0) / self.quantiles
 
     @property
     def _outputs(self) -> int:

@@ -1,6 +1,7 @@
 """The public classes of this package, and the names of its algorithms.
 
-A module is imported when its class is first used, so modules of this package can look each other up here.
+A module is imported when one of its classes is first used. Modules of this package find each other here, so
+that they need not import each other.
 """
 
 import importlib
@@ -86,7 +87,7 @@ IN_ENVIRONMENTS = {
 # Algorithms that train language models on text tasks.
 OF_TEXT = {"sft": "SFT", "dpo": "DPO", "ppo_rlhf": "PPORLHF", "grpo": "GRPO", "reward_model": "RewardModel"}
 
-# Modules of values that settings name; each is imported on first use.
+# Modules that implement what settings choose, by a short name; each is imported on first use.
 OPTIONS = {
     "networks": "algos.networks",
     "layers": "algos.layers",
@@ -117,7 +118,7 @@ OPTIONS = {
 
 
 def option(name: str) -> Any:
-    """The module of one of `OPTIONS`."""
+    """Imports the module of one of `OPTIONS`."""
     return importlib.import_module(OPTIONS[name])
 
 
@@ -131,5 +132,5 @@ def public(name: str) -> Any:
 
 
 def able(condition: Callable[[Any], bool]) -> list[str]:
-    """The names of algorithms in environments whose class meets a condition."""
+    """The names of the algorithms for environments whose class meets a condition."""
     return [name for name, cls in IN_ENVIRONMENTS.items() if condition(public(cls))]

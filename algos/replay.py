@@ -1,15 +1,16 @@
 """Replay: steps stored on the devices, and minibatches sampled from them.
 
 Each environment has a buffer (`algos/buffers.py`), by default a flashbax ring buffer in time order. This
-module maps it over the environments and adds what learning needs:
+module maps the buffer over the environments, stores steps and samples transitions:
 
-- Each step is stored with its observation *before* the automatic reset, and with how the episode ended, so
-truncated episodes bootstrap and terminated ones do not (`algos.losses`).
+- Each step is stored with its final observation, *before* the automatic reset, and with how the episode
+  ended. So
+truncated episodes bootstrap, and terminated ones do not (`algos.losses`).
 - A window of `n_step` steps ends with its episode (`summarize`).
 
-**Under a policy**, a minibatch takes equally many windows from each environment's ring, with the ring's own
-key. So a buffer that is sharded like the environments needs no communication, its capacity grows with the
-devices, and results equal those of one device.
+**Under a distribution policy**, a minibatch takes equally many windows from each environment's ring, which
+has its own key. So a buffer that is sharded like the environments needs no communication, its capacity grows
+with the number of devices, and results equal those of one device.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` samples, `n` steps of a window.
 """
@@ -68,22 +69,22 @@ class ReplayState(NamedTuple):
     def resized(self, shape: "ReplayState") -> "ReplayState":
         """Moves the steps to the longer rings of `shape`; unchanged if a step was already overwritten.
 
-        A run that is resumed with more steps restores its checkpoint through this. Arrays are NumPy's.
+        It is used when a run is resumed with more steps. Arrays are NumPy's.
         """
         ring = self.rings
-        if not hasattr(ring, "is_full"):  # prioritised: its tree has the ring's length
+        if not hasattr(ring, "is_full"):  # it has priorities, in a tree that depends on the ring's length
             return self
         stored, wanted = jax.tree.leaves(ring.experience), jax.tree.leaves(shape.rings.experience)
         axis = ring.current_index.ndim + 1  # after the axes of agents and environments, and flashbax's axis
-        length, longer = stored[0].shape[axis], wanted[0].shape[axis]
-        if longer <= length or np.any(self.added > length):
+        length, new_length = stored[0].shape[axis], wanted[0].shape[axis]
+        if new_length <= length or np.any(self.added > length):
             return self
 
-        def padded(x: Any) -> np.ndarray:
-            return np.pad(x, [(0, longer - length if each == axis else 0) for each in range(x.ndim)])
+        def pad(x: Any) -> np.ndarray:
+            return np.pad(x, [(0, new_length - length if i == axis else 0) for i in range(x.ndim)])
 
         index = np.where(ring.is_full, length, ring.current_index).astype(ring.current_index.dtype)
-        experience = jax.tree.map(padded, ring.experience)
+        experience = jax.tree.map(pad, ring.experience)
         return self._replace(
             rings=ring.replace(
                 experience=experience, current_index=index, is_full=np.zeros_like(ring.is_full)
@@ -96,9 +97,9 @@ _AXES = ReplayState._make((0, None))  # the batch axis of each field
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """A replay buffer, on fragments of role `buffer`; a frozen value.
+    """A replay buffer, whose fragments have the role `buffer`.
 
-    Until `is_ready`, do not learn from the minibatches of `sample`.
+    Do not learn from minibatches of `sample` before `is_ready`: until then their values are arbitrary.
 
     Attributes:
       num_envs: B.
@@ -111,7 +112,7 @@ class Replay:
       make: makes the buffer of one environment `env` (`algos.buffers`); None: chosen by `priority_exponent`.
 
     Raises:
-      FdgError: (construction) a field out of range, or sizes that do not fit.
+      FdgError: at construction, if a field is out of range, or sizes do not fit.
     """
 
     num_envs: int
@@ -136,7 +137,7 @@ class Replay:
         require(
             self,
             self.window <= self.length,
-            f"buffer_size={self.buffer_size} holds no window of {self._window} steps of"
+            f"buffer_size={self.buffer_size} holds no window of {self._window_setting} steps of"
             f" num_envs={self.num_envs} environments: make it at least"
             f" {self.num_envs * self.window * self.steps_of_a_row}",
         )
@@ -153,17 +154,17 @@ class Replay:
         return steps
 
     def seen(self, see: Callable[[Observation], Observation], minibatch: Any) -> Any:
-        """Applies `see` to the observations of a minibatch."""
+        """Applies a function, such as normalisation, to the observations of a minibatch."""
         return minibatch._replace(
             observation=see(minibatch.observation), next_observation=see(minibatch.next_observation)
         )
 
     def transitions(self, minibatch: Any, weight: jax.Array | None) -> tuple[Transition, jax.Array | None]:
-        """A minibatch as transitions, and a weight for each."""
+        """A minibatch as transitions, and a weight for each transition."""
         return minibatch, weight
 
     def keyed(self, minibatch: Any, keys: jax.Array) -> tuple[Any, jax.Array]:
-        """A minibatch `[N]` as transitions, and keys `[K, N]` for each."""
+        """A minibatch `[N]` as transitions, and `keys [K, N]` as K keys for each transition."""
         return minibatch, keys
 
     def priority(self, error: jax.Array) -> jax.Array:
@@ -196,8 +197,7 @@ class Replay:
         return self.buffer_size // (self.num_envs * self.steps_of_a_row)
 
     def init(self, observation: Observation, action: Any, memory: Any = None) -> ReplayState:
-        """An empty buffer for `observation [B, *obs]` and `action [B, *action]`; only shapes and dtypes are
-        used."""
+        """An empty buffer for `observation [B, *obs]`, `action [B, *action]`; uses only shapes and dtypes."""
         scalar, ended = jnp.zeros(self.num_envs, jnp.float32), jnp.zeros(self.num_envs, bool)
         return self.init_of_rows(Step(observation, action, scalar, ended, ended, observation))
 
@@ -212,33 +212,34 @@ class Replay:
     @fdg.fragment("buffer", in_axes=(_AXES, 1), out_axes=_AXES)
     def add(self, state: ReplayState, steps: Any) -> ReplayState:
         """Appends a rollout `[T, B]`, which continues the last one; overwrites the oldest steps."""
-        count, each = jax.tree.leaves(steps)[0].shape[0], self.steps_of_a_row
+        count, row_steps = jax.tree.leaves(steps)[0].shape[0], self.steps_of_a_row
+        num_steps = count * row_steps
         require(
             self,
             count <= self.length,
-            f"a rollout of {count * each} steps is longer than the {self.length * each} of each environment"
-            f" that buffer_size={self.buffer_size} keeps: make it at least {count * each * self.num_envs}",
+            f"a rollout of {num_steps} steps is longer than the {self.length * row_steps} of each environment"
+            f" that buffer_size={self.buffer_size} keeps: make it at least {num_steps * self.num_envs}",
         )
         by_environment = jax.tree.map(lambda x: x.swapaxes(0, 1), steps)
         return ReplayState(jax.vmap(self._ring.add)(state.rings, by_environment), state.added + count)
 
     def sample(self, state: ReplayState, key: jax.Array) -> Sample:
         """Samples a minibatch of windows uniformly from the rings, with replacement."""
-        drawn = self._sample(state, jax.random.split(key, self.num_envs))
-        return jax.tree.map(lambda x: x.reshape(self.batch_size, *x.shape[2:]), drawn)
+        samples = self._sample(state, jax.random.split(key, self.num_envs))
+        return jax.tree.map(lambda x: x.reshape(self.batch_size, *x.shape[2:]), samples)
 
     def samples(self, state: ReplayState, keys: jax.Array) -> Sample:
         """The minibatches that `sample` returns for `keys [U]`, at once: every field is `[U, N, ...]`."""
-        each = jax.vmap(lambda key: jax.random.split(key, self.num_envs))(keys)
-        drawn = self._samples(state, each)
-        return jax.tree.map(lambda x: x.reshape(len(keys), self.batch_size, *x.shape[3:]), drawn)
+        env_keys = jax.vmap(lambda key: jax.random.split(key, self.num_envs))(keys)
+        samples = self._samples(state, env_keys)
+        return jax.tree.map(lambda x: x.reshape(len(keys), self.batch_size, *x.shape[3:]), samples)
 
     def prioritize(
         self, state: ReplayState, indices: jax.Array, priority: jax.Array, ready: jax.Array | None = None
     ) -> ReplayState:
         """Sets the priorities `[N]` float32 of a `Sample`'s windows, by `indices [N]`.
 
-        Does nothing if replay is uniform, or unless `ready` (None: `is_ready`).
+        Does nothing if replay is uniform, or `ready` is False (None: `is_ready`).
         """
         if not self.has_priorities:
             return state
@@ -253,28 +254,30 @@ class Replay:
         return importance_weight(sample.probability, beta)
 
     def is_ready(self, state: ReplayState) -> jax.Array:
-        """True if there are `learning_starts` steps (or as many as fit), and a window of each environment:
-        `[]` bool."""
+        """Whether learning may start: `[]` bool.
+
+        There must be `learning_starts` steps (or as many as fit), and a window of each environment.
+        """
         rows = math.ceil(self.learning_starts / (self.num_envs * self.steps_of_a_row))
         return state.added >= max(self.least_rows, min(rows, self.length))
 
     @fdg.fragment("buffer", in_axes=(_AXES, 0), name="sample")
     def _sample(self, state: ReplayState, keys: jax.Array) -> Sample:
         """Samples each ring with its own key: a `Sample [B, N / B]`."""
-        return self._drawn(state, keys)
+        return self._sample_rings(state, keys)
 
-    def _drawn(self, state: ReplayState, keys: jax.Array) -> Sample:
-        drawn = jax.vmap(self._ring.sample)(state.rings, keys)
-        return Sample(self._of_windows(drawn.rows), drawn.indices, drawn.probability)
+    def _sample_rings(self, state: ReplayState, keys: jax.Array) -> Sample:
+        windows = jax.vmap(self._ring.sample)(state.rings, keys)
+        return Sample(self._minibatch_of_windows(windows.rows), windows.indices, windows.probability)
 
-    def _of_windows(self, windows: Any) -> Any:
+    def _minibatch_of_windows(self, windows: Any) -> Any:
         """Summarises windows `[B, N / B, n_step]`: `[B, N / B]`."""
         return jax.vmap(lambda windows: summarize(windows, self.discount))(windows)
 
     @fdg.fragment("buffer", in_axes=(_AXES, 1), out_axes=1, name="samples")
     def _samples(self, state: ReplayState, keys: jax.Array) -> Sample:
         """Samples each ring with its own keys `[U, B]`: a `Sample [U, B, N / B]`."""
-        return jax.vmap(self._drawn, in_axes=(None, 0))(state, keys)
+        return jax.vmap(self._sample_rings, in_axes=(None, 0))(state, keys)
 
     @fdg.fragment("buffer", in_axes=(_AXES, None, 0, 0), out_axes=_AXES, name="prioritize")
     def _prioritize(self, state: ReplayState, ready, indices, priority) -> ReplayState:
@@ -284,7 +287,7 @@ class Replay:
         return state._replace(rings=mapped(state.rings, indices, priority, ready))
 
     @property
-    def _window(self) -> str:
+    def _window_setting(self) -> str:
         return f"n_step={self.n_step}"
 
     @property
@@ -299,8 +302,8 @@ class Replay:
 def summarize(window: Step, discount: float) -> Transition:
     """The n-step transitions of windows `[N, n]`, each cut at the end of its first episode.
 
-    Rewards are summed up to that end (`buffers.n_step_sums`); the next observation is that of the last
-    counted step, and its discount is zero if that step terminated.
+    Rewards are summed up to that end (`buffers.n_step_sums`). The next observation is the one after the last
+    step of the sum; the discount is zero if that step terminated.
 
     >>> row = lambda *values: jnp.array([values])
     >>> steps = Step(
@@ -330,7 +333,7 @@ def summarize(window: Step, discount: float) -> Transition:
 
 def at_each(x: jax.Array, index: jax.Array) -> jax.Array:
     """Rows of each sequence, `x[i, index[i]]`: `x [N, L, ...]` and `index [N, ...]` int32."""
-    return jax.vmap(lambda steps, at: steps[at])(x, index)
+    return jax.vmap(lambda steps, i: steps[i])(x, index)
 
 
 def importance_weight(probability: jax.Array, beta: float | jax.Array) -> jax.Array:
@@ -351,12 +354,12 @@ def importance_weight(probability: jax.Array, beta: float | jax.Array) -> jax.Ar
 def prioritized_steps(
     self: Any, state: Any, sample_key: jax.Array, learn_key: jax.Array, learning: jax.Array
 ) -> tuple[Any, ReplayState, Any]:
-    """`algos.off_policy.gradient_steps` if errors change priorities: each step draws its minibatch."""
+    """`algos.off_policy.gradient_steps` if errors change priorities: each step samples its own minibatch."""
     replay, beta = self.buffer, self.replays.beta(state.iteration, self.num_iterations)
 
     def one_step(carry, keys):
-        learned, kept = carry
-        sample = replay.sample(kept, keys[0])
+        learned, replay_state = carry
+        sample = replay.sample(replay_state, keys[0])
         weighted = sample.transition._replace(weight=replay.weight(sample, beta))
         minibatch = jax.tree.map(lambda x: x[None], weighted)
         minibatch = replaying.to_learn_from(self, state, minibatch, learned, keys[1])
@@ -364,10 +367,11 @@ def prioritized_steps(
             learned, state.observation_statistics, minibatch, keys[1], learning
         )
         # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
-        kept = replay.prioritize(kept, sample.indices, jnp.abs(error[0]) + 1e-6, learning)
-        return (learned, kept), losses
+        priority = jnp.abs(error[0]) + 1e-6
+        replay_state = replay.prioritize(replay_state, sample.indices, priority, learning)
+        return (learned, replay_state), losses
 
     updates = self.updates_per_iteration
     keys = jnp.stack([jax.random.split(key, updates) for key in (sample_key, learn_key)], axis=1)
-    (learned, kept), losses = jax.lax.scan(one_step, (state.learned, state.replay), keys)
-    return learned, kept, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)
+    (learned, replay_state), losses = jax.lax.scan(one_step, (state.learned, state.replay), keys)
+    return learned, replay_state, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)

@@ -1,8 +1,9 @@
-"""Learning from replay: acting into a buffer, and the settings of replay, memories and exploration.
+"""Learning from replay: collecting steps for a buffer, and the settings of replay, memories and exploration.
 
-The steps of a rollout go into a buffer (`algos.replay.Replay`), which gives minibatches of `Transition`, by
-default uniformly. The networks may have a memory (`algos.sequences`), and an `Explorer` may choose the
-actions; then the state has a recollection, and rows of the buffer may be sequences.
+The steps of a rollout are added to a buffer (`algos.replay.Replay`), from which minibatches of `Transition`
+are sampled, by default uniformly. The networks may have a memory (`algos.sequences`), and an `Explorer` may
+choose the actions. Then the state has a `Recollection`; with a memory of networks, rows of the buffer are
+sequences.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
@@ -35,7 +36,7 @@ __getattr__ = moved(__name__, "algos.interfaces", "Explorer MemorySizes=algos.re
 
 
 class Transition(NamedTuple):
-    """A window of steps, summarised: `target = reward + discount * V(next_observation)`."""
+    """A window of steps as one transition: its target is `reward + discount * V(next_observation)`."""
 
     observation: Observation  # [N, *obs]
     action: jax.Array  # [N, *action]
@@ -72,14 +73,14 @@ def whole_updates(algorithm: Any) -> int:
     rate, steps = algorithm.updates_per_step, algorithm.steps_per_iteration
     require(algorithm, not is_traced(rate), "updates_per_step cannot be a traced number")
     require_positive(algorithm, "updates_per_step")
-    exact = rate * steps
+    updates = rate * steps
     require(
         algorithm,
-        0.5 < exact < 2**31 and math.isclose(round(exact), exact),
-        f"updates_per_step={rate} times num_envs * num_steps={steps} makes {exact:g} updates an iteration:"
+        0.5 < updates < 2**31 and math.isclose(round(updates), updates),
+        f"updates_per_step={rate} times num_envs * num_steps={steps} makes {updates:g} updates an iteration:"
         " it must be a whole number above zero",
     )
-    return round(exact)
+    return round(updates)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +108,7 @@ class ReplayChoice(Part):
         return linear(self.importance_exponent, 1.0, num_iterations, iteration)
 
     def of(self, algorithm: Any, **sizes: Any) -> Any:
-        """The algorithm's `algos.replay.Replay`, with `sizes` such as `batch_size`; or another `kind`."""
+        """The algorithm's `algos.replay.Replay`, or a `kind` of it, with `sizes` such as `batch_size`."""
         sizes = {**getattr(getattr(algorithm, "_memory", None), "replay", {}), **sizes}
         return sizes.pop("kind", registry.option("replay").Replay)(
             num_envs=algorithm.num_envs,
@@ -121,7 +122,7 @@ class ReplayChoice(Part):
 
 @dataclasses.dataclass(frozen=True)
 class StepReplay(ReplayChoice):
-    """`ReplayChoice`, with n-step returns."""
+    """`ReplayChoice` and the number of steps of n-step returns."""
 
     n_step: int = hyperparameter(1, "n of n-step returns")
 
@@ -140,8 +141,9 @@ def linear(
     [1.0, 0.75, 0.5, 0.5]
     """
     if isinstance(duration, jax.Array):  # possibly traced
-        lasts = duration > 0
-        progress = jnp.where(lasts, jnp.clip(time / jnp.where(lasts, duration, 1.0), 0.0, 1.0), 1.0)
+        is_positive = duration > 0
+        safe_duration = jnp.where(is_positive, duration, 1.0)
+        progress = jnp.where(is_positive, jnp.clip(time / safe_duration, 0.0, 1.0), 1.0)
     else:
         progress = jnp.clip(time / duration, 0.0, 1.0) if duration > 0 else jnp.float32(1.0)
     return start + (end - start) * progress
@@ -201,9 +203,9 @@ class MemoryChoice(NetworkMemory):
 
 
 def memory_of(self: Any) -> Any:
-    """The memory of an algorithm's networks, `algos.sequences.WithMemory`; None without one.
+    """The memory of an algorithm's networks, an `algos.sequences.WithMemory`; None if they have none.
 
-    It is that of the user's network, or of the default ones for the setting `memory`.
+    The user's network may have one; the default networks have one with the setting `memory`.
     """
     if not hasattr(self, "memory_settings"):
         return None
@@ -229,21 +231,29 @@ class State(NamedTuple):
     iteration: jax.Array  # int32
     bonus: Any = None  # the state of `Agent.bonus`
     recollection: Any = None  # `algos.rollout.Recollection [B]`, if networks or the explorer have a memory
-    returns: Any = (None, None)  # statistics of the discounted return that scales rewards, and it so far, [B]
+    returns: Any = (None, None)  # statistics of discounted returns, which scale rewards; running returns [B]
 
 
 def first_state(self: Any, learned: Any, env_state: Any, observation: Any, key: jax.Array) -> State:
     """The initial state, with a replay buffer for `observation [B, *obs]`."""
     recollection = first_recollection(self, self.num_envs)
-    stored = () if self._memory is None else (recollection.memory.network,)
-    statistics = self.normalizers.begin(self.env.observation_space)
-    replay = self.buffer.init(observation, no_action(self, self.num_envs), *stored)
-    more = self._first_bonus(observation, key), recollection, self.normalizers.begin_returns((self.num_envs,))
-    return State(learned, statistics, replay, env_state, observation, key, jnp.int32(0), *more)
+    stored_memory = () if self._memory is None else (recollection.memory.network,)
+    return State(
+        learned=learned,
+        observation_statistics=self.normalizers.begin(self.env.observation_space),
+        replay=self.buffer.init(observation, no_action(self, self.num_envs), *stored_memory),
+        env_state=env_state,
+        observation=observation,
+        key=key,
+        iteration=jnp.int32(0),
+        bonus=self._initial_bonus_state(observation, key),
+        recollection=recollection,
+        returns=self.normalizers.begin_returns((self.num_envs,)),
+    )
 
 
 def first_recollection(self: Any, num_envs: int) -> Any:
-    """The initial memories of network and explorer, `[B]`; None without both."""
+    """The initial memories of network and explorer, `[B]`; None if neither has one."""
     if self._memory is None and self.explorer.explore is None:
         return None
     return registry.option("rings").first_recollection(self, no_action(self, num_envs))
@@ -258,15 +268,17 @@ def no_action(self: Any, num_envs: int) -> jax.Array:
 def choose(
     self: Any, parameters, statistics, observation, recollection, keys, amount, greedy: bool = False
 ) -> tuple[jax.Array, Any]:
-    """Actions `[B, *action]` for `observation [B, *obs]` and `keys [B]`, and the memory after it.
+    """Actions `[B, *action]` for `observation [B, *obs]` and `keys [B]`, and the next memory.
 
     `parameters` are those that act; `amount` scales exploration, or is the progress for an `Explorer`.
     """
     if recollection is not None:
-        remembered = recollection, keys, amount, greedy
-        return registry.option("rings").choose(self, parameters, statistics, observation, *remembered)
+        choose_with_memory = registry.option("rings").choose
+        return choose_with_memory(
+            self, parameters, statistics, observation, recollection, keys, amount, greedy
+        )
     policy = self._policy(parameters, self.normalizers.seen(statistics, observation))
-    return policy.mode() if greedy else self._sampled(policy, amount, keys), None
+    return policy.mode() if greedy else self._sample_actions(policy, amount, keys), None
 
 
 def collect(
@@ -280,42 +292,53 @@ def collect(
     each action; changed fields of the state; and metrics.
     """
     if state.recollection is None:
-        env_state, observation, (chosen, _, time_steps) = rollout(
+        env_state, observation, (observations_and_actions, _, time_steps) = rollout(
             act=lambda observation, keys: act(observation, None, keys),
-            key=key, env_state=state.env_state, observation=state.observation, **self._rolling,
+            key=key, env_state=state.env_state, observation=state.observation, **self._rollout_arguments,
         )  # fmt: skip
-        recollection, remembered = None, (None, None)
+        recollection, memory_and_start = None, (None, None)
     else:
-        remembering = registry.option("rings").recollected(self, state, act, key)
-        env_state, observation, recollection, (chosen, remembered, time_steps) = remembering
-    bonus, time_steps, paid = self._paid(state.bonus, time_steps)
-    steps = registry.option("replay").Step.of(*chosen, time_steps)
-    after = {"env_state": env_state, "observation": observation, "recollection": recollection, "bonus": bonus}
-    after["returns"] = registry.option("running").observe_returns(self, state.returns, time_steps)
-    return self.buffer.cut(*remembered, steps), chosen[0], after, {**episode_metrics(time_steps), **paid}
+        env_state, observation, recollection, (observations_and_actions, memory_and_start, time_steps) = (
+            registry.option("rings").replay_rollout(self, state, act, key)
+        )
+    bonus, time_steps, bonus_metrics = self._add_bonus(state.bonus, time_steps)
+    steps = registry.option("replay").Step.of(*observations_and_actions, time_steps)
+    new_fields = {
+        "env_state": env_state,
+        "observation": observation,
+        "recollection": recollection,
+        "bonus": bonus,
+        "returns": registry.option("running").observe_returns(self, state.returns, time_steps),
+    }
+    rows = self.buffer.cut(*memory_and_start, steps)
+    return rows, observations_and_actions[0], new_fields, {**episode_metrics(time_steps), **bonus_metrics}
 
 
 def to_learn_from(self: Any, state: Any, rows: Any, learned: Any, key: jax.Array) -> Any:
     """Rows `[U, N]` from replay after the user's transform, with rewards divided by the deviation of returns.
 
-    Rewards are stored as they are, so that all rewards of a minibatch are divided by the same number.
+    The buffer stores unscaled rewards, so that all rewards of a minibatch are divided by the same number.
     """
     rows = self.transforming.rows(rows, learned, key)
-    scaling, _ = state.returns
-    return rows if scaling is None else registry.option("running").scaled_rows(scaling, rows)
+    return_statistics, _ = state.returns
+    if return_statistics is None:
+        return rows
+    return registry.option("running").scaled_rows(return_statistics, rows)
 
 
 def actor_of(self: Any, state: State, parameters: Any, amount: jax.Array) -> Actor:
     """An actor with these `parameters`; `amount` scales exploration."""
 
-    def begun(num_envs):
+    def initial_memory(num_envs):
         recollection = first_recollection(self, num_envs)
         return () if recollection is None else recollection.memory
 
     def act(memory, observation, start, keys, greedy):
         recollection = None if memory == () else registry.option("rings").Recollection(memory, start)
         statistics = state.observation_statistics
-        action, after = choose(self, parameters, statistics, observation, recollection, keys, amount, greedy)
-        return self._for_environment(action), memory if recollection is None else after
+        action, next_memory = choose(
+            self, parameters, statistics, observation, recollection, keys, amount, greedy
+        )
+        return self._for_environment(action), memory if recollection is None else next_memory
 
-    return Actor(begun, act)
+    return Actor(initial_memory, act)

@@ -1,13 +1,14 @@
-"""Multi-step returns and targets: discounted, lambda, V-trace (n-step: `algos.buffers`).
+"""Multi-step returns and targets: discounted returns, lambda-returns, V-trace (n-step: see `algos.buffers`).
 
 Arrays are time-major, `[T, B]`: `T` steps of `B` environments. Arguments of all functions:
 
 - `reward`, `value`, `next_value`: `[T, B]` float32. `value` is V of the observation before a step,
 `next_value` V of the observation after it, before any automatic reset.
-- `terminated`, `truncated`: `[T, B]` bool (or 0/1 float). After a termination the value is zero. A truncation
-only ends the recording (a time limit), and the value after it is `next_value`. Either way the next row
-belongs to another episode, so no reward or error propagates across the end (Pardo et al. 2018, "Time Limits
-in Reinforcement Learning", arXiv 1712.00378).
+- `terminated`, `truncated`: `[T, B]` bool (or 0/1 float). After a termination the value is zero. A
+  truncation,
+such as by a time limit, does not end the task, so the value after it is `next_value`. In both cases the next
+row belongs to another episode, so no reward or error propagates across the end (Pardo et al. 2018, "Time
+Limits in Reinforcement Learning", arXiv 1712.00378).
 - `discount`, `lambda_`: scalars in [0, 1].
 
 Results are `[T, B]` float32.
@@ -28,7 +29,7 @@ __all__ = [
     "v_trace",
 ]
 
-# n_step_sums and n_step_returns have moved.
+# n_step_sums and n_step_returns have moved to `algos.buffers`.
 __getattr__ = moved(__name__, "algos.buffers")
 
 
@@ -47,8 +48,8 @@ def discounted_returns(
     equation 3.9). `next_value` is used only at truncations.
     """
     # A step that both terminated and was truncated counts as terminated.
-    cut_short = jnp.logical_and(truncated, jnp.logical_not(terminated))
-    term = reward + discount * jnp.where(cut_short, next_value, 0.0)
+    only_truncated = jnp.logical_and(truncated, jnp.logical_not(terminated))
+    term = reward + discount * jnp.where(only_truncated, next_value, 0.0)
     weight = discount * not_ended(jnp.logical_or(terminated, truncated))
     return accumulated_backwards(term, weight, bootstrap_value)
 
@@ -66,8 +67,8 @@ def lambda_returns(
     `return[t] = reward[t] + discount * ((1 - lambda_) * next_value[t] + lambda_ * return[t + 1])`. The second
     term is zero after a termination, and `discount * next_value[t]` after a truncation and in the last row.
 
-    With `next_value = V` these are the targets of `generalized_advantage_estimation`; with `max over actions
-    of Q` Peng and Williams's Q(lambda) (1994, Machine Learning 22), the target of PQN.
+    If `next_value` is V, these are the targets of `generalized_advantage_estimation`. If it is the maximum of
+    Q over actions, they are Peng and Williams's Q(lambda) (1994, Machine Learning 22), the targets of PQN.
 
     >>> reward, next_value, never = jnp.ones((2, 1)), jnp.full((2, 1), 4.0), jnp.zeros((2, 1), bool)
     >>> lambda_returns(reward, next_value, never, never, 0.5, 0.5)[:, 0].tolist()
@@ -90,10 +91,10 @@ def v_trace(
     rho_clip: float | jax.Array = 1.0,
     c_clip: float | jax.Array = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """V-trace (Espeholt et al. 2018, arXiv 1802.01561): values of one policy from another's actions.
+    """V-trace (Espeholt et al. 2018, arXiv 1802.01561): values of a policy from the actions of another one.
 
-    With `rho[t] = min(rho_clip, ratio[t])` and `c[t] = lambda_ * min(c_clip, ratio[t])`, equation 1 in the
-    recursive form of Remark 1, cut where the episode ended at `t`:
+    This is equation 1 in the recursive form of Remark 1, cut where the episode ended at `t`. With `rho[t] =
+    min(rho_clip, ratio[t])` and `c[t] = lambda_ * min(c_clip, ratio[t])`:
 
     `target[t] = value[t] + rho[t] * delta[t] + discount * c[t] * (target[t + 1] - value[t + 1])`,
     `delta[t] = reward[t] + discount * next_value[t] * (1 - terminated[t]) - value[t]`.
@@ -106,11 +107,11 @@ def v_trace(
       ratio: `[T, B]` float32, probability of the action under the evaluated policy, divided by that under
         the acting policy.
       reward, value, next_value, terminated, truncated, discount, lambda_: as in the module's docstring.
-      rho_clip: above 0, rho-bar of the paper: determines the policy whose value the targets converge to.
-      c_clip: above 0, c-bar of the paper, at most `rho_clip`: how far errors propagate back.
+      rho_clip: rho-bar of the paper, above 0; it determines the policy whose value the targets converge to.
+      c_clip: c-bar of the paper, above 0 and at most `rho_clip`; it determines how far errors propagate back.
 
     Returns:
-        `advantage` and `target`. Gradients flow through both; use `stop_gradient`.
+        `advantage` and `target`. Both carry gradients; use `stop_gradient`.
     """
     rho = jnp.minimum(rho_clip, ratio)
     c = lambda_ * jnp.minimum(c_clip, ratio)

@@ -1,8 +1,9 @@
 """Other ways to act and step: with a memory or an `Explorer`, in rings, and by workers that act.
 
-In rings, environment `b` is in part `b % R` of `R`. While one part steps, the others act, on `[B / R]`
-environments. Random numbers are those of the whole batch, so results are equal up to the rounding of products
-of other shapes (environment rings of SRL, Mei et al., arXiv 2306.16688).
+Rings are R parts of the environments that take turns: while one part steps, actions are computed for the
+others (environment rings of SRL, Mei et al., arXiv 2306.16688). Environment `b` is in part `b % R`. Random
+numbers are those of the whole batch, so results are the same as without rings, except that matrix products of
+smaller batches may round differently.
 
 Shapes: `T` steps, `B` environments, `R` parts.
 """
@@ -41,25 +42,27 @@ def rollout(
     rings: int = 1,
     segment: Callable | None = None,
 ) -> tuple[Any, Any, Any, tuple[Any, Any, TimeStep]]:
-    """`algos.rollout.rollout_with_memory` from its keys `[T, 2, B]`; `carry` is what it begins with.
+    """`algos.rollout.rollout_with_memory`, given its `keys [T, 2, B]`.
 
-    `segment`: `(act, keys [T, 2, B], env_state) -> (env_state, observation, (action, extras), TimeStep)`, in
-    which the environments' workers act and step; None if they do not.
+    `carry` is the environments' state, observation and `Recollection` before the first step. `segment` is a
+    function in which the environments' workers act and step; None if they do not act:
+    `(act, keys [T, 2, B], env_state) -> (env_state, observation, (action, extras), TimeStep)`.
 
     Raises:
       FdgError: there are a `segment` and a memory.
     """
     if segment is None:
-        return _in_rings(act, step, keys, carry, rings)
+        return _rollout_in_rings(act, step, keys, carry, rings)
     env_state, observation, recollection = carry
     if recollection is not None:
         raise FdgError("acts=True does not work with a memory: leave out acts=True or the memory")
     env_state, last, (action, extras), steps = segment(act, keys, env_state)
-    seen = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), observation, steps.observation)
-    return env_state, last, None, ((seen, action), extras, steps._replace(observation=None))
+    # The observation before each step.
+    before = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), observation, steps.observation)
+    return env_state, last, None, ((before, action), extras, steps._replace(observation=None))
 
 
-# --- learning from replay with a memory, or with an explorer, which has one ---
+# --- learning from replay with a memory, of networks or of an explorer ---
 
 
 def first_recollection(self: Any, action: jax.Array) -> Recollection:
@@ -74,15 +77,15 @@ def choose(
     self: Any, parameters, statistics, observation, recollection, keys, amount, greedy: bool
 ) -> tuple[jax.Array, ActorMemory]:
     """`algos.replaying.choose` with a recollection `[B]`."""
-    seen, memory = self.normalizers.seen(statistics, observation), recollection.memory
+    normalized, memory = self.normalizers.seen(statistics, observation), recollection.memory
     if self._memory is None:
-        policy = self._policy(parameters, seen)
+        policy = self._policy(parameters, normalized)
     else:
-        seen = self._memory.seen(seen, recollection)
-        policy = self._policy(self._memory.of_actor(parameters), seen)
-        memory = memory._replace(network=self._memory.after(parameters, seen))
+        sequences = self._memory.seen(normalized, recollection)
+        policy = self._policy(self._memory.of_actor(parameters), sequences)
+        memory = memory._replace(network=self._memory.after(parameters, sequences))
     if greedy or self.explorer.explore is None:
-        return policy.mode() if greedy else self._sampled(policy, amount, keys), memory
+        return policy.mode() if greedy else self._sample_actions(policy, amount, keys), memory
     apply = by_name("--explore", self.explorer.explore).apply
     check_takes(apply, ("state", "policy", "start", "keys", "progress"), "apply of explore")
     result = apply(memory.explorer, policy, recollection.start, keys, amount)
@@ -92,29 +95,33 @@ def choose(
     return action, memory._replace(explorer=state)
 
 
-def recollected(algorithm: Any, state: Any, act: Callable[..., Any], key: jax.Array) -> tuple[Any, ...]:
+def replay_rollout(algorithm: Any, state: Any, act: Callable[..., Any], key: jax.Array) -> tuple[Any, ...]:
     """`rollout_with_memory` of an algorithm with replay.
 
-    The extras of its steps are, for `Replay.cut`, the network's memory before each sequence, `[C, B, ...]`,
-    and where episodes start, `[T, B]`; None if no sequences are stored.
+    Its extras are the first arguments of `Replay.cut`: the network's memory before each sequence, `[C, B,
+    ...]`, and where episodes start, `[T, B]`; both are None if the buffer stores steps.
     """
-    first, each = state.recollection, getattr(algorithm.buffer, "sequence_length", None)
-    one_sequence = each == algorithm.num_steps  # then only the first memory is stored
+    first, length = state.recollection, getattr(algorithm.buffer, "sequence_length", None)
+    one_sequence = length == algorithm.num_steps  # then only the memory before the rollout is stored
 
-    def acting(observation: Any, recollection: Any, keys: jax.Array) -> tuple[Any, Any, Any]:
+    def act_and_record(observation: Any, recollection: Any, keys: jax.Array) -> tuple[Any, Any, Any]:
         action, memory = act(observation, recollection, keys)
-        stored = None if one_sequence or each is None else of_network(recollection.memory)
-        return action, (stored, None if each is None else recollection.start), memory
+        stored = None if one_sequence or length is None else of_network(recollection.memory)
+        return action, (stored, None if length is None else recollection.start), memory
 
-    begun = {"env_state": state.env_state, "observation": state.observation, "recollection": first}
-    *after, (chosen, (before, start), time_steps) = rollout_with_memory(
-        acting, key=key, **begun, **algorithm._rolling
+    *after, (observations_and_actions, (before, start), time_steps) = rollout_with_memory(
+        act_and_record,
+        key=key,
+        env_state=state.env_state,
+        observation=state.observation,
+        recollection=first,
+        **algorithm._rollout_arguments,
     )
     if one_sequence:
         before = jax.tree.map(lambda x: x[None], of_network(first.memory))
-    elif each is not None:
-        before = jax.tree.map(lambda x: x[::each], before)
-    return *after, (chosen, (before, start), time_steps)
+    elif length is not None:
+        before = jax.tree.map(lambda x: x[::length], before)
+    return *after, (observations_and_actions, (before, start), time_steps)
 
 
 def of_network(memory: Any) -> Any:
@@ -135,63 +142,66 @@ class _RunningStep(NamedTuple):
     memory: Any  # after acting
 
 
-def _in_rings(
+def _rollout_in_rings(
     act: Callable, step: Callable | tuple[Callable, ...], keys: jax.Array, carry: Any, rings: int
 ) -> tuple[Any, ...]:
-    """`rollout_with_memory` in R parts, from its keys `[T, 2, B]`.
+    """`rollout_with_memory` in R parts, given its `keys [T, 2, B]`.
 
-    The first step of every part is sent; then parts are received, act and are sent again, in turn or as they
-    become ready. Parts are independent, so the order changes no number.
+    First, a step of every part is started (`send`). Then, again and again, the step of one part is finished
+    (`recv`), actions are computed for it, and its next step is started; parts take turns, or come as they
+    become ready. Parts are independent, so their order does not change results.
 
         send 0  send 1 | recv 0  act 0  send 0 | recv 1  act 1  send 1 | recv 0 ...
     """
     send, recv, *ready = (step, lambda sent: sent) if callable(step) else step
     num_steps = len(keys)
 
-    def start_step(begun, keys):
-        env_state, observation, recollection = begun
+    def start_step(part_carry, keys):
+        env_state, observation, recollection = part_carry
         action, extras, memory = act(observation, recollection, keys[0])
         return _RunningStep(send(keys[1], env_state, action), observation, action, extras, memory)
 
-    def finish_step(one):
-        env_state, time_step = recv(one.sent)
-        after = None if carry[2] is None else Recollection(one.memory, time_step.done)
-        record = (one.observation, one.action), one.extras, time_step._replace(observation=None)
-        return (env_state, time_step.observation, after), record
+    def finish_step(step):
+        env_state, time_step = recv(step.sent)
+        recollection = None if carry[2] is None else Recollection(step.memory, time_step.done)
+        record = (step.observation, step.action), step.extras, time_step._replace(observation=None)
+        return (env_state, time_step.observation, recollection), record
 
     def one_turn(running, keys):
-        def one_part(_, both):
-            one, keys = both
-            begun, record = finish_step(one)
-            return None, (start_step(begun, keys), record)
+        def one_part(_, step_and_keys):
+            step, keys = step_and_keys
+            part_carry, record = finish_step(step)
+            return None, (start_step(part_carry, keys), record)
 
         _, (running, record) = jax.lax.scan(one_part, None, (running, keys))
         return running, record
 
     def one_ready(carry, _):
-        running, received = carry  # `received [R]`: steps of each part
+        running, received = carry  # `received [R]`: the number of finished steps of each part
         part = ready[0](running.sent, received < num_steps - 1)
-        begun, record = finish_step(_row(running, part))
+        part_carry, record = finish_step(_row(running, part))
         slot = received[part] * rings + part
-        started = start_step(begun, _row(keys[1:].reshape(-1, *keys.shape[2:]), slot))
+        started = start_step(part_carry, _row(keys[1:].reshape(-1, *keys.shape[2:]), slot))
         running = jax.tree.map(
             lambda x, row: jax.lax.dynamic_update_index_in_dim(x, row, part, 0), running, started
         )
         return (running, received.at[part].add(1)), (record, slot)
 
-    # A part's rows are not neighbours, so that a batch that is split over devices stays split in each part.
+    # Each part takes every R-th row, so that a batch that is split over devices is split in each part too.
     keys = jnp.moveaxis(keys.reshape(*keys.shape[:2], -1, rings), 3, 1)  # [T, R, 2, B / R]
     parts = jax.tree.map(lambda x: in_parts(x, rings), carry)
-    _, running = jax.lax.scan(lambda _, both: (None, start_step(*both)), None, (parts, keys[0]))
+    _, running = jax.lax.scan(
+        lambda _, carry_and_keys: (None, start_step(*carry_and_keys)), None, (parts, keys[0])
+    )
     if ready and num_steps > 1:
-        begun = running, jnp.zeros(rings, jnp.int32)
+        running_and_received = running, jnp.zeros(rings, jnp.int32)
         trips = (num_steps - 1) * rings
-        (running, _), (records, slots) = jax.lax.scan(one_ready, begun, None, length=trips)
+        (running, _), (records, slots) = jax.lax.scan(one_ready, running_and_received, None, length=trips)
         order = jnp.zeros(trips, jnp.int32).at[slots].set(jnp.arange(trips, dtype=jnp.int32))
         records = jax.tree.map(lambda x: x[order].reshape(-1, rings, *x.shape[1:]), records)
     else:
         running, records = jax.lax.scan(one_turn, running, keys[1:])  # [T - 1, R, B / R, ...]
-    _, (parts, last) = jax.lax.scan(lambda _, one: (None, finish_step(one)), None, running)
+    _, (parts, last) = jax.lax.scan(lambda _, step: (None, finish_step(step)), None, running)
     records = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), records, last)
     records = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(len(x), -1, *x.shape[3:]), records)
     return *jax.tree.map(of_parts, parts), records
@@ -239,15 +249,15 @@ def time_major(x: jax.Array, num_steps: int) -> jax.Array:
 def of(self: Any) -> dict[str, Any]:
     """The arguments of `algos.rollout.rollout` for an algorithm with rings, or with workers that act."""
     if getattr(self.env, "acts", False):
-        return {"step": self.step, "segment": functools.partial(_segment, self)}
-    halves = (_send, _recv, *([_ready] if hasattr(self.env, "ready") else []))
-    return {"step": tuple(half.__get__(self) for half in halves), "rings": self.rings}
+        return {"step": self.step, "segment": functools.partial(_act_in_workers, self)}
+    functions = (_send, _recv, *([_ready] if hasattr(self.env, "ready") else []))
+    return {"step": tuple(function.__get__(self) for function in functions), "rings": self.rings}
 
 
 def reset(self: Any, keys: jax.Array) -> tuple[Any, Observation]:
-    """The initial state and observation of all environments, in parts."""
+    """The initial state and observation of all environments, which are reset in parts."""
 
-    def one_part(keys):  # on the host, each part has its own pool
+    def one_part(keys):  # host environments have one pool for each part
         with host.in_parts(self.rings):
             return check_batch_reset(self.env, self.env.reset(keys), self.num_envs // self.rings)
 
@@ -275,14 +285,15 @@ def _ready(self, sent, waiting):
     return self.env.ready(sent, waiting)
 
 
-def _segment(self: Any, act: Any, keys: jax.Array, env_state: Any) -> tuple[Any, ...]:
-    """A rollout in which the environments' workers call the policy: see `rollout`."""
+def _act_in_workers(self: Any, act: Any, keys: jax.Array, env_state: Any) -> tuple[Any, ...]:
+    """A rollout in which the environments' workers call the policy: the `segment` of `rollout`."""
 
     def to_environment(observation: Any, keys: jax.Array) -> tuple[jax.Array, Any]:
         action, extras, _ = act(observation, None, keys)
         return self._for_environment(action), (action, extras)
 
     traced, operands = self.env.acting(to_environment, keys)
-    carry_out = functools.partial(self.env.segment, traced)
-    run = fdg.fragment("actor", in_axes=(None, 2, 0), out_axes=(0, 0, 1, 1), name="segment")(carry_out)
-    return run(operands, keys, env_state)
+    run_segment = fdg.fragment("actor", in_axes=(None, 2, 0), out_axes=(0, 0, 1, 1), name="segment")(
+        functools.partial(self.env.segment, traced)
+    )
+    return run_segment(operands, keys, env_state)

@@ -1,9 +1,10 @@
 """Random network distillation: a reward bonus for novel observations (`--rnd true`).
 
 Burda et al. 2018, "Exploration by Random Network Distillation", arXiv 1810.12894. The target network is never
-trained; the predictor learns to match its features on seen observations. The prediction error is large for
-novel observations, and serves as a reward. In PPO, novelty has its own value function and discount, and does
-not end with episodes (section 2.3). Other algorithms add it to their rewards, as they do any `algos.Bonus`.
+trained; the predictor network learns to predict its features at observations. The prediction error is large
+for novel observations, and is a reward, called novelty here. In PPO, novelty has its own value function and
+discount, and its returns do not end with episodes (section 2.3). Other algorithms add it to their rewards,
+like any `algos.Bonus`.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` rows, `K` features.
 """
@@ -31,9 +32,9 @@ from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 from fdg.settings.parts import Part
 
-_CLIP = 5.0  # deviations, of observations (section 2.4)
-_DEEPER = 2  # additional layers of the predictor, as in the authors' code
-_SALT = 0x6E6F76  # `fold_in(key, 1)` would be a key that the algorithm splits off too
+_CLIP = 5.0  # bound of normalised observations (section 2.4)
+_EXTRA_LAYERS = 2  # additional layers of the predictor, as in the authors' code
+_SALT = 0x6E6F76  # for `fold_in`; with a small number, the algorithm's own splits could give the same key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ class RandomNetworkDistillation(Part):
         require_within(algorithm, 0, 1, "intrinsic_discount", "rnd_share")
 
     def of(self, algorithm: Any) -> Any:
-        """The `Distillation` of an algorithm that values novelty; `Nothing` without `rnd`."""
+        """The `Distillation` of an algorithm, or `Nothing` without `rnd`."""
         if not self.rnd:
             return Nothing()
         space = algorithm.env.observation_space
@@ -89,31 +90,31 @@ class Parameters(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The novelty bonus's state apart from parameters."""
+    """The state of the novelty bonus, except for trained parameters."""
 
     target: Any  # parameters of the target network
-    observation_statistics: Any  # for the normalisation of both networks' inputs; None for categories
+    observation_statistics: Any  # to normalise both networks' inputs; None if observations are categories
     return_statistics: RunningStatistics  # of the discounted novelty, whose deviation divides rewards
 
 
 class Novelty(NamedTuple):
     """Samples `[N]` for the novelty losses."""
 
-    observation: Any  # [N, *obs], after the step, as inputs of predictor and target
+    observation: Any  # [N, *obs], after the step, normalised for predictor and target
     features: jax.Array  # [N, K] float32, of the target
     trains: jax.Array  # [N] bool, True if the predictor learns from the sample
     value_target: jax.Array  # [N] float32
 
 
 class Nothing:
-    """The functions of `Distillation`, without a novelty bonus."""
+    """Takes the place of `Distillation` if there is no novelty bonus."""
 
     def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Any, None, None]:
         """The agent's parameters, and an empty state."""
         return agent, None, None
 
     def agent(self, parameters: Any) -> Any:
-        """All parameters."""
+        """The parameters unchanged: all belong to the agent's network."""
         return parameters
 
     def added(
@@ -123,10 +124,10 @@ class Nothing:
         return advantage, None, known, running, {}
 
     def learned(
-        self, loss: jax.Array, parts: dict[str, jax.Array], parameters: Any, minibatch: Any
+        self, loss: jax.Array, terms: dict[str, jax.Array], parameters: Any, minibatch: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss unchanged."""
-        return loss, parts
+        """The loss and its terms, unchanged."""
+        return loss, terms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,20 +149,20 @@ class Distillation:
 
     def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Parameters, Known, jax.Array]:
         """Initial parameters (with the agent's), state, and novelty returns."""
-        predictor, value, target = jax.random.split(jax.random.fold_in(key, 1), 3)
-        seen, _ = features_and_mask(observation)
-        predictor_parameters, known = self.first(predictor, target, seen)
+        predictor_key, value_key, target_key = jax.random.split(jax.random.fold_in(key, 1), 3)
+        features, _ = features_and_mask(observation)
+        predictor, known = self.first(predictor_key, target_key, features)
         running = jnp.zeros(jax.tree.leaves(observation)[0].shape[0], jnp.float32)
-        return Parameters(agent, predictor_parameters, self._value.init(value, seen)), known, running
+        return Parameters(agent, predictor, self._value.init(value_key, features)), known, running
 
-    def first(self, predictor: jax.Array, target: jax.Array, seen: Any) -> tuple[Any, Known]:
-        """Initial parameters of the predictor, and state, from two keys, for observations `[N, *obs]`."""
+    def first(self, predictor_key: jax.Array, target_key: jax.Array, observation: Any) -> tuple[Any, Known]:
+        """Initial parameters of the predictor, and the initial state, for observations `[N, *obs]`."""
         statistics = None
         if normalize.has_statistics(self.observation_space):
             statistics = normalize.init_observations(self.observation_space)
-        shown = _normalized(statistics, seen)
-        known = Known(self._target.init(target, shown), statistics, normalize.init(()))
-        return self._predictor.init(predictor, shown), known
+        inputs = _normalized(statistics, observation)
+        known = Known(self._target.init(target_key, inputs), statistics, normalize.init(()))
+        return self._predictor.init(predictor_key, inputs), known
 
     def added(
         self,
@@ -173,25 +174,25 @@ class Distillation:
         trajectory: Any,
         key: jax.Array,
     ) -> tuple[jax.Array, Novelty, Known, jax.Array, dict[str, jax.Array]]:
-        """Advantages `[T, B]` with novelty's added, and the other results of `judged`.
+        """Adds the advantages of novelty to `advantage [T, B]`; also returns the other results of `judged`.
 
         `see` maps observations to inputs of the agent's network; other arguments as in `judged`.
         """
         time_step = trajectory.time_step
         last = jax.tree.map(lambda x: x[-1], time_step.final_observation)
-        seen = see(trajectory.observation), see(last)
+        agent_inputs = see(trajectory.observation), see(last)
         key = jax.random.fold_in(key, _SALT)
-        results = self.judged(parameters, known, running, seen, time_step, key)
+        results = self.judged(parameters, known, running, agent_inputs, time_step, key)
         return advantage + self.coefficient * results[0], *results[1:]
 
     def learned(
-        self, loss: jax.Array, parts: dict[str, jax.Array], parameters: Parameters, minibatch: Any
+        self, loss: jax.Array, terms: dict[str, jax.Array], parameters: Parameters, minibatch: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """A loss over samples `[N]` with the novelty losses added, and its terms."""
-        more, of_novelty = self.loss(
+        """Adds the novelty losses to a loss over samples `[N]`, and to its terms."""
+        novelty_loss, novelty_terms = self.loss(
             parameters, minibatch.novelty, minibatch.observation, self.value_coefficient
         )
-        return loss + more, {**parts, **of_novelty}
+        return loss + novelty_loss, {**terms, **novelty_terms}
 
     def judged(
         self,
@@ -209,7 +210,7 @@ class Distillation:
         samples. Returns advantages `[T, B]`; samples `[T, B]`; `known` and `running` after the rollout;
         metrics.
         """
-        shown, features, reward, known, running, mean = self.rewards(
+        inputs, features, reward, known, running, mean = self.rewards(
             parameters.predictor, known, running, step
         )
         steps, num_envs = step.reward.shape
@@ -219,13 +220,13 @@ class Distillation:
             return self._value.apply(parameters.value, features_and_mask(observation)[0])[:, 0]
 
         value = time_major(value_of(jax.tree.map(environment_major, seen[0])), steps)
-        # The next row follows, even in another episode.
-        after = jnp.concatenate([value[1:], value_of(seen[1])[None]])
+        # The value after a step is that of the next row, even if that row belongs to another episode.
+        next_value = jnp.concatenate([value[1:], value_of(seen[1])[None]])
         advantage, target = generalized_advantage_estimation(
-            reward, value, after, never, never, self.discount, self.lambda_
+            reward, value, next_value, never, never, self.discount, self.lambda_
         )
         trains = jax.random.uniform(key, (steps, num_envs)) < self.share
-        samples = Novelty(shown, time_major(features, steps), trains, target)
+        samples = Novelty(inputs, time_major(features, steps), trains, target)
         return advantage, samples, known, running, {"novelty": mean}
 
     def rewards(self, predictor: Any, known: Known, running: jax.Array, step: TimeStep) -> tuple[Any, ...]:
@@ -239,18 +240,18 @@ class Distillation:
         statistics = known.observation_statistics
         if statistics is not None:
             statistics = normalize.update_observations(statistics, final)
-        shown = _normalized(statistics, final)
-        rows = _rows(shown, shape)
+        inputs = _normalized(statistics, final)
+        rows = _rows(inputs, shape)
         features = self._target.apply(known.target, rows)
-        error = _error(self._predictor.apply(predictor, rows), features)
-        new = time_major(error.reshape(-1, *shape[2:]), shape[0])
+        row_error = _error(self._predictor.apply(predictor, rows), features)
+        error = time_major(row_error.reshape(-1, *shape[2:]), shape[0])
         running, returns = normalize.accumulate_rollout_returns(
-            running, new, jnp.zeros(shape, bool), self.discount
+            running, error, jnp.zeros(shape, bool), self.discount
         )
         return_statistics = normalize.update(known.return_statistics, returns)
-        reward = normalize.scale(return_statistics, new)
+        reward = normalize.scale(return_statistics, error)
         known = known._replace(observation_statistics=statistics, return_statistics=return_statistics)
-        return shown, features, reward, known, running, jnp.mean(new)
+        return inputs, features, reward, known, running, jnp.mean(error)
 
     def loss(
         self, parameters: Parameters, novelty: Novelty, seen: Any, value_coefficient: float
@@ -264,19 +265,21 @@ class Distillation:
         )
         value = self._value.apply(parameters.value, features_and_mask(seen)[0])[:, 0]
         value_loss = value_error(value, novelty.value_target)
-        parts = {"predictor_loss": predictor_loss, "novelty_value_loss": value_loss}
-        return predictor_loss + value_coefficient * value_loss, parts
+        terms = {"predictor_loss": predictor_loss, "novelty_value_loss": value_loss}
+        return predictor_loss + value_coefficient * value_loss, terms
 
-    def predictor_loss(self, predictor: Any, shown: Any, features: jax.Array, trains: jax.Array) -> jax.Array:
+    def predictor_loss(
+        self, predictor: Any, inputs: Any, features: jax.Array, trains: jax.Array
+    ) -> jax.Array:
         """The mean error over the rows `[N]` that train the predictor."""
-        error = _error(self._predictor.apply(predictor, shown), features)
+        error = _error(self._predictor.apply(predictor, inputs), features)
         weight = trains.astype(jnp.float32)
         return jnp.sum(error * weight) / jnp.maximum(jnp.sum(weight), 1.0)
 
-    def _network(self, outputs: int, scale: float, deeper: int = 0) -> Network:
+    def _network(self, outputs: int, scale: float, extra_layers: int = 0) -> Network:
         hidden = self.layers.hidden or ()
-        more = dataclasses.replace(self.layers, hidden=(*hidden, *hidden[-1:] * deeper))
-        return of_module(_Embedding(self.observation_space, more, outputs, scale))
+        layers = dataclasses.replace(self.layers, hidden=(*hidden, *hidden[-1:] * extra_layers))
+        return of_module(_Embedding(self.observation_space, layers, outputs, scale))
 
     @property
     def _target(self) -> Network:
@@ -284,7 +287,7 @@ class Distillation:
 
     @property
     def _predictor(self) -> Network:
-        return self._network(self.features, 2.0**0.5, _DEEPER)
+        return self._network(self.features, 2.0**0.5, _EXTRA_LAYERS)
 
     @property
     def _value(self) -> Network:
@@ -312,38 +315,40 @@ def bonus(algorithm: Any, key: jax.Array | None) -> Bonus:
     distillation = algorithm.novelty.of(algorithm)
     optimizer = optax.adam(algorithm.learning_rate)
     agents = num_agents(algorithm.env)
-    each = (algorithm.num_envs,) if agents is None else (algorithm.num_envs, agents)
+    leading = (algorithm.num_envs,) if agents is None else (algorithm.num_envs, agents)
 
     def init(observation: Any) -> Learning:
-        predictor, target, draws = jax.random.split(jax.random.fold_in(cast(jax.Array, key), _SALT), 3)
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(each) :]), observation)
-        parameters, known = distillation.first(predictor, target, rows)
-        return Learning(parameters, optimizer.init(parameters), known, jnp.zeros(each, jnp.float32), draws)
+        init_key = jax.random.fold_in(cast(jax.Array, key), _SALT)
+        predictor_key, target_key, sampling_key = jax.random.split(init_key, 3)
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(leading) :]), observation)
+        predictor, known = distillation.first(predictor_key, target_key, rows)
+        running = jnp.zeros(leading, jnp.float32)
+        return Learning(predictor, optimizer.init(predictor), known, running, sampling_key)
 
     def apply(state: Learning, step: TimeStep) -> tuple[Learning, jax.Array]:
         predictor, optimizer_state, known, running, key = state
-        shown, features, reward, known, running, _ = distillation.rewards(predictor, known, running, step)
+        inputs, features, reward, known, running, _ = distillation.rewards(predictor, known, running, step)
         key, share_key = jax.random.split(key)
         trains = jax.random.uniform(share_key, reward.shape) < distillation.share
-        rows = _rows(shown, reward.shape), features, environment_major(trains).reshape(-1)
+        rows = _rows(inputs, reward.shape), features, environment_major(trains).reshape(-1)
         gradient = jax.grad(distillation.predictor_loss)(predictor, *rows)
-        change, optimizer_state = optimizer.update(gradient, optimizer_state)
-        predictor = optax.apply_updates(predictor, change)
+        updates, optimizer_state = optimizer.update(gradient, optimizer_state)
+        predictor = optax.apply_updates(predictor, updates)
         return Learning(predictor, optimizer_state, known, running, key), distillation.coefficient * reward
 
     return Bonus(init, apply)
 
 
-def _rows(shown: Any, shape: tuple[int, ...]) -> Any:
-    """Inputs `[T, B, ...]` or `[T, B, A, ...]`, whose leading axes are `shape`, as rows `[N, ...]`."""
-    flat = jax.tree.map(environment_major, shown)
+def _rows(inputs: Any, shape: tuple[int, ...]) -> Any:
+    """Reshapes inputs `[T, B, ...]` or `[T, B, A, ...]`, with leading axes `shape`, to rows `[N, ...]`."""
+    flat = jax.tree.map(environment_major, inputs)
     if len(shape) == 2:
         return flat
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(shape) - 1 :]), flat)
 
 
 class _Embedding(nn.Module):
-    """Embeds observations with all parts as `[N, outputs]`."""
+    """Embeds observations, `privileged` parts included, as `[N, outputs]`."""
 
     observation_space: ObservationSpace
     layers: Layers
@@ -357,7 +362,7 @@ class _Embedding(nn.Module):
 
 
 def _error(predicted: jax.Array, features: jax.Array) -> jax.Array:
-    """Mean squared error of each row `[N, K]`: `[N]` (equation 1, over the number of features)."""
+    """Mean squared error of each row `[N, K]`: `[N]` (equation 1, divided by the number of features)."""
     return jnp.mean(jnp.square(predicted - features), axis=-1)
 
 

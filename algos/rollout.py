@@ -29,7 +29,7 @@ class _Actor(NamedTuple):
 
 @checked_names
 class Actor(_Actor):
-    """A policy with its parameters, normalisers and initial memory, as pure functions that can be traced:
+    """A policy with its parameters, normalisers and initial memory, as two pure functions:
 
     - `memory(N) -> memory`: the initial memory, a pytree with leading axis `N`; `()` without memory.
     - `act(memory, observation [N, (A,) *obs], start [N] bool, keys [N], greedy) -> action [N, (A,) *action],
@@ -55,7 +55,7 @@ def choose_actions(policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
 
 
 def empty_memory(num_envs: int) -> tuple[()]:
-    """The memory of an actor without one."""
+    """The initial memory, `()`, of an actor that has no memory."""
     return ()
 
 
@@ -63,7 +63,7 @@ class Recollection(NamedTuple):
     """The recurrent state of an actor, and where it must be reset."""
 
     memory: Any  # leading axis B
-    start: jax.Array  # [B] bool: an episode starts here; `memory` is still the last one's, and ignored
+    start: jax.Array  # [B] bool: an episode starts; `memory` is still the last episode's, and is ignored
 
 
 def rollout(act: Callable, *arguments: Any, **named: Any) -> tuple[Any, Any, tuple[Any, Any, TimeStep]]:
@@ -74,7 +74,7 @@ def rollout(act: Callable, *arguments: Any, **named: Any) -> tuple[Any, Any, tup
 
 def ignoring_memory(act: Callable) -> Callable:
     """Converts an `act` for `rollout` to an `act` for `rollout_with_memory`."""
-    return lambda observation, _, keys: (*act(observation, keys), None)
+    return lambda observation, recollection, keys: (*act(observation, keys), None)
 
 
 def rollout_with_memory(
@@ -116,10 +116,10 @@ def rollout_with_memory(
         env_state, observation, recollection = carry
         action, extras, memory = act(observation, recollection, keys[0])
         env_state, time_step = step(keys[1], env_state, action)
-        after = None if recollection is None else Recollection(memory, time_step.done)
-        # The next row's observation is this step's: no need to record it twice.
+        recollection = None if recollection is None else Recollection(memory, time_step.done)
+        # The next row records the observation after this step, so this row does not.
         row = (observation, action), extras, time_step._replace(observation=None)
-        return (env_state, time_step.observation, after), row
+        return (env_state, time_step.observation, recollection), row
 
     (env_state, observation, recollection), steps = jax.lax.scan(one_step, carry, keys)
     return env_state, observation, recollection, steps
@@ -144,22 +144,26 @@ def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:
         "episode_return": mean(time_step.episode_return),
         "episode_length": mean(time_step.episode_length.astype(jnp.float32)),
         "episodes": episodes,
-        **{f"episode_{name}": _mean_ended(time_step.done, x) for name, x in time_step.episode_info.items()},
-        **_without_actions(time_step),
+        **{
+            f"episode_{name}": _mean_over_ended(time_step.done, x)
+            for name, x in time_step.episode_info.items()
+        },
+        **_no_action_metric(time_step),
     }
 
 
-def _without_actions(time_step: TimeStep) -> dict[str, jax.Array]:
+def _no_action_metric(time_step: TimeStep) -> dict[str, jax.Array]:
     """The metric `no_action_step`, if actions are masked."""
     mask, done = features_and_mask(time_step.final_observation)[1], time_step.done
     if mask is None:
         return {}
-    forbidden = ~jnp.any(mask, axis=tuple(range(done.ndim, mask.ndim))) & ~done
+    no_action = ~jnp.any(mask, axis=tuple(range(done.ndim, mask.ndim))) & ~done
     step = jnp.arange(1, len(done) + 1, dtype=jnp.float32).reshape(-1, *(1,) * (done.ndim - 1))
-    first = jnp.min(jnp.where(forbidden, step, jnp.inf))
+    first = jnp.min(jnp.where(no_action, step, jnp.inf))
     return {"no_action_step": jnp.where(jnp.isinf(first), jnp.nan, first)}
 
 
-def _mean_ended(done: jax.Array, values: jax.Array) -> jax.Array:
-    known = done & ~jnp.isnan(values)
-    return jnp.sum(jnp.where(known, values, 0.0)) / jnp.sum(known.astype(jnp.float32))
+def _mean_over_ended(done: jax.Array, values: jax.Array) -> jax.Array:
+    """The mean of values at steps where an episode ended, without values that are nan."""
+    counts = done & ~jnp.isnan(values)
+    return jnp.sum(jnp.where(counts, values, 0.0)) / jnp.sum(counts.astype(jnp.float32))

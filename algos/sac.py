@@ -1,7 +1,7 @@
 """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905), with a learned temperature.
 
-Two critics of observation and action, target critics, a squashed Gaussian actor, and a temperature that
-weights its entropy. Equations are numbered as in the paper.
+It has two critics of observations and actions, target critics, a squashed Gaussian actor, and a temperature,
+the weight of the actor's entropy. Equations are numbered as in the paper.
 
 Shapes: `B` environments, `U` gradient steps of an iteration, `N` samples of a minibatch.
 """
@@ -77,7 +77,7 @@ def squashed(output: jax.Array, shape: tuple[int, ...]) -> Any:
 
 
 class Learned(NamedTuple):
-    """All that an update changes."""
+    """All values that an update changes."""
 
     parameters: Any  # `Parameters`
     target_critics: Any  # moving average of `parameters.critics`
@@ -111,13 +111,13 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
     targets = PolyakTargets()
     memory_settings = MemoryChoice()
 
-    _keys = 2  # keys per sample of a gradient step
+    _keys_per_sample = 2  # keys per sample of a gradient step
 
     # --- fragments; `step` and `observe` are inherited from `Agent` ---
 
     @fdg.fragment("gradient", in_axes=(None, None, 0, 1), out_axes=(None, 0, None))
     def gradient(self, parameters, target_critics, minibatch, keys):
-        """Gradient of the losses over a minibatch `[N]`, `keys [2, N]`; errors `[N]`; the losses."""
+        """Gradient of the losses over a minibatch `[N]` with `keys [2, N]`; then errors `[N]`, and losses."""
         transition, keys = self.buffer.keyed(minibatch, keys)
         gradient, losses = jax.grad(self.loss, has_aux=True)(parameters, target_critics, transition, keys)
         return gradient, *off_policy.without_error(self, losses)
@@ -130,7 +130,7 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
         critics = optax.incremental_update(parameters.critics, learned.target_critics, self.target_rate)
         return Learned(parameters, critics, optimizer_state)
 
-    def _first(self, actor_key, critics_key, observation, action) -> Learned:
+    def _init_learned(self, actor_key, critics_key, observation, action) -> Learned:
         critics = self._critics.init(critics_key, observation, action)
         parameters = Parameters(self._actor.init(actor_key, observation), critics, self.entropy.begin())
         return Learned(parameters, jax.tree.map(jnp.copy, critics), self._optimizer.init(parameters))
@@ -142,7 +142,10 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
     def loss(
         self, parameters: Parameters, target_critics: Any, transition: Transition, keys: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The sum of three losses, each with gradients for its own parameters (algorithm 1: in turn)."""
+        """The sum of three losses, each with gradients for its own parameters only.
+
+        So one step updates all parameters, while algorithm 1 updates them in turn.
+        """
         constant = jax.lax.stop_gradient(parameters)
 
         # Critics: equation 5.
@@ -151,10 +154,12 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
         next_values = self._critics.apply(target_critics, transition.next_observation, next_action)
         # Equations 2 and 3, with the lower value (section 6). The discount is zero after a termination, not
         # after a truncation.
-        cost = jnp.exp(constant.log_temperature) * next_log_prob
-        target = self.grid.reading.target(transition.reward, transition.discount, *next_values, cost)
-        both = self._critics.apply(parameters.critics, transition.observation, transition.action)
-        critic_loss, error = self.grid.reading.errors(both, jax.lax.stop_gradient(target), transition.weight)
+        entropy_cost = jnp.exp(constant.log_temperature) * next_log_prob
+        target = self.grid.reading.target(transition.reward, transition.discount, *next_values, entropy_cost)
+        values = self._critics.apply(parameters.critics, transition.observation, transition.action)
+        critic_loss, error = self.grid.reading.errors(
+            values, jax.lax.stop_gradient(target), transition.weight
+        )
 
         # Actor and temperature, with the lower of both critics (section 6).
         policy = self._policy(parameters.actor, transition.observation)

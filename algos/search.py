@@ -1,7 +1,8 @@
-"""Tree search from a position of a game, or a latent state, with mctx (github.com/google-deepmind/mctx).
+"""Tree search with mctx (github.com/google-deepmind/mctx), from a position of a game or from a latent state.
 
-mctx searches a batch of positions with one random key. Here each position has its own key and search (mctx's
-batch size is one, under `jax.vmap`), so results do not depend on how the batch is split over devices.
+mctx searches a batch of positions with one random key. Here each position has its own key and its own search
+(mctx with a batch size of one, under `jax.vmap`), so results do not depend on how the batch is split over
+devices.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from fdg.settings.fields import hyperparameter, require_positive
 from fdg.settings.parts import Part
 
 Evaluate = Callable[[Any, jax.Array, Position], tuple[jax.Array, jax.Array]]
-"""`(parameters, key, position) -> (logits [n], value [])`: of moves, and for the player to move."""
+"""`(parameters, key, position) -> (logits [n], value [])`: logits of moves; value for the player to move."""
 EvaluateLatent = Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]
 """`(parameters, latent [N, D]) -> (logits [N, n], value [N])`."""
 Imagine = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
@@ -45,8 +46,8 @@ class Search(NamedTuple):
     """The result of searching one position."""
 
     action: jax.Array  # [] int32
-    policy: jax.Array  # [n] float32, the improved policy over moves; 0 for illegal ones
-    # [] float32, the value for the player to move: of visited moves, weighted by the policy
+    policy: jax.Array  # [n] float32, the improved policy over moves; 0 for illegal moves
+    # [] float32, the value for the player to move: the mean of the visited moves' values, by the policy
     value: jax.Array
 
 
@@ -72,9 +73,10 @@ def gumbel_search(
     Gumbel noise, 0 for none; `discount` is per move.
     """
     model_key, search_key = jax.random.split(key)
-    return _improved(
+    return _run_gumbel_search(
         parameters, search_key, _root(evaluate, parameters, model_key, position),
-        _model(game, evaluate, discount), game.legal(position), simulations, considered, scale, _completed,
+        _model(game, evaluate, discount), game.legal(position), simulations, considered, scale,
+        _completed_values,
     )  # fmt: skip
 
 
@@ -91,10 +93,10 @@ def latent_search(
     discount: float | jax.Array = 1.0,
     least_range: float | jax.Array = 1e-8,
 ) -> Search:
-    """As `gumbel_search`, with a learned model, from one latent state `[D]` (Schrittwieser et al. 2020).
+    """Like `gumbel_search`, with a learned model, from one latent state `[D]` (Schrittwieser et al. 2020).
 
-    `allowed [n]` is the mask of actions at the root; below it, all are allowed. Values are divided by
-    the range of those of a node's actions, since returns have no known bounds, but at least by `least_range`.
+    `allowed [n]` is the mask of actions at the root; below it, all actions are allowed. Since returns have no
+    known bounds, the values of a node's actions are divided by their range, but at least by `least_range`.
     """
 
     def model(parameters: Any, key: jax.Array, action: jax.Array, latent: jax.Array) -> tuple[Any, jax.Array]:
@@ -108,10 +110,12 @@ def latent_search(
     logits, value = evaluate(parameters, latent[None])
     root = _mctx().RootFnOutput(prior_logits=logits, value=value, embedding=latent[None])
     transform = functools.partial(_mctx().qtransform_completed_by_mix_value, epsilon=least_range)
-    return _improved(parameters, key, root, model, allowed, simulations, considered, scale, transform)
+    return _run_gumbel_search(
+        parameters, key, root, model, allowed, simulations, considered, scale, transform
+    )
 
 
-def _improved(
+def _run_gumbel_search(
     parameters: Any,
     key: jax.Array,
     root: Any,
@@ -122,7 +126,7 @@ def _improved(
     scale: float | jax.Array,
     transform: Callable[..., jax.Array],
 ) -> Search:
-    with jax.numpy_rank_promotion("allow"):  # mctx needs it
+    with jax.numpy_rank_promotion("allow"):  # mctx promotes ranks
         result = _mctx().gumbel_muzero_policy(
             parameters,
             key,
@@ -135,16 +139,16 @@ def _improved(
             qtransform=transform,
         )
     summary = result.search_tree.summary()
-    tried = jnp.where(summary.visit_counts > 0, result.action_weights, 0.0)
-    value = jnp.sum(tried * summary.qvalues, axis=1) / jnp.sum(tried, axis=1)
+    visited_weights = jnp.where(summary.visit_counts > 0, result.action_weights, 0.0)
+    value = jnp.sum(visited_weights * summary.qvalues, axis=1) / jnp.sum(visited_weights, axis=1)
     return Search(result.action[0].astype(jnp.int32), result.action_weights[0], value[0])
 
 
-def _completed(tree: Any, node: jax.Array) -> jax.Array:
+def _completed_values(tree: Any, node: jax.Array) -> jax.Array:
     """mctx's completed values, without its rescaling: outcomes are already between -1 and 1.
 
-    Rescaled to the range within a node, tiny errors decide where all moves lose: in tic-tac-toe, the second
-    player then did not block three in a row.
+    Rescaling to the range of a node's values would enlarge tiny errors where all moves lose. With it, the
+    second player in tic-tac-toe did not block three in a row.
     """
     return _mctx().qtransform_completed_by_mix_value(tree, node, value_scale=0.1, rescale_values=False)
 
@@ -155,36 +159,40 @@ def _root(evaluate: Evaluate, parameters: Any, key: jax.Array, position: Positio
 
 
 def _model(game: Game, evaluate: Evaluate, discount: float | jax.Array) -> Callable[..., Any]:
-    """mctx's recurrent function: plays one move; returns the mover's reward, and the next position's
-    evaluation.
+    """mctx's recurrent function, which plays one move: returns the mover's reward, and evaluates the next
+    position.
 
-    The next value is the other player's, so its discount is negative; it is zero at the end.
+    The next value is usually that of the other player, so its discount is negative. It is zero if the game is
+    over.
     """
 
-    def one(parameters: Any, key: jax.Array, action: jax.Array, position: Position) -> tuple[Any, Position]:
+    def play_one(
+        parameters: Any, key: jax.Array, action: jax.Array, position: Position
+    ) -> tuple[Any, Position]:
         mover = game.player(position)
-        ended, _ = game.outcome(position)
+        was_over, _ = game.outcome(position)
         after = play_on(game, position, action)
-        over, _ = game.outcome(after)
+        is_over, _ = game.outcome(after)
         logits, value = evaluate(parameters, key, after)
         legal = seen(game, after).action_mask
         return _mctx().RecurrentFnOutput(
-            reward=jnp.where(ended, 0.0, score_of(game, after, mover)),
-            discount=jnp.where(over, 0.0, jnp.where(game.player(after) == mover, discount, -discount)),
+            reward=jnp.where(was_over, 0.0, score_of(game, after, mover)),
+            discount=jnp.where(is_over, 0.0, jnp.where(game.player(after) == mover, discount, -discount)),
             prior_logits=jnp.where(legal, logits - jnp.max(logits), jnp.finfo(jnp.float32).min),
-            value=jnp.where(over, 0.0, value),
+            value=jnp.where(is_over, 0.0, value),
         ), after
 
-    def batch(
+    def play_batch_of_one(
         parameters: Any, key: jax.Array, action: jax.Array, positions: Position
     ) -> tuple[Any, Position]:
-        single = one(parameters, key, action[0], jax.tree.map(lambda x: x[0], positions))
-        return jax.tree.map(_batch, single)
+        output = play_one(parameters, key, action[0], jax.tree.map(lambda x: x[0], positions))
+        return jax.tree.map(_batch, output)
 
-    return batch
+    return play_batch_of_one
 
 
 def _batch(tree: Any) -> Any:
+    """Adds a leading axis: a batch of one."""
     return jax.tree.map(lambda x: x[None], tree)
 
 
@@ -203,9 +211,9 @@ def _mctx() -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Searching:
-    """An `envs.games.Player` that searches with a trained evaluation; compares by identity.
+    """An `envs.games.Player` that searches with a trained evaluation; compared by identity.
 
-    `simulations` is their number per move; other attributes are arguments of `gumbel_search`.
+    `simulations` is the number of simulations per move; the attributes are arguments of `gumbel_search`.
     """
 
     game: Any
@@ -217,7 +225,7 @@ class Searching:
     discount: Any = 1.0
 
     def begin(self, key: jax.Array) -> tuple[()]:
-        """Stateless: each move has its own tree."""
+        """An empty memory: each move has its own tree."""
         return ()
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
@@ -235,14 +243,14 @@ class RandomPlayouts:
 
     A leaf's value is the outcome of one game of random moves (Coulom 2006, "Efficient selectivity and backup
     operators in Monte-Carlo tree search"). In the tree, PUCT with equal priors selects moves (Silver et al.
-    2017, arXiv 1712.01815, with mctx's constants); at the root, the number of visits.
+    2017, arXiv 1712.01815, with mctx's constants). The player then makes the most visited move.
     """
 
     game: Any
     simulations: int = 64
 
     def begin(self, key: jax.Array) -> tuple[()]:
-        """Stateless."""
+        """An empty memory."""
         return ()
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
@@ -266,9 +274,9 @@ class RandomPlayouts:
         game = self.game
 
         def one_move(carry: tuple[jax.Array, Position]) -> tuple[jax.Array, Position]:
-            key, now = carry
-            key, drawn = jax.random.split(key)
-            return key, play_on(game, now, random_move(game, drawn, now))
+            key, position = carry
+            key, move_key = jax.random.split(key)
+            return key, play_on(game, position, random_move(game, move_key, position))
 
         _, end = jax.lax.while_loop(lambda carry: ~game.outcome(carry[1])[0], one_move, (key, position))
         return jnp.zeros(game.num_actions, jnp.float32), score_of(game, end, game.player(position))

@@ -26,14 +26,14 @@ from fdg.errors import FdgError, kind_of
 from fdg.fragment import with_numbers
 from fdg.kinds import reader
 
-_FIELDS = {"size": int, "every": int, "latest": float}  # fields besides the algorithm
+_FIELDS = {"size": int, "every": int, "latest": float}  # the fields other than the algorithm
 
 
 class State(NamedTuple):
     """The algorithm's state, and the versions that are its opponents."""
 
     learner: Any  # the algorithm's state
-    versions: Any  # list of the leaves that an actor reads, each [size, ...]
+    versions: Any  # list of those leaves of the algorithm's state that the actor reads, each [size, ...]
     newest: jax.Array  # [] int32: index of the newest version
     iteration: jax.Array  # [] int32
 
@@ -51,20 +51,22 @@ class Memory(NamedTuple):
 class SelfPlay:
     """An algorithm whose opponents are older versions of itself.
 
-    Each game samples an opponent: with probability `latest` the newest version, else uniformly any stored
-    one. It samples its moves as in training. All versions evaluate each position, so a step costs `size`
-    evaluations of the actor. A game whose version is replaced continues with the newer one.
+    For each game an opponent is sampled: with probability `latest` the newest version, else a uniformly
+    random stored version. The opponent samples its moves as in training. All versions evaluate each position,
+    so a step costs `size` evaluations of the actor. If a version is replaced during a game, the game
+    continues with the newer one.
 
     Attributes:
       algorithm: has `init`, `iterate`, `actor` and a fragment `step` for its environment. Its `env` is an
         `envs.games.Against`, whose opponent plays in evaluations only.
-      size, every: number of stored versions; iterations between versions.
+      size: the number of stored versions.
+      every: a version is stored after this many iterations.
       latest: probability of the newest version.
 
     All other attributes are those of the algorithm.
 
     Raises:
-      FdgError: (construction) a number out of range, or an algorithm or environment that does not fit.
+      FdgError: at construction, if a number is out of range, or the algorithm or environment does not fit.
     """
 
     algorithm: Any
@@ -74,9 +76,9 @@ class SelfPlay:
 
     def __post_init__(self):
         if isinstance(self.algorithm, SelfPlay | type):
-            got = f"{self.algorithm!r:.60}" if isinstance(self.algorithm, type) else "a SelfPlay"
+            what = f"{self.algorithm!r:.60}" if isinstance(self.algorithm, type) else "a SelfPlay"
             raise FdgError(
-                f"SelfPlay: {got} is not an algorithm that it can wrap: give an algorithm such as"
+                f"SelfPlay: {what} is not an algorithm that it can wrap: give an algorithm such as"
                 " algos.PPO(env=env)"
             )
         env = getattr(self.algorithm, "env", None)
@@ -112,7 +114,7 @@ class SelfPlay:
         return State(learner, versions, jnp.int32(0), jnp.int32(0))
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """One iteration against the stored versions; after every `every` of them the learner is stored."""
+        """One iteration against the stored versions; after `every` iterations, the learner is stored."""
         step = functools.partial(self.step, state.versions, state.newest)
         learner, metrics = with_numbers(self._learner, {"step": step}).iterate(state.learner)
         iteration = state.iteration + 1
@@ -140,12 +142,12 @@ class SelfPlay:
         return dataclasses.replace(self, algorithm=replace(**values), **fields)
 
     def said(self) -> dict[str, Any]:
-        """Additional entries of `config.json` for self-play."""
+        """The entries of `config.json` for self-play."""
         return {"self_play": " ".join(f"{name}={getattr(self, name)}" for name in _FIELDS)}
 
     @classmethod
     def from_text(cls, algorithm: Any, text: str) -> "SelfPlay":
-        """Parses words NAME=VALUE, the format of `said` and `--self-play`.
+        """Parses words NAME=VALUE, as `said` and `--self-play` write them.
 
         Raises:
           FdgError: a word has another form, its name is not a field, or its value does not fit.
@@ -165,22 +167,20 @@ class SelfPlay:
 
     @fdg.fragment("environment", in_axes=(None, None, 0, 0, 0))
     def step(self, versions, newest, keys, env_state, action):
-        """`keys [B]`, `action [B]` -> the next state of the games and a `TimeStep [B]`, after the opponents'
-        replies."""
+        """`keys [B]`, `action [B]` -> the games' state and a `TimeStep [B]` after the opponents' replies."""
         env = vectorize(Against(self._game, _Versions(self, versions, newest)), info=self.algorithm.env.info)
         return env.step(keys, env_state, action)
 
     @fdg.fragment("learner", in_axes=None, out_axes=None)
     def keep(self, versions, newest, leaves, iteration):
-        """Stores `leaves` as a version every `every` iterations; returns the versions and the index of the
-        newest."""
-        due = iteration % self.every == 0
-        newest = jnp.where(due, (newest + 1) % self.size, newest)
-        kept = [
-            jnp.where(due, version.at[newest].set(leaf), version)
+        """Stores `leaves` as a version if it is due; returns the versions and the index of the newest."""
+        is_due = iteration % self.every == 0
+        newest = jnp.where(is_due, (newest + 1) % self.size, newest)
+        versions = [
+            jnp.where(is_due, version.at[newest].set(leaf), version)
             for version, leaf in zip(versions, leaves, strict=True)
         ]
-        return kept, newest
+        return versions, newest
 
     @property
     def _game(self) -> Any:
@@ -188,7 +188,7 @@ class SelfPlay:
 
     @property
     def _learner(self) -> Any:
-        """The algorithm, in an environment whose state has room for the opponents' memories."""
+        """The algorithm, in an environment whose state contains the opponents' memories."""
         env = vectorize(Against(self._game, _RandomPlayer(self)), info=self.algorithm.env.info)
         return dataclasses.replace(self.algorithm, env=env)
 
@@ -198,12 +198,12 @@ class SelfPlay:
 
     def _actor_of(self, leaves: list[jax.Array]) -> Actor:
         shapes, structure = jax.tree.flatten(_state_shapes(self._learner))
-        stored = iter(leaves)
-        complete = [
-            next(stored) if read else _zeros_like(shape)
+        remaining = iter(leaves)
+        all_leaves = [
+            next(remaining) if read else _zeros_like(shape)
             for shape, read in zip(shapes, _is_read(self), strict=True)
         ]
-        return self.algorithm.actor(jax.tree.unflatten(structure, complete))
+        return self.algorithm.actor(jax.tree.unflatten(structure, all_leaves))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "algorithm":
@@ -213,7 +213,7 @@ class SelfPlay:
 
 @dataclasses.dataclass(frozen=True)
 class _RandomPlayer:
-    """A `Player` that moves at random, while there are no older versions."""
+    """A `Player` that makes random moves; it plays the opponents' first moves in the initial state."""
 
     self_play: SelfPlay
 
@@ -245,7 +245,7 @@ class _Versions(_RandomPlayer):
         return super().begin(key)._replace(version=jnp.where(is_newest, self.newest, index))
 
     def choose(self, key: jax.Array, memory: Memory, position: Position) -> tuple[jax.Array, Memory]:
-        """The move of the version that plays; those of other versions are computed and dropped."""
+        """The move of the version that plays; the moves of other versions are computed and discarded."""
         observation = jax.tree.map(lambda x: x[None], seen(self.self_play._game, position))
 
         def act(leaves: list[jax.Array], memories: Any) -> tuple[jax.Array, Any]:
@@ -275,7 +275,7 @@ def _memory_shapes(algorithm: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _is_read(self_play: SelfPlay) -> tuple[bool, ...]:
-    """Which leaves of its state the algorithm's actor reads."""
+    """For each leaf of the algorithm's state, whether the actor reads it."""
     shapes, structure = jax.tree.flatten(_state_shapes(self_play._learner))
 
     def act(leaves: list[jax.Array], memory: Any, key: jax.Array) -> Any:

@@ -1,15 +1,15 @@
 """Replay of sequences of steps, with the memory that the actor had before each sequence.
 
-For networks with a memory, and for n-step targets. A rollout is cut into sequences, which are stored and
+It serves networks with a memory, and n-step targets. A rollout is cut into sequences, which are stored and
 sampled whole, with the memory at their start (the "stored state" of R2D2; Kapturowski et al. 2019, "Recurrent
-Experience Replay in Distributed Reinforcement Learning", ICLR, section 3). The rest is `algos/replay.py`: a
-ring buffer of sequences for each environment.
+Experience Replay in Distributed Reinforcement Learning", ICLR, section 3). All else is as in
+`algos/replay.py`: each environment has a ring buffer, here of sequences.
 
 A loss over transitions also learns from sequences: `SequenceReplay.transitions` flattens the steps of all
 sequences to rows `[N * L]`, and `over_sequences` makes a network over such rows from a network with a memory.
 
-Shapes: `B` environments, `N` sequences, `K` steps of burn-in, `L` steps learned from, `T` steps of a rollout
-(or `K + L`), `C = T / L` sequences of a rollout.
+Shapes: `B` environments, `N` sequences, `K` steps of burn-in, `L` steps after the burn-in, `T` steps of a
+rollout (or `K + L`), `C = T / L` sequences of a rollout.
 """
 
 import dataclasses
@@ -48,17 +48,19 @@ from fdg.settings.fields import require, require_positive
 
 
 class Observed(NamedTuple):
-    """Observations of sequences for `over_sequences`: `K` steps of burn-in, `L` learned from."""
+    """Observations of sequences for `over_sequences`: `K` steps of burn-in, then `L` steps to learn from."""
 
     memory: Any  # [N, *memory], before the first step
     burn_in: Any  # (observation [N, K, *obs], start [N, K])
     observation: Observation  # [N, L, *obs]
     start: jax.Array  # [N, L] bool
-    final: Any = None  # [N, L, *obs], the observation after each n-step window; if set, the network's input
-    last: Any = None  # [N, L] int32, the last step of each window; the memory after it goes with `final`
+    # [N, L, *obs], the observation after each n-step window; if set, outputs are those at these observations.
+    final: Any = None
+    # [N, L] int32, the last step of each window, whose memory is used at `final`; None: windows are one step.
+    last: Any = None
 
     def mapped(self, function: Callable[[Any], Any]) -> "Observed":
-        """Applies a function to all observations; not to a burn-in without steps."""
+        """Applies a function to all observations, but not to a burn-in without steps."""
         earlier, begins = self.burn_in
         final = None if self.final is None else function(self.final)
         earlier = function(earlier) if begins.shape[1] else earlier
@@ -88,7 +90,7 @@ def _apply_over_sequences(
         observed = observed._replace(memory=observed.memory[part])
     count, length = observed.start.shape
     steps = [time_first(x.reshape(count, length, *x.shape[1:])) for x in more]
-    output, memories = _unrolled(network, parameters, observed, *steps)
+    output, memories = _unroll_observed(network, parameters, observed, *steps)
     if observed.final is None:
         return jax.tree.map(lambda x: merge_axes(time_first(x)), output)
     memories = jax.tree.map(time_first, memories)
@@ -103,12 +105,12 @@ def _apply_over_sequences(
 
 
 def _without_burn_in(memory: Any, observation: Any, start: jax.Array) -> Observation:
-    nothing = jax.tree.map(lambda x: x[:, :0], (observation, start))
-    return _separated(Observed(memory, nothing, observation, start))
+    empty_burn_in = jax.tree.map(lambda x: x[:, :0], (observation, start))
+    return _with_row_masks(Observed(memory, empty_burn_in, observation, start))
 
 
-def _separated(observed: Observed) -> Observation:
-    """Moves action masks of sequences to their rows: features with one mask, `[N * L, ...]`."""
+def _with_row_masks(observed: Observed) -> Observation:
+    """Separates action masks from features: the masks get one row for each step, `[N * L, ...]`."""
     earlier, begins = observed.burn_in
     features, mask = features_and_mask(observed.observation)
     rows = observed._replace(observation=features, burn_in=(features_and_mask(earlier)[0], begins))
@@ -118,15 +120,17 @@ def _separated(observed: Observed) -> Observation:
     return rows if mask is None else MaskedObservation(rows, merge_axes(mask))
 
 
-def _unrolled(network: RecurrentNetwork, parameters: Any, observed: Observed, *more: Any) -> tuple[Any, Any]:
+def _unroll_observed(
+    network: RecurrentNetwork, parameters: Any, observed: Observed, *more: Any
+) -> tuple[Any, Any]:
     """Outputs `[L, N, ...]` of the steps after the burn-in, and the memory after each."""
     memory, (earlier, begins) = observed.memory, observed.burn_in
     if begins.shape[1]:
-        held = jax.lax.stop_gradient(parameters)
-        # Other arguments do not affect the memory.
-        none = [jnp.zeros((begins.shape[1], *x.shape[1:]), x.dtype) for x in more]
+        fixed_parameters = jax.lax.stop_gradient(parameters)
+        # Further inputs, such as actions, do not affect the memory; zeros take their place.
+        zeros = [jnp.zeros((begins.shape[1], *x.shape[1:]), x.dtype) for x in more]
         earlier = jax.tree.map(time_first, earlier)
-        *_, memories = network.unroll(held, memory, earlier, time_first(begins), *none)
+        *_, memories = network.unroll(fixed_parameters, memory, earlier, time_first(begins), *zeros)
         memory = jax.lax.stop_gradient(jax.tree.map(lambda x: x[-1], memories))
     observation = jax.tree.map(time_first, observed.observation)
     *output, memories = network.unroll(parameters, memory, observation, time_first(observed.start), *more)
@@ -134,22 +138,22 @@ def _unrolled(network: RecurrentNetwork, parameters: Any, observed: Observed, *m
 
 
 class Remembered(NamedTuple):
-    """What an actor with a memory records for learning from its rollout."""
+    """The records of an actor with a memory, for learning from its rollout."""
 
-    decision: Any  # [T, B], that of the algorithm
+    decision: Any  # [T, B], as `Trajectory.decision`
     start: jax.Array  # [T, B] bool: an episode starts at this step
     memory: Any  # [T, B, *memory], after the step
 
 
 class Steps(NamedTuple):
-    """The observations of a rollout for `over_sequences`, with the axes of a rollout."""
+    """The observations of a rollout, for `over_sequences`, still with the axes of a rollout."""
 
     memory: Any  # [1, B, *memory], before the first step
     observation: Observation  # [T, B, *obs]
     start: jax.Array  # [T, B] bool
 
     def sequences(self) -> Observation:
-        """As sequences `Observed [B]` without burn-in."""
+        """Converts them to sequences, an `Observed [B]` without burn-in."""
         observation, start = jax.tree.map(time_first, (self.observation, self.start))
         return _without_burn_in(jax.tree.map(lambda x: x[0], self.memory), observation, start)
 
@@ -168,10 +172,10 @@ class SequenceReplay(Replay):
     """A replay buffer whose samples are `Sequences [N]`: `sample(...).transition`.
 
     Sizes count steps, as in `Replay`, except `batch_size`, which counts sequences. With burn-in, a sample is
-    the stored sequence and those before it, so samples overlap as in R2D2.
+    a stored sequence and the sequences before it, so samples overlap as in R2D2.
 
-    `sequence_length` is L. `burn_in` is K, a multiple of L: the steps before, from which only the memory is
-    computed.
+    `sequence_length` is L. `burn_in` is K, a multiple of L: the number of steps before a sequence that only
+    recompute its memory.
     """
 
     sequence_length: int = 1
@@ -193,12 +197,12 @@ class SequenceReplay(Replay):
 
     @property
     def steps_of_a_row(self) -> int:
-        """The steps of a row of the buffer: a row is a sequence."""
+        """The steps of a row of the buffer, which is a sequence."""
         return self.sequence_length
 
     @property
     def window(self) -> int:
-        """Sequences in a sample: the one learned from, and the burn-in."""
+        """Stored sequences in a sample: the burn-in, and one to learn from."""
         return 1 + self.burn_in // self.sequence_length
 
     def init(self, observation: Observation, action: Any, memory: Any = None) -> ReplayState:
@@ -206,7 +210,7 @@ class SequenceReplay(Replay):
         return self.init_of(memory, observation, action, jnp.zeros(self.num_envs, jnp.float32))
 
     def init_of(self, memory: Any, observation: Observation, action: Any, reward: jax.Array) -> ReplayState:
-        """An empty buffer for steps `[B, ...]`, of which only shapes and dtypes are used."""
+        """An empty buffer for steps `[B, ...]`; only their shapes and dtypes are used."""
         ended = jnp.zeros(self.num_envs, bool)
         steps = Step(observation, action, reward, ended, ended, observation)
         start, steps = jax.tree.map(lambda x: jnp.stack([x] * self.sequence_length, axis=1), (ended, steps))
@@ -225,7 +229,7 @@ class SequenceReplay(Replay):
         return Sequences(memory, *jax.tree.map(sequences, (start, steps)))
 
     def seen(self, see: Callable[[Observation], Observation], minibatch: Sequences) -> Sequences:
-        """Applies `see` to the observations of a minibatch."""
+        """Applies a function, such as normalisation, to the observations of a minibatch."""
         steps = minibatch.steps
         return minibatch._replace(
             steps=steps._replace(
@@ -240,9 +244,9 @@ class SequenceReplay(Replay):
 
         Observations become `Observed [N]`. N-step windows end with the episode or the sequence.
         """
-        timed = minibatch.start, minibatch.steps
-        begins, earlier = jax.tree.map(lambda x: x[:, : self.burn_in], timed)
-        start, steps = jax.tree.map(lambda x: x[:, self.burn_in :], timed)
+        starts_and_steps = minibatch.start, minibatch.steps
+        begins, earlier = jax.tree.map(lambda x: x[:, : self.burn_in], starts_and_steps)
+        start, steps = jax.tree.map(lambda x: x[:, self.burn_in :], starts_and_steps)
         ends = steps.terminated.T, steps.truncated.T
         sums = n_step_sums(steps.reward.T, *ends, self.discount, self.n_step)  # [L, N]
         observed = Observed(minibatch.memory, (earlier.observation, begins), steps.observation, start)
@@ -251,40 +255,40 @@ class SequenceReplay(Replay):
             last = sums.last.T
             final = jax.tree.map(functools.partial(at_each, index=last), final)
         transition = Transition(
-            observation=_separated(observed),
+            observation=_with_row_masks(observed),
             action=steps.action.reshape(-1, *steps.action.shape[2:]),
             reward=sums.reward.T.reshape(-1),
             discount=sums.weight.T.reshape(-1),
-            next_observation=_separated(observed._replace(final=final, last=last)),
+            next_observation=_with_row_masks(observed._replace(final=final, last=last)),
         )
         if weight is not None:
             weight = jnp.repeat(weight, self.sequence_length)
         return transition, weight
 
     def keyed(self, minibatch: Sequences, keys: jax.Array) -> tuple[Transition, jax.Array]:
-        """As `transitions`, with weights; keys `[K, N]` are split into `[K, N * L]`."""
+        """Like `transitions`, with weights; `keys [K, N]` are split into keys for each step, `[K, N * L]`."""
         transition, weight = self.transitions(minibatch, minibatch.weight)
-        each = jax.vmap(jax.vmap(lambda key: jax.random.split(key, self.sequence_length)))(keys)
-        return transition._replace(weight=weight), each.reshape(len(keys), -1)
+        step_keys = jax.vmap(jax.vmap(lambda key: jax.random.split(key, self.sequence_length)))(keys)
+        return transition._replace(weight=weight), step_keys.reshape(len(keys), -1)
 
     def priority(self, error: jax.Array) -> jax.Array:
         """Priorities of sequences `[N]` from errors `[N * L]`: 0.9 max + 0.1 mean (R2D2, section 2.3)."""
-        size = jnp.abs(error).reshape(-1, self.sequence_length)
-        return 0.9 * jnp.max(size, axis=1) + 0.1 * jnp.mean(size, axis=1)
+        absolute = jnp.abs(error).reshape(-1, self.sequence_length)
+        return 0.9 * jnp.max(absolute, axis=1) + 0.1 * jnp.mean(absolute, axis=1)
 
-    def _of_windows(self, windows: Sequences) -> Sequences:
-        """Concatenates the sequences of windows `[B, N / B, w]`; keeps the memory before the first."""
+    def _minibatch_of_windows(self, windows: Sequences) -> Sequences:
+        """Concatenates the sequences of windows `[B, N / B, w]`; keeps the memory before the first one."""
 
-        def end_to_end(x: jax.Array) -> jax.Array:
+        def concatenate(x: jax.Array) -> jax.Array:
             return x.reshape(*x.shape[:2], -1, *x.shape[4:])
 
         if self.window == 1:
             return jax.tree.map(lambda x: x[:, :, 0], windows)
-        start, steps = jax.tree.map(end_to_end, (windows.start, windows.steps))
+        start, steps = jax.tree.map(concatenate, (windows.start, windows.steps))
         return Sequences(jax.tree.map(lambda x: x[:, :, 0], windows.memory), start, steps)
 
     @property
-    def _window(self) -> str:
+    def _window_setting(self) -> str:
         return f"sequence_length={self.sequence_length}"
 
 
@@ -292,7 +296,7 @@ class SequenceReplay(Replay):
 
 
 class Head(NamedTuple):
-    """The outputs of a default recurrent network."""
+    """The outputs of one of the default recurrent networks."""
 
     outputs: int
     scale: float = 1.0  # of initial weights
@@ -302,10 +306,10 @@ class Head(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class WithMemory:
-    """Networks with a memory: one, or an actor and critics.
+    """Networks with a memory: a single one, or an actor and critics.
 
-    Several networks have a tuple of memories. Acting advances the critics' memories too, since replay stores
-    them.
+    With several networks, memories are tuples, one entry for each network. Acting advances the critics'
+    memories too, since replay stores them.
     """
 
     networks: tuple[RecurrentNetwork, ...]
@@ -320,16 +324,16 @@ class WithMemory:
 
     def begin(self, num_envs: int) -> Any:
         """The initial memory, `[B, ...]`."""
-        each = tuple(network.memory(num_envs) for network in self.networks)
-        return each if self._several else each[0]
+        memories = tuple(network.memory(num_envs) for network in self.networks)
+        return memories if self._has_critics else memories[0]
 
     def network(self, part: int) -> Network:
-        """The network of a `part`, over rows of sequences."""
-        return over_sequences(self.networks[part], part if self._several else None)
+        """The network at index `part`, over rows of sequences."""
+        return over_sequences(self.networks[part], part if self._has_critics else None)
 
     def of_actor(self, parameters: Any) -> Any:
         """The parameters of the actor, or of the only network."""
-        return parameters[0] if self._several else parameters
+        return parameters[0] if self._has_critics else parameters
 
     def seen(self, observation: Any, recollection: Recollection) -> Observation:
         """Observations `[B, *obs]` as sequences of one step, each with its memory."""
@@ -339,20 +343,21 @@ class WithMemory:
     def after(self, acting: Any, seen: Observation) -> Any:
         """The memory after observations, `[B, ...]`."""
         features, _ = features_and_mask(seen)
-        if not self._several:
-            return _last(_unrolled(self.networks[0], acting, features)[1])
+        if not self._has_critics:
+            return _last_step(_unroll_observed(self.networks[0], acting, features)[1])
         # Actions do not affect a critic's memory.
-        none = jnp.zeros((1, len(features.start), *self.action), jnp.float32)
-        parts = zip(self.networks, acting, features.memory, ((), (none,)), strict=True)
+        no_action = jnp.zeros((1, len(features.start), *self.action), jnp.float32)
+        parts = zip(self.networks, acting, features.memory, ((), (no_action,)), strict=True)
         return tuple(
-            _last(_unrolled(network, parameters, features._replace(memory=memory), *more)[1])
+            _last_step(_unroll_observed(network, parameters, features._replace(memory=memory), *more)[1])
             for network, parameters, memory, more in parts
         )
 
     def of_rollout(self, trajectory: Any, memory: Any) -> Any:
-        """A rollout `[T, B]` with what was `Remembered`, that began with a `memory [B]`, for learning.
+        """Converts a rollout `[T, B]`, whose decisions are `Remembered`, for learning.
 
-        Its observations become `Steps`; its final ones sequences of one step, with the memory after it.
+        Its observations become `Steps`, which begin with the `memory [B]`. Its final observations become
+        sequences of one step, with the memory after the step.
         """
         decision, start, after = trajectory.decision
         steps = Steps(jax.tree.map(lambda x: x[None], memory), trajectory.observation, start)
@@ -362,12 +367,12 @@ class WithMemory:
         return trajectory._replace(observation=steps, decision=decision, time_step=time_step)
 
     def check(self, parameters: Any, state: Any, outputs: int) -> None:
-        """Raises if `unroll` does not return `outputs` numbers and a memory."""
+        """Raises an `FdgError` if `unroll` does not return `outputs` numbers per step, and a memory."""
         types = step_types(self.networks[0], parameters, state, state.recollection.memory.network)
         check_recurrent_values(types, outputs, (1, len(state.recollection.start)))
 
     @property
-    def _several(self) -> bool:
+    def _has_critics(self) -> bool:
         return len(self.networks) > 1
 
 
@@ -381,18 +386,18 @@ def with_memory(algorithm: Any, network: RecurrentNetwork | None) -> WithMemory:
     if hasattr(algorithm, "_heads"):
         heads = algorithm._heads
     else:  # an actor and critics
-        size = algorithm._each * math.prod(algorithm.env.action_space.shape)
+        size = algorithm._outputs_per_component * math.prod(algorithm.env.action_space.shape)
         heads = Head(size, scale=0.01), Head(critic_outputs(algorithm), of_actions=True)
-    networks = [network] if network else [_default(algorithm, head) for head in heads]
+    networks = [network] if network else [_default_network(algorithm, head) for head in heads]
     return WithMemory(
-        tuple(computing(algorithm, one) for one in networks),
+        tuple(computing(algorithm, network) for network in networks),
         algorithm.env.action_space.shape,
         algorithm.sequence_length or algorithm.num_steps,
         algorithm.burn_in,
     )
 
 
-def _default(algorithm: Any, head: Head) -> RecurrentNetwork:
+def _default_network(algorithm: Any, head: Head) -> RecurrentNetwork:
     kind = MemoryKind.of(algorithm.memory_settings, algorithm.memory)
     layers, space = algorithm.layers, algorithm.env.observation_space
     hidden = (kind.size,) if layers.hidden is None else layers.hidden
@@ -402,15 +407,16 @@ def _default(algorithm: Any, head: Head) -> RecurrentNetwork:
     return of_module(_MemoryNetwork(space, head.outputs, layers, kind, head.scale, head.dueling))
 
 
-def _last(memories: Any) -> Any:
+def _last_step(memories: Any) -> Any:
     return jax.tree.map(lambda x: x[-1], memories)
 
 
 # --- default networks with a memory: DQN, SAC and TD3 ---
 
 
-def _inputs(observation: Any, start: jax.Array, seen: Callable[[Any], Any]) -> Any:
-    rows = seen(jax.tree.map(merge_axes, observation))
+def _sequence_features(observation: Any, start: jax.Array, features_of: Callable[[Any], Any]) -> Any:
+    """Features of sequences `[T, B, ...]`, by a function for rows `[N, ...]`."""
+    rows = features_of(jax.tree.map(merge_axes, observation))
     return jax.tree.map(lambda x: x.reshape(*start.shape, *x.shape[1:]), rows)
 
 
@@ -430,7 +436,7 @@ class _MemoryNetwork(nn.Module):
     @nn.compact
     def __call__(self, memory: Any, observation: Any, start: jax.Array) -> tuple[jax.Array, Any]:
         space, convolve = self.observation_space, self.layers.convolve
-        inputs = _inputs(observation, start, lambda flat: actor_features(flat, space, convolve))
+        inputs = _sequence_features(observation, start, lambda flat: actor_features(flat, space, convolve))
         outputs = self.outputs + (self.dueling is not None)
         trunk = MemoryTrunk(self.layers, self.memory_kind, outputs, self.scale, name="trunk")
         output, memories = trunk(memory, inputs, start)
@@ -444,7 +450,7 @@ class _MemoryNetwork(nn.Module):
 class _MemoryCritics(nn.Module):
     """Two critics, each with a memory: two values `[T, B]` or `[T, B, n]`, and the memories.
 
-    Actions join after the memory, so that one memory serves any action.
+    Actions are inputs of the layers after the memory, so the memory does not depend on them.
     """
 
     observation_space: ObservationSpace
@@ -455,18 +461,20 @@ class _MemoryCritics(nn.Module):
     @nn.compact
     def __call__(self, memory: Any, observation: Any, start: jax.Array, action: jax.Array) -> Any:
         space, convolve = self.observation_space, self.layers.convolve
-        inputs = _inputs(observation, start, lambda flat: features(flat, space, convolve))
+        inputs = _sequence_features(observation, start, lambda flat: features(flat, space, convolve))
         action = action.reshape(start.size, -1)
         critics = [
             _MemoryCritic(self.layers, self.memory_kind, self.outputs, name=name)
             for name in ("critic_1", "critic_2")
         ]
-        outputs = [critic(one, inputs, start, action) for critic, one in zip(critics, memory, strict=True)]
-        (first, after_first), (second, after_second) = outputs
-        return first, second, (after_first, after_second)
+        (first, first_memory), (second, second_memory) = (
+            critic(critic_memory, inputs, start, action)
+            for critic, critic_memory in zip(critics, memory, strict=True)
+        )
+        return first, second, (first_memory, second_memory)
 
     def initial_memory(self, num_envs: int) -> Any:
-        """The initial memories of both."""
+        """The initial memories of both critics."""
         return (self.memory_kind.empty((num_envs,)),) * 2
 
 

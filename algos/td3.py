@@ -1,7 +1,7 @@
 """Twin delayed deep deterministic policy gradient (Fujimoto, van Hoof and Meger 2018, arXiv 1802.09477).
 
-A deterministic actor with exploration noise, two critics whose target is the lower of two values of a
-smoothed action, and less frequent updates of the actor.
+TD3 has a deterministic actor with exploration noise, and two critics. A critic's target is the lower of both
+target critics' values of a smoothed action. The actor is updated less often than the critics.
 
 Shapes: `D` components of an action, `N` samples of a minibatch.
 """
@@ -31,11 +31,11 @@ class Parameters(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """All that an update changes."""
+    """All values that an update changes."""
 
     parameters: Parameters
     targets: Parameters  # moving averages of `parameters`
-    optimizer_state: Parameters  # separate states, since updates happen at different times
+    optimizer_state: Parameters  # a state for each, since actor and critics are updated at different times
     updates: jax.Array  # int32, gradient steps of the critics so far
 
 
@@ -59,7 +59,7 @@ class NoisyAction(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DelayedTargets(PolyakTargets):
-    """Noise of actions in training and in targets; the delay of actor and target updates."""
+    """Settings of the noise of actions in training and in targets, and of the delay of actor and targets."""
 
     exploration_noise: float = hyperparameter(
         0.1, "standard deviation of exploration noise, for actions in [-1, 1]"
@@ -97,15 +97,14 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
     layers = Layers(hidden=(256, 256), activation="relu")
     memory_settings = MemoryChoice()
 
-    _each = 1  # actor outputs per action component
-    _keys = 1  # keys per sample of a gradient step
+    _outputs_per_component = 1  # actor outputs per action component
+    _keys_per_sample = 1  # keys per sample of a gradient step
 
     # --- fragments; `step` and `observe` are inherited from `Agent` ---
 
     @fdg.fragment("gradient", in_axes=(None, None, None, 0, 1), out_axes=(None, 0, None))
     def gradient(self, parameters, targets, is_due, minibatch, keys):
-        """Gradients of the losses over a minibatch `[N]`, `keys [1, N]`; the actor's is zero unless
-        `is_due`."""
+        """Gradients of the losses over a minibatch `[N]`; `keys [1, N]`. The actor's is 0 unless `is_due`."""
         transition, keys = self.buffer.keyed(minibatch, keys)
         critics, losses = jax.grad(self._critic_loss, has_aux=True)(
             parameters.critics, targets, transition, keys[0]
@@ -127,15 +126,15 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
         after = self._one_update(gradient.actor, state.actor, parameters.actor)
         actor, actor_state = jax.tree.map(lambda new, old: jnp.where(is_due, new, old), after, before)
         parameters = Parameters(actor, critics)
-        targets = self._followed(targets, parameters, is_due)
+        targets = self._update_targets(targets, parameters, is_due)
         return Learned(parameters, targets, Parameters(actor_state, critics_state), updates + 1)
 
-    def _followed(self, targets: Parameters, parameters: Parameters, is_due: jax.Array) -> Parameters:
+    def _update_targets(self, targets: Parameters, parameters: Parameters, is_due: jax.Array) -> Parameters:
         """The targets after an update."""
         rate = jnp.where(is_due, self.target_rate, 0.0)
         return optax.incremental_update(parameters, targets, rate)
 
-    def _first(self, actor_key, critics_key, observation, action) -> Learned:
+    def _init_learned(self, actor_key, critics_key, observation, action) -> Learned:
         critics = self._critics.init(critics_key, observation, action)
         parameters = Parameters(self._actor.init(actor_key, observation), critics)
         init = self._optimizer.init
@@ -155,17 +154,17 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
 
     def _target(self, targets: Parameters, transition: Transition, keys: jax.Array) -> jax.Array:
         """Equation 14, with the clipped noise of target smoothing."""
-        smoothed = self._smoothed(targets, transition, keys)
+        smoothed = self._smooth_actions(targets, transition, keys)
         first, second = self._critics.apply(targets.critics, transition.next_observation, smoothed)
         # The discount is zero after a termination, but not after a truncation.
-        free = jnp.zeros_like(transition.reward)
-        return self.grid.reading.target(transition.reward, transition.discount, first, second, free)
+        no_cost = jnp.zeros_like(transition.reward)
+        return self.grid.reading.target(transition.reward, transition.discount, first, second, no_cost)
 
-    def _smoothed(self, targets: Parameters, transition: Any, keys: jax.Array) -> jax.Array:
+    def _smooth_actions(self, targets: Parameters, transition: Any, keys: jax.Array) -> jax.Array:
         """The target actor's next actions with clipped noise, `[N, *action]` in [-1, 1]."""
         action = self._policy(targets.actor, transition.next_observation).mode()
-        drawn = jax.vmap(lambda key, one: jax.random.normal(key, one.shape, one.dtype))(keys, action)
-        noise = jnp.clip(self.target_noise * drawn, -self.target_noise_clip, self.target_noise_clip)
+        normal = jax.vmap(lambda key, row: jax.random.normal(key, row.shape, row.dtype))(keys, action)
+        noise = jnp.clip(self.target_noise * normal, -self.target_noise_clip, self.target_noise_clip)
         return jnp.clip(action + noise, -1.0, 1.0)
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:

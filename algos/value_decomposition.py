@@ -1,13 +1,14 @@
 """Cooperative value learning: `VDN`, and the base of `QMIX`.
 
-Each agent values its own actions; a mixture of these values is fitted to the team's reward. The mixture
-increases with every agent's value, so each agent's greedy action is the team's: agents act on their own
-observations and learn together ("centralised training, decentralised execution"). Replay stores sequences
-(`algos/sequences.py`), for recurrent agents and multi-step targets; gradient steps and the target network are
-those of DQN (`algos/dqn.py`).
+Each agent has values of its own actions; a function of all agents' values, the mixture, is fitted to the
+team's reward. The mixture increases with every agent's value, so the agents' greedy actions are together the
+best
+action of the team: agents act on their own observations and learn together ("centralised training,
+decentralised execution"). Replay stores sequences (`algos/sequences.py`), for recurrent agents and multi-step
+targets; gradient steps and the target network are those of DQN (`algos/dqn.py`).
 
-For `MultiDiscrete` actions, each choice is valued and mixed like an agent: the number of values is the sum of
-the choices, not the product.
+For `MultiDiscrete` actions, each choice has values and is mixed like an agent: the number of values is the
+sum of the numbers of options, not their product.
 
 Shapes: `T` steps of a rollout, `B` environments, `A` agents, `M` choices of all agents (`A` if an action is
 one choice), `n` actions of a choice, `L` steps of a sequence, `N` sequences of a minibatch.
@@ -65,7 +66,7 @@ class ValueDecomposition(Agent):
     those of JaxMARL's `ql_rnn_mpe.yaml` (Rutherford et al. 2024, arXiv 2311.10090), without its memory, and
     with more gradient steps.
 
-    A subclass defines the mixture: `_mixed`, and `_mixer_parameters` if it has any.
+    A subclass defines the mixture: `_mix`, and `_mixer_parameters` if it has any.
     """
 
     several_agents: ClassVar[bool] = True
@@ -119,22 +120,22 @@ class ValueDecomposition(Agent):
         features, _ = features_and_mask(observation)
         agents = self._network.init(agents_key, jax.tree.map(lambda x: x[None], features))
         memory = self._network.memory(self.num_envs)
-        each = jnp.zeros((self.num_envs, self._agents), jnp.float32)
-        action = jnp.zeros((*each.shape, *self.env.action_space.shape), jnp.int32)
+        reward = jnp.zeros((self.num_envs, self._num_agents), jnp.float32)
+        action = jnp.zeros((*reward.shape, *self.env.action_space.shape), jnp.int32)
         values = action.reshape(self.num_envs, -1).astype(jnp.float32)
         return State(
             learned=begin(
                 Parameters(agents, self._mixer_parameters(mixer_key, values, observation)), self._optimizer
             ),
             observation_statistics=self.normalizers.begin(self.env.observation_space),
-            replay=self.buffer.init_of(memory, observation, action, each),
+            replay=self.buffer.init_of(memory, observation, action, reward),
             env_state=env_state,
             observation=observation,
             recollection=Recollection(memory, jnp.ones(self.num_envs, bool)),
             key=key,
             iteration=jnp.int32(0),
-            bonus=self._first_bonus(observation, key),
-            returns=self.normalizers.begin_returns((self.num_envs, self._agents)),
+            bonus=self._initial_bonus_state(observation, key),
+            returns=self.normalizers.begin_returns((self.num_envs, self._num_agents)),
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
@@ -152,7 +153,7 @@ class ValueDecomposition(Agent):
             )
             epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
             policy = Categorical(values) if greedy else epsilon_greedy(values, epsilon)
-            return self._chosen(policy, keys, greedy), memory
+            return self._choose_actions(policy, keys, greedy), memory
 
         return Actor(self._network.memory, act)
 
@@ -170,7 +171,7 @@ class ValueDecomposition(Agent):
         """Refuses a network without a value for each action of each agent."""
         types = step_types(self._network, state.learned.parameters.agents, state)
         actions = sum(sizes(choices(self.env)))
-        check_recurrent_values(types, actions, (1, self.num_envs, self._agents))
+        check_recurrent_values(types, actions, (1, self.num_envs, self._num_agents))
 
     # --- defined by subclasses ---
 
@@ -178,7 +179,7 @@ class ValueDecomposition(Agent):
         """Initial parameters of the mixture, for `values [N, M]` at `observation [N, A, *obs]`."""
         return ()
 
-    def _mixed(self, mixer: Any, values: jax.Array, observation: Observation) -> jax.Array:
+    def _mix(self, mixer: Any, values: jax.Array, observation: Observation) -> jax.Array:
         """The joint value, `[N]`, of the agents' values `[N, M]`.
 
         `observation [N, A, *obs]` are the observations of all agents, `privileged` parts included.
@@ -189,8 +190,7 @@ class ValueDecomposition(Agent):
         return self.loss(*arguments)
 
     def loss(self, parameters: Parameters, target_parameters: Parameters, minibatch: Sequences, weight):
-        """Half the mean squared error of the joint values of the actions taken (equation 6 of QMIX's
-        paper)."""
+        """Half the mean squared error of the joint values of the actions taken (QMIX's paper, equation 6)."""
         sequences = jax.tree.map(time_first, minibatch._replace(memory=None))
         steps = sequences.steps
         values, memories = self._unroll(
@@ -200,8 +200,8 @@ class ValueDecomposition(Agent):
         target = self._target(parameters, target_parameters, minibatch.memory, sequences, memories)
         error = jax.lax.stop_gradient(target) - value  # [L, N]
         loss = jnp.mean(weight * jnp.mean(0.5 * jnp.square(error), axis=0))
-        parts = {"loss": loss, "value": jnp.mean(value)}
-        return loss, (jnp.mean(jnp.abs(error), axis=0), parts)
+        metrics = {"loss": loss, "value": jnp.mean(value)}
+        return loss, (jnp.mean(jnp.abs(error), axis=0), metrics)
 
     def _target(
         self,
@@ -217,45 +217,48 @@ class ValueDecomposition(Agent):
         trained agents after each step.
         """
         steps, start = sequences.steps, sequences.start
-        _, remembered = self._unroll(target_parameters.agents, memory, steps.observation, start)
+        _, target_memories = self._unroll(target_parameters.agents, memory, steps.observation, start)
 
-        # The memory after a step, before any reset, goes with the observation after that step; at a
+        # Values at the observations after each step, with the memory after that step, before any reset; at a
         # truncation, it is the memory at the end of the episode.
-        def following(agents: Any, memories: Any) -> jax.Array:
-            rows = jax.tree.map(environment_major, (steps.final_observation, Recollection(memories, start)))
-            continuing = rows[1]._replace(start=jnp.zeros_like(rows[1].start))
-            values, _ = self._one_step(agents, rows[0], continuing)
+        def next_values(agents: Any, memories: Any) -> jax.Array:
+            final, recollection = jax.tree.map(
+                environment_major, (steps.final_observation, Recollection(memories, start))
+            )
+            recollection = recollection._replace(start=jnp.zeros_like(recollection.start))
+            values, _ = self._one_step(agents, final, recollection)
             return values  # [N * L, A, ..., n]
 
-        values = following(target_parameters.agents, remembered)
+        values = next_values(target_parameters.agents, target_memories)
         # Double Q-learning: van Hasselt, Guez and Silver 2016, arXiv 1509.06461, equation 4.
-        choosing = following(parameters.agents, memories) if self.double else values
-        best = of_action(values, jnp.argmax(choosing, axis=-1))
+        choosing_values = next_values(parameters.agents, memories) if self.double else values
+        best = of_action(values, jnp.argmax(choosing_values, axis=-1))
         final = jax.tree.map(environment_major, steps.final_observation)
-        next_value = self._mixed(target_parameters.mixer, best.reshape(best.shape[0], -1), final)
+        next_value = self._mix(target_parameters.mixer, best.reshape(best.shape[0], -1), final)
         return lambda_returns(
-            self.reward_scale * jnp.mean(steps.reward, axis=-1), time_major(next_value, self._length),
+            self.reward_scale * jnp.mean(steps.reward, axis=-1),
+            time_major(next_value, self._steps_per_sequence),
             steps.terminated, steps.truncated, self.discount, self.q_lambda,
         )  # fmt: skip
 
     def _joint_values(self, mixer: Any, values: jax.Array, observation: Observation) -> jax.Array:
-        """`_mixed` for sequences: `values [L, N, A, ...]`, `observation [L, N, A, *obs]` to `[L, N]`."""
+        """`_mix` for sequences: `values [L, N, A, ...]`, `observation [L, N, A, *obs]` to `[L, N]`."""
         rows = jax.tree.map(environment_major, (values.reshape(*values.shape[:2], -1), observation))
-        return time_major(self._mixed(mixer, *rows), values.shape[0])
+        return time_major(self._mix(mixer, *rows), values.shape[0])
 
     def _state_of(self, observation: Observation) -> jax.Array:
-        """Concatenates all agents' observations, privileged parts included: `[N, A, *obs]` to `[N, S]`
-        float32."""
+        """Concatenates all agents' observations, `privileged` parts included: `[N, S]` float32."""
         features, _ = features_and_mask(observation)
         agents = jax.tree.map(merge_axes, features)
         flat = jax.tree.leaves(layers.features(agents, self.env.observation_space, convolve=False))
-        each = flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1)
-        return each.reshape(-1, self._agents * each.shape[-1])
+        rows = flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1)
+        return rows.reshape(-1, self._num_agents * rows.shape[-1])
 
     def _unroll(self, agents, memory, observation, start):
-        """Values of all actions `[T, B, A, n]`, `-inf` where not allowed, and memories after each step.
+        """Values of all actions `[T, B, A, n]`, and the memory after each step.
 
-        For `MultiDiscrete` actions `[T, B, A, choices, n]`, padded with `-inf`.
+        Values are `-inf` for actions that are not allowed. Those of `MultiDiscrete` actions are `[T, B, A,
+        choices, n]`, padded with `-inf`.
         """
         features, action_mask = features_and_mask(observation)
         values, memories = self._network.unroll(agents, memory, features, start)
@@ -268,11 +271,11 @@ class ValueDecomposition(Agent):
         return jax.tree.map(lambda x: x[0], self._unroll(agents, memory, observation, start))
 
     @property
-    def _length(self) -> int:
+    def _steps_per_sequence(self) -> int:
         return self.num_steps if self.sequence_length is None else self.sequence_length
 
     @property
-    def _agents(self) -> int:
+    def _num_agents(self) -> int:
         agents = num_agents(self.env)
         assert agents is not None  # checked when constructed
         return agents
@@ -286,7 +289,7 @@ class ValueDecomposition(Agent):
             buffer_size=self.buffer_size,
             batch_size=self.batch_size,
             learning_starts=self.learning_starts,
-            sequence_length=self._length,
+            sequence_length=self._steps_per_sequence,
         )
 
     @property
@@ -298,7 +301,7 @@ class ValueDecomposition(Agent):
         if memory is not None and layers.hidden is None:
             layers = dataclasses.replace(layers, hidden=(memory.size,))
         module = AgentQNetwork(
-            space, sizes(choices(self.env)), self._agents, sized(layers, space),
+            space, sizes(choices(self.env)), self._num_agents, sized(layers, space),
             memory, self.dueling, self.agent_identity,
         )  # fmt: skip
         return networks.computing(self, of_module(module))
@@ -317,7 +320,7 @@ class VDN(ValueDecomposition, presets="VDN"):
     256
     """
 
-    def _mixed(self, mixer, values: jax.Array, observation) -> jax.Array:
+    def _mix(self, mixer, values: jax.Array, observation) -> jax.Array:
         """The sum (the paper's section 3, "the joint action-value function")."""
         return jnp.sum(values, axis=-1)
 
@@ -326,11 +329,11 @@ class VDN(ValueDecomposition, presets="VDN"):
 
 
 class AgentQNetwork(nn.Module):
-    """The value of each action of each agent, by one trunk that all agents share.
+    """The values of each agent's actions, by one trunk that all agents share.
 
-    Dense layers (after a convolution, for images), optionally a memory and a dense layer, and a head: the
-    agent of QMIX (Rashid et al. 2018, figure 2c). `privileged` parts are not seen; with `identity` each agent
-    also sees its index, one-hot.
+    It has dense layers (after a convolution, for images), optionally a memory and a dense layer, and a head,
+    as the agent of QMIX (Rashid et al. 2018, figure 2c). Inputs exclude `privileged` parts; with `identity`
+    they include each agent's index, one-hot.
     """
 
     observation_space: ObservationSpace
@@ -344,32 +347,32 @@ class AgentQNetwork(nn.Module):
     @nn.compact
     def __call__(self, memory: Any, observation: Any, start: jax.Array) -> AgentValues:  # noqa: D102
         agents = self.num_agents
-        each = (*start.shape, agents)
+        leading = (*start.shape, agents)
         if self.memory_kind is None:
             # Without a memory, steps become rows, environment-major, so that a sharding of environments
-            # becomes one of rows.
+            # becomes a sharding of rows.
             steps, rows = 1, start.size * agents
             observation = jax.tree.map(lambda x: x.swapaxes(0, 1), observation)
         else:
             steps, rows = start.shape[0], start.shape[1] * agents
         flat = jax.tree.map(lambda x: x.reshape(steps * rows, *x.shape[3:]), observation)
-        seen = [actor_features(flat, self.observation_space, self.layers.convolve)]
+        inputs = [actor_features(flat, self.observation_space, self.layers.convolve)]
         if self.identity:
-            seen.append(jnp.tile(jnp.eye(agents, dtype=jnp.float32), (start.size, 1)))
+            inputs.append(jnp.tile(jnp.eye(agents, dtype=jnp.float32), (start.size, 1)))
         actions = sum(self.choices)
         outputs = actions + 1 if self.dueling else actions
         trunk = MemoryTrunk(self.layers, self.memory_kind, outputs, 1.0, name="q")
         values, memories = trunk(
             jax.tree.map(merge_axes, memory),
-            jax.tree.map(lambda x: x.reshape(steps, rows, *x.shape[1:]), seen),
+            jax.tree.map(lambda x: x.reshape(steps, rows, *x.shape[1:]), inputs),
             jnp.repeat(start, agents, axis=1).reshape(steps, rows),
         )
         if self.dueling:
             values = distributions.dueling(values, self.choices)
         if self.memory_kind is None:
-            values = values.reshape(each[1], each[0], agents, actions).swapaxes(0, 1)
-        memories = jax.tree.map(lambda x: x.reshape(*each, *x.shape[2:]), memories)
-        return AgentValues(values.reshape(*each, actions), memories)
+            values = values.reshape(leading[1], leading[0], agents, actions).swapaxes(0, 1)
+        memories = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[2:]), memories)
+        return AgentValues(values.reshape(*leading, actions), memories)
 
     def initial_memory(self, num_envs: int) -> Any:
         """The initial memory."""

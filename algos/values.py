@@ -1,9 +1,9 @@
-"""What algorithms are given as values: interfaces, and the settings that choose a value.
+"""The interfaces of an algorithm's components (networks, optimisers, normalisers, ...), and their settings.
 
-An algorithm uses what stands here, and names no implementation: `registry.option` imports its module on
-first use. Networks (`algos.networks`) return the parameters of distributions (`algos.distributions`),
-optimisers are optax's (`algos.optimizers`), and normalisers (`algos.normalize`), bonuses and transforms
-(`algos.checks` calls them) are pure functions that carry their own state.
+An algorithm imports only these interfaces; `registry.option` imports the module that implements a component
+on first use. Networks (`algos.networks`) return the parameters of distributions (`algos.distributions`).
+Optimisers are optax's (`algos.optimizers`). Normalisers (`algos.normalize`) and bonuses (called by
+`algos.checks`) are pure functions that take and return a state; transforms are pure functions.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` rows, `U` gradient steps of an iteration.
 """
@@ -34,7 +34,7 @@ def by_name(flag: str, value: Any) -> Any:
 
 
 class Policy(Protocol):
-    """A distribution over actions, as far as acting needs it."""
+    """The methods of a distribution over actions that acting needs."""
 
     def sample(self, keys: jax.Array) -> jax.Array:
         """Random actions `[..., *action]`; `keys` is one key, or one per element of the leading axes."""
@@ -48,7 +48,7 @@ class Policy(Protocol):
 # Metadata of fields that hold a user's network: the command line takes its name.
 NETWORK: dict[str, Any] = {
     "help": "module:name of a network, or of a function of the spaces that returns one "
-    "(None: built from --hidden and its like)",
+    "(None: built from settings such as --hidden)",
     "flag": str | None,
     "holds": "network",
 }
@@ -71,7 +71,7 @@ class Network(NamedTuple):
 
     @staticmethod
     def described() -> str:
-        """What a value of this type is, for messages."""
+        """How messages describe a value of this type."""
         return "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one"
 
 
@@ -93,7 +93,7 @@ class RecurrentNetwork(NamedTuple):
 
     @staticmethod
     def described() -> str:
-        """What a value of this type is, for messages."""
+        """How messages describe a value of this type."""
         return "an algos.RecurrentNetwork(init, memory, unroll)"
 
 
@@ -143,7 +143,7 @@ class OptimizerSettings(Part):
 
 @dataclasses.dataclass(frozen=True)
 class ClippedOptimizer(OptimizerSettings):
-    """The step size, and the gradient norm, of an optimiser with clipping."""
+    """An optimiser whose gradients are clipped by their global norm."""
 
     max_grad_norm: float = hyperparameter(0.5, "global norm to which gradients are clipped")
 
@@ -186,7 +186,7 @@ class ObservationNormalizer(Part):
         return self.normalize_observation or self.normalize is not None
 
     def begin(self, space: ObservationSpace, kept: bool = False) -> Any:
-        """Initial statistics; None if observations are not normalised, unless they are kept."""
+        """Initial statistics; None if observations are not normalised, unless `kept` is True."""
         return registry.option("running").begin(self.normalize, space) if self.used or kept else None
 
     def seen(self, statistics: Any, observation: Any) -> Any:
@@ -215,9 +215,9 @@ class Normalizers(ObservationNormalizer):
     )
 
     def begin_returns(self, shape: tuple[int, ...], kept: bool = False) -> tuple[Any, Any]:
-        """Initial statistics of returns, and running returns of environments `shape`.
+        """Initial statistics of returns, and initial running returns, for environments of this `shape`.
 
-        Both are None if rewards are not normalised, unless they are kept.
+        Both are None if rewards are not normalised, unless `kept` is True.
         """
         if not (self.normalize_reward or kept):
             return None, None
@@ -238,14 +238,14 @@ class Normalizers(ObservationNormalizer):
 
 @dataclasses.dataclass(frozen=True)
 class Transforming(Part):
-    """The setting of algorithms that transform rows."""
+    """The setting of a user's transform of rows, `algos.Transform`."""
 
     transform: Any = own_value(
         "module:name of a function applied to rollouts before learning, an algos.Transform", "transform"
     )
 
     def rows(self, rows: Any, parameters: Any, key: jax.Array) -> Any:
-        """The transformed rows `[T, B, ...]` to learn from."""
+        """The rows after the transform; unchanged if there is none."""
         if self.transform is None:
             return rows
         return registry.option("checks").transformed(self.transform, rows, parameters, key)

@@ -47,9 +47,9 @@ GROUP, PROMPTS, LONGEST = 8, 8, 10  # responses to a prompt, prompts, longest le
 class CountedTokens(GRPO):
     """GRPO that counts the tokens in its loss."""
 
-    def _measured(self, batch, iteration):
+    def _batch_metrics(self, batch, iteration):
         return {
-            **super()._measured(batch, iteration),
+            **super()._batch_metrics(batch, iteration),
             "weighed": jnp.sum(batch.weight_mask, dtype=jnp.int32),
         }
 

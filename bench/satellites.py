@@ -36,7 +36,11 @@ def timed_rollout(env: HostEnvironment, rows: int, steps: int) -> Any:
             state.parameters, state.observation_statistics, observation, keys
         )
         env_state, observation, _ = algos.rollout.rollout(
-            act, key=state.key, env_state=state.env_state, observation=state.observation, **algorithm._rolling
+            act,
+            key=state.key,
+            env_state=state.env_state,
+            observation=state.observation,
+            **algorithm._rollout_arguments,
         )
         return state._replace(env_state=env_state, observation=observation)
 

@@ -1,6 +1,6 @@
 """Behaviour cloning (Pomerleau 1989, "ALVINN", NIPS 1): the actor imitates the actions of a data set.
 
-It also distils a teacher into a student without privileged observations, from data that the teacher collected
+So a student without privileged observations can also imitate a teacher, from data that the teacher collected
 or labelled (`fdg collect --labels`).
 
 Shapes: `N` samples of a minibatch, `D` components of an action.
@@ -32,7 +32,7 @@ class Parameters(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """All that an update changes."""
+    """All values that an update changes."""
 
     parameters: Parameters
     optimizer_state: Any
@@ -49,7 +49,7 @@ class BC(Agent, presets="BC"):
 
     action_spaces: ClassVar[tuple[type, ...]] = (Box, Discrete, MultiDiscrete)
     steps_are: ClassVar[str] = "gradient steps"
-    discount: ClassVar[float] = 1.0  # required by replay; imitation does not use it
+    discount: ClassVar[float] = 1.0  # replay needs one; imitation does not use it
 
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=100_000)
@@ -57,8 +57,8 @@ class BC(Agent, presets="BC"):
     optimizer_settings = OptimizerSettings(learning_rate=3e-4)
     normalizers = ObservationNormalizer()
     layers = Layers(hidden=(256, 256), activation="relu")
-    # Any (init, apply) pair in place of the default. It returns logits, or means before tanh and log standard
-    # deviations, [N, 2 * D].
+    # An (init, apply) pair in place of the default network. It returns logits, or for continuous actions
+    # means before tanh and log standard deviations, [N, 2 * D].
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):
@@ -67,7 +67,7 @@ class BC(Agent, presets="BC"):
             check_bounded_floats(self)
 
     def check_files(self) -> None:
-        """Raises without a data set."""
+        """Raises an `FdgError` if there is no data set."""
         require(self, self.dataset is not None, "dataset=None: give a folder of fdg collect, or of Minari")
 
     # --- the interface of `algos/offline/learning.py` ---
@@ -77,8 +77,10 @@ class BC(Agent, presets="BC"):
     iterate, actor, learn = learning.iterate, off_policy.actor, off_policy.learn
     explorer = property(lambda self: ExplorerChoice())  # no exploration
     transforming = property(lambda self: Transforming())  # no transformation of rows: rewards do not matter
-    _keys = 1  # keys per sample of a gradient step; not used
-    _memory, _sampled, _default_optimizer = None, learning.MEMBERS["_sampled"], property(optimizers.adam_of)
+    _keys_per_sample = 1  # in a gradient step; not used
+    _memory = None
+    _sample_actions = learning.MEMBERS["_sample_actions"]
+    _default_optimizer = property(optimizers.adam_of)
 
     def init(self, key: jax.Array) -> State:
         """The initial state, with the data set in its replay buffer."""
@@ -92,11 +94,11 @@ class BC(Agent, presets="BC"):
 
     # --- parts; `update` is inherited from `Agent` ---
 
-    def _first(self, actor_key, critics_key, observation, action) -> Learned:
+    def _init_learned(self, actor_key, critics_key, observation, action) -> Learned:
         parameters = Parameters(self._actor.init(actor_key, observation))
         return Learned(parameters, self._optimizer.init(parameters))
 
-    def _acting(self, learned: Learned) -> Any:
+    def _acting_parameters(self, learned: Learned) -> Any:
         return learned.parameters.actor
 
     def _learn_from(self, learned: Learned, transition: Transition, keys) -> tuple[Learned, None, Any]:
@@ -112,8 +114,8 @@ class BC(Agent, presets="BC"):
         return loss, {"loss": loss, "squared_error": jnp.mean(error)}
 
     def _policy(self, actor: Any, observation: Observation) -> Any:
-        seen, action_mask = features_and_mask(observation)
-        output, space = self._actor.apply(actor, seen), self.env.action_space
+        features, action_mask = features_and_mask(observation)
+        output, space = self._actor.apply(actor, features), self.env.action_space
         if isinstance(space, Box):
             return BoundedNormal.of(output, space.shape)
         return distributions.masked(distributions.for_space(space).distribution(output), action_mask)
@@ -125,8 +127,8 @@ class BC(Agent, presets="BC"):
     def check_when_traced(self, state: State) -> None:
         """Refuses a network whose outputs do not fit the action space."""
         space, count = self.env.action_space, self.num_envs
-        seen = composite.types(self.env.observation_space, (count,))
-        output = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, seen)
+        features = composite.types(self.env.observation_space, (count,))
+        output = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, features)
         if isinstance(space, Box):
             check_gaussian(output, space, count)
         else:

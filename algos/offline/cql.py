@@ -1,10 +1,11 @@
 """Conservative Q-learning (CQL; Kumar, Zhou, Tucker and Levine 2020, arXiv 2006.04779).
 
-Soft actor-critic (`algos/sac.py`) whose critics also lower the values of actions outside the data, and raise
-those of the data's actions. The state is SAC's, so a run of SAC can start from CQL (`--from`). Equations are
-numbered as in the paper.
+CQL is soft actor-critic (`algos/sac.py`) with a penalty that lowers the critics' values of actions outside
+the data, and raises those of the data's actions. The state is SAC's, so a run of SAC can start from one of
+CQL (`--from`). Equations are numbered as in the paper.
 
-Shapes: `N` samples of a minibatch, `K` sampled actions for each, `D` components of an action.
+Shapes: `N` samples of a minibatch, `K` sampled actions of each kind for a sample, `D` components of an
+action.
 """
 
 import dataclasses
@@ -29,8 +30,8 @@ from fdg.settings.fields import hyperparameter, require_not_negative, require_po
 class CQL(Agent, driver=learning, presets="CQL"):
     """CQL(H) for continuous actions within bounds, from a data set, then online.
 
-    Defaults are those of the paper for locomotion (appendix F), except that actor and critics have
-    one learning rate, and alpha is constant.
+    Defaults are those of the paper for locomotion (appendix F), except that actor and critics have the same
+    learning rate, and alpha is constant.
     """
 
     env: Environment
@@ -50,56 +51,61 @@ class CQL(Agent, driver=learning, presets="CQL"):
         require_positive(self, "num_actions")
         require_not_negative(self, "conservatism")
 
-    _keys = 5  # keys per sample of a gradient step; two are SAC's
+    _keys_per_sample = 5  # in a gradient step; two are SAC's
 
-    gradient, update = SAC.gradient, SAC.update
-    _first, _learn_from, _policy, _soft_loss = SAC._first, SAC._learn_from, SAC._policy, SAC.loss
+    gradient, update, _sac_loss = SAC.gradient, SAC.update, SAC.loss
+    _init_learned, _learn_from, _policy = SAC._init_learned, SAC._learn_from, SAC._policy
 
     def loss(
         self, parameters: Parameters, target_critics: Any, transition: Transition, keys: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss of SAC plus the weighted loss of equation 4, summed over both critics."""
-        loss, metrics = self._soft_loss(parameters, target_critics, transition, keys[:2])
-        drawn = self._drawn(jax.lax.stop_gradient(parameters.actor), transition, keys[2:])
-        gap = self._gap(parameters.critics, transition, *drawn)
+        loss, metrics = self._sac_loss(parameters, target_critics, transition, keys[:2])
+        actions, log_density = self._sample_lowered_actions(
+            jax.lax.stop_gradient(parameters.actor), transition, keys[2:]
+        )
+        gap = self._conservative_gap(parameters.critics, transition, actions, log_density)
         return loss + self.conservatism * gap, {**metrics, "conservative_gap": gap}
 
-    def _drawn(self, actor: Any, transition: Transition, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions whose values are lowered, `[3 * K, N, *action]`, and the log-densities of sampling them.
-
-        Uniform actions, and actions of the policy at this and the next observation (appendix F); `keys [3,
+    def _sample_lowered_actions(
+        self, actor: Any, transition: Transition, keys: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Actions whose values the penalty lowers, `[3 * K, N, *action]`, and their log-densities `[3 * K,
         N]`.
+
+        They are K uniform actions, and K actions of the policy at each of the two observations of a
+        transition (appendix F); `keys [3, N]`.
         """
-        several = jax.vmap(jax.vmap(lambda key: jax.random.split(key, self.num_actions)))(keys)
-        several = several.swapaxes(1, 2)  # [3, K, N]
+        action_keys = jax.vmap(jax.vmap(lambda key: jax.random.split(key, self.num_actions)))(keys)
+        action_keys = action_keys.swapaxes(1, 2)  # [3, K, N]
         space = Box(-1.0, 1.0, self.env.action_space.shape)
-        uniform = jax.vmap(jax.vmap(space.sample))(several[0])
+        uniform = jax.vmap(jax.vmap(space.sample))(action_keys[0])
         density = jnp.full(uniform.shape[:2], -math.log(2.0) * math.prod(space.shape), jnp.float32)
-        now, after = (
-            jax.vmap(self._policy(actor, seen).sample_with_log_prob)(keys)
-            for seen, keys in (
-                (transition.observation, several[1]),
-                (transition.next_observation, several[2]),
+        current, following = (
+            jax.vmap(self._policy(actor, observation).sample_with_log_prob)(keys)
+            for observation, keys in (
+                (transition.observation, action_keys[1]),
+                (transition.next_observation, action_keys[2]),
             )
         )
-        actions, densities = zip((uniform, density), now, after, strict=True)
+        actions, densities = zip((uniform, density), current, following, strict=True)
         return jnp.concatenate(actions), jnp.concatenate(densities)
 
-    def _gap(
+    def _conservative_gap(
         self, critics: Any, transition: Transition, actions: jax.Array, log_density: jax.Array
     ) -> jax.Array:
         """The log of the integral of exp(Q) over actions, minus Q of the data's action.
 
-        The mean over samples, summed over both critics. Importance sampling of actions `[M, N, *action]`
-        estimates the integral (appendix F).
+        Returns the mean over samples, summed over both critics. The integral is estimated by importance
+        sampling with `actions [M, N, *action]` (appendix F).
         """
         values = self._critics.apply(critics, transition.observation, transition.action)
         others = jax.vmap(lambda action: self._critics.apply(critics, transition.observation, action))(
             actions
         )
         gap = jnp.float32(0.0)
-        for of_data, of_others in zip(values, others, strict=True):
-            value = self.grid.reading.value(of_others) - log_density
-            total = jax.nn.logsumexp(value, axis=0) - math.log(len(actions))
-            gap += jnp.mean(total - self.grid.reading.value(of_data))
+        for data_output, other_outputs in zip(values, others, strict=True):  # for each critic
+            weighted_value = self.grid.reading.value(other_outputs) - log_density
+            log_integral = jax.nn.logsumexp(weighted_value, axis=0) - math.log(len(actions))
+            gap += jnp.mean(log_integral - self.grid.reading.value(data_output))
         return gap

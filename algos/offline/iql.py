@@ -1,8 +1,9 @@
 """Implicit Q-learning (IQL; Kostrikov, Nair and Levine 2021, arXiv 2110.06169).
 
-A state-value function is fitted to an upper expectile of the critics' values of the data's actions, and the
-critics to rewards plus the next state's value. The actor imitates the data's actions, weighted by advantage.
-Actions outside the data are never evaluated. Equations are numbered as in the paper.
+A state-value function is fitted to an upper expectile of the critics' values of the data's actions; the
+critics are fitted to rewards plus the next state's value. The actor imitates the data's actions, with weights
+that grow with the advantage. Actions outside the data are never evaluated. Equations are numbered as in the
+paper.
 
 Shapes: `N` samples of a minibatch, `D` components of an action.
 """
@@ -63,11 +64,11 @@ class IQL(Agent, driver=learning, presets="IQL"):
     def __post_init__(self):
         self._check()
         require_positive(self, "largest_weight")
-        inside = (self.expectile > 0) & (self.expectile < 1)
-        require(self, inside, f"expectile={self.expectile}: it must be between 0 and 1")
+        is_valid = (self.expectile > 0) & (self.expectile < 1)
+        require(self, is_valid, f"expectile={self.expectile}: it must be between 0 and 1")
         require_not_negative(self, "advantage_scale")
 
-    _keys = 1  # keys per sample of a gradient step
+    _keys_per_sample = 1  # in a gradient step
 
     # --- fragments; `step` and `observe` are inherited from `Agent` ---
 
@@ -78,7 +79,7 @@ class IQL(Agent, driver=learning, presets="IQL"):
 
     update = SAC.update
 
-    def _first(self, actor_key, critics_key, observation, action) -> Learned:
+    def _init_learned(self, actor_key, critics_key, observation, action) -> Learned:
         critics = self._critics.init(critics_key, observation, action)
         value = self._value.init(jax.random.fold_in(critics_key, 1), observation)
         parameters = Parameters(self._actor.init(actor_key, observation), critics, value)
@@ -93,17 +94,17 @@ class IQL(Agent, driver=learning, presets="IQL"):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The sum of three losses, each with gradients for its own parameters only.
 
-        So one step updates all; the authors' code updates one after another.
+        So one step updates all parameters; the authors' code updates them one after another.
         """
-        pair = transition.observation, transition.action
+        critic_inputs = transition.observation, transition.action
         value = self._value.apply(parameters.value, transition.observation)
-        advantage = jnp.minimum(*self._critics.apply(target_critics, *pair)) - value
+        advantage = jnp.minimum(*self._critics.apply(target_critics, *critic_inputs)) - value
         value_loss = jnp.mean(expectile_error(advantage, self.expectile))  # equation 5
 
         # Equation 6; the discount is zero after a termination, but not after a truncation.
         next_value = self._value.apply(jax.lax.stop_gradient(parameters.value), transition.next_observation)
         target = transition.reward + transition.discount * next_value
-        first, second = self._critics.apply(parameters.critics, *pair)
+        first, second = self._critics.apply(parameters.critics, *critic_inputs)
         critic_loss = value_error(first, target) + value_error(second, target)
 
         # Equation 7.
@@ -126,7 +127,9 @@ class IQL(Agent, driver=learning, presets="IQL"):
 
 
 def expectile_error(difference: jax.Array, expectile: float | jax.Array) -> jax.Array:
-    """The asymmetric squared error of equation 4, `[N]`: `expectile` weights positive differences.
+    """The asymmetric squared error of equation 4, `[N]`.
+
+    The weight of positive differences is `expectile`, that of negative ones `1 - expectile`.
 
     >>> expectile_error(jnp.array([2.0, -2.0]), 0.75).tolist()
     [3.0, 1.0]

@@ -1,9 +1,9 @@
-"""Learning from a data set, as functions: steps in replay, gradient steps, fine-tuning.
+"""The driver of algorithms that learn from a data set: methods that these algorithms share.
 
-At the start of a run, the steps of a data set (`algos.offline.minari`) fill the replay rings, in equal parts
-for each environment. Offline, an iteration only takes gradient steps, and only evaluations step the
-environment. Online, it also acts and stores its steps (`algos.off_policy`). There is one gradient step for
-each counted step.
+At the start of a run, the steps of a data set (`algos.offline.minari`) are added to the replay rings, an
+equal part for each environment. Offline, an iteration only takes gradient steps, and only evaluations step
+the environment. Online, an iteration also acts, and stores its steps (`algos.off_policy`). There is one
+gradient step for each counted step.
 
 Shapes: `B` environments, `L` rows of each ring, `U` gradient steps of an iteration, `N` samples.
 """
@@ -58,7 +58,7 @@ class OfflineData(Part):
                 "rnd=True": algorithm.rnd,
                 f"rings={algorithm.rings}": algorithm.rings > 1,
             }
-            for name in (name for name, given in used.items() if given):
+            for name in (name for name, is_set in used.items() if is_set):
                 require(algorithm, False, f"{name} has no effect where nothing acts in training: {fix}")
         if self.dataset is None:
             return
@@ -73,7 +73,7 @@ class OfflineData(Part):
 
     @property
     def files(self) -> dict[str, str]:
-        """The data set's files, by the names of their copies in a run."""
+        """The data set's files, by the names of their copies in a run directory."""
         folder = None if self.dataset is None else DataSet(self.dataset).folder
         return {} if folder is None else {name.partition(".")[0]: str(folder / name) for name in FILES}
 
@@ -83,7 +83,7 @@ class OfflineData(Part):
         return False
 
     def rows(self, algorithm: Any) -> int:
-        """L: steps of the data set in each environment's ring; the remainder is not used."""
+        """L: steps of the data set in each environment's ring; the remainder of a division is not used."""
         return 0 if self.dataset is None else DataSet(self.dataset).num_steps // algorithm.num_envs
 
 
@@ -97,7 +97,7 @@ class BoundedNormal(Normal):
 
     @classmethod
     def of(cls, output: jax.Array, shape: tuple[int, ...]) -> Self:
-        """From an actor's output `[N, 2 * D]`: means before tanh, log standard deviations."""
+        """Makes it from an actor's output `[N, 2 * D]`: means before tanh, then log standard deviations."""
         mean, log_std = jnp.split(output, 2, axis=-1)
         return cls(jnp.tanh(mean), jnp.clip(log_std, *_LOG_STD_BOUNDS), shape)
 
@@ -141,7 +141,7 @@ def buffer(algorithm: Any, kind: Callable[..., Replay] = Replay, **options: Any)
 
 
 def init(self: Any, key: jax.Array) -> State:
-    """The initial state, with the data set in its replay buffer and statistics."""
+    """The initial state, whose replay buffer and statistics include the data set."""
     if self.data.acts:
         state = off_policy.init(self, key)
         if self.dataset is None:
@@ -152,7 +152,7 @@ def init(self: Any, key: jax.Array) -> State:
         space = _replay_space(self.env.action_space)
         action = jnp.zeros((self.num_envs, *space.shape), space.dtype)
         state = State(
-            learned=self._first(actor_key, critics_key, observation, action),
+            learned=self._init_learned(actor_key, critics_key, observation, action),
             observation_statistics=self.normalizers.begin(self.env.observation_space),
             replay=self.buffer.init(observation, action),
             env_state=None,
@@ -168,7 +168,7 @@ def init(self: Any, key: jax.Array) -> State:
 
 
 def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
-    """Gradient steps on stored minibatches; if it acts, new steps too."""
+    """Takes gradient steps on minibatches from replay; if training acts, steps the environments first."""
     if self.data.acts:
         return off_policy.iterate(self, state)
     key, sample_key, learn_key = jax.random.split(state.key, 3)
@@ -183,13 +183,13 @@ def stored_steps(algorithm: Any) -> Step:
     """
     env, count, rows = algorithm.env, algorithm.num_envs, algorithm.data.rows(algorithm)
 
-    def typed(space: Any) -> Any:
+    def array_type(space: Any) -> Any:
         return jax.ShapeDtypeStruct((rows, count, *space.shape), space.dtype)
 
-    observation = composite.map_parts(typed, env.observation_space)
+    observation = composite.map_parts(array_type, env.observation_space)
     flag: Any = jax.ShapeDtypeStruct((rows, count), bool)
-    number = typed(Box(0.0, 1.0, ()))
-    types = Step(observation, typed(_replay_space(env.action_space)), number, flag, flag, observation)
+    reward = array_type(Box(0.0, 1.0, ()))
+    types = Step(observation, array_type(_replay_space(env.action_space)), reward, flag, flag, observation)
     read = functools.partial(_read, algorithm.dataset, env.observation_space, env.action_space, rows, count)
     return jax.pure_callback(read, types)
 
@@ -205,20 +205,20 @@ def _read(path: str, observation_space: Any, action_space: Any, rows: int, count
     except FdgError as error:
         raise HostError(str(error)) from None  # passes through XLA unchanged
     if isinstance(action_space, Box):
-        steps = steps._replace(action=_scaled(steps.action, action_space, path))
+        steps = steps._replace(action=_scale_actions(steps.action, action_space, path))
 
-    def divided(x: np.ndarray) -> np.ndarray:
+    def by_environment(x: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(x[: rows * count].reshape(count, rows, *x.shape[1:]).swapaxes(0, 1))
 
-    parts = jax.tree.map(divided, steps)
+    parts = jax.tree.map(by_environment, steps)
     parts.truncated[-1] |= ~parts.terminated[-1]  # the next row in the ring belongs to another episode
     return parts
 
 
-def _scaled(action: Any, space: Box, path: str) -> Any:
-    """Actions `[T, *action]` in [-1, 1]; those of a component that has one value are 0."""
+def _scale_actions(action: Any, space: Box, path: str) -> Any:
+    """Scales actions `[T, *action]` to [-1, 1]; a component with only one possible value becomes 0."""
     low, high = space.low_array, space.high_array
-    margin = 1e-5 * np.maximum(np.abs(low), np.abs(high))  # of rounding
+    margin = 1e-5 * np.maximum(np.abs(low), np.abs(high))  # for rounding errors
     outside = ((action < low - margin) | (action > high + margin)).reshape(len(action), -1).any(axis=1)
     if count := np.count_nonzero(outside):
         warnings.warn(
@@ -227,8 +227,8 @@ def _scaled(action: Any, space: Box, path: str) -> Any:
             FdgWarning,
             stacklevel=2,
         )
-    half = np.where(high > low, high / 2.0 - low / 2.0, 1.0)  # halves, since high - low may overflow
-    scaled = np.clip(2.0 * ((action / 2.0 - low / 2.0) / half) - 1.0, -1.0, 1.0)
+    half_range = np.where(high > low, high / 2.0 - low / 2.0, 1.0)  # halves, since high - low may overflow
+    scaled = np.clip(2.0 * ((action / 2.0 - low / 2.0) / half_range) - 1.0, -1.0, 1.0)
     return np.where(high > low, scaled, 0.0).astype(np.float32)
 
 

@@ -30,17 +30,17 @@ from fdg.reading import json_object, open_regular, read_json
 
 # --- arrays of untrusted HDF5 files (docs/security.md): declarations are checked before data is read ---
 #
-# HDF5 can name other files in three ways (external links, external storage, virtual data sets), load
-# decompression plugins, and declare arrays far larger than the file. All of this is refused here.
+# An HDF5 file can refer to other files in three ways (external links, external storage, virtual data sets),
+# load decompression plugins, and declare arrays far larger than itself. All of this is refused here.
 
 # At most `_ALLOWED_BYTES` + `_MAX_EXPANSION` * (file size) bytes are decompressed.
 _MAX_EXPANSION = 64
 _ALLOWED_BYTES = 256 << 20
 _MAX_CHUNK_BYTES = 256 << 20  # HDF5 decompresses a chunk whole
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}  # built into HDF5; others may be plugins
-_PNG = b"\x89PNG"
-_ROWS = 64  # rows of any length that are read at once
-_KINDS = "biuf"  # NumPy's kinds of dtypes: booleans, integers, floats
+_PNG_SIGNATURE = b"\x89PNG"
+_ROWS_PER_READ = 64  # rows of any length that are read at once
+_NUMBER_KINDS = "biuf"  # NumPy's kinds of dtypes: booleans, integers, floats
 
 
 def import_h5py() -> Any:
@@ -94,23 +94,23 @@ class Arrays:
         if self.read_bytes > self._max_bytes:
             raise self._error(
                 name,
-                f"brings the arrays to over {self._max_bytes >> 20} MiB, too much for a file of its size",
+                f"makes the arrays larger than {self._max_bytes >> 20} MiB, too much for a file of this size",
             )
         return np.asarray(array[()])
 
     def has_rows(self, name: str, axes: int) -> bool:
-        """True if the elements are rows of bytes of any length, and not arrays with this number of axes."""
+        """True if the elements are byte strings of any length, not arrays with this number of axes."""
         array = self._checked(name, rows=True)
         return array.dtype.kind == "O" or (array.dtype == np.uint8 and array.ndim == 2 != 1 + axes)
 
     def rows(self, name: str, count: int) -> Iterator[bytes]:
-        """`count` rows of bytes: encoded pictures, or texts. All rows together are at most the file."""
+        """Yields `count` byte strings: encoded pictures, or texts; together no larger than the file."""
         array = self._checked(name, rows=True)
         if array.shape[:1] != (count,):
             raise self._error(name, f"has {[*array.shape, 0][0]} elements, expected {count}")
         self._add_row_bytes(name, math.prod(array.shape) if array.ndim == 2 else 0)
-        for start in range(0, count, _ROWS):  # many rows may be the same bytes of the file
-            for row in array[start : start + _ROWS]:
+        for start in range(0, count, _ROWS_PER_READ):  # many rows may be the same bytes of the file
+            for row in array[start : start + _ROWS_PER_READ]:
                 content = row if isinstance(row, bytes) else np.asarray(row, np.uint8).tobytes()
                 self._add_row_bytes(name, len(content) if array.ndim == 1 else 0)
                 yield content
@@ -118,10 +118,10 @@ class Arrays:
     def _add_row_bytes(self, name: str, count: int) -> None:
         self._row_bytes += count
         if self._row_bytes > self._size:
-            raise self._error(name, "brings the pictures and texts to more bytes than the file has")
+            raise self._error(name, "makes the pictures and texts larger than the file")
 
     def _checked(self, name: str, rows: bool = False) -> Any:
-        """Checks that an array's data is in this file, and of a size that can be read."""
+        """An array of the file; checks that its data is in this file and its chunks are not too large."""
         node, h5py = self._file, self._h5py
         for part in name.split("/"):
             if not isinstance(node, h5py.Group):
@@ -137,7 +137,7 @@ class Arrays:
         if node.is_virtual or node.external:
             raise self._error(name, "has its data in another file, which is not read")
         is_rows = h5py.check_vlen_dtype(node.dtype) == np.uint8 or h5py.check_string_dtype(node.dtype)
-        if not (node.dtype.kind in _KINDS or (rows and is_rows)) or node.shape is None:
+        if not (node.dtype.kind in _NUMBER_KINDS or (rows and is_rows)) or node.shape is None:
             raise self._error(name, f"has dtype {node.dtype!s:.40}: it must be of numbers")
         properties = node.id.get_create_plist()
         filters = [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
@@ -182,19 +182,19 @@ class DataSet:
         return self._count("total_episodes")
 
     def check_spaces(self, observation_space: ObservationSpace, action_space: Space, name: str) -> None:
-        """Raises unless the data has an environment's spaces, bounds of actions included.
+        """Raises unless the data has an environment's spaces, including the bounds of actions.
 
-        Spaces of Gymnasium are converted as where `gymnasium:` environments run.
+        Gymnasium's spaces are first converted to fdg's, as for `gymnasium:` environments.
         """
         self._stored(observation_space, action_space, name)
 
     def check_appendable(self, observations: Stored, actions: Stored) -> None:
-        """Raises unless spaces are stored as `fdg collect` would store them."""
-        for what, ours in (("observation", observations), ("action", actions)):
+        """Raises unless the data set stores its spaces as `fdg collect` would."""
+        for what, expected in (("observation", observations), ("action", actions)):
             stored, check_bounds = self._space(what), what == "action"
-            if not minari_spaces.fits(stored, ours.description, check_bounds):
-                one, other = minari_spaces.differing(stored, ours.description, check_bounds, f"{what}s")
-                raise FdgError(f"{self.path}: has {one}, and fdg collect writes {other}: give a new folder")
+            if not minari_spaces.fits(stored, expected.description, check_bounds):
+                has, writes = minari_spaces.differing(stored, expected.description, check_bounds, f"{what}s")
+                raise FdgError(f"{self.path}: has {has}, and fdg collect writes {writes}: give a new folder")
 
     def steps(self, observation_space: ObservationSpace, action_space: Space) -> Step:
         """All steps, concatenated: a `Step` of NumPy arrays `[num_steps, ...]` in the spaces' dtypes.
@@ -218,20 +218,23 @@ class DataSet:
         self, observation_space: ObservationSpace, action_space: Space, name: str
     ) -> tuple[Stored, Stored]:
         """How observations and actions are stored; raises if they are of other spaces."""
-        seen, acted = self._space("observation"), self._space("action")
-        found = (
-            minari_spaces.find_observation(seen, acted, observation_space, name),
-            minari_spaces.find_action(acted, action_space),
+        observations, actions = self._space("observation"), self._space("action")
+        stored = (
+            minari_spaces.find_observation(observations, actions, observation_space, name),
+            minari_spaces.find_action(actions, action_space),
         )
-        for what, stored, space, one in zip(
-            ("observations", "actions"), (seen, acted), (observation_space, action_space), found, strict=True
+        for what, found, file_space, space in (
+            ("observations", stored[0], observations, observation_space),
+            ("actions", stored[1], actions, action_space),
         ):
-            if one is None:
-                theirs, ours = minari_spaces.differing(stored, description(space), what == "actions", what)
-                raise FdgError(
-                    f"{self.path}: has {theirs}, and {name} has {ours}: give data of this environment"
+            if found is None:
+                has, expected = minari_spaces.differing(
+                    file_space, description(space), what == "actions", what
                 )
-        return found  # type: ignore[return-value]
+                raise FdgError(
+                    f"{self.path}: has {has}, and {name} has {expected}: give data of this environment"
+                )
+        return stored  # type: ignore[return-value]
 
     def _space(self, what: str) -> Any:
         text = self._metadata.get(f"{what}_space")
@@ -297,23 +300,23 @@ def _read_episode(
     def read_all(what: str, length: int, stored: Stored) -> Any:
         return stored.to_env(_map_named(lambda leaf, where: read(where, length, leaf), stored.leaves, what))
 
-    seen = read_all("observations", count + 1, observations)
+    all_observations = read_all("observations", count + 1, observations)
     terminated, truncated = (
         read(x, count, Leaf("flags", (), "int8")) > 0 for x in ("terminations", "truncations")
     )
     truncated[-1] |= not terminated[-1]
     return Step(
-        observation=jax.tree.map(lambda x: x[:-1], seen),
+        observation=jax.tree.map(lambda x: x[:-1], all_observations),
         action=read_all("actions", count, actions),
         reward=read("rewards", count, Leaf("rewards", (), "float32")),
         terminated=terminated,
         truncated=truncated & ~terminated,
-        final_observation=jax.tree.map(lambda x: x[1:], seen),
+        final_observation=jax.tree.map(lambda x: x[1:], all_observations),
     )
 
 
 def _read_leaf(arrays: Arrays, where: str, length: int, leaf: Leaf, file: Path) -> np.ndarray | list[str]:
-    """One array `[length, *leaf.shape]`, or texts."""
+    """An array `[length, *leaf.shape]`, or a list of texts."""
     if leaf.shape is None:
         texts = []
         for step, content in enumerate(arrays.rows(where, length)):
@@ -327,7 +330,7 @@ def _read_leaf(arrays: Arrays, where: str, length: int, leaf: Leaf, file: Path) 
         return arrays.read(where, (length, *leaf.shape))
     pictures = []
     for step, content in enumerate(arrays.rows(where, length)):
-        if leaf.is_codes and not content.startswith(_PNG):
+        if leaf.is_codes and not content.startswith(_PNG_SIGNATURE):
             raise FdgError(
                 f"{file}: {where} has codes of categories as JPEG, which changes them: record these"
                 " observations as integers of another dtype than uint8"
@@ -337,7 +340,7 @@ def _read_leaf(arrays: Arrays, where: str, length: int, leaf: Leaf, file: Path) 
 
 
 def _decode_picture(content: bytes, shape: tuple[int, ...], mode: str, where: str) -> np.ndarray:
-    """A picture `[H, W]` or `[H, W, C]`; its size is compared before its pixels are decoded."""
+    """A picture `[H, W]` or `[H, W, C]`; its size is checked before its pixels are decoded."""
     from PIL import Image
 
     try:
@@ -351,7 +354,7 @@ def _decode_picture(content: bytes, shape: tuple[int, ...], mode: str, where: st
 
 
 def _encode_picture(pixels: np.ndarray) -> np.ndarray:
-    """PNG, which loses nothing, and which Minari reads as it does JPEG."""
+    """Encodes a picture as PNG, which is lossless, and which Minari reads, too."""
     from PIL import Image
 
     content = io.BytesIO()
@@ -381,7 +384,7 @@ class Writer:
     def add(self, observations: Any, steps: Step) -> None:
         """Appends an episode: `observations [T + 1, *obs]`, and the results of T steps."""
         name = f"episode_{self.num_episodes}"
-        if name in self._file:  # left by an attempt that was killed before it updated the metadata
+        if name in self._file:  # from an earlier run that was killed before it updated the metadata
             del self._file[name]
         group = self._file.create_group(name)
         count = len(steps.reward)
@@ -405,8 +408,8 @@ class Writer:
         if self._actions is None:
             write("actions", steps.action)
         else:
-            acted = self._actions.from_env(np.asarray(steps.action))
-            _map_named(write_leaf, self._actions.leaves, "actions", acted)
+            stored_actions = self._actions.from_env(np.asarray(steps.action))
+            _map_named(write_leaf, self._actions.leaves, "actions", stored_actions)
         write("rewards", steps.reward, np.float32)
         write("terminations", steps.terminated, bool)
         write("truncations", steps.truncated, bool)
@@ -439,7 +442,7 @@ def metadata(
 
 
 def check_names(stored: Stored, what: str, name: str) -> None:
-    """Refuses parts that HDF5 cannot have under their names."""
+    """Refuses names of parts that HDF5 does not allow."""
 
     def check(parts: Any, where: str) -> None:
         for key in parts if isinstance(parts, dict) else ():
@@ -456,7 +459,7 @@ def check_names(stored: Stored, what: str, name: str) -> None:
 
 
 def _map_named(function: Callable[..., Any], leaves: Any, where: str, *trees: Any) -> Any:
-    """Applies `function(leaf, its path in the file, its array of each tree)` to the arrays of a space."""
+    """Applies a function to each `Leaf` of a space, its path in the file, and its array in each tree."""
     if isinstance(leaves, dict):
         return {
             name: _map_named(function, part, f"{where}/{name}", *(tree[name] for tree in trees))

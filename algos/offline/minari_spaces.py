@@ -1,8 +1,9 @@
 """Spaces of data sets in Minari's format: descriptions, and conversion to and from an environment's spaces.
 
-Minari stores what an environment's library has: `Discrete` with a start, `MultiBinary`, texts, actions in
-parts. `envs.gymnasium_spaces` and `envs.gymnasium_parts` convert these to fdg's spaces where the library's
-environment runs. The same functions convert what is stored, so that data and environment agree.
+Minari stores values of the spaces of an environment's library, some of which fdg does not have: `Discrete`
+with a start, `MultiBinary`, texts, actions in parts. `envs.gymnasium_spaces` and `envs.gymnasium_parts`
+convert these to fdg's spaces when the library's environment runs. The same functions convert stored data
+here, so that data and environment agree.
 """
 
 import functools
@@ -19,8 +20,8 @@ from envs.native import native
 from envs.spaces import Space
 from fdg.errors import FdgError
 
-_MAX_SIZE = 1 << 24  # numbers in one element of a stored space, categories one-hot
-_WHOLE = "biu"
+_MAX_SIZE = 1 << 24  # numbers in one element of a stored space, with categories as one-hot
+_WHOLE_KINDS = "biu"  # NumPy's kinds of dtypes: booleans, integers
 
 
 class Leaf(NamedTuple):
@@ -30,10 +31,10 @@ class Leaf(NamedTuple):
       name: the space, for messages.
       shape: of one element; None for texts.
       dtype: the dtype that the values must fit.
-      low: the lowest category, or categories; None for numbers.
-      high: the highest.
+      low: the lowest category (an array if there are several); None for numbers.
+      high: the highest category, likewise.
       is_picture: Minari stores it as encoded pictures.
-      is_codes: its numbers stand for categories, so none may change.
+      is_codes: its numbers are categories, so lossy compression is not allowed.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Leaf(NamedTuple):
 class Stored(NamedTuple):
     """How a space is stored: the arrays in the file, and functions to and from the environment's space."""
 
-    description: dict[str, Any]  # Minari's
+    description: dict[str, Any]  # in Minari's format
     leaves: Any  # nested dictionaries and tuples of `Leaf`
     to_env: Callable[[Any], Any] = lambda tree: tree
     from_env: Callable[[Any], Any] = lambda tree: tree
@@ -79,7 +80,7 @@ def description(space: ObservationSpace) -> dict[str, Any]:
 
 
 def _library_description(entry: dict[str, Any]) -> dict[str, Any]:
-    """Minari's description of a library's space, from that of `envs.native`."""
+    """Minari's description of a library's space, from its description by `envs.native`."""
     parts = entry.get("parts")
     if isinstance(parts, dict):
         return {"type": "Dict", "subspaces": {name: _library_description(x) for name, x in parts.items()}}
@@ -104,87 +105,89 @@ def _library_description(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def stored_observation(space: ObservationSpace) -> Stored:
-    """How `fdg collect` stores observations: as the environment of fdg gives them."""
-    return Stored(description(space), _own_leaves(space))
+    """How `fdg collect` stores observations: unchanged, in fdg's space."""
+    return Stored(description(space), _leaves_of(space))
 
 
 def stored_action(env: Any) -> Stored:
-    """How `fdg collect` stores actions: as the environment's library takes them."""
-    found = _action_of_library(_library_description(native(env).action), env.action_space)
-    return found or Stored(description(env.action_space), _own_leaves(env.action_space))
+    """How `fdg collect` stores actions: in the space of the environment's library."""
+    stored = _library_action(_library_description(native(env).action), env.action_space)
+    return stored or Stored(description(env.action_space), _leaves_of(env.action_space))
 
 
 def find_action(stored: Any, space: Space) -> Stored | None:
-    """How stored actions become those of an environment; None if they are of another space."""
+    """How stored actions are converted to those of an environment; None if they are of another space."""
     if fits(stored, description(space), True):
-        return Stored(stored, _own_leaves(space))
-    return _action_of_library(stored, space)
+        return Stored(stored, _leaves_of(space))
+    return _library_action(stored, space)
 
 
 def find_observation(stored: Any, stored_actions: Any, space: ObservationSpace, name: str) -> Stored | None:
-    """How stored observations become those of environment `name`; None if they are of another space."""
+    """How stored observations are converted to those of environment `name`; None for other spaces."""
     expected = description(space)
     if fits(stored, expected, False):
-        return Stored(stored, _own_leaves(space))
-    theirs = _library_space(stored)
-    if theirs is None:
+        return Stored(stored, _leaves_of(space))
+    library_space = _library_space(stored)
+    if library_space is None:
         return None
-    _map_spaces(_widen_text, theirs, space)
-    exact = type(theirs).__name__ not in ("Box", "Dict", "Tuple")
+    _map_spaces(_widen_text, library_space, space)
+    check_bounds = type(library_space).__name__ not in ("Box", "Dict", "Tuple")
     candidates: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
         (gymnasium_parts.observation_space, gymnasium_parts.encode)
     ]
-    if gymnasium_parts.has_parts(theirs):
+    if gymnasium_parts.has_parts(library_space):
         candidates.append(_without_mask(name, _library_space(stored_actions)))
     else:
         candidates.append((gymnasium_spaces.observation_box, gymnasium_spaces.encode))
     for convert, encode in candidates:
         try:
-            if fits(description(convert(name, theirs)), expected, exact):
-                leaves = _map_spaces(_observed_leaf, theirs, space)
-                return Stored(stored, leaves, functools.partial(encode, theirs))
+            if fits(description(convert(name, library_space)), expected, check_bounds):
+                leaves = _map_spaces(_observation_leaf, library_space, space)
+                return Stored(stored, leaves, functools.partial(encode, library_space))
         except FdgError:  # the environment could not have this space
             continue
     return None
 
 
 def _without_mask(name: str, actions: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Conversion of observations of which one part is a mask of actions."""
+    """Functions that convert spaces and observations with an action mask as one part, which they drop."""
 
-    def facts(theirs: Any) -> gymnasium_spaces.Facts:
+    def facts(library_space: Any) -> gymnasium_spaces.Facts:
         if actions is None:
             raise FdgError("the actions are not known")
-        return gymnasium_spaces.facts(name, theirs, actions, None)
+        return gymnasium_spaces.facts(name, library_space, actions, None)
 
-    def convert(name: str, theirs: Any) -> ObservationSpace:
-        return gymnasium_parts.without_mask(facts(theirs), gymnasium_parts.observation_space(name, theirs))
+    def convert(name: str, library_space: Any) -> ObservationSpace:
+        space = gymnasium_parts.observation_space(name, library_space)
+        return gymnasium_parts.without_mask(facts(library_space), space)
 
-    def encode(theirs: Any, batch: Any) -> Any:
-        seen = gymnasium_parts.split_mask(facts(theirs), gymnasium_parts.encode(theirs, batch))
-        return features_and_mask(seen)[0]
+    def encode(library_space: Any, batch: Any) -> Any:
+        encoded = gymnasium_parts.encode(library_space, batch)
+        return features_and_mask(gymnasium_parts.split_mask(facts(library_space), encoded))[0]
 
     return convert, encode
 
 
-def _action_of_library(stored: Any, space: Space) -> Stored | None:
-    theirs = _library_space(stored)
-    if theirs is None:
+def _library_action(stored: Any, space: Space) -> Stored | None:
+    """How actions are stored in a library's space; None if it is not the space of these actions."""
+    library_space = _library_space(stored)
+    if library_space is None:
         return None
     try:
-        if not fits(description(gymnasium_spaces.action_space("", theirs)), description(space), True):
+        if not fits(description(gymnasium_spaces.action_space("", library_space)), description(space), True):
             return None
     except FdgError:
         return None
     return Stored(
         stored,
-        _map_spaces(_acted_leaf, theirs, None),
-        functools.partial(gymnasium_spaces.encode_action, theirs),
-        functools.partial(gymnasium_spaces.decode, theirs),
+        _map_spaces(_action_leaf, library_space, None),
+        functools.partial(gymnasium_spaces.encode_action, library_space),
+        functools.partial(gymnasium_spaces.decode, library_space),
     )
 
 
-def _own_leaves(space: Any) -> Any:
-    """The arrays of a space of fdg."""
+def _leaves_of(space: Any) -> Any:
+    """The arrays of one of fdg's spaces."""
 
     def leaf(part: Any) -> Leaf:
         match part:
@@ -206,7 +209,7 @@ def _is_picture(space: Box) -> bool:
     return bool((space.low_array == 0).all() and (space.high_array == 255).all())
 
 
-_MODES = {(): "L", (3,): "RGB", (4,): "RGBA"}  # Pillow's, by the channels of a picture
+_MODES = {(): "L", (3,): "RGB", (4,): "RGBA"}  # Pillow's modes, by the axis of channels
 
 
 def picture_mode(shape: tuple[int, ...]) -> str | None:
@@ -215,7 +218,7 @@ def picture_mode(shape: tuple[int, ...]) -> str | None:
 
 
 def _library_leaf(part: Any) -> Leaf | None:
-    """The array of a space of categories or texts."""
+    """The array of a library's space of categories or texts; None for other spaces."""
     match type(part).__name__:
         case "Discrete":
             return Leaf(short(part.stored), (), "int64", part.start, part.start + part.n - 1)
@@ -228,41 +231,44 @@ def _library_leaf(part: Any) -> Leaf | None:
     return None
 
 
-def _observed_leaf(part: Any, ours: Any) -> Leaf:
-    if found := _library_leaf(part):
-        return found
-    box = ours if isinstance(ours, Box) else gymnasium_spaces.observation_box("", part)
+def _observation_leaf(part: Any, space: Any) -> Leaf:
+    if leaf := _library_leaf(part):
+        return leaf
+    box = space if isinstance(space, Box) else gymnasium_spaces.observation_box("", part)
     return Leaf(short(part.stored), part.shape, box.dtype, is_codes=box.codes is not None)
 
 
-def _widen_text(part: Any, ours: Any) -> None:
-    """Gives a text the length of texts without a limit, if it has none in the environment (MiniGrid)."""
+def _widen_text(part: Any, space: Any) -> None:
+    """Sets a text space's length to that of unlimited texts, if the environment's texts are (MiniGrid)."""
     length = gymnasium_spaces.UNLIMITED_TEXT_LENGTH
-    unlimited = isinstance(ours, Box) and ours.shape == (length,)
+    unlimited = isinstance(space, Box) and space.shape == (length,)
     if type(part).__name__ == "Text" and unlimited and gymnasium_spaces.text_length(part) < length:
         part.max_length, part.character_set = length, frozenset()
 
 
-def _acted_leaf(part: Any, _: Any) -> Leaf:
-    if found := _library_leaf(part):
-        return found
-    if part.dtype.kind in _WHOLE:
+def _action_leaf(part: Any, _: Any) -> Leaf:
+    if leaf := _library_leaf(part):
+        return leaf
+    if part.dtype.kind in _WHOLE_KINDS:
         return Leaf(short(part.stored), part.shape, "int64", part.low, part.high)
     return Leaf(short(part.stored), part.shape, "float32")
 
 
-def _map_spaces(function: Callable[[Any, Any], Any], theirs: Any, ours: Any) -> Any:
-    """Applies `function(space, the environment's space of it or None)` to the arrays of a stored space."""
-    match type(theirs).__name__:
+def _map_spaces(function: Callable[[Any, Any], Any], library_space: Any, space: Any) -> Any:
+    """Applies a function to each part of a library's space, and the environment's part (None without one)."""
+    match type(library_space).__name__:
         case "Dict":
-            named = dict(ours.spaces) if isinstance(ours, composite.Dict) else {}
+            parts = dict(space.spaces) if isinstance(space, composite.Dict) else {}
             return {
-                name: _map_spaces(function, part, named.get(name)) for name, part in theirs.spaces.items()
+                name: _map_spaces(function, part, parts.get(name))
+                for name, part in library_space.spaces.items()
             }
         case "Tuple":
-            inner = dict(enumerate(ours.spaces)) if isinstance(ours, composite.Tuple) else {}
-            return tuple(_map_spaces(function, part, inner.get(i)) for i, part in enumerate(theirs.spaces))
-    return function(theirs, ours)
+            parts = dict(enumerate(space.spaces)) if isinstance(space, composite.Tuple) else {}
+            return tuple(
+                _map_spaces(function, part, parts.get(i)) for i, part in enumerate(library_space.spaces)
+            )
+    return function(library_space, space)
 
 
 # --- spaces of the library, from untrusted descriptions ---
@@ -275,7 +281,7 @@ _CLASSES = {
 
 
 def _library_space(stored: Any) -> Any:
-    """The space that a stored description describes; None for anything else."""
+    """The library's space of a stored description; None if it is not a valid one."""
     try:
         return _parse(stored)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError):
@@ -284,33 +290,33 @@ def _library_space(stored: Any) -> Any:
 
 def _parse(stored: Any) -> Any:
     kind = stored["type"]
-    made = functools.partial(_CLASSES[kind], stored=stored)
+    make_space = functools.partial(_CLASSES[kind], stored=stored)
     match kind:
         case "Dict":
-            return made(spaces={str(name): _parse(part) for name, part in stored["subspaces"].items()})
+            return make_space(spaces={str(name): _parse(part) for name, part in stored["subspaces"].items()})
         case "Tuple":
-            return made(spaces=tuple(_parse(part) for part in stored["subspaces"]))
+            return make_space(spaces=tuple(_parse(part) for part in stored["subspaces"]))
         case "Text":
             length = _checked_size(stored["max_length"])
-            return made(max_length=length, character_set=frozenset(stored["charset"]))
+            return make_space(max_length=length, character_set=frozenset(stored["charset"]))
         case "MultiBinary":
             n = stored["n"]
-            return made(shape=_checked_shape(n if isinstance(n, list) else [n]), dtype=np.dtype("int8"))
+            return make_space(shape=_checked_shape(n if isinstance(n, list) else [n]), dtype=np.dtype("int8"))
     dtype = np.dtype(stored.get("dtype", "int64"))
     if dtype.kind not in ("biuf" if kind == "Box" else "iu"):
         raise ValueError(f"dtype {dtype}")
     if kind == "Discrete":
         start: Any = np.array(stored.get("start") or 0, np.int64)
-        return made(n=_checked_size(stored["n"]), start=start, shape=(), dtype=dtype)
+        return make_space(n=_checked_size(stored["n"]), start=start, shape=(), dtype=dtype)
     if kind == "MultiDiscrete":
         nvec = np.asarray(stored["nvec"], np.int64)
         if nvec.size == 0 or nvec.min() < 1 or nvec.max() > _MAX_SIZE or nvec.sum() > _MAX_SIZE:
             raise ValueError("nvec")
         start = np.broadcast_to(np.asarray(stored.get("start") or 0, np.int64), nvec.shape)
-        return made(nvec=nvec, start=start, shape=nvec.shape, dtype=dtype)
+        return make_space(nvec=nvec, start=start, shape=nvec.shape, dtype=dtype)
     shape = _checked_shape(stored["shape"])
     low, high = (np.broadcast_to(np.asarray(stored[end], dtype), shape) for end in ("low", "high"))
-    return made(shape=shape, dtype=dtype, low=low, high=high)
+    return make_space(shape=shape, dtype=dtype, low=low, high=high)
 
 
 def _checked_shape(shape: list[int]) -> tuple[int, ...]:
@@ -348,7 +354,7 @@ def fits(stored: Any, expected: dict[str, Any], check_bounds: bool) -> bool:
 
 
 def differing(stored: Any, expected: Any, check_bounds: bool, where: str) -> tuple[str, str]:
-    """The first part that differs, for a message: what is stored where, and what is expected."""
+    """The first part that differs, as two texts for a message: the stored part, and the expected part."""
     inner, parts = ({}, {})
     if isinstance(stored, dict) and stored.get("type") == expected["type"] and "subspaces" in expected:
         inner, parts = _by_name(stored.get("subspaces")), _by_name(expected["subspaces"])
@@ -356,8 +362,9 @@ def differing(stored: Any, expected: Any, check_bounds: bool, where: str) -> tup
         for name, part in parts.items():
             if not fits(inner[name], part, check_bounds):
                 return differing(inner[name], part, check_bounds, f"{where}/{name}")
-    one, other = short(stored), short(expected)
-    return f"{where} {one}", f"{other}{' with other bounds' if one == other else ''}"
+    stored_text, expected_text = short(stored), short(expected)
+    bounds = " with other bounds" if stored_text == expected_text else ""
+    return f"{where} {stored_text}", f"{expected_text}{bounds}"
 
 
 def _by_name(parts: Any) -> dict[Any, Any]:
@@ -388,8 +395,8 @@ def short(stored: Any) -> str:
     match stored:
         case {"type": "Discrete", "n": count} | {"type": "MultiDiscrete", "nvec": count}:
             start = stored.get("start") or 0
-            said = f", start={start!r:.40}" if np.any(_numbers(start)) else ""
-            return f"{stored['type']}({count!r:.40}{said})"
+            start_text = f", start={start!r:.40}" if np.any(_numbers(start)) else ""
+            return f"{stored['type']}({count!r:.40}{start_text})"
         case {"type": "MultiBinary", "n": n}:
             return f"MultiBinary({n!r:.40})"
         case {"type": "Text", "max_length": length}:

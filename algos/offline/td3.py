@@ -1,9 +1,9 @@
 """TD3 from a data set: `TD3BC` and `ReBRAC`.
 
-TD3+BC (Fujimoto and Gu 2021, arXiv 2106.06860): the actor also imitates the data. ReBRAC (Tarasov, Kurenkov,
-Nikulin and Kolesnikov 2023, arXiv 2305.09836): actor and critics have separate penalties for deviating from
-the data's actions, and the critics have layer normalisation. The rest, and the state, are TD3's
-(`algos/td3.py`), so a run of TD3 can start from either (`--from`).
+In TD3+BC (Fujimoto and Gu 2021, arXiv 2106.06860), the actor also imitates the data. In ReBRAC (Tarasov,
+Kurenkov, Nikulin and Kolesnikov 2023, arXiv 2305.09836), actor and critics have separate penalties for
+deviating from the data's actions, and the critics have layer normalisation. All else, and the state, are as
+in TD3 (`algos/td3.py`), so a run of TD3 can start from a run of either (`--from`).
 
 Shapes: `B` environments, `n` samples of each, `N` samples of a minibatch.
 """
@@ -56,14 +56,19 @@ class TD3BC(Agent, driver=learning, presets="TD3BC"):
         self._check()
         require_not_negative(self, "value_weight")
 
-    _keys = 1  # keys per sample of a gradient step
+    _keys_per_sample = 1  # in a gradient step
 
-    gradient, update, _each = TD3.gradient, TD3.update, TD3._each
-    _first, _learn_from, _followed = TD3._first, TD3._learn_from, TD3._followed
-    _critic_loss, _target, _policy, _smoothed = TD3._critic_loss, TD3._target, TD3._policy, TD3._smoothed
+    gradient, update, _outputs_per_component = TD3.gradient, TD3.update, TD3._outputs_per_component
+    _init_learned, _learn_from, _update_targets = TD3._init_learned, TD3._learn_from, TD3._update_targets
+    _critic_loss, _target, _policy, _smooth_actions = (
+        TD3._critic_loss,
+        TD3._target,
+        TD3._policy,
+        TD3._smooth_actions,
+    )
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
-        """Equations 3 and 5: the negative value of the first critic, weighted, plus the imitation error."""
+        """Equations 3 and 5: the imitation error, minus the weighted value of the first critic."""
         action = self._policy(actor, transition.observation).mode()
         first, _ = self._critics.apply(critics, transition.observation, action)
         value = self.grid.reading.value(first)
@@ -85,11 +90,11 @@ class NextTransition(NamedTuple):
 
 
 class Pairs(Replay):
-    """Replay that samples windows of two steps: a transition, and the next action."""
+    """A replay buffer that samples windows of two steps: a transition, and the next action."""
 
-    def _of_windows(self, windows: Step) -> NextTransition:
-        single = jax.tree.map(lambda x: x[:, :, :1], windows)
-        transition = jax.vmap(lambda window: summarize(window, self.discount))(single)
+    def _minibatch_of_windows(self, windows: Step) -> NextTransition:
+        first_steps = jax.tree.map(lambda x: x[:, :, :1], windows)
+        transition = jax.vmap(lambda window: summarize(window, self.discount))(first_steps)
         ended = windows.terminated | windows.truncated
         return NextTransition(*transition[:5], windows.action[:, :, 1], ~ended[:, :, 0])
 
@@ -124,15 +129,15 @@ class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
         require_not_negative(self, "actor_penalty", "critic_penalty")
 
     buffer = property(lambda self: learning.buffer(self, Pairs, n_step=2))
-    _keys = 1  # keys per sample of a gradient step
+    _keys_per_sample = 1  # in a gradient step
 
-    gradient, update, _each = TD3.gradient, TD3.update, TD3._each
-    _first, _learn_from, _followed = TD3._first, TD3._learn_from, TD3._followed
-    _critic_loss, _policy, _smoothed = TD3._critic_loss, TD3._policy, TD3._smoothed
+    gradient, update, _outputs_per_component = TD3.gradient, TD3.update, TD3._outputs_per_component
+    _init_learned, _learn_from, _update_targets = TD3._init_learned, TD3._learn_from, TD3._update_targets
+    _critic_loss, _policy, _smooth_actions = TD3._critic_loss, TD3._policy, TD3._smooth_actions
 
     def _target(self, targets: Parameters, transition: NextTransition, keys: jax.Array) -> jax.Array:
-        """TD3's target, minus the penalty of the next action."""
-        smoothed = self._smoothed(targets, transition, keys)
+        """TD3's target with a penalty for the distance of the smoothed action to the data's next action."""
+        smoothed = self._smooth_actions(targets, transition, keys)
         first, second = self._critics.apply(targets.critics, transition.next_observation, smoothed)
         # The data has no action after a truncation.
         distance = jnp.where(transition.follows, squared_distance(smoothed, transition.next_action), 0.0)

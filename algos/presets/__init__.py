@@ -1,8 +1,10 @@
 """Tuned settings by algorithm and by family of environments; other settings keep their defaults.
 
-`envs/families.py` maps environments to families. Each file here has the presets of a few families; a key of
-its table is a family, or the name of an environment, or a shell pattern of names, which refines the family.
-The most specific key is used. Every entry names its source.
+`envs/families.py` maps environments to families. Each file of this folder has the presets of a few families.
+A key of its table is a family, the name of an environment, or a shell pattern of such names. If several keys
+match,
+the most specific one is used: a name before a pattern, a pattern before a family. Every entry names its
+source.
 """
 
 import dataclasses
@@ -27,14 +29,14 @@ _FILES = (control, designs, language, physics, pixels, teams, worlds)
 class Preset:
     """The settings of an algorithm for an environment."""
 
-    name: str  # the family, or the environment, that they are for
-    source: str  # where they come from
+    name: str  # the family, environment or pattern that the settings are for
+    source: str  # where the settings come from
     values: Mapping[str, Any]  # by field of the algorithm
 
     def without(self, fields: Collection[str]) -> "Preset":
         """A copy without some fields."""
-        kept = {field: value for field, value in self.values.items() if field not in fields}
-        return dataclasses.replace(self, values=kept)
+        values = {field: value for field, value in self.values.items() if field not in fields}
+        return dataclasses.replace(self, values=values)
 
 
 def of(algorithm: str, env_name: str, env: Any = None) -> dict[str, Any]:
@@ -52,33 +54,33 @@ def of(algorithm: str, env_name: str, env: Any = None) -> dict[str, Any]:
 
 
 def find(algorithm: str, env_name: str, env: Any = None) -> Preset | None:
-    """The preset of an algorithm for an environment; None if there is none, or its defaults are right.
+    """The preset of an algorithm for an environment; None if there is none, or if it changes nothing.
 
     Args:
       algorithm: its class name.
       env_name: as for `envs.make`.
       env: the environment, which may define its `family`; its spaces are used if the algorithm has no preset
-        for its name. Settings that do not fit the spaces are dropped: statistics of observations that are all
-        codes, categories or images.
+        for its name. Normalisation of observations is dropped from the preset if all observations are codes,
+        categories or images, which have no statistics.
     """
     table = _entries(algorithm)
-    env_name = env_name.removeprefix("ray:")  # which says where it runs
-    if is_text(env):  # no matter which module made it
+    env_name = env_name.removeprefix("ray:")  # the prefix only says where the environment runs
+    if is_text(env):  # whichever module made it
         env_name = f"text:{env.name.removeprefix('text:')}"
-    kinds = [getattr(env, "family", None) or family(env_name)]
-    if hasattr(env, "observation_space") and kinds != ["probe"]:
-        kinds.append(family_by_spaces(env.observation_space, env.action_space))
+    families = [getattr(env, "family", None) or family(env_name)]
+    if hasattr(env, "observation_space") and families != ["probe"]:
+        families.append(family_by_spaces(env.observation_space, env.action_space))
     patterns = [key for key in table if key != env_name and fnmatch.fnmatchcase(env_name, key)]
-    key = next((key for key in (env_name, *patterns, *kinds) if key in table), None)
-    preset = None if key is None else _fitting(_preset(key, table[key]), env)
+    key = next((key for key in (env_name, *patterns, *families) if key in table), None)
+    preset = None if key is None else _without_unfit_fields(_preset(key, table[key]), env)
     return preset if preset and preset.values else None
 
 
 def named(algorithm: str, name: str) -> Preset:
-    """The preset of a family, or of another environment.
+    """The preset with this name: a family, an environment, or a pattern.
 
     Raises:
-      UnknownNameError: the algorithm has no such preset; suggests the nearest name.
+      UnknownNameError: the algorithm has no such preset; the message suggests the nearest name.
     """
     preset = find(algorithm, name)
     table = _entries(algorithm)
@@ -106,7 +108,7 @@ def _preset(name: str, entry: Entry) -> Preset:
     return Preset(name, entry.source, entry.for_backend())
 
 
-def _fitting(preset: Preset, env: Any) -> Preset:
+def _without_unfit_fields(preset: Preset, env: Any) -> Preset:
     space = getattr(env, "observation_space", None)
-    plain = space is None or has_statistics(space)
-    return preset if plain else preset.without(("normalize_observation",))
+    can_normalize = space is None or has_statistics(space)
+    return preset if can_normalize else preset.without(("normalize_observation",))

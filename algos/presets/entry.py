@@ -11,10 +11,10 @@ import jax
 class Entry:
     """Settings of one algorithm for one family of environments, or for one environment."""
 
-    source: str  # where they come from, and what was changed
+    source: str  # where the settings come from, and how they were changed
     values: Mapping[str, Any]  # by field of the algorithm; other fields keep their defaults
-    # overrides on a CPU: mostly fewer environments, since a CPU steps hundreds as fast as thousands, and
-    # would need minutes until it learns
+    # Values that override these on a CPU. Mostly fewer environments: with thousands of them, a CPU makes no
+    # more steps per second than with hundreds, and would take minutes for an iteration.
     on_cpu: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def for_backend(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Adjusts sizes that must divide each other: sizes that the user did not set follow those that were set."""
+"""Adjusts sizes that must divide each other: those that the user did not set are fitted to the others."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -6,11 +6,11 @@ from typing import Any
 
 
 def fitting_sizes(values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-    """Changes of sizes that were not set, so that all divide; empty if none are needed.
+    """Changes to sizes that the user did not set, so that all sizes divide; empty if none are needed.
 
     Args:
       values: all fields of an algorithm, by name.
-      named: fields that must not change.
+      named: the fields that the user set, which do not change.
 
     >>> preset = {"num_envs": 64, "num_steps": 256, "num_minibatches": 32, "shuffle": "each"}
     >>> fitting_sizes({**preset, "num_envs": 2, "num_steps": 12}, ["num_envs", "num_steps"])
@@ -26,25 +26,25 @@ def fitting_sizes(values: Mapping[str, Any], named: Collection[str]) -> dict[str
         value = changes.get(name, values.get(name))
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
-    def settle(name: str, fitting: int) -> None:
+    def change(name: str, fitting: int) -> None:
         if size(name) and name not in named and fitting > 0 and fitting != size(name):
             changes[name] = fitting
 
     num_envs, num_steps = size("num_envs"), size("num_steps")
     if not num_envs or not num_steps:
         return {}  # the algorithm then refuses the sizes
-    settle("num_workers", _divisor(num_envs, size("num_workers")))
+    change("num_workers", _divisor(num_envs, size("num_workers")))
     per_env = num_steps
     if "sequence_length" in values and (values.get("recurrent", True) or values.get("memory") is not None):
-        settle("sequence_length", _divisor(num_steps, size("sequence_length")))
+        change("sequence_length", _divisor(num_steps, size("sequence_length")))
         length = size("sequence_length") or num_steps
-        settle("burn_in", min(size("burn_in"), length))
+        change("burn_in", min(size("burn_in"), length))
         per_env = num_steps // length
     rows = per_env if values.get("shuffle") == "time" else num_envs * per_env
-    settle("num_minibatches", _divisor(rows, size("num_minibatches")))
-    settle("batch_size", max(1, round(size("batch_size") / num_envs)) * num_envs)
+    change("num_minibatches", _divisor(rows, size("num_minibatches")))
+    change("batch_size", max(1, round(size("batch_size") / num_envs)) * num_envs)
     if size("buffer_size"):
-        settle("learning_starts", min(size("learning_starts"), size("buffer_size") // num_envs * num_envs))
+        change("learning_starts", min(size("learning_starts"), size("buffer_size") // num_envs * num_envs))
     rate, steps = values.get("updates_per_step"), num_envs * num_steps
     if isinstance(rate, int | float) and rate > 0 and "updates_per_step" not in named:
         updates = max(1, round(rate * steps))
@@ -53,6 +53,6 @@ def fitting_sizes(values: Mapping[str, Any], named: Collection[str]) -> dict[str
     return changes
 
 
-def _divisor(count: int, most: int) -> int:
-    """The largest divisor of `count` that is at most `most`; 0 if there is none."""
-    return next((n for n in range(min(most, count), 0, -1) if count % n == 0), 0)
+def _divisor(count: int, limit: int) -> int:
+    """The largest divisor of `count` that is at most `limit`; 0 if there is none."""
+    return next((n for n in range(min(limit, count), 0, -1) if count % n == 0), 0)

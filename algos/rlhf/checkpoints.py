@@ -1,4 +1,4 @@
-"""Initial checkpoints on disk: tracing reads shapes, programs read arrays."""
+"""Initial checkpoints on disk: tracing needs only their shapes; programs read the arrays when they run."""
 
 import dataclasses
 import functools
@@ -19,15 +19,17 @@ from envs.text.tokenizer_folders import files_of, numbers_of, tokenizer_of
 from fdg.errors import FdgError, FdgWarning, HostError
 from fdg.reading import read_json
 
-CHARACTERS = "characters"  # instead of a tokenizer's folder: the task's own; "characters=ab": these two
-_LONGEST = 64  # tokens of a response, if the checkpoint's tokens are not characters
+# In place of a tokenizer's folder: "characters" is the task's own tokenizer, "characters=ab" one of these
+# two.
+CHARACTERS = "characters"
+_DEFAULT_RESPONSE = 64  # tokens of a response, if the checkpoint's tokens are not characters
 
 
 @functools.lru_cache(maxsize=16)
 def config_of(path: str, scores: bool = False) -> DecoderConfig:
     """The configuration of the checkpoint, or the reward model, in a folder.
 
-    For plans its `config.json` is enough.
+    If the folder has no weights, its `config.json` is enough: plans do not read weights.
     """
     return weights.check(path, scores) if weights.has_tensors(path) else weights.planned_config(path)
 
@@ -39,12 +41,13 @@ def adapted_config_of(path: str, adapters: str) -> DecoderConfig:
     Warns if the adapters name another base.
     """
     adapted = peft.read_config(adapters, config_of(path))
-    named = peft.base_name(adapters)
+    adapters_base = peft.base_name(adapters)
     base = read_json(Path(path) / "config.json", any_number=True).get("_name_or_path")
-    known = f"{Path(path).resolve()} {base}".lower()
-    if Path(named).name.lower() not in known:  # as in `models--Qwen--Qwen3-0.6B/snapshots/...`
+    base_names = f"{Path(path).resolve()} {base}".lower()
+    if Path(adapters_base).name.lower() not in base_names:  # as in `models--Qwen--Qwen3-0.6B/snapshots/...`
         warnings.warn(
-            f"adapters={adapters}: they were trained on '{named}' (base_model_name_or_path of {peft.CONFIG}),"
+            f"adapters={adapters}: they were trained on '{adapters_base}' (base_model_name_or_path of"
+            f" {peft.CONFIG}),"
             f" and the shapes of model={path} fit, but its name differs: they are useless on another base;"
             " if it is the same one, write its name there",
             FdgWarning,
@@ -53,43 +56,48 @@ def adapted_config_of(path: str, adapters: str) -> DecoderConfig:
     return adapted
 
 
-def begun(network: Decoder, path: str, adapters: str | None, key: jax.Array) -> Any:
-    """The parameters of the checkpoint in a folder.
+def initial_parameters(network: Decoder, path: str, adapters: str | None, key: jax.Array) -> Any:
+    """The parameters of the checkpoint in the folder `path`.
 
-    If the network has adapters: with those of another folder, or new ones by `key`.
+    If the network has adapters, they are those in the folder `adapters`, or new ones from `key`.
     """
     plain = Decoder(dataclasses.replace(network.config, lora_rank=0))
-    # A call to the host, not constants of the program: the files are read as it runs.
+    # A host callback reads the files when the program runs, so arrays are not constants of the program.
     shapes = jax.eval_shape(plain.init, key)
     base = jax.pure_callback(functools.partial(_read, path, shapes["embedding"].dtype), shapes)
     if adapters is None:
         return network.with_adapters(base, key) if network.config.lora_rank else base
-    kept = jax.eval_shape(network.init, key)["adapters"]
+    adapter_shapes = jax.eval_shape(network.init, key)["adapters"]
     read = functools.partial(_read_adapters, adapters, plain.config, shapes["embedding"].dtype)
-    return {"base": base, "adapters": jax.pure_callback(read, kept)}
+    return {"base": base, "adapters": jax.pure_callback(read, adapter_shapes)}
 
 
-def check_there(path: str, scores: bool = False) -> None:
+def check_weights_exist(path: str, scores: bool = False) -> None:
     """Checks that the weights of an initial checkpoint exist."""
     if not weights.has_tensors(path):
         weights.check(path, scores)
 
 
-def begun_reward(network: Decoder, path: str, key: jax.Array) -> Any:
-    """The reward model in a folder: `{"network": parameters of a decoder but its head, "score": [D, 1]}`."""
+def initial_reward_model(network: Decoder, path: str, key: jax.Array) -> Any:
+    """The reward model in a folder: `{"network": a decoder's parameters without a head, "score": [D, 1]}`."""
     shapes = jax.eval_shape(lambda: with_head(network, network.init(key)))
-    shapes["network"].pop("head", None)  # an untied decoder's: a reward model has a score in its place
+    shapes["network"].pop("head", None)  # in its place, a reward model has `score`
     dtype = shapes["network"]["embedding"].dtype
     return jax.pure_callback(functools.partial(_read_reward, path, dtype), shapes)
 
 
-def in_its_words(env: Any, path: str | None, tokenizer: str | None, max_response: int | None) -> Any:
+def with_checkpoint_tokenizer(
+    env: Any, path: str | None, tokenizer: str | None, max_response: int | None
+) -> Any:
     """The task with the tokenizer of a checkpoint.
 
-    That is the tokenizer in the folder `tokenizer`, or else the checkpoint's in `path`; unless the task's
-    tokenizer is not by characters, or `tokenizer` is 'characters'; 'characters=ab' is the alphabet 'ab'.
-    Responses have `max_response` tokens, or the task's limit; else, with tokens longer than characters, 64,
-    or as many as a file's longest answer, or as the context allows.
+    - `tokenizer` is a folder: the tokenizer in it. 'characters=ab': one with the alphabet 'ab'. 'characters':
+      the task's own.
+    - `tokenizer` is None: the checkpoint's tokenizer, in the folder `path`; but the task's own, unless that
+      is one of characters.
+
+    Responses have at most `max_response` tokens, or the task's limit. If both are None and tokens are longer
+    than characters, the limit is 64, or less if the context is shorter, but at least a file's longest answer.
     """
     by_character = isinstance(env.tokenizer, CharacterTokenizer)
     if tokenizer == CHARACTERS or (tokenizer is None and not by_character):
@@ -104,19 +112,18 @@ def in_its_words(env: Any, path: str | None, tokenizer: str | None, max_response
             f"game '{env.name}' has a tokenizer of its own, and {where} another: train a network with the"
             f" game's tokenizer, or give tokenizer='{CHARACTERS}' if the checkpoint was trained on them"
         )
-    named = max_response or env.max_response
-    if type(stored) is CharacterTokenizer:
-        return env.with_tokenizer(stored, max_response=named)
-    spoken = env.with_tokenizer(stored, max_response=named)
-    if named is not None:
-        return spoken
-    longest = spoken.response_length if hasattr(env.problem, "rows") else 0
-    room = _LONGEST if path is None else config_of(path).max_positions - spoken.prompt_length
-    return dataclasses.replace(spoken, max_response=max(longest, min(_LONGEST, max(room, 1))))
+    limit = max_response or env.max_response
+    task = env.with_tokenizer(stored, max_response=limit)
+    if type(stored) is CharacterTokenizer or limit is not None:
+        return task
+    longest_answer = task.response_length if hasattr(env.problem, "rows") else 0
+    room = _DEFAULT_RESPONSE if path is None else config_of(path).max_positions - task.prompt_length
+    limit = max(longest_answer, min(_DEFAULT_RESPONSE, max(room, 1)))
+    return dataclasses.replace(task, max_response=limit)
 
 
 def save(path: Path, network: Decoder, parameters: Any, tokenizer: Any) -> None:
-    """Writes a checkpoint with everything needed to answer: see `weights.save` and `files_of`."""
+    """Writes a checkpoint with its tokenizer: see `weights.save` and `files_of`."""
     settings, files = numbers_of(tokenizer), files_of(tokenizer)
     weights.save(path, network, parameters, settings=settings, files=files)
 

@@ -22,15 +22,15 @@ from fdg.settings.fields import hyperparameter, require, require_positive
 
 @dataclasses.dataclass(frozen=True)
 class DPO(PreferenceAgent, presets="DPO"):
-    """DPO on pairs of a file (`text:preferences`), or of the network's own responses, ranked by their reward.
+    """DPO on pairs of a file (`text:preferences`), or on pairs of sampled responses, ranked by their rewards.
 
-    The best and the worst of `group_size` responses form a pair; prompts with equal rewards do not count. As
-    in the paper, the reference generates; with `respondent="policy"` the trained network does (online DPO,
-    arXiv 2402.04792). An evaluation on a file is the fraction of held-out pairs with a positive margin.
-    Frozen and hashable.
+    The best and the worst of `group_size` responses form a pair; prompts whose responses have equal rewards
+    do not count. As in the paper, the reference samples the responses; with `respondent="policy"` the trained
+    network does (online DPO, arXiv 2402.04792). An evaluation on a file is the fraction of held-out pairs
+    with a positive margin. Frozen and hashable.
 
     Raises:
-      FdgError: (construction) a field is out of range, or sizes do not divide.
+      FdgError: at construction, if a field is out of range, or a size does not divide another.
     """
 
     reward_settings = registry.option("reward model").Judge()
@@ -54,55 +54,61 @@ class DPO(PreferenceAgent, presets="DPO"):
         require(
             self,
             self.late == "wait",
-            "late='mask': a loss of pairs has no weights of tokens: use late='wait'",
+            "late='mask': the loss of a pair has no weights for tokens: use late='wait'",
         )
 
     def init(self, key: jax.Array) -> State:
         """The initial state."""
-        return self._first_state(key, 0 if self._reads else self.num_prompts)
+        return self._initial_state(key, 0 if self._reads_pairs else self.num_prompts)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """Responses to new prompts, pairs of them, and all updates."""
+        """Samples or reads pairs of responses to new prompts, and makes all updates on them."""
         reference = self._reference_parameters(state)
         respondent = reference if self.respondent == "reference" else state.parameters
         stream = state.stream
-        if self._reads:
+        if self._reads_pairs:
             pairs = self.read(*self._problem_keys(state, self.num_prompts))
-            known, facts = self.refer(reference, pairs), self._lengths(pairs.chosen)
+            reference_log_probs = self.refer(reference, pairs)
+            response_metrics = self._lengths(pairs.chosen)
         else:
 
-            def judged(rollout):
-                pairs = self._paired(rollout)
+            def score_rollout(rollout):
+                pairs = self._pairs_of(rollout)
                 return rollout, pairs, self.refer(reference, pairs)
 
-            speaking = state._replace(parameters=respondent)
-            (rollout, pairs, known), stream, _ = rollouts(self, speaking, self.num_prompts, judged)
+            responding = state._replace(parameters=respondent)
+            (rollout, pairs, reference_log_probs), stream, _ = rollouts(
+                self, responding, self.num_prompts, score_rollout
+            )
             responses, reward = rollout.responses, rollout.reward
-            facts = self._said(responses, reward, has_reward(responses))
-            facts |= registry.option("stream").measures(self, state.stream, stream)
+            response_metrics = self._response_metrics(responses, reward, has_reward(responses))
+            response_metrics |= registry.option("stream").measures(self, state.stream, stream)
             if self.respondent == "policy":
-                facts |= staleness(rollout.version, state.iteration, rollout.responses.own)
+                response_metrics |= staleness(rollout.version, state.iteration, rollout.responses.own)
+        batch = pairs, reference_log_probs
         trained, optimizer_state, metrics = self.learn(
-            state.parameters, state.optimizer_state, (pairs, known), self._iteration_key(state, 2)
+            state.parameters, state.optimizer_state, batch, self._iteration_key(state, 2)
         )
-        return self._next_state(state, trained, optimizer_state, stream=stream), {**metrics, **facts}
+        state = self._next_state(state, trained, optimizer_state, stream=stream)
+        return state, {**metrics, **response_metrics}
 
     def evaluate(
         self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
     ) -> dict[str, jax.Array]:
-        """As `LanguageAgent.evaluate`; on pairs of a file, the fraction with a positive margin."""
-        if not self._reads:
+        """Like `LanguageAgent.evaluate`; on pairs of a file, the fraction with a positive margin."""
+        if not self._reads_pairs:
             return super().evaluate(state, key, episodes, greedy)
         pairs = self._held_out_pairs(key, episodes)
-        gains = self._gains(state.parameters, pairs, self.refer(self._reference_parameters(state), pairs))
-        return {"return": ranked_right(pairs, gains[0] - gains[1])}
+        reference_log_probs = self.refer(self._reference_parameters(state), pairs)
+        chosen, rejected = self._log_ratios(state.parameters, pairs, reference_log_probs)
+        return {"return": ranked_right(pairs, chosen - rejected)}
 
     # --- fragments; `problems`, `respond`, `score` and `update` are inherited from `LanguageAgent` ---
 
     @fdg.fragment("reference", in_axes=(None, 0))
     def refer(self, parameters, pairs):
         """Log-probabilities `[B, R]` of the chosen and the rejected responses under the reference."""
-        return map_micro_batches(lambda some: self._scores(parameters, some), pairs, self.at_once)
+        return map_micro_batches(lambda part: self._log_probs_of_pairs(parameters, part), pairs, self.at_once)
 
     def _version(self, state: Any) -> jax.Array:
         if self.respondent == "policy":
@@ -111,32 +117,37 @@ class DPO(PreferenceAgent, presets="DPO"):
 
     def _loss(self, parameters, is_first, minibatch):
         weight = minibatch.weight
-        grown = self._gains(parameters, minibatch.pairs, minibatch.known)
-        margin = grown[0] - grown[1]
-        each = registry.option("losses").preference_loss(
+        chosen, rejected = self._log_ratios(parameters, minibatch.pairs, minibatch.known)
+        margin = chosen - rejected
+        pair_losses = registry.option("losses").preference_loss(
             margin, self.beta, self.preference, self.label_smoothing
         )
-        loss = jnp.sum(weight * each)
+        loss = jnp.sum(weight * pair_losses)
         return loss, {
             "loss": loss,
             "preference_accuracy": jnp.sum(weight * (margin > 0)),
             "margin": jnp.sum(weight * margin),
-            "chosen_reward": self.beta * jnp.sum(weight * grown[0]),
-            "rejected_reward": self.beta * jnp.sum(weight * grown[1]),
+            "chosen_reward": self.beta * jnp.sum(weight * chosen),
+            "rejected_reward": self.beta * jnp.sum(weight * rejected),
         }
 
-    def _gains(self, parameters, pairs, known):
+    def _log_ratios(self, parameters, pairs, reference_log_probs):
         """Log-probabilities of the chosen and the rejected response minus the reference's: `[n]` each."""
-        gains = []
-        both = zip((pairs.chosen, pairs.rejected), self._scores(parameters, pairs), known, strict=True)
-        for responses, log_prob, reference in both:
-            gain = jnp.sum(jnp.where(responses.own, log_prob - reference, 0.0), axis=1)
-            if self.preference == "ipo":  # over means, as the authors state for their experiments
-                gain = gain / jnp.maximum(jnp.sum(responses.own, axis=1, dtype=jnp.float32), 1)
-            gains.append(gain)
-        return gains
+        log_ratios = []
+        responses_and_log_probs = zip(
+            (pairs.chosen, pairs.rejected),
+            self._log_probs_of_pairs(parameters, pairs),
+            reference_log_probs,
+            strict=True,
+        )
+        for responses, log_prob, reference in responses_and_log_probs:
+            log_ratio = jnp.sum(jnp.where(responses.own, log_prob - reference, 0.0), axis=1)
+            if self.preference == "ipo":  # means over tokens, as the authors state for their experiments
+                log_ratio = log_ratio / jnp.maximum(jnp.sum(responses.own, axis=1, dtype=jnp.float32), 1)
+            log_ratios.append(log_ratio)
+        return log_ratios
 
-    def _scores(self, parameters, pairs):
+    def _log_probs_of_pairs(self, parameters, pairs):
         return tuple(
             scores(self.network, parameters, responses, self.temperature)[0]
             for responses in (pairs.chosen, pairs.rejected)

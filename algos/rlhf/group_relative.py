@@ -29,7 +29,7 @@ from algos.rlhf.objective import (
     weight_sums,
 )
 from algos.rlhf.responses import Responses, finished, has_reward, loss_mask, rollouts, scores, staleness
-from algos.rlhf.updates import accumulate_gradient, run_updates, together
+from algos.rlhf.updates import accumulate_gradient, combine_measures, run_updates
 from envs.text import Reward
 from fdg.settings.fields import hyperparameter
 
@@ -57,22 +57,22 @@ class Minibatch(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Gradients and losses summed over micro-batches, not yet divided."""
+    """Gradients summed over micro-batches, before division by their total weight."""
 
     gradient: Any
-    weight: jax.Array  # [] float32, the divisor: tokens, or responses
-    tokens: jax.Array  # [] float32
+    weight: jax.Array  # [] float32, the divisor of gradient and loss: tokens, or responses
+    tokens: jax.Array  # [] float32, the divisor of means over tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class GRPO(LanguageAgent, presets="GRPO"):
     """Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300) and its relatives.
 
-    `variant` selects a paper, `convention` a library's choices where papers leave room; explicit values
-    override both, and None keeps them: `algorithm.objective` is the result. Frozen and hashable.
+    `variant` selects a paper, and `convention` a library's choices where papers leave room. Explicit values
+    override both; None does not. `algorithm.objective` is the result. Frozen and hashable.
 
     Raises:
-      FdgError: (construction) a field is out of range, or sizes do not divide.
+      FdgError: at construction, if a field is out of range, or a size does not divide another.
 
     >>> import envs
     >>> GRPO(env=envs.make("text:addition"), variant="dapo").objective.clip_high
@@ -107,7 +107,7 @@ class GRPO(LanguageAgent, presets="GRPO"):
 
     @classmethod
     def gives_way(cls, values: Mapping[str, Any]) -> frozenset[str]:
-        """A variant's values override a preset; a correction needs samples of an older policy."""
+        """The fields whose preset values are dropped: those of the variant, and with a correction `old_log_prob`."""
         names = frozenset(cls.family.own_values(values))
         return names | {"old_log_prob"} if values.get("correction", "none") != "none" else names
 
@@ -118,32 +118,33 @@ class GRPO(LanguageAgent, presets="GRPO"):
 
     def init(self, key: jax.Array) -> State:
         """The initial state."""
-        return self._first_state(key, self._candidates, self._has_reference)
+        return self._initial_state(key, self._candidates, self._has_reference)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """Responses to new prompts, and all updates on them."""
+        """Samples responses to new prompts, and makes all updates on them."""
 
-        def judged(rollout):
+        def batch_of(rollout):
             responses, sampled, version, reward, _ = rollout
             reference_log_prob = jnp.zeros(sampled.shape)
             if self._has_reference:
                 reference_log_prob = self.refer(self._reference_parameters(state), responses)
-            counted = loss_mask(self, rollout)
-            return Batch(responses, counted, sampled, version, reference_log_prob, reward)
+            mask = loss_mask(self, rollout)
+            return Batch(responses, mask, sampled, version, reference_log_prob, reward)
 
-        def learned(sums, batch):
+        def learn_part(sums, batch):
             return self.learn_part(state.parameters, state.iteration, sums, batch)
 
         if self._learns_by_parts:
-            none = jax.tree.map(jnp.zeros_like, self._trained(state.parameters))
-            batch, stream, rest = rollouts(
-                self, state, self._candidates, judged, learned, Sums(none, jnp.float32(0), jnp.float32(0))
+            zeros = jax.tree.map(jnp.zeros_like, self._trained(state.parameters))
+            sums = Sums(zeros, jnp.float32(0), jnp.float32(0))
+            batch, stream, sums_and_measures = rollouts(
+                self, state, self._candidates, batch_of, learn_part, sums
             )
             trained, optimizer_state, metrics = self.learn_sums(
-                state.parameters, state.optimizer_state, state.iteration, batch, *rest
+                state.parameters, state.optimizer_state, state.iteration, batch, *sums_and_measures
             )
         else:
-            batch, stream, _ = rollouts(self, state, self._candidates, judged)
+            batch, stream, _ = rollouts(self, state, self._candidates, batch_of)
             trained, optimizer_state, metrics = self.learn(
                 state.parameters, state.optimizer_state, state.iteration, batch, self._iteration_key(state, 2)
             )
@@ -155,28 +156,29 @@ class GRPO(LanguageAgent, presets="GRPO"):
     @fdg.fragment("learner", in_axes=(None, None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, iteration, batch, key):
         """All updates on a `Batch [N]`: trained parameters, optimiser state, metrics."""
-        metrics = self._measured(batch, iteration)
-        samples = self._samples(parameters, self._chosen(batch), iteration)
+        metrics = self._batch_metrics(batch, iteration)
+        samples = self._samples(parameters, self._select_responses(batch), iteration)
 
-        def weighed(minibatch):
+        def add_weights(minibatch):
             mask = minibatch.batch.weight_mask
             return minibatch._replace(weight=self._weights(mask), share=self._shares(mask))
 
         trained, optimizer_state, measures = run_updates(
-            self, weighed, parameters, optimizer_state, samples, key, self.num_prompts
+            self, add_weights, parameters, optimizer_state, samples, key, self.num_prompts
         )
-        return trained, optimizer_state, {**metrics, **self._mismatch(samples), **measures}
+        return trained, optimizer_state, {**metrics, **self._log_prob_differences(samples), **measures}
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0), out_axes=None)
     def learn_part(self, parameters, iteration, sums, batch):
-        """Adds a micro-batch, a `Batch [n]`, to `Sums`; returns these and the metrics, both undivided."""
-        samples, wanted = self._samples(parameters, self._chosen(batch), iteration), self.objective
-        mask = samples.batch.weight_mask
-        weight, count = weight_sums(mask, wanted.aggregation, self.longest, wanted.count_empty)
+        """Adds a micro-batch, a `Batch [n]`, to `Sums`; also returns its metrics, not yet divided."""
+        samples = self._samples(parameters, self._select_responses(batch), iteration)
+        objective, mask = self.objective, samples.batch.weight_mask
+        weight, count = weight_sums(mask, objective.aggregation, self.longest, objective.count_empty)
         share, tokens = weight_sums(mask, "token_mean", self.longest)
-        slope = functools.partial(self.gradient, parameters, jnp.bool(True))
-        gradient = accumulate_gradient(slope, samples._replace(weight=weight, share=share), self.at_once)
-        return jax.tree.map(jnp.add, sums, Sums(gradient[0], count, tokens)), gradient[1]
+        gradient_of = functools.partial(self.gradient, parameters, jnp.bool(True))
+        samples = samples._replace(weight=weight, share=share)
+        gradient, measures = accumulate_gradient(gradient_of, samples, self.at_once)
+        return jax.tree.map(jnp.add, sums, Sums(gradient, count, tokens)), measures
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0, None, None), out_axes=None)
     def learn_sums(self, parameters, optimizer_state, iteration, batch, sums, measures):
@@ -184,112 +186,120 @@ class GRPO(LanguageAgent, presets="GRPO"):
         weight, tokens = jnp.maximum(sums.weight, 1), jnp.maximum(sums.tokens, 1)
         gradient = jax.tree.map(lambda x: x / weight, sums.gradient)
         trained, optimizer_state = self.update(gradient, optimizer_state, self._trained(parameters))
-        whole = {
+        update_metrics = {
             name: x if name.endswith("_max") else x / (weight if name.endswith("loss") else tokens)
-            for name, x in together(measures).items()
+            for name, x in combine_measures(measures).items()
         }
-        metrics = {**self._measured(batch, iteration), **whole, "gradient_norm": optax.tree.norm(gradient)}
-        return trained, optimizer_state, metrics
+        update_metrics["gradient_norm"] = optax.tree.norm(gradient)
+        return trained, optimizer_state, {**self._batch_metrics(batch, iteration), **update_metrics}
 
     def _loss(self, parameters, is_first, minibatch):
-        """A minibatch's contribution to the loss and metrics, which add up (`_max`: the maximum)."""
-        wanted, batch, mask = self.objective, minibatch.batch, minibatch.batch.weight_mask
+        """The contribution of rows to the loss and metrics of a minibatch.
+
+        Contributions are added; of metrics whose name ends in `_max`, the largest is taken.
+        """
+        objective, batch, mask = self.objective, minibatch.batch, minibatch.batch.weight_mask
         losses = registry.option("losses")
         log_prob, entropy = scores(self.network, parameters, batch.responses, self.temperature)
-        # Before the first update both policies of the ratio are equal: it is 1, regardless of rounding.
-        now = jax.lax.stop_gradient(log_prob)
-        old = jnp.where(is_first, now, minibatch.old_log_prob)
+        # Before the first update, both policies of the ratio are equal: this makes it 1, regardless of
+        # rounding.
+        current = jax.lax.stop_gradient(log_prob)
+        old = jnp.where(is_first, current, minibatch.old_log_prob)
         if self.proximal == "interpolate":
-            old = losses.interpolated(batch.sampled_log_prob, now, minibatch.age)
-        behind = batch.sampled_log_prob if self.old_log_prob == "actor" else old
-        ratios = log_ratio(log_prob, behind, mask, wanted.ratio_level)
+            old = losses.interpolated(batch.sampled_log_prob, current, minibatch.age)
+        denominator = batch.sampled_log_prob if self.old_log_prob == "actor" else old
+        log_ratios = log_ratio(log_prob, denominator, mask, objective.ratio_level)
         advantage = minibatch.advantage
-        cost = wanted.cost(log_prob, ratios, advantage, mask)
+        cost = objective.cost(log_prob, log_ratios, advantage, mask)
         cost = cost * losses.correction(
-            batch.sampled_log_prob, old, mask, wanted.correction, wanted.correction_cap
+            batch.sampled_log_prob, old, mask, objective.correction, objective.correction_cap
         )
         policy_loss = jnp.sum(minibatch.weight * cost)
         loss = self.token_entropy.subtracted(policy_loss, minibatch.weight, entropy)
-        ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(ratios)), 1.0)
-        means = {
+        ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(log_ratios)), 1.0)
+        token_means = {
             "entropy": entropy,
-            "approx_kl": divergence(log_prob, behind, "k3"),
-            "clip_fraction": wanted.clipped(ratios, advantage),
+            "approx_kl": divergence(log_prob, denominator, "k3"),
+            "clip_fraction": objective.clipped(log_ratios, advantage),
         }
-        largest = {
+        token_maxima = {
             "ratio_max": ratio,
             "first_ratio_error_max": jnp.where(is_first, jnp.abs(ratio - 1.0), 0.0),
         }
-        if not self._needs_old:  # else it is measured on the whole batch, before the updates
-            away = jnp.where(mask & is_first, jnp.abs(now - batch.sampled_log_prob), 0.0)
-            means["log_prob_difference"] = away * self.updates_per_iteration  # averaged over updates
-            largest["log_prob_difference_max"] = away
+        if not self._needs_old:  # else `_log_prob_differences` computes this metric before the updates
+            difference = jnp.where(mask & is_first, jnp.abs(current - batch.sampled_log_prob), 0.0)
+            # Only the first update has a difference, but metrics are means over all updates.
+            token_means["log_prob_difference"] = difference * self.updates_per_iteration
+            token_maxima["log_prob_difference_max"] = difference
         if self._has_reference:
-            means["kl"] = divergence(log_prob, batch.reference_log_prob, "k3")
-            if wanted.kl_in == "loss":
-                kl = divergence(log_prob, batch.reference_log_prob, wanted.kl_estimator)
-                loss = loss + wanted.kl_coefficient * jnp.sum(minibatch.weight * kl)
+            token_means["kl"] = divergence(log_prob, batch.reference_log_prob, "k3")
+            if objective.kl_in == "loss":
+                kl = divergence(log_prob, batch.reference_log_prob, objective.kl_estimator)
+                loss = loss + objective.kl_coefficient * jnp.sum(minibatch.weight * kl)
         return loss, {
             "loss": loss,
             "policy_loss": policy_loss,
-            **{name: jnp.sum(minibatch.share * x) for name, x in means.items()},
-            **{name: jnp.max(x) for name, x in largest.items()},
+            **{name: jnp.sum(minibatch.share * x) for name, x in token_means.items()},
+            **{name: jnp.max(x) for name, x in token_maxima.items()},
         }
 
     def _samples(self, parameters: Any, batch: Batch, iteration: Any = 0) -> Minibatch:
         """The batch with log-probabilities before the first update and with advantages."""
-        wanted, mask = self.objective, batch.weight_mask
-        old = batch.sampled_log_prob  # used if no other is needed
+        objective, mask = self.objective, batch.weight_mask
+        old = batch.sampled_log_prob  # if the learner's are not needed
         if self._needs_old:
             old = self._log_probs(parameters, batch.responses)
         lengths = jnp.sum(batch.responses.own, axis=1, dtype=jnp.int32)
-        reward = wanted.reward(batch.reward.total, lengths, self.longest)
-        rated = has_reward(batch.responses)
-        advantage = wanted.advantage(reward, old, batch.reference_log_prob, mask, self.group_size, rated)
-        nothing = jnp.zeros_like(advantage)
+        reward = objective.reward(batch.reward.total, lengths, self.longest)
+        rewarded = has_reward(batch.responses)
+        advantage = objective.advantage(
+            reward, old, batch.reference_log_prob, mask, self.group_size, rewarded
+        )
+        zeros = jnp.zeros_like(advantage)
         age: Any = ()
         if self.proximal == "interpolate":
             age = jnp.broadcast_to((iteration - batch.version).reshape(len(mask), -1), mask.shape)
-        return Minibatch(batch, old, advantage, nothing, nothing, age)
+        return Minibatch(batch, old, advantage, zeros, zeros, age)
 
-    def _chosen(self, batch: Batch) -> Batch:
+    def _select_responses(self, batch: Batch) -> Batch:
+        """Masks the responses that the objective excludes; with oversampling, keeps `num_prompts` groups."""
         mask = batch.weight_mask
         if self.objective.mask_truncated:
             mask = mask & finished(batch.responses, self._stops)[:, None]
         if not self.objective.dynamic_sampling:
             return batch._replace(weight_mask=mask)
-        teaches = informative(batch.reward.total, self.group_size, has_reward(batch.responses))
-        mask = mask & jnp.repeat(teaches, self.group_size)[:, None]
+        is_informative = informative(batch.reward.total, self.group_size, has_reward(batch.responses))
+        mask = mask & jnp.repeat(is_informative, self.group_size)[:, None]
         batch = batch._replace(weight_mask=mask)
         if self._candidates == self.num_prompts:
             return batch
-        first = jnp.argsort(~teaches, stable=True)[: self.num_prompts]
-        rows = (first[:, None] * self.group_size + jnp.arange(self.group_size)[None]).reshape(-1)
+        groups = jnp.argsort(~is_informative, stable=True)[: self.num_prompts]
+        rows = (groups[:, None] * self.group_size + jnp.arange(self.group_size)[None]).reshape(-1)
         return jax.tree.map(lambda x: x[rows], batch)
 
-    def _measured(self, batch: Batch, iteration: jax.Array) -> dict[str, jax.Array]:
-        reward, rated = batch.reward, has_reward(batch.responses)
-        differ = informative(reward.total, self.group_size, rated)
+    def _batch_metrics(self, batch: Batch, iteration: jax.Array) -> dict[str, jax.Array]:
+        reward, rewarded = batch.reward, has_reward(batch.responses)
+        is_informative = informative(reward.total, self.group_size, rewarded)
         return {
-            **self._said(batch.responses, reward, rated),
-            "informative": jnp.mean(differ, dtype=jnp.float32),
+            **self._response_metrics(batch.responses, reward, rewarded),
+            "informative": jnp.mean(is_informative, dtype=jnp.float32),
             **staleness(batch.version, iteration, batch.responses.own),
         }
 
-    def _mismatch(self, samples: Minibatch) -> dict[str, jax.Array]:
-        """The difference between log-probabilities at sampling and the learner's, before its updates."""
+    def _log_prob_differences(self, samples: Minibatch) -> dict[str, jax.Array]:
+        """Metrics of the differences between log-probabilities at sampling and the learner's old ones."""
         if not self._needs_old:
             return {}
         mask = samples.batch.responses.own
-        away = jnp.where(mask, jnp.abs(samples.old_log_prob - samples.batch.sampled_log_prob), 0.0)
+        difference = jnp.where(mask, jnp.abs(samples.old_log_prob - samples.batch.sampled_log_prob), 0.0)
         return {
-            "log_prob_difference": masked_mean(away, mask),
-            "log_prob_difference_max": jnp.max(away),
+            "log_prob_difference": masked_mean(difference, mask),
+            "log_prob_difference_max": jnp.max(difference),
         }
 
     def _weights(self, mask: jax.Array) -> jax.Array:
-        wanted = self.objective
-        return token_weights(mask, wanted.aggregation, self.longest, wanted.count_empty)
+        objective = self.objective
+        return token_weights(mask, objective.aggregation, self.longest, objective.count_empty)
 
     @property
     def _has_reference(self) -> bool:
@@ -297,18 +307,19 @@ class GRPO(LanguageAgent, presets="GRPO"):
 
     @property
     def _learns_by_parts(self) -> bool:
-        """True if gradients of micro-batches add up: no term of the loss needs the whole batch."""
-        whole = self.objective.scale in ("batch", "tokens") or self._candidates > self.num_prompts
-        return self.micro_batches > 1 and self.updates_per_iteration == 1 and not (whole or self._needs_old)
+        """True if gradients of micro-batches can be added up: no term of the loss needs the whole batch."""
+        needs_batch = self.objective.scale in ("batch", "tokens") or self._candidates > self.num_prompts
+        one_update = self.updates_per_iteration == 1
+        return self.micro_batches > 1 and one_update and not (needs_batch or self._needs_old)
 
     @property
     def _needs_old(self) -> bool:
         """True if the learner's log-probabilities before the first update are needed."""
-        wanted = self.objective
-        in_reward = wanted.kl_coefficient > 0 and wanted.kl_in != "loss"
-        by_learner = self.old_log_prob == "learner" or wanted.correction != "none"
-        in_updates = by_learner and self.proximal == "recompute"
-        return in_reward or (in_updates and self.updates_per_iteration > 1)
+        objective = self.objective
+        for_rewards = objective.kl_coefficient > 0 and objective.kl_in != "loss"
+        by_learner = self.old_log_prob == "learner" or objective.correction != "none"
+        for_ratios = by_learner and self.proximal == "recompute"
+        return for_rewards or (for_ratios and self.updates_per_iteration > 1)
 
     @property
     def _candidates(self) -> int:

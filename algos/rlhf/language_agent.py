@@ -1,8 +1,9 @@
 """The base of language-model algorithms: settings, prompts, responses, rewards, gradients, updates.
 
-What an algorithm is given is behind `registry.option`: the network (`network.py`), the optimiser
-(`optimizer.py`), a reward model (`reward_models.py`), generation ahead (`streaming.py`), and what needs no
-learning: sampling, evaluation, answers, export (`speaker.py`).
+An algorithm gets its components through `registry.option`: the network (`network.py`), the optimiser
+(`optimizer.py`), a reward model (`reward_models.py`), generation ahead (`streaming.py`), and the functions
+that
+use a trained network: sampling, evaluation, answers, export (`speaker.py`).
 
 Shapes: `B` prompts of an iteration, `G` responses to each, `N = B * G`; `P` prompt and `R` response tokens.
 """
@@ -43,17 +44,18 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
     """Base of the algorithms that train a decoder on a text task; other algorithms need no base class.
 
     A subclass is a frozen dataclass with `init` and `iterate`, and with `_loss(parameters, is_first,
-    minibatch)`: a micro-batch's contribution to the loss and metrics, which add up (`_max`: the maximum). If
-    it learns from rewards, it has the parts `Judge` and `Streams`.
+    minibatch)`, which returns the contribution of a micro-batch to the loss and metrics. Contributions are
+    added; of metrics whose name ends in `_max`, the largest is taken. If it learns from rewards, it has the
+    parts `Judge` and `Streams`.
 
     Raises:
-      FdgError: (construction) a field is out of range, or the network does not fit the task.
+      FdgError: at construction, if a field is out of range, or the network does not fit the task.
     """
 
     default_env: ClassVar[str] = "text:addition"
     preset_table: ClassVar[Any] = presets
-    steps_are: ClassVar[str] = "responses"  # what `steps_per_iteration` and `env_steps` count
-    _imitates: ClassVar[bool] = False  # True if it learns from answers
+    steps_are: ClassVar[str] = "responses"  # the unit of `steps_per_iteration` and `env_steps`
+    _imitates: ClassVar[bool] = False  # True if it imitates answers
 
     env: Any  # a TextTask, or a TextGame
     network_settings = registry.option("language network").NetworkSettings()
@@ -89,12 +91,13 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         None, "responses generated at once; a finished one's slot takes the next prompt (None: all)"
     )
 
-    def __new__(cls, *first: Any, **given: Any) -> Any:
-        """Records which fields were given."""
+    def __new__(cls, *positional: Any, **named: Any) -> Any:
+        """Records which fields the caller sets."""
         fields = [field.name for field in dataclasses.fields(cls) if field.init]
-        made = super().__new__(cls, *first, **given)
-        object.__setattr__(made, "_named", (*fields[: len(first)], *given))  # until construction ends
-        return made
+        self = super().__new__(cls, *positional, **named)
+        # `__post_init__` deletes the record.
+        object.__setattr__(self, "_named", (*fields[: len(positional)], *named))
+        return self
 
     def __post_init__(self) -> None:
         requirements = registry.option("requirements")
@@ -118,7 +121,7 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
 
     @property
     def responses_per_prompt(self) -> int:
-        """`G`."""
+        """`G`, the responses to each prompt."""
         return getattr(self, "group_size", 1)
 
     @property
@@ -184,7 +187,7 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
 
     @fdg.fragment("gradient", in_axes=(None, None, 0), out_axes=None)
     def gradient(self, parameters, is_first, minibatch):
-        """The contribution of rows `[n]` to the gradient and to the metrics; `is_first` as in `epochs`."""
+        """The contribution of rows `[n]` to gradient and metrics; `is_first` is True in the first update."""
 
         def loss(trained):
             return self._loss(self._with_trained(parameters, trained), is_first, minibatch)
@@ -199,13 +202,13 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
 
     # --- state ---
 
-    def _first_state(self, key: jax.Array, count: int, refers: bool = True) -> State:
+    def _initial_state(self, key: jax.Array, count: int, has_reference: bool = True) -> State:
         """The initial state; an iteration samples `count` prompts."""
         parameter_key, key = jax.random.split(key)
-        parameters = self._first_parameters(parameter_key)
+        parameters = self._initial_parameters(parameter_key)
         return State(
             parameters=parameters,
-            reference=jax.tree.map(jnp.copy, self._frozen(parameters)) if refers else (),
+            reference=jax.tree.map(jnp.copy, self._frozen(parameters)) if has_reference else (),
             reward_model=self.reward_settings.first(self, parameter_key),
             optimizer_state=self._optimizer.init(self._trained(parameters)),
             key=key,
@@ -219,10 +222,10 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         changes = {"parameters": parameters, "optimizer_state": optimizer_state, **more}
         return state._replace(iteration=state.iteration + 1, **changes)
 
-    def _first_parameters(self, key: jax.Array) -> Any:
+    def _initial_parameters(self, key: jax.Array) -> Any:
         return self.network_settings.first(self, key)
 
-    def _speaking(self, state: Any) -> Any:
+    def _responding_parameters(self, state: Any) -> Any:
         return state.parameters
 
     def _trained(self, parameters: Any) -> Any:
@@ -233,14 +236,17 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         return {"base": parameters["base"], "adapters": trained} if "base" in parameters else trained
 
     def _frozen(self, parameters: Any) -> Any:
-        """The reference's parameters in the state; empty if it is the network without adapters."""
+        """The parameters to store for the reference; empty if it is the network without its adapters."""
         return () if "base" in parameters else parameters
 
     def _reference_parameters(self, state: Any) -> Any:
         return state.parameters.get("base", state.reference)
 
     def _version(self, state: Any) -> jax.Array:
-        """Iterations that made the parameters, counted by the optimiser: both have the same staleness."""
+        """The number of iterations that have changed the parameters.
+
+        The optimiser counts them, because its state and the parameters have the same staleness.
+        """
         count = registry.option("language optimizer").count(state.optimizer_state)
         return count // self.updates_per_iteration
 
@@ -250,8 +256,8 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
 
     def _problem_keys(self, state: Any, count: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         key = jax.random.fold_in(state.key, 0)
-        draw = registry.option("speaker").problems_of
-        return draw(self.env, key, state.iteration, count, self.dataset_size)
+        problems_of = registry.option("speaker").problems_of
+        return problems_of(self.env, key, state.iteration, count, self.dataset_size)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
@@ -267,8 +273,9 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
 
     @property
     def _needs_answers(self) -> bool:
-        judged = getattr(self.env, "host_reward", None) or getattr(self, "reward_model", None)
-        return self._imitates or judged is None
+        """True if the task's problems must have answers, to imitate or to compute rewards."""
+        other_reward = getattr(self.env, "host_reward", None) or getattr(self, "reward_model", None)
+        return self._imitates or other_reward is None
 
     @property
     def _candidates(self) -> int:
@@ -278,13 +285,13 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
     # --- responses and their rewards ---
 
     def _rollout(self, state: Any, count: int) -> Rollout:
-        """`count` prompts with `G` contiguous responses to each, as from `played`."""
+        """Responses to `count` new prompts, as from `played`."""
         problem = self.problems(*self._problem_keys(state, count))
         keys = jax.random.split(self._iteration_key(state, 1), count * self.responses_per_prompt)
         return self.played(state, problem, keys)
 
     def played(self, state: Any, problem: Problem, keys: jax.Array) -> Rollout:
-        """Responses to problems `[B]`, `G` contiguous ones to each, by keys `[B G]`, with their rewards."""
+        """Responses to problems `[B]`, `G` contiguous ones to each, by `keys [B * G]`, with their rewards."""
         problem = jax.tree.map(lambda x: repeated(x, self.responses_per_prompt), problem)
         versions = []
 
@@ -300,10 +307,10 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
             reward = self.score(problem.answer, sampled.tokens, sampled.mask)
             responses = Responses(problem.prompts, sampled.tokens, sampled.mask, sampled.mask)
             log_prob = sampled.tempered_log_probs
-        return self._rated(state, Rollout(responses, log_prob, versions[0], reward, None))
+        return self._with_rewards(state, Rollout(responses, log_prob, versions[0], reward, None))
 
-    def _rated(self, state: Any, rollout: Rollout) -> Rollout:
-        """A rollout without `own` tokens where there is no reward, and with the reward model's rewards."""
+    def _with_rewards(self, state: Any, rollout: Rollout) -> Rollout:
+        """A rollout with the reward model's rewards, if there is one; without rewards, `own` becomes False."""
         responses, reward = rollout.responses, rollout.reward
         if reward.given is not None:
             responses = responses._replace(own=responses.own & reward.given[:, None])
@@ -312,8 +319,10 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         return rollout._replace(responses=responses, reward=reward)
 
     def _log_probs(self, parameters: Any, responses: Responses) -> jax.Array:
-        score = lambda some: scores(self.network, parameters, some, self.temperature)[0]  # noqa: E731
-        return map_micro_batches(score, responses, self.at_once)
+        def log_probs(part: Responses) -> jax.Array:
+            return scores(self.network, parameters, part, self.temperature)[0]
+
+        return map_micro_batches(log_probs, responses, self.at_once)
 
     def _shares(self, mask: jax.Array) -> jax.Array:
         return token_weights(mask, "token_mean", self.longest)
@@ -321,7 +330,9 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
     def _lengths(self, responses: Responses) -> dict[str, jax.Array]:
         return lengths(responses, self._stops, judged=not self._needs_answers)
 
-    def _said(self, responses: Responses, reward: Reward, rated: jax.Array) -> dict[str, jax.Array]:
+    def _response_metrics(
+        self, responses: Responses, reward: Reward, rated: jax.Array
+    ) -> dict[str, jax.Array]:
         """Metrics of an iteration's `Responses [N]` and rewards; only those `rated [N]` count."""
         return {
             "episode_return": masked_mean(reward.total, rated),

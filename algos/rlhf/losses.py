@@ -1,4 +1,4 @@
-"""Losses that some objectives have: other surrogates, importance weights, entropy, values and pairs.
+"""Losses of some objectives: surrogates other than PPO's, importance weights, entropy, values, and pairs.
 
 Pure functions of log-probabilities, masks and advantages. Shapes are those of `algos/rlhf/objective.py`.
 """
@@ -24,7 +24,7 @@ __getattr__ = moved(
 def cost(
     objective: Any, log_prob: jax.Array, log_ratio: jax.Array, advantage: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """`Objective.cost` of the surrogates that do not clip as PPO does."""
+    """`Objective.cost` for surrogates other than "clip", which is PPO's."""
     low, high = objective.clip_low, objective.clip_high
     match objective.surrogate:
         case "weight":
@@ -35,7 +35,7 @@ def cost(
 
 
 def removed(objective: Any, log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
-    """`Objective.clipped` of these surrogates."""
+    """`Objective.clipped` for the surrogates "gate" and "geometric_mean"."""
     if objective.surrogate == "gate":
         return jnp.zeros(log_ratio.shape, bool)
     below, above = log_ratio < -objective.clip_low, log_ratio > objective.clip_high
@@ -45,20 +45,20 @@ def removed(objective: Any, log_ratio: jax.Array, advantage: jax.Array) -> jax.A
 def weighted(
     log_prob: jax.Array, log_ratio: jax.Array, advantage: jax.Array, clip_low: float, clip_high: float
 ) -> jax.Array:
-    """REINFORCE with clipped importance weights, negated, of each token.
+    """The loss of each token of REINFORCE with clipped importance weights.
 
     CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5): the weight is clipped to `1 - clip_low` and
-    `1 + clip_high` and has no gradient, so every token keeps one. `log_prob` is the learner's.
+    `1 + clip_high` and has no gradient, so no token loses its gradient. `log_prob` is the learner's.
     """
     weight = jax.lax.stop_gradient(jnp.clip(jnp.exp(log_ratio), 1.0 - clip_low, 1.0 + clip_high))
     return -weight * advantage * log_prob
 
 
 def gated(log_ratio: jax.Array, advantage: jax.Array, positive: float, negative: float) -> jax.Array:
-    """A soft gate in place of clipping, negated, of each token.
+    """The loss of each token with a soft gate in place of clipping.
 
-    SAPO (arXiv 2511.20347): `4 / tau * sigmoid(tau * (ratio - 1)) * advantage`, whose slope at ratio 1 is the
-    advantage. tau is `positive` where the advantage is above zero, else `negative`.
+    SAPO (arXiv 2511.20347): `-4 / tau * sigmoid(tau * (ratio - 1)) * advantage`, whose slope at ratio 1 is
+    minus the advantage. tau is `positive` where the advantage is above zero, else `negative`.
     """
     tau = jnp.where(advantage > 0, positive, negative)
     return -4.0 / tau * jax.nn.sigmoid(tau * (jnp.exp(log_ratio) - 1.0)) * advantage
@@ -67,17 +67,20 @@ def gated(log_ratio: jax.Array, advantage: jax.Array, positive: float, negative:
 def geometric_mean(
     log_ratio: jax.Array, advantage: jax.Array, mask: jax.Array, clip_low: float, clip_high: float
 ) -> jax.Array:
-    """Geometric mean of a response's clipped ratios times its advantage, negated, at each token.
+    """Minus the geometric mean of a response's clipped ratios times its advantage, at each of its tokens.
 
     GMPO (arXiv 2507.20673, equation 4): token ratios are clipped to `exp(-clip_low)` and `exp(clip_high)`, on
-    the side of the advantage's sign, as in PPO. If advantages differ by token, the mean is used.
+    the side of the advantage's sign, as in PPO. If the advantages of a response's tokens differ, their mean
+    is used.
     """
     length = jnp.maximum(jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32), 1)
-    whole = jnp.sum(jnp.where(mask, advantage, 0.0), axis=1, keepdims=True) / length
-    kept = jnp.clip(log_ratio, -clip_low, clip_high)
-    least = jnp.where(whole > 0, jnp.minimum(log_ratio, kept), jnp.maximum(log_ratio, kept))
-    mean = jnp.sum(jnp.where(mask, least, 0.0), axis=1, keepdims=True) / length
-    return jnp.where(mask, -whole * jnp.exp(mean), 0.0)
+    mean_advantage = jnp.sum(jnp.where(mask, advantage, 0.0), axis=1, keepdims=True) / length
+    clipped = jnp.clip(log_ratio, -clip_low, clip_high)
+    pessimistic = jnp.where(
+        mean_advantage > 0, jnp.minimum(log_ratio, clipped), jnp.maximum(log_ratio, clipped)
+    )
+    mean = jnp.sum(jnp.where(mask, pessimistic, 0.0), axis=1, keepdims=True) / length
+    return jnp.where(mask, -mean_advantage * jnp.exp(mean), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +101,7 @@ class TokenEntropy(Part):
         require(algorithm, cap is None or cap > 0, f"entropy_cap={cap}: it must be above zero, or None")
 
     def subtracted(self, loss: jax.Array, weight: jax.Array, entropy: jax.Array) -> jax.Array:
-        """A loss minus the bonus of tokens with such weights and entropies, `[n, R]` float32 each."""
+        """A loss minus the entropy bonus; `weight` and `entropy` of tokens are `[n, R]` float32."""
         if not is_traced(self.entropy_coefficient) and not self.entropy_coefficient:
             return loss
         bonus = entropy_bonus(entropy, self.entropy_cap)
@@ -119,10 +122,11 @@ def correction(
 ) -> jax.Array:
     """Importance weights for responses of another policy than the learner's, without gradient.
 
-    The ratio of the learner's probability of a token (or response) to the actor's, both before top-k and
-    top-p. `truncate_*` bounds it by `cap` (truncated importance sampling, Yao et al. 2025); `mask_*` drops
-    ratios above `cap` or below its inverse; `decoupled` drops tokens above `cap` (decoupled PPO, Hilton et
-    al. 2022; AReaL, arXiv 2505.24298, equation 5: `log_prob` is then the proximal policy's).
+    A weight is the ratio of the learner's probability of a token (or response) to the actor's, both before
+    top-k and top-p. `truncate_*` bounds it by `cap` (truncated importance sampling, Yao et al. 2025).
+    `mask_*` sets weights above `cap` or below its inverse to zero. `decoupled` sets weights above `cap` to
+    zero (decoupled PPO, Hilton et al. 2022; AReaL, arXiv 2505.24298, equation 5); `log_prob` is then that of
+    the proximal policy.
     """
     if kind == "none":
         return jnp.ones_like(log_prob)
@@ -140,20 +144,25 @@ def correction(
 def interpolated(sampled_log_prob: jax.Array, log_prob: jax.Array, age: jax.Array) -> jax.Array:
     """Log-probabilities of a proximal policy by interpolation, without gradient.
 
-    A fraction `age / (age + 1)` of the way from the policy that sampled a token, `age [N, R]` int32 updates
-    before this one, to the current policy: the previous policy, if all updates were equally large (A-3PO,
-    arXiv 2512.06547).
+    A token was sampled `age [N, R]` int32 updates ago. The proximal policy is a fraction `age / (age + 1)` of
+    the
+    way from the policy at sampling to the current one: this is the policy before the last update, if all
+    updates were equally large (A-3PO, arXiv 2512.06547).
     """
     share = age / (age + 1.0)
     return jax.lax.stop_gradient(sampled_log_prob + share * (log_prob - sampled_log_prob))
 
 
 def value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float | None) -> jax.Array:
-    """Half the squared error of each token's value, `[N, R]`, with clipping to within `clip`."""
+    """Half the squared error of each token's value, `[N, R]`.
+
+    It is the larger error of the value, and of the value clipped to within `clip` of the old one; None: no
+    clipping.
+    """
     error = jnp.square(value - target)
     if clip is not None:
-        kept = old_value + jnp.clip(value - old_value, -clip, clip)
-        error = jnp.maximum(error, jnp.square(kept - target))
+        clipped = old_value + jnp.clip(value - old_value, -clip, clip)
+        error = jnp.maximum(error, jnp.square(clipped - target))
     return 0.5 * error
 
 

@@ -1,4 +1,4 @@
-"""The network of a language-model algorithm: sizes, a checkpoint with or without adapters, or any decoder."""
+"""Settings of the network of a language-model algorithm: its sizes, a checkpoint, or any decoder."""
 
 import dataclasses
 import math
@@ -19,7 +19,8 @@ from fdg.settings.parts import Part
 class NetworkSettings(Part):
     """The settings of the trained network.
 
-    It is any `decoder`, or has the sizes here and the task's vocabulary, or is the checkpoint in `model`.
+    The network is the `decoder`, or the checkpoint in the folder `model`; if both are None, it has the task's
+    vocabulary and the sizes below.
     """
 
     decoder: Decoder | None = hyperparameter(None, "network; None: made from the fields below")
@@ -73,7 +74,7 @@ class NetworkSettings(Part):
                 num_layers=self.num_layers,
                 num_heads=self.num_heads,
                 num_kv_heads=self.num_kv_heads or self.num_heads,
-                # RoPE needs an even width; the heads' total width may differ from the network's.
+                # RoPE needs heads of even width; their total width may differ from the network's.
                 head_dim=2 * max(1, round(self.hidden_size / self.num_heads / 2)),
                 max_positions=requirements.context(algorithm.env),
                 # Nguyen and Salazar 2019, arXiv 1910.05895, section 2.2: 0.08 at width 64. With 0.02, as in
@@ -88,16 +89,16 @@ class NetworkSettings(Part):
         network = algorithm.network
         if self.model is None:
             return network.init(key)
-        return registry.option("model").begun(network, self.model, self.adapters, key)
+        return registry.option("model").initial_parameters(network, self.model, self.adapters, key)
 
     def fitted(self, algorithm: Any) -> Any:
-        """The algorithm's task with the network's tokens, and with its longest response."""
+        """The algorithm's task with the network's tokenizer, and with the setting `max_response`."""
         requirements.check_initial_network(algorithm)
         env, longest = algorithm.env, algorithm.max_response
         if self.model is not None:
-            registry.option("model").config_of(self.model)  # can be read
+            registry.option("model").config_of(self.model)  # raises if it cannot be read
         if self.model is not None or self.tokenizer is not None:
-            env = registry.option("model").in_its_words(env, self.model, self.tokenizer, longest)
+            env = registry.option("model").with_checkpoint_tokenizer(env, self.model, self.tokenizer, longest)
         if not is_game(env) and longest not in (None, env.max_response):
             env = dataclasses.replace(env, max_response=longest)
         return env

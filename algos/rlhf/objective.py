@@ -1,7 +1,7 @@
 """The objective of group-relative algorithms: advantages, ratios, clipping, KL, means over tokens.
 
-Every mean over tokens or responses is a sum with weights (`token_weights`) that are made once for a whole
-minibatch, so losses and gradients of micro-batches add up. What only some papers have is in
+Every mean over tokens or responses is a sum with weights (`token_weights`) that are computed for a whole
+minibatch, so losses and gradients of micro-batches add up. Components that only some papers have are in
 `variants.py` (tables, advantages) and `losses.py` (other surrogates, importance weights).
 
 Shapes: `N` responses, contiguous for each prompt (a group of `G`); `R` tokens. `mask [N, R]` is true at
@@ -18,6 +18,7 @@ from algos import registry
 from fdg.settings.fields import hyperparameter
 from fdg.settings.moved import moved
 
+# Names that moved to `algos.rlhf.variants`.
 _IN_VARIANTS = (
     "CONVENTIONS VARIANTS objective overlong_penalty reversed_cumsum reward_at_end token_advantages whiten"
 )
@@ -35,18 +36,18 @@ Baseline = Literal["group", "leave_one_out", "none"]
 Scale = Literal["group", "batch", "tokens", "none"]
 Penalised = Literal["loss", "reward", "reward_to_go"]
 
-# The largest logarithm to be exponentiated: exp(20) is half a billion, and its square still a float32.
-_LARGEST = 20.0
+# Logarithms are clipped to this before `exp`: exp(20) is half a billion, and its square fits in float32.
+_MAX_LOG = 20.0
 _ROUNDING = 128  # units in the last place of 1 within which log-probabilities count as equal
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """An objective; by default as in GRPO's paper (arXiv 2402.03300, equations 3 and 4).
+    """An objective; the defaults are those of GRPO's paper (arXiv 2402.03300, equations 3 and 4).
 
-    Fields with a help text are those of `GRPO`; the others belong to variants and conventions alone.
-    `scale="tokens"` standardises the advantages of all tokens; `kl_in="reward"` and `"reward_to_go"` subtract
-    the KL from a response's reward, or from each token's, without gradient.
+    Fields with a help text are also settings of `GRPO`; only variants and conventions set the others.
+    `scale="tokens"` standardises the advantages of all tokens. `kl_in="reward"` subtracts the KL from a
+    response's reward, and `"reward_to_go"` from each token's reward, without gradient.
     """
 
     baseline: Baseline = hyperparameter("group", "baseline that rewards are compared with")
@@ -110,9 +111,9 @@ class Objective:
     ) -> jax.Array:
         """The advantage of each token, `[N, R]` float32, without gradient; zero outside the mask.
 
-        `reward [N]` float32; `log_prob` and `reference_log_prob [N, R]` float32 are of the acting policy and
-        the reference, used if the KL is in rewards; `mask [N, R]` bool; `given [N]` bool, which responses
-        have a reward (None: all).
+        `reward` is `[N]` float32, `mask [N, R]` bool. `log_prob` and `reference_log_prob [N, R]` float32, of
+        the acting policy and the reference, are used if the KL is in rewards. `given [N]` bool is True for
+        responses that have a reward (None: all).
         """
         penalty = None
         if self.kl_coefficient and self.kl_in != "loss":
@@ -120,10 +121,10 @@ class Objective:
             penalty = self.kl_coefficient * jnp.where(mask, kl, 0.0)
         if penalty is not None and self.kl_in == "reward":
             reward = reward - penalty.sum(axis=1)
-        whole = group_advantage(
+        response_advantage = group_advantage(
             reward, group, self.baseline, self.scale, self.guard, self.unbiased_deviation, given
         )
-        advantage = jnp.where(mask, whole[:, None], 0.0)
+        advantage = jnp.where(mask, response_advantage[:, None], 0.0)
         if penalty is not None and self.kl_in == "reward_to_go":
             advantage = advantage - registry.option("variants").reversed_cumsum(penalty, mask)
         if self.scale == "tokens":
@@ -147,56 +148,61 @@ def group_advantage(
 
     If all rewards of a group are equal, each advantage is exactly zero, regardless of rounding.
 
-    `reward` is `[N]` float32, computed in float64 if that is enabled; `given [N]` bool says which responses
-    have a reward (None: all), others have advantage zero. The baseline is the group's mean (GRPO), the mean
-    of the others (RLOO, arXiv 2402.14740, equation 2), or none. The divisor is the deviation of rewards
-    within the group (GRPO, arXiv 2402.03300, section 4.1.2) or the batch, plus `guard`, `unbiased` if over
-    `n - 1`; "none" (Dr. GRPO) and "tokens" (done later) do not divide.
+    `reward` is `[N]` float32; computations are in float64 if that is enabled. `given [N]` bool is True for
+    responses that have a reward (None: all); the others have advantage zero. The baseline is the group's mean
+    (GRPO), the mean of the other responses (RLOO, arXiv 2402.14740, equation 2), or none. The divisor is
+    `guard` plus the standard deviation of rewards within the group (GRPO, arXiv 2402.03300, section 4.1.2) or
+    the batch, over `n - 1` if `unbiased`. A `scale` of "none" (Dr. GRPO), or of "tokens" (which is applied
+    later), does not divide.
 
     >>> group_advantage(jnp.array([1.0, 0.0, 0.0, 5.0]), 2, "leave_one_out", "none", 0.0, True).tolist()
     [1.0, -1.0, -5.0, 5.0]
     """
     grouped = reward.astype(float).reshape(-1, group)
-    there = jnp.ones(grouped.shape, bool) if given is None else given.reshape(-1, group)
-    advantage = jnp.where(there, grouped, 0.0)
+    is_given = jnp.ones(grouped.shape, bool) if given is None else given.reshape(-1, group)
+    advantage = jnp.where(is_given, grouped, 0.0)
     if baseline != "none":
-        advantage = _centred(grouped, there, axis=1)
+        advantage = _centred(grouped, is_given, axis=1)
     if baseline == "leave_one_out":
-        count = jnp.sum(there, axis=1, keepdims=True, dtype=advantage.dtype)
+        count = jnp.sum(is_given, axis=1, keepdims=True, dtype=advantage.dtype)
         advantage = advantage * (count / jnp.maximum(count - 1, 1))
     if scale in ("group", "batch"):
         axis = 1 if scale == "group" else None
-        advantage = advantage / (_deviation(grouped, there, axis, unbiased) + guard)
+        advantage = advantage / (_deviation(grouped, is_given, axis, unbiased) + guard)
     return advantage.reshape(-1)
 
 
-def _centred(x: jax.Array, there: jax.Array, axis: int | None) -> jax.Array:
-    """`x` minus its mean over an axis, or over all: exactly zero if all are equal, or not `there`."""
-    largest = jnp.max(x, axis, keepdims=True, where=there, initial=-jnp.inf)
-    smallest = jnp.min(x, axis, keepdims=True, where=there, initial=jnp.inf)
-    count = jnp.maximum(jnp.sum(there, axis, keepdims=True, dtype=x.dtype), 1)
-    mean = jnp.sum(jnp.where(there, x, 0.0), axis, keepdims=True) / count
-    return jnp.where(there & (largest > smallest), x - mean, 0.0)
+def _centred(x: jax.Array, where: jax.Array, axis: int | None) -> jax.Array:
+    """`x` minus its mean over an axis (None: all axes), of entries `where` True; the other entries become
+    zero.
+
+    If all these entries are equal, the result is exactly zero.
+    """
+    largest = jnp.max(x, axis, keepdims=True, where=where, initial=-jnp.inf)
+    smallest = jnp.min(x, axis, keepdims=True, where=where, initial=jnp.inf)
+    count = jnp.maximum(jnp.sum(where, axis, keepdims=True, dtype=x.dtype), 1)
+    mean = jnp.sum(jnp.where(where, x, 0.0), axis, keepdims=True) / count
+    return jnp.where(where & (largest > smallest), x - mean, 0.0)
 
 
-def _deviation(x: jax.Array, there: jax.Array, axis: int | None, unbiased: bool) -> jax.Array:
-    """The standard deviation over an axis, kept as size 1, or over all; exactly zero if all are equal."""
-    count = jnp.sum(there, axis, keepdims=True, dtype=x.dtype)
-    squares = jnp.sum(jnp.square(_centred(x, there, axis)), axis, keepdims=True)
+def _deviation(x: jax.Array, where: jax.Array, axis: int | None, unbiased: bool) -> jax.Array:
+    """The standard deviation over an axis (None: all axes), which is kept; exactly zero if all are equal."""
+    count = jnp.sum(where, axis, keepdims=True, dtype=x.dtype)
+    squares = jnp.sum(jnp.square(_centred(x, where, axis)), axis, keepdims=True)
     return jnp.sqrt(squares / jnp.maximum(count - unbiased, 1))
 
 
 def informative(reward: jax.Array, group: int, given: jax.Array | None = None) -> jax.Array:
-    """True where responses to a prompt differ in reward, `[N / G]` bool: others have no gradient.
+    """True for prompts whose responses differ in reward, `[N / G]` bool; other prompts have no gradient.
 
     DAPO, arXiv 2503.14476, equation 11.
 
     >>> informative(jnp.array([1.0, 0.0, 1.0, 1.0]), 2).tolist()
     [True, False]
     """
-    there = jnp.ones(reward.shape, bool) if given is None else given
-    highest = jnp.where(there, reward, -jnp.inf).reshape(-1, group).max(axis=1)
-    return highest > jnp.where(there, reward, jnp.inf).reshape(-1, group).min(axis=1)
+    is_given = jnp.ones(reward.shape, bool) if given is None else given
+    highest = jnp.where(is_given, reward, -jnp.inf).reshape(-1, group).max(axis=1)
+    return highest > jnp.where(is_given, reward, jnp.inf).reshape(-1, group).min(axis=1)
 
 
 # --- losses ---
@@ -210,9 +216,11 @@ def token_weights(
     - `token_mean`: equal for all tokens (DAPO, arXiv 2503.14476, equation 8).
     - `sequence_mean`: equal for all responses, and within each (GRPO, arXiv 2402.03300, equation 3).
     - `sequence_sum`: the tokens of a response are summed, responses averaged (RLOO, REINFORCE).
-    - `constant`: one over `N * length`, the longest response (Dr. GRPO, arXiv 2503.20783, section 3.2).
+    - `constant`: one over `N * length`, where `length` is the longest possible response (Dr. GRPO, arXiv
+      2503.20783, section 3.2).
 
-    `count_empty`: whether responses without a token count in the number of responses (TRL), or not (verl).
+    `count_empty`: if True, responses without tokens count in the number of responses (as in TRL), else not
+    (verl).
     """
     lengths = jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32)
     count = jnp.float32(len(mask)) if count_empty else jnp.maximum(jnp.sum(lengths > 0, dtype=jnp.float32), 1)
@@ -224,7 +232,8 @@ def weight_sums(
 ) -> tuple[jax.Array, jax.Array]:
     """`token_weights` of a part of a minibatch, before division by the total of all parts.
 
-    Returns `[n, R]` float32, and this part's share of the divisor: its tokens, or its responses.
+    Returns weights `[n, R]` float32, and this part's share of the total: its number of tokens, or of
+    responses.
     """
     lengths = jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32)
     if aggregation == "token_mean":
@@ -256,26 +265,27 @@ def masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
 def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array, level: RatioLevel) -> jax.Array:
     """Log-ratio of the current policy to the policy that responded, `[N, R]` float32.
 
-    - `token`: each token's own.
+    - `token`: the log-ratio of each token.
     - `sequence`: the mean over the response, at each of its tokens (GSPO, arXiv 2507.18071, equation 7).
-    - `sequence_token`: the same value, whose gradient is that of the token alone (GSPO-token, equation 14).
+    - `sequence_token`: the value of `sequence` with the gradient of `token` (GSPO-token, equation 14).
     - `trajectory`: the sum over the response (RLOO, arXiv 2402.14740).
 
     Zero outside the mask.
     """
-    change = jnp.where(mask, log_prob - old_log_prob, 0.0)
+    token_ratio = jnp.where(mask, log_prob - old_log_prob, 0.0)
     if level == "token":
-        ratio = change
+        ratio = token_ratio
     else:
-        whole = jnp.sum(change, axis=1, keepdims=True)
+        response_ratio = jnp.sum(token_ratio, axis=1, keepdims=True)
         if level != "trajectory":
-            whole = whole / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32), 1)
-        ratio = jnp.broadcast_to(whole, change.shape)
+            length = jnp.maximum(jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32), 1)
+            response_ratio = response_ratio / length
+        ratio = jnp.broadcast_to(response_ratio, token_ratio.shape)
         if level == "sequence_token":
             # The value is the response's ratio; the gradient is that of the token's log-probability.
             zero = log_prob - jax.lax.stop_gradient(log_prob)
             ratio = jax.lax.stop_gradient(ratio) + zero
-    return jnp.where(mask, jnp.clip(ratio, -_LARGEST, _LARGEST), 0.0)
+    return jnp.where(mask, jnp.clip(ratio, -_MAX_LOG, _MAX_LOG), 0.0)
 
 
 def surrogate(
@@ -285,15 +295,15 @@ def surrogate(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> jax.Array:
-    """PPO's clipped objective (arXiv 1707.06347, equation 7), negated, of each token.
+    """The loss of each token: PPO's clipped objective (arXiv 1707.06347, equation 7), negated.
 
     Ratios are clipped to `1 - clip_low` and `1 + clip_high` (DAPO's "clip-higher"). `dual_clip` bounds the
     loss of a token with negative advantage to this many times the advantage (Ye et al. 2020, arXiv
     1912.09729, equation 5); None for no bound.
     """
     ratio = jnp.exp(log_ratio)
-    kept = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
-    cost = -jnp.minimum(ratio * advantage, kept * advantage)
+    clipped_ratio = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    cost = -jnp.minimum(ratio * advantage, clipped_ratio * advantage)
     if dual_clip is None:
         return cost
     return jnp.where(advantage < 0, jnp.minimum(cost, -dual_clip * advantage), cost)
@@ -310,19 +320,19 @@ def divergence(log_prob: jax.Array, reference_log_prob: jax.Array, estimator: Es
 
     With `d` the log-probability minus the reference's: `k1` is d, `k2` is d^2 / 2 and `k3` is exp(-d) - 1 + d
     (Schulman 2020, joschu.net/blog/kl-approx.html; `k3` is GRPO's, arXiv 2402.03300, equation 4). k1 and k3
-    are unbiased values. In a loss, k2 has the gradient of the KL, and k1 none on average.
+    are unbiased estimates. In a loss, k2 has the gradient of the KL, while that of k1 is zero on average.
 
     A `d` within rounding (128 units in the last place of 1) counts as zero, so that k2 and k3 of a policy
     equal to its reference have no gradient: Adam would turn rounding errors into full steps.
     """
     difference = log_prob - reference_log_prob
     rounding = _ROUNDING * jnp.finfo(difference.dtype).eps
-    # Subtracted, not set to zero: the derivative of k1 is 1 there, too.
-    nothing = jnp.where(jnp.abs(difference) <= rounding, difference, 0.0)
-    difference = difference - jax.lax.stop_gradient(nothing)
+    # Subtracted, not set to zero, so that the derivative of k1 is 1 there, too.
+    rounding_error = jnp.where(jnp.abs(difference) <= rounding, difference, 0.0)
+    difference = difference - jax.lax.stop_gradient(rounding_error)
     if estimator == "k1":
         return difference
     if estimator == "k2":
         return 0.5 * jnp.square(difference)
-    back = jnp.clip(-difference, -_LARGEST, _LARGEST)
-    return jnp.exp(back) - 1.0 - back
+    negated = jnp.clip(-difference, -_MAX_LOG, _MAX_LOG)
+    return jnp.exp(negated) - 1.0 - negated

@@ -22,10 +22,9 @@ class TextOptimizer(ClippedOptimizer):
     def check(self, algorithm: Any) -> None:
         """Refuses numbers out of range, and a weight decay with the user's optimiser."""
         super().check(algorithm)
-        decays = self.optimizer is None or not self.weight_decay
         require(
             algorithm,
-            decays,
+            self.optimizer is None or not self.weight_decay,
             f"weight_decay={self.weight_decay} is AdamW's: leave it out with an optimizer",
         )
         require_not_negative(algorithm, "warmup")
@@ -34,7 +33,7 @@ class TextOptimizer(ClippedOptimizer):
         """The user's optimiser, or AdamW (arXiv 1711.05101), for a run of `updates` updates."""
         step_size = warmed_up(self.learning_rate, self.warmup, updates if self.anneal_learning_rate else None)
         users = user_optimizer(self.optimizer, step_size, self.max_grad_norm)
-        if users is not None:  # it may count nothing, which `count` needs
+        if users is not None:  # `count` needs a count of updates, which this optimiser may lack
             return optax.chain(optax.scale_by_schedule(lambda _: 1.0), users)
         return optax.chain(
             optax.clip_by_global_norm(self.max_grad_norm),
@@ -52,9 +51,9 @@ def count(optimizer_state: Any) -> jax.Array:
 
 
 def warmed_up(learning_rate: float, warmup: int, updates: int | None) -> optax.Schedule:
-    """A step size that grows linearly for `warmup` updates, and falls linearly to zero after all `updates`.
+    """A step size that grows linearly for `warmup` updates, and falls linearly to zero over all `updates`.
 
-    The first is above zero; `updates=None` for no decay.
+    The first step size is above zero. `updates=None`: no decay.
     """
 
     def step_size(count: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
 """PPO on tokens with a critic and a reference (Ziegler et al. 2019, arXiv 1909.08593; Ouyang et al. 2022).
 
-Every token is an action. The reward of a response is given at its last token, a KL penalty at each. The
+Every token is an action. A response gets its reward at the last token, and a KL penalty at each token. The
 critic is another decoder with a value head; it predicts the value before each token.
 
 Shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response; `n` responses of
@@ -54,7 +54,7 @@ class State(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """Advantages and value targets of responses, `[N, R]` float32 each."""
+    """Values, advantages and value targets of responses, `[N, R]` float32 each."""
 
     value: jax.Array  # before each token
     advantage: jax.Array
@@ -78,7 +78,7 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
     """PPO for language models; a KL penalty for each token is part of the reward.
 
     Raises:
-      FdgError: (construction) a field is out of range, or sizes do not divide.
+      FdgError: at construction, if a field is out of range, or a size does not divide another.
     """
 
     reward_settings = registry.option("reward model").Judge()
@@ -114,8 +114,8 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
     def init(self, key: jax.Array) -> State:
         """The initial state; the critic starts from the policy's weights, with value zero."""
         parameter_key, key = jax.random.split(key)
-        parameters = self._first_parameters(parameter_key)
-        critic = self._first_critic(parameters)
+        parameters = self._initial_parameters(parameter_key)
+        critic = self._initial_critic(parameters)
         return State(
             parameters=parameters,
             reference=jax.tree.map(jnp.copy, self._frozen(parameters)),
@@ -129,16 +129,16 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """Responses to new prompts, their rewards, and all updates of policy and critic."""
+        """Samples responses to new prompts with rewards, and makes all updates of policy and critic."""
 
-        def judged(rollout):
+        def score_rollout(rollout):
             old = self.assess(state.parameters, rollout.responses)
             reference = self.refer(self._reference_parameters(state), rollout.responses)
             judgement = self.judge(state.critic, rollout.responses, old, reference, rollout.reward.total)
             return rollout, loss_mask(self, rollout), old, reference, judgement
 
         (rollout, counted, old, reference, judgement), stream, _ = rollouts(
-            self, state, self.num_prompts, judged
+            self, state, self.num_prompts, score_rollout
         )
         responses, sampled, version, reward, _ = rollout
         trained, optimizer_state, metrics = self.learn(
@@ -150,12 +150,12 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
         critic, critic_optimizer_state, critic_metrics = self.fit(
             state.critic, state.critic_optimizer_state, (responses, judgement), self._iteration_key(state, 3)
         )
-        away = jnp.where(responses.own, jnp.abs(old - sampled), 0.0)
+        difference = jnp.where(responses.own, jnp.abs(old - sampled), 0.0)
         metrics = {
-            **self._said(responses, reward, has_reward(responses)),
+            **self._response_metrics(responses, reward, has_reward(responses)),
             **staleness(version, state.iteration, responses.own),
-            "log_prob_difference": masked_mean(away, responses.own),
-            "log_prob_difference_max": jnp.max(away),
+            "log_prob_difference": masked_mean(difference, responses.own),
+            "log_prob_difference_max": jnp.max(difference),
             **metrics,
             **critic_metrics,
             **registry.option("stream").measures(self, state.stream, stream),
@@ -175,11 +175,11 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
         """A `Judgement [N]` of responses with rewards `[N]`."""
         mask = responses.own
         kl = divergence(log_prob, reference_log_prob, self.kl_estimator)
-        of = registry.option("variants")
-        rewards = of.reward_at_end(reward, mask) - self.kl_coefficient * jnp.where(mask, kl, 0.0)
-        values = lambda some: self._values(critic, some)  # noqa: E731
-        value = jnp.where(mask, updates.map_micro_batches(values, responses, self.at_once), 0.0)
-        advantage, target = of.token_advantages(rewards, value, mask, self.discount, self.gae_lambda)
+        variants = registry.option("variants")
+        rewards = variants.reward_at_end(reward, mask) - self.kl_coefficient * jnp.where(mask, kl, 0.0)
+        value = updates.map_micro_batches(lambda part: self._values(critic, part), responses, self.at_once)
+        value = jnp.where(mask, value, 0.0)
+        advantage, target = variants.token_advantages(rewards, value, mask, self.discount, self.gae_lambda)
         return Judgement(value, advantage, target)
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
@@ -195,33 +195,35 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
             )
         samples = Minibatch(responses, old, reference, judgement, jnp.zeros_like(old), counted, weight)
 
-        def weighed(minibatch):
+        def add_shares(minibatch):
             return minibatch._replace(share=self._shares(minibatch.counted))
 
-        return updates.run_updates(self, weighed, parameters, optimizer_state, samples, key, self.num_prompts)
+        return updates.run_updates(
+            self, add_shares, parameters, optimizer_state, samples, key, self.num_prompts
+        )
 
     @fdg.fragment("critic", in_axes=(None, None, 0, None), out_axes=None)
     def fit(self, critic, optimizer_state, batch, key):
         """All updates of the critic: its parameters, optimiser state, metrics."""
         responses, judgement = batch
         mask = responses.own
-        nothing = jnp.zeros(mask.shape)
+        unused = jnp.zeros(mask.shape)
 
         def step(carry, minibatch, is_first):
             critic, optimizer_state = carry
             minibatch = minibatch._replace(share=self._shares(minibatch.responses.own))
-            slope = functools.partial(self.value_gradient, critic)
-            gradient, measures = updates.accumulate_gradient(slope, minibatch, self.at_once)
+            gradient_of = functools.partial(self.value_gradient, critic)
+            gradient, measures = updates.accumulate_gradient(gradient_of, minibatch, self.at_once)
             return self.value_update(gradient, optimizer_state, critic), measures
 
-        samples = Minibatch(responses, nothing, nothing, judgement, nothing)
+        samples = Minibatch(responses, unused, unused, judgement, unused)
         sizes = self.num_epochs, self.num_minibatches, self.num_prompts
         carry, measures = updates.epochs(step, (critic, optimizer_state), samples, key, *sizes)
         critic, optimizer_state = carry
         target, error = judgement.target, judgement.target - judgement.value
-        spread = masked_mean(jnp.square(target - masked_mean(target, mask)), mask)
-        left = masked_mean(jnp.square(error - masked_mean(error, mask)), mask)
-        measures["explained_variance"] = 1.0 - left / (spread + 1e-8)
+        target_variance = masked_mean(jnp.square(target - masked_mean(target, mask)), mask)
+        error_variance = masked_mean(jnp.square(error - masked_mean(error, mask)), mask)
+        measures["explained_variance"] = 1.0 - error_variance / (target_variance + 1e-8)
         return critic, optimizer_state, measures
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
@@ -229,8 +231,8 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
         """The contribution of a minibatch of responses `[n]` to the critic's gradient and loss."""
 
         def loss(critic):
-            value, known = self._values(critic, minibatch.responses), minibatch.judgement
-            error = registry.option("losses").value_error(value, known.value, known.target, self.clip_value)
+            value, old = self._values(critic, minibatch.responses), minibatch.judgement
+            error = registry.option("losses").value_error(value, old.value, old.target, self.clip_value)
             loss = jnp.sum(minibatch.share * error)
             return loss, {"value_loss": loss}
 
@@ -245,7 +247,8 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
     def _loss(self, parameters, is_first, minibatch):
         mask, share = minibatch.counted, minibatch.share
         log_prob, entropy = scores(self.network, parameters, minibatch.responses, self.temperature)
-        # Before the first update both policies of the ratio are equal: it is 1, regardless of rounding.
+        # Before the first update, both policies of the ratio are equal: this makes it 1, regardless of
+        # rounding.
         old = jnp.where(is_first, jax.lax.stop_gradient(log_prob), minibatch.old_log_prob)
         ratios = log_ratio(log_prob, old, mask, "token")
         advantage = minibatch.judgement.advantage
@@ -270,14 +273,14 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
         }
 
     def _values(self, critic, responses):
-        """Values `[n, R]` before each token: linear in the hidden state there."""
+        """Values `[n, R]` before each token: linear functions of the hidden state at the token before."""
         tokens, segments = sequences(responses)
         last, network = responses.prompts.tokens.shape[1] - 1, self._critic_network
-        read = functools.partial(network.hidden, critic["network"])
-        hidden = network.per_token(read, tokens, segments)[:, last:-1]
+        hidden_of = functools.partial(network.hidden, critic["network"])
+        hidden = network.per_token(hidden_of, tokens, segments)[:, last:-1]
         return hidden.astype(jnp.float32) @ critic["value"]
 
-    def _first_critic(self, parameters: Any) -> Any:
+    def _initial_critic(self, parameters: Any) -> Any:
         network = jax.tree.map(jnp.copy, parameters.get("base", parameters))
         return {"network": network, "value": jnp.zeros(self.network.config.hidden_size)}
 

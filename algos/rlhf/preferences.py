@@ -1,4 +1,4 @@
-"""Preference learning from pairs (chosen, rejected) of responses: sampled from the policy, or from a file.
+"""Preference learning from pairs (chosen, rejected) of responses, which are sampled or read from a file.
 
 Shapes: `B` prompts and pairs; `G` responses per prompt, of which the best and the worst form a pair; `N = B *
 G`; `R` tokens of a response; `n` pairs of a micro-batch.
@@ -30,7 +30,7 @@ class Pairs(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Pairs, further data of the loss (`known`), and each pair's weight."""
+    """Pairs, other inputs of the loss (`known`), and each pair's weight."""
 
     pairs: Pairs  # [n]
     known: Any  # pytree of [n, ...]
@@ -38,19 +38,19 @@ class Minibatch(NamedTuple):
 
 
 def best_and_worst(responses: Responses, reward: jax.Array, group: int) -> Pairs:
-    """The best and the worst of each `group` of `Responses [N]`; in a tie the first."""
-    there = has_reward(responses).reshape(-1, group)
+    """The best and the worst of each `group` of `Responses [N]`; of equally good ones the first."""
+    is_rewarded = has_reward(responses).reshape(-1, group)
     grouped = reward.reshape(-1, group)
 
     def take(index: jax.Array) -> Responses:
-        def of_group(x: jax.Array) -> jax.Array:
+        def take_of_groups(x: jax.Array) -> jax.Array:
             by_prompt = x.reshape(-1, group, *x.shape[1:])
             return jax.vmap(lambda rows, i: rows[i])(by_prompt, index)
 
-        return jax.tree.map(of_group, responses)
+        return jax.tree.map(take_of_groups, responses)
 
-    best = jnp.argmax(jnp.where(there, grouped, -jnp.inf), axis=1)
-    worst = jnp.argmin(jnp.where(there, grouped, jnp.inf), axis=1)
+    best = jnp.argmax(jnp.where(is_rewarded, grouped, -jnp.inf), axis=1)
+    worst = jnp.argmin(jnp.where(is_rewarded, grouped, jnp.inf), axis=1)
     return Pairs(take(best), take(worst), informative(reward, group, has_reward(responses)))
 
 
@@ -61,7 +61,7 @@ def ranked_right(pairs: Pairs, margin: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Compared(Part):
-    """The number of responses that are compared."""
+    """The number of responses to a prompt that are compared."""
 
     group_size: int = hyperparameter(4, "responses per prompt; the best and the worst are a pair")
 
@@ -71,7 +71,8 @@ class PreferenceAgent(LanguageAgent):
     """Base of the algorithms that learn from the best and the worst of several responses to a prompt.
 
     A subclass has the part `Compared`. Prompts whose responses all have the same reward do not count. If the
-    task has pairs (`text:preferences`) and no reward is set, the pairs are read and nothing is sampled.
+    task has pairs (`text:preferences`) and no reward is set, the pairs are read from the task, and no
+    responses are sampled.
     """
 
     learning_rate: float = hyperparameter(3e-4, "AdamW's step size")
@@ -85,18 +86,20 @@ class PreferenceAgent(LanguageAgent):
 
     @classmethod
     def rows_of(cls, values: Mapping[str, Any]) -> Rows:
-        """Pairs, one for each prompt."""
+        """The rows of an iteration's updates: one pair for each prompt."""
         return Rows(values["num_prompts"], values["num_prompts"], "pairs")
 
     @property
     def responses_per_prompt(self) -> int:
-        """`G`; two if pairs are read from a file."""
-        return 2 if self._reads else self.group_size
+        """`G`, or two if pairs are read from a file."""
+        return 2 if self._reads_pairs else self.group_size
 
     def example_rows(self, examples: dict[str, Any]) -> list[dict[str, Any]]:
-        """As `LanguageAgent.example_rows`, without the task's reward if pairs are read."""
+        """Like `LanguageAgent.example_rows`, but without the task's reward if pairs are read."""
         rows = super().example_rows(examples)
-        return [{k: v for k, v in row.items() if k != "reward"} for row in rows] if self._reads else rows
+        return (
+            [{k: v for k, v in row.items() if k != "reward"} for row in rows] if self._reads_pairs else rows
+        )
 
     @fdg.fragment("environment")
     def read(self, keys, numbers=()):
@@ -108,22 +111,22 @@ class PreferenceAgent(LanguageAgent):
         """All updates on pairs `[B]`. Returns trained parameters, optimiser state and metrics."""
         pairs, known = batch
 
-        def weighed(minibatch):
-            counted = minibatch.pairs.differ.astype(jnp.float32)
-            return minibatch._replace(weight=counted / jnp.maximum(jnp.sum(counted), 1))
+        def add_weights(minibatch):
+            counts = minibatch.pairs.differ.astype(jnp.float32)
+            return minibatch._replace(weight=counts / jnp.maximum(jnp.sum(counts), 1))
 
         samples = Minibatch(pairs, known, jnp.zeros(pairs.differ.shape))
         trained, optimizer_state, measures = run_updates(
-            self, weighed, parameters, optimizer_state, samples, key, self.num_prompts, compares=False
+            self, add_weights, parameters, optimizer_state, samples, key, self.num_prompts, compares=False
         )
         measures["informative"] = jnp.mean(pairs.differ, dtype=jnp.float32)
         return trained, optimizer_state, measures
 
     @property
-    def _reads(self) -> bool:
+    def _reads_pairs(self) -> bool:
         """True if pairs are read from the task: it has pairs, and no reward is set."""
-        judged = getattr(self.env, "host_reward", None) or getattr(self, "reward_model", None)
-        return judged is None and hasattr(getattr(self.env, "problem", None), "sides")
+        other_reward = getattr(self.env, "host_reward", None) or getattr(self, "reward_model", None)
+        return other_reward is None and hasattr(getattr(self.env, "problem", None), "sides")
 
     def _read(self, keys: jax.Array, split: Literal["train", "test"], *numbers: jax.Array) -> Pairs:
         chosen, rejected = (
@@ -135,7 +138,7 @@ class PreferenceAgent(LanguageAgent):
         )
         return Pairs(chosen, rejected, jnp.any(chosen.tokens != rejected.tokens, axis=1))
 
-    def _paired(self, rollout: Rollout) -> Pairs:
+    def _pairs_of(self, rollout: Rollout) -> Pairs:
         return best_and_worst(rollout.responses, rollout.reward.total, self.group_size)
 
     def _held_out_pairs(self, key: jax.Array, count: int) -> Pairs:
@@ -143,5 +146,5 @@ class PreferenceAgent(LanguageAgent):
         return self._read(jax.random.split(key, count), "test", *numbers)
 
     def _version(self, state: Any) -> jax.Array:
-        """The version of a constant generator, so it does not wait for the optimiser's count."""
+        """The iteration: the network that responds is constant, so no count of updates is needed."""
         return state.iteration

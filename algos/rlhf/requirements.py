@@ -21,7 +21,7 @@ _SIZES = ("num_prompts", "num_minibatches", "micro_batch")
 
 
 def divides(count: int, groups: int, num_minibatches: int) -> bool:
-    """Whether `epochs` can split `count` samples of `groups` prompts into equal minibatches."""
+    """Whether `updates.epochs` can divide `count` samples of `groups` prompts into equal minibatches."""
     blocks = groups * math.gcd(count // groups, num_minibatches) / num_minibatches
     return blocks >= 1 and blocks.is_integer()
 
@@ -31,12 +31,12 @@ def fits(values: Mapping[str, Any], rows_of: Callable[[Mapping[str, Any]], Rows]
 
     `values` are an algorithm's fields by name, and `drawn` is the ratio of sampled to learned prompts.
     """
-    (count, groups, _), number = rows_of(values), values["num_minibatches"]
-    if count % number or not divides(count, groups, number):
+    (count, groups, _), num_minibatches = rows_of(values), values["num_minibatches"]
+    if count % num_minibatches or not divides(count, groups, num_minibatches):
         return False
-    micro, size = values["micro_batch"], values["dataset_size"]
-    enough = size is None or size >= drawn * values["num_prompts"]
-    return enough and (micro is None or micro >= count // number or count // number % micro == 0)
+    micro_batch, dataset_size, rows = values["micro_batch"], values["dataset_size"], count // num_minibatches
+    has_problems = dataset_size is None or dataset_size >= drawn * values["num_prompts"]
+    return has_problems and (micro_batch is None or micro_batch >= rows or rows % micro_batch == 0)
 
 
 def fitting_sizes(
@@ -45,10 +45,10 @@ def fitting_sizes(
     rows_of: Callable[[Mapping[str, Any]], Rows],
     drawn: int = 1,
 ) -> dict[str, int]:
-    """The smallest changes of unnamed sizes so that all divide; empty if none are needed, or nothing helps.
+    """The smallest changes to sizes that make all divide; empty if none are needed, or no changes suffice.
 
-    Prefers smaller micro-batches, which change no number, then fewer minibatches, then slightly fewer or more
-    prompts. Arguments as for `fits`; fields `named` do not change.
+    It prefers smaller micro-batches, which do not change results, then fewer minibatches, then slightly fewer
+    or more prompts. Fields that the user `named` do not change; the other arguments are as for `fits`.
 
     >>> grpo = lambda v: Rows(v["num_prompts"] * v["group_size"], v["num_prompts"], "responses")
     >>> preset = {"num_prompts": 64, "num_minibatches": 4, "micro_batch": 32, "dataset_size": None}
@@ -62,28 +62,29 @@ def fitting_sizes(
     if fits(values, rows_of, drawn):
         return {}
     free = [name for name in _SIZES if name not in named]
-    for number, prompts in _candidates(values, free):
-        tried = {**values, "num_minibatches": number, "num_prompts": prompts}
-        micro = values["micro_batch"]
-        if "micro_batch" in free and micro is not None:
-            size = max(1, rows_of(tried).size // number)
-            if micro < size:
-                tried["micro_batch"] = next(part for part in range(micro, 0, -1) if size % part == 0)
-        if fits(tried, rows_of, drawn):
-            return {name: tried[name] for name in _SIZES if tried[name] != values[name]}
+    for num_minibatches, num_prompts in _candidates(values, free):
+        candidate = {**values, "num_minibatches": num_minibatches, "num_prompts": num_prompts}
+        micro_batch = values["micro_batch"]
+        if "micro_batch" in free and micro_batch is not None:
+            rows = max(1, rows_of(candidate).size // num_minibatches)
+            if micro_batch < rows:
+                divisors = (size for size in range(micro_batch, 0, -1) if rows % size == 0)
+                candidate["micro_batch"] = next(divisors)
+        if fits(candidate, rows_of, drawn):
+            return {name: candidate[name] for name in _SIZES if candidate[name] != values[name]}
     return {}
 
 
 def _candidates(values: Mapping[str, Any], free: Collection[str]) -> Iterator[tuple[int, int]]:
-    """Numbers of minibatches and of prompts, the smallest changes first."""
-    number, prompts = values["num_minibatches"], values["num_prompts"]
-    fewer = range(number - 1, 0, -1) if "num_minibatches" in free else ()
-    others = (*range(prompts - 1, 0, -1), *range(prompts + 1, 2 * prompts + 1))
-    others = others if "num_prompts" in free else ()
-    yield number, prompts
-    yield from ((less, prompts) for less in fewer)
-    yield from ((number, other) for other in others)
-    yield from ((less, other) for less in fewer for other in others)
+    """Yields numbers of minibatches and of prompts to try, in the order of preference."""
+    minibatches, prompts = values["num_minibatches"], values["num_prompts"]
+    fewer_minibatches = range(minibatches - 1, 0, -1) if "num_minibatches" in free else ()
+    other_prompts = (*range(prompts - 1, 0, -1), *range(prompts + 1, 2 * prompts + 1))
+    other_prompts = other_prompts if "num_prompts" in free else ()
+    yield minibatches, prompts
+    yield from ((fewer, prompts) for fewer in fewer_minibatches)
+    yield from ((minibatches, other) for other in other_prompts)
+    yield from ((fewer, other) for fewer in fewer_minibatches for other in other_prompts)
 
 
 def context(env: Any) -> int:
@@ -98,9 +99,9 @@ def check_fields(algorithm: Any) -> None:
     make_paths_absolute(algorithm)
     require_types(algorithm)
     require_positive(algorithm, "num_prompts", "total_steps", "num_epochs", "num_minibatches")
-    above = algorithm.temperature
-    zero = f"temperature={above}: it must be above zero; greedy=True takes the likeliest token"
-    require(algorithm, above > 0, zero)
+    temperature = algorithm.temperature
+    message = f"temperature={temperature}: it must be above zero; greedy=True takes the likeliest token"
+    require(algorithm, temperature > 0, message)
     check_parts(algorithm)
     for name in ("dataset_size", "micro_batch", "slots"):
         if getattr(algorithm, name) is not None:
@@ -111,7 +112,7 @@ def check_together(algorithm: Any) -> None:
     """Checks the fields, the task and the network against each other."""
     check_room(algorithm, algorithm.network.config, context(algorithm.env))
     check_answers(algorithm, algorithm._needs_answers, algorithm._imitates)
-    _ = algorithm._speaker  # which checks itself
+    _ = algorithm._speaker  # its construction checks the settings of sampling
     check_sizes(algorithm, algorithm.rows_of)
     for part in ("stream_settings", "reward_settings"):
         if hasattr(algorithm, part):
@@ -155,16 +156,16 @@ def check_sizes(algorithm: Any, rows_of: Callable[[Mapping[str, Any]], Rows]) ->
 def check_initial_network(algorithm: Any) -> None:
     """Checks that there is one source of the network and of its adapters."""
     model, adapters, rank = algorithm.model, algorithm.adapters, algorithm.lora_rank
-    both = "model= and decoder= both say what the network is: give one"
-    require(algorithm, model is None or algorithm.decoder is None, both)
-    alone = f"adapters={adapters}: they are those of a checkpoint: give its folder too (model=)"
-    require(algorithm, adapters is None or model is not None, alone)
-    ranked = f"adapters={adapters}: they have a rank of their own: leave lora_rank={rank} out"
-    require(algorithm, adapters is None or not rank, ranked)
+    message = "model= and decoder= both say what the network is: give one"
+    require(algorithm, model is None or algorithm.decoder is None, message)
+    message = f"adapters={adapters}: they are those of a checkpoint: give its folder too (model=)"
+    require(algorithm, adapters is None or model is not None, message)
+    message = f"adapters={adapters}: they have a rank of their own: leave lora_rank={rank} out"
+    require(algorithm, adapters is None or not rank, message)
 
 
 def check_answers(algorithm: Any, needed: bool, imitated: bool) -> None:
-    """Checks that the rows of a file have answers, if answers are needed, or `imitated`."""
+    """Checks that the rows of a file have answers, if these are `needed`; `imitated`: for imitation."""
     unanswered = getattr(getattr(algorithm.env, "problem", None), "unanswered", None)
     require(
         algorithm,
@@ -175,38 +176,38 @@ def check_answers(algorithm: Any, needed: bool, imitated: bool) -> None:
 
 
 def other_alphabets(env: Any, earlier: Any) -> tuple[str, str] | None:
-    """The characters of a task and of an earlier run's, if they have other tokens; else None."""
-    both = [getattr(task, "tokenizer", None) for task in (env, earlier)]
-    alphabets = [one.alphabet for one in both if isinstance(one, CharacterTokenizer)]
+    """The alphabets of a task and of an earlier run's task, if they differ; else None."""
+    tokenizers = [getattr(task, "tokenizer", None) for task in (env, earlier)]
+    alphabets = [tokenizer.alphabet for tokenizer in tokenizers if isinstance(tokenizer, CharacterTokenizer)]
     return None if len(alphabets) < 2 or alphabets[0] == alphabets[1] else (alphabets[0], alphabets[1])
 
 
 def wider_alphabet(algorithm: Any, earlier: Any) -> dict[str, str]:
-    """The field `tokenizer` for an earlier run's characters, if all of this task's are among them."""
-    both = other_alphabets(algorithm.env, earlier)
-    named = algorithm.model is not None or algorithm.tokenizer is not None or is_game(algorithm.env)
-    if named or both is None or not set(both[0]) <= set(both[1]):
+    """The field `tokenizer` with an earlier run's alphabet, if it contains that of this task; else empty."""
+    alphabets = other_alphabets(algorithm.env, earlier)
+    is_fixed = algorithm.model is not None or algorithm.tokenizer is not None or is_game(algorithm.env)
+    if is_fixed or alphabets is None or not set(alphabets[0]) <= set(alphabets[1]):
         return {}
-    return {"tokenizer": f"characters={both[1]}"}
+    return {"tokenizer": f"characters={alphabets[1]}"}
 
 
 def other_tokens(env: Any, earlier: Any) -> str | None:
-    """Why the tokens of a task are not those of an earlier run, or None."""
-    both = other_alphabets(env, earlier)
-    if both is None:
+    """The reason why a task's tokens differ from those of an earlier run; None if they do not."""
+    alphabets = other_alphabets(env, earlier)
+    if alphabets is None:
         return None
-    here, there = both
-    lacking = next((c for c in here if c not in there), None)
-    if lacking is not None:
+    alphabet, earlier_alphabet = alphabets
+    missing = next((character for character in alphabet if character not in earlier_alphabet), None)
+    if missing is not None:
         return (
-            f"the run has no token for {lacking!r} of task '{env.name}': train it on data with that, too, or"
+            f"the run has no token for {missing!r} of task '{env.name}': train it on data with that, too, or"
             " with --tokenizer characters=ALPHABET, all characters of both"
         )
     return f"'{env.name}' and the run number characters in other orders: give it the run's tokenizer"
 
 
 def check_room(algorithm: Any, config: DecoderConfig, longest: int) -> None:
-    """Checks that a network has the tokens of its task, and a context of `longest` tokens."""
+    """Checks that a network has the tokens of its task, and a context of at least `longest` tokens."""
     env = algorithm.env
     require(
         algorithm,
@@ -228,30 +229,30 @@ def check_room(algorithm: Any, config: DecoderConfig, longest: int) -> None:
 
 
 def preset_name(cls: Any, values: Mapping[str, Any]) -> str | None:
-    """For a checkpoint, its published settings, not the task's."""
+    """The preset for a checkpoint; None without one, where the task's preset is used."""
     if values.get("model") is None:
         return None
     return "checkpoint-lora" if values.get("lora_rank") or values.get("adapters") else "checkpoint"
 
 
 def changed(self: Any, **values: Any) -> Any:
-    """A copy with changed fields, and a micro-batch that divides."""
+    """A copy with changed fields; the micro-batch is adjusted if it no longer divides."""
     fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
     named = {*fields, *values} - ({"micro_batch"} - values.keys())
     return type(self)(**self.adjust_unnamed({**fields, **values}, named))
 
 
 def sizes(cls: Any, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-    """Changes of unnamed fields so that sizes divide: see `fitting_sizes`."""
+    """Changes to fields that are not `named` so that sizes divide: see `fitting_sizes`."""
     for name in (*_SIZES, "group_size", "dataset_size"):
         value = values.get(name, 1)
-        none = value is None and name in ("micro_batch", "dataset_size")
-        if not none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        is_none = value is None and name in ("micro_batch", "dataset_size")
+        if not is_none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             return {}  # the algorithm then refuses the sizes
     changes = fitting_sizes(values, named, cls.rows_of, cls.times_drawn(values))
-    heads, pairs = values["num_heads"], values["num_kv_heads"]
-    if "num_heads" not in named and pairs in range(1, 1 << 16) and heads % pairs:
-        changes["num_heads"] = pairs * max(1, round(heads / pairs))
+    heads, kv_heads = values["num_heads"], values["num_kv_heads"]
+    if "num_heads" not in named and kv_heads in range(1, 1 << 16) and heads % kv_heads:
+        changes["num_heads"] = kv_heads * max(1, round(heads / kv_heads))
     return changes
 
 

@@ -25,12 +25,12 @@ class Responses(NamedTuple):
 
     prompts: Prompts  # tokens [N, P] int32, mask [N, P] bool
     tokens: jax.Array  # [N, R] int32
-    mask: jax.Array  # [N, R] bool: tokens that are there
+    mask: jax.Array  # [N, R] bool: False for padding
     own: jax.Array  # [N, R] bool: the policy's tokens; others are a tool's, or a game's
 
 
 class Rollout(NamedTuple):
-    """Responses of some prompts, those to one prompt contiguous."""
+    """Responses to some prompts; those to the same prompt are contiguous."""
 
     responses: Responses  # [N]; responses without a reward have no `own` tokens
     log_prob: jax.Array  # [N, R] float32, at sampling, before top-k and top-p
@@ -42,8 +42,8 @@ class Rollout(NamedTuple):
 def sequences(responses: Responses) -> tuple[jax.Array, jax.Array]:
     """Tokens `[N, P + R]` int32 of prompts and responses, and segments: 0 for padding, else 1."""
     tokens = jnp.concatenate([responses.prompts.tokens, responses.tokens], axis=1)
-    there = jnp.concatenate([responses.prompts.mask, responses.mask], axis=1)
-    return tokens, there.astype(jnp.int32)
+    mask = jnp.concatenate([responses.prompts.mask, responses.mask], axis=1)
+    return tokens, mask.astype(jnp.int32)
 
 
 def scores(
@@ -51,25 +51,25 @@ def scores(
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each token of the responses, and the entropy of its distribution.
 
-    Both `[N, R]` float32, zero outside the mask, at this temperature, before top-k and top-p.
+    Both are `[N, R]` float32, at this temperature, before top-k and top-p; zero outside the mask.
     """
     tokens, segments = sequences(responses)
     last = responses.prompts.tokens.shape[1] - 1  # the last token before the response
 
-    def every(tokens: jax.Array, segments: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def score_sequences(tokens: jax.Array, segments: jax.Array) -> tuple[jax.Array, jax.Array]:
         start = 0 if decoder.config.packed_rows else last
         hidden = decoder.hidden(parameters, tokens, segments)[:, start:]
         tokens, segments = tokens[:, start:], segments[:, start:]
         return decoder.token_log_probs(parameters, hidden, tokens, segments, temperature)
 
-    scored = decoder.per_token(every, tokens, segments)
+    token_scores = decoder.per_token(score_sequences, tokens, segments)
     width = responses.mask.shape[1]
-    log_prob, entropy = (jnp.where(responses.mask, x[:, -width:], 0.0) for x in scored)
+    log_prob, entropy = (jnp.where(responses.mask, x[:, -width:], 0.0) for x in token_scores)
     return log_prob, entropy
 
 
 def has_reward(responses: Responses) -> jax.Array:
-    """True for responses with a reward, `[N]` bool: the others have no tokens of the policy."""
+    """True for responses with a reward, `[N]` bool; responses without one have no `own` tokens."""
     return jnp.any(responses.own, axis=1)
 
 
@@ -82,18 +82,18 @@ def finished(responses: Responses, stop_tokens: tuple[int, ...]) -> jax.Array:
 def lengths(responses: Responses, stop_tokens: tuple[int, ...], judged: bool = False) -> dict[str, jax.Array]:
     """Metrics of response lengths; `tokens` counts all tokens but padding, prompts included.
 
-    `judged`: some responses may have no reward; these are counted.
+    `judged`: some responses may have no reward; then a metric is the rate of these.
     """
-    counts = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
-    counted = has_reward(responses)
-    there = jnp.sum(responses.mask, dtype=jnp.int32) + jnp.sum(responses.prompts.mask, dtype=jnp.int32)
+    own_tokens = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
+    rewarded = has_reward(responses)
+    tokens = jnp.sum(responses.mask, dtype=jnp.int32) + jnp.sum(responses.prompts.mask, dtype=jnp.int32)
     ended = finished(responses, stop_tokens)
     return {
-        "tokens": there,
-        "response_length": masked_mean(counts.astype(jnp.float32), counted),
-        "response_length_max": jnp.max(counts).astype(jnp.float32),
-        "truncation_rate": masked_mean((~ended).astype(jnp.float32), counted),
-        **({"no_reward_rate": jnp.mean(~counted, dtype=jnp.float32)} if judged else {}),
+        "tokens": tokens,
+        "response_length": masked_mean(own_tokens.astype(jnp.float32), rewarded),
+        "response_length_max": jnp.max(own_tokens).astype(jnp.float32),
+        "truncation_rate": masked_mean((~ended).astype(jnp.float32), rewarded),
+        **({"no_reward_rate": jnp.mean(~rewarded, dtype=jnp.float32)} if judged else {}),
     }
 
 
@@ -114,27 +114,27 @@ def rollouts(
 ) -> tuple[Any, Any, Any]:
     """Generates all micro-batches of `count` (`B`) prompts, and calls `then` (and `learn`) on each.
 
-    `then`: `Rollout [b G] -> rows`, a pytree whose leaves have `b` or `b G` rows. `learn`: `(sums, rows) ->
-    (sums, measures)`, called after each micro-batch if there are several, with `sums` as its first carry.
-    Returns the rows of all micro-batches (`B` or `B G`); the stream's state; the last sums, and measures
-    `[M]`.
+    `then`: `Rollout [b * G] -> rows`, a pytree whose leaves have `b` or `b * G` rows. `learn`: `(sums, rows)
+    -> (sums, measures)`, called after each micro-batch if there are several; the first call gets the argument
+    `sums`. Returns the rows of all micro-batches (`B` or `B * G`); the stream's state; and the last sums with
+    measures `[M]`.
     """
     if agent.micro_batches == 1 and not agent.ahead:
         return then(agent._rollout(state, count)), (), ()
     streaming = registry.option("stream")
     problem, keys = streaming.problems_and_keys(agent, state, count)
-    some = count // agent.micro_batches
+    size = count // agent.micro_batches
 
     def in_parts(x: jax.Array) -> jax.Array:
         by_iteration = x.reshape(agent.ahead + 1, count, *x.shape[1:])
-        return jax.vmap(lambda x: parts_of(x, some))(by_iteration)
+        return jax.vmap(lambda x: parts_of(x, size))(by_iteration)
 
     def by_prompt(keys: jax.Array) -> jax.Array:
         return in_parts(keys.reshape(-1, agent.responses_per_prompt))
 
     problem, keys = jax.tree.map(in_parts, problem), by_prompt(keys)  # [a + 1, M, b, ...]
 
-    def one(carry: Any, part: jax.Array) -> tuple[Any, Any]:
+    def one_micro_batch(carry: Any, part: jax.Array) -> tuple[Any, Any]:
         stream, sums = carry
         if agent.ahead:
             rollout, stream = streaming.next_micro_batch(agent, state, problem, keys, stream)
@@ -148,17 +148,17 @@ def rollouts(
         return (stream, sums), (rows, measures)
 
     parts = jnp.arange(agent.micro_batches)
-    (stream, sums), (rows, measures) = jax.lax.scan(one, (state.stream, sums), parts)
+    (stream, sums), (rows, measures) = jax.lax.scan(one_micro_batch, (state.stream, sums), parts)
 
-    def whole(x: jax.Array) -> jax.Array:
-        by_prompt = x.reshape(len(x), some, -1, *x.shape[2:])
+    def join(x: jax.Array) -> jax.Array:
+        by_prompt = x.reshape(len(x), size, -1, *x.shape[2:])
         return whole_of(by_prompt).reshape(-1, *x.shape[2:])
 
-    return jax.tree.map(whole, rows), stream, (sums, measures)
+    return jax.tree.map(join, rows), stream, (sums, measures)
 
 
 def loss_mask(agent: Any, rollout: Rollout) -> jax.Array:
-    """Loss mask `[N, R]`: tokens of the policy; with `late="mask"` not those that are too old."""
+    """Loss mask `[N, R]`: the policy's tokens; with `late="mask"`, without tokens that are too old."""
     mask = rollout.responses.own
     if rollout.age is None or agent.late == "wait":
         return mask
@@ -166,7 +166,7 @@ def loss_mask(agent: Any, rollout: Rollout) -> jax.Array:
 
 
 def staleness(version: jax.Array, iteration: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
-    """Updates by which the data lags the learner: the mean; of a stream also the maximum."""
+    """Metrics of the data's age in updates: the mean; of a stream also the maximum."""
     age = (iteration - version).astype(jnp.float32)
     if age.ndim == 1:
         return {"staleness": jnp.mean(age)}

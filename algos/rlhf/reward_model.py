@@ -25,7 +25,9 @@ class State(NamedTuple):
     """The state of a reward model's training."""
 
     parameters: Any  # {"network": parameters of a decoder, "score": [D, 1]}
-    respondent: Any  # the constant part of the responding network: all, or adapters
+    respondent: (
+        Any  # the parameters of the responding network that `parameters` do not have: all, or adapters
+    )
     optimizer_state: Any
     key: jax.Array  # of the whole run
     iteration: jax.Array  # int32
@@ -36,12 +38,12 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
     """Trains a decoder with a scalar head to rank two responses.
 
     Pairs come from a file (`text:preferences`), or are responses of the frozen initial network, ranked by the
-    task's reward. The loss is Bradley and Terry's (arXiv 2203.02155, equation 1). `GRPO`, `PPORLHF` and `DPO`
-    take the exported model as `reward_model`. An evaluation is the fraction of held-out pairs that are ranked
-    correctly. Frozen and hashable.
+    task's reward. The loss is that of Bradley and Terry (arXiv 2203.02155, equation 1). `GRPO`, `PPORLHF` and
+    `DPO` take the exported model as `reward_model`. An evaluation is the fraction of held-out pairs that are
+    ranked correctly. Frozen and hashable.
 
     Raises:
-      FdgError: (construction) a field is out of range, or sizes do not divide.
+      FdgError: at construction, if a field is out of range, or a size does not divide another.
 
     >>> import envs
     >>> RewardModel(env=envs.make("text:addition"), num_prompts=8).steps_per_iteration
@@ -50,7 +52,7 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
 
     iterations_without_rewards: ClassVar[int | None] = None
     advice_without_rewards: ClassVar[str | None] = None
-    answer: ClassVar[Any] = Elsewhere("GRPO(reward_model=FOLDER), of what run.export(FOLDER) writes")
+    answer: ClassVar[Any] = Elsewhere("GRPO(reward_model=FOLDER), with the FOLDER of run.export(FOLDER)")
 
     # The initial policy responds; the trained model starts with its weights, without its head.
     weight_sources: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -74,7 +76,7 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
     def init(self, key: jax.Array) -> State:
         """The initial state: all responses have reward zero."""
         parameter_key, key = jax.random.split(key)
-        network = self._first_parameters(parameter_key)
+        network = self._initial_parameters(parameter_key)
         parameters = with_head(self.network, network)
         return State(
             parameters=parameters,
@@ -85,20 +87,20 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """Responses to new prompts, pairs of them, and all updates."""
+        """Samples or reads pairs of responses to new prompts, and makes all updates on them."""
         problem_keys = self._problem_keys(state, self.num_prompts)
-        if self._reads:
+        if self._reads_pairs:
             pairs = self.read(*problem_keys)
-            facts = self._lengths(pairs.chosen)
+            response_metrics = self._lengths(pairs.chosen)
         else:
-            speaking = state._replace(parameters=self._speaking(state))
-            rollout = self._rollout(speaking, self.num_prompts)
-            pairs, responses = self._paired(rollout), rollout.responses
-            facts = self._said(responses, rollout.reward, has_reward(responses))
+            responding = state._replace(parameters=self._responding_parameters(state))
+            rollout = self._rollout(responding, self.num_prompts)
+            pairs, responses = self._pairs_of(rollout), rollout.responses
+            response_metrics = self._response_metrics(responses, rollout.reward, has_reward(responses))
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, (pairs, ()), self._iteration_key(state, 2)
         )
-        return self._next_state(state, trained, optimizer_state), {**metrics, **facts}
+        return self._next_state(state, trained, optimizer_state), {**metrics, **response_metrics}
 
     def evaluate(
         self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
@@ -106,20 +108,20 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         """Ranks pairs of responses to held-out problems.
 
         Returns:
-          `return` `[]`, the fraction of correctly ranked pairs, of those that differ in the task's reward; a
-          tie of the model is not correct. NaN if none differ.
+          `return` `[]`: of the pairs whose rewards by the task differ, the fraction that the model ranks
+          correctly; equal scores are not correct. NaN if there are no such pairs.
         """
-        if self._reads:
+        if self._reads_pairs:
             pairs = self._held_out_pairs(key, episodes)
         else:
             responses, reward = self._speaker.held_out(
-                self._speaking(state), key, episodes, greedy=False, each=self.group_size
+                self._responding_parameters(state), key, episodes, greedy=False, each=self.group_size
             )
             pairs = best_and_worst(responses, reward.total, self.group_size)
         return {"return": ranked_right(pairs, self._margin(state.parameters, pairs))}
 
     def worth(self, state: Any, prompts: list[str], responses: list[str]) -> list[float]:
-        """The model's rewards of responses to your own prompts, one to each.
+        """The model's rewards of responses to the user's prompts, one response to each.
 
         Raises:
           FdgError: a text is too long, or has a character outside the vocabulary.
@@ -129,13 +131,13 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
             len(prompts) == len(responses) > 0,
             f"worth of {len(responses)} responses to {len(prompts)} prompts: give one to each",
         )
-        asked = self.env.prompts_of(list(prompts))
+        encoded = self.env.prompts_of(list(prompts))
         tokens, mask = self.env.responses_of(list(responses), list(prompts))
-        rewards = model_reward(self.network, state.parameters, Responses(asked, tokens, mask, mask))
+        rewards = model_reward(self.network, state.parameters, Responses(encoded, tokens, mask, mask))
         return rewards.tolist()
 
     def examples(self, state: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
-        """Held-out problems and sampled responses with their rewards, the model's included."""
+        """Held-out problems and sampled responses, with the rewards of the task and of the model."""
         arrays = super().examples(state, key, count)
         prompts = Prompts(arrays["prompt"], arrays["prompt_mask"])
         mask = arrays["response_mask"]
@@ -169,7 +171,7 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         chosen = model_reward(self.network, parameters, pairs.chosen)
         return chosen - model_reward(self.network, parameters, pairs.rejected)
 
-    def _speaking(self, state: Any) -> Any:
+    def _responding_parameters(self, state: Any) -> Any:
         network = state.parameters["network"]
         return super()._with_trained(network, state.respondent)
 

@@ -31,23 +31,24 @@ def with_head(network: Decoder, parameters: Any) -> Any:
 def model_reward(network: Decoder, parameters: Any, responses: Responses) -> jax.Array:
     """The rewards of `Responses [N]` by a reward model: `[N]` float32.
 
-    Linear in the hidden state of the last token, as in `...ForSequenceClassification` with one label.
+    A reward is a linear function of the hidden state at the last token, as in Transformers'
+    `...ForSequenceClassification` with one label.
     """
     tokens, segments = sequences(responses)
     hidden = network.per_token(functools.partial(network.hidden, parameters["network"]), tokens, segments)
-    places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
-    last = jnp.max(jnp.where(segments > 0, places, 0), axis=1)
-    held = jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
-    at_least = jnp.promote_types(held.dtype, jnp.float32)
-    return (held.astype(at_least) @ parameters["score"].astype(at_least))[:, 0]
+    positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    last = jnp.max(jnp.where(segments > 0, positions, 0), axis=1)
+    last_hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
+    dtype = jnp.promote_types(last_hidden.dtype, jnp.float32)
+    return (last_hidden.astype(dtype) @ parameters["score"].astype(dtype))[:, 0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Judge(Part):
-    """The reward model of an algorithm, if any; it is constant.
+    """The setting of an algorithm's reward model, which is not trained.
 
-    With one, `episode_return` is its reward; the task's own reward is reported by component
-    (`reward_correct`), and used in evaluations.
+    With a reward model, the metric `episode_return` is its reward. The components of the task's own reward
+    are metrics too (such as `reward_correct`), and evaluations use the task's reward.
     """
 
     reward_model: str | None = hyperparameter(
@@ -66,7 +67,7 @@ class Judge(Part):
         """The reward model's parameters; `()` without one."""
         if self.reward_model is None:
             return ()
-        return registry.option("model").begun_reward(self.network(algorithm), self.reward_model, key)
+        return registry.option("model").initial_reward_model(self.network(algorithm), self.reward_model, key)
 
     def rated(
         self, algorithm: Any, parameters: Any, responses: Responses, reward: Reward
@@ -74,7 +75,7 @@ class Judge(Part):
         """Responses `[N]` with the task's rewards, and the reward model's if there is one."""
         if self.reward_model is None:
             return responses, reward
-        if reward.given is not None:  # only some responses have one; the model rewards all
+        if reward.given is not None:  # the task rewards only some responses, the model rewards all
             responses = responses._replace(own=responses.mask)
         network = self.network(algorithm)
 
@@ -88,27 +89,27 @@ class Judge(Part):
         return responses, Reward(total, {**reward.parts, "model": total})
 
     def check_fits(self, algorithm: Any) -> None:
-        """Refuses a reward model of other tokens than the task's, or with a shorter context."""
+        """Refuses a reward model whose tokens are not those of the task, or whose context is too short."""
         if self.reward_model is None:
             return
         config, env = self.network(algorithm).config, algorithm.env
-        named = f"reward_model={self.reward_model!r}"
+        setting = f"reward_model={self.reward_model!r}"
         require(
             algorithm,
             env.tokenizer.vocab_size <= config.vocab_size,
-            f"{named} has a vocabulary of {config.vocab_size} tokens, and task '{env.name}' one of"
+            f"{setting} has a vocabulary of {config.vocab_size} tokens, and task '{env.name}' one of"
             f" {env.tokenizer.vocab_size}: train one on this task's tokens",
         )
         require(
             algorithm,
             not os.path.lexists(Path(self.reward_model, "tokenizer.json"))
             or same_tokens(tokenizer_of(self.reward_model), env.tokenizer),
-            f"{named} uses a different tokenizer from task '{env.name}': train one on this task's tokens",
+            f"{setting} uses a different tokenizer from task '{env.name}': train one on this task's tokens",
         )
         longest = requirements.context(env)
         require(
             algorithm,
             longest <= config.max_positions,
-            f"{named} has a context of {config.max_positions} tokens, and task '{env.name}' needs {longest}:"
-            " shorten the task",
+            f"{setting} has a context of {config.max_positions} tokens, and task '{env.name}' needs"
+            f" {longest}: shorten the task",
         )

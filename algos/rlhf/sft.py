@@ -39,11 +39,13 @@ class Minibatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SFT(LanguageAgent, presets="SFT"):
-    """Cross-entropy of the answers' tokens given their prompts; with `loss_on="assistant"` also of the
-    assistant's earlier turns in the prompts (TRL's `assistant_only_loss`).
+    """Supervised fine-tuning: the loss is the cross-entropy of the answers' tokens given their prompts.
+
+    With `loss_on="assistant"` it includes the assistant's earlier turns in the prompts (TRL's
+    `assistant_only_loss`).
 
     Raises:
-      FdgError: (construction) a field is out of range, or sizes do not divide.
+      FdgError: at construction, if a field is out of range, or a size does not divide another.
 
     >>> import envs
     >>> SFT(env=envs.make("text:addition"), total_steps=640).num_iterations
@@ -74,18 +76,18 @@ class SFT(LanguageAgent, presets="SFT"):
             )
             object.__setattr__(self, "remove_padding", True)
         super().__post_init__()
-        shown = callable(getattr(self.env, "demonstration", None))
-        require(self, shown, f"'{self.env.name}' has no demonstrations: use GRPO or PPORLHF")
+        has_demonstrations = callable(getattr(self.env, "demonstration", None))
+        require(self, has_demonstrations, f"'{self.env.name}' has no demonstrations: use GRPO or PPORLHF")
 
     def init(self, key: jax.Array) -> State:
         """The initial state."""
         parameter_key, key = jax.random.split(key)
-        parameters = self._first_parameters(parameter_key)
+        parameters = self._initial_parameters(parameter_key)
         optimizer_state = self._optimizer.init(self._trained(parameters))
         return State(parameters, optimizer_state, key, jnp.int32(0))
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """All updates on new demonstrations."""
+        """Draws demonstrations, and makes all updates on them."""
         responses = self.demonstrations(*self._problem_keys(state, self.num_prompts))
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, responses, self._iteration_key(state, 2)
@@ -103,16 +105,16 @@ class SFT(LanguageAgent, presets="SFT"):
         content = self.env.draw(keys, "train", *numbers)
         prompts, (tokens, mask) = self.env.prompts(content), self.env.solutions(content)
         imitated = jnp.concatenate([self.env.said_before(content), mask], axis=1)
-        tokens, there = (jnp.concatenate(x, axis=1) for x in ((prompts.tokens, tokens), (prompts.mask, mask)))
-        # A response to the first token, as in a game.
-        return Responses(Prompts(tokens[:, :1], there[:, :1]), tokens[:, 1:], there[:, 1:], imitated[:, 1:])
+        tokens, mask = (jnp.concatenate(x, axis=1) for x in ((prompts.tokens, tokens), (prompts.mask, mask)))
+        # The text is represented as a response to its first token, as in a game.
+        return Responses(Prompts(tokens[:, :1], mask[:, :1]), tokens[:, 1:], mask[:, 1:], imitated[:, 1:])
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, responses, key):
         """All updates on demonstrations `[B]`: trained parameters, optimiser state, metrics."""
-        longest, nothing = self.env.response_length, jnp.zeros(responses.own.shape)
+        longest, zeros = self.env.response_length, jnp.zeros(responses.own.shape)
 
-        def weighed(minibatch):
+        def add_weights(minibatch):
             imitated = minibatch.text.own
             return minibatch._replace(
                 weight=token_weights(imitated, self.aggregation, longest, count_empty=False),
@@ -120,9 +122,9 @@ class SFT(LanguageAgent, presets="SFT"):
             )
 
         groups = self.rows_of(vars(self)).groups
-        samples = Minibatch(responses, nothing, nothing)
+        samples = Minibatch(responses, zeros, zeros)
         trained, optimizer_state, measures = run_updates(
-            self, weighed, parameters, optimizer_state, samples, key, groups, compares=False
+            self, add_weights, parameters, optimizer_state, samples, key, groups, compares=False
         )
         return trained, optimizer_state, {**self._lengths(responses), **measures}
 

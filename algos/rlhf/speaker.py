@@ -1,6 +1,6 @@
-"""What a text task asks of a network: problems in order, games, evaluation, and answers.
+"""Uses of a network for a text task: playing games, evaluation, answers, export; and the order of problems.
 
-`MEMBERS` are the methods of `LanguageAgent` for the use of a trained network.
+`MEMBERS` are methods of `LanguageAgent`.
 
 Shapes: `N` responses, `P` tokens of a prompt (left-padded), `R` of a response (right-padded).
 """
@@ -27,23 +27,23 @@ from envs.text.game import checked_reply
 from fdg.arguments import quoted
 from fdg.errors import FdgError
 
-_AT_ONCE = 256  # responses of an evaluation
-Respond = Callable[[Prompts, jax.Array], Samples]  # to prompts [N], by keys [N]
+_RESPONSES_AT_ONCE = 256  # in an evaluation
+Respond = Callable[[Prompts, jax.Array], Samples]  # (prompts [N], keys [N]) -> responses
 
 
-def of_transcript(transcript: Transcript) -> tuple[Responses, jax.Array]:
+def responses_of_transcript(transcript: Transcript) -> tuple[Responses, jax.Array]:
     """A conversation as a response to its first token, with log-probabilities `[N, T - 1]` of its tokens."""
-    tokens, mask, spoken = transcript.tokens, transcript.mask, transcript.said
+    tokens, mask, own = transcript.tokens, transcript.mask, transcript.said
     first = Prompts(tokens[:, :1], mask[:, :1])
-    log_prob = jnp.where(spoken, transcript.about, 0.0)
-    return Responses(first, tokens[:, 1:], mask[:, 1:], spoken[:, 1:]), log_prob[:, 1:]
+    log_prob = jnp.where(own, transcript.about, 0.0)
+    return Responses(first, tokens[:, 1:], mask[:, 1:], own[:, 1:]), log_prob[:, 1:]
 
 
 def prompt_up_to_policy(responses: Responses) -> Responses:
     """Moves all tokens before the policy's first one into the prompt.
 
-    A conversation is a response to its first token (`of_transcript`), but readers want to see the question.
-    Prompts become as wide as the whole sequence.
+    A conversation is a response to its first token (`responses_of_transcript`), but readers want to see the
+    question. Prompts become as wide as the whole sequence.
     """
     opening = responses.mask & (jnp.cumsum(responses.own, axis=1) == 0)
     tokens = jnp.concatenate([responses.prompts.tokens, responses.tokens], axis=1)
@@ -54,9 +54,10 @@ def prompt_up_to_policy(responses: Responses) -> Responses:
 def converse(game: Any, problem: Problem, keys: jax.Array, respond: Respond) -> tuple[Responses, Any, Reward]:
     """Plays a game to its end.
 
-    `game` has `tokenizer`, `turns` and `reply`, as an `envs.text.TextGame`; each turn of a problem `[N]` gets
-    its own key, and `respond` generates the model's turns. Returns the conversations as responses,
-    log-probabilities `[N, T]` of the model's tokens at sampling (before top-k and top-p), and rewards.
+    `game` has the attributes `tokenizer`, `turns` and `reply` of an `envs.text.TextGame`; `respond` generates
+    the model's turns, with a new key for each turn of a problem `[N]`. Returns the conversations as
+    responses, log-probabilities `[N, T]` of the model's tokens at sampling (before top-k and top-p), and
+    rewards.
     """
 
     def speak(prompts: Prompts, turn: int) -> Message:
@@ -65,11 +66,11 @@ def converse(game: Any, problem: Problem, keys: jax.Array, respond: Respond) -> 
 
     transcript = play(game, problem, speak)
     parts = {name.replace(" ", "_"): part for name, part in transcript.reward.parts.items()}
-    return *of_transcript(transcript), transcript.reward._replace(parts=parts)
+    return *responses_of_transcript(transcript), transcript.reward._replace(parts=parts)
 
 
-class Heard(NamedTuple):
-    """A game whose replies are computed by a fragment; see `converse`."""
+class GameOfFragment(NamedTuple):
+    """A game whose replies are computed by a fragment, for `converse`."""
 
     tokenizer: Any
     turns: int
@@ -84,7 +85,7 @@ def played(game: Any, problem: Problem, keys: jax.Array, respond: Respond) -> tu
         """A game's replies to `tokens [N, R]` of its turn: a `Reply [N]`."""
         return checked_reply(game, state, tokens, mask)
 
-    return converse(Heard(game.tokenizer, game.turns, hear), problem, keys, respond)
+    return converse(GameOfFragment(game.tokenizer, game.turns, hear), problem, keys, respond)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Speaker:
 
     @classmethod
     def of(cls, algorithm: Any) -> "Speaker":
-        """As an algorithm samples in training."""
+        """A speaker that samples as the algorithm does in training."""
         env = algorithm.env
         sampling = Sampling(
             max_new_tokens=env.response_length,
@@ -111,18 +112,19 @@ class Speaker:
         return cls(algorithm.network, env, sampling, algorithm.slots)
 
     def say(self, parameters: Any, prompts: Prompts, keys: jax.Array, greedy: bool = False) -> Samples:
-        """Responses to `prompts [N]` by `keys [N]`, sampled as in training, or the most likely tokens."""
-        how = self.sampling
+        """Responses to `prompts [N]` by `keys [N]`, sampled as in training; `greedy`: the likeliest tokens."""
+        sampling = self.sampling
         if greedy:
-            how = dataclasses.replace(how, temperature=0.0, top_k=0, top_p=1.0)
-        return generate(self.network, parameters, prompts, keys, how, self.slots)
+            sampling = dataclasses.replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
+        return generate(self.network, parameters, prompts, keys, sampling, self.slots)
 
     def held_out(
         self, parameters: Any, key: jax.Array, count: int, greedy: bool, each: int = 1
     ) -> tuple[Responses, Reward]:
-        """Responses to `count` held-out problems, `each` contiguous ones to each, and their rewards.
+        """Responses to `count` held-out problems with their rewards; `each` is the number per problem.
 
-        Problems of a file are its first `count` held-out rows, others are sampled by the key.
+        Problems of a file are its first `count` held-out rows; other problems are sampled by the key.
+        Responses to the same problem are contiguous.
         """
         problem_key, key = jax.random.split(key)
         problem = self.env.sample(
@@ -134,7 +136,7 @@ class Speaker:
         def respond(prompts: Prompts, keys: jax.Array) -> Samples:
             return self.say(parameters, prompts, keys, greedy)
 
-        def played(rows: tuple[Problem, jax.Array]) -> tuple[Responses, Reward]:
+        def play_rows(rows: tuple[Problem, jax.Array]) -> tuple[Responses, Reward]:
             problem, keys = rows
             if is_game(self.env):
                 responses, _, reward = converse(self.env, problem, keys, respond)
@@ -143,7 +145,7 @@ class Speaker:
             reward = self.env.reward(problem.answer, samples.tokens, samples.mask)
             return Responses(problem.prompts, samples.tokens, samples.mask, samples.mask), reward
 
-        return _in_parts(played, (problem, keys))
+        return _in_parts(play_rows, (problem, keys))
 
 
 def held_out_numbers(env: Any, count: int) -> tuple[jax.Array, ...]:
@@ -152,23 +154,24 @@ def held_out_numbers(env: Any, count: int) -> tuple[jax.Array, ...]:
 
 
 def _in_parts(function: Callable[[Any], Any], rows: Any) -> Any:
-    """Applies a function to rows `[N, ...]`, at most `_AT_ONCE` at a time."""
-    parts, rest = divmod(jax.tree.leaves(rows)[0].shape[0], _AT_ONCE)
+    """Applies a function to rows `[N, ...]`, at most `_RESPONSES_AT_ONCE` at a time."""
+    parts, rest = divmod(jax.tree.leaves(rows)[0].shape[0], _RESPONSES_AT_ONCE)
     if (parts, rest) <= (1, 0):
         return function(rows)
-    whole = jax.tree.map(lambda x: x[: parts * _AT_ONCE].reshape(parts, _AT_ONCE, *x.shape[1:]), rows)
-    results = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(function, whole))
+    size = _RESPONSES_AT_ONCE
+    full_parts = jax.tree.map(lambda x: x[: parts * size].reshape(parts, size, *x.shape[1:]), rows)
+    results = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(function, full_parts))
     if not rest:
         return results
-    last = function(jax.tree.map(lambda x: x[parts * _AT_ONCE :], rows))
+    last = function(jax.tree.map(lambda x: x[parts * _RESPONSES_AT_ONCE :], rows))
     return jax.tree.map(lambda *x: jnp.concatenate(x), results, last)
 
 
 def return_metrics(responses: Responses, reward: Reward) -> dict[str, jax.Array]:
-    """`return` `[]`, the mean of the given rewards; `returns` and `lengths` (in tokens) `[N]`."""
-    rated = jnp.ones(reward.total.shape, bool) if reward.given is None else reward.given
+    """Metrics: `return` `[]`, the mean of given rewards; `returns` and `lengths` (in tokens) `[N]`."""
+    is_given = jnp.ones(reward.total.shape, bool) if reward.given is None else reward.given
     return {
-        "return": masked_mean(reward.total, rated),
+        "return": masked_mean(reward.total, is_given),
         "returns": reward.total,
         "lengths": jnp.sum(responses.own, axis=1, dtype=jnp.int32),
     }
@@ -177,10 +180,11 @@ def return_metrics(responses: Responses, reward: Reward) -> dict[str, jax.Array]
 def problems_of(
     env: Any, key: jax.Array, iteration: jax.Array, count: int, size: int | None
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """The keys `[count]` of an iteration's problems, and `(row numbers [count] int32,)` of a file or `()`.
+    """The keys `[count]` of an iteration's problems, and for a file `(row numbers [count] int32,)`, else
+    `()`.
 
-    `key` is of the run's data; `size` is the number of problems, None for all rows of a file
-    (`env.num_rows`), or fresh ones.
+    `key` is the run's key for data. `size` is the number of different problems; None: all rows of a file
+    (`env.num_rows`), or without a file new problems in each iteration.
     """
     rows = getattr(env, "num_rows", None)
     size = size or (rows if rows is not None and rows >= count else None)
@@ -189,26 +193,26 @@ def problems_of(
 
 
 def problem_keys(key: jax.Array, iteration: jax.Array, count: int, size: int | None) -> jax.Array:
-    """Keys `[count]` of an iteration's problems, fresh ones, or out of `size`, each used once in an epoch.
+    """Keys `[count]` of an iteration's problems: new ones, or of `size` problems, each used once per epoch.
 
-    Both depend only on the run's `key` and the iteration, so a resumed run gets the same problems.
+    They depend only on the run's `key` and the iteration, so a resumed run gets the same problems.
     """
     if size is None:
         return jax.random.split(jax.random.fold_in(key, iteration), count)
-    of_problems = jax.random.split(key)[0]
-    return jax.vmap(jax.random.fold_in, (None, 0))(of_problems, problem_numbers(key, iteration, count, size))
+    base_key = jax.random.split(key)[0]
+    return jax.vmap(jax.random.fold_in, (None, 0))(base_key, problem_numbers(key, iteration, count, size))
 
 
 def problem_numbers(key: jax.Array, iteration: jax.Array, count: int, size: int) -> jax.Array:
-    """Numbers of an iteration's problems out of `size`, `[count] int32`; arguments as for `problem_keys`."""
+    """Numbers, below `size`, of an iteration's problems: `[count]` int32; arguments as for `problem_keys`."""
     first = iteration * count
-    epoch, within = first // size, first % size + jnp.arange(count)
+    epoch, positions = first // size, first % size + jnp.arange(count)
 
     def order(epoch: jax.Array) -> jax.Array:
         return jax.random.permutation(jax.random.fold_in(key, epoch), size)
 
     # A batch spans at most two epochs.
-    return jnp.concatenate([order(epoch), order(epoch + 1)])[within]
+    return jnp.concatenate([order(epoch), order(epoch + 1)])[positions]
 
 
 # --- methods of `LanguageAgent` ---
@@ -222,12 +226,12 @@ def evaluate(
     Returns:
       `return` `[]`, the mean reward; `returns` and `lengths` (in tokens) `[episodes]`.
     """
-    return return_metrics(*self._speaker.held_out(self._speaking(state), key, episodes, greedy))
+    return return_metrics(*self._speaker.held_out(self._responding_parameters(state), key, episodes, greedy))
 
 
 def examples(self: Any, state: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
     """Held-out problems and sampled responses, for `example_rows`: arrays with leading axis `count`."""
-    responses, reward = self._speaker.held_out(self._speaking(state), key, count, greedy=False)
+    responses, reward = self._speaker.held_out(self._responding_parameters(state), key, count, greedy=False)
     responses = prompt_up_to_policy(responses) if is_game(self.env) else responses
     return {
         "prompt": responses.prompts.tokens,
@@ -274,38 +278,39 @@ def answer(
 
     Args:
       greedy: take the most likely tokens, else sample.
-      temperature: instead of `greedy`: divides the logits; 0 takes the most likely tokens.
-      max_new_tokens: the most tokens of an answer; None for the limit in training.
+      temperature: overrides `greedy`: divides the logits; 0 takes the most likely tokens.
+      max_new_tokens: the maximum number of tokens of an answer; None for the limit in training.
       system: the system message; None for the task's.
 
     Raises:
       FdgError: `prompts` is not a list; a prompt is too long, or has a character outside the vocabulary;
         a number is out of range; or the tokenizer has no place for a system message.
     """
-    how, env, context = self._speaker.sampling, self.env, self.network.config.max_positions
+    sampling, env, context = self._speaker.sampling, self.env, self.network.config.max_positions
     temperature = 0.0 if temperature is None and greedy else temperature
     if temperature is not None:
         if not 0 <= temperature < math.inf:
             raise FdgError(f"temperature={temperature}: it must be 0 or more, and finite")
-        how = dataclasses.replace(how, temperature=float(temperature))
+        sampling = dataclasses.replace(sampling, temperature=float(temperature))
     if temperature == 0:
-        how = dataclasses.replace(how, top_k=0, top_p=1.0)
+        sampling = dataclasses.replace(sampling, top_k=0, top_p=1.0)
     if max_new_tokens is not None:
         if not 0 < max_new_tokens < context:
             raise FdgError(
                 f"max_new_tokens={max_new_tokens}: give a number from 1 to {context - 1}: prompt and"
                 f" response must fit into the network's context of {context} tokens"
             )
-        how = dataclasses.replace(how, max_new_tokens=max_new_tokens)
+        sampling = dataclasses.replace(sampling, max_new_tokens=max_new_tokens)
     if system is not None:
         if isinstance(env.tokenizer, CharacterTokenizer) or not hasattr(env, "system"):
             raise FdgError(
                 f"system={quoted(system)}: a tokenizer of characters has no system messages: leave it out"
             )
         env = dataclasses.replace(env, system=system)
-    asked = env.prompts_of(list(prompts), longest=context - how.max_new_tokens)
+    encoded = env.prompts_of(list(prompts), longest=context - sampling.max_new_tokens)
     keys = jax.random.split(jax.random.key(seed), len(prompts))
-    samples = dataclasses.replace(self._speaker, sampling=how).say(self._speaking(state), asked, keys)
+    speaker = dataclasses.replace(self._speaker, sampling=sampling)
+    samples = speaker.say(self._responding_parameters(state), encoded, keys)
     return env.texts(samples.tokens, samples.mask)
 
 
@@ -321,34 +326,35 @@ def export(self: Any, state: Any, path: Path) -> None:
 def export_formats(self: Any) -> dict[str, Callable[[Any, Path], None]]:
     """Other export formats by name: `peft`, only the adapters."""
 
-    def adapters_alone(state: Any, path: Path) -> None:
+    def export_adapters(state: Any, path: Path) -> None:
         save = registry.option("model").save_adapters
         save(path, self.network, state.parameters, self.env.tokenizer, self.model)
 
-    return {"peft": adapters_alone}
+    return {"peft": export_adapters}
 
 
 def check_files(self: Any) -> None:
-    """Raises an `FdgError` if initial weights, or a reward model's, are missing; a plan needs none."""
+    """Raises an `FdgError` if initial weights, or those of a reward model, are missing; plans need none."""
     if self.model is not None:
-        registry.option("model").check_there(self.model)
+        registry.option("model").check_weights_exist(self.model)
     if getattr(self, "reward_model", None) is not None:
-        registry.option("model").check_there(self.reward_model, scores=True)
+        registry.option("model").check_weights_exist(self.reward_model, scores=True)
 
 
 def fields_from_run(self: Any, earlier: Any) -> dict[str, Any]:
-    """Fields that a run takes from the one whose weights it begins with: its alphabet, if wider."""
+    """Fields that a run takes from the earlier run whose weights it starts with: its alphabet, if larger."""
     return requirements.wider_alphabet(self, getattr(earlier, "env", None))
 
 
 def reason_incompatible_with(self: Any, earlier: Any) -> str | None:
-    """Why weights of another algorithm's run cannot be used, or None."""
+    """The reason why the weights of an earlier run cannot be used; None if they can."""
     return requirements.other_tokens(self.env, getattr(earlier, "env", None))
 
 
-# How a run that starts from another run's weights initialises leaves of its state: the reference from the
-# weights at the start, the critic from the other's critic or policy, an adapted network from one without.
-# The reward model is the one of this configuration.
+# For a run that starts from another run's weights: leaves of its state, and the leaves of the other state
+# that initialise them, the first that exists. The reference starts with the policy's weights, the critic with
+# those of the critic or the policy, and a network with adapters with those of a network without. The reward
+# model is not taken from the other run.
 _WEIGHT_SOURCES: dict[str, tuple[str, ...]] = {
     ".reference": (".parameters",),
     ".critic['network']": (".critic['network']", ".parameters"),

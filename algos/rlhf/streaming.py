@@ -19,10 +19,10 @@ from fdg.settings.fields import hyperparameter, require, require_not_negative, r
 from fdg.settings.parts import Part
 from fdg.stream import Stream, StreamState
 
-_MAX_AHEAD = 200  # each iteration draws the problems of this many batches
+_MAX_AHEAD = 200  # each iteration draws the problems of all these batches
 
-# Batch axes of a stream's state: its slots.
-_KEPT = StreamState(key=None, clock=None, kept=0, rows=None)  # type: ignore[arg-type]
+# The batch axes of a stream's state: only its slots have one.
+_STREAM_AXES = StreamState(key=None, clock=None, kept=0, rows=None)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Streams(Part):
     )
 
     def check_fits(self, algorithm: Any) -> None:
-        """Refuses numbers that do not fit prompts or task; warns of what has no effect."""
+        """Refuses settings that do not fit the prompts or the task; warns of settings that have no effect."""
         require_positive(algorithm, "micro_batches")
         count, ahead, env = algorithm._candidates, self.ahead, algorithm.env
         require(
@@ -85,12 +85,12 @@ class Streams(Part):
             )
 
     def oldest(self) -> int:
-        """The largest age in updates of a token with a weight, if the policy delays no parameters."""
+        """The largest age in updates of a token in the loss, without the distribution policy's staleness."""
         return oldest(self.ahead, self.order, self.late, self.max_age)
 
 
 def first_stream(agent: Any, count: int, parameters: Any, key: jax.Array) -> StreamState | tuple[()]:
-    """The stream's state before the first iteration; `()` where `ahead` is 0."""
+    """The stream's state before the first iteration; `()` if `ahead` is 0."""
     if not agent.ahead:
         return ()
     problem = jax.eval_shape(agent.problems, jax.random.split(key, count))
@@ -120,9 +120,9 @@ def stream_of(agent: Any, count: int, problem: Problem, keys: Any, first: Any, p
 def sizes(agent: Any, count: int) -> dict[str, Any]:
     """Fields of the agent's `Stream`, except its source, for `count` prompts per iteration."""
     group = agent.responses_per_prompt
-    most = (count // agent.micro_batches + agent.ahead * count) * group
+    max_slots = (count // agent.micro_batches + agent.ahead * count) * group
     return {
-        "slots": min(agent.slots or count * group, most),
+        "slots": min(agent.slots or count * group, max_slots),
         "batch": count,
         "micro_batches": agent.micro_batches,
         "ahead": agent.ahead,
@@ -133,40 +133,40 @@ def sizes(agent: Any, count: int) -> dict[str, Any]:
 
 
 def oldest(ahead: int, order: str, late: str, max_age: int | None) -> int:
-    """The largest age in updates of a token with a weight, if the policy delays no parameters.
+    """The largest age in updates of a token in the loss, without the distribution policy's staleness.
 
     >>> oldest(2, "finished", "mask", 5), oldest(2, "prompt", "mask", 5), oldest(2, "prompt", "mask", 1)
     (5, 2, 1)
     """
-    most = ahead if max_age is None else max_age
-    return most if ahead and order == "finished" and late == "mask" else min(most, ahead)
+    limit = ahead if max_age is None else max_age
+    return limit if ahead and order == "finished" and late == "mask" else min(limit, ahead)
 
 
 def measures(agent: Any, before: Any, after: Any) -> dict[str, jax.Array]:
-    """Metrics of a stream over an iteration; none without one."""
+    """Metrics of a stream over an iteration; empty without a stream."""
     if not agent.ahead:
         return {}
     first, last = before.clock, after.clock
     ticks = jnp.maximum(last.tick - first.tick, 1).astype(jnp.float32)
-    live = last.unit >= 0
+    is_live = last.unit >= 0
     return {
         "ticks": ticks,
         "slots_busy": (last.busy - first.busy).astype(jnp.float32) / (ticks * len(last.occupied)),
-        "queued": jnp.sum(live & (last.missing == 0), dtype=jnp.int32).astype(jnp.float32),
-        "running": jnp.sum(live & (last.missing > 0), dtype=jnp.int32).astype(jnp.float32),
+        "queued": jnp.sum(is_live & (last.missing == 0), dtype=jnp.int32).astype(jnp.float32),
+        "running": jnp.sum(is_live & (last.missing > 0), dtype=jnp.int32).astype(jnp.float32),
     }
 
 
 def problems_and_keys(agent: Any, state: Any, count: int) -> tuple[Problem, jax.Array]:
-    """Problems of this iteration and the `ahead` next ones, `[(a + 1) B]`, and keys of the responses."""
-    asked, keys = [], []
-    for later in range(agent.ahead + 1):
-        then = state._replace(iteration=state.iteration + later) if later else state
-        asked.append(agent._problem_keys(then, count))
-        keys.append(jax.random.split(agent._iteration_key(then, 1), count * agent.responses_per_prompt))
+    """Problems of this iteration and of the next `ahead` ones, `[(a + 1) * B]`, and keys of the responses."""
+    problem_arguments, keys = [], []
+    for offset in range(agent.ahead + 1):
+        future = state._replace(iteration=state.iteration + offset) if offset else state
+        problem_arguments.append(agent._problem_keys(future, count))
+        keys.append(jax.random.split(agent._iteration_key(future, 1), count * agent.responses_per_prompt))
     if not agent.ahead:
-        return agent.problems(*asked[0]), keys[0]
-    problem_keys, numbers = jax.tree.map(lambda *x: jnp.concatenate(x), *asked)
+        return agent.problems(*problem_arguments[0]), keys[0]
+    problem_keys, numbers = jax.tree.map(lambda *x: jnp.concatenate(x), *problem_arguments)
     return agent.problems(problem_keys, numbers), jnp.concatenate(keys)
 
 
@@ -175,24 +175,28 @@ def next_micro_batch(
 ) -> tuple[Rollout, StreamState]:
     """The next micro-batch of a stream."""
 
-    @fdg.fragment("actor", in_axes=(None, None, None, None, None, _KEPT), out_axes=(None, None, _KEPT))
+    @fdg.fragment(
+        "actor", in_axes=(None, None, None, None, None, _STREAM_AXES), out_axes=(None, None, _STREAM_AXES)
+    )
     def respond_ahead(parameters, version, first, problem, keys, stream):
-        """Generates `Recorded [b G]` for problems `[(a + 1) B]`, `a` being `ahead`.
+        """Generates `Recorded [b * G]` for problems `[(a + 1) * B]`, where `a` is `ahead`.
 
-        `first` is the index of the first one. Also returns the age of each token `[b G, R]` in updates, and
-        the stream's state.
+        `first` is the run's index of the first response. Also returns the age of each token `[b * G, R]` in
+        updates, and the stream's state.
         """
         count = len(keys) // agent.responses_per_prompt // (agent.ahead + 1)
         source = stream_of(agent, count, problem, keys, first, parameters)
         rows, stream = source.take(agent.network.cast(parameters), version, stream)
         return rows, version - rows.version, stream
 
-    flat = lambda x: x.reshape(-1, *x.shape[3:])  # noqa: E731
+    def flatten(x: jax.Array) -> jax.Array:
+        return x.reshape(-1, *x.shape[3:])
+
     rows, age, stream = respond_ahead(
         state.parameters,
         agent._version(state),
         state.iteration * keys[0].size,
-        jax.tree.map(flat, problem),
+        jax.tree.map(flatten, problem),
         keys.reshape(-1),
         stream,
     )
@@ -200,4 +204,4 @@ def next_micro_batch(
     reward = agent.score(answer, samples.tokens, samples.mask)
     responses = Responses(prompts, samples.tokens, samples.mask, samples.mask)
     rollout = Rollout(responses, samples.tempered_log_probs, rows.version, reward, age)
-    return agent._rated(state, rollout), stream
+    return agent._with_rewards(state, rollout), stream

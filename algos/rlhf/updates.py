@@ -1,7 +1,7 @@
 """Updates of a language model: epochs of minibatches, and their micro-batches.
 
-A loss here is a sum over tokens with weights made for its whole minibatch (`objective.token_weights`), so
-that gradients and losses of micro-batches add up to those of the minibatch.
+A loss here is a sum over tokens, with weights that are computed for the whole minibatch
+(`objective.token_weights`). So gradients and losses of micro-batches add up to those of the minibatch.
 """
 
 import functools
@@ -19,15 +19,16 @@ from algos import registry
 class Rows(NamedTuple):
     """The rows of an iteration's updates."""
 
-    size: int
-    groups: int  # that are spread evenly over minibatches
-    what: str
+    size: int  # the number of rows
+    groups: int  # groups of rows; each minibatch gets equally many rows of each group, if possible
+    what: str  # what a row is, for messages
 
 
 def parts_of(samples: Any, size: int) -> Any:
-    """Samples `[n, ...]` as strided micro-batches `[n / size, size, ...]`.
+    """Divides samples `[n, ...]` into micro-batches of strided rows: `[n / size, size, ...]`.
 
-    The stride keeps a batch that is sharded over devices sharded: each device has rows of every micro-batch.
+    Because of the stride, a batch that is sharded over devices stays sharded: each device has rows of every
+    micro-batch.
 
     >>> parts_of(jnp.arange(6), 2).tolist()
     [[0, 3], [1, 4], [2, 5]]
@@ -36,7 +37,7 @@ def parts_of(samples: Any, size: int) -> Any:
 
 
 def whole_of(parts: Any) -> Any:
-    """The inverse of `parts_of`, of results `[n / size, size, ...]`."""
+    """The inverse of `parts_of`: `[n / size, size, ...]` to `[n, ...]`."""
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), parts)
 
 
@@ -53,8 +54,8 @@ def accumulate_gradient(
 ) -> tuple[Any, dict[str, jax.Array]]:
     """Gradient and measures of a minibatch `[n, ...]`, added up over its micro-batches of `size` samples.
 
-    `gradient` maps samples to gradient and measures. Of a measure whose name ends in `_max`, the largest is
-    taken.
+    `gradient` maps samples to gradient and measures. Measures whose name ends in `_max` are not added: the
+    largest is taken.
     """
     count = len(jax.tree.leaves(samples)[0])
     if size is None or size >= count:
@@ -62,15 +63,16 @@ def accumulate_gradient(
     parts = parts_of(samples, math.gcd(size, count))
     shape = jax.eval_shape(gradient, jax.tree.map(lambda x: x[0], parts))[0]
 
-    def one(total: Any, part: Any) -> tuple[Any, dict[str, jax.Array]]:
-        more, measures = gradient(part)
-        return jax.tree.map(jnp.add, total, more), measures
+    def add_part(total: Any, part: Any) -> tuple[Any, dict[str, jax.Array]]:
+        part_gradient, measures = gradient(part)
+        return jax.tree.map(jnp.add, total, part_gradient), measures
 
-    total, measures = jax.lax.scan(one, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape), parts)
-    return total, together(measures)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
+    total, measures = jax.lax.scan(add_part, zeros, parts)
+    return total, combine_measures(measures)
 
 
-def together(measures: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def combine_measures(measures: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Combines measures `[parts]` of micro-batches: by sum, or by maximum if the name ends in `_max`."""
     return {
         name: jnp.max(x, axis=0) if name.endswith("_max") else jnp.sum(x, axis=0)
@@ -89,10 +91,11 @@ def epochs(
 ) -> tuple[Any, dict[str, jax.Array]]:
     """All updates on some samples, each on its own minibatch.
 
-    `step`: `(carry, minibatch, is_first) -> (carry, measures)`. Of the samples `[n, ...]`, the `n / groups`
-    of a group (a prompt) are contiguous. They are shuffled within blocks of one prompt, or of the fewest
-    prompts that give every minibatch equally many samples of each block. Returns the carry after the last
-    update, and the measures' means over them; of `_max`, the largest.
+    `step`: `(carry, minibatch, is_first) -> (carry, measures)`; `is_first` is True in the first update
+    (without minibatches, in the first epoch). Of the samples `[n, ...]`, the `n / groups` of a group (a
+    prompt) are contiguous. Samples are shuffled within blocks: a block is one group, or as few groups as
+    possible such that every minibatch gets equally many samples of each block. Returns the carry after the
+    last update, and the means of the measures over updates; of those whose name ends in `_max`, the largest.
     """
     count = len(jax.tree.leaves(samples)[0])
     if num_minibatches == 1:
@@ -102,21 +105,23 @@ def epochs(
 
         carry, measures = jax.lax.scan(one_epoch, carry, jnp.arange(num_epochs))
     else:
-        of = registry.option("optimizers")
-        blocks = of.own_blocks(groups, count // groups, num_minibatches)
-        rows = of.shuffled_rows(key, count // blocks, num_epochs, num_minibatches, blocks)
+        optimizers = registry.option("optimizers")
+        blocks = optimizers.own_blocks(groups, count // groups, num_minibatches)
+        rows = optimizers.shuffled_rows(key, count // blocks, num_epochs, num_minibatches, blocks)
 
-        def one(carry: Any, some: tuple[jax.Array, jax.Array]) -> tuple[Any, dict[str, jax.Array]]:
-            rows, index = some
-            return step(carry, of.take(samples, rows), index == 0)
+        def one_update(
+            carry: Any, rows_and_index: tuple[jax.Array, jax.Array]
+        ) -> tuple[Any, dict[str, jax.Array]]:
+            rows, index = rows_and_index
+            return step(carry, optimizers.take(samples, rows), index == 0)
 
-        carry, measures = jax.lax.scan(one, carry, (rows, jnp.arange(len(rows))))
+        carry, measures = jax.lax.scan(one_update, carry, (rows, jnp.arange(len(rows))))
     return carry, {name: jnp.max(x) if name.endswith("_max") else jnp.mean(x) for name, x in measures.items()}
 
 
 def run_updates(
     agent: Any,
-    weighed: Callable[[Any], Any],
+    add_weights: Callable[[Any], Any],
     parameters: Any,
     optimizer_state: Any,
     samples: Any,
@@ -126,17 +131,17 @@ def run_updates(
 ) -> tuple[Any, Any, dict[str, jax.Array]]:
     """All updates of a `LanguageAgent` on some samples: trained parameters, optimiser state, measures.
 
-    `weighed` adds weights to a minibatch; `samples`, `key` and `groups` are as for `epochs`; `compares` says
-    whether the loss depends on `is_first`, else it gets `()`.
+    `add_weights` sets the weights of a minibatch. `samples`, `key` and `groups` are as for `epochs`.
+    `compares`: the loss depends on `is_first`; if False, it gets `()` instead.
     """
 
     def step(carry: Any, minibatch: Any, is_first: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         trained, optimizer_state = carry
-        now = agent._with_trained(parameters, trained)
-        slope = functools.partial(agent.gradient, now, is_first if compares else ())
-        total, measures = accumulate_gradient(slope, weighed(minibatch), agent.at_once)
-        trained, optimizer_state = agent.update(total, optimizer_state, trained)
-        return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(total)}
+        current = agent._with_trained(parameters, trained)
+        gradient_of = functools.partial(agent.gradient, current, is_first if compares else ())
+        gradient, measures = accumulate_gradient(gradient_of, add_weights(minibatch), agent.at_once)
+        trained, optimizer_state = agent.update(gradient, optimizer_state, trained)
+        return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}
 
     carry = agent._trained(parameters), optimizer_state
     (trained, optimizer_state), measures = epochs(

@@ -1,7 +1,7 @@
-"""The papers of the group-relative family, libraries' conventions, and what few of them have.
+"""The papers of the group-relative family, libraries' conventions, and rewards and advantages of few papers.
 
-An objective has three layers, later ones taking precedence: a variant (a paper), a convention (a library's
-choices where papers leave room, or differ), and explicit values.
+An objective has three layers, of which later ones take precedence: a variant (a paper), a convention (a
+library's choices where papers leave room, or differ), and explicit values.
 """
 
 import dataclasses
@@ -86,7 +86,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         "kl_estimator": "k1",
         "kl_in": "reward_to_go",
     },
-    # Likewise with the group's mean, for binary rewards; its KL is in the loss, as k2.
+    # As above, but with the group's mean as baseline, for binary rewards; the KL is in the loss, as k2.
     "reinforce_plus_plus_baseline": {
         "baseline": "group",
         "scale": "tokens",
@@ -103,8 +103,8 @@ CONVENTIONS: dict[str, Mapping[str, Any]] = {
     "verl": {"count_empty": False, "dual_clip": 3.0},
     "tunix": {"count_empty": False, "kl_estimator": "k1"},
 }
-# Settings that define a variant, and that conventions do not change.
-_OWN = {"rloo": ("kl_estimator",)} | dict.fromkeys(
+# Settings that define a variant, so that conventions do not change them.
+_FIXED_BY_VARIANT = {"rloo": ("kl_estimator",)} | dict.fromkeys(
     ("reinforce_plus_plus", "reinforce_plus_plus_baseline"), ("kl_estimator",)
 )
 
@@ -128,10 +128,12 @@ def objective(variant: Variant = "grpo", convention: Convention = "paper", **val
             hint = f": did you mean {near[0]!r}?" if near else f": there are {', '.join(fields)}"
             raise FdgError(f"an objective has no value {name!r}{hint}")
     settings = VARIANTS[variant]
-    habits = {
-        name: value for name, value in CONVENTIONS[convention].items() if name not in _OWN.get(variant, ())
+    convention_values = {
+        name: value
+        for name, value in CONVENTIONS[convention].items()
+        if name not in _FIXED_BY_VARIANT.get(variant, ())
     }
-    return Objective(**{**settings, **habits, **values})
+    return Objective(**{**settings, **convention_values, **values})
 
 
 # A part with the fields of `Objective` that have a help text, each None by default.
@@ -150,24 +152,24 @@ ObjectiveChoices: Any = dataclasses.make_dataclass(
 
 @dataclasses.dataclass(frozen=True)
 class Family(Part):
-    """The variant and the convention that an objective begins with."""
+    """The variant and the convention of an objective, before explicit values."""
 
     variant: Variant = hyperparameter("grpo", "algorithm of the family")
     convention: Convention = hyperparameter("paper", "implementation to follow where papers leave a choice")
 
     def objective(self, choices: Any) -> Objective:
         """The objective with the `ObjectiveChoices` that are not None."""
-        chosen = {name: x for name, x in vars(choices).items() if x is not None}
-        return objective(self.variant, self.convention, **chosen)
+        values = {name: x for name, x in vars(choices).items() if x is not None}
+        return objective(self.variant, self.convention, **values)
 
     @staticmethod
     def own_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The values of the variant among given fields; empty without one."""
+        """The values of the variant that the fields `values` name; empty if they name none."""
         return VARIANTS.get(str(values.get("variant")), {})
 
     @classmethod
     def times_drawn(cls, values: Mapping[str, Any]) -> int:
-        """The oversampling factor of dynamic sampling among given fields; by default the variant's."""
+        """The oversampling factor of dynamic sampling, of the fields `values` or by default the variant's."""
         times = values.get("dynamic_sampling")
         times = cls.own_values(values).get("dynamic_sampling", 0) if times is None else times
         return max(1, times) if isinstance(times, int) else 1
@@ -175,15 +177,15 @@ class Family(Part):
 
 def check(algorithm: Any) -> None:
     """Checks the values of GRPO and of its objective."""
-    wanted, group, size = algorithm.objective, algorithm.group_size, algorithm.dataset_size
-    bound, cap, times = wanted.dual_clip, wanted.correction_cap, wanted.dynamic_sampling
-    actors, clips = algorithm.old_log_prob == "actor", wanted.surrogate == "clip"
+    objective, group, size = algorithm.objective, algorithm.group_size, algorithm.dataset_size
+    bound, cap, times = objective.dual_clip, objective.correction_cap, objective.dynamic_sampling
+    over_actor, clips = algorithm.old_log_prob == "actor", objective.surrogate == "clip"
     rules: list[tuple[Any, str]] = [
         (group >= 2, f"group_size={group}: responses are compared with each other, so it is at least 2"),
         *(
             (value >= 0, f"{name}={value}: it must be 0 or more")
             for name in ("clip_low", "clip_high", "kl_coefficient", "guard")
-            for value in (getattr(wanted, name),)
+            for value in (getattr(objective, name),)
         ),
         (cap >= 1, f"correction_cap={cap}: it must be one or above"),
         (times >= 0, f"dynamic_sampling={times}: it must be 0 or more"),
@@ -191,22 +193,22 @@ def check(algorithm: Any) -> None:
         *(
             (value > 0, f"{name}={value}: it must be above zero")
             for name in ("gate_positive", "gate_negative")
-            for value in (getattr(wanted, name),)
+            for value in (getattr(objective, name),)
         ),
         (
-            wanted.surrogate != "geometric_mean" or wanted.ratio_level == "token",
-            f"ratio_level={wanted.ratio_level!r}: a geometric mean is over ratios of tokens: use 'token'",
+            objective.surrogate != "geometric_mean" or objective.ratio_level == "token",
+            f"ratio_level={objective.ratio_level!r}: a geometric mean is over ratios of tokens: use 'token'",
         ),
         (
             algorithm.dual_clip is None or clips,
-            f"dual_clip={bound} has no effect with surrogate={wanted.surrogate!r}: leave it out",
+            f"dual_clip={bound} has no effect with surrogate={objective.surrogate!r}: leave it out",
         ),
         (
-            not (wanted.correction == "decoupled" and actors),
+            not (objective.correction == "decoupled" and over_actor),
             "correction='decoupled' clips ratios over the learner's own policy: use old_log_prob='learner'",
         ),
         (
-            algorithm.proximal == "recompute" or (not actors and wanted.kl_in == "loss"),
+            algorithm.proximal == "recompute" or (not over_actor and objective.kl_in == "loss"),
             "proximal='interpolate' stands for the learner's own log-probabilities: use"
             " old_log_prob='learner', and kl_in='loss'",
         ),
@@ -215,7 +217,7 @@ def check(algorithm: Any) -> None:
             f"dataset_size={size} is less than the {algorithm._candidates} prompts that an iteration draws",
         ),
     ]
-    require_within(wanted, 0, 1, "overlong_buffer")
+    require_within(objective, 0, 1, "overlong_buffer")
     for holds, message in rules:
         require(algorithm, holds, message)
 
@@ -226,7 +228,8 @@ def check(algorithm: Any) -> None:
 def overlong_penalty(lengths: jax.Array, longest: int, buffer: int) -> jax.Array:
     """DAPO's soft penalty of long responses (arXiv 2503.14476, equation 13): `[N]` float32, from 0 to -1.
 
-    It grows over the last `buffer` of `longest` tokens; `lengths` is `[N]` int32. 0 for none.
+    It grows over the last `buffer` of `longest` tokens; a `buffer` of 0 means no penalty. `lengths` is `[N]`
+    int32.
     """
     if not buffer:
         return jnp.zeros(lengths.shape, jnp.float32)
@@ -234,9 +237,10 @@ def overlong_penalty(lengths: jax.Array, longest: int, buffer: int) -> jax.Array
 
 
 def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean zero and variance one (over `n - 1`) of `x [N, R]` over the tokens of the mask; zero elsewhere.
+    """Rescales `x [N, R]` to mean zero and variance one (over `n - 1`) over the mask's tokens; zero
+    elsewhere.
 
-    If all of them are equal, the result is exactly zero.
+    If all these tokens are equal, the result is exactly zero.
     """
     count = jnp.sum(mask, dtype=jnp.float32)
     equal = jnp.max(x, where=mask, initial=-jnp.inf) == jnp.min(x, where=mask, initial=jnp.inf)
@@ -265,13 +269,13 @@ def token_advantages(
     `reward`, `value` (before each token), `mask` and both results, advantage and value target, are `[N, R]`.
     """
 
-    def one(carry, step):
-        later, next_value = carry
-        reward, value, mask = step
-        advantage = reward + discount * next_value - value + discount * gae_lambda * later
-        carry = jnp.where(mask, advantage, later), jnp.where(mask, value, next_value)
+    def one_token(carry, token):
+        next_advantage, next_value = carry
+        reward, value, mask = token
+        advantage = reward + discount * next_value - value + discount * gae_lambda * next_advantage
+        carry = jnp.where(mask, advantage, next_advantage), jnp.where(mask, value, next_value)
         return carry, jnp.where(mask, advantage, 0.0)
 
     zeros = jnp.zeros(reward.shape[:1], reward.dtype)
-    _, advantage = jax.lax.scan(one, (zeros, zeros), (reward.T, value.T, mask.T), reverse=True)
+    _, advantage = jax.lax.scan(one_token, (zeros, zeros), (reward.T, value.T, mask.T), reverse=True)
     return advantage.T, jnp.where(mask, advantage.T + value, 0.0)

@@ -71,7 +71,7 @@ def test_an_update_moves_the_value_of_what_pays_towards_what_it_pays(kind):
     update = jax.jit(algorithm._learn_from)
     values = []
     for time in range(3):
-        given = algorithm._valued(learned, seen, action)
+        given = algorithm._critic_output(learned, seen, action)
         assert [one.shape for one in given] == [(4, 5), (4, 5)]
         values.append(float(jnp.mean(algorithm.grid.reading.lower(given))))
         keys = jax.random.split(jax.random.key(time), (2, 4))

@@ -129,7 +129,7 @@ def test_a_value_stands_for_the_settings():
             {"hidden": (8, 4)},
             r"torso='simba' has blocks of one width: hidden=\(8, 4\) names several",
         ),
-        (algos.CrossQ, {}, "torso='simba': these layers are normalised by batch: set torso='dense'"),
+        (algos.CrossQ, {}, "torso='simba': CrossQ normalises dense layers only: set torso='dense'"),
     ],
 )
 def test_what_has_no_blocks_is_refused(kind, fields, words):

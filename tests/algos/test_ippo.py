@@ -69,6 +69,6 @@ def test_an_episode_ends_for_all_agents():
         episode_length=nothing,
     )
     advantage, target = algorithm.advantage(
-        reward, jnp.zeros_like(reward), jnp.full_like(reward, 10.0), algorithm._ends(time_step)
+        reward, jnp.zeros_like(reward), jnp.full_like(reward, 10.0), algorithm._broadcast_ends(time_step)
     )
     assert advantage[:, 0].tolist() == target[:, 0].tolist() == [[1.0, 0.0], [7.0, 5.0], [8.0, 5.0]]

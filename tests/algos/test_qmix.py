@@ -95,6 +95,6 @@ def test_the_game_of_two_steps(kind, earns):
         begins = Recollection((), jnp.ones(1, bool))
         values, _ = algorithm._one_step(state.learned.parameters.agents, seen[None], begins)
         best = jnp.max(values, axis=-1)
-        mixed.append(float(algorithm._mixed(state.learned.parameters.mixer, best, seen[None])[0]))
+        mixed.append(float(algorithm._mix(state.learned.parameters.mixer, best, seen[None])[0]))
     assert mixed[0] == pytest.approx(7.0, abs=0.4)
     assert mixed[1] == pytest.approx(8.0, abs=0.1) if earns == 8.0 else mixed[1] < 7.0

@@ -52,7 +52,9 @@ def test_an_actor_that_is_not_due_has_no_gradient_and_does_not_move():
     gradient, _ = gradients(redq(), is_due=False, log_temperature=0.0)
     assert float(gradient.actor) == float(gradient.log_temperature) == 0.0
     algorithm = redq(policy_delay=3, target_rate=0.25, learning_rate=0.5)
-    learned = algorithm._first(jax.random.key(0), jax.random.key(1), jnp.zeros((1, 1)), jnp.zeros((1, 1)))
+    learned = algorithm._init_learned(
+        jax.random.key(0), jax.random.key(1), jnp.zeros((1, 1)), jnp.zeros((1, 1))
+    )
     moved = []
     for _ in range(6):
         after, _, _ = algorithm._learn_from(learned, transitions([0.5], [1.0], [0.5]), keys(1))

@@ -134,5 +134,5 @@ def test_what_is_no_transform_is_refused(transform, words):
 
 
 def test_algorithms_without_a_place_for_it_refuse_it():
-    with pytest.raises(fdg.FdgError, match="transform: A3C learns from rows as they are; use A2C"):
+    with pytest.raises(fdg.FdgError, match="transform: A3C does not transform rollouts; use A2C"):
         algos.A3C(env=ENV, transform=doubled)

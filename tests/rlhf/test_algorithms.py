@@ -297,10 +297,10 @@ def test_dynamic_sampling_takes_the_prompts_whose_responses_differ():
     algorithm = made("grpo", num_prompts=2, group_size=2, variant="dapo", micro_batch=2)
     batch = _batch(algorithm, 8)
     reward = jnp.array([1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 2.0, 1.0])  # the second and the fourth prompt
-    chosen = algorithm._chosen(batch._replace(reward=Reward(reward, {})))
+    chosen = algorithm._select_responses(batch._replace(reward=Reward(reward, {})))
     assert chosen.reward.total.tolist() == [0.0, 1.0, 2.0, 1.0]
     np.testing.assert_array_equal(chosen.weight_mask, batch.responses.mask[jnp.array([2, 3, 6, 7])])
-    only = algorithm._chosen(batch._replace(reward=Reward(reward.at[2].set(1.0), {})))
+    only = algorithm._select_responses(batch._replace(reward=Reward(reward.at[2].set(1.0), {})))
     assert only.reward.total.tolist() == [2.0, 1.0, 1.0, 1.0]
     assert jnp.any(only.weight_mask, axis=1).tolist() == [True, True, False, False]
 
@@ -310,7 +310,7 @@ def test_responses_that_did_not_end_may_have_no_loss():
     batch = _batch(algorithm, 8)
     stop, tokens = algorithm.env.stop_tokens[0], batch.responses.tokens
     ended = batch._replace(responses=batch.responses._replace(tokens=tokens.at[:4, 0].set(stop)))
-    counted = jnp.any(algorithm._chosen(ended).weight_mask, axis=1)
+    counted = jnp.any(algorithm._select_responses(ended).weight_mask, axis=1)
     assert counted.tolist() == [True] * 4 + [False] * 4
 
 

@@ -22,12 +22,12 @@ def test_a_checkpoint_on_disk_is_what_learning_begins_with(tmp_path):
     weights.save(tmp_path, decoder, parameters)
     algorithm = made("sft", model=str(tmp_path), tokenizer="characters")
     assert algorithm.network == decoder
-    assert_same(parameters, algorithm._first_parameters(jax.random.key(0)), 0)
+    assert_same(parameters, algorithm._initial_parameters(jax.random.key(0)), 0)
     with pytest.raises(FdgError, match="give one"):
         made("sft", model=str(tmp_path), decoder=decoder)
     (tmp_path / "model.safetensors").unlink()  # after it was looked at
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"HostError: {tmp_path}: it has neither"):
-        jax.block_until_ready(algorithm._first_parameters(jax.random.key(0)))
+        jax.block_until_ready(algorithm._initial_parameters(jax.random.key(0)))
 
 
 @pytest.mark.parametrize(

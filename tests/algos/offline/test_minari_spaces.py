@@ -257,7 +257,7 @@ def test_pictures_and_texts_have_no_more_bytes_than_their_file(tmp_path):
         shape = (64, 1 << 20)
         file.create_dataset("episode_0/observations", shape, "u1", chunks=(1, 1 << 20), compression="gzip")
     observation_space, action_space, _ = spaces_of(PICTURE, THREE)
-    with pytest.raises(FdgError, match="brings the pictures and texts to more bytes than the file has"):
+    with pytest.raises(FdgError, match="makes the pictures and texts larger than the file"):
         DataSet(path).steps(observation_space, action_space)
 
 
