@@ -258,9 +258,9 @@ def _map_spaces(function: Callable[[Any, Any], Any], library_space: Any, space: 
     """Applies a function to each part of a library's space, and the environment's part (None without one)."""
     match type(library_space).__name__:
         case "Dict":
-            parts = dict(space.spaces) if isinstance(space, composite.Dict) else {}
+            by_name = dict(space.spaces) if isinstance(space, composite.Dict) else {}
             return {
-                name: _map_spaces(function, part, parts.get(name))
+                name: _map_spaces(function, part, by_name.get(name))
                 for name, part in library_space.spaces.items()
             }
         case "Tuple":
