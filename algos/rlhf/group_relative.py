@@ -107,7 +107,7 @@ class GRPO(LanguageAgent, presets="GRPO"):
 
     @classmethod
     def gives_way(cls, values: Mapping[str, Any]) -> frozenset[str]:
-        """The fields whose preset values are dropped: those of the variant, and with a correction `old_log_prob`."""
+        """Fields whose preset values are dropped: those of the variant; with a correction, `old_log_prob`."""
         names = frozenset(cls.family.own_values(values))
         return names | {"old_log_prob"} if values.get("correction", "none") != "none" else names
 
