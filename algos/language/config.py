@@ -34,7 +34,9 @@ _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    words: str
+    """A kind of value: how messages describe it, and a test."""
+
+    description: str
     holds: Callable[[Any], bool]
 
 
@@ -64,7 +66,7 @@ _FIELDS = {
 _OPTIONAL = ("head_dim", "sliding_window", "packed_rows")
 _FACTORS = _Kind(
     "a list of numbers above zero",
-    lambda value: isinstance(value, list | tuple) and all(_is_number(one) and one > 0 for one in value),
+    lambda value: isinstance(value, list | tuple) and all(_is_number(x) and x > 0 for x in value),
 )
 _ROPE = {
     "factor": _POSITIVE, "low_freq_factor": _POSITIVE, "high_freq_factor": _POSITIVE, "beta_fast": _POSITIVE,
@@ -93,8 +95,8 @@ class DecoderConfig:
       tie_embeddings: the head is the embedding's transpose.
       qkv_bias, output_bias, mlp_bias: which linear layers have a bias (Qwen2: the first).
       qk_norm: normalise each head of queries and keys (Qwen3).
-      sliding_window: in layers from `first_sliding_layer` on, a token attends to this many tokens, itself
-        included; None for all.
+      sliding_window: in layers from `first_sliding_layer` on, a token attends to this many tokens, including
+        itself; None for all.
       max_positions: the longest context, in tokens.
       dtype: the compute dtype, "bfloat16", or "float32" for the parameters' dtype.
       remat: recompute blocks for the gradient.
@@ -159,7 +161,7 @@ class DecoderConfig:
             f"rope_type={quoted(kind)} is not supported: supported are {', '.join(_ROPE_TYPES)}",
         )
         missing = [name for name in _ROPE_TYPES[kind][0] if rope.get(name) is None]
-        self._require(not missing, f"rope_type={kind!r}: {', '.join(missing)} missing, which it has")
+        self._require(not missing, f"rope_type={kind!r}: {', '.join(missing)} missing, which it needs")
         for name in _ROPE.keys() & rope.keys():
             if rope[name] is not None:
                 self._check(name, rope[name], _ROPE[name])
@@ -181,7 +183,7 @@ class DecoderConfig:
                 )
 
     def _check(self, name: str, value: Any, kind: "_Kind") -> None:
-        self._require(kind.holds(value), f"{name}={quoted(value)}: it must be {kind.words}")
+        self._require(kind.holds(value), f"{name}={quoted(value)}: it must be {kind.description}")
 
     def _require(self, condition: bool, message: str) -> None:
         if not condition:
@@ -215,17 +217,17 @@ class DecoderConfig:
         >>> DecoderConfig.tiny(17).head_dim
         16
         """
-        small = {
+        sizes = {
             "hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
             "max_positions": 512,
         }  # fmt: skip
-        return cls(vocab_size, **{**small, **changes})
+        return cls(vocab_size, **{**sizes, **changes})
 
     @classmethod
     def from_hugging_face(cls, config: Mapping[str, Any], **changes: Any) -> "DecoderConfig":
-        """Reads the contents of a `config.json`; keyword arguments change fields.
+        """Makes it from the contents of a `config.json`; keyword arguments change fields.
 
-        Its `model_type` is llama (Llama, SmolLM2, ...), mistral, qwen2 or qwen3.
+        The `model_type` must be llama (Llama, SmolLM2, ...), mistral, qwen2 or qwen3.
 
         Raises:
           FdgError: another architecture, or an unknown option.
@@ -239,8 +241,8 @@ class DecoderConfig:
         missing = [name for name in _SIZES if config.get(name) is None]
         if missing:
             raise FdgError(f"config.json: {', '.join(missing)} missing, which {family} needs")
-        check_config_keys(config, _READ | _OF_FAMILY[family].keys(), "config.json")
-        config = {**_DEFAULTS, **_OF_FAMILY[family], **config}
+        check_config_keys(config, _READ | _FAMILY_KEYS[family].keys(), "config.json")
+        config = {**_DEFAULTS, **_FAMILY_KEYS[family], **config}
         activation = config["hidden_act"]
         if activation not in ("silu", "swish"):
             raise FdgError(f"config.json: hidden_act={quoted(activation)}: only 'silu' is supported")
@@ -250,7 +252,9 @@ class DecoderConfig:
             if content is None:
                 return default
             if not _FIELDS[field].holds(content):
-                raise FdgError(f"config.json: {key}={quoted(content)}: it must be {_FIELDS[field].words}")
+                raise FdgError(
+                    f"config.json: {key}={quoted(content)}: it must be {_FIELDS[field].description}"
+                )
             return content
 
         sizes = {name: value(key, name) for key, name in _SIZES.items()}
@@ -278,8 +282,8 @@ class DecoderConfig:
 
     @property
     def family(self) -> str:
-        """The `model_type` of Hugging Face with these options."""
-        plain = not (self.mlp_bias or self.qk_norm or self.sliding_window)
+        """The `model_type` of Hugging Face that has these options."""
+        has_no_options = not (self.mlp_bias or self.qk_norm or self.sliding_window)
         if self.qk_norm and not self.mlp_bias and self.qkv_bias == self.output_bias:
             return "qwen3"
         if self.qkv_bias and not (self.output_bias or self.mlp_bias or self.qk_norm):
@@ -287,13 +291,13 @@ class DecoderConfig:
         if self.sliding_window and not self.first_sliding_layer:
             if not (self.mlp_bias or self.qk_norm or self.qkv_bias or self.output_bias):
                 return "mistral"
-        elif (plain or self.mlp_bias) and not self.qk_norm and self.qkv_bias == self.output_bias:
-            # Transformers has no Llama whose width is not a multiple of its heads, but Mistral may have such
-            # a width.
-            odd = self.hidden_size % self.num_heads and not (self.mlp_bias or self.qkv_bias)
-            return "mistral" if odd else "llama"
+        elif (has_no_options or self.mlp_bias) and not self.qk_norm and self.qkv_bias == self.output_bias:
+            # In Transformers, the width of a Llama is a multiple of the number of heads; that of a Mistral
+            # need not be.
+            is_uneven = self.hidden_size % self.num_heads and not (self.mlp_bias or self.qkv_bias)
+            return "mistral" if is_uneven else "llama"
         raise FdgError(
-            f"DecoderConfig: no model of Hugging Face's has qkv_bias={self.qkv_bias},"
+            f"DecoderConfig: no model of Hugging Face has qkv_bias={self.qkv_bias},"
             f" output_bias={self.output_bias}, mlp_bias={self.mlp_bias}, qk_norm={self.qk_norm} and"
             f" sliding_window={self.sliding_window} together: export a llama, mistral, qwen2 or qwen3"
         )
@@ -337,8 +341,8 @@ class DecoderConfig:
     @property
     def num_parameters(self) -> int:
         """The number of parameters, without adapters."""
-        d, heads, pairs = self.hidden_size, self.num_heads * self.width, self.num_kv_heads * self.width
-        attention = d * (2 * heads + 2 * pairs) + self.qkv_bias * (heads + 2 * pairs) + self.output_bias * d
+        d, queries, keys = self.hidden_size, self.num_heads * self.width, self.num_kv_heads * self.width
+        attention = d * (2 * queries + 2 * keys) + self.qkv_bias * (queries + 2 * keys) + self.output_bias * d
         mlp = 3 * d * self.intermediate_size + self.mlp_bias * (2 * self.intermediate_size + d)
         norms = 2 * d + self.qk_norm * 2 * self.width
         embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
@@ -349,12 +353,12 @@ _Value = Callable[..., Any]  # reads and checks a key: (key, field, default) -> 
 
 
 def _rope_of(config: Mapping[str, Any], value: _Value) -> tuple[float, tuple[tuple[str, Any], ...] | None]:
-    """The RoPE base and scaling, from any place where Transformers 4 or 5 keeps them."""
+    """The RoPE base and scaling, from the keys that Transformers 4 or 5 uses for them."""
     where = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rope = config.get(where) or {}
-    if not isinstance(rope, dict) or any(isinstance(one, dict) for one in rope.values()):
+    if not isinstance(rope, dict) or any(isinstance(x, dict) for x in rope.values()):
         raise FdgError(f"config.json: {where}={quoted(rope)}: it must be an object of numbers and names")
-    rope = {name: tuple(one) if isinstance(one, list) else one for name, one in rope.items()}
+    rope = {name: tuple(x) if isinstance(x, list) else x for name, x in rope.items()}
     kind = rope.get("rope_type", rope.get("type", "default"))
     theta = rope.get("rope_theta")
     if theta is None:
@@ -375,6 +379,7 @@ def _rope_of(config: Mapping[str, Any], value: _Value) -> tuple[float, tuple[tup
 
 
 def _window_of(config: Mapping[str, Any], value: _Value) -> tuple[int | None, int]:
+    """The size of the sliding window, and its first layer; None and 0 without one."""
     layers, window = config["num_hidden_layers"], value("sliding_window", "sliding_window")
     first = 0
     if "use_sliding_window" in config:
@@ -415,7 +420,7 @@ _QWEN = {
     "num_key_value_heads": 32, _CONTEXT: 32_768, "use_sliding_window": False, "sliding_window": 4096,
     "max_window_layers": 28, "layer_types": None,
 }  # fmt: skip
-_OF_FAMILY: dict[str, dict[str, Any]] = {
+_FAMILY_KEYS: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": False, "mlp_bias": False},
     "mistral": {"num_key_value_heads": 8, _CONTEXT: 131_072, "sliding_window": 4096},
     "qwen2": {

@@ -11,10 +11,10 @@ from fdg.arguments import quoted
 from fdg.errors import FdgError
 
 IGNORED = frozenset(
-    # What the file describes, and how it was made.
+    # Names of the model, and how the file was made.
     "model_type architectures auto_map transformers_version torch_dtype dtype name_or_path tokenizer_class"
     " processor_class transformers.js_config is_llama_config unsloth_version unsloth_fixed"
-    # Tokens at the start and end of texts; they are read from the tokenizer and `generation_config.json`.
+    # Special tokens; they are read from the tokenizer and `generation_config.json`.
     " bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id"
     " decoder_start_token_id forced_bos_token_id forced_eos_token_id bos_token eos_token pad_token unk_token"
     # Sampling.
@@ -27,7 +27,7 @@ IGNORED = frozenset(
     " use_cache return_dict use_return_dict output_hidden_states output_attentions torchscript use_bfloat16"
     " tf_legacy_loss chunk_size_feed_forward pretraining_tp attn_implementation use_flash_attn"
     " use_flash_attention_2 gradient_checkpointing is_decoder"
-    # Heads; the tensors in the file show which exist.
+    # Heads; the tensors in the checkpoint show which exist.
     " id2label label2id num_labels problem_type finetuning_task task_specific_params prefix"
     " classifier_dropout"
     # Dropout, which is not applied here.

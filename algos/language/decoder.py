@@ -22,25 +22,24 @@ from algos.language import layers
 from algos.language.config import DecoderConfig
 from algos.language.layers import Weights
 
-_FEW_TOKENS = (
-    1024  # vocabulary size up to which rows are gathered by a matrix product, whose gradient is one too
-)
-_PACKED_ROWS = 8  # computed at once in `reread`, for sequences of any length
+# Up to this vocabulary size, embeddings are looked up by a matrix product, so that the gradient is one, too.
+_SMALL_VOCABULARY = 1024
+_PACKED_ROWS = 8  # packed rows that `reread` computes at once, if the config does not set their number
 _LOGITS_AT_ONCE = 1 << 20  # numbers [T, V] that `log_probs` computes at a time
 
 
 class Cache(NamedTuple):
-    """Keys and values of prompts, and of up to `C` tokens after each.
+    """Keys and values of prompts, and of up to `C` tokens after each prompt.
 
-    All rows write their next token to the same column, `step % C` after the prompt, no matter when each
-    began. A row that takes another prompt starts at that column; no row has more than `C` tokens.
+    The columns after the prompt are a ring buffer: in each step, all rows write their next token to column
+    `step % C`, whenever they began. A row that takes another prompt starts at that column.
     """
 
     keys: tuple[jax.Array, ...]  # per layer, [N, K, P + C, h]; `values` likewise
     values: tuple[jax.Array, ...]
     prompt: jax.Array  # mask of the prompt [N, P] bool
-    position: jax.Array  # of the next token [N] int32; likewise the number of tokens after the prompt
-    generated: jax.Array
+    position: jax.Array  # [N] int32, of the next token
+    generated: jax.Array  # [N] int32, the number of tokens after the prompt
     step: jax.Array  # calls of `decode` so far, [] int32
 
 
@@ -61,8 +60,7 @@ class Decoder:
     config: DecoderConfig
 
     def init(self, key: jax.Array) -> Weights:
-        """Initial parameters: normal with deviation `initializer_range`, zero biases; adapters have no effect
-        yet."""
+        """Initial parameters: normal with deviation `initializer_range`; zero biases; adapters of no effect."""
         c = self.config
         count = c.num_layers * 7 + 2
         keys = jax.random.split(key, count)
@@ -70,17 +68,17 @@ class Decoder:
         def normal(key: jax.Array, *shape: int) -> jax.Array:
             return c.initializer_range * jax.random.normal(key, shape)
 
-        def kernels(place: int, rows: int, columns: int) -> jax.Array:
-            """Kernels of all layers at once, `[L, rows, columns]`: XLA compiles one draw, not L."""
-            return jax.vmap(lambda key: normal(key, rows, columns))(keys[place : 7 * c.num_layers : 7])
+        def kernels(index: int, rows: int, columns: int) -> jax.Array:
+            """Kernels of all layers, `[L, rows, columns]`: XLA compiles one random operation, not L."""
+            return jax.vmap(lambda key: normal(key, rows, columns))(keys[index : 7 * c.num_layers : 7])
 
         def linear(kernel: jax.Array, bias: bool) -> Weights:
             return {"kernel": kernel, "bias": jnp.zeros(kernel.shape[1])} if bias else {"kernel": kernel}
 
-        wide_heads, narrow = c.num_heads * c.width, c.num_kv_heads * c.width
-        query, output = kernels(0, c.hidden_size, wide_heads), kernels(3, wide_heads, c.hidden_size)
-        key_, value = kernels(1, c.hidden_size, narrow), kernels(2, c.hidden_size, narrow)
-        gate, up = (kernels(place, c.hidden_size, c.intermediate_size) for place in (4, 5))
+        query_width, key_width = c.num_heads * c.width, c.num_kv_heads * c.width
+        query, output = kernels(0, c.hidden_size, query_width), kernels(3, query_width, c.hidden_size)
+        key_, value = kernels(1, c.hidden_size, key_width), kernels(2, c.hidden_size, key_width)
+        gate, up = (kernels(index, c.hidden_size, c.intermediate_size) for index in (4, 5))
         down = kernels(6, c.intermediate_size, c.hidden_size)
         blocks = {}
         for i in range(c.num_layers):
@@ -117,7 +115,7 @@ class Decoder:
 
         def adapter(kernel: jax.Array) -> Weights:
             rows, columns = kernel.shape
-            bound = rows**-0.5  # He et al. with slope sqrt(5), the usual initialisation of adapters
+            bound = rows**-0.5  # as in PEFT: He et al.'s uniform initialisation with slope sqrt(5)
             a = jax.random.uniform(next(keys), (rows, c.lora_rank), kernel.dtype, -bound, bound)
             return {"a": a, "b": jnp.zeros((c.lora_rank, columns), kernel.dtype)}
 
@@ -135,7 +133,7 @@ class Decoder:
         return registry.option("split parameters").tensor_parallel()
 
     def cast(self, parameters: Weights) -> Weights:
-        """Casts parameters to the compute dtype: once, before a loop that reads them many times."""
+        """Casts parameters to the compute dtype; use it before a loop that reads them many times."""
         dtype = self._dtype(parameters)
         return jax.tree.map(lambda x: x.astype(dtype), parameters)
 
@@ -144,8 +142,8 @@ class Decoder:
     ) -> jax.Array:
         """The head's input, after the last norm: [N, T, D], in the compute dtype.
 
-        `tokens` and `segments` are [N, T] int32, segment 0 is padding; `positions` [N, T] int32, None to
-        count from the start of each segment.
+        `tokens` and `segments` are [N, T] int32, where segment 0 is padding. `positions` are [N, T] int32;
+        None: they are counted from the start of each segment.
         """
         return self._sequences(parameters, tokens, segments, positions)[0]
 
@@ -159,13 +157,14 @@ class Decoder:
         """The head: [..., D] to logits [..., V] float32."""
         base = parameters.get("base", parameters)
         head = base["embedding"].T if self.config.tie_embeddings else base["head"]
-        at_least = jnp.promote_types(hidden.dtype, jnp.float32)
-        return jnp.matmul(hidden, head.astype(hidden.dtype), preferred_element_type=at_least)
+        dtype = jnp.promote_types(hidden.dtype, jnp.float32)
+        return jnp.matmul(hidden, head.astype(hidden.dtype), preferred_element_type=dtype)
 
     def log_probs(
         self, parameters: Weights, tokens: jax.Array, segments: jax.Array, temperature: float = 1.0
     ) -> jax.Array:
-        """Log-probability of each token given those before it in its segment: [N, T] float32, first 0.
+        """Log-probability of each token given those before it in its segment: [N, T] float32; 0 for the
+        first.
 
         Logits are computed for a few positions at a time, and recomputed for the gradient.
         """
@@ -193,48 +192,48 @@ class Decoder:
     ) -> tuple[jax.Array, jax.Array]:
         """`log_probs` from `hidden`, and the entropy of each token's distribution: [N, T] float32."""
         n, t = tokens.shape
-        some = min(t, max(1, _LOGITS_AT_ONCE // self.config.vocab_size))
-        missing = -t % some
-        next_tokens = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1 + missing)))
-        chunks = jnp.pad(hidden, ((0, 0), (0, missing), (0, 0))).reshape(n, -1, some, hidden.shape[-1])
+        size = min(t, max(1, _LOGITS_AT_ONCE // self.config.vocab_size))  # positions of a chunk
+        padding = -t % size
+        next_tokens = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1 + padding)))
+        chunks = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0))).reshape(n, -1, size, hidden.shape[-1])
 
         @jax.checkpoint
-        def of_some(hidden: jax.Array, next_tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-            every = jax.nn.log_softmax(self.logits(parameters, hidden) / temperature)
+        def score_chunk(hidden: jax.Array, next_tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+            log_probs = jax.nn.log_softmax(self.logits(parameters, hidden) / temperature)
             chosen = jnp.arange(self.config.vocab_size)[None, None] == next_tokens[..., None]
-            entropy = -jnp.sum(jnp.exp(every) * every, axis=-1)
-            return jnp.sum(jnp.where(chosen, every, 0.0), axis=-1), entropy
+            entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+            return jnp.sum(jnp.where(chosen, log_probs, 0.0), axis=-1), entropy
 
         if chunks.shape[1] == 1:
-            computed = of_some(chunks[:, 0], next_tokens)
+            scores = score_chunk(chunks[:, 0], next_tokens)
         else:
             stacked = jax.lax.map(
-                lambda each: of_some(*each),
-                (jnp.moveaxis(chunks, 1, 0), jnp.moveaxis(next_tokens.reshape(n, -1, some), 1, 0)),
+                lambda chunk: score_chunk(*chunk),
+                (jnp.moveaxis(chunks, 1, 0), jnp.moveaxis(next_tokens.reshape(n, -1, size), 1, 0)),
             )
-            computed = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(n, -1), stacked)
-        goes_on = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-        first, second = (
-            jnp.pad(jnp.where(goes_on, each[:, : t - 1], 0.0), ((0, 0), (1, 0))) for each in computed
+            scores = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(n, -1), stacked)
+        same_segment = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+        log_prob, entropy = (
+            jnp.pad(jnp.where(same_segment, x[:, : t - 1], 0.0), ((0, 0), (1, 0))) for x in scores
         )
-        return first, second
+        return log_prob, entropy
 
     def prefill(
         self, parameters: Weights, tokens: jax.Array, segments: jax.Array, new_tokens: int
     ) -> tuple[jax.Array, Cache]:
-        """Logits [N, V] float32 of the token after each prompt, and a cache with room for `new_tokens` (C)
-        more.
+        """Logits [N, V] float32 of the token after each prompt, and a cache for `new_tokens` (C) further
+        tokens.
 
         `tokens` [N, P] int32 are left-padded, so the last column has no padding. `segments` [N, P] int32 are
         1 for tokens, 0 for padding.
         """
         hidden, keys, values = self._sequences(parameters, tokens, segments, None)
-        room = ((0, 0), (0, 0), (0, max(new_tokens, 1)), (0, 0))
+        padding = ((0, 0), (0, 0), (0, max(new_tokens, 1)), (0, 0))
         prompt = segments > 0
         length = jnp.sum(prompt, axis=1, dtype=jnp.int32)
         cache = Cache(
-            tuple(jnp.pad(each, room) for each in keys),
-            tuple(jnp.pad(each, room) for each in values),
+            tuple(jnp.pad(x, padding) for x in keys),
+            tuple(jnp.pad(x, padding) for x in values),
             prompt, length, jnp.zeros_like(length), jnp.int32(0),
         )  # fmt: skip
         return self.logits(parameters, hidden[:, -1]), cache
@@ -252,48 +251,48 @@ class Decoder:
 
         Args:
           tokens, mask: [N, P], of left-padded prompts.
-          generated, length: [N, C] int32, right-padded tokens after each prompt; [N] int32, their number.
-          step: [N] int32, the cache's `step` when the first of them was decoded; it is 0 in the new cache.
+          generated: [N, C] int32, right-padded tokens after each prompt.
+          length: [N] int32, the number of generated tokens.
+          step: [N] int32, the cache's `step` when the first of them was decoded; the new cache's `step` is 0.
         """
-        prompts, room = tokens.shape[1], generated.shape[1]
-        there = jnp.concatenate([mask, jnp.arange(room)[None] < length[:, None]], axis=1)
+        prompt_width, capacity = tokens.shape[1], generated.shape[1]
+        all_mask = jnp.concatenate([mask, jnp.arange(capacity)[None] < length[:, None]], axis=1)
 
-        def read(tokens: jax.Array, segments: jax.Array) -> Any:
+        def keys_and_values(tokens: jax.Array, segments: jax.Array) -> Any:
             pair = self._sequences(parameters, tokens, segments, None)[1:]
             return jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), pair)
 
-        whole = jnp.concatenate([tokens, generated], axis=1)
+        all_tokens = jnp.concatenate([tokens, generated], axis=1)
         rows = self.config.packed_rows or _PACKED_ROWS
-        pair = registry.option("packed rows").without_padding(read, whole, there, rows)
+        pair = registry.option("packed rows").without_padding(keys_and_values, all_tokens, all_mask, rows)
         keys, values = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), pair)
-        at = ((jnp.arange(room)[None] - step[:, None]) % room)[:, None, :, None]
+        source = ((jnp.arange(capacity)[None] - step[:, None]) % capacity)[:, None, :, None]
 
-        def turned(x: jax.Array) -> jax.Array:
-            after = jnp.take_along_axis(x[:, :, prompts:], at, axis=2)
-            return jnp.concatenate([x[:, :, :prompts], after], axis=2)
+        def in_ring_order(x: jax.Array) -> jax.Array:
+            after = jnp.take_along_axis(x[:, :, prompt_width:], source, axis=2)
+            return jnp.concatenate([x[:, :, :prompt_width], after], axis=2)
 
         return Cache(
-            tuple(map(turned, keys)), tuple(map(turned, values)), mask,
-            jnp.sum(there, axis=1, dtype=jnp.int32), length, jnp.int32(0),
+            tuple(map(in_ring_order, keys)), tuple(map(in_ring_order, values)), mask,
+            jnp.sum(all_mask, axis=1, dtype=jnp.int32), length, jnp.int32(0),
         )  # fmt: skip
 
     def decode(self, parameters: Weights, cache: Cache, token: jax.Array) -> tuple[jax.Array, Cache]:
-        """Reads one more token [N] int32 per row; returns logits [N, V] float32 of the next, and the
-        cache."""
-        c, prompts = self.config, cache.prompt.shape[1]
-        base, adapters = _parts(parameters)
-        room = cache.keys[0].shape[2] - prompts
-        slot = cache.step % room
-        generated = jnp.minimum(cache.generated + 1, room)
-        # The age of each column after the prompt; columns younger than the row belong to it.
-        age = (slot - jnp.arange(room)) % room
+        """Reads one more token [N] int32 per row; returns logits [N, V] float32 of the next, and the cache."""
+        c, prompt_width = self.config, cache.prompt.shape[1]
+        base, adapters = _base_and_adapters(parameters)
+        capacity = cache.keys[0].shape[2] - prompt_width
+        column = cache.step % capacity
+        generated = jnp.minimum(cache.generated + 1, capacity)
+        # How many steps ago each column after the prompt was written; a row's own are those since it began.
+        age = (column - jnp.arange(capacity)) % capacity
         mask = jnp.concatenate([cache.prompt, age[None] < generated[:, None]], axis=1)
         if c.sliding_window is not None:
-            start = cache.position - cache.generated - prompts  # the position of the row's first column
-            at = jnp.concatenate(
-                [start[:, None] + jnp.arange(prompts)[None], cache.position[:, None] - age[None]], axis=1
+            start = cache.position - cache.generated - prompt_width  # the position of the row's first column
+            positions = jnp.concatenate(
+                [start[:, None] + jnp.arange(prompt_width)[None], cache.position[:, None] - age[None]], axis=1
             )
-            near = mask & (cache.position[:, None] - at < c.sliding_window)
+            window_mask = mask & (cache.position[:, None] - positions < c.sliding_window)
         x = self._embed(base, token[:, None])
         turn = layers.rotary(c, cache.position[:, None], cache.position[:, None] + 1, x.dtype)
         keys, values = [], []
@@ -301,16 +300,16 @@ class Decoder:
             slides = c.sliding_window is not None and i >= c.first_sliding_layer
             x, k, v = _block(
                 c, base["layers"][str(i)], adapters.get(str(i), {}), x, turn,
-                near if slides else mask, (cache.keys[i], cache.values[i], prompts + slot),
+                window_mask if slides else mask, (cache.keys[i], cache.values[i], prompt_width + column),
             )  # fmt: skip
             keys.append(k)
             values.append(v)
         x = layers.rms_norm(base["norm"], x, c.rms_norm_eps)
-        new = cache._replace(
+        cache = cache._replace(
             keys=tuple(keys), values=tuple(values), position=cache.position + 1, generated=generated,
             step=cache.step + 1,
         )  # fmt: skip
-        return self.logits(parameters, x[:, 0]), new
+        return self.logits(parameters, x[:, 0]), cache
 
     def logits_dtype(self, parameters: Weights) -> Any:
         """float32, or the parameters' dtype if it is wider."""
@@ -322,7 +321,7 @@ class Decoder:
 
     def _embed(self, base: Weights, tokens: jax.Array) -> jax.Array:
         table = base["embedding"].astype(self._dtype(base))
-        if self.config.vocab_size <= _FEW_TOKENS and tokens.shape[1] > 1:
+        if self.config.vocab_size <= _SMALL_VOCABULARY and tokens.shape[1] > 1:
             rows = jax.nn.one_hot(tokens, self.config.vocab_size, dtype=table.dtype)
             return jnp.matmul(rows, table, precision=jax.lax.Precision.HIGHEST)
         return table[tokens]
@@ -330,25 +329,25 @@ class Decoder:
     def _sequences(
         self, parameters: Weights, tokens: jax.Array, segments: jax.Array, positions: jax.Array | None
     ) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
-        """Whole sequences: `hidden`, and each layer's keys and values [N, K, T, h]."""
+        """`hidden` of whole sequences, and each layer's keys and values [N, K, T, h]."""
         c = self.config
-        base, adapters = _parts(parameters)
+        base, adapters = _base_and_adapters(parameters)
         if positions is None:
             positions = positions_of(segments)
         t = tokens.shape[1]
-        before = jnp.arange(t)[:, None] - jnp.arange(t)[None]  # the distance to each earlier token
-        together = (segments[:, :, None] == segments[:, None, :]) & (segments[:, None, :] > 0)
-        mask = together & (before >= 0)[None]
-        near = mask if c.sliding_window is None else mask & (before < c.sliding_window)[None]
+        distance = jnp.arange(t)[:, None] - jnp.arange(t)[None]  # how far back each token is
+        same_segment = (segments[:, :, None] == segments[:, None, :]) & (segments[:, None, :] > 0)
+        mask = same_segment & (distance >= 0)[None]
+        window_mask = mask if c.sliding_window is None else mask & (distance < c.sliding_window)[None]
         x = self._embed(base, tokens)
-        to_come = positions_of(segments[:, ::-1])[:, ::-1]  # later tokens of the same segment
-        turn = layers.rotary(c, positions, positions + to_come + 1, x.dtype)
+        num_later = positions_of(segments[:, ::-1])[:, ::-1]  # later tokens of the same segment
+        turn = layers.rotary(c, positions, positions + num_later + 1, x.dtype)
         block = jax.checkpoint(_block, static_argnums=0) if c.remat else _block
         keys, values = [], []
         for i in range(c.num_layers):
             x, k, v = block(
                 c, base["layers"][str(i)], adapters.get(str(i), {}), x, turn,
-                near if i >= c.first_sliding_layer else mask,
+                window_mask if i >= c.first_sliding_layer else mask,
             )  # fmt: skip
             keys.append(k)
             values.append(v)
@@ -366,13 +365,14 @@ def positions_of(segments: jax.Array) -> jax.Array:
     return places - jax.lax.cummax(jnp.where(starts, places, 0), axis=1)
 
 
-def _parts(parameters: Weights) -> tuple[Weights, Weights]:
+def _base_and_adapters(parameters: Weights) -> tuple[Weights, Weights]:
     if "base" not in parameters:
         return parameters, {}
     return parameters["base"], parameters["adapters"]["layers"]
 
 
-def _merged(weights: Weights, adapters: Weights) -> Weights:
+def _with_adapters(weights: Weights, adapters: Weights) -> Weights:
+    """A block's weights, with `a` and `b` in those linear layers that have an adapter."""
     if not adapters:
         return weights
     merged = dict(weights)
@@ -381,11 +381,11 @@ def _merged(weights: Weights, adapters: Weights) -> Weights:
     return merged
 
 
-def _scale(config: DecoderConfig) -> float:
+def _adapter_scale(config: DecoderConfig) -> float:
     return config.lora_alpha / config.lora_rank if config.lora_rank else 0.0
 
 
-# Separate calls, so that blocks are traced once, not once per layer.
+# A jitted function, so that blocks are traced once, not once per layer.
 @functools.partial(jax.jit, static_argnums=0)
 def _block(
     config: DecoderConfig,
@@ -396,22 +396,23 @@ def _block(
     mask: jax.Array,
     cached: Any = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One block: its output, keys and values [N, K, S, h].
+    """The output of one block, and its keys and values [N, K, S, h].
 
-    On whole sequences [N, T, D], `mask` [N, T, T]; or on one token per row [N, 1, D], `mask` [N, S]. The
-    latter is written to `cached`: keys, values, and the column.
+    `x` are whole sequences [N, T, D], with `mask` [N, T, T]; or one token per row [N, 1, D], with `mask` [N,
+    S]. In the latter case `cached` is (keys, values, column), and the token's key and value are written to
+    that column.
     """
 
-    def placed(new: jax.Array, which: int) -> jax.Array:
+    def in_cache(new: jax.Array, index: int) -> jax.Array:
         new = jnp.swapaxes(new, 1, 2)
         if cached is None:
             return new
-        return jax.lax.dynamic_update_slice_in_dim(cached[which], new, cached[2], axis=2)
+        return jax.lax.dynamic_update_slice_in_dim(cached[index], new, cached[2], axis=2)
 
-    weights, scale = _merged(weights, adapters), _scale(config)
+    weights, scale = _with_adapters(weights, adapters), _adapter_scale(config)
     normed = layers.rms_norm(weights["attention_norm"], x, config.rms_norm_eps)
     q, k, v = layers.heads(config, weights["attention"], normed, turn, scale)
-    keys, values = placed(k, 0), placed(v, 1)
+    keys, values = in_cache(k, 0), in_cache(v, 1)
     heads = layers.attend(q, keys, values, mask if cached is None else mask[:, None])
     x = x + layers.linear(weights["attention"]["output"], heads, scale)
     normed = layers.rms_norm(weights["mlp_norm"], x, config.rms_norm_eps)

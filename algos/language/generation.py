@@ -1,8 +1,8 @@
 """Samples responses to prompts: prefill, cached decoding, continuous batching.
 
-A static batch waits for its longest response. With fewer slots than prompts, a slot whose response ended
-takes the next prompt (Orca, Yu et al., OSDI'22). The key of each token depends on sample and position only,
-so a sample does not depend on its slot, on other rows or on timing.
+A static batch waits for its longest response. With fewer slots than prompts, a slot whose response has ended
+takes the next prompt (Orca, Yu et al., OSDI'22). The random key of a token depends only on its sample and
+position, so a sample does not depend on its slot, on other rows or on timing.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from fdg.stream import Now, Stream, zeros
 @checked_names
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn, and when a sample ends.
+    """How tokens are sampled, and when a sample ends.
 
     Attributes:
       max_new_tokens: R, the largest number of tokens of a sample.
@@ -49,7 +49,7 @@ class Sampling:
             (self.max_new_tokens >= 1, f"max_new_tokens={self.max_new_tokens}: it must be 1 or more"),
             (self.temperature >= 0, f"temperature={self.temperature}: it must be 0 or more"),
             (self.top_k >= 0, f"top_k={self.top_k}: it must be zero (all) or above"),
-            (0 < self.top_p <= 1, f"top_p={self.top_p}: it must be above 0, and 1 at most"),
+            (0 < self.top_p <= 1, f"top_p={self.top_p}: it must be above 0, and at most 1"),
         )
         for holds, message in bounds:
             if not holds:
@@ -81,12 +81,12 @@ def filtered(logits: jax.Array, sampling: Sampling) -> jax.Array:
     if k == vocabulary and sampling.top_p >= 1:
         return logits
     best = jax.lax.top_k(logits, k)[0]
-    kept = best[..., -1:]
+    lowest_kept = best[..., -1:]
     if sampling.top_p < 1:
-        chances = jax.nn.softmax(best, axis=-1)
-        ahead = jnp.cumsum(chances, axis=-1) - chances
-        kept = jnp.min(jnp.where(ahead < sampling.top_p, best, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(logits < kept, -jnp.inf, logits)
+        probabilities = jax.nn.softmax(best, axis=-1)
+        before = jnp.cumsum(probabilities, axis=-1) - probabilities  # the sum over more likely tokens
+        lowest_kept = jnp.min(jnp.where(before < sampling.top_p, best, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(logits < lowest_kept, -jnp.inf, logits)
 
 
 def draw(logits: jax.Array, keys: jax.Array, sampling: Sampling) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -98,31 +98,33 @@ def draw(logits: jax.Array, keys: jax.Array, sampling: Sampling) -> tuple[jax.Ar
     if sampling.temperature == 0:
         tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return tokens, jnp.zeros(tokens.shape, logits.dtype), log_prob(logits, tokens)
-    left = filtered(logits, sampling)
+    sampling_logits = filtered(logits, sampling)
     # Gumbel-max (arXiv 1411.0030): the argmax of logits plus Gumbel noise is a sample of their softmax.
     noise = jax.vmap(functools.partial(jax.random.gumbel, shape=logits.shape[1:], dtype=logits.dtype))(keys)
-    tokens = jnp.argmax(left + noise, axis=-1).astype(jnp.int32)
-    plain = log_prob(logits, tokens)
-    return tokens, log_prob(left, tokens) if sampling.filters or sampling.is_tempered else plain, plain
+    tokens = jnp.argmax(sampling_logits + noise, axis=-1).astype(jnp.int32)
+    policy_log_prob = log_prob(logits, tokens)
+    if not (sampling.filters or sampling.is_tempered):
+        return tokens, policy_log_prob, policy_log_prob
+    return tokens, log_prob(sampling_logits, tokens), policy_log_prob
 
 
 def log_prob(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     """Log-probabilities [N] of tokens [N] under logits [N, V]."""
-    # A one-hot sum: a gather would have to be partitioned.
+    # A one-hot sum instead of a gather, which would have to be partitioned over devices.
     chosen = jnp.arange(logits.shape[-1])[None] == tokens[:, None]
     return jnp.sum(jnp.where(chosen, jax.nn.log_softmax(logits, axis=-1), 0.0), axis=-1)
 
 
 class Samples(NamedTuple):
-    """Responses."""
+    """Sampled responses."""
 
     tokens: jax.Array  # [N, R] int32, right-padded
     mask: jax.Array  # [N, R] bool, True up to and including the stop token
     # [N, R] float32, log-probability of each token in the sampling distribution; 0 in padding
     log_probs: jax.Array
     policy_log_probs: jax.Array  # [N, R] float32, at temperature 1, unfiltered
-    # [N, R] float32, with temperature, unfiltered: the learner's log-probability, which ratios and importance
-    # weights divide by
+    # [N, R] float32, with temperature, unfiltered; this is how a learner computes log-probabilities, so
+    # ratios and importance weights divide by these
     tempered_log_probs: jax.Array
 
 
@@ -183,7 +185,7 @@ def _check(decoder: Decoder, prompts: Prompts, sampling: Sampling, slots: int | 
     wrong = [token for token in sampling.stop_tokens if not 0 <= token < c.vocab_size]
     if wrong:
         raise FdgError(f"generate: stop_tokens={wrong}: tokens of the vocabulary are 0 to {c.vocab_size - 1}")
-    if not any(isinstance(each, jax.core.Tracer) for each in prompts):
+    if not any(isinstance(x, jax.core.Tracer) for x in prompts):
         check_tokens(c.vocab_size, prompts.tokens, prompts.mask)
 
 
@@ -192,7 +194,7 @@ def check_tokens(vocab_size: int, tokens: Any, mask: Any, what: str = "prompt") 
     tokens = np.asarray(tokens)
     outside = np.asarray(mask) & ((tokens < 0) | (tokens >= vocab_size))
     if outside.any():
-        row, column = (int(each[0]) for each in np.nonzero(outside))
+        row, column = (int(indices[0]) for indices in np.nonzero(outside))
         raise FdgError(
             f"{what} {row} has token {int(tokens[row, column])} at {column}, and the vocabulary has 0 to"
             f" {vocab_size - 1}: is it from another tokenizer?"
@@ -210,17 +212,17 @@ def _rows(
 ) -> Samples:
     """Generates the rows of one device, of `count` on all devices."""
     n = prompts.tokens.shape[0]
-    here = n if slots is None else min(max(1, slots * n // count), n)
+    device_slots = n if slots is None else min(max(1, slots * n // count), n)
     if slots is not None and n < count:
         warnings.warn(
-            f"slots={slots} is the number on all devices together, {here} on each of {count // n}; it was the"
-            f" number on each until 0.1: write slots={slots * count // n} for {slots} on each",
+            f"slots={slots} is the number on all devices together, {device_slots} on each of {count // n};"
+            f" until 0.1 it was the number on each: write slots={slots * count // n} for {slots} on each",
             FdgWarning,
             stacklevel=2,
         )
     dtype = decoder.logits_dtype(parameters)
-    answers = Answers(decoder, sampling, prompts, keys, dtype=dtype, together=here == n)
-    stream = Stream(answers, here, n)
+    answers = Answers(decoder, sampling, prompts, keys, dtype=dtype, together=device_slots == n)
+    stream = Stream(answers, device_slots, n)
     return stream.take(decoder.cast(parameters), jnp.int32(0), stream.init(keys))[0]
 
 
@@ -260,7 +262,8 @@ class Answers:
     first: Any = 0  # index of the first response in the run
     records: bool = False  # rows are `Recorded` if True, else `Samples`
     dtype: Any = jnp.float32  # of log-probabilities: `decoder.logits_dtype`
-    # True if all responses begin in the first tick and are read after the last: skips gathers
+    # True if all responses begin in the first tick and are read after the last one; then no gathers are
+    # needed
     together: bool = False
 
     @property
@@ -275,17 +278,17 @@ class Answers:
 
     def idle(self, slots: int) -> SlotState:
         """Empty slots."""
-        none, how = jnp.zeros(slots, jnp.int32), self.sampling
-        floats = 1 + bool(how.filters) + bool(how.is_tempered)
-        dtypes = (jnp.int32, *[self.dtype] * floats, *[jnp.int32] * self.records)
+        num_log_probs = 1 + bool(self.sampling.filters) + bool(self.sampling.is_tempered)
+        dtypes = (jnp.int32, *[self.dtype] * num_log_probs, *[jnp.int32] * self.records)
+        zero = jnp.zeros(slots, jnp.int32)
         return SlotState(
-            jax.tree.map(lambda x: zeros((slots, *x.shape[1:]), x.dtype), (self.prompts, self.also)),
-            zeros((slots,), self.keys.dtype),
-            none,
-            none,
-            none,
-            jnp.ones(slots, bool),
-            tuple(jnp.zeros((slots, self.width), dtype) for dtype in dtypes),
+            asked=jax.tree.map(lambda x: zeros((slots, *x.shape[1:]), x.dtype), (self.prompts, self.also)),
+            keys=zeros((slots,), self.keys.dtype),
+            token=zero,
+            length=zero,
+            first=zero,
+            done=jnp.ones(slots, bool),
+            written=tuple(jnp.zeros((slots, self.width), dtype) for dtype in dtypes),
         )
 
     def begin(
@@ -294,30 +297,30 @@ class Answers:
         """Prefills prompts and samples the first tokens; caches cover the prompts only."""
         asked, keys = (self.prompts, self.also), self.keys
         if not self.together:
-            which = index - self.first
-            asked, keys = jax.tree.map(lambda x: x[which // self.group], asked), keys[which]
+            response = index - self.first
+            asked, keys = jax.tree.map(lambda x: x[response // self.group], asked), keys[response]
         prompts: Prompts = asked[0]
         logits, cache = self.decoder.prefill(
             parameters, prompts.tokens, prompts.mask.astype(jnp.int32), max(self.width - 1, 1)
         )
-        made = self.draw(logits, keys, jnp.zeros(keys.shape, jnp.int32), now)
-        one = jnp.ones_like(made[0])
+        token, *more = self.draw(logits, keys, jnp.zeros(keys.shape, jnp.int32), now)
+        one = jnp.ones_like(token)
         column = now.tick % self.width
 
-        def first(x: jax.Array) -> jax.Array:
+        def write_first(x: jax.Array) -> jax.Array:
             row = jnp.zeros((len(x), self.width), x.dtype)
             return jax.lax.dynamic_update_slice_in_dim(row, x[:, None], column, axis=1)
 
-        written = tuple(map(first, made))
-        kept = SlotState(asked, keys, made[0], one, one * now.tick, self.ended(made[0], one), written)
-        read = prompts.tokens.shape[1]
-        keys_, values = (tuple(x[:, :, :read] for x in each) for each in (cache.keys, cache.values))
-        return kept, _rowwise(cache._replace(keys=keys_, values=values))
+        written = tuple(map(write_first, (token, *more)))
+        kept = SlotState(asked, keys, token, one, one * now.tick, self.ended(token, one), written)
+        width = prompts.tokens.shape[1]
+        prompt_keys, values = (tuple(x[:, :, :width] for x in pair) for pair in (cache.keys, cache.values))
+        return kept, _without_step(cache._replace(keys=prompt_keys, values=values))
 
     def tick(self, parameters: Weights, kept: SlotState, cache: Cache, now: Now) -> tuple[SlotState, Cache]:
         """Samples one more token in each slot."""
         logits, cache = self.decoder.decode(parameters, cache._replace(step=now.tick), kept.token)
-        made = self.draw(logits, kept.keys, kept.length, now)
+        drawn = self.draw(logits, kept.keys, kept.length, now)
         column = (now.tick + 1) % self.width
 
         def write(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -328,40 +331,40 @@ class Answers:
 
         length = kept.length + ~kept.done
         kept = kept._replace(
-            token=made[0],
+            token=drawn[0],
             length=length,
-            done=kept.done | self.ended(made[0], length),
-            written=tuple(write(x, y) for x, y in zip(kept.written, made, strict=True)),
+            done=kept.done | self.ended(drawn[0], length),
+            written=tuple(write(x, y) for x, y in zip(kept.written, drawn, strict=True)),
         )
-        return kept, _rowwise(cache)
+        return kept, _without_step(cache)
 
     def done(self, kept: SlotState) -> jax.Array:
         """True for finished slots."""
         return kept.done
 
     def refresh(self, parameters: Weights, kept: SlotState) -> Cache:
-        """Recomputes the caches of prompts and of all tokens but the last, which the next tick reads."""
+        """Recomputes the caches, for prompts and all tokens but the last one, which the next tick reads."""
         tokens = self.in_order(kept, kept.written[0])[:, : max(self.width - 1, 1)]
         prompts: Prompts = kept.asked[0]
         cache = self.decoder.reread(
             parameters, prompts.tokens, prompts.mask, tokens, kept.length - 1, kept.first
         )
-        return _rowwise(cache)
+        return _without_step(cache)
 
     def row(self, kept: SlotState) -> Samples | Recorded:
         """The responses, in order."""
-        places = jnp.arange(self.width)[None]
-        there = places < kept.length[:, None]
-        written = [jnp.where(there, self.in_order(kept, x), 0) for x in kept.written]
+        positions = jnp.arange(self.width)[None]
+        mask = positions < kept.length[:, None]
+        written = [jnp.where(mask, self.in_order(kept, x), 0) for x in kept.written]
         log_probs = written[1:-1] if self.records else written[1:]
         tempered = log_probs[1 if self.sampling.filters else 0]
-        plain = log_probs[-1] if self.sampling.is_tempered else tempered
-        tokens = jnp.where(there, written[0], self.sampling.pad_token)
-        samples = Samples(tokens, there, log_probs[0], plain, tempered)
+        policy_log_probs = log_probs[-1] if self.sampling.is_tempered else tempered
+        tokens = jnp.where(mask, written[0], self.sampling.pad_token)
+        samples = Samples(tokens, mask, log_probs[0], policy_log_probs, tempered)
         if not self.records:
             return samples
-        tick = kept.first[:, None] + jnp.maximum(places - 1, 0)
-        return Recorded(samples, kept.asked, written[-1], jnp.where(there, tick, 0))
+        tick = kept.first[:, None] + jnp.maximum(positions - 1, 0)
+        return Recorded(samples, kept.asked, written[-1], jnp.where(mask, tick, 0))
 
     def in_order(self, kept: SlotState, x: jax.Array) -> jax.Array:
         """Reorders a ring buffer `[S, C]` from the first token on."""
@@ -374,15 +377,16 @@ class Answers:
     def draw(
         self, logits: jax.Array, keys: jax.Array, position: jax.Array, now: Now
     ) -> tuple[jax.Array, ...]:
-        """Samples tokens [S] at `position`; returns log-probabilities and versions, too."""
-        how = self.sampling
-        tokens, drawn, plain = draw(logits, jax.vmap(jax.random.fold_in)(keys, position), how)
-        drawings = [tokens, drawn]
-        if how.filters:
-            drawings.append(log_prob(logits / how.temperature, tokens) if how.is_tempered else plain)
-        if how.is_tempered:
-            drawings.append(plain)
-        return (*drawings, jnp.full_like(tokens, now.version)) if self.records else tuple(drawings)
+        """Samples tokens [S] at `position`; returns the values for `SlotState.written`."""
+        sampling = self.sampling
+        tokens, sampled, policy = draw(logits, jax.vmap(jax.random.fold_in)(keys, position), sampling)
+        drawn = [tokens, sampled]
+        if sampling.filters:
+            tempered = log_prob(logits / sampling.temperature, tokens) if sampling.is_tempered else policy
+            drawn.append(tempered)
+        if sampling.is_tempered:
+            drawn.append(policy)
+        return (*drawn, jnp.full_like(tokens, now.version)) if self.records else tuple(drawn)
 
     def ended(self, token: jax.Array, length: jax.Array) -> jax.Array:
         """True where a sample [S] of this `length` ends with this token."""
@@ -390,6 +394,6 @@ class Answers:
         return jnp.any(token[:, None] == stops[None], axis=1) | (length >= self.width)
 
 
-def _rowwise(cache: Cache) -> Cache:
-    """A cache without its step, which the clock gives: every leaf has a row axis."""
+def _without_step(cache: Cache) -> Cache:
+    """A cache without its step, which the stream's clock gives; then every leaf has an axis of rows."""
     return cache._replace(step=())  # type: ignore[arg-type]

@@ -30,30 +30,32 @@ from fdg.reading import open_regular
 
 _FAMILIES = ("llama", "qwen2", "qwen3")
 
-_NAMES = {
+# llama.cpp's names of tensors, and Hugging Face's.
+_BLOCK_NAMES = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
 }  # fmt: skip
-_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_OTHER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
-# By `tokenizer.ggml.pre`: the pre-tokenizer's patterns, before or in place of GPT-2's, from llama.cpp's
-# `src/llama-vocab.cpp`. None: files from before pre-tokenizers had names.
-_WORDS = (
+# The pre-tokenizer's patterns by `tokenizer.ggml.pre`, from llama.cpp's `src/llama-vocab.cpp`. They are
+# applied before GPT-2's pattern; those of `_WITHOUT_GPT2_PATTERN` replace it. None: older files, in which
+# pre-tokenizers have no names.
+_WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_OF_LLAMA_3 = ("llama3", "llama-v3", "llama-bpe")
-_OWN_WORDS = (*_OF_LLAMA_3, "qwen2", "stablelm2")
-_CUTS: dict[str | None, tuple[str, ...]] = {
+_LLAMA_3 = ("llama3", "llama-v3", "llama-bpe")
+_WITHOUT_GPT2_PATTERN = (*_LLAMA_3, "qwen2", "stablelm2")
+_PATTERNS: dict[str | None, tuple[str, ...]] = {
     **dict.fromkeys((None, "gpt-2", "mpt", "olmo"), ()),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), (r"\p{N}",)),
-    **dict.fromkeys(_OF_LLAMA_3, (_WORDS.format(digits="{1,3}"),)),
-    **dict.fromkeys(("qwen2", "stablelm2"), (_WORDS.format(digits=""),)),
+    **dict.fromkeys(_LLAMA_3, (_WORD_PATTERN.format(digits="{1,3}"),)),
+    **dict.fromkeys(("qwen2", "stablelm2"), (_WORD_PATTERN.format(digits=""),)),
 }
-_CONTROL, _USER_DEFINED = 3, 4  # in `tokenizer.ggml.token_type`
+_CONTROL, _USER_DEFINED = 3, 4  # values of `tokenizer.ggml.token_type`
 
 
 def load(file: str | os.PathLike[str], **changes: Any) -> tuple[Decoder, Weights]:
@@ -84,7 +86,7 @@ def convert(file: str | os.PathLike[str], directory: str | os.PathLike[str]) -> 
 
 
 class _File(NamedTuple):
-    """A file's header: its values, and its tensors with their shapes in llama.cpp's order."""
+    """The content of a file's header: its values, and its tensors."""
 
     values: dict[str, Any]
     tensors: dict[str, Stored]
@@ -102,12 +104,15 @@ _SCALARS = {
     10: np.uint64, 11: np.int64, 12: np.float64,
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
-_MOST_STRINGS = 1 << 21  # in an array: larger than any vocabulary, and its merges
-_MOST = 1 << 16  # of values, and of tensors
+_MAX_STRINGS = 1 << 21  # in an array: more than any vocabulary or its merges have
+_MAX_COUNT = 1 << 16  # of values, and of tensors
 
 
 class _Header:
-    """Reads a header sequentially; checks each length against the file's size first."""
+    """Reads a header sequentially; checks each length against the file's size before it reads.
+
+    `at` is the position in the file.
+    """
 
     def __init__(self, file: io.BufferedReader, where: object):
         self._file, self._where = file, where
@@ -116,25 +121,25 @@ class _Header:
 
     def bytes(self, count: int) -> bytes:
         if count > self.size - self.at:
-            raise self.wrong(f"{count} bytes at {self.at}, and it has {self.size}")
+            raise self.error(f"{count} bytes at {self.at}, and it has {self.size}")
         self.at += count
         return self._file.read(count)
 
     def numbers(self, dtype: Any, count: int) -> np.ndarray:
         return np.frombuffer(self.bytes(count * np.dtype(dtype).itemsize), np.dtype(dtype).newbyteorder("<"))
 
-    def number(self, dtype: Any = np.uint64, most: int | None = None) -> Any:
-        found = self.numbers(dtype, 1)[0].item()
-        if most is not None and found > most:
-            raise self.wrong(f"{found} at {self.at}, where at most {most} can be")
-        return found
+    def number(self, dtype: Any = np.uint64, limit: int | None = None) -> Any:
+        number = self.numbers(dtype, 1)[0].item()
+        if limit is not None and number > limit:
+            raise self.error(f"{number} at {self.at}, where at most {limit} can be")
+        return number
 
     def text(self) -> str:
         content = self.bytes(self.number())
         try:
             return content.decode()
         except UnicodeDecodeError:
-            raise self.wrong(f"no UTF-8 at {self.at - len(content)}") from None
+            raise self.error(f"no UTF-8 at {self.at - len(content)}") from None
 
     def value(self) -> Any:
         kind = self.number(np.uint32)
@@ -143,15 +148,15 @@ class _Header:
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
         if kind != _ARRAY:
-            raise self.wrong(f"a value of type {kind} at {self.at}")
+            raise self.error(f"a value of type {kind} at {self.at}")
         inner, count = self.number(np.uint32), self.number()
-        if inner == _STRING and count <= min(_MOST_STRINGS, (self.size - self.at) // 8):
+        if inner == _STRING and count <= min(_MAX_STRINGS, (self.size - self.at) // 8):
             return [self.text() for _ in range(count)]
         if inner not in _SCALARS:
-            raise self.wrong(f"an array of {count} values of type {inner} at {self.at}")
+            raise self.error(f"an array of {count} values of type {inner} at {self.at}")
         return self.numbers(_SCALARS[inner], count)
 
-    def wrong(self, what: str) -> FdgError:
+    def error(self, what: str) -> FdgError:
         return FdgError(f"{self._where}: is not a complete GGUF file: its header says {what}")
 
 
@@ -167,43 +172,43 @@ def _open(file: str | os.PathLike[str]) -> _File:
         header = _Header(opened, where)
         magic, version = header.bytes(4), header.number(np.uint32)
         if magic != b"GGUF" or version not in (2, 3):
-            raise header.wrong(f"{magic!r}, version {version}; known are 2 and 3")
-        counts = header.number(most=_MOST), header.number(most=_MOST)
-        for _ in range(counts[1]):
+            raise header.error(f"{magic!r}, version {version}; known are 2 and 3")
+        num_tensors, num_values = header.number(limit=_MAX_COUNT), header.number(limit=_MAX_COUNT)
+        for _ in range(num_values):
             name = header.text()
             if name in values:
-                raise header.wrong(f"{name:.60!r} twice")
+                raise header.error(f"{name:.60!r} twice")
             values[name] = header.value()
-        places = []
-        for _ in range(counts[0]):
+        entries = []
+        for _ in range(num_tensors):
             name = header.text()
-            shape = header.numbers(np.uint64, header.number(np.uint32, most=8)).tolist()[::-1]
-            places.append((name, shape, header.number(np.uint32), header.number()))
-        step = values.get("general.alignment", 32)
-        if type(step) is not int or step <= 0:
-            raise header.wrong(f"general.alignment={quoted(step)}")
-        start = -(-header.at // step) * step
-    for name, shape, number, offset in places:
+            shape = header.numbers(np.uint64, header.number(np.uint32, limit=8)).tolist()[::-1]
+            entries.append((name, shape, header.number(np.uint32), header.number()))
+        alignment = values.get("general.alignment", 32)
+        if type(alignment) is not int or alignment <= 0:
+            raise header.error(f"general.alignment={quoted(alignment)}")
+        start = -(-header.at // alignment) * alignment
+    for name, shape, number, offset in entries:
         try:
             kind = gguf.GGMLQuantizationType(number)
             block, size = gguf.GGML_QUANT_SIZES[kind]
         except (ValueError, KeyError):
-            raise header.wrong(f"'{name:.60}' of type {number}, which is not known") from None
+            raise header.error(f"'{name:.60}' of type {number}, which is not known") from None
         length = math.prod(shape) // block * size
         if name in tensors or not shape or shape[-1] % block or start + offset + length > header.size:
-            raise header.wrong(f"'{name:.60}' is {shape} of type {kind.name} at {start + offset}")
-        decode = functools.partial(_decoded, kind, shape[-1] // block * size, where)
+            raise header.error(f"'{name:.60}' is {shape} of type {kind.name} at {start + offset}")
+        decode = functools.partial(_decode, kind, shape[-1] // block * size, where)
         tensors[name] = Stored(where, tuple(shape), start + offset, length, decode)
     if tensors and sum(tensor.size for tensor in tensors.values()) > header.size - start:
-        raise header.wrong("that tensors lie over each other")
+        raise header.error("that tensors overlap")
     return _File(values, tensors)
 
 
-def _decoded(kind: Any, row: int, where: str, content: np.ndarray) -> np.ndarray:
+def _decode(kind: Any, row_bytes: int, where: str, content: np.ndarray) -> np.ndarray:
     from gguf.quants import dequantize
 
     try:
-        return dequantize(content.reshape(-1, row), kind)
+        return dequantize(content.reshape(-1, row_bytes), kind)
     except NotImplementedError:
         raise FdgError(f"{where}: tensors of type {kind.name} are not read") from None
 
@@ -263,32 +268,35 @@ def _check_keys(opened: _File, family: str, config: DecoderConfig, where: str) -
     read = {"embedding_length", "feed_forward_length", "block_count", "attention.head_count"}
     read |= {"attention.head_count_kv", "attention.key_length", "rope.freq_base", "rope.scaling.type"}
     read |= {"attention.layer_norm_rms_epsilon", "context_length"}
-    same: dict[str, Any] = dict.fromkeys(("rope.dimension_count", "attention.value_length"), config.width)
-    same |= {"rope.scaling.factor": 1.0, "attention.causal": True}
+    # Keys that are accepted only with these values.
+    neutral_values: dict[str, Any] = dict.fromkeys(
+        ("rope.dimension_count", "attention.value_length"), config.width
+    )
+    neutral_values |= {"rope.scaling.factor": 1.0, "attention.causal": True}
     values = {
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in opened.values.items()
         if name.startswith(f"{family}.") and value is not None
     }
-    neutral = [name for name, value in same.items() if values.get(f"{family}.{name}") == value]
+    neutral = [name for name, value in neutral_values.items() if values.get(f"{family}.{name}") == value]
     known = [f"{family}.{name}" for name in (*read, *neutral, *_IGNORED)]
     check_config_keys(values, known, where, (), "convert it from Hugging Face's checkpoint, or take another")
 
 
 def _by_key(opened: _File, config: DecoderConfig) -> dict[str, Stored]:
     """The tensors by Hugging Face's names."""
-    turned = opened.values["general.architecture"] == "llama"
+    has_rotary_pairs = opened.values["general.architecture"] == "llama"
     tensors = {}
     for name, tensor in opened.tensors.items():
         block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-        whole = re.fullmatch(r"(\w+)\.weight", name)
-        if block and block[2] in _NAMES:
-            key = f"model.layers.{block[1]}.{_NAMES[block[2]]}.{block[3]}"
-        elif whole and whole[1] in _WHOLE:
-            key = f"{_WHOLE[whole[1]]}.weight"
+        other = re.fullmatch(r"(\w+)\.weight", name)
+        if block and block[2] in _BLOCK_NAMES:
+            key = f"model.layers.{block[1]}.{_BLOCK_NAMES[block[2]]}.{block[3]}"
+        elif other and other[1] in _OTHER_NAMES:
+            key = f"{_OTHER_NAMES[other[1]]}.weight"
         else:
             key = name
-        if turned and block and block[2] in ("attn_q", "attn_k"):
+        if has_rotary_pairs and block and block[2] in ("attn_q", "attn_k"):
             heads = config.num_heads if block[2] == "attn_q" else config.num_kv_heads
             decode = functools.partial(_split_pairs, heads, config.width, tensor.shape, tensor.decode)
             tensor = tensor._replace(decode=decode)
@@ -299,7 +307,8 @@ def _by_key(opened: _File, config: DecoderConfig) -> dict[str, Stored]:
 def _split_pairs(
     heads: int, width: int, shape: tuple[int, ...], decode: Any, content: np.ndarray
 ) -> np.ndarray:
-    # llama.cpp stores a Llama's heads with rotary pairs (2i, 2i + 1), and reorders the rows accordingly.
+    # llama.cpp stores the rows of a Llama's heads so that rotary pairs are rows (2i, 2i + 1); here they are
+    # rows (i, i + width / 2).
     return decode(content).reshape(heads, width // 2, 2, *shape[1:]).swapaxes(1, 2)
 
 
@@ -316,10 +325,10 @@ def read_tokenizer(file: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
         raise FdgError(
             f"{file}: its tokenizer is {quoted(kind)}, and only byte-level BPE ('gpt2') is converted"
         )
-    cuts = _CUTS.get(pattern)
-    if cuts is None:
+    patterns = _PATTERNS.get(pattern)
+    if patterns is None:
         raise FdgError(
-            f"{file}: tokenizer.ggml.pre={quoted(pattern)}, and only {', '.join(filter(None, _CUTS))} are"
+            f"{file}: tokenizer.ggml.pre={quoted(pattern)}, and only {', '.join(filter(None, _PATTERNS))} are"
             " converted: take tokenizer.json of Hugging Face's checkpoint"
         )
     words, merges = (
@@ -329,32 +338,32 @@ def read_tokenizer(file: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
     try:
         vocabulary = {word: i for i, word in enumerate(words)}
         pairs = [tuple(pair.split(" ")) for pair in merges]
-        tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pattern in _OF_LLAMA_3))
+        tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pattern in _LLAMA_3))
     except Exception as error:  # the library raises bare Exceptions
         raise FdgError(f"{file}: its tokenizer cannot be made: {one_line(error)}") from None
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            *(pre_tokenizers.Split(Regex(one), "isolated") for one in cuts),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern not in _OWN_WORDS),
+            *(pre_tokenizers.Split(Regex(regex), "isolated") for regex in patterns),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern not in _WITHOUT_GPT2_PATTERN),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     for add, number in ((tokenizer.add_special_tokens, _CONTROL), (tokenizer.add_tokens, _USER_DEFINED)):
-        added = [word for word, each in zip(words, kinds.tolist(), strict=False) if each == number]
+        added = [word for word, word_kind in zip(words, kinds.tolist(), strict=False) if word_kind == number]
         add([AddedToken(word, special=number == _CONTROL, normalized=False) for word in added])
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
-        at = opened.of_kind(f"tokenizer.ggml.{key}_token_id", int, file)
-        if at is not None:
-            if not 0 <= at < len(words):
-                raise FdgError(f"{file}: tokenizer.ggml.{key}_token_id={at}, of {len(words)} tokens")
-            settings[name] = words[at]
-    begins, bos = opened.values.get("tokenizer.ggml.add_bos_token"), settings.get("bos_token")
-    if bos is not None and (pattern in _OF_LLAMA_3 if begins is None else begins is True):
-        front = [(bos, words.index(bos))]
+        token_id = opened.of_kind(f"tokenizer.ggml.{key}_token_id", int, file)
+        if token_id is not None:
+            if not 0 <= token_id < len(words):
+                raise FdgError(f"{file}: tokenizer.ggml.{key}_token_id={token_id}, of {len(words)} tokens")
+            settings[name] = words[token_id]
+    adds_bos, bos = opened.values.get("tokenizer.ggml.add_bos_token"), settings.get("bos_token")
+    if bos is not None and (pattern in _LLAMA_3 if adds_bos is None else adds_bos is True):
+        special_tokens = [(bos, words.index(bos))]
         with library_errors(f"{file}: its tokenizer"):
-            made = processors.TemplateProcessing([bos, "$A"], [bos, "$A", "$B"], front)
-        tokenizer.post_processor = made
+            processor = processors.TemplateProcessing([bos, "$A"], [bos, "$A", "$B"], special_tokens)
+        tokenizer.post_processor = processor
     template = opened.of_kind("tokenizer.chat_template", str, file)
     return tokenizer, settings | ({"chat_template": template} if template else {})
 

@@ -1,8 +1,8 @@
-"""The parts of a decoder block, as functions of weights: RMSNorm, rotary positions, attention, SwiGLU.
+"""The layers of a decoder block, as functions of weights: RMSNorm, rotary positions, attention, SwiGLU.
 
-Shapes: `N` sequences of `T` tokens, `D` width, `H` query heads, `K` key-value heads, `h` their width, `S`
-attended tokens. A linear layer is `{"kernel": [in, out]}`, with `"bias": [out]` if it has one, and with `"a":
-[in, r]` and `"b": [r, out]` if it has an adapter.
+Shapes: `N` sequences of `T` tokens, `D` width, `H` query heads, `K` key-value heads, `h` the width of a head,
+`S` attended tokens. A linear layer is `{"kernel": [in, out]}`, with `"bias": [out]` if it has one, and with
+`"a": [in, r]` and `"b": [r, out]` if it has an adapter.
 """
 
 import functools
@@ -49,9 +49,10 @@ def _along_last(vector: jax.Array, like: jax.Array) -> jax.Array:
 def rotary_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
     """Rotary frequencies [h / 2] in radians per position, and the factor of cosines and sines.
 
-    Sources: arXiv 2104.09864, sec. 3.2.2; "linear" divides all; "llama3" smoothly divides those with
-    wavelengths above the trained context (Llama 3.1's release); "yarn": arXiv 2309.00071, eq. 17-23;
-    "longrope" for short texts: arXiv 2402.13753, sec. 3.3.
+    They are those of arXiv 2104.09864, sec. 3.2.2, changed by the kind of scaling. "linear" divides all;
+    "llama3" divides those with wavelengths above the trained context, with a smooth transition (Llama 3.1's
+    release); "yarn": arXiv 2309.00071, eq. 17-23; "longrope", here for short texts: arXiv 2402.13753, sec.
+    3.3.
     """
     width, rope = config.width, config.rope
     plain = config.rope_theta ** -(np.arange(0, width, 2, dtype=np.float64) / width)
@@ -63,15 +64,14 @@ def rotary_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
         return plain / factor, 1.0
     trained = float(config.trained_positions)
     if kind == "longrope":
-        wider = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
-        return plain / np.asarray(rope["short_factor"], np.float64), float(
-            rope.get("attention_factor") or wider
-        )
+        default = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+        attention = float(rope.get("attention_factor") or default)
+        return plain / np.asarray(rope["short_factor"], np.float64), attention
     if kind == "llama3":
         low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
         turns = trained * plain / (2 * math.pi)  # over the trained context
-        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-        return plain * (kept + (1 - kept) / factor), 1.0
+        unchanged = np.clip((turns - low) / (high - low), 0.0, 1.0)  # 0: divided by the factor; 1: unchanged
+        return plain * (unchanged + (1 - unchanged) / factor), 1.0
     first, last = (
         width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
         for turns in (float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1))
@@ -79,18 +79,20 @@ def rotary_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
     if rope.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, width - 1)
-    slope = (np.arange(width // 2) - first) / max(last - first, 1e-3)
-    kept = 1 - np.clip(slope, 0.0, 1.0)
-    attention = rope.get("attention_factor") or _yarn_attention(factor, rope)
-    return plain * (kept + (1 - kept) / factor), float(attention)
+    ramp = (np.arange(width // 2) - first) / max(last - first, 1e-3)
+    unchanged = 1 - np.clip(ramp, 0.0, 1.0)
+    attention = float(rope.get("attention_factor") or _yarn_attention(factor, rope))
+    return plain * (unchanged + (1 - unchanged) / factor), attention
 
 
 def _yarn_attention(factor: float, rope: dict[str, Any]) -> float:
+    """YaRN's default factor of cosines and sines."""
+
     def magnitude(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
-    each, all_dims = rope.get("mscale"), rope.get("mscale_all_dim")
-    return magnitude(each) / magnitude(all_dims) if each and all_dims else magnitude(1.0)
+    scale, scale_all = rope.get("mscale"), rope.get("mscale_all_dim")
+    return magnitude(scale) / magnitude(scale_all) if scale and scale_all else magnitude(1.0)
 
 
 def rotary(
@@ -98,26 +100,25 @@ def rotary(
 ) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines [..., h / 2] of positions [...] in texts of `lengths` [...] tokens."""
     frequencies, scale = rotary_frequencies(config)
-    at = jnp.promote_types(dtype, jnp.float32)
-    turns = _along_last(jnp.asarray(frequencies, at), positions[..., None])
-    turns = _of_length(config, turns, lengths.astype(at)[..., None])
-    angles = positions.astype(at)[..., None] * turns
+    wide_dtype = jnp.promote_types(dtype, jnp.float32)
+    per_position = _along_last(jnp.asarray(frequencies, wide_dtype), positions[..., None])
+    per_position = _frequencies_for_length(config, per_position, lengths.astype(wide_dtype)[..., None])
+    angles = positions.astype(wide_dtype)[..., None] * per_position
     return (jnp.cos(angles) * scale).astype(dtype), (jnp.sin(angles) * scale).astype(dtype)
 
 
-def _of_length(config: DecoderConfig, frequencies: jax.Array, lengths: jax.Array) -> jax.Array:
+def _frequencies_for_length(config: DecoderConfig, frequencies: jax.Array, lengths: jax.Array) -> jax.Array:
     """Frequencies [..., h / 2] for texts of `lengths` [..., 1] tokens, as in Transformers."""
     rope, width = config.rope, config.width
     if config.rope_type == "dynamic":  # beyond the trained context, a larger base ("NTK")
         factor = float(rope["factor"])
-        more = jnp.maximum(factor * lengths / config.max_positions - (factor - 1), 1.0)
-        return frequencies * more ** _along_last(
-            jnp.asarray(-np.arange(0, width, 2) / (width - 2), lengths.dtype), lengths
-        )
+        base_factor = jnp.maximum(factor * lengths / config.max_positions - (factor - 1), 1.0)
+        exponents = jnp.asarray(-np.arange(0, width, 2) / (width - 2), lengths.dtype)
+        return frequencies * base_factor ** _along_last(exponents, lengths)
     if config.rope_type == "longrope":
         short, long = (np.asarray(rope[name], np.float64) for name in ("short_factor", "long_factor"))
-        changed = frequencies * _along_last(jnp.asarray(short / long, lengths.dtype), lengths)
-        return jnp.where(lengths > config.trained_positions, changed, frequencies)
+        long_frequencies = frequencies * _along_last(jnp.asarray(short / long, lengths.dtype), lengths)
+        return jnp.where(lengths > config.trained_positions, long_frequencies, frequencies)
     return frequencies
 
 
@@ -131,11 +132,10 @@ def rotate(x: jax.Array, turn: tuple[jax.Array, jax.Array]) -> jax.Array:
 def heads(
     config: DecoderConfig, weights: Weights, x: jax.Array, turn: tuple[jax.Array, jax.Array], scale: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Projects [..., D] to queries [..., H, h], keys and values [..., K, h], with rotary positions
-    applied."""
+    """Projects [..., D] to queries [..., H, h], keys and values [..., K, h], and applies rotary positions."""
     q, k, v = (linear(weights[name], x, scale) for name in ("query", "key", "value"))
     q = q.reshape(*x.shape[:-1], config.num_heads, config.width)
-    k, v = (each.reshape(*x.shape[:-1], config.num_kv_heads, config.width) for each in (k, v))
+    k, v = (y.reshape(*x.shape[:-1], config.num_kv_heads, config.width) for y in (k, v))
     if config.qk_norm:
         q = rms_norm(weights["query_norm"], q, config.rms_norm_eps)
         k = rms_norm(weights["key_norm"], k, config.rms_norm_eps)
@@ -169,13 +169,13 @@ def merge_adapters(config: DecoderConfig, parameters: Weights) -> Weights:
     network, adapters = parameters["base"], parameters["adapters"]["layers"]
     blocks: dict[str, Any] = {}
     for i, block in network["layers"].items():
-        new = dict(block)
-        for part, each in adapters.get(i, {}).items():
-            new[part] = dict(block[part])
-            for name, adapter in each.items():
+        merged = dict(block)
+        for part, part_adapters in adapters.get(i, {}).items():
+            merged[part] = dict(block[part])
+            for name, adapter in part_adapters.items():
                 linear = block[part][name]
                 kernel = np.asarray(linear["kernel"])
                 change = np.asarray(adapter["a"], np.float64) @ np.asarray(adapter["b"], np.float64)
-                new[part][name] = {**linear, "kernel": (kernel + scale * change).astype(kernel.dtype)}
-        blocks[i] = new
+                merged[part][name] = {**linear, "kernel": (kernel + scale * change).astype(kernel.dtype)}
+        blocks[i] = merged
     return {**network, "layers": blocks}

@@ -43,19 +43,20 @@ def pack(sequences: Sequence[Sequence[int]], length: int, rows: int | None = Non
     >>> packed.row.tolist(), packed.start.tolist()
     ([1, 0, 0], [0, 0, 3])
     """
-    count, used, numbers = len(sequences), [0] * (rows or 0), [0] * (rows or 0)  # tokens and sequences by row
+    count = len(sequences)
+    used, numbers = [0] * (rows or 0), [0] * (rows or 0)  # the tokens, and the sequences, of each row
     row, start, number = np.zeros((3, count), np.int32)
     for i in sorted(range(count), key=lambda i: -len(sequences[i])):
         size = len(sequences[i])
         if not 0 < size <= length:
             raise FdgError(f"pack: sequence {i} has {size} tokens: rows hold 1 to length={length}")
-        at = next((at for at, there in enumerate(used) if there + size <= length), len(used))
-        if at == len(used):
+        target = next((r for r, used_tokens in enumerate(used) if used_tokens + size <= length), len(used))
+        if target == len(used):
             used.append(0)
             numbers.append(0)
-        numbers[at] += 1
-        row[i], start[i], number[i] = at, used[at], numbers[at]
-        used[at] += size
+        numbers[target] += 1
+        row[i], start[i], number[i] = target, used[target], numbers[target]
+        used[target] += size
     if rows is not None and rows < len(used):
         raise FdgError(f"pack: {count} sequences take {len(used)} rows of {length}, and rows={rows}")
     tokens, segments = np.full((len(used), length), pad, np.int32), np.zeros((len(used), length), np.int32)
@@ -95,24 +96,24 @@ def pack_rows(tokens: jax.Array, mask: jax.Array, rows: int, length: int, pad: i
 
     def place(carry: tuple[jax.Array, jax.Array], size: jax.Array) -> tuple[Any, Any]:
         used, numbers = carry
-        room = used + size <= length
-        fits = jnp.any(room) & (size > 0)
-        row = jnp.argmax(room)
-        placed = fits, row, used[row], numbers[row] + 1
-        at = (jnp.arange(rows) == row) & fits
-        return (used + at * size, numbers + at), placed
+        has_room = used + size <= length
+        fits = jnp.any(has_room) & (size > 0)
+        row = jnp.argmax(has_room)
+        placement = fits, row, used[row], numbers[row] + 1
+        is_row = (jnp.arange(rows) == row) & fits
+        return (used + is_row * size, numbers + is_row), placement
 
-    nothing = jnp.zeros(rows, jnp.int32)
-    _, (fits, row, start, number) = jax.lax.scan(place, (nothing, nothing), sizes[order])
-    back = jnp.argsort(order)
-    fits, row, start, number = (each[back] for each in (fits, row, start, number))
-    within = jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1
-    at = (row * length + start)[:, None] + within
-    at = jnp.where(mask & fits[:, None], at, rows * length)  # others: out of range
-    place_of = jnp.arange(count * width, dtype=jnp.int32)
-    source = jnp.full(rows * length, count * width, jnp.int32).at[at.reshape(-1)].set(place_of, mode="drop")
+    zeros = jnp.zeros(rows, jnp.int32)
+    _, (fits, row, start, number) = jax.lax.scan(place, (zeros, zeros), sizes[order])
+    original_order = jnp.argsort(order)
+    fits, row, start, number = (x[original_order] for x in (fits, row, start, number))
+    offset = jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1
+    target = (row * length + start)[:, None] + offset
+    target = jnp.where(mask & fits[:, None], target, rows * length)  # out of range for all other tokens
+    index = jnp.arange(count * width, dtype=jnp.int32)
+    source = jnp.full(rows * length, count * width, jnp.int32).at[target.reshape(-1)].set(index, mode="drop")
     source = source.reshape(rows, length)
-    packed = Rows(tokens, tokens, source, at, fits)
+    packed = Rows(tokens, tokens, source, target, fits)
     numbers = jnp.broadcast_to(number[:, None].astype(jnp.int32), mask.shape)
     return packed._replace(
         tokens=jnp.where(source < count * width, packed.moved(tokens), pad), segments=packed.moved(numbers)
@@ -125,8 +126,8 @@ def without_padding(
     """Calls a function of padded sequences on as few packed rows as needed.
 
     The N sequences are divided into K blocks of equal size. Each block packs its own sequences, so blocks may
-    be split over devices. One trip of a loop computes one packed row of each block; rows that no block needs
-    are skipped. The gradient recomputes each trip.
+    be split over devices. One iteration of a loop computes one packed row of each block; rows that no block
+    needs are skipped. The gradient recomputes each iteration.
 
     `function` maps tokens and segments [K, T] int32 to a pytree of [K, T, ...]; the result for a token may
     depend on tokens of the same segment only. `segments` [N, T] are 1 (or True) for tokens; padding may be
@@ -138,28 +139,28 @@ def without_padding(
     """
     count, width = tokens.shape
     blocks = math.gcd(rows, count)
-    each = count // blocks
+    block_size = count // blocks
 
-    def packed(tokens: jax.Array, there: jax.Array) -> Rows:
-        return pack_rows(tokens, there, each, width)
+    def pack_block(tokens: jax.Array, mask: jax.Array) -> Rows:
+        return pack_rows(tokens, mask, block_size, width)
 
     def in_blocks(x: jax.Array) -> jax.Array:
-        return x.reshape(blocks, each, *x.shape[1:])
+        return x.reshape(blocks, block_size, *x.shape[1:])
 
-    together = jax.vmap(packed)(in_blocks(tokens), in_blocks(segments > 0))
+    packed = jax.vmap(pack_block)(in_blocks(tokens), in_blocks(segments > 0))
 
     @jax.checkpoint
-    def trip(_: tuple[()], row: tuple[jax.Array, jax.Array]) -> tuple[tuple[()], Any]:
+    def compute_row(_: tuple[()], row: tuple[jax.Array, jax.Array]) -> tuple[tuple[()], Any]:
         shapes = jax.eval_shape(function, *row)
-        nothing = lambda *_: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
-        return (), jax.lax.cond(jnp.any(row[1] > 0), function, nothing, *row)
+        zeros = lambda *_: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
+        return (), jax.lax.cond(jnp.any(row[1] > 0), function, zeros, *row)
 
-    packed_rows = jnp.moveaxis(together.tokens, 1, 0), jnp.moveaxis(together.segments, 1, 0)
-    results = jax.lax.scan(trip, (), packed_rows)[1]
+    packed_rows = jnp.moveaxis(packed.tokens, 1, 0), jnp.moveaxis(packed.segments, 1, 0)
+    results = jax.lax.scan(compute_row, (), packed_rows)[1]
 
-    def padded(x: jax.Array) -> jax.Array:  # [each, K, T, ...] to [N, T, ...]
-        x = jnp.moveaxis(x, 0, 1).reshape(blocks, each * width, *x.shape[3:])
+    def unpack(x: jax.Array) -> jax.Array:  # [block_size, K, T, ...] to [N, T, ...]
+        x = jnp.moveaxis(x, 0, 1).reshape(blocks, block_size * width, *x.shape[3:])
         take = lambda x, place: x.at[place].get(mode="fill", fill_value=0)  # noqa: E731
-        return jax.vmap(take)(x, together.place.reshape(blocks, -1)).reshape(count, width, *x.shape[2:])
+        return jax.vmap(take)(x, packed.place.reshape(blocks, -1)).reshape(count, width, *x.shape[2:])
 
-    return jax.tree.map(padded, results)
+    return jax.tree.map(unpack, results)

@@ -1,8 +1,8 @@
 """Reads and writes PEFT's adapters: `adapter_config.json` and `adapter_model.safetensors`.
 
 PEFT's `lora_A` [r, in] and `lora_B` [out, r] are `a` [in, r] and `b` [r, out] here; the scale is `lora_alpha
-/ r`, or `lora_alpha / sqrt(r)` with `use_rslora`. A layer without an adapter in the folder gets one of zeros,
-which adds nothing and has no gradient.
+/ r`, or `lora_alpha / sqrt(r)` with `use_rslora`. A layer without an adapter in the folder gets an adapter of
+zeros, which has no effect and no gradient.
 """
 
 import dataclasses
@@ -27,18 +27,18 @@ from fdg.reading import read_json, refuse_run
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _PARTS = "base_model.model.", {".lora_A.weight": "a", ".lora_B.weight": "b"}
-_MOST_LAYERS = 4096
+_MAX_LAYERS = 4096
 _READ = ("peft_type", "r", "lora_alpha", "use_rslora", "bias", "init_lora_weights")
 _IGNORED = frozenset(
     # How the adapters were made.
     "task_type auto_mapping peft_version base_model_name_or_path revision inference_mode lora_dropout"
-    # Where adapters are; the tensors' names show it.
+    # Which layers have adapters; the tensors' names show it.
     " target_modules exclude_modules layers_to_transform layers_pattern"
     # Settings of options that are off, or are checked separately.
     " megatron_core loftq_config eva_config corda_config lora_ga_config runtime_config"
     " qalora_group_size".split()
 )
-_BEGINNINGS = ("gaussian", "orthogonal", "eva")  # other initialisations change the base
+_INITIALISATIONS = ("gaussian", "orthogonal", "eva")  # others change the base
 
 
 def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> DecoderConfig:
@@ -46,8 +46,8 @@ def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> Dec
     folder = pathlib.Path(directory)
     if not os.path.lexists(folder / CONFIG):
         refuse_run(folder, "a folder with adapters", "--format peft ")
-        known = f"it has no {CONFIG}" if os.path.isdir(folder) else "no such directory"
-        raise FdgError(f"{folder}: {known}: give a folder that PEFT has written, with {TENSORS}")
+        problem = f"it has no {CONFIG}" if os.path.isdir(folder) else "no such directory"
+        raise FdgError(f"{folder}: {problem}: give a folder that PEFT has written, with {TENSORS}")
     file, content = folder / CONFIG, read_json(folder / CONFIG, any_number=True)
     if content.get("peft_type") != "LORA":
         raise FdgError(f"{file}: peft_type={quoted(content.get('peft_type'))}: only 'LORA' is read")
@@ -55,29 +55,29 @@ def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> Dec
     check_config_keys(content, _READ, str(file), _IGNORED, advice)
     if content.get("bias", "none") != "none":
         raise FdgError(f"{file}: bias={quoted(content['bias'])} is not supported: {advice}")
-    begins = content.get("init_lora_weights")
-    if not (begins is None or isinstance(begins, bool) or begins in _BEGINNINGS):
-        raise FdgError(f"{file}: init_lora_weights={quoted(begins)} changes the base: {advice}")
+    initialisation = content.get("init_lora_weights")
+    if not (initialisation is None or isinstance(initialisation, bool) or initialisation in _INITIALISATIONS):
+        raise FdgError(f"{file}: init_lora_weights={quoted(initialisation)} changes the base: {advice}")
     rank: Any = content.get("r")
     alpha: Any = content.get("lora_alpha")
-    root = content.get("use_rslora", False)
+    use_rslora = content.get("use_rslora", False)
     if type(rank) is not int or not 0 < rank <= config.hidden_size + config.intermediate_size:
         raise FdgError(f"{file}: r={quoted(rank)}: it must be a whole number, at most a width")
-    if type(alpha) not in (int, float) or not isinstance(root, bool):
+    if type(alpha) not in (int, float) or not isinstance(use_rslora, bool):
         raise FdgError(
-            f"{file}: lora_alpha={quoted(alpha)}, use_rslora={quoted(root)}: give a number, and a flag"
+            f"{file}: lora_alpha={quoted(alpha)}, use_rslora={quoted(use_rslora)}: give a number, and a flag"
         )
     targets = {path[3] for path, *_ in _matched(folder, config, rank)}
     return dataclasses.replace(
         config,
         lora_rank=rank,
-        lora_alpha=float(alpha * math.sqrt(rank) if root else alpha),
+        lora_alpha=float(alpha * math.sqrt(rank) if use_rslora else alpha),
         lora_targets=tuple(name for name in LINEAR if name in targets),
     )
 
 
 def base_name(directory: str | os.PathLike[str]) -> str:
-    """The base's name in a folder of adapters; empty if it is missing."""
+    """The name of the base by a folder of adapters; empty if the folder does not name one."""
     name = read_json(pathlib.Path(directory) / CONFIG, any_number=True).get("base_model_name_or_path")
     return name if isinstance(name, str) else ""
 
@@ -112,36 +112,36 @@ def _matched(
             f"{folder}: {TENSORS} is missing{older * os.path.lexists(folder / 'adapter_model.bin')}: save the"
             " adapters again with PEFT"
         )
-    if config.num_layers > _MOST_LAYERS:  # before names of layers are made
-        raise FdgError(f"{folder}: its base has num_layers={config.num_layers}, of {_MOST_LAYERS} at most")
+    if config.num_layers > _MAX_LAYERS:  # before a table of all layers is made
+        raise FdgError(f"{folder}: its base has num_layers={config.num_layers}: give at most {_MAX_LAYERS}")
     tensors: Mapping[str, Stored] = safetensors(folder / TENSORS)
     if not tensors:
         raise FdgError(f"{folder / TENSORS} holds no tensor: save the adapters again with PEFT")
-    kernels = weights.names(config)
-    pairs = set()
+    base_tensors = weights.names(config)
+    found = set()  # (path, letter) of each tensor
     for key, tensor in tensors.items():
         name, part, _ = key.removeprefix(_PREFIX).partition(".lora_")
         letter = _PARTS.get(key[len(key) - len(".lora_A.weight") :])
-        there = kernels.get(f"{name}.weight", kernels.get(f"model.{name}.weight"))
-        if not (key.startswith(_PREFIX) and part and letter and there and there[0][-1] == "kernel"):
+        adapted = base_tensors.get(f"{name}.weight", base_tensors.get(f"model.{name}.weight"))
+        if not (key.startswith(_PREFIX) and part and letter and adapted and adapted[0][-1] == "kernel"):
             raise FdgError(
                 f"{folder / TENSORS}: holds '{key:.120}', which adapts no linear layer of its base, a"
                 f" {config.family} of {config.num_layers} layers"
             )
-        path, (columns, rows), _ = there
-        wanted = (rank, rows) if letter == "a" else (columns, rank)
-        if tensor.shape != wanted:
+        path, (columns, rows), _ = adapted
+        expected = (rank, rows) if letter == "a" else (columns, rank)
+        if tensor.shape != expected:
             raise FdgError(
                 f"{folder / TENSORS}: '{key:.120}' is {list(tensor.shape)}, and on this base with r={rank} it"
-                f" would be {list(wanted)}: give the base that it was trained on, or write its rank as r in"
+                f" would be {list(expected)}: give the base that it was trained on, or write its rank as r in"
                 f" {CONFIG}"
             )
-        pairs.add((path, letter))
+        found.add((path, letter))
         yield path[:4], letter, key, tensor
-    alone = [path for path, letter in pairs if (path, "b" if letter == "a" else "a") not in pairs]
-    if alone:
+    incomplete = [path for path, letter in found if (path, "b" if letter == "a" else "a") not in found]
+    if incomplete:
         raise FdgError(
-            f"{folder / TENSORS}: {'.'.join(alone[0][:4])} has only one of lora_A and"
+            f"{folder / TENSORS}: {'.'.join(incomplete[0][:4])} has only one of lora_A and"
             f" lora_B: write the adapters again with PEFT"
         )
 
@@ -155,8 +155,8 @@ def save(
 ) -> None:
     """Writes adapters, without the base, in PEFT's format.
 
-    `directory` is new, or its adapters are replaced; `base` is the base's path or name, as readers find it;
-    `files` are further files by name.
+    Adapters that are already in the directory are replaced. `base` is the path or name of the base, by which
+    readers find it; `files` are further files by name.
 
     Raises:
       FdgError: there are no adapters; the directory cannot be written.

@@ -1,16 +1,16 @@
 """Rules that shard a decoder's parameters, by their paths (docs/policies.md).
 
-A block has two pairs of products: into and out of the heads, into and out of the SwiGLU. Tensor parallelism
-splits the first of a pair by columns and the second by rows, so that each pair needs one all-reduce
-(Megatron-LM, arXiv 1909.08053, sec. 3). Adapters are split like their kernel, along the axis that they share
-with it.
+A block has two pairs of matrix products: into and out of the attention heads, and into and out of the SwiGLU.
+Tensor parallelism splits the kernel of the first product of a pair by columns, that of the second by rows, so
+that each pair needs one all-reduce (Megatron-LM, arXiv 1909.08053, sec. 3). An adapter's matrix is split like
+its kernel, along the axis that they share.
 """
 
 from typing import Any
 
 Rules = tuple[tuple[str, Any], ...]
 
-_FIRST, _SECOND = "(query|key|value|gate|up)", "(output|down)"
+_FIRST, _SECOND = "(query|key|value|gate|up)", "(output|down)"  # the products of a pair
 
 
 def tensor_parallel() -> Rules:
@@ -27,13 +27,14 @@ def fully_sharded_tensor_parallel() -> Rules:
     return _rules("batch")
 
 
-def _rules(other: str | None) -> Rules:
-    everything = "model" if other is None else "batch+model"
+def _rules(other_axis: str | None) -> Rules:
+    """Rules that shard one dimension over `model`, and the other dimension of kernels over another axis."""
+    all_axes = "model" if other_axis is None else "batch+model"
     return (
-        (f"'{_FIRST}'.*'kernel'", (other, "model")),
-        (f"'{_SECOND}'.*'kernel'", ("model", other)),
+        (f"'{_FIRST}'.*'kernel'", (other_axis, "model")),
+        (f"'{_SECOND}'.*'kernel'", ("model", other_axis)),
         (f"'{_FIRST}'.*'b'", (None, "model")),
         (f"'{_SECOND}'.*'a'", ("model", None)),
         (f"'{_FIRST}'.*'bias'", ("model",)),
-        ("'(embedding|head)'", everything),
+        ("'(embedding|head)'", all_axes),
     )

@@ -1,7 +1,7 @@
-"""Tensors in files, located by the file's header, and read lazily.
+"""Tensors in files: the file's header says where they are; each is read when it is needed.
 
-Headers are checked first: tensors lie within the file and do not overlap, so reading all costs no more memory
-than the file's size, times four for float8.
+Headers are checked first: tensors must lie within the file and not overlap, so all of them take no more
+memory than the file's size (for float8 four times that size).
 """
 
 import math
@@ -15,8 +15,8 @@ import numpy as np
 from fdg.errors import FdgError
 from fdg.reading import json_object, open_regular
 
-_HEADER_BYTES = 16 << 20  # in a safetensors file; a tensor takes about a hundred
-_NAMES = 120  # characters of a tensor's name in an error
+_MAX_HEADER_BYTES = 16 << 20  # of a safetensors file; a tensor takes about a hundred
+_NAME_LENGTH = 120  # characters of a tensor's name in an error
 
 _FLOATS = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
@@ -54,9 +54,10 @@ def safetensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
     with open_regular(path) as file:
         total = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= min(total - 8, _HEADER_BYTES):
+        if not 0 < length <= min(total - 8, _MAX_HEADER_BYTES):
             raise FdgError(
-                f"{path}: is cut, or no safetensors file: a header of {length} bytes, in a file of {total}"
+                f"{path}: is truncated, or no safetensors file: a header of {length} bytes, in a file of"
+                f" {total}"
             )
         header = json_object(file.read(length), path)
     header.pop("__metadata__", None)
@@ -64,11 +65,13 @@ def safetensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
     end = 0
     for name, (_, _, first, last) in sorted(entries.items(), key=lambda item: item[1][2:]):
         if first != end:
-            raise FdgError(f"{path}: '{name:.{_NAMES}}' begins at byte {first}, where {end} bytes are taken")
+            raise FdgError(
+                f"{path}: '{name:.{_NAME_LENGTH}}' begins at byte {first}, where {end} bytes are taken"
+            )
         end = last
     if end != total - 8 - length:
         raise FdgError(
-            f"{path}: is cut: its header says {end} bytes of tensors, and it holds {total - 8 - length}"
+            f"{path}: is truncated: its header says {end} bytes of tensors, and it holds {total - 8 - length}"
             if end > total - 8 - length
             else f"{path}: holds {total - 8 - length} bytes of tensors, and its header says {end}"
         )
@@ -81,28 +84,30 @@ def safetensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
 def _entry(path: str, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     """Parses a header's entry: dtype, shape, first byte and end."""
 
-    def whole(value: Any) -> bool:
-        return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
+    def is_list_of_counts(value: Any) -> bool:
+        return isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)
 
     entry = entry if isinstance(entry, dict) else {}
-    dtype, shape, at = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not (isinstance(dtype, str) and whole(shape) and whole(at) and len(at) == 2 and len(shape) <= 8):
-        raise FdgError(f"{path}: '{name:.{_NAMES}}' has no valid dtype, shape and data_offsets")
-    known = {**_FLOATS, **_OTHERS}
-    if dtype not in known:
-        raise FdgError(f"{path}: '{name:.{_NAMES}}' is {dtype[:20]!r}: known are {', '.join(known)}")
-    if math.prod(shape) * np.dtype(known[dtype]).itemsize != at[1] - at[0]:
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    is_valid = isinstance(dtype, str) and is_list_of_counts(shape) and is_list_of_counts(offsets)
+    if not (is_valid and len(offsets) == 2 and len(shape) <= 8):
+        raise FdgError(f"{path}: '{name:.{_NAME_LENGTH}}' has no valid dtype, shape and data_offsets")
+    dtypes = {**_FLOATS, **_OTHERS}
+    if dtype not in dtypes:
+        raise FdgError(f"{path}: '{name:.{_NAME_LENGTH}}' is {dtype[:20]!r}: known are {', '.join(dtypes)}")
+    first, end = offsets
+    if math.prod(shape) * np.dtype(dtypes[dtype]).itemsize != end - first:
         raise FdgError(
-            f"{path}: '{name:.{_NAMES}}' is {dtype} {shape}, and has {at[1] - at[0]} bytes in the file"
+            f"{path}: '{name:.{_NAME_LENGTH}}' is {dtype} {shape}, and has {end - first} bytes in the file"
         )
-    return dtype, tuple(shape), at[0], at[1]
+    return dtype, tuple(shape), first, end
 
 
 def _decoder(path: str, name: str, dtype: str) -> Callable[[np.ndarray], np.ndarray]:
     def decode(content: np.ndarray) -> np.ndarray:
         if dtype not in _FLOATS:
             raise FdgError(
-                f"{path}: '{name:.{_NAMES}}' has dtype {dtype}: weights must be {', '.join(_FLOATS)}"
+                f"{path}: '{name:.{_NAME_LENGTH}}' has dtype {dtype}: weights must be {', '.join(_FLOATS)}"
             )
         return content.view(_FLOATS[dtype])
 

@@ -1,7 +1,7 @@
 """Reads and writes checkpoints in Hugging Face's format (`config.json`, `*.safetensors`).
 
-Kernels are [in, out] here and [out, in] there. A directory is first written under a temporary name, so that
-the previous checkpoint stays whole until the new one is.
+Kernels are [in, out] here and [out, in] in the files. A checkpoint is first written to a temporary folder, so
+that the previous one stays complete until the new one is.
 """
 
 import contextlib
@@ -24,20 +24,21 @@ from algos.language.tensor_files import Stored, safetensors
 from fdg.errors import FdgError, one_line
 from fdg.reading import read_json, refuse_run
 
-_INDEX, _ONE = "model.safetensors.index.json", "model.safetensors"
-_GENERATES, _SCORES = "ForCausalLM", "ForSequenceClassification"
-_SHARD_BYTES = 5 << 30  # of a file, as in Hugging Face's checkpoints
-_INDEX_BYTES = 32 << 20
-_MOST_LAYERS = 1024
+_INDEX, _SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
+_LANGUAGE_MODEL, _CLASSIFIER = "ForCausalLM", "ForSequenceClassification"  # endings of architecture names
+_SHARD_BYTES = 5 << 30  # largest file, as in Hugging Face's checkpoints
+_MAX_INDEX_BYTES = 32 << 20
+_MAX_LAYERS = 1024
 
 
 def names(
     config: DecoderConfig, scores: bool = False
 ) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], bool]]:
-    """By parameter path: Hugging Face's name, its shape there, and whether it is transposed.
+    """For each tensor, by Hugging Face's name: its parameter path, shape in the file, and whether it is
+    transposed.
 
-    With `scores`, for a reward model with one number per text: `score` [D, 1], applied at the last token, in
-    place of the head (there a `...ForSequenceClassification` with one label).
+    With `scores`, for a reward model: instead of the head it has `score` [D, 1], applied at the last token
+    (in Transformers, `...ForSequenceClassification` with one label).
 
     >>> names(DecoderConfig.tiny(17))["model.layers.1.self_attn.k_proj.weight"]
     (('layers', '1', 'attention', 'key', 'kernel'), (32, 64), True)
@@ -50,11 +51,11 @@ def names(
         table["score.weight"] = ("score",), (1, c.hidden_size), True
     elif not c.tie_embeddings:
         table["lm_head.weight"] = ("head",), (c.vocab_size, c.hidden_size), True
-    queries, pairs = c.num_heads * c.width, c.num_kv_heads * c.width
-    linear = {  # name there: name here, columns, rows, whether there is a bias
+    queries, keys = c.num_heads * c.width, c.num_kv_heads * c.width
+    linear = {  # Hugging Face's name: path in a block, columns, rows, whether there is a bias
         "self_attn.q_proj": (("attention", "query"), queries, c.hidden_size, c.qkv_bias),
-        "self_attn.k_proj": (("attention", "key"), pairs, c.hidden_size, c.qkv_bias),
-        "self_attn.v_proj": (("attention", "value"), pairs, c.hidden_size, c.qkv_bias),
+        "self_attn.k_proj": (("attention", "key"), keys, c.hidden_size, c.qkv_bias),
+        "self_attn.v_proj": (("attention", "value"), keys, c.hidden_size, c.qkv_bias),
         "self_attn.o_proj": (("attention", "output"), c.hidden_size, queries, c.output_bias),
         "mlp.gate_proj": (("mlp", "gate"), c.intermediate_size, c.hidden_size, c.mlp_bias),
         "mlp.up_proj": (("mlp", "up"), c.intermediate_size, c.hidden_size, c.mlp_bias),
@@ -68,13 +69,13 @@ def names(
         norms["self_attn.q_norm"] = ("attention", "query_norm"), c.width
         norms["self_attn.k_norm"] = ("attention", "key_norm"), c.width
     for i in range(c.num_layers):
-        at, there = ("layers", str(i)), f"model.layers.{i}"
-        for key, (pair, columns, rows, bias) in linear.items():
-            table[f"{there}.{key}.weight"] = (*at, *pair, "kernel"), (columns, rows), True
+        block, prefix = ("layers", str(i)), f"model.layers.{i}"
+        for name, (path, columns, rows, bias) in linear.items():
+            table[f"{prefix}.{name}.weight"] = (*block, *path, "kernel"), (columns, rows), True
             if bias:
-                table[f"{there}.{key}.bias"] = (*at, *pair, "bias"), (columns,), False
-        for key, (path, size) in norms.items():
-            table[f"{there}.{key}.weight"] = (*at, *path), (size,), False
+                table[f"{prefix}.{name}.bias"] = (*block, *path, "bias"), (columns,), False
+        for name, (norm_path, size) in norms.items():
+            table[f"{prefix}.{name}.weight"] = (*block, *norm_path), (size,), False
     return table
 
 
@@ -82,14 +83,14 @@ def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderCon
     """The config of a directory's decoder, without its tensors; errors as in `load`."""
     file = pathlib.Path(directory) / "config.json"
     if not os.path.lexists(file):
-        known = "it has no config.json" if os.path.isdir(directory) else "no such directory"
+        problem = "it has no config.json" if os.path.isdir(directory) else "no such directory"
         if os.path.lexists(file.with_name("adapter_config.json")):
-            known = "holds adapters alone (adapters=), and no checkpoint"
+            problem = "holds adapters alone (adapters=), and no checkpoint"
         fix = "give a directory with config.json and *.safetensors"
         name = os.path.relpath(directory)
-        if known == "no such directory" and re.fullmatch(r"[\w.-]+/[\w.-]+", name) and name[0] != ".":
+        if problem == "no such directory" and re.fullmatch(r"[\w.-]+/[\w.-]+", name) and name[0] != ".":
             fix += f" (nothing is downloaded: hf download {name} --local-dir {name})"
-        raise FdgError(f"{directory}: {known}: {fix}")
+        raise FdgError(f"{directory}: {problem}: {fix}")
     content = read_json(file, any_number=True)
     refuse_run(directory, "a checkpoint")
     try:
@@ -103,9 +104,9 @@ def load(
 ) -> tuple[Decoder, Weights]:
     """Loads a decoder and its parameters (float32, on the host) from a Hugging Face directory.
 
-    It has `config.json`, and `model.safetensors` or shards with an index. `scores` is for a reward model:
-    see `names`. `changes` are fields of `DecoderConfig` that the file does not set, such as `dtype`, `remat`,
-    `lora_rank`; with a rank the parameters get new adapters (from `jax.random.key(0)`).
+    The directory has `config.json`, and `model.safetensors` or shards with an index. `scores` is for a reward
+    model: see `names`. `changes` are fields of `DecoderConfig` that the file does not set, such as `dtype`,
+    `remat`, `lora_rank`; with a rank the parameters get new adapters (from `jax.random.key(0)`).
 
     Raises:
       FdgError: no such directory or file, a missing shard, an unsupported architecture, numbers that are not
@@ -124,14 +125,14 @@ def assemble(
     config: DecoderConfig, tensors: Mapping[str, Stored], where: str, scores: bool = False
 ) -> Weights:
     """Makes parameters from tensors with Hugging Face's names and shapes."""
-    whole: Weights = {}
+    parameters: Weights = {}
     for key, (path, transposed, tensor) in _matched(config, tensors, where, scores).items():
         array = finite(tensor, f"{where}: '{key}'")
-        at = whole
+        node = parameters
         for name in path[:-1]:
-            at = at.setdefault(name, {})
-        at[path[-1]] = _transpose(array) if transposed else array
-    return whole
+            node = node.setdefault(name, {})
+        node[path[-1]] = _transpose(array) if transposed else array
+    return parameters
 
 
 def finite(tensor: Stored, where: str) -> np.ndarray:
@@ -140,7 +141,7 @@ def finite(tensor: Stored, where: str) -> np.ndarray:
     flat = array.reshape(-1)
     with np.errstate(all="ignore"):
         total = np.dot(flat, flat)
-    if not math.isfinite(total):  # the fastest test; a finite tensor may overflow the sum
+    if not math.isfinite(total):  # a fast first test, which the sum of a finite tensor may fail by overflow
         count = array.size - np.count_nonzero(np.isfinite(array))
         if count:
             raise FdgError(
@@ -159,26 +160,26 @@ def _transpose(array: np.ndarray) -> np.ndarray:
 
 
 def has_tensors(directory: str | os.PathLike[str]) -> bool:
-    """True if a directory has weights, or its name is invalid."""
+    """True if a directory has weights, or cannot be listed."""
     try:
         return any(pathlib.Path(directory).glob("*.safetensors"))
-    except OSError:  # reading it raises a better error
+    except OSError:  # reading the directory then raises a better error
         return True
 
 
 def planned_config(directory: str | os.PathLike[str]) -> DecoderConfig:
-    """The config of a directory that may lack weights; shapes follow from it."""
+    """The config of a directory that may lack weights, for a plan."""
     config = read_config(directory)
-    if config.num_layers > _MOST_LAYERS:
+    if config.num_layers > _MAX_LAYERS:
         raise FdgError(
             f"{directory}: num_hidden_layers={config.num_layers} in its config.json: without weights give at"
-            f" most {_MOST_LAYERS}"
+            f" most {_MAX_LAYERS}"
         )
     return config
 
 
 def check(directory: str | os.PathLike[str], scores: bool = False) -> DecoderConfig:
-    """Whether `load` would find all files; reads the config, but no tensor."""
+    """The config of a directory; checks that it has all tensors in their shapes, without reading them."""
     folder = pathlib.Path(directory)
     config = read_config(folder)
     _matched(config, _stored(folder), str(folder), scores)
@@ -188,8 +189,8 @@ def check(directory: str | os.PathLike[str], scores: bool = False) -> DecoderCon
 def _matched(
     config: DecoderConfig, tensors: Mapping[str, Stored], where: str, scores: bool
 ) -> dict[str, tuple[tuple[str, ...], bool, Stored]]:
-    """The tensors that the config needs, by `names`, each with its path and whether it is transposed."""
-    if config.num_layers > len(tensors):  # before names of layers are made
+    """For each name in `names`: the parameter path, whether it is transposed, and the tensor."""
+    if config.num_layers > len(tensors):  # before a table of all layers is made
         raise FdgError(
             f"{where}: num_hidden_layers={config.num_layers} in its config.json, and it holds"
             f" {len(tensors)} tensors in all"
@@ -198,7 +199,7 @@ def _matched(
     matched: dict[str, tuple[tuple[str, ...], bool, Stored]] = {}
     for name, tensor in tensors.items():
         plain = _WRAPPERS.sub("", name)
-        key = plain if plain in expected else f"model.{plain}"  # saved without its head
+        key = plain if plain in expected else f"model.{plain}"  # a model saved without its head has no prefix
         if plain == "lm_head.weight" and config.tie_embeddings:
             key = "model.embed_tokens.weight"
             if not {key, key.removeprefix("model.")}.isdisjoint(tensors):
@@ -215,12 +216,12 @@ def _matched(
                 f"{where}: holds '{name:.120}', which the {config.family} of its config.json"
                 f" lacks: is the checkpoint of another architecture?"
             )
-        path, wanted, transposed = expected[key]
+        path, shape, transposed = expected[key]
         if key in matched:
             raise FdgError(f"{where}: '{key}' is there twice, as '{name}' too: remove one")
-        if tensor.shape != wanted:
+        if tensor.shape != shape:
             raise FdgError(
-                f"{where}: '{key}' is {list(tensor.shape)}, and by its config.json it would be {list(wanted)}"
+                f"{where}: '{key}' is {list(tensor.shape)}, and by its config.json it would be {list(shape)}"
             )
         matched[key] = path, transposed, tensor
     missing = [key for key in expected if key not in matched]
@@ -238,7 +239,7 @@ def _matched(
     return matched
 
 
-# Prefixes of compiled, distributed and wrapped models.
+# Prefixes in names of compiled, distributed and wrapped models.
 _WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module|_fsdp_wrapped_module|pretrained_model)\.)+")
 # Buffers of old checkpoints, the head of a reward model's base, and a trainer's value head.
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|lm_head\.weight$|masked_bias$|^v_head\.")
@@ -256,9 +257,9 @@ def save(
     """Writes a directory that Hugging Face's library loads; adapters are merged into their kernels.
 
     Replaces a checkpoint in the directory; other files in it stay. `parameters` with `score` are a reward
-    model's (see `names`); `shard_bytes` is the largest file, unless a single tensor is larger; `dtype` of the
-    tensors is "float32", "bfloat16" or "float16"; `settings` are further keys of `config.json`, such as the
-    end token, and `files` further files by name, such as a tokenizer's.
+    model's (see `names`). `shard_bytes` is the largest file, unless a single tensor is larger. The `dtype` of
+    tensors is "float32", "bfloat16" or "float16". `settings` are further keys of `config.json`, such as the
+    end token; `files` are further files by name, such as a tokenizer's.
 
     Raises:
       FdgError: Hugging Face has no model of this config; the directory cannot be written, or holds adapters,
@@ -268,7 +269,7 @@ def save(
     base = merge_adapters(decoder.config, parameters)
     if "score" in base:
         config |= {
-            "architectures": [each.replace(_GENERATES, _SCORES) for each in config["architectures"]],
+            "architectures": [name.replace(_LANGUAGE_MODEL, _CLASSIFIER) for name in config["architectures"]],
             "id2label": {"0": "LABEL_0"},
             "label2id": {"LABEL_0": 0},
         }
@@ -278,7 +279,9 @@ def save(
         )
     with writing(directory, "config.json", files) as partial:
         shards = _shards(decoder.config, base, shard_bytes, np.dtype(jax.numpy.dtype(dtype)))
-        names = [_ONE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
+        names = (
+            [_SINGLE_FILE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
+        )
         index: dict[str, str] = {}
         size = 0
         for file, keys in zip(names, shards, strict=True):
@@ -309,10 +312,10 @@ def write_tensors(file: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
 def writing(
     directory: str | os.PathLike[str], last: str, files: Mapping[str, bytes] | None = None
 ) -> Iterator[pathlib.Path]:
-    """Yields a temporary folder, then moves its files into a directory; `last` comes last."""
+    """Yields a temporary folder, then moves its files into a directory, the one named `last` at the end."""
     folder = pathlib.Path(directory)
-    whole = pathlib.Path(os.path.abspath(folder))  # "." has no name, and ".." another's
-    partial = whole.parent / f".{whole.name}.partial"
+    absolute = pathlib.Path(os.path.abspath(folder))  # "." and ".." have no names of their own
+    partial = absolute.parent / f".{absolute.name}.partial"
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -330,23 +333,23 @@ def writing(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _shards(config: DecoderConfig, base: Weights, most: int, dtype: np.dtype) -> list[dict[str, Any]]:
+def _shards(config: DecoderConfig, base: Weights, max_bytes: int, dtype: np.dtype) -> list[dict[str, Any]]:
     """Divides tensors into files: for each file, functions that make its tensors."""
     shards: list[dict[str, Any]] = [{}]
-    room = most
+    room = max_bytes
     for key, (path, shape, transposed) in names(config, "score" in base).items():
-        at: Any = base
+        node: Any = base
         for name in path:
-            at = at[name]
+            node = node[name]
 
-        def make(array: Any = at, transposed: bool = transposed) -> np.ndarray:
+        def make(array: Any = node, transposed: bool = transposed) -> np.ndarray:
             array = np.asarray(array)
             return np.ascontiguousarray(array.T if transposed else array).astype(dtype)
 
         size = int(np.prod(shape)) * dtype.itemsize
         if size > room and shards[-1]:
             shards.append({})
-            room = most
+            room = max_bytes
         shards[-1][key] = make
         room -= size
     return shards
@@ -359,26 +362,26 @@ def _shard_name(i: int, count: int) -> str:
 def _stored(folder: pathlib.Path) -> dict[str, Stored]:
     """The tensors of a directory's files, by name."""
     index: dict[str, Any] = {}
-    if os.path.lexists(folder / _ONE):  # takes precedence over an index, as in Hugging Face's library
-        files = [_ONE]
+    if os.path.lexists(folder / _SINGLE_FILE):  # takes precedence over an index, as in Hugging Face's library
+        files = [_SINGLE_FILE]
     elif os.path.lexists(folder / _INDEX):
-        index = read_json(folder / _INDEX, _INDEX_BYTES).get("weight_map") or {}
-        if not (isinstance(index, dict) and index and all(map(_is_plain, index.values()))):
+        index = read_json(folder / _INDEX, _MAX_INDEX_BYTES).get("weight_map") or {}
+        if not (isinstance(index, dict) and index and all(map(_is_file_name, index.values()))):
             raise FdgError(f"{folder / _INDEX}: has no weight_map of tensors to files in this directory")
         files = sorted(set(index.values()))
     else:
-        other = sorted(file.name for file in folder.glob("*.bin"))
+        old_files = sorted(file.name for file in folder.glob("*.bin"))
         hint = (
-            f"; {other[0]} is of an older format, which is not read: load it with Transformers, and save it"
-            " by save_pretrained(DIR)"
-            if other
+            f"; {old_files[0]} is of an older format, which is not read: load it with Transformers, and save"
+            " it by save_pretrained(DIR)"
+            if old_files
             else ""
         )
-        raise FdgError(f"{folder}: it has neither {_ONE} nor {_INDEX}{hint}")
+        raise FdgError(f"{folder}: it has neither {_SINGLE_FILE} nor {_INDEX}{hint}")
     stored: dict[str, Stored] = {}
     for file in files:
         if not os.path.lexists(folder / file):
-            count = sum(each == file for each in index.values())
+            count = sum(name == file for name in index.values())
             raise FdgError(
                 f"{folder}: shard {file} is missing, with {count} of the {len(index)} tensors that"
                 f" {_INDEX} lists: copy it there"
@@ -391,6 +394,6 @@ def _stored(folder: pathlib.Path) -> dict[str, Stored]:
     return stored
 
 
-def _is_plain(file: Any) -> bool:
-    """True if a name has no path components."""
+def _is_file_name(file: Any) -> bool:
+    """True for a file's name without a path."""
     return isinstance(file, str) and file not in ("", ".", "..") and not set("/\\\0") & set(file)

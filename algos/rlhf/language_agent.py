@@ -310,7 +310,7 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         return self._with_rewards(state, Rollout(responses, log_prob, versions[0], reward, None))
 
     def _with_rewards(self, state: Any, rollout: Rollout) -> Rollout:
-        """A rollout with the rewards of the reward model, if any; without rewards, `own` becomes False."""
+        """A rollout with the reward model's rewards, if any; `own` becomes False where there is no reward."""
         responses, reward = rollout.responses, rollout.reward
         if reward.given is not None:
             responses = responses._replace(own=responses.own & reward.given[:, None])

@@ -112,7 +112,7 @@ class Speaker:
         return cls(algorithm.network, env, sampling, algorithm.slots)
 
     def say(self, parameters: Any, prompts: Prompts, keys: jax.Array, greedy: bool = False) -> Samples:
-        """Responses to `prompts [N]` by `keys [N]`, sampled as in training; `greedy`: likeliest tokens."""
+        """Responses to `prompts [N]` by `keys [N]`: sampled as in training, or if `greedy` the likeliest."""
         sampling = self.sampling
         if greedy:
             sampling = dataclasses.replace(sampling, temperature=0.0, top_k=0, top_p=1.0)

@@ -12,8 +12,8 @@ from fdg.errors import FdgError
         ({"max_new_tokens": 0}, "max_new_tokens=0: it must be 1 or more"),
         ({"temperature": -0.1}, "temperature=-0.1: it must be 0 or more"),
         ({"top_k": -1}, "top_k=-1: it must be zero"),
-        ({"top_p": 0.0}, "top_p=0.0: it must be above 0, and 1 at most"),
-        ({"top_p": 1.01}, "top_p=1.01: it must be above 0, and 1 at most"),
+        ({"top_p": 0.0}, "top_p=0.0: it must be above 0, and at most 1"),
+        ({"top_p": 1.01}, "top_p=1.01: it must be above 0, and at most 1"),
     ],
 )
 def test_what_is_out_of_range(fields, said):
