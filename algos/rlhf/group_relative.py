@@ -107,11 +107,7 @@ class GRPO(LanguageAgent, presets="GRPO"):
 
     @classmethod
     def gives_way(cls, values: Mapping[str, Any]) -> frozenset[str]:
-<<<<<<< HEAD
-        """Fields whose preset values are dropped: the variant's, and `old_log_prob` with a correction."""
-=======
         """Fields whose preset values are dropped: those of the variant; with a correction, `old_log_prob`."""
->>>>>>> 81812c0f241fa89d532ecf353c6338e52e38a011
         names = frozenset(cls.family.own_values(values))
         return names | {"old_log_prob"} if values.get("correction", "none") != "none" else names
 
