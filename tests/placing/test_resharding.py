@@ -66,7 +66,7 @@ def test_what_is_predicted_is_what_xla_does(case, devices):
         return
     assert gathering(program.as_text()) == groups
     assert read >= way.temporary(M)
-    assert way.group_size == (np.prod(groups) if groups else 1)
+    assert way.neighbours == (np.prod(groups) if groups else 1)
 
 
 def parts(group, spec, length=64):
@@ -92,7 +92,7 @@ def test_each_part_to_train_lies_within_the_part_to_generate(count, wide, narrow
     assert all(set(batch[0][device]) <= set(batch[1][device]) for device in train.devices)
     mesh = common_mesh(train, generate)
     way = change(mesh, *(Layout((48,), (("model",),), group.mesh) for group in (train, generate)))
-    assert way.kind == "all-gather" and way.group_size == wide // narrow
+    assert way.kind == "all-gather" and way.neighbours == wide // narrow
     assert way.arriving(48) == sum(len(large[d]) - len(small[d]) for d in train.devices)
     back = common_mesh(generate, train)
     assert (

@@ -341,7 +341,7 @@ def test_a_reward_is_a_value():
 
 
 def test_a_run_keeps_the_digest_of_a_large_file(tmp_path, task, monkeypatch):
-    monkeypatch.setattr(data, "_MOST", 99)
+    monkeypatch.setattr(data, "_MAX_BYTES", 99)
     path, run = pathlib.Path(task.problem.path), RunDirectory.create(tmp_path / "run", {})
     path.write_text(path.read_text() + "\n" * 100)
     algorithm = algos.SFT(env=task, **SMALL)
