@@ -132,7 +132,7 @@ def broken(folder, how):
         case "a shard is cut":
             shard = sorted(folder.glob("*.safetensors"))[0]
             shard.write_bytes(shard.read_bytes()[:-10])
-            return folder, f"{shard.name}: is cut: its header says"
+            return folder, f"{shard.name}: is truncated: its header says"
     (folder / "model.safetensors.index.json").unlink()
     return folder, "it has neither model.safetensors nor model.safetensors.index.json"
 
@@ -245,7 +245,7 @@ def tensors_written(path, tensors, cut=0, **header):
         ({"b": {"dtype": "F32", "shape": [-2], "data_offsets": [8, 16]}}, "has no valid dtype, shape"),
         ({"b": {"dtype": "F99", "shape": [2], "data_offsets": [8, 16]}}, "'b' is 'F99': known are F64, F32"),
         ({"c": {"dtype": "U8", "shape": [0], "data_offsets": [16, 16]}}, "holds 'a', which the llama"),
-        ({"c": {"dtype": "F32", "shape": [1], "data_offsets": [16, 20]}}, "is cut: its header says 20 bytes"),
+        ({"c": {"dtype": "F32", "shape": [1], "data_offsets": [16, 20]}}, "is truncated: its header says 20 bytes"),
     ],
 )  # fmt: skip
 def test_a_header_that_contradicts_itself_or_the_file(tmp_path, header, message):
