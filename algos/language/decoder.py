@@ -60,7 +60,7 @@ class Decoder:
     config: DecoderConfig
 
     def init(self, key: jax.Array) -> Weights:
-        """Parameters: normal, of deviation `initializer_range`; zero biases; adapters of no effect."""
+        """Initial parameters: normal with deviation `initializer_range`; zero biases; unused adapters."""
         c = self.config
         count = c.num_layers * 7 + 2
         keys = jax.random.split(key, count)
@@ -278,7 +278,7 @@ class Decoder:
         )  # fmt: skip
 
     def decode(self, parameters: Weights, cache: Cache, token: jax.Array) -> tuple[jax.Array, Cache]:
-        """Reads a token [N] int32 per row; returns logits [N, V] float32 of the next, and the cache."""
+        """Reads one token [N] int32 per row; returns logits [N, V] float32 of the next one, and the cache."""
         c, prompt_width = self.config, cache.prompt.shape[1]
         base, adapters = _base_and_adapters(parameters)
         capacity = cache.keys[0].shape[2] - prompt_width

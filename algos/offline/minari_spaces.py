@@ -264,9 +264,9 @@ def _map_spaces(function: Callable[[Any, Any], Any], library_space: Any, space: 
                 for name, part in library_space.spaces.items()
             }
         case "Tuple":
-            parts = dict(enumerate(space.spaces)) if isinstance(space, composite.Tuple) else {}
+            elements = dict(enumerate(space.spaces)) if isinstance(space, composite.Tuple) else {}
             return tuple(
-                _map_spaces(function, part, parts.get(i)) for i, part in enumerate(library_space.spaces)
+                _map_spaces(function, part, elements.get(i)) for i, part in enumerate(library_space.spaces)
             )
     return function(library_space, space)
 

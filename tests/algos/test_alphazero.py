@@ -156,7 +156,7 @@ def test_it_learns_tic_tac_toe():
 
 
 def test_mistakes():
-    with pytest.raises(FdgError, match=r"'CartPole-v1' is no game of two players.*game:connect_four"):
+    with pytest.raises(FdgError, match=r"'CartPole-v1' is not a two-player game.*game:connect_four"):
         algos.AlphaZero(env=envs.make("CartPole-v1"))
     with pytest.raises(FdgError, match="num_simulations"):
         small(num_simulations=0)

@@ -132,7 +132,7 @@ def broken(folder, how):
         case "a shard is cut":
             shard = sorted(folder.glob("*.safetensors"))[0]
             shard.write_bytes(shard.read_bytes()[:-10])
-            return folder, f"{shard.name}: is cut: its header says"
+            return folder, f"{shard.name}: is truncated: its header says"
     (folder / "model.safetensors.index.json").unlink()
     return folder, "it has neither model.safetensors nor model.safetensors.index.json"
 
@@ -156,7 +156,7 @@ def test_errors(tmp_path, how):
 def test_what_hugging_face_has_no_name_for_is_not_written(tmp_path):
     decoder, parameters = made()
     odd = Decoder(dataclasses.replace(decoder.config, qk_norm=True, mlp_bias=True))
-    with pytest.raises(FdgError, match="no model of Hugging Face's has"):
+    with pytest.raises(FdgError, match="no model of Hugging Face has"):
         weights.save(tmp_path / "odd", odd, parameters)
     assert not (tmp_path / "odd").exists()
 
@@ -245,7 +245,7 @@ def tensors_written(path, tensors, cut=0, **header):
         ({"b": {"dtype": "F32", "shape": [-2], "data_offsets": [8, 16]}}, "has no valid dtype, shape"),
         ({"b": {"dtype": "F99", "shape": [2], "data_offsets": [8, 16]}}, "'b' is 'F99': known are F64, F32"),
         ({"c": {"dtype": "U8", "shape": [0], "data_offsets": [16, 16]}}, "holds 'a', which the llama"),
-        ({"c": {"dtype": "F32", "shape": [1], "data_offsets": [16, 20]}}, "is cut: its header says 20 bytes"),
+        ({"c": {"dtype": "F32", "shape": [1], "data_offsets": [16, 20]}}, "is truncated: its header says 20"),
     ],
 )  # fmt: skip
 def test_a_header_that_contradicts_itself_or_the_file(tmp_path, header, message):
