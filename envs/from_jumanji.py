@@ -248,7 +248,7 @@ def _codes(spec: Any, path: Any, part: Any) -> Codes | None:
 def _as_features(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
     """A part as float32: unchanged, or one-hot, as `[H, W, C]` if it has two axes or more.
 
-    >>> _as_numbers(jnp.array([[-1, 1]]), (-1, 3)).tolist()
+    >>> _as_features(jnp.array([[-1, 1]]), (-1, 3)).tolist()
     [[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]
     """
     part = jnp.asarray(part)  # some are Python numbers

@@ -332,9 +332,9 @@ def test_the_conformance_check_passes_what_the_broken_ones_are_made_of():
     ("broken", "message"),
     [
         (IgnoresTheLimit, "goes on after its limit"),
-        (TruncatesWhatTerminates, "truncated where terminated"),
+        (TruncatesWhatTerminates, "truncated is True where terminated is"),
         (StatisticsEveryStep, "statistics before the end"),
-        (StatisticsNeverCleared, "return is not the sum of rewards"),
+        (StatisticsNeverCleared, "but rewards add up to"),
         (FinalObservationAfterReset, "observation changed where the episode goes on"),
         (OneKeyForTheBatch, "depends on more than its own key"),
         (WeakState, "changes a shape, dtype or weak type"),

@@ -82,14 +82,17 @@ def in_main():
     [
         (lambda: algos.PPO(env=theirs.Line()), r"is one instance: write envs.vectorize\(Line\(\)\)"),
         (lambda: envs.vectorize(theirs.BraxLine), r"is a class.*write envs.vectorize\(BraxLine\(\)\)"),
-        (lambda: envs.make(theirs.JumanjiLine()), "one by envs.vectorize"),
+        (lambda: envs.make(theirs.JumanjiLine()), "one instance needs envs.vectorize"),
         (
             lambda: envs.make(thermostat.Thermostat),
             rf"write envs.make\('{HOST}:Thermostat'\); worker processes",
         ),
         (lambda: envs.vectorize(thermostat.Thermostat()), rf"write envs.make\('{HOST}:Thermostat'\)"),
         (lambda: algos.PPO(env=gymnasium.make("CartPole-v1")), r"write envs.make\('gymnasium:CartPole-v1'\)"),
-        (lambda: envs.vectorize(in_main()()), r"file of its own, boiler.py.*envs.make\('boiler:Boiler'\)"),
+        (
+            lambda: envs.vectorize(in_main()()),
+            r"its own file, such as boiler.py.*envs.make\('boiler:Boiler'\)",
+        ),
         (lambda: envs.make(f"{HOST}:one_thermostat"), rf"write envs.make\('{HOST}:Thermostat'\)"),
         (lambda: envs.make("gymnasium:Thermo-v0"), "registers it, write gymnasium:MODULE:Thermo-v0"),
         (

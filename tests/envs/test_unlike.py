@@ -87,7 +87,7 @@ def test_choices_of_different_numbers():
         ),
         (
             lambda: team(Discrete(2), observed=Box(0.0, 1.0, ())).action_space,
-            "observation_space is an envs.Tuple",
+            "observation_space must be an envs.Tuple",
         ),
         (lambda: team(Discrete(2)).together(jnp.zeros((1, 1))), "give a tuple of 1 observations"),
         (lambda: team(Discrete(2)).together((jnp.zeros(3),)), r"agent 0 an observation of shape \(3,\)"),

@@ -16,7 +16,7 @@ import envs
 from envs import adapters, from_craftax, from_jumanji, from_octax, from_playground
 from envs.contract import random_actions
 from envs.environment import vectorize
-from envs.literals import Literal, as_arrays, hold, replace_pytree_arrays
+from envs.literals import Literal, as_arrays, replace_arrays, replace_pytree_arrays
 from envs.optimistic import vectorize_optimistically
 from envs.quiet import quietly, relaxed_checks
 from fdg.errors import FdgError
@@ -241,7 +241,7 @@ def test_literals_behave_as_arrays_do_under_a_trace():
             self.myself = self
 
     game = Game()
-    hold(game, "game")
+    replace_arrays(game, "game")
     assert isinstance(game.table, Literal) and isinstance(game.parts["a"][0], Literal)
     assert isinstance(game.parts["b"][0], Literal) and game.parts["b"][1] == 3
 
