@@ -57,7 +57,11 @@ MISTAKES = [
         "action of shape (4,) and dtype float32: give shape (4,) and dtype int32",
     ),
     (DQN, exploring(lambda state, policy, *rest: (state[:1], policy.mode())), "state of shape (1,)"),
-    (DQN, {"explore": explorers.correlated_noise()}, "these are int32: for discrete actions give boltzmann(...)"),
+    (
+        DQN,
+        {"explore": explorers.correlated_noise()},
+        "these are int32: for discrete actions give boltzmann(...)",
+    ),
     (TD3, {"explore": explorers.boltzmann()}, "give correlated_noise(...) to SAC, TD3 and CrossQ"),
     (PPO, normalizing(apply=lambda known, seen: seen[..., :2]), "observations of shape (4, 2)"),
     (PPO, normalizing(update=lambda known, seen: jnp.max(seen)), "statistics of shape () and dtype"),
