@@ -129,7 +129,7 @@ def _without_privileged(
     """`apply` of a network whose actor gets zeros for privileged observations; a critic sees them."""
     leading = jax.tree.leaves(observation)[0].shape[:1]
     public = composite.public_part(space, observation)
-    output = apply(parameters, composite.with_zeros(space, public, leading), *more)
+    output = apply(parameters, composite.with_privileged_zeros(space, public, leading), *more)
     if not has_critic:
         return output
     policy, _ = pair(output, leading)

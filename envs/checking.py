@@ -59,8 +59,8 @@ def check_spec(env: Any, single: bool = False) -> None:
         missing or has the wrong type.
     """
     shown = _as_written(env)
-    if network := aliases.not_a_policy(env):
-        raise FdgError(f"env={network}, and give the environment, such as envs.make('CartPole-v1')")
+    if refusal := aliases.not_a_policy(env):  # such as "'MlpPolicy' is a network of ...: leave it out"
+        raise FdgError(f"env={refusal}, and give the environment, such as envs.make('CartPole-v1')")
     if isinstance(env, str):
         raise FdgError(f"env={env!r} is a name: write env=envs.make({env!r})")
     if isinstance(env, type) and not foreign.is_of_gymnasium(env):
@@ -110,9 +110,9 @@ def _check_kinds(env: Any) -> None:
         space, is_observation = read_attribute(env, attribute), attribute == "observation_space"
         if not isinstance(space, composite.KINDS if is_observation else Box | Discrete | MultiDiscrete):
             kind = space if isinstance(space, type) else type(space)
-            hint = ", or of envs.Dict or envs.Tuple of them" if is_observation else ""
+            hint = ", or an envs.Dict or envs.Tuple of these" if is_observation else ""
             if composite.is_composite(space):
-                hint = f"{hint}; parts are joined by envs.vectorize, of one instance"
+                hint = f"{hint}; envs.vectorize joins the parts of a single environment's actions"
             raise FdgError(
                 f"environment '{name}': its {attribute} is {space!r:.60} ({kind.__module__}.{kind.__name__}):"
                 f" give an envs.Box, envs.Discrete or envs.MultiDiscrete{hint}"
@@ -168,7 +168,7 @@ def unpacked_reset(name: str, result: Any) -> tuple[Any, Any]:
 
 
 def unpacked_step(name: str, result: Any) -> tuple[Any, ...]:
-    """Checks the result of a single environment's `step`: six values, the last a dictionary."""
+    """Checks the result of a single environment's `step`, five or six values; returns six, `info` last."""
     count = len(result) if isinstance(result, tuple) else 0
     if count != 5 and (count != 6 or not isinstance(result[5], dict)):
         hints = {4: "; one flag `done` is terminated, with truncated False", 6: "; info is a dictionary"}
@@ -234,11 +234,15 @@ def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
         value, shape = getattr(step, field), (count, *(agents if per_agent else ()))
         if value is None or jnp.shape(value) != shape or jnp.result_type(value) != dtype:
             kind = "None" if value is None else f"{jnp.result_type(value)}{list(jnp.shape(value))}"
-            raise FdgError(f"environment '{name}': step gives {field} as {kind}: it is {dtype}{list(shape)}")
+            raise FdgError(
+                f"environment '{name}': step gives {field} as {kind}: it must be {dtype}{list(shape)}"
+            )
     for field, value in step.episode_info.items():
         if jnp.shape(value) != (count,) or jnp.result_type(value) != "float32":
             kind = f"{jnp.result_type(value)}{list(jnp.shape(value))}"
-            raise FdgError(f"environment '{name}': step gives '{field}' as {kind}: it is float32[{count}]")
+            raise FdgError(
+                f"environment '{name}': step gives '{field}' as {kind}: it must be float32[{count}]"
+            )
     check_observation(env, "step", step.observation, count)
     check_observation(env, "step", step.final_observation, count)
     return state, step

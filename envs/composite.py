@@ -259,13 +259,13 @@ def public_part(space: ObservationSpace, observation: Any) -> Any:
     return observation
 
 
-def with_zeros(space: ObservationSpace, observation: Any, leading: tuple[int, ...]) -> Any:
+def with_privileged_zeros(space: ObservationSpace, observation: Any, leading: tuple[int, ...]) -> Any:
     """Fills the privileged parts of an observation with zeros.
 
     Takes an observation of `public(space)` or of `space`, and returns one of `space`. Parts are
     `[*leading, ...]`.
 
-    >>> with_zeros(Dict({"a": Discrete(2), "b": Discrete(3)}, privileged=("b",)), {"a": 1}, ())
+    >>> with_privileged_zeros(Dict({"a": Discrete(2), "b": Discrete(3)}, privileged=("b",)), {"a": 1}, ())
     {'a': 1, 'b': Array(0, dtype=int32)}
     """
     match space:
@@ -273,9 +273,12 @@ def with_zeros(space: ObservationSpace, observation: Any, leading: tuple[int, ..
             return {
                 name: zeros(part, leading)
                 if name in privileged
-                else with_zeros(part, observation[name], leading)
+                else with_privileged_zeros(part, observation[name], leading)
                 for name, part in spaces
             }
         case Tuple(spaces=inner):
-            return tuple(with_zeros(part, one, leading) for part, one in zip(inner, observation, strict=True))
+            return tuple(
+                with_privileged_zeros(part, one, leading)
+                for part, one in zip(inner, observation, strict=True)
+            )
     return observation

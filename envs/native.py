@@ -69,7 +69,7 @@ def of_spaces(env: Any) -> Native:
     def encode(arrays: Sequence[jax.Array], mask: Any) -> Any:
         leading = (arrays[0].shape[0], *agents)
         public_part = jax.tree.unflatten(structure, arrays)
-        observation = composite.with_zeros(env.observation_space, public_part, leading)
+        observation = composite.with_privileged_zeros(env.observation_space, public_part, leading)
         return observation if mask is None else MaskedObservation(observation, mask)
 
     single = getattr(env, "single", None)

@@ -60,10 +60,12 @@ def in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
 def _rewrite_equation(eqn: Any, inside: jaxprs.Inside) -> Any:
     """The equation, rewritten so that its products take bfloat16 operands."""
     if eqn.primitive.name in _PRODUCTS:
-        return jaxprs.as_one(_product(eqn), eqn.invars, eqn.outvars) if _rounds_operands(eqn) else eqn
+        return (
+            jaxprs.traced_equation(_product(eqn), eqn.invars, eqn.outvars) if _rounds_operands(eqn) else eqn
+        )
     rewritten = inside(eqn)
     if rewritten is not eqn and eqn.primitive.name in _CUSTOM_GRADIENTS:
-        return jaxprs.as_one(_rewritten_call(eqn), eqn.invars, eqn.outvars)
+        return jaxprs.traced_equation(_rewritten_call(eqn), eqn.invars, eqn.outvars)
     return rewritten
 
 

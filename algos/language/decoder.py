@@ -24,15 +24,17 @@ from algos.language.layers import Weights
 
 # Up to this vocabulary size, embeddings are looked up by a matrix product, so that the gradient is one, too.
 _SMALL_VOCABULARY = 1024
-_PACKED_ROWS = 8  # packed rows that `reread` computes at once, if the config does not set their number
+_PACKED_ROWS = (
+    8  # packed rows that `recomputed_cache` computes at once, if the config does not set their number
+)
 _LOGITS_AT_ONCE = 1 << 20  # numbers [T, V] that `log_probs` computes at a time
 
 
 class Cache(NamedTuple):
     """Keys and values of prompts, and of up to `C` tokens after each prompt.
 
-    The columns after the prompt are a ring buffer: in each step, all rows write their next token to column
-    `step % C`, whenever they began. A row that takes another prompt starts at that column.
+    The columns after the prompt are a ring buffer: in each step, all rows write their next token to one
+    column, `step % C`, even if they began at different steps. A row that takes another prompt starts there.
     """
 
     keys: tuple[jax.Array, ...]  # per layer, [N, K, P + C, h]; `values` likewise
@@ -171,7 +173,7 @@ class Decoder:
         hidden = self.hidden(parameters, tokens, segments)
         return self.token_log_probs(parameters, hidden, tokens, segments, temperature)[0]
 
-    def per_token(self, function: Any, tokens: jax.Array, segments: jax.Array) -> Any:
+    def on_packed_rows(self, function: Any, tokens: jax.Array, segments: jax.Array) -> Any:
         """Calls a function on sequences, without their padding if `packed_rows` is set.
 
         `function` maps `(tokens [K, T], segments [K, T])` to a pytree of [K, T, ...]; `segments` [N, T] int32
@@ -238,7 +240,7 @@ class Decoder:
         )  # fmt: skip
         return self.logits(parameters, hidden[:, -1]), cache
 
-    def reread(
+    def recomputed_cache(
         self,
         parameters: Weights,
         tokens: jax.Array,
@@ -284,7 +286,8 @@ class Decoder:
         capacity = cache.keys[0].shape[2] - prompt_width
         column = cache.step % capacity
         generated = jnp.minimum(cache.generated + 1, capacity)
-        # How many steps ago each column after the prompt was written; a row's own are those since it began.
+        # How many steps ago each column after the prompt was written. A row reads the columns that were
+        # written since its response began.
         age = (column - jnp.arange(capacity)) % capacity
         mask = jnp.concatenate([cache.prompt, age[None] < generated[:, None]], axis=1)
         if c.sliding_window is not None:
@@ -294,12 +297,12 @@ class Decoder:
             )
             window_mask = mask & (cache.position[:, None] - positions < c.sliding_window)
         x = self._embed(base, token[:, None])
-        turn = layers.rotary(c, cache.position[:, None], cache.position[:, None] + 1, x.dtype)
+        rotation = layers.rotary(c, cache.position[:, None], cache.position[:, None] + 1, x.dtype)
         keys, values = [], []
         for i in range(c.num_layers):
             slides = c.sliding_window is not None and i >= c.first_sliding_layer
             x, k, v = _block(
-                c, base["layers"][str(i)], adapters.get(str(i), {}), x, turn,
+                c, base["layers"][str(i)], adapters.get(str(i), {}), x, rotation,
                 window_mask if slides else mask, (cache.keys[i], cache.values[i], prompt_width + column),
             )  # fmt: skip
             keys.append(k)
@@ -341,12 +344,12 @@ class Decoder:
         window_mask = mask if c.sliding_window is None else mask & (distance < c.sliding_window)[None]
         x = self._embed(base, tokens)
         num_later = positions_of(segments[:, ::-1])[:, ::-1]  # later tokens of the same segment
-        turn = layers.rotary(c, positions, positions + num_later + 1, x.dtype)
+        rotation = layers.rotary(c, positions, positions + num_later + 1, x.dtype)
         block = jax.checkpoint(_block, static_argnums=0) if c.remat else _block
         keys, values = [], []
         for i in range(c.num_layers):
             x, k, v = block(
-                c, base["layers"][str(i)], adapters.get(str(i), {}), x, turn,
+                c, base["layers"][str(i)], adapters.get(str(i), {}), x, rotation,
                 window_mask if i >= c.first_sliding_layer else mask,
             )  # fmt: skip
             keys.append(k)
@@ -392,7 +395,7 @@ def _block(
     weights: Weights,
     adapters: Weights,
     x: jax.Array,
-    turn: tuple[jax.Array, jax.Array],
+    rotation: tuple[jax.Array, jax.Array],
     mask: jax.Array,
     cached: Any = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -411,7 +414,7 @@ def _block(
 
     weights, scale = _with_adapters(weights, adapters), _adapter_scale(config)
     normed = layers.rms_norm(weights["attention_norm"], x, config.rms_norm_eps)
-    q, k, v = layers.heads(config, weights["attention"], normed, turn, scale)
+    q, k, v = layers.heads(config, weights["attention"], normed, rotation, scale)
     keys, values = in_cache(k, 0), in_cache(v, 1)
     heads = layers.attend(q, keys, values, mask if cached is None else mask[:, None])
     x = x + layers.linear(weights["attention"]["output"], heads, scale)

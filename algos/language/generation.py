@@ -346,7 +346,7 @@ class Answers:
         """Recomputes the caches, for prompts and all tokens but the last one, which the next tick reads."""
         tokens = self.in_order(kept, kept.written[0])[:, : max(self.width - 1, 1)]
         prompts: Prompts = kept.asked[0]
-        cache = self.decoder.reread(
+        cache = self.decoder.recomputed_cache(
             parameters, prompts.tokens, prompts.mask, tokens, kept.length - 1, kept.first
         )
         return _without_step(cache)

@@ -30,7 +30,7 @@ class Packed(NamedTuple):
 
 
 def pack(sequences: Sequence[Sequence[int]], length: int, rows: int | None = None, pad: int = 0) -> Packed:
-    """Packs sequences by first-fit decreasing, or into `rows` rows of `length` tokens.
+    """Packs sequences into rows of `length` tokens by first-fit decreasing: `rows` rows, or as few as it can.
 
     `pad` fills the rest.
 

@@ -1,11 +1,11 @@
 """The driver of algorithms that learn from a data set: methods that these algorithms share.
 
-At the start of a run, the steps of a data set (`algos.offline.minari`) are added to the replay rings, an
+At the start of a run, the steps of a data set (`algos.offline.minari`) are added to the replay buffers, an
 equal part for each environment. Offline, an iteration only takes gradient steps, and only evaluations step
-the environment. Online, an iteration also acts, and stores its steps (`algos.off_policy`). There is one
-gradient step for each counted step.
+the environment. Online, an iteration also acts, and stores its steps (`algos.off_policy`). It counts
+each gradient step as a step, towards `total_steps`.
 
-Shapes: `B` environments, `L` rows of each ring, `U` gradient steps of an iteration, `N` samples.
+Shapes: `B` environments, `L` rows of each buffer, `U` gradient steps of an iteration, `N` samples.
 """
 
 import dataclasses
@@ -83,7 +83,7 @@ class OfflineData(Part):
         return False
 
     def rows(self, algorithm: Any) -> int:
-        """L: steps of the data set in each environment's ring; the remainder of a division is not used."""
+        """L: steps of the data set in each environment's buffer; the remainder of a division is not used."""
         return 0 if self.dataset is None else DataSet(self.dataset).num_steps // algorithm.num_envs
 
 
@@ -234,7 +234,7 @@ def _scale_actions(action: Any, space: Box, path: str) -> Any:
 
 MEMBERS = {
     **{name: value for name, value in off_policy.MEMBERS.items() if name != "replays"},
-    "normalizers": ObservationNormalizer(),  # rewards are those of the data set
+    "normalizers": ObservationNormalizer(),  # not of rewards: those of the data set are used as they are
     "steps_are": "steps",
     "updates_per_iteration": property(lambda self: self.steps_per_iteration),  # one for each step
     "learning_starts": property(learning_starts),

@@ -76,7 +76,7 @@ class TD3BC(Agent, driver=learning, presets="TD3BC"):
         return jnp.mean(jnp.square(action - transition.action)) - scale * jnp.mean(value)
 
 
-class NextTransition(NamedTuple):
+class TransitionWithNextAction(NamedTuple):
     """A `Transition` with the next action."""
 
     observation: Observation  # [N, *obs]
@@ -89,14 +89,14 @@ class NextTransition(NamedTuple):
     weight: None = None  # as in `Transition`
 
 
-class Pairs(Replay):
+class ReplayWithNextAction(Replay):
     """A replay buffer that samples windows of two steps: a transition, and the next action."""
 
-    def _minibatch_of_windows(self, windows: Step) -> NextTransition:
+    def _minibatch_of_windows(self, windows: Step) -> TransitionWithNextAction:
         first_steps = jax.tree.map(lambda x: x[:, :, :1], windows)
         transition = jax.vmap(lambda window: summarize(window, self.discount))(first_steps)
         ended = windows.terminated | windows.truncated
-        return NextTransition(*transition[:5], windows.action[:, :, 1], ~ended[:, :, 0])
+        return TransitionWithNextAction(*transition[:5], windows.action[:, :, 1], ~ended[:, :, 0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,14 +128,16 @@ class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
         self._check()
         require_not_negative(self, "actor_penalty", "critic_penalty")
 
-    buffer = property(lambda self: learning.buffer(self, Pairs, n_step=2))
+    buffer = property(lambda self: learning.buffer(self, ReplayWithNextAction, n_step=2))
     _keys_per_sample = 1  # in a gradient step
 
     gradient, update, _outputs_per_component = TD3.gradient, TD3.update, TD3._outputs_per_component
     _init_learned, _learn_from, _update_targets = TD3._init_learned, TD3._learn_from, TD3._update_targets
     _critic_loss, _policy, _smooth_actions = TD3._critic_loss, TD3._policy, TD3._smooth_actions
 
-    def _target(self, targets: Parameters, transition: NextTransition, keys: jax.Array) -> jax.Array:
+    def _target(
+        self, targets: Parameters, transition: TransitionWithNextAction, keys: jax.Array
+    ) -> jax.Array:
         """TD3's target with a penalty for the distance of the smoothed action to the data's next action."""
         smoothed = self._smooth_actions(targets, transition, keys)
         first, second = self._critics.apply(targets.critics, transition.next_observation, smoothed)
@@ -144,7 +146,9 @@ class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
         cost = self.critic_penalty * distance
         return self.grid.reading.target(transition.reward, transition.discount, first, second, cost)
 
-    def _actor_loss(self, actor: Any, critics: Any, transition: Transition | NextTransition) -> jax.Array:
+    def _actor_loss(
+        self, actor: Any, critics: Any, transition: Transition | TransitionWithNextAction
+    ) -> jax.Array:
         """The penalty, minus the lower critic's value divided by its mean magnitude in the minibatch."""
         action = self._policy(actor, transition.observation).mode()
         value = self.grid.reading.lower(self._critics.apply(critics, transition.observation, action))

@@ -277,7 +277,7 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
         tokens, segments = sequences(responses)
         last, network = responses.prompts.tokens.shape[1] - 1, self._critic_network
         hidden_of = functools.partial(network.hidden, critic["network"])
-        hidden = network.per_token(hidden_of, tokens, segments)[:, last:-1]
+        hidden = network.on_packed_rows(hidden_of, tokens, segments)[:, last:-1]
         return hidden.astype(jnp.float32) @ critic["value"]
 
     def _initial_critic(self, parameters: Any) -> Any:

@@ -62,7 +62,7 @@ def scores(
         tokens, segments = tokens[:, start:], segments[:, start:]
         return decoder.token_log_probs(parameters, hidden, tokens, segments, temperature)
 
-    token_scores = decoder.per_token(score_sequences, tokens, segments)
+    token_scores = decoder.on_packed_rows(score_sequences, tokens, segments)
     width = responses.mask.shape[1]
     log_prob, entropy = (jnp.where(responses.mask, x[:, -width:], 0.0) for x in token_scores)
     return log_prob, entropy

@@ -35,7 +35,9 @@ def model_reward(network: Decoder, parameters: Any, responses: Responses) -> jax
     `...ForSequenceClassification` with one label.
     """
     tokens, segments = sequences(responses)
-    hidden = network.per_token(functools.partial(network.hidden, parameters["network"]), tokens, segments)
+    hidden = network.on_packed_rows(
+        functools.partial(network.hidden, parameters["network"]), tokens, segments
+    )
     positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     last = jnp.max(jnp.where(segments > 0, positions, 0), axis=1)
     last_hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]

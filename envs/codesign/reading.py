@@ -21,8 +21,8 @@ LEVELS = ("tight", "medium", "loose")
 
 # Readers of a task's network, by TOML key: (value or file path, shape of the input) -> layers, dependencies.
 # Dependencies are pairs (i, j): layer i precedes layer j. None: a chain.
-GivenReader = Callable[[str, tuple[int, ...]], tuple[Sequence[Layer], tuple[tuple[int, int], ...] | None]]
-GIVEN: dict[str, GivenReader] = {
+NetworkReader = Callable[[str, tuple[int, ...]], tuple[Sequence[Layer], tuple[tuple[int, int], ...] | None]]
+NETWORK_READERS: dict[str, NetworkReader] = {
     "network": lambda name, _: (networks.get(name), None),
     "onnx": lambda path, _: given.from_onnx(path),
     "module": lambda name, shape: given.from_module(name, shape),  # only if the user allows it with --module
@@ -72,7 +72,7 @@ def read(path: str | Path, modules: Sequence[str] = (), copy: str | Path = "") -
     """
     name, files = str(path), _Files(Path(path).parent, Path(copy).parent if copy else None)
     path = Path(copy or path)
-    files.read["path"] = str(path)
+    files.paths_read["path"] = str(path)
     return _from_dict(read_toml(path, "correct the file"), name, files, modules)
 
 
@@ -113,13 +113,13 @@ class _Files:
 
     def __init__(self, folder: Path, copies: Path | None = None):
         self._folder, self._copies = folder, copies
-        self.read: dict[str, str] = {}
+        self.paths_read: dict[str, str] = {}
 
-    def place(self, key: str, path: str) -> str:
+    def find(self, key: str, path: str) -> str:
         """The path of a file: its copy (KEY plus the extension) if there is one, else `path`."""
         copy = self._copies and self._copies / (key + os.path.splitext(path)[1])
-        self.read[key] = str(copy if copy and os.path.lexists(copy) else self._folder / path)
-        return self.read[key]
+        self.paths_read[key] = str(copy if copy and os.path.lexists(copy) else self._folder / path)
+        return self.paths_read[key]
 
 
 def _from_dict(content: Mapping[str, Any], name: str, files: _Files, modules: Sequence[str]) -> Problem:
@@ -149,9 +149,9 @@ def _from_dict(content: Mapping[str, Any], name: str, files: _Files, modules: Se
         levels=levels,
         bounds=_limits(root.table("bounds"), technology),
         accuracy=source,
-        table=files.place("table", table) if table else "",
+        table=files.find("table", table) if table else "",
         name=name,
-        read_from=tuple(files.read.items()),
+        read_from=tuple(files.paths_read.items()),
     )
     if limits != Specs():
         return dataclasses.replace(problem, specs=limits)
@@ -304,7 +304,7 @@ def _limits(keys: _Keys, technology: Technology) -> Specs:
 def _task(
     name: str, index: int, content: Mapping[str, Any], tasks: int, files: _Files, modules: Sequence[str]
 ) -> Task:
-    known = f"name space weight data accuracy input {_SPACE_KEYS} {' '.join(GIVEN)}"
+    known = f"name space weight data accuracy input {_SPACE_KEYS} {' '.join(NETWORK_READERS)}"
     keys = _Keys(name, f"task {index + 1}", content, known)
     title = keys.text("name", f"task{index + 1}")
     if not title or len(title) > 64 or not title.isprintable():
@@ -314,11 +314,11 @@ def _task(
         "data": keys.text("data", ""),
     }
     if fields["data"].endswith(".npz"):
-        fields["data"] = files.place(f"data{index + 1}", fields["data"])
-    sources = [key for key in ("space", *GIVEN) if key in content]
+        fields["data"] = files.find(f"data{index + 1}", fields["data"])
+    sources = [key for key in ("space", *NETWORK_READERS) if key in content]
     if len(sources) != 1:
         count = f"both {' and '.join(sources)}" if sources else "no network"
-        raise FdgError(f"{keys.where} has {count}: write one of {', '.join(('space', *GIVEN))}")
+        raise FdgError(f"{keys.where} has {count}: write one of {', '.join(('space', *NETWORK_READERS))}")
     (source,) = sources
     value = keys.text(source, "")
     shape: tuple[int, ...] = ()
@@ -337,8 +337,8 @@ def _task(
                 f"also pass --module {value} (module={value!r}), or --trust"
             )
         try:
-            path_or_name = files.place(f"onnx{index + 1}", value) if source == "onnx" else value
-            layers, branches = GIVEN[source](path_or_name, shape)
+            path_or_name = files.find(f"onnx{index + 1}", value) if source == "onnx" else value
+            layers, branches = NETWORK_READERS[source](path_or_name, shape)
         except FdgError as error:
             raise FdgError(f"{keys.where}: {error}") from None
         accuracy = keys.number("accuracy", 0.0, above=False) if "accuracy" in content else None

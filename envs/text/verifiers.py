@@ -123,7 +123,7 @@ def _run_on_loop(coroutine: Coroutine[Any, Any, list[float]]) -> list[float]:
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """One event loop for all calls, since clients of judges may stay connected; a notebook has its own."""
+    """One event loop for all calls, since clients of judges may keep connections open, in its own thread."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
     return loop

@@ -54,11 +54,16 @@ def _command(
 
 
 @_command(
-    "Plays whole episodes with trained agents. Without flags, greedy episodes are those after"
-    " training, and their return is exactly the eval_return of summary.json.",
+    "Plays whole episodes with trained agents. Without flags, greedy episodes are those of the"
+    " evaluation at the end of training: their return equals eval_return in summary.json.",
     Flag("episodes", int | None, None, "episodes per agent (None: as many as after training)"),
     Flag("actions", str, "both", "greedy (the most probable), sampled (as in training), or both"),
-    Flag("seed", int | None, None, "random seed of the episodes (None: the seed after training)"),
+    Flag(
+        "seed",
+        int | None,
+        None,
+        "random seed of the episodes (None: that of the evaluation at the end of training)",
+    ),
     Flag("env", str | None, None, "another environment, such as CartPole-v1?gravity=20.0"),
     _MEMBER,
     _CHECKPOINT,
@@ -152,7 +157,7 @@ def _play(flags: dict[str, Any]) -> None:
         "format",
         str | None,
         None,
-        "jax or onnx (None: by the ending of --out); for a language model peft: its adapters only",
+        "jax or onnx (None: by the ending of --out); peft writes a language model's adapters alone",
     ),
     Flag("sampled", bool, False, "sample actions by a seed, instead of taking the most probable"),
     _AGENT,

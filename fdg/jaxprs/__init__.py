@@ -5,7 +5,6 @@ from fdg.jaxprs.interpret import bind, control_flow, evaluate_jaxpr, run_bodies
 from fdg.jaxprs.read import (
     Body,
     as_call,
-    as_one,
     bodies,
     build,
     bytes_of,
@@ -20,6 +19,7 @@ from fdg.jaxprs.read import (
     require_arrays,
     scan_sizes,
     shapes_of,
+    traced_equation,
     variables,
     walk,
     with_bodies,

@@ -328,13 +328,15 @@ def _expand(eqn: core.JaxprEqn) -> ClosedJaxpr:
         equation = eqn.replace(invars=inputs, outvars=outputs)
         return lower_high_level(build(inputs, outputs, [equation], checked=False))
 
-    # Cached by operation, types, and the other parameters, which define the derivative.
+    # Equations of one operation have equal lowerings if their types and their other parameters are equal.
     parameters = {key: value for key, value in eqn.params.items() if key != "_prim"}
     avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     return _EXPANSIONS(eqn.params["_prim"], (eqn.primitive.name, f"{parameters} {avals}"), lower)
 
 
-def as_one(function: Callable[..., Any], operands: Sequence[Any], results: Sequence[Any]) -> core.JaxprEqn:
+def traced_equation(
+    function: Callable[..., Any], operands: Sequence[Any], results: Sequence[Any]
+) -> core.JaxprEqn:
     """Traces a function of one operation; returns its equation from `operands` to the variables `results`."""
     jaxpr = open_jaxpr(jax.make_jaxpr(function)(*shapes_of(operands)))
     (eqn,) = jaxpr.eqns
@@ -351,7 +353,7 @@ def as_call(
         return function(*operands)
 
     call.__name__ = call.__qualname__ = name
-    return as_one(jax.jit(call), operands, results)
+    return traced_equation(jax.jit(call), operands, results)
 
 
 def _same_shapes(inner: Sequence[Any], outer: Sequence[Any]) -> bool:

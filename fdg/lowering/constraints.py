@@ -298,7 +298,7 @@ class _Rewriter:
             axis_names={BATCH} if stays_split else set(self.mesh.axis_names),
             check_vma=False,
         )
-        return jaxprs.as_one(jax.jit(run), eqn.invars, eqn.outvars)
+        return jaxprs.traced_equation(jax.jit(run), eqn.invars, eqn.outvars)
 
 
 def _call_keeping_nan(function: Callable[..., Any], *parts: Any) -> Any:

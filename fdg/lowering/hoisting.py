@@ -222,7 +222,7 @@ def _scan(scan: Any, loop_body: Any, invars: Sequence[Any], outvars: Sequence[An
         rows = operands[num_before_rows:]
         return jaxprs.control_flow(scan, [lambda values: body_placeholder(*values)], constants, start, rows)
 
-    return jaxprs.with_bodies(jaxprs.as_one(loop, invars, outvars), [loop_body])
+    return jaxprs.with_bodies(jaxprs.traced_equation(loop, invars, outvars), [loop_body])
 
 
 def _variables_read(equations: Iterable[Any], outputs: Iterable[Any]) -> set[Any]:

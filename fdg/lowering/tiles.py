@@ -46,7 +46,7 @@ from fdg.lowering.extremes import extreme_over_devices
 from fdg.lowering.local import Local
 from fdg.lowering.mesh import BATCH, is_of_cpus
 
-TILE_BYTES = 3 << 20  # the target for the sum of all batched values of a tile; XLA stores few of them
+TILE_BYTES = 3 << 20  # the target for the total size of a tile's batched values; XLA stores few of them
 TILE_FLOPS = 4 << 20  # the minimum operations of a tile; with fewer, the loop's overhead is too large
 PACKED_BYTES = 1 << 20  # the largest array to pack; copying more takes as long as another synchronisation
 _PREFIX = "fdg-tiles"
@@ -134,7 +134,7 @@ def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]
 _TRACED_PARTS: IdentityCache[core.Jaxpr] = IdentityCache(max_entries=1024)
 
 
-def on_one_device(called: Flow, devices: int, tiles: int) -> core.Jaxpr:
+def traced_per_device(called: Flow, devices: int, tiles: int) -> core.Jaxpr:
     """Traces `run_tiles` with the shapes of one device's part; its collectives are `psum`s."""
 
     def trace() -> core.Jaxpr:

@@ -57,7 +57,7 @@ def _transpose_products(jaxpr: Any, context: None, inside: jaxprs.Inside) -> Ite
                 yield from equations
             params = {**eqn.params, "dimension_numbers": _MATMUL}
             product = functools.partial(eqn.primitive.bind, **params)
-            yield jaxprs.as_one(product, [transposed[first], second], [out])
+            yield jaxprs.traced_equation(product, [transposed[first], second], [out])
         elif not (eqn.outvars and eqn.outvars[0] in merged):
             yield inside(eqn)
 

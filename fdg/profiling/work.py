@@ -22,7 +22,7 @@ from fdg.batch.rules.result import shape_of
 from fdg.identity_cache import IdentityCache
 from fdg.jaxprs.classes import PICKS, PUTS, VIEWS, class_of
 from fdg.jaxprs.count import Product, product_of
-from fdg.lowering.tiles import on_one_device, tiles_of
+from fdg.lowering.tiles import tiles_of, traced_per_device
 from fdg.rowwise import rowwise_p, trace_rows
 
 
@@ -118,7 +118,7 @@ class _WorkCounter:
             return self.operation(eqn, flow)
         tiles = None if flow is None else tiles_of(eqn)
         if flow is not None and tiles is not None:
-            return _WorkCounter(1).work(on_one_device(flow.bodies[0], self.devices, tiles), None)
+            return _WorkCounter(1).work(traced_per_device(flow.bodies[0], self.devices, tiles), None)
         flows: Sequence[Flow | None] = [None] * len(bodies) if flow is None else flow.bodies
         body_works = [
             self.work(body.jaxpr, body_flow).times(body.trips)

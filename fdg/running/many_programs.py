@@ -25,7 +25,7 @@ from fdg.running.timeline import Timeline
 ROWS = 64  # the number of iterations whose metrics are stacked by one call
 
 
-class RowStacks:
+class MetricStacks:
     """Stacks the metrics of up to `ROWS` iterations, with one program for each group."""
 
     def __init__(self, metrics: Sequence[Value], builder: StepBuilder):
@@ -96,7 +96,7 @@ class ManyPrograms:
         self._calls_per_iteration = sum(times for _, times in schedule.calls())
         self._carried_slots = builder.slots(schedule.carry)
         self._metric_slots = [builder.slot(value) for value in schedule.metrics]
-        self._metrics, self._stack = plan.graph.metrics, RowStacks(schedule.metrics, builder)
+        self._metrics, self._stack = plan.graph.metrics, MetricStacks(schedule.metrics, builder)
         self._copies = LeafCopies(schedule.leaves, builder)
         self.shapes = [builder.shape(values[0]) for values in schedule.leaves]
         self._host_constants = [

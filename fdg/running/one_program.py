@@ -35,7 +35,7 @@ class OneProgram:
             jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
             for leaf, sharding in zip(jax.tree.leaves(state), loop.shardings, strict=True)
         ]
-        self._rows = rows = metrics.capacity(jax.tree.leaves(self._metrics))
+        self._iterations_per_call = rows = metrics.capacity(jax.tree.leaves(self._metrics))
 
         def train(leaves, iterations):
             return loop.run(leaves, iterations, rows)
@@ -63,8 +63,8 @@ class OneProgram:
         interrupt the loop, so `stop` is ignored.
         """
         chunks = []
-        for start_iteration in range(0, iterations, self._rows):
-            count = min(self._rows, iterations - start_iteration)
+        for start_iteration in range(0, iterations, self._iterations_per_call):
+            count = min(self._iterations_per_call, iterations - start_iteration)
             leaves, buffers = self._program.compiled(leaves, np.int32(count))
             chunks.append((buffers, count))
         return leaves, PendingMetrics(self._metrics, chunks, None)

@@ -25,7 +25,8 @@ def setting(default: Any, description: str, **rules: Any) -> Any:
       description: a phrase; it explains a default of None by "(None: ...)".
       rules: `least` and `most` bound a number. `free=True`: a resumed run may change the field.
         `kept=False`: the field is not stored in `config.json`. `words=True`: its value may be several words.
-        `several`: the fix in the error message for several values in place of one; `{n}` is their number.
+        `several`: the fix that the error message suggests if a user gives several values where one is
+        allowed; `{n}` is their number.
         `flag`: the type of its flag if that is not its annotation; False for no flag. See also the rules that
         `hyperparameter` adds.
     """
@@ -152,7 +153,7 @@ def require_type(algorithm: Any, name: str, value: Any, kind: Any = None) -> Non
 
 
 def _anneal_fix(cls: Any, name: str, value: Any) -> str:
-    """A fix for a schedule in place of a number: the switch that anneals the field; "" without a switch."""
+    """The fix for a function of the step where a number is expected: the field's switch `anneal_`, or ""."""
     switch = f"anneal_{name}"
     return (
         f": write a number, and {switch}=True to decrease it"
@@ -174,8 +175,8 @@ def _matches(value: Any, kind: Any) -> bool:
 def _matches_plain(value: Any, kind: Any) -> bool | None:
     """Whether a value matches an annotation without type arguments; None to let `kinds.matches` decide.
 
-    Arrays do not match integers, since they are not hashable. A named tuple class with the method `described`
-    matches any object that has functions of its field names.
+    Arrays do not match integers, since they are not hashable. If the annotation is a named tuple class with
+    the method `described`, an object matches that has a function for each field of the class.
     """
     if kind is int:
         return isinstance(value, int | np.integer) and not isinstance(value, bool)

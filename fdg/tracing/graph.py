@@ -138,7 +138,7 @@ def check_graph(graph: FDG) -> None:
     producer: dict[int, Fragment] = {}
     for fragment in graph.fragments:
         if fragment.name in by_name:
-            raise GraphError(f"two fragments are named '{fragment.name}': give one another name=")
+            raise GraphError(f"two fragments are named '{fragment.name}': give one of them another name=")
         by_name[fragment.name] = fragment
         _check_axes(fragment)
         for array in fragment.outputs:

@@ -34,7 +34,7 @@ _BY_TYPE: Mapping[type[Exception], tuple[str, str]] = {
     ),
     jax.errors.ConcretizationTypeError: (
         "Python needs the number of a traced value (float, int, range, or a shape made from it)",
-        "keep it an array (jnp), and make sizes fields of its class",
+        "keep it an array (jnp); a size has to be a Python integer: store it in a field",
     ),
     jax.errors.UnexpectedTracerError: (
         "a traced value was stored outside the traced function, and used after its trace",
@@ -42,7 +42,7 @@ _BY_TYPE: Mapping[type[Exception], tuple[str, str]] = {
     ),
     dataclasses.FrozenInstanceError: (
         "a field of a frozen dataclass is assigned",
-        "keep what changes in the state that the method takes and returns, and what does not in a field",
+        "put values that change into the state, which the method takes and returns; constants into fields",
     ),
 }
 

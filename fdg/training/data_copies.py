@@ -46,7 +46,7 @@ def copy_data_files(run: RunDirectory, algorithm: Any) -> None:
 
 
 def copied_env_files(directory: Path, name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """The paths of an environment's files that have a copy in a run's directory, by parameter."""
+    """The copies of an environment's files in a run's directory: paths by parameter, of those that exist."""
     copies = {}
     for field, path in envs.files_of(name, parameters).items():
         copy = _copy_path(directory, field, path)
@@ -70,8 +70,8 @@ def copied_dataset(directory: Path, values: Mapping[str, Any]) -> dict[str, str]
     if dataset is None or not os.path.lexists(copies / METADATA):
         return {}
     original = DataSet(dataset).folder / METADATA
-    has_original = not os.path.lexists(copies / ARRAYS) and os.path.isfile(original)
-    if has_original and read_bytes(original, _MAX_BYTES) == read_bytes(copies / METADATA, _MAX_BYTES):
+    may_use_original = not os.path.lexists(copies / ARRAYS) and os.path.isfile(original)
+    if may_use_original and read_bytes(original, _MAX_BYTES) == read_bytes(copies / METADATA, _MAX_BYTES):
         return {}
     return {"dataset": os.path.abspath(directory)}
 

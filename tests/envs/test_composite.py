@@ -43,7 +43,7 @@ def test_what_actors_do_not_see():
     seen = composite.public_part(SPACE, full)
     assert seen.keys() == {"eye"} == composite.tree(composite.public(SPACE)).keys()
     for given in (full, seen):
-        filled = composite.with_zeros(SPACE, given, (4,))
+        filled = composite.with_privileged_zeros(SPACE, given, (4,))
         assert composite.has_parts_of(SPACE, filled)
         assert filled["eye"] is full["eye"] and not any(x.any() for x in jax.tree.leaves(filled["map"]))
 

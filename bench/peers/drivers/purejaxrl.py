@@ -50,8 +50,8 @@ def prepare(config: dict[str, Any]):
     if settings["ENV_NAME"] in gymnax.registered_envs and hasattr(script, "BraxGymnaxWrapper"):
         setattr(script, "BraxGymnaxWrapper", _Continuous)  # noqa: B010
 
-    def returned(result: Any) -> Any:
+    def final_returns(result: Any) -> Any:
         last, info = last_twentieth(settings), result["metrics"]
         return np.asarray(info["returned_episode_returns"][last])[np.asarray(info["returned_episode"][last])]
 
-    return compile_script(script, settings, returned)
+    return compile_script(script, settings, final_returns)

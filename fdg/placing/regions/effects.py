@@ -44,7 +44,7 @@ def _unordered_effects() -> tuple[type, ...]:
 def has_effect(eqn: core.JaxprEqn) -> bool:
     """Whether an equation has a side effect whose order matters.
 
-    That is every effect of JAX except unordered prints, and reads and writes of a program's mutable arrays.
+    These are all effects of JAX but two: unordered prints, and accesses of a program's mutable arrays.
     """
     return any(not isinstance(effect, _unordered_effects()) for effect in eqn.effects)
 
@@ -59,13 +59,15 @@ def thread_token(eqn: core.JaxprEqn, token: core.Var) -> tuple[core.JaxprEqn, co
         return token + np.uint32(1), *run(*operands)
 
     next_token = core.Var(token.aval)
-    return jaxprs.as_one(jax.jit(with_token), [token, *operands], [next_token, *results]), next_token
+    return jaxprs.traced_equation(jax.jit(with_token), [token, *operands], [next_token, *results]), next_token
 
 
 # --- unsupported effects ---
 
 
-def outside_calls(equations: Sequence[core.JaxprEqn], where: str = "code between fragments") -> Iterator[str]:
+def host_calls_and_effects(
+    equations: Sequence[core.JaxprEqn], where: str = "code between fragments"
+) -> Iterator[str]:
     """Descriptions of a program's calls that run Python on the host or have a side effect.
 
     Examples are an environment on the host, `io_callback`, `pure_callback`, or a foreign function
@@ -75,7 +77,9 @@ def outside_calls(equations: Sequence[core.JaxprEqn], where: str = "code between
     for eqn in equations:
         mark = FragmentMark.of(eqn)
         place = where if mark is None else f"fragment '{mark.name}' ({mark.role})"
-        inner_calls = [call for body in jaxprs.bodies(eqn) for call in outside_calls(body.jaxpr.eqns, place)]
+        inner_calls = [
+            call for body in jaxprs.bodies(eqn) for call in host_calls_and_effects(body.jaxpr.eqns, place)
+        ]
         if inner_calls:
             yield from inner_calls
         elif has_effect(eqn) or (callable(eqn.params.get("callback")) and not eqn.effects):
@@ -93,13 +97,13 @@ def _callee(eqn: core.JaxprEqn) -> str:
 
 def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: Any, num_devices: int) -> None:
     """Checks that a group with host calls has one device, because a host call needs the whole batch."""
-    call = next(outside_calls(equations), None)
+    call = next(host_calls_and_effects(equations), None)
     if call is None or len(group) == 1:
         return
     fix = (
         f"use {group.name}=1"
         if hasattr(policy, group.name)
-        else "use one device, or a policy with one for it alone: policies.Environments(workers=1) for"
+        else "use one device, or a policy that gives it its own device: policies.Environments(workers=1) for"
         " environments, policies.Colocated(rewards=1) for rewards"
     )
     raise PlanError(
@@ -110,7 +114,7 @@ def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: A
 
 def check_one_agent(equations: Sequence[core.JaxprEqn], agents: int) -> None:
     """Checks that a program of several agents has no host calls."""
-    for call in outside_calls(equations):
+    for call in host_calls_and_effects(equations):
         raise PlanError(
             f"num_seeds={agents}: {call} runs on the host, which supports one agent only: start one run per"
             " seed"
@@ -126,7 +130,7 @@ def check_one_process(
         effects = [eqn for eqn in equations if has_effect(eqn)]
         if not effects:
             continue
-        call = next(outside_calls(effects), effects[0].primitive.name)
+        call = next(host_calls_and_effects(effects), effects[0].primitive.name)
         calls.setdefault(process_of(group.devices[0]), f"{call} ({group.name})")
     if len(calls) > 1:
         (first, first_call), (second, second_call) = list(calls.items())[:2]
