@@ -164,5 +164,5 @@ def test_a_wrapper_that_assigns_its_fields_is_told_what_to_write():
     inner = envs.make("CartPole-v1")
     with pytest.raises(FdgError, match=r"super\(\).__init__\(env\) in place of self.env = env"):
         _SetsItsEnv(inner)
-    with pytest.raises(FdgError, match=r"self.seen \+= 1.*keep what changes in the state"):
+    with pytest.raises(FdgError, match=r"self.seen \+= 1.*put values that change into the state"):
         envs.check(_Counts(inner))
