@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import algos
-from algos.offline.td3 import NextTransition, Pairs
+from algos.offline.td3 import ReplayWithNextAction, TransitionWithNextAction
 from algos.replay import Step
 from algos.td3 import Parameters
 from tests.algos.by_hand import CRITICS, HALF, MEAN, ONE, column, keys
@@ -20,7 +20,7 @@ class OneReBRAC(algos.ReBRAC):
 
 def test_rebrac_by_hand():
     algorithm = OneReBRAC(env=ONE, actor_penalty=0.5, critic_penalty=2.0, target_noise=0.0)
-    transition = NextTransition(
+    transition = TransitionWithNextAction(
         *(column(0.0, 0.0, 0.0), column(1.0, 0.0, 0.0), jnp.ones(3), jnp.array([0.5, 0.0, 0.5])),
         next_observation=column(0.0, 0.0, 0.0),
         next_action=column(-0.5, 0.0, -1.0),
@@ -34,7 +34,7 @@ def test_rebrac_by_hand():
 
 
 def test_pairs_have_the_next_action_of_the_same_episode():
-    replay = Pairs(num_envs=1, buffer_size=4, batch_size=64, n_step=2, discount=0.5)
+    replay = ReplayWithNextAction(num_envs=1, buffer_size=4, batch_size=64, n_step=2, discount=0.5)
     number = jnp.arange(4.0)[:, None]
     ended = jnp.array([[False], [True], [False], [False]])
     steps = Step(
