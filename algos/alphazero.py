@@ -37,7 +37,7 @@ from envs import (
 from envs.games import Against, Game, Turns
 from fdg.settings.fields import hyperparameter, require, require_within
 
-_MAX_RANDOM_MOVES = 32  # moves are traced one by one, so many would take long to compile
+_MAX_RANDOM_MOVES = 32  # moves are traced one by one, so more would take long to compile
 
 
 class State(NamedTuple):

@@ -69,6 +69,17 @@ def test_a_time_limit_ends_it_and_a_resumed_run_goes_on(tmp_path):
         assert {name: ours[name] for name in names} == {name: theirs[name] for name in names}
 
 
+def test_calls_double_and_stay_below_a_limit_of_seconds(tmp_path, monkeypatch):
+    algorithm, sizes = small("a2c", hidden=(8,)), []
+    recorded = {"callbacks": [lambda report: sizes.append(len(report.rows))], "eval_episodes": 0}
+    fitted(tmp_path / "quick", algorithm, iterations=200, **recorded)
+    assert sizes[:3] == [1, 2, 1] and max(sizes) == 4 and sum(sizes) == 200
+    sizes.clear()
+    monkeypatch.setattr("fdg.training.loop._MAX_SECONDS_PER_CALL", 1e-9)
+    fitted(tmp_path / "slow", algorithm, iterations=200, **recorded)
+    assert sizes == [1] * 200
+
+
 def test_several_seeds_and_an_algorithm_that_cannot(tmp_path):
     from tests.tiny import Silent, Walk
 
