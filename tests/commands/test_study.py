@@ -87,6 +87,35 @@ def test_a_study_that_was_interrupted_gives_the_same_tables(tmp_path, capsys, mo
     assert "from another study, with --rate 0.1: give another folder" in error and error.count("\n") == 1
 
 
+def test_an_environment_on_the_host_has_one_run_per_seed(tmp_path, capsys):
+    file = tmp_path / "host.toml"
+    file.write_text(
+        """
+        algorithms = ["ppo"]
+        environments = ["gymnasium:CartPole-v1"]
+        total_steps = 64
+        seeds = 2
+        first_seed = 5
+        random_episodes = 2
+        [settings]
+        num_envs = 2
+        num_steps = 8
+        num_minibatches = 1
+        hidden = [4]
+        eval_episodes = 2
+        devices = 1
+        """
+    )
+    words = ["study", str(file), "--out", str(tmp_path / "out")]
+    assert main(words) == 0, capsys.readouterr().err
+    runs = sorted(path.name for path in (tmp_path / "out" / "cells").iterdir())
+    assert runs == [f"gymnasium_CartPole_v1-ppo-seed-{seed}" for seed in (5, 6)]
+    assert "of each of" not in capsys.readouterr().out
+    (cell,) = json.loads((tmp_path / "out" / "comparison.json").read_text())["cells"]
+    assert cell["seeds"] == [5, 6] and len(cell["returns"]) == 2
+    assert main(words) == 0 and capsys.readouterr().out.count("already done") == 1
+
+
 def test_a_cell_that_failed_is_named_and_the_others_go_on(tmp_path, capsys, monkeypatch):
     original = loop.carry_out
 

@@ -208,6 +208,20 @@ def test_effects_on_several_devices_are_refused(kind, inside):
     fdg.place(Calling(kind, inside), policies.SingleLearnerFine(workers=1), 2)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_single_agent_may_call_the_host(devices):
+    """`num_seeds=1` only adds an axis of length 1: the calls and the numbers are those of the algorithm."""
+    one, agents = Wire(), Wire()
+    engine = fdg.compile(one, policies.GPUOnly(), devices=1)
+    state, metrics = engine.run(engine.init(seed=0), iterations=3)
+    engine = fdg.compile(agents, policies.GPUOnly(), devices=devices, num_seeds=1)
+    states, all_metrics = engine.run(engine.init(seed=0), iterations=3)
+    jax.effects_barrier()
+    assert one.log == agents.log and len(one.log) == 18
+    jax.tree.map(np.testing.assert_array_equal, states, jax.tree.map(lambda x: x[None], state))
+    jax.tree.map(np.testing.assert_array_equal, all_metrics, jax.tree.map(lambda x: x[:, None], metrics))
+
+
 def test_memory_of_a_programs_own_is_no_effect():
     class Counting:
         def init(self, key):
