@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.adapters import accepting, check_names, importing, plain
+from envs.adapters import check_names, converting_errors, hashable_parameters, importing
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.literals import replace_arrays, replace_module_arrays
 from envs.quiet import quietly, relaxed_checks
@@ -138,7 +138,7 @@ def _make(name: str, **overrides: Any) -> Vectorized:
     if overrides:
         where = f"environment '{PREFIX}{name}'"
         check_names(where, overrides, sorted(_arguments(name)))
-        plain(where, overrides, bool | int | float | str)
+        hashable_parameters(where, overrides, bool | int | float | str)
         check_options(where, _constructor(name), overrides)
     return vectorize(JumanjiEnvironment(name, tuple(sorted(overrides.items()))))
 
@@ -178,7 +178,7 @@ def _jumanji_environment(single: JumanjiEnvironment) -> Any:
     where, jumanji = f"environment '{single.name}'", _jumanji()
     with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
         try:
-            with accepting(where, "Jumanji", single.overrides):
+            with converting_errors(where, "Jumanji", single.overrides):
                 env = jumanji.make(single.registered, **dict(single.overrides))
         except OSError as error:  # Sokoban and Sudoku read their levels from a file or the network
             raise FdgError(f"{where}: its levels could not be loaded ({one_line(error)})") from error

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from envs.adapters import accepting, check_count, check_names, importing, of_type
+from envs.adapters import check_count, check_names, check_type, converting_errors, importing
 from envs.environment import Vectorized, vectorize
 from envs.lazy_plotting import without_plotting
 from envs.literals import as_arrays, replace_pytree_arrays
@@ -136,7 +136,7 @@ def _check_overrides(task: str, overrides: dict[str, Any]) -> None:
         defaults.pop(unused, None)
     check_names(where, overrides, sorted((*defaults, "repeat_start")))
     for name, value in overrides.items():
-        of_type(where, name, value, type(defaults[name]))
+        check_type(where, name, value, type(defaults[name]))
     for name in ("episode_length", "action_repeat"):
         check_count(where, name, overrides.get(name, 1))
 
@@ -163,7 +163,7 @@ def _playground_environment(single: PlaygroundEnvironment) -> Any:
     """Playground's environment, with its arrays on the host."""
     overrides = {"impl": "jax", **dict(single.overrides)}
     with jax.ensure_compile_time_eval(), quietly(), _lenient():
-        with accepting(f"environment '{single.name}'", "Playground", single.overrides):
+        with converting_errors(f"environment '{single.name}'", "Playground", single.overrides):
             env = _suite().load(single.task, config_overrides=overrides)
         replace_pytree_arrays(env)
     return env

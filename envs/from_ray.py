@@ -286,8 +286,8 @@ class FleetPool:
     def __init__(self, source: FleetSource, size: int, fleet: Fleet):
         self._size, self._fleet, self._pool_number = size, fleet, next(_pool_numbers)
         cores = max(1, int(source.cpus))
-        within = getattr(source.source, "within", None)
-        self._source: Source = source.source if within is None else within(cores)
+        with_cores = getattr(source.source, "with_cores", None)
+        self._source: Source = source.source if with_cores is None else with_cores(cores)
         self._name, self._space, self._info = source.name, source.wire_space, len(source.info)
         self._shares = np.array_split(np.arange(size), min(size, len(fleet)))
         self._actors: list[Any] = [None] * len(self._shares)  # by share

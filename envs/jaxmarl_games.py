@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.adapters import accepting, check_count, check_names, importing, plain
+from envs.adapters import check_count, check_names, converting_errors, hashable_parameters, importing
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.literals import replace_arrays, replace_module_arrays
 from envs.quiet import quietly, relaxed_checks
@@ -206,7 +206,7 @@ def _make(
     known = _arguments(game) if overrides else {}
     ours = ("agent_identity", "shaping") if game in _SHAPED_GAMES else ("agent_identity",)
     check_names(where, overrides, sorted((*known, *ours)))
-    for argument, value in plain(where, overrides, bool | int | float | str).items():
+    for argument, value in hashable_parameters(where, overrides, bool | int | float | str).items():
         if kind.choices and argument == kind.choices[0] and value not in (names := _choices(game)):
             raise unknown_name(f"{argument} of {game}", str(value), names)
         if argument in kind.limit:
@@ -270,7 +270,7 @@ def _jaxmarl_environment(single: JaxmarlGame) -> Any:
         arguments["act_type"] = "Continuous"
     with jax.ensure_compile_time_eval(), quietly(), relaxed_checks(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with accepting(f"environment '{single.game}'", "JaxMARL", single.overrides):
+        with converting_errors(f"environment '{single.game}'", "JaxMARL", single.overrides):
             env = constructor(**arguments)
         replace_arrays(env, "jaxmarl")
     return env

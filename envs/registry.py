@@ -90,7 +90,7 @@ _PREFIXES: dict[str, _Source] = {
     ),
 }
 
-_HOST_NAMES = {from_gymnasium.PREFIX: from_gymnasium.known, from_envpool.PREFIX: from_envpool.known}
+_HOST_NAMES = {from_gymnasium.PREFIX: from_gymnasium.installed_names, from_envpool.PREFIX: from_envpool.installed_names}
 
 _BUILT_IN: dict[str, Callable[..., Environment]] = {
     name: factory for source in SOURCES for name, factory in source.factories().items()
@@ -265,7 +265,7 @@ def _near_names(name: str) -> list[str]:
         near += (
             similar(installed)
             if installed
-            else [candidate for candidate in families.hosted(name) if candidate.startswith(prefix)]
+            else [candidate for candidate in families.known_host_names(name) if candidate.startswith(prefix)]
         )
     return near
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs import composite
-from envs.checking import check_inside, check_observation
+from envs.checking import check_wrapped, check_observation
 from envs.composite import Dict, ObservationSpace, Tuple
 from envs.environment import EnvironmentBase, State, TimeStep
 from envs.native import Native, leaves
@@ -66,7 +66,7 @@ class Wrapper(EnvironmentBase):
     env: Any  # an envs.Environment
 
     def __post_init__(self) -> None:
-        check_inside(self)
+        check_wrapped(self)
         if getattr(self.env, "acts", False):
             raise FdgError(
                 f"acts=True does not work with the wrapper {type(self).__name__}: leave out one of them"
