@@ -136,7 +136,7 @@ class EnvPoolPool:
             _make_vizdoom_folder(self._source.name)
             with _quiet():
                 env = _make(self._source.name, num_envs=self._size, seed=seeds.tolist(), **options)
-                return env, self._source.encoded(env.reset()[0])
+                return env, self._source.encode(env.reset()[0])
 
         try:
             self._env, observation = self._thread.call(make_and_reset, timeout)
@@ -182,13 +182,13 @@ class EnvPoolPool:
 
     def _step(self, env: Any, action: np.ndarray) -> Transition:
         library_observation, reward, terminated, truncated, infos = env.step(action)
-        final_observation = self._source.encoded(library_observation)
+        final_observation = self._source.encode(library_observation)
         observation = final_observation
         ended = np.flatnonzero(terminated | truncated).astype(np.int32)
         if len(ended):
             observation = final_observation.copy()
             library_observation, info = env.reset(ended)
-            observation[info["env_id"]] = self._source.encoded(library_observation)
+            observation[info["env_id"]] = self._source.encode(library_observation)
         return Transition(
             observation,
             np.array(reward, np.float32),

@@ -127,7 +127,7 @@ class WorkerPool:
         for ok, reply in replies.values():
             if not ok:
                 raise HostError(f"environment '{self._source.name}': at its start, {reply}")
-        return np.concatenate([self._source.encoded(reply) for _, reply in replies.values()])
+        return np.concatenate([self._source.encode(reply) for _, reply in replies.values()])
 
     def step(self, action: np.ndarray, timeout: float) -> Transition:
         """One step of every worker."""
@@ -138,7 +138,7 @@ class WorkerPool:
         """Makes every worker start a step."""
         actions = gymnasium_spaces.decode(self._action_space, action)
         requests = {
-            i: ("step", ([gymnasium_spaces.rows(actions, row) for row in worker_rows], self._source.info))
+            i: ("step", ([gymnasium_spaces.select(actions, row) for row in worker_rows], self._source.info))
             for i, worker_rows in enumerate(self._rows_by_worker)
         }
         self._pending = self._send_requests(requests)
@@ -159,8 +159,8 @@ class WorkerPool:
             observation, final, (reward, terminated, truncated, *info) = reply
             for metric, values in zip(transition.info, info, strict=True):
                 metric[rows] = values
-            transition.observation[rows] = encoded = self._source.encoded(observation)
-            transition.final_observation[rows] = encoded if final is None else self._source.encoded(final)
+            transition.observation[rows] = encoded = self._source.encode(observation)
+            transition.final_observation[rows] = encoded if final is None else self._source.encode(final)
             transition.reward[rows] = reward
             transition.terminated[rows], transition.truncated[rows] = terminated, truncated
         return transition._replace(failures=failures)

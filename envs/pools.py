@@ -139,7 +139,7 @@ class Source(Protocol):
         """Steps after which the library truncates an episode."""
 
     # Optional: `info`, the names of episode metrics; and if observations have parts, `wire_space`, the space
-    # of rows in the pool's arrays, and `unpacked(rows)`, which restores observations in a compiled program.
+    # of rows in the pool's arrays, and `unpack(rows)`, which restores observations in a compiled program.
 
     def start(self, size: int) -> Pool:
         """A pool of `size` instances, which its first `reset` creates."""
