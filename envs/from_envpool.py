@@ -68,7 +68,7 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     return make_from(lambda options: EnvPoolSource(PREFIX + name, options, info), overrides)
 
 
-def installed_names() -> tuple[str, ...]:
+def all_names() -> tuple[str, ...]:
     """All names of EnvPool; empty if it is not installed."""
     return () if importlib.util.find_spec("envpool") is None else tuple(_envpool().list_all_envs())
 

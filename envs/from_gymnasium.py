@@ -260,7 +260,7 @@ def _extra_for(message: str) -> str | None:
     return next((ours for theirs, ours in _EXTRAS.items() if theirs in message), None)
 
 
-def installed_names() -> tuple[str, ...]:
+def all_names() -> tuple[str, ...]:
     """All names registered with Gymnasium; empty if it is not installed."""
     if importlib.util.find_spec("gymnasium") is None:
         return ()

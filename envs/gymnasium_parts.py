@@ -19,7 +19,7 @@ import numpy as np
 
 from envs import composite, gymnasium_spaces
 from envs.composite import ObservationSpace
-from envs.native import Native, described, rebuilt
+from envs.native import Native, describe, rebuilt
 from envs.observations import MaskedObservation
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 
@@ -81,7 +81,7 @@ class LibrarySource:
 def _native_of(source: LibrarySource) -> Native:
     facts = source.facts
     library_space, actions = facts.library_observation_space, facts.library_action_space
-    observation = described("observation", library_space)
+    observation = describe("observation", library_space)
 
     def encode_batch(arrays: Sequence[jax.Array], mask: Any) -> Any:
         batch = rebuilt(observation, iter(arrays))
@@ -94,7 +94,7 @@ def _native_of(source: LibrarySource) -> Native:
     def decode(action: jax.Array) -> Sequence[jax.Array]:
         return [*_arrays(gymnasium_spaces.decode(actions, action))]
 
-    return Native(observation, described("action", actions), encode_batch, decode)
+    return Native(observation, describe("action", actions), encode_batch, decode)
 
 
 def _arrays(batch: Any) -> Iterator[Any]:
