@@ -169,7 +169,7 @@ class EnvPoolPool:
             reason = f"a step was not done in {timeout:g} s"
         except Exception as error:
             reason = f"a step raised {raised(error)}"
-        return Transition.lost(self._size, self._source.wire_space, reason, len(self._source.info))
+        return Transition.all_lost(self._size, self._source.wire_space, reason, len(self._source.info))
 
     def close(self) -> None:
         """Releases the threads; one that hangs stays until the process ends."""

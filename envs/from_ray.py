@@ -380,7 +380,7 @@ class FleetPool:
         for i, share in enumerate(self._shares):
             if share[0] not in rows:
                 continue
-            share_recreated = None if recreated is None else recreated.of(np.searchsorted(rows, share))
+            share_recreated = None if recreated is None else recreated.select(np.searchsorted(rows, share))
             arguments = self._programs[program], operands_ref, keys[:, share], share_recreated, timeout
             pending.append((i, self._actors[i].segment.remote(self._key(i), *arguments)))
         failures: list[Failure] = []
@@ -391,7 +391,7 @@ class FleetPool:
             parts.append(part)
             if part is None:
                 failures.append(Failure(self._shares[i], reason or f"{self._fleet.where(i)} is new"))
-        return Segment.joined(parts, [len(self._shares[i]) for i, _ in pending], failures)
+        return Segment.concatenate(parts, [len(self._shares[i]) for i, _ in pending], failures)
 
     def close(self) -> None:
         """Closes the shares; the workers stay for other pools until the process ends."""

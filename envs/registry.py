@@ -38,7 +38,7 @@ from envs.codesign import environment as codesign
 from envs.environment import Environment, Vectorized, named_info
 from envs.host import HostEnvironment
 from envs.text import verifiers
-from envs.wrappers import PARAMETERS, wrapped
+from envs.wrappers import PARAMETERS, apply_wrappers
 from fdg.arguments import checked, checked_names, quoted
 from fdg.errors import FdgError, listed, one_line, unknown_name, whose_file
 
@@ -155,7 +155,7 @@ def make(name: str, **overrides: Any) -> Any:
             raise
         fix = _OTHER_LIBRARIES[key].format(value=overrides[key])
         raise FdgError(f"environment '{name}': no parameter '{key}': {fix}") from error
-    env = wrapped(env, common)
+    env = apply_wrappers(env, common)
     if overrides or _module_of(name) is not None:
         options = "&".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
         # Algorithms replace a text task's tokens and lengths, so the problem identifies the task.

@@ -112,4 +112,4 @@ def run_segment(
         steps.append(step)
         observation = step.observation
     stacked_extras = [np.stack(values) for values in zip(*extras, strict=True)]
-    return Segment(stacked_extras, Transition.stacked(steps)), observation
+    return Segment(stacked_extras, Transition.stack(steps)), observation
