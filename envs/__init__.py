@@ -1,7 +1,7 @@
-"""Environments: one interface, one adapter per source.
+"""Environments: one interface, and an adapter for each other package.
 
-`make("CartPole-v1")` returns a batched `Environment`; `vectorize` makes one from your own
-`SingleEnvironment`, and `register` names it.
+`make("CartPole-v1")` returns a batched `Environment`; `vectorize` makes an `Environment` from your own
+`SingleEnvironment`; `register` gives an environment a name for `make`.
 """
 
 from typing import Any

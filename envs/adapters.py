@@ -1,4 +1,4 @@
-"""Helpers of adapters of other packages: imports, and checks of parameters."""
+"""Helpers for the adapters to other packages: imports, and checks of parameters."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,12 +10,12 @@ from envs.quiet import quietly, relaxed_checks
 from fdg.errors import FdgError
 from fdg.kinds import describe_alternatives
 
-PLAIN = bool | int | float | str | tuple  # types of parameters, all hashable
+KINDS = bool | int | float | str | tuple  # types of parameters, all hashable
 
 
 @contextlib.contextmanager
 def importing(who_needs: str, package: str, extra: str) -> Iterator[None]:
-    """A context for a package's import, possibly while a program is being traced."""
+    """A context for importing a package, also while JAX traces; errors begin with `who_needs`."""
     try:
         with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
             yield
@@ -26,8 +26,8 @@ def importing(who_needs: str, package: str, extra: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def accepting(where: str, package: str, arguments: Iterable[tuple[str, Any]]) -> Iterator[None]:
-    """A context for a call of a package's constructor: its errors about arguments become an `FdgError`."""
+def converting_errors(where: str, package: str, arguments: Iterable[tuple[str, Any]]) -> Iterator[None]:
+    """A context for a call of a package's constructor, whose errors about arguments become an `FdgError`."""
     try:
         yield
     except FdgError:  # such as for a missing package
@@ -46,20 +46,20 @@ def check_names(where: str, names: Iterable[str], known: Iterable[str]) -> None:
         raise FdgError(f"{where}: unknown parameter '{unknown}': {takes}")
 
 
-def plain(where: str, arguments: Mapping[str, Any], kinds: Any = PLAIN) -> dict[str, Any]:
+def hashable_parameters(where: str, arguments: Mapping[str, Any], kinds: Any = KINDS) -> dict[str, Any]:
     """Converts lists in parameters to tuples; refuses values that are not of `kinds`."""
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
     for name, value in values.items():
         if not isinstance(value, kinds):
-            expected = "number, string or tuple" if kinds is PLAIN else "number or string"
+            expected = "number, string or tuple" if kinds is KINDS else "number or string"
             raise FdgError(
                 f"{where}: {name}={value!r} must be a Python {expected}, so that the environment hashes"
             )
     return values
 
 
-def of_type(where: str, name: str, value: Any, kind: type) -> Any:
-    """Checks the type of a parameter; an integer is also a float."""
+def check_type(where: str, name: str, value: Any, kind: type) -> Any:
+    """Returns a parameter's value if it has the type `kind`; an integer becomes a float where needed."""
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:

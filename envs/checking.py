@@ -1,8 +1,8 @@
-"""Checks of environments, when made or traced, with one-line errors.
+"""Checks of environments, with one-line errors.
 
 `check_spec` only reads attributes, so every construction of an algorithm can afford it. Results of `reset`
-and `step` are checked once, while they are traced. `check_traced` checks everything without running a step;
-`envs.check` also runs random steps.
+and `step` are checked once, while JAX traces them. `check_traced` makes both kinds of checks without running
+a step; `envs.check` also runs random steps.
 """
 
 import inspect
@@ -27,9 +27,9 @@ _ATTRIBUTES = {  # required attributes, each with a line of code that defines it
     "action_space": "action_space = envs.Discrete(2)",
     "max_episode_steps": "max_episode_steps = None (or a number of steps)",
 }
-_MAX_CHOICES = 2**20
+_MAX_CATEGORIES = 2**20
 _STEP_RESULTS = "(state, observation, reward, terminated, truncated)"
-_STEP_FIELDS = {  # dtype, and whether there is one per agent
+_STEP_FIELDS = {  # dtype, and whether each agent has its own value
     "reward": ("float32", True),
     "terminated": ("bool", False),
     "truncated": ("bool", False),
@@ -38,8 +38,8 @@ _STEP_FIELDS = {  # dtype, and whether there is one per agent
 }
 
 
-def check_inside(wrapper: Any) -> None:
-    """`check_spec` of a wrapper's environment; the error says if another field holds an environment."""
+def check_wrapped(wrapper: Any) -> None:
+    """Runs `check_spec` on a wrapper's environment; explains arguments in the wrong order."""
     names = [field.name for field in dataclass_fields(wrapper) if field.init]
     if not hasattr(wrapper.env, "step") and any(hasattr(getattr(wrapper, name), "step") for name in names):
         kind = type(wrapper).__name__
@@ -51,8 +51,8 @@ def check_spec(env: Any, single: bool = False) -> None:
     """Checks that a value is an environment, by its attributes alone.
 
     Args:
-      env: the value, an `Environment`, or a `SingleEnvironment` if `single`.
-      single: check for a single instance. Its properties are not read, since that may import a library.
+      env: an `Environment`, or a `SingleEnvironment` if `single`.
+      single: check a single instance. Its properties are not read, because they may import a library.
 
     Raises:
       FdgError: it is a name, a class, another library's environment or not hashable, or an attribute is
@@ -64,8 +64,8 @@ def check_spec(env: Any, single: bool = False) -> None:
     if isinstance(env, str):
         raise FdgError(f"env={env!r} is a name: write env=envs.make({env!r})")
     if isinstance(env, type) and not foreign.is_of_gymnasium(env):
-        made = f"envs.vectorize({env.__name__}())"
-        raise FdgError(f"env={shown} is a class, not an environment: write {made}")
+        fix = f"envs.vectorize({env.__name__}())"
+        raise FdgError(f"env={shown} is a class, not an environment: write {fix}")
     if inspect.isroutine(env):
         raise FdgError(f"env={env.__name__} is a function, not an environment: pass what it returns")
     if hasattr(env, "demonstration"):
@@ -77,7 +77,7 @@ def check_spec(env: Any, single: bool = False) -> None:
         raise FdgError(f"env={shown} {reason}")
     if foreign.package_of(env) is not None:
         raise FdgError(f"env={shown} is one instance: write envs.vectorize({shown})")
-    missing = [name for name in _ATTRIBUTES if not _has(env, name)]
+    missing = [name for name in _ATTRIBUTES if not _has_attribute(env, name)]
     missing += [name for name in ("reset", "step") if not callable(getattr(env, name, None))]
     if missing:
         lines = [_ATTRIBUTES.get(name, f"def {name}(self, key, ...)") for name in missing]
@@ -123,22 +123,22 @@ def _check_kinds(env: Any) -> None:
                     f"environment '{name}': its {attribute}{where} is {part!r:.90}, which is empty: leave it"
                     " out, or give it a shape without zeros"
                 )
-    choices = _choices(read_attribute(env, "action_space"))
-    if choices > _MAX_CHOICES:
+    categories = _num_categories(read_attribute(env, "action_space"))
+    if categories > _MAX_CATEGORIES:
         raise FdgError(
-            f"environment '{name}': its actions are one of {choices:,} categories, each an output of"
-            f" the network (at most {_MAX_CHOICES:,}): wrap it with a Box of floats, and round them"
+            f"environment '{name}': its actions are one of {categories:,} categories, each an output of"
+            f" the network (at most {_MAX_CATEGORIES:,}): wrap it so that actions are a Box, and round them"
         )
     for attribute in ("max_episode_steps", "num_agents"):
-        number = read_attribute(env, attribute) if _has(env, attribute) else None
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+        value = read_attribute(env, attribute) if _has_attribute(env, attribute) else None
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise FdgError(
-                f"environment '{name}': its {attribute} is {number!r}: give an integer of at least 1, or None"
+                f"environment '{name}': its {attribute} is {value!r}: give an integer of at least 1, or None"
             )
 
 
 def read_attribute(env: Any, attribute: str) -> Any:
-    """An attribute of a user's environment; `FdgError` if its property fails."""
+    """Reads an attribute of a user's environment; raises `FdgError` if it is a property that fails."""
     try:
         return getattr(env, attribute)
     except FdgError:
@@ -150,46 +150,45 @@ def read_attribute(env: Any, attribute: str) -> Any:
         ) from error
 
 
-def _choices(space: Any) -> int:
-    """The number of categories among which actions choose, each an output of the network; 0 for floats."""
+def _num_categories(space: Any) -> int:
+    """The number of network outputs for discrete actions, one for each category; 0 for a Box."""
     return sum(getattr(space, "nvec", (getattr(space, "n", 0),)))
 
 
-def unpacked_reset(name: str, result: Any) -> tuple[Any, Any]:
+def unpack_reset(name: str, result: Any) -> tuple[Any, Any]:
     """Checks the result of `reset`; returns `(state, observation)`."""
     if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "action_mask"):
-        raise FdgError(f"environment '{name}': reset gives {_described(result)}: return (state, observation)")
+        raise FdgError(f"environment '{name}': reset gives {_describe(result)}: return (state, observation)")
     if result[1] is None or (isinstance(result[1], dict) and not result[1]):  # Gymnasium's info
         raise FdgError(
-            f"environment '{name}': reset gives {_described(result[1])} as observation: return"
+            f"environment '{name}': reset gives {_describe(result[1])} as observation: return"
             f" (state, observation), the observation one array, in that order"
         )
     return result
 
 
-def unpacked_step(name: str, result: Any) -> tuple[Any, ...]:
-    """Checks the result of a single environment's `step`, five or six values; returns six, `info` last."""
+def unpack_step(name: str, result: Any) -> tuple[Any, ...]:
+    """Checks the five or six results of a single environment's `step`; returns six (`info` may be empty)."""
     count = len(result) if isinstance(result, tuple) else 0
     if count != 5 and (count != 6 or not isinstance(result[5], dict)):
-        hints = {4: "; one flag `done` is terminated, with truncated False", 6: "; info is a dictionary"}
+        hints = {4: "; one flag `done` alone is terminated; truncated is False", 6: "; info is a dictionary"}
         hint = hints.get(count, "")
         raise FdgError(
-            f"environment '{name}': step gives {_described(result)}: return five, {_STEP_RESULTS}{hint}"
+            f"environment '{name}': step gives {_describe(result)}: return five, {_STEP_RESULTS}{hint}"
         )
     for value, what in zip(result[1:5], ("observation", "reward", "terminated", "truncated"), strict=True):
         if value is None or isinstance(value, str) or (isinstance(value, dict) and what != "observation"):
             raise FdgError(
-                f"environment '{name}': step gives {_described(value)} as {what}: return five,"
-                f" {_STEP_RESULTS}"
+                f"environment '{name}': step gives {_describe(value)} as {what}: return five, {_STEP_RESULTS}"
             )
     _check_flags(name, *result[2:5])
     return result if count == 6 else (*result, {})
 
 
 def _check_flags(name: str, reward: Any, *flags: Any) -> None:
-    """Refuses swapped rewards and flags, and warns of float flags.
+    """Refuses a bool as reward beside a float as flag, which are swapped; warns about other float flags.
 
-    Any number but 0 is true, so a float in place of a flag is probably another value.
+    Any number but 0 counts as true, so a float as flag is probably some other value.
     """
     for flag, what in zip(flags, ("terminated", "truncated"), strict=True):
         kind = getattr(flag, "dtype", type(flag))
@@ -207,13 +206,13 @@ def _check_flags(name: str, reward: Any, *flags: Any) -> None:
 
 def check_batch_reset(env: Any, result: Any, count: int) -> tuple[Any, Any]:
     """Checks the result of a batched `reset` for `count` keys; returns `(state, observation)`."""
-    state, observation = unpacked_reset(env.name, result)
+    state, observation = unpack_reset(env.name, result)
     check_observation(env, "reset", observation, count)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         if jnp.shape(leaf)[:1] != (count,):
             raise FdgError(
                 f"environment '{env.name}': reset gives state{jax.tree_util.keystr(path)} of shape"
-                f" {jnp.shape(leaf)} for {count} keys: every array of the state has that leading axis"
+                f" {jnp.shape(leaf)} for {count} keys: give each array of the state a leading axis of {count}"
             )
     return state, observation
 
@@ -225,8 +224,8 @@ def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
         raise FdgError(f"environment '{name}': step gives an envs.TimeStep alone: return (state, step)")
     if not isinstance(result, tuple) or len(result) != 2 or not hasattr(result[1], "final_observation"):
         raise FdgError(
-            f"environment '{name}': step gives {_described(result)}: a batched environment returns"
-            f" (state, envs.TimeStep(...)); one instance is made a batch by envs.vectorize"
+            f"environment '{name}': step gives {_describe(result)}: a batched environment returns"
+            f" (state, envs.TimeStep(...)); envs.vectorize makes a batch from one instance"
         )
     state, step = result
     agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
@@ -249,24 +248,24 @@ def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
 
 
 def check_observation(env: Any, method: str, observation: Any, count: int) -> None:
-    """Refuses a batch of observations that does not fit the environment's `observation_space`."""
+    """Raises an `FdgError` unless a batch of observations fits the environment's `observation_space`."""
     wrapper = f"wrapper {type(env).__name__} of " if hasattr(env, "begin") else ""
     subject = f"{wrapper}environment '{env.name}': {method} gives"
     fix = ": define observation_space" if wrapper else ""
     agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
     features = getattr(observation, "observation", observation)  # without its mask
-    in_parts = composite.is_composite(env.observation_space)
-    if in_parts and not composite.has_parts_of(env.observation_space, features):
+    has_parts = composite.is_composite(env.observation_space)
+    if has_parts and not composite.has_parts_of(env.observation_space, features):
         raise FdgError(
-            f"{subject} {_described(features)} as observation, whose parts differ from those of"
+            f"{subject} {_describe(features)} as observation, whose parts differ from those of"
             f" {env.observation_space!r:.200}{fix}"
         )
-    leaves = jax.tree.leaves(features) if in_parts else [features]
+    leaves = jax.tree.leaves(features) if has_parts else [features]
     for (path, space), part in zip(composite.parts(env.observation_space), leaves, strict=True):
         expected = (count, *agents, *space.shape)
         if not hasattr(part, "dtype") or jnp.shape(part) != expected:
             raise FdgError(
-                f"{subject} {_described(part)} as observation{path}, of shape {getattr(part, 'shape', None)},"
+                f"{subject} {_describe(part)} as observation{path}, of shape {getattr(part, 'shape', None)},"
                 f" expected {expected} of {space}{fix}"
             )
         if part.dtype != space.dtype:
@@ -310,8 +309,8 @@ def check_traced(env: Any, num_envs: int = 2) -> None:
         (x.shape, x.dtype) for x in jax.tree.leaves(step_state)
     ]:
         raise FdgError(
-            f"environment '{env.name}': the state from step has another structure, shape or dtype than the"
-            f" one from reset: return the same from both"
+            f"environment '{env.name}': the states from reset and step differ in structure, shape or dtype:"
+            f" return the same from both"
         )
 
 
@@ -325,7 +324,7 @@ def _name_or_type(env: Any) -> str:
     return name if isinstance(name, str) else type(env).__name__
 
 
-def _has(env: Any, name: str) -> bool:
+def _has_attribute(env: Any, name: str) -> bool:
     """True if an environment or its class has the attribute; properties of the class are not read."""
     return hasattr(type(env), name) or hasattr(env, name)
 
@@ -337,7 +336,7 @@ def _first_parameter(method: Any) -> str | None:
         return None
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, tuple):
         return f"{len(value)} values"
     if value is None or isinstance(value, str):

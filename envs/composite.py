@@ -1,7 +1,7 @@
 """Observations with parts: nested dictionaries and tuples of spaces, and functions on them.
 
-A part is an array with its own space (`envs.spaces`). `privileged` parts of a dictionary are seen only by
-critics, in training, so a trained agent acts without them.
+A part is an array with its own space (`envs.spaces`). Only critics see the `privileged` parts of a
+dictionary, and only in training, so a trained agent acts without them.
 
 Shapes: `[...]` any leading axes, the same for all parts.
 """
@@ -28,7 +28,7 @@ class Dict:
     shape=(4,), dtype='float32')}, privileged=('walls',))
     """
 
-    spaces: tuple[tuple[str, Any], ...]  # by name
+    spaces: tuple[tuple[str, Any], ...]  # (name, space) of each part, sorted
     privileged: tuple[str, ...]
 
     def __init__(self, spaces: Mapping[str, Any], privileged: Iterable[str] = ()) -> None:
@@ -133,7 +133,7 @@ def tree(space: ObservationSpace) -> Any:
 
 
 def map_parts(function: Callable[..., Any], space: ObservationSpace, *trees: Any) -> Any:
-    """Applies `function(space of a part, its array of each tree)` to every part; returns a pytree."""
+    """Applies `function(space, *arrays)` to every part, with its array from each tree; returns a pytree."""
     return jax.tree.map(function, tree(space), *trees)
 
 
@@ -186,21 +186,21 @@ def contains(space: ObservationSpace, x: Any) -> jax.Array:
     return jnp.all(jnp.stack(inside))
 
 
-def fit_observation(space: ObservationSpace, observation: Any, leading: tuple[int, ...], whose: str) -> Any:
+def fit_observation(space: ObservationSpace, observation: Any, leading: tuple[int, ...], subject: str) -> Any:
     """Checks an observation's structure and shapes, and casts it to the dtypes of its space.
 
-    Each part is `[*leading, *part.shape]`. Error messages begin with `whose`, such as "environment 'maze':
+    Each part is `[*leading, *part.shape]`. Error messages begin with `subject`, such as "environment 'maze':
     reset gives".
     """
     expected = tree(space)
     if not has_parts_of(space, observation):
         if not is_composite(space):
             raise FdgError(
-                f"{whose} a {kind_of(observation)} as observation, expected one array (or a"
+                f"{subject} a {kind_of(observation)} as observation, expected one array (or a"
                 " MaskedObservation); join its parts, or set observation_space to an envs.Dict or envs.Tuple"
             )
         raise FdgError(
-            f"{whose} an observation of {_structure(observation)}, but its observation_space has"
+            f"{subject} an observation of {_structure(observation)}, but its observation_space has"
             f" {_structure(expected)}; make the two agree"
         )
 
@@ -208,14 +208,14 @@ def fit_observation(space: ObservationSpace, observation: Any, leading: tuple[in
         if jnp.shape(value) != (*leading, *part.shape):
             what = f"observation{jax.tree_util.keystr(path)}" if path else "an observation"
             raise FdgError(
-                f"{whose} {what} of shape {jnp.shape(value)},"
+                f"{subject} {what} of shape {jnp.shape(value)},"
                 f" but its observation_space{f' of {leading[-1]} agents' if leading else ''} has"
                 f" {(*leading, *part.shape)}; make the two agree"
             )
         if jnp.issubdtype(jnp.result_type(value), jnp.floating) > jnp.issubdtype(part.dtype, jnp.floating):
             warnings.warn(
-                f"{whose} {jnp.result_type(value)} as observation{jax.tree_util.keystr(path)}, and its space"
-                f" is of {part.dtype}: fractions are cut off; give the space dtype='float32', or cast it",
+                f"{subject} {jnp.result_type(value)} as observation{jax.tree_util.keystr(path)}, and its"
+                f" space is of {part.dtype}: fractions are cut off; cast it, or use a space of float32",
                 FdgWarning,
                 stacklevel=2,
             )
@@ -255,7 +255,7 @@ def public_part(space: ObservationSpace, observation: Any) -> Any:
                 name: public_part(part, observation[name]) for name, part in spaces if name not in privileged
             }
         case Tuple(spaces=inner):
-            return tuple(public_part(part, one) for part, one in zip(inner, observation, strict=True))
+            return tuple(public_part(part, value) for part, value in zip(inner, observation, strict=True))
     return observation
 
 
@@ -278,7 +278,7 @@ def with_privileged_zeros(space: ObservationSpace, observation: Any, leading: tu
             }
         case Tuple(spaces=inner):
             return tuple(
-                with_privileged_zeros(part, one, leading)
-                for part, one in zip(inner, observation, strict=True)
+                with_privileged_zeros(part, value, leading)
+                for part, value in zip(inner, observation, strict=True)
             )
     return observation

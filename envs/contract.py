@@ -22,7 +22,7 @@ from fdg.errors import FdgError, FdgWarning, raised
 STEPS = 24
 NUM_ENVS = 3
 
-# The programs run for milliseconds and compile for seconds: spend less on optimizing them.
+# The programs compile for seconds and run for milliseconds, so XLA need not optimize them much.
 COMPILE_FAST: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -32,17 +32,17 @@ class Rollout(NamedTuple):
     first_observation: Any  # [B, ...]
     action: np.ndarray  # [T, B, ...]
     step: TimeStep  # [T, B, ...]
-    beside: Any  # [T, B, ...], the other environment's results for the same keys and actions
+    other_results: Any  # [T, B, ...], of another environment's `step`, for the same keys and actions
 
 
 @checked_names
 def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
     """Checks an environment as algorithms use it.
 
-    First without running a step: attributes and spaces; shapes and dtypes of `reset` and `step`; a constant
-    structure of the state; tracing under `jit` and `vmap`, twice with the same result (no NumPy random
-    numbers, no counters in attributes). Then on random steps: observations within their space; finite
-    rewards; terminations distinct from truncations; the time limit; auto-reset, returns and lengths of
+    Without running a step, it checks attributes and spaces; shapes and dtypes of `reset` and `step`; that the
+    state keeps its structure; that tracing twice gives the same program (no NumPy random numbers, no counters
+    in attributes). With random steps, it checks that observations are within their space and rewards finite,
+    and that no step is both terminated and truncated; the time limit; auto-reset, returns and lengths of
     episodes; and that each element of the batch depends only on its own key, state and action.
 
     Args:
@@ -66,15 +66,15 @@ def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
         return f"environment '{env.name}' is right: it traces (no steps were made)"
     _check_deterministic_trace(env)
     try:
-        both = random_rollouts(env, None, num_envs, steps)
+        rollouts = random_rollouts(env, None, num_envs, steps)
     except FdgError:
         raise
     except Exception as error:  # whatever the user's code raises
         raise FdgError(f"environment '{env.name}' does not run: {raised(error)}") from error
-    for problem in problems(env, *both):
+    for problem in problems(env, *rollouts):
         raise FdgError(f"environment '{env.name}': {problem}")
-    made = f"{num_envs} instances of it made {steps} random steps"
-    return f"environment '{env.name}' is right: it traces, and {made}"
+    steps_made = f"{num_envs} instances of it made {steps} random steps"
+    return f"environment '{env.name}' is right: it traces, and {steps_made}"
 
 
 def _warn_of_unused_mask(env: Any) -> None:
@@ -97,14 +97,14 @@ def _check_deterministic_trace(env: Any) -> None:
     agents = () if num_agents(env) is None else (env.num_agents,)
     action = jnp.zeros((2, *agents, *env.action_space.shape), env.action_space.dtype)
 
-    def traced() -> tuple[str, list[Any]]:
+    def trace() -> tuple[str, list[Any]]:
         jaxprs = [jax.make_jaxpr(env.reset)(keys), jax.make_jaxpr(env.step)(keys, state, action)]
         constants = [np.asarray(x) for closed_jaxpr in jaxprs for x in closed_jaxpr.consts if not _is_key(x)]
         return "".join(str(closed_jaxpr) for closed_jaxpr in jaxprs), constants
 
-    (text, constants), (text_again, constants_again) = traced(), traced()
-    same = text == text_again and len(constants) == len(constants_again)
-    if not same or not all(
+    (text, constants), (text_again, constants_again) = trace(), trace()
+    same_text = text == text_again and len(constants) == len(constants_again)
+    if not same_text or not all(
         np.array_equal(a, b, equal_nan=_may_be_nan(a))
         for a, b in zip(constants, constants_again, strict=True)
     ):
@@ -135,7 +135,7 @@ def random_actions(env: Any, keys: jax.Array, observation: Any) -> jax.Array:
     if mask is None:
         return action
     space = env.action_space
-    if isinstance(space, MultiDiscrete):  # its choices are concatenated
+    if isinstance(space, MultiDiscrete):  # the mask concatenates its choices
         parts = jnp.split(mask, np.cumsum(space.nvec)[:-1].tolist(), axis=-1)
         return jnp.stack([_valid_action(action[..., i], part) for i, part in enumerate(parts)], axis=-1)
     return _valid_action(action, mask)
@@ -148,30 +148,30 @@ def _valid_action(action: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def random_rollouts(
-    env: Any, beside: Any = None, num_envs: int = NUM_ENVS, steps: int = STEPS
+    env: Any, other: Any = None, num_envs: int = NUM_ENVS, steps: int = STEPS
 ) -> tuple[Rollout, Rollout]:
-    """Two rollouts of random actions; the second has the environments of the first in reverse order.
+    """Two rollouts of random actions; the second has the first's environments in reverse order.
 
-    Its last environment has other keys than the first one of the first rollout. `beside` is another
-    environment, which gets the same keys and actions; its `step` may return any pytree as its second result.
-    Both run in one program: compilation takes most of the time, and parts that they share compile once.
+    Only the second's last environment has new keys. `other` is another environment, which gets the same
+    keys and actions; its `step` may return any pytree as its second result. One program runs both, because
+    compilation takes most of the time and shared parts compile once.
     """
     types = {}
 
     def program(reset_keys, step_keys, action_keys):
         state, observation = env.reset(reset_keys)
         types["reset"] = jax.tree.map(jax.typeof, state)
-        beside_state = beside.reset(reset_keys)[0] if beside else None
+        other_state = other.reset(reset_keys)[0] if other else None
 
         def body(states, keys):
-            state, beside_state, observation = states
+            state, other_state, observation = states
             action = random_actions(env, keys[1], observation)
             state, step = env.step(keys[0], state, action)
             types["step"] = jax.tree.map(jax.typeof, state)
-            beside_state, beside_step = beside.step(keys[0], beside_state, action) if beside else (None, None)
-            return (state, beside_state, step.observation), (action, step, beside_step)
+            other_state, other_step = other.step(keys[0], other_state, action) if other else (None, None)
+            return (state, other_state, step.observation), (action, step, other_step)
 
-        _, steps = jax.lax.scan(body, (state, beside_state, observation), (step_keys, action_keys))
+        _, steps = jax.lax.scan(body, (state, other_state, observation), (step_keys, action_keys))
         return observation, *steps
 
     program = jax.jit(program, compiler_options=COMPILE_FAST)
@@ -199,7 +199,7 @@ def problems(env: Any, rollout: Rollout, backward: Rollout) -> Iterator[str]:
         "an observation": (step.observation, (steps, num_envs, *agents)),
         "a final observation": (step.final_observation, (steps, num_envs, *agents)),
     }
-    yield from _mask_problems(env, [value for value, _ in observations.values()])  # may explain others
+    yield from _mask_problems(env, [value for value, _ in observations.values()])  # may cause the next ones
     yield from _space_problems(env, observations)
     if rollout.action.shape != (steps, num_envs, *agents, *env.action_space.shape):
         yield f"its action space draws actions of shape {rollout.action.shape[2 + len(agents) :]}"
@@ -213,9 +213,9 @@ def problems(env: Any, rollout: Rollout, backward: Rollout) -> Iterator[str]:
     if not np.isfinite(step.reward).all():
         yield "a reward is infinite or not a number"
     if (step.terminated & step.truncated).any():
-        yield "truncated is True where terminated is: let termination win"
+        yield "truncated and terminated are both True: set truncated to False where terminated is True"
     yield from _episode_problems(env, step)
-    if not _agree(rollout, backward):
+    if not _equal_reversed(rollout, backward):
         yield "an environment depends on more than its own key, state and action"
 
 
@@ -246,7 +246,7 @@ def _mask_problems(env: Any, observations: list[Any]) -> Iterator[str]:
         yield "some observations have a mask and others have none"
     elif len({mask.shape[-1] for mask in present}) > 1 or any(mask.dtype != bool for mask in present):
         yield "masks have different lengths, or are not of bools"
-    elif not all(mask.any(-1).all() for mask in present[:2]):  # after an episode, none may be
+    elif not all(mask.any(-1).all() for mask in present[:2]):  # final observations may allow none
         yield "no action is allowed at some step: a mask must allow at least one"
 
 
@@ -277,12 +277,12 @@ def _episode_problems(env: Any, step: TimeStep) -> Iterator[str]:
                 yield f"the episode goes on after its limit of {env.max_episode_steps} steps"
 
 
-def _agree(rollout: Rollout, backward: Rollout) -> bool:
-    """True if the rollouts are equal in reverse order, but for the environment that had other keys."""
-    first = {id(leaf) for leaf in jax.tree.leaves(rollout.first_observation)}
+def _equal_reversed(rollout: Rollout, backward: Rollout) -> bool:
+    """Whether the second rollout is the first in reverse order, except its last environment (new keys)."""
+    without_time = {id(leaf) for leaf in jax.tree.leaves(rollout.first_observation)}
 
     def same(leaf: np.ndarray, backward_leaf: np.ndarray) -> bool:
-        axis = 0 if id(leaf) in first else 1
+        axis = 0 if id(leaf) in without_time else 1
         forward, reverse = (np.moveaxis(x, axis, 0) for x in (leaf, np.flip(backward_leaf, axis)))
         return np.allclose(forward[1:], reverse[1:], 1e-6, 1e-6, equal_nan=_may_be_nan(leaf))
 

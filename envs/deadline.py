@@ -54,4 +54,4 @@ class Deadline:
                 self._results.put((function(), None))
             except BaseException as error:
                 self._results.put((None, error))
-            function = None
+            function = None  # drop the reference while waiting

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from envs import composite, foreign
-from envs.checking import check_spec, read_attribute, unpacked_reset, unpacked_step
+from envs.checking import check_spec, read_attribute, unpack_reset, unpack_step
 from envs.composite import Dict, ObservationSpace, Tuple
 from envs.joined import Joined
 from envs.observations import MaskedObservation, Observation, features_and_mask
@@ -41,7 +41,7 @@ class TimeStep(NamedTuple):
       final_observation: `[B, (A,) *observation_space.shape]`, the observation before the auto-reset; equals
         `observation` while the episode continues.
       episode_return: `[B] float32`, undiscounted return of the episode that ended (mean over agents), else 0;
-        with a wrapper that changes rewards, that of the inner environment.
+        a wrapper that changes rewards does not change it.
       episode_length: `[B] int32`, steps of the episode that ended, else 0.
       episode_info: `[B] float32` by name: the requested `info` of the episode that ended, else 0; NaN if
         unknown.
@@ -92,7 +92,7 @@ class Environment(EnvironmentSpec, Protocol):
 
     @property
     def num_agents(self) -> int | None:
-        """Number of agents that act at the same time; `None` for one, without an axis.
+        """Number of agents that act at the same time; `None` for a single agent, without the axis `A`.
 
         Use `envs.num_agents(env)`: a single-agent environment need not have this attribute.
         """
@@ -119,18 +119,18 @@ class Environment(EnvironmentSpec, Protocol):
 
 
 class SingleEnvironment(EnvironmentSpec, Protocol):
-    """A single instance without auto-reset: what you write, and `vectorize` turns into a batch.
+    """A single instance without auto-reset: you write it, and `vectorize` makes a batch of it.
 
     A hashable value (such as a frozen dataclass) with pure methods. The observation has the shape of its
     space and is cast to its dtype; it may be a `MaskedObservation`. Reward and the two flags are scalars of
     any numeric dtype. The state is any pytree; `step` keeps its structure, shapes and dtypes. `vectorize`
     truncates after `max_episode_steps`.
 
-    A multi-agent environment has an attribute `num_agents`. Its spaces are those of one agent, equal for all;
-    observations, actions and rewards have a leading axis `A`; the two flags stay scalars. If agents differ,
-    both spaces are an `envs.Tuple` with one space per agent, and observations and actions are tuples
+    A multi-agent environment has an attribute `num_agents`. All agents have the same two spaces;
+    observations, actions and rewards have a leading axis `A`; the two flags stay scalars. If agents' spaces
+    differ, both spaces are an `envs.Tuple` with one space per agent, and observations and actions are tuples
     (`envs.Alike`). In a single-agent environment, an `action_space` that is an `envs.Dict` or `envs.Tuple`
-    (all discrete, or all continuous) is joined into one space for algorithms, and `step` gets its parts.
+    (all discrete, or all continuous) is joined into one space for algorithms, and `step` gets the parts.
     """
 
     def reset(self, key: jax.Array) -> tuple[State, Observation]:
@@ -152,11 +152,11 @@ class EpisodeState(NamedTuple):
     inner: State  # of the single environment
     running_return: jax.Array  # [B] float32: undiscounted return of the episode so far, mean over agents
     running_length: jax.Array  # [B] int32: steps of the episode so far
-    start: tuple[State, Observation] | None = None  # with `repeat_start`: how every episode starts
+    start: tuple[State, Observation] | None = None  # with `repeat_start`: start of every episode
 
 
 class Forwarding:
-    """Base of values that forward name and spaces to the field that `_forwards_to` names."""
+    """Base class: name, agents, spaces and limit are those of the field that `_forwards_to` names."""
 
     _forwards_to: ClassVar[str]
 
@@ -167,7 +167,7 @@ class Forwarding:
 
     @property
     def num_agents(self) -> int | None:
-        """Number of agents that act at the same time; `None` for one, without an axis."""
+        """Number of agents that act at the same time; `None` for a single agent, without an axis."""
         return num_agents(getattr(self, self._forwards_to))
 
     @property
@@ -187,10 +187,10 @@ class Forwarding:
 
 
 class EnvironmentBase(Forwarding):
-    """Base of environments: errors explain what replaces attributes that other libraries have."""
+    """Base class of environments: an attribute of another library raises an error that names ours."""
 
     with_reward = Elsewhere("a subclass of envs.Wrapper whose step changes rewards (docs/how-to/wrappers.md)")
-    unwrapped = Elsewhere("env.single, of environments of JAX, or env.env, of a wrapper")
+    unwrapped = Elsewhere("env.single of a JAX environment, or env.env of a wrapper")
     sample_action = Elsewhere("env.action_space.sample(key)")
     spec = Elsewhere("env.name, env.max_episode_steps, env.observation_space and env.action_space")
     default_params = Elsewhere("envs.make(name, gravity=9.8): parameters are arguments")
@@ -208,8 +208,8 @@ class Vectorized(EnvironmentBase):
 
     _forwards_to: ClassVar[str] = "single"
 
-    single: Any  # a SingleEnvironment; hash and equality are its
-    repeat_start: bool = False  # all episodes of an environment start in its first start state
+    single: Any  # a SingleEnvironment
+    repeat_start: bool = False  # every episode of an environment starts in its first start state
     info: tuple[str, ...] = ()  # names of episode metrics, in the sixth result of `step`
 
     @checked_names
@@ -238,8 +238,8 @@ class Vectorized(EnvironmentBase):
         step_key, reset_key = jax.random.split(key)
         with check_unchanged(self.single, f"environment '{self.name}': step", warns=False):
             result = self.single.step(step_key, state.inner, action)
-        inner, final_observation, reward, terminated, truncated, info = unpacked_step(self.name, result)
-        inner = jax.tree.map(_strong, inner)
+        inner, final_observation, reward, terminated, truncated, info = unpack_step(self.name, result)
+        inner = jax.tree.map(_strongly_typed, inner)
         final_observation = self._observation(final_observation, "step")
         reward = self._checked_result(reward, "reward", jnp.float32, self._agents_axis)
         terminated = self._checked_result(terminated, "terminated", jnp.bool_)
@@ -280,14 +280,14 @@ class Vectorized(EnvironmentBase):
         """The state and observation at the start of an episode."""
         with check_unchanged(self.single, f"environment '{self.name}': reset", warns=False):
             result = self.single.reset(key)
-        inner, observation = unpacked_reset(self.name, result)
-        return jax.tree.map(_strong, inner), self._observation(observation, "reset")
+        inner, observation = unpack_reset(self.name, result)
+        return jax.tree.map(_strongly_typed, inner), self._observation(observation, "reset")
 
     def _observation(self, observation: Any, method: str) -> Observation:
         space = self.observation_space
         features, mask = features_and_mask(observation)
-        whose = f"environment '{self.name}': {method} gives"
-        features = composite.fit_observation(space, features, self._agents_axis, whose)
+        subject = f"environment '{self.name}': {method} gives"
+        features = composite.fit_observation(space, features, self._agents_axis, subject)
         if mask is None:
             return features
         if isinstance(self.action_space, Box) and not getattr(self.single, "masks_components", False):
@@ -359,7 +359,7 @@ def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = (
     check_arguments(vectorize, {"repeat_start": repeat_start})
     if isinstance(single, Vectorized):
         raise FdgError(f"environment '{single.name}' is already vectorized: leave out envs.vectorize")
-    # Reading the spaces of an environment of ours may import its library, so they are not checked here.
+    # Only a user's spaces are checked here: reading those of our adapters may import a library.
     is_ours = type(single).__module__.partition(".")[0] == __name__.partition(".")[0]
     single = foreign.as_single_environment(single)
     check_spec(single, single=True)
@@ -382,7 +382,7 @@ def named_info(info: Any) -> tuple[str, ...]:
 
 
 def num_agents(env: Any) -> int | None:
-    """The number of agents in an environment; None for a single-agent one, which has no such axis.
+    """The number of agents in an environment; None for a single agent, without an axis of agents.
 
     >>> from envs.probe import Value
     >>> print(num_agents(vectorize(Value())))
@@ -415,7 +415,7 @@ def check_keys(name: str, keys: jax.Array) -> None:
 
 
 def check_state(name: str, state: Any, size: int | None = None) -> None:
-    """Raises an `FdgError` unless `state` is of a batch of (`size`) episodes, possibly in a wrapper."""
+    """Raises an `FdgError` unless `state` is the state of a batch, of `size` episodes if that is given."""
     if not hasattr(state, "inner"):
         raise FdgError(
             f"environment '{name}': step takes the state, but was given {kind_of(state)}: reset returns"
@@ -449,7 +449,7 @@ def actions(name: str, action: Any, space: Space, leading: tuple[int, ...]) -> j
     return array.astype(space.dtype)
 
 
-def _strong(x: Any) -> jax.Array:
+def _strongly_typed(x: Any) -> jax.Array:
     """Converts to a strongly typed array: `scan` needs the same type at every step."""
     x = jnp.asarray(x)
     return x if _is_key(x) else jax.lax.convert_element_type(x, x.dtype)
@@ -471,7 +471,7 @@ def _check_same_types(name: str, reset_state: State, step_state: State) -> None:
         if before[path] != after[path]:
             raise FdgError(
                 f"environment '{name}': reset gives state{path} as {before[path]}, but step as {after[path]};"
-                " start from the type that step keeps"
+                " return the same type from both"
             )
 
 

@@ -1,8 +1,8 @@
-"""Maps names of environments to families, which share presets of hyperparameters.
+"""Maps names of environments to families; the environments of a family share presets of hyperparameters.
 
 A family is a list of shell patterns (`fnmatch`). A task has the same family in every library:
-`MountainCar-v0`, `gymnasium:MountainCar-v0` and `envpool:MountainCar-v0` are all sparse control. Nothing is
-imported or made.
+`MountainCar-v0`, `gymnasium:MountainCar-v0` and `envpool:MountainCar-v0` are all sparse control. This module
+imports no library and makes no environment.
 """
 
 import fnmatch
@@ -15,8 +15,8 @@ from envs.spaces import Box, Space
 _HOST_PREFIXES = ("envpool:", "gymnasium:")
 
 
-def _on_hosts(*tasks: str) -> tuple[str, ...]:
-    """The names of tasks in the libraries whose environments run on the host."""
+def _host_names(*tasks: str) -> tuple[str, ...]:
+    """The names of tasks in EnvPool and Gymnasium, whose environments run on the host."""
     return tuple(f"{host}{task}" for host in _HOST_PREFIXES for task in tasks)
 
 
@@ -26,7 +26,7 @@ _MUJOCO = (
     "InvertedPendulum", "Pusher", "Reacher", "Swimmer", "Walker2d",
 )  # fmt: skip
 
-# Domains of the DeepMind Control Suite; a task's name is a domain and a word, `CheetahRun`.
+# Domains of the DeepMind Control Suite; names of tasks begin with them, such as `CheetahRun`.
 _CONTROL_SUITE = (
     "Acrobot", "BallInCup", "Cartpole", "Cheetah", "Dog", "Finger", "Fish", "Hopper", "Humanoid",
     "HumanoidCMU", "Lqr", "Manipulator", "Pendulum", "PointMass", "Quadruped", "Reacher", "Stacker",
@@ -37,9 +37,9 @@ _PROCGEN = (
     "Bigfish", "Bossfight", "Caveflyer", "Chaser", "Climber", "Coinrun", "Dodgeball", "Fruitbot", "Heist",
     "Jumper", "Leaper", "Maze", "Miner", "Ninja", "Plunder", "Starpilot",
 )  # fmt: skip
-_PROCGEN_MODES = ("Easy", "Hard", "Extreme", "Memory", "Exploration")  # a plain Maze is Jumanji's
+_PROCGEN_MODES = ("Easy", "Hard", "Extreme", "Memory", "Exploration")  # `Maze` without a mode is Jumanji's
 
-# Jumanji's games, of all versions, also in EnvPool; there also as `Jumanji/Snake-v1`.
+# Jumanji's games, of all versions. EnvPool has them too, as `Snake-v1` and as `Jumanji/Snake-v1`.
 _JUMANJI = (
     "BinPack", "CVRP", "Cleaner", "Connector", "FlatPack", "Game2048", "GraphColoring", "JobShop", "Knapsack",
     "LevelBasedForaging", "MMST", "Maze", "Minesweeper", "MultiCVRP", "PacMan", "RobotWarehouse",
@@ -53,21 +53,21 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "classic-control": (
         "CartPole-v*",
         "Acrobot-v*",
-        *_on_hosts("CartPole-v*", "phys2d/CartPole-v*", "Acrobot-v*"),
+        *_host_names("CartPole-v*", "phys2d/CartPole-v*", "Acrobot-v*"),
     ),
-    "sparse-control": ("MountainCar-v*", *_on_hosts("MountainCar-v*")),
-    "sparse-continuous-control": ("MountainCarContinuous-v*", *_on_hosts("MountainCarContinuous-v*")),
-    "pendulum": ("Pendulum-v*", *_on_hosts("Pendulum-v*", "phys2d/Pendulum-v*")),
-    "minatar": ("*-MinAtar", *_on_hosts("MinAtar/*")),
+    "sparse-control": ("MountainCar-v*", *_host_names("MountainCar-v*")),
+    "sparse-continuous-control": ("MountainCarContinuous-v*", *_host_names("MountainCarContinuous-v*")),
+    "pendulum": ("Pendulum-v*", *_host_names("Pendulum-v*", "phys2d/Pendulum-v*")),
+    "minatar": ("*-MinAtar", *_host_names("MinAtar/*")),
     "bsuite": ("*-bsuite",),
     "brax": ("brax:*",),
     "control-suite": (
         "playground:*",
         *(f"envpool:{domain}*-v1" for domain in _CONTROL_SUITE),
-        *_on_hosts("dm_control/*"),
+        *_host_names("dm_control/*"),
     ),
-    "mujoco": _on_hosts(*(f"{task}-v[0-9]" for task in _MUJOCO)),
-    "box2d": _on_hosts("LunarLander*", "BipedalWalker*"),
+    "mujoco": _host_names(*(f"{task}-v[0-9]" for task in _MUJOCO)),
+    "box2d": _host_names("LunarLander*", "BipedalWalker*"),
     "mpe": ("MPE_*",),
     "smax": ("SMAX*", "HeuristicEnemySMAX*"),
     "overcooked": ("overcooked*",),
@@ -86,7 +86,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "envpool:Jumanji/*",
         *(f"envpool:{game}-v[0-9]" for game in _JUMANJI),
     ),
-    "minigrid": _on_hosts("MiniGrid-*", "BabyAI-*"),
+    "minigrid": _host_names("MiniGrid-*", "BabyAI-*"),
     "procgen": tuple(f"envpool:{game}{mode}-v0" for game in _PROCGEN for mode in _PROCGEN_MODES),
     "atari": ("envpool:*-v5", "gymnasium:ALE/*", "gymnasium:*NoFrameskip-v4"),
 }
@@ -119,10 +119,10 @@ def family(name: str) -> str | None:
     return next((kind for kind, patterns in _FAMILIES.items() if _matches(name, patterns)), None)
 
 
-def hosted(name: str) -> list[str]:
-    """The names in `envs.make` of a task `name` in Gymnasium and EnvPool.
+def known_host_names(name: str) -> list[str]:
+    """The names for `envs.make` of a task of Gymnasium and EnvPool; none if its family is unknown.
 
-    >>> hosted("Hopper-v4"), hosted("Hoper")
+    >>> known_host_names("Hopper-v4"), known_host_names("Hoper")
     (['gymnasium:Hopper-v4', 'envpool:Hopper-v4'], [])
     """
     return [f"{host}{name}" for host in reversed(_HOST_PREFIXES) if family(f"{host}{name}")]

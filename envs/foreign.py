@@ -1,6 +1,6 @@
-"""Recognises users' environments written for other packages' interfaces: adapts them, or says what to write.
+"""Adapts users' environments that are written for other packages' interfaces, or says what to write instead.
 
-Classes are recognised by the names of their base classes' packages, so no package is imported for it.
+Classes are recognised by the names of their base classes and packages, so no package is imported.
 """
 
 import importlib
@@ -58,14 +58,13 @@ def package_of(env: Any) -> str | None:
     return next((p for p in map(_top_package, kinds) if p in _BASES), None)
 
 
-def is_of_gymnasium(made: Any) -> bool:
+def is_of_gymnasium(env: Any) -> bool:
     """True for a class or instance of Gymnasium's environments."""
-    return package_of(made) == "gymnasium"
+    return package_of(env) == "gymnasium"
 
 
 def as_single_environment(env: Any, **parameters: Any) -> Any:
-    """Converts an environment of another package's interface to a `SingleEnvironment`; others are
-    unchanged."""
+    """Converts an environment that has an adapter to a `SingleEnvironment`; returns others unchanged."""
     if isinstance(env, type) or reason_not_adapted(env) or package_of(env) not in _ADAPTERS:
         return env
     return importlib.import_module(_ADAPTERS[package_of(env) or ""]).adapt(env, **parameters)
@@ -88,15 +87,13 @@ def make_and_adapt(factory: Callable[..., Any], parameters: Mapping[str, Any]) -
     arguments = {name: value for name, value in parameters.items() if name not in adapter_parameters}
     if inspect.isfunction(factory) or inspect.isfunction(getattr(factory, "__init__", None)):
         check_call(factory, (), arguments, "parameter")
-    made = factory(**arguments)
-    if adapter_parameters and not is_adapted and not is_of_gymnasium(made):
-        # Not of Gymnasium, so all parameters are the factory's, which raises its own error for unknown ones.
-        made = factory(**parameters)
-    adapted = as_single_environment(made, **adapter_parameters)
+    env = factory(**arguments)
+    if adapter_parameters and not is_adapted and not is_of_gymnasium(env):
+        # Not of Gymnasium: pass all parameters to the factory, which raises its own error for unknown ones.
+        env = factory(**parameters)
+    adapted = as_single_environment(env, **adapter_parameters)
     return (
-        made
-        if adapted is made
-        else _adapted.setdefault((factory, tuple(sorted(parameters.items()))), adapted)
+        env if adapted is env else _adapted.setdefault((factory, tuple(sorted(parameters.items()))), adapted)
     )
 
 
@@ -115,7 +112,7 @@ def import_name(factory: Any) -> str:
 def reason_not_adapted(env: Any) -> str | None:
     """Why `as_single_environment` cannot adapt a value, and the fix, as the end of an error message.
 
-    None if it can, or if the value has no other package's interface.
+    None if it can adapt the value, or the value has no other package's interface.
     """
     package = package_of(env)
     if package is None:

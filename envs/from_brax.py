@@ -1,18 +1,18 @@
 """Every environment of brax 0.14 (github.com/google/brax), with every physics backend.
 
-`brax:ant` uses brax's default physics, `generalized`; `brax:ant:spring` another, as does `make("brax:ant",
-backend="spring")`. Differences from brax:
+`brax:ant` uses brax's default physics backend, `generalized`. `brax:ant:spring` uses another one, and so does
+`make("brax:ant", backend="spring")`. Differences from brax:
 
-- brax's `done` is a termination: its environments only terminate in invalid states. The time limit,
-`episode_length`, is a truncation, and `vectorize` applies it, as well as batching, resets and statistics:
-brax's wrappers are not used.
+- brax's `done` is a termination, because its environments only terminate in invalid states. The time limit,
+`episode_length`, is a truncation. `vectorize` makes truncations, batches, resets and statistics, so brax's
+wrappers are not used.
 - Every episode of an environment starts in its first start state, as with brax's `AutoResetWrapper`
 (`repeat_start`; see `envs.vectorize`): a reset in every step would take as long as the step, or longer.
 - Observations are unbounded; actions are in [-1, 1], and brax scales them to each actuator.
 - Making an environment allocates nothing: brax is imported on first use, and the model's arrays are NumPy
 arrays that become literals of a program.
 
-Unchanged: `brax:fast`, a toy of its unit tests, has no physics; `brax:swimmer` has only one backend.
+As in brax, `brax:fast`, a toy for unit tests, has no physics, and `brax:swimmer` has only one backend.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from envs.adapters import accepting, check_count, check_names, plain
+from envs.adapters import check_count, check_names, converting_errors, hashable_parameters
 from envs.composite import Dict, ObservationSpace
 from envs.environment import Vectorized, vectorize
 from envs.literals import as_arrays, replace_pytree_arrays
@@ -74,7 +74,7 @@ class BraxEnvironment:
         """`brax:ENVIRONMENT`, and the backend unless it is the default."""
         if not isinstance(self.environment, str):
             return type(self.environment).__name__
-        return _name(self.environment, self.backend)
+        return _name_with_backend(self.environment, self.backend)
 
     @property
     def observation_space(self) -> ObservationSpace:
@@ -94,7 +94,7 @@ class BraxEnvironment:
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts an episode."""
         env = _brax_environment(self)
-        with _lenient(), as_arrays(env):
+        with _relaxed_for_brax(), as_arrays(env):
             state = env.reset(key)
         return state, state.obs
 
@@ -103,7 +103,7 @@ class BraxEnvironment:
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Takes one step, without reset."""
         env = _brax_environment(self)
-        with _lenient(), as_arrays(env):
+        with _relaxed_for_brax(), as_arrays(env):
             state = env.step(state, action)
         return state, state.obs, state.reward, state.done != 0, jnp.bool_(False)
 
@@ -114,7 +114,7 @@ class BraxEnvironment:
             return None
         from brax.io import image
 
-        with _lenient(), mujoco_quietly():
+        with _relaxed_for_brax(), mujoco_quietly():
             try:
                 return image.render_array(system, _pipeline_states(states), height=_HEIGHT, width=_WIDTH)
             except Exception as error:  # MuJoCo raises various types without OpenGL
@@ -130,7 +130,7 @@ class BraxEnvironment:
             return None
         from brax.io import html
 
-        with _lenient(), mujoco_quietly():
+        with _relaxed_for_brax(), mujoco_quietly():
             return html.render(
                 system.tree_replace({"opt.timestep": _brax_environment(self).dt}), _pipeline_states(states)
             )
@@ -148,13 +148,13 @@ def _pipeline_states(states: Sequence[Any]) -> list[Any]:
 def factories() -> dict[str, Callable[..., Vectorized]]:
     """Factories by name, with and without backend, for the registry."""
     return {
-        _name(environment, backend): functools.partial(_make, environment, backend)
+        _name_with_backend(environment, backend): functools.partial(_make, environment, backend)
         for environment in ENVIRONMENTS
         for backend in _backends(environment)
     }
 
 
-def _name(environment: str, backend: str) -> str:
+def _name_with_backend(environment: str, backend: str) -> str:
     return f"brax:{environment}" if backend == DEFAULT_BACKEND else f"brax:{environment}:{backend}"
 
 
@@ -171,7 +171,7 @@ def _make(
     repeat_start: bool = True,
     **overrides: Any,
 ) -> Vectorized:
-    where = f"environment '{_name(environment, named_backend)}'"
+    where = f"environment '{_name_with_backend(environment, named_backend)}'"
     check_options(where, _make, {"repeat_start": repeat_start})
     backend = backend or named_backend
     if backend not in _backends(environment) or named_backend not in (DEFAULT_BACKEND, backend):
@@ -185,19 +185,18 @@ def _make(
 
 
 def _checked_overrides(where: str, environment: str, overrides: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Hashable overrides; raises if brax's environment does not accept one."""
+    """Checks that brax's environment accepts the overrides; returns them as hashable values."""
     known = _overridable_arguments(environment)
     check_names(where, overrides, sorted((*known, "backend", "episode_length", "repeat_start")))
-    values = plain(where, overrides)
+    values = hashable_parameters(where, overrides)
     parameters = inspect.signature(_registry()[environment]).parameters.values()
-    check_options(where, {one.name: one.default for one in parameters}, values)
+    check_options(where, {parameter.name: parameter.default for parameter in parameters}, values)
     return values
 
 
 @functools.cache
 def _overridable_arguments(environment: str) -> tuple[str, ...]:
-    """Arguments that a user may override: those with plain Python defaults, and the physics steps per
-    step."""
+    """Arguments that a user may override: those with plain Python defaults, and `n_frames`."""
     parameters = inspect.signature(_registry()[environment]).parameters.values()
     kinds = (bool, int, float, str, tuple)
     names = tuple(p.name for p in parameters if isinstance(p.default, kinds) and p.name != "backend")
@@ -205,7 +204,7 @@ def _overridable_arguments(environment: str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _lenient() -> Iterator[None]:
+def _relaxed_for_brax() -> Iterator[None]:
     """For brax's own code: allows rank promotion, and hides MuJoCo's deprecation warnings."""
     with jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -214,7 +213,7 @@ def _lenient() -> Iterator[None]:
 
 @functools.cache
 def _registry() -> dict[str, Callable[..., Any]]:
-    """brax's constructors by name; imports brax, possibly while a program is being traced."""
+    """brax's constructors by name; imports brax, also while JAX traces."""
     with jax.ensure_compile_time_eval(), quietly():
         from brax import envs, fluid
     # Fluid forces (swimmer) call `clip` with an argument that JAX has renamed.
@@ -233,7 +232,7 @@ class _Facts:
 @functools.cache
 def _facts(single: BraxEnvironment) -> _Facts:
     env = _brax_environment(single)
-    with _lenient(), as_arrays(env):
+    with _relaxed_for_brax(), as_arrays(env):
         state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
     return _Facts(_unbounded_space(state.obs), int(env.action_size))
 
@@ -254,7 +253,7 @@ def _brax_environment(single: BraxEnvironment) -> Any:
         arguments["backend"] = single.backend
     # Each loaded model warns that brax is no longer developed, and of MuJoCo's deprecations.
     with jax.ensure_compile_time_eval(), quietly(), mujoco_quietly():
-        with accepting(f"environment '{single.name}'", "brax", arguments.items()):
+        with converting_errors(f"environment '{single.name}'", "brax", arguments.items()):
             env = _registry()[single.environment](**arguments)
         replace_pytree_arrays(env)
     return env

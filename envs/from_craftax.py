@@ -9,8 +9,8 @@ baselines, 16 environments share one new world per step (`reset_ratio`; see `env
 - Textures are made only in the requested size. Craftax makes three sizes, the largest for people (64 pixels
 per block), and compresses all into a file, which takes many minutes; the agent's size takes seconds.
 
-A step's keys are split as in Craftax (step, then reset), so for equal keys, and unless two environments that
-share a world end at the same step, results equal those of its own `step`.
+Keys are split as in Craftax (step, then reset). So for equal keys, results equal those of Craftax's `step`,
+unless two environments that share a world end at the same step.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.adapters import check_count, check_names, importing, of_type, plain
+from envs.adapters import check_count, check_names, check_type, hashable_parameters, importing
 from envs.environment import Vectorized
 from envs.lazy_plotting import without_plotting
 from envs.literals import literals, replace_module_arrays
@@ -112,21 +112,21 @@ def _make(name: str, *, reset_ratio: int = RESET_RATIO, **overrides: Any) -> Vec
 def _checked_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
     """The overrides, with lists as tuples; raises for unknown parameters and wrong types."""
     known = {
-        **_fields(_craftax_environment(name).default_params),
-        **_fields(_craftax_environment(name).default_static_params()),
+        **_defaults(_craftax_environment(name).default_params),
+        **_defaults(_craftax_environment(name).default_static_params()),
     }
     where = f"environment '{name}'"
     check_names(where, overrides, sorted((*known, "reset_ratio")))
     checked = {
-        field: of_type(where, field, value, type(known[field]))
-        for field, value in plain(where, overrides).items()
+        field: check_type(where, field, value, type(known[field]))
+        for field, value in hashable_parameters(where, overrides).items()
     }
     check_count(where, "max_timesteps", checked.get("max_timesteps", 1))
     return checked
 
 
-def _fields(params: Any) -> dict[str, Any]:
-    """Parameters with plain values, by name, with their defaults."""
+def _defaults(params: Any) -> dict[str, Any]:
+    """Default values of parameters by name, without those that contain None."""
     values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     return {name: value for name, value in values.items() if not _contains_none(value)}
 
@@ -154,7 +154,7 @@ class _Textures(dict[int, Any]):
 
 @functools.cache
 def _drawing_modules(classic: bool) -> tuple[Any, Any]:
-    """Craftax's modules `constants` and `renderer`, drawing with `_Textures`."""
+    """Craftax's modules `constants` and `renderer`, changed to draw with `_Textures`."""
     constants, renderer = (
         importlib.import_module(f"{_module_prefix(classic)}.{module}") for module in ("constants", "renderer")
     )
@@ -165,8 +165,8 @@ def _drawing_modules(classic: bool) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _craftax_environment(name: str, static: tuple[tuple[str, Scalar], ...] = ()) -> Any:
-    """Craftax's environment without auto-reset; imports Craftax, possibly during tracing."""
+def _craftax_environment(name: str, static_overrides: tuple[tuple[str, Scalar], ...] = ()) -> Any:
+    """Craftax's environment without auto-reset; imports Craftax, also while JAX traces."""
     classic, pixels = NAMES[name]
     kind = "Pixels" if pixels else "Symbolic"
     with importing(f"environment '{name}' needs", "Craftax", "craftax"), without_plotting():
@@ -174,16 +174,16 @@ def _craftax_environment(name: str, static: tuple[tuple[str, Scalar], ...] = ())
         replace_module_arrays("craftax")
         if pixels:
             _drawing_modules(classic)
-    env = getattr(module, f"Craftax{'Classic' if classic else ''}{kind}EnvNoAutoReset")
+    env_class = getattr(module, f"Craftax{'Classic' if classic else ''}{kind}EnvNoAutoReset")
     with jax.ensure_compile_time_eval():
-        params = env.default_static_params().replace(**dict(static))
-        return env(params)
+        params = env_class.default_static_params().replace(**dict(static_overrides))
+        return env_class(params)
 
 
 def _environment_and_parameters(single: CraftaxEnvironment) -> tuple[Any, Any]:
     """Craftax's environment and its parameters."""
     overrides = dict(single.overrides)
-    static = _fields(_craftax_environment(single.name).default_static_params())
+    static = _defaults(_craftax_environment(single.name).default_static_params())
     env = _craftax_environment(single.name, tuple(item for item in single.overrides if item[0] in static))
     return env, env.default_params.replace(
         **{name: value for name, value in overrides.items() if name not in static}

@@ -5,13 +5,13 @@ EnvPool:
 
 - EnvPool resets an instance in the step after its last one, and ignores that step's action. Here finished
 instances are reset within the same call, so every action counts.
-- Observations are as in `gymnasium_spaces`: EnvPool's MuJoCo uses float64, its Atari has channels first;
-parts are as in `gymnasium_parts`, masks included.
-- EnvPool fixes seeds when it makes instances: each `reset` with new keys makes new ones.
-- EnvPool starts one thread per core; while the threads wait, they spin, and slow down the program that acts.
-Here one core is left free; `num_threads` overrides this.
+- `gymnasium_spaces` converts observations: EnvPool's MuJoCo uses float64, its Atari has channels first.
+`gymnasium_parts` converts observations with parts, and masks.
+- EnvPool fixes seeds when it makes instances: each `reset` with new keys makes new instances.
+- EnvPool starts one thread per core; waiting threads spin, which slows down the program that acts. Here one
+core is left free; `num_threads` overrides this.
 
-Unchanged: an episode that ends exactly at its time limit is truncated, also in a terminal state;
+As in EnvPool, an episode that ends exactly at its time limit is truncated, also in a terminal state, and
 `reward_clip` and similar options also change the episode's return.
 """
 
@@ -68,7 +68,7 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     return make_from(lambda options: EnvPoolSource(PREFIX + name, options, info), overrides)
 
 
-def known() -> tuple[str, ...]:
+def all_names() -> tuple[str, ...]:
     """All names of EnvPool; empty if it is not installed."""
     return () if importlib.util.find_spec("envpool") is None else tuple(_envpool().list_all_envs())
 
@@ -108,7 +108,7 @@ class EnvPoolSource(gymnasium_parts.LibrarySource):
         """EnvPool's specification."""
         return _facts(self)
 
-    def within(self, cores: int) -> "EnvPoolSource":
+    def with_cores(self, cores: int) -> "EnvPoolSource":
         """The same source with at most this many threads, unless `num_threads` is given."""
         options = {"num_threads": cores, **dict(self.options)}
         return dataclasses.replace(self, options=tuple(sorted(options.items())))
@@ -131,15 +131,15 @@ class EnvPoolPool:
         """Recreates all instances; `rows` always includes all."""
         self._replace_thread()
 
-        def begin() -> tuple[Any, np.ndarray]:
+        def make_and_reset() -> tuple[Any, np.ndarray]:
             options = {"num_threads": threads_for(self._size), **dict(self._source.options)}
             _make_vizdoom_folder(self._source.name)
             with _quiet():
                 env = _make(self._source.name, num_envs=self._size, seed=seeds.tolist(), **options)
-                return env, self._source.encoded(env.reset()[0])
+                return env, self._source.encode(env.reset()[0])
 
         try:
-            self._env, observation = self._thread.call(begin, timeout)
+            self._env, observation = self._thread.call(make_and_reset, timeout)
         except TimeoutError:
             raise HostError(
                 f"environment '{self._source.name}': EnvPool has not started {self._size} instances in"
@@ -169,7 +169,7 @@ class EnvPoolPool:
             reason = f"a step was not done in {timeout:g} s"
         except Exception as error:
             reason = f"a step raised {raised(error)}"
-        return Transition.lost(self._size, self._source.wire_space, reason, len(self._source.info))
+        return Transition.all_lost(self._size, self._source.wire_space, reason, len(self._source.info))
 
     def close(self) -> None:
         """Releases the threads; one that hangs stays until the process ends."""
@@ -181,14 +181,14 @@ class EnvPoolPool:
         self._thread = Deadline()
 
     def _step(self, env: Any, action: np.ndarray) -> Transition:
-        observed, reward, terminated, truncated, infos = env.step(action)
-        final_observation = self._source.encoded(observed)
+        library_observation, reward, terminated, truncated, infos = env.step(action)
+        final_observation = self._source.encode(library_observation)
         observation = final_observation
         ended = np.flatnonzero(terminated | truncated).astype(np.int32)
         if len(ended):
             observation = final_observation.copy()
-            observed, info = env.reset(ended)
-            observation[info["env_id"]] = self._source.encoded(observed)
+            library_observation, info = env.reset(ended)
+            observation[info["env_id"]] = self._source.encode(library_observation)
         return Transition(
             observation,
             np.array(reward, np.float32),
@@ -209,21 +209,21 @@ class EnvPoolPool:
 def _make_vizdoom_folder(name: str) -> None:
     """Makes the folder that every instance of ViZDoom would make in the working directory.
 
-    If two make it at once, or it cannot be made, ViZDoom ends the whole process with a segmentation fault.
+    If two instances make the folder at once, or none can, ViZDoom ends the process with a segmentation fault.
 
     Raises:
-      HostError: it cannot be made.
+      HostError: the folder cannot be made.
     """
     if beyond(name) is None:
         return
     try:
         os.makedirs("_vizdoom", exist_ok=True)
-        with tempfile.TemporaryFile(dir="."):  # ViZDoom also writes its settings here
+        with tempfile.TemporaryFile(dir="."):  # a test: ViZDoom also writes its settings here
             pass
     except OSError as error:
         raise HostError(
-            f"environment '{name}': ViZDoom writes into the folder that it is started in, and cannot"
-            f" ({os.path.abspath(error.filename or '.')}: {error.strerror}): start it in another one"
+            f"environment '{name}': ViZDoom writes into the working directory, and cannot"
+            f" ({os.path.abspath(error.filename or '.')}: {error.strerror}): start in another directory"
         ) from error
 
 
@@ -261,14 +261,14 @@ def _spec(name: str, **options: Any) -> Any:
         raise FdgError(f"environment '{name}'{text} cannot be made: {one_line(error)}") from error
     players = getattr(spec.config, "max_num_players", 1)
     if players != 1:
-        raise FdgError(f"environment '{name}' has {players} players: use one for a single player")
+        raise FdgError(f"environment '{name}' has {players} players: use a single-player environment")
     return spec
 
 
 def _make(name: str, **options: Any) -> Any:
     library = _envpool()
     if family(name) == "jumanji":
-        # Sudoku's boards are in the package itself, but it looks for them among other assets.
+        # Sudoku's boards are in the package itself, but EnvPool looks for them in another folder.
         options["base_path"] = os.path.dirname(os.path.abspath(library.__file__))
     return library.make_gymnasium(name.removeprefix(PREFIX), **options)
 

@@ -3,12 +3,12 @@
 `envs.make("gymnasium:HalfCheetah-v5")`, and every other name in `gymnasium.make`; also
 `gymnasium:my_package:Mine-v0`, which imports `my_package` first, and `my_package:Mine`, a class or factory
 function, registered or not. Each worker steps an equal share of the instances, with Gymnasium's same-step
-auto-reset. Observations and actions are as in `gymnasium_spaces`, observations in parts (Gymnasium's `Dict`
-and `Tuple`) as in `gymnasium_parts`.
+auto-reset. `gymnasium_spaces` converts observations and actions; `gymnasium_parts` converts observations with
+parts (Gymnasium's `Dict` and `Tuple`).
 
-The workers replace `gymnasium.vector.AsyncVectorEnv`: there, if one worker dies or hangs, the others' results
-of that step are lost and it cannot be replaced; it forks this process, whose threads JAX warns about; and it
-has one process per instance, regardless of the cores.
+The workers replace `gymnasium.vector.AsyncVectorEnv`. There, a worker that dies or hangs cannot be replaced,
+and the other workers' results of that step are lost; workers are forks of this process, of which JAX warns;
+and each instance has its own process, whatever the number of cores.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     check_count(f"environment '{PREFIX}{name}'", "workers", 1 if workers is None else workers)
     info = named_info(overrides.pop("info", ()))
     env = make_from(lambda options: GymnasiumSource(PREFIX + name, options, workers, info), overrides)
-    _facts(env.name, env.source.options)  # raises if it cannot be made
+    _facts(env.name, env.source.options)  # raises if Gymnasium cannot make it
     return env
 
 
@@ -90,7 +90,7 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
         name = self.name.removeprefix(PREFIX)
         return gymnasium_frames.record(name, dict(self.options), act, episodes, max_steps, seed)
 
-    def within(self, cores: int) -> "GymnasiumSource":
+    def with_cores(self, cores: int) -> "GymnasiumSource":
         """The same source with at most this many processes, unless `workers` is given."""
         return dataclasses.replace(self, workers=self.workers or cores)
 
@@ -100,7 +100,7 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
 
 
 class WorkerPool:
-    """A `pools.Pool` of processes, each with some of the instances, which are replaced with it."""
+    """A `pools.Pool` of worker processes. Each steps some instances, which a restart of the worker renews."""
 
     def __init__(self, source: GymnasiumSource, size: int):
         self._source, self._size = source, size
@@ -108,7 +108,7 @@ class WorkerPool:
         count = min(size, source.workers or os.cpu_count() or 1)
         self._rows_by_worker = np.array_split(np.arange(size), count)
         self._workers: list[_Worker | None] = [None] * count
-        self._running: dict[Any, int] = {}  # of the running step: workers by connection
+        self._pending: dict[Any, int] = {}  # indices of the workers in the running step, by connection
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
         """Restarts the workers of the instances `rows`."""
@@ -127,7 +127,7 @@ class WorkerPool:
         for ok, reply in replies.values():
             if not ok:
                 raise HostError(f"environment '{self._source.name}': at its start, {reply}")
-        return np.concatenate([self._source.encoded(reply) for _, reply in replies.values()])
+        return np.concatenate([self._source.encode(reply) for _, reply in replies.values()])
 
     def step(self, action: np.ndarray, timeout: float) -> Transition:
         """One step of every worker."""
@@ -138,20 +138,20 @@ class WorkerPool:
         """Makes every worker start a step."""
         actions = gymnasium_spaces.decode(self._action_space, action)
         requests = {
-            i: ("step", ([gymnasium_spaces.rows(actions, row) for row in worker_rows], self._source.info))
+            i: ("step", ([gymnasium_spaces.select(actions, row) for row in worker_rows], self._source.info))
             for i, worker_rows in enumerate(self._rows_by_worker)
         }
-        self._running = self._send_requests(requests)
+        self._pending = self._send_requests(requests)
 
     def ready(self) -> bool:
         """True if all workers have replied."""
-        return len(wait(list(self._running), 0)) == len(self._running)
+        return len(wait(list(self._pending), 0)) == len(self._pending)
 
     def recv(self, timeout: float) -> Transition:
         """The result of the running step."""
         transition = Transition.empty(self._size, self._source.wire_space, len(self._source.info))
         failures = []
-        for i, (ok, reply) in self._replies(self._running, timeout).items():
+        for i, (ok, reply) in self._replies(self._pending, timeout).items():
             rows = self._rows_by_worker[i]
             if not ok:
                 failures.append(Failure(rows, reply))
@@ -159,8 +159,8 @@ class WorkerPool:
             observation, final, (reward, terminated, truncated, *info) = reply
             for metric, values in zip(transition.info, info, strict=True):
                 metric[rows] = values
-            transition.observation[rows] = encoded = self._source.encoded(observation)
-            transition.final_observation[rows] = encoded if final is None else self._source.encoded(final)
+            transition.observation[rows] = encoded = self._source.encode(observation)
+            transition.final_observation[rows] = encoded if final is None else self._source.encode(final)
             transition.reward[rows] = reward
             transition.terminated[rows], transition.truncated[rows] = terminated, truncated
         return transition._replace(failures=failures)
@@ -176,7 +176,7 @@ class WorkerPool:
             worker.kill()
 
     def _send_requests(self, requests: dict[int, Any]) -> dict[Any, int]:
-        """Sends each worker its request; returns the workers by connection."""
+        """Sends each worker its request; returns the workers' indices by connection."""
         waiting: dict[Any, int] = {}
         for i, request in requests.items():
             worker = self._workers[i]
@@ -199,17 +199,17 @@ class WorkerPool:
         return {i: replies[i] for i in workers.values()}
 
     def _reply(self, i: int, timeout: float | None) -> tuple[bool, Any]:
-        """A worker's reply, or how it failed; `timeout` if it did not reply in time."""
+        """A worker's reply, or how it failed. `timeout` is given if the worker did not reply in time."""
         worker = self._workers[i]
         assert worker is not None
-        what = f"worker {i} (process {worker.process.pid})"
+        subject = f"worker {i} (process {worker.process.pid})"
         if timeout is not None:
-            return False, f"{what} was not done in {timeout:g} s"
+            return False, f"{subject} was not done in {timeout:g} s"
         try:
             ok, reply = worker.connection.recv()
         except (EOFError, ConnectionResetError):
-            return False, f"{what} {worker.how_it_ended()}"
-        return ok, reply if ok else f"{what}: {reply}"
+            return False, f"{subject} {worker.how_it_ended()}"
+        return ok, reply if ok else f"{subject}: {reply}"
 
 
 class _Worker:
@@ -251,16 +251,16 @@ class _Worker:
         self._stderr.close()
 
 
-# Our names for the extras of Gymnasium that its environments need.
+# The extra of fdg that installs each extra of Gymnasium.
 _EXTRAS = {"gymnasium[box2d]": "box2d", "gymnasium[mujoco]": "gymnasium"}
 
 
 def _extra_for(message: str) -> str | None:
-    """Our extra for Gymnasium's missing dependency; None if there is none."""
+    """Our extra for the missing dependency that Gymnasium's message names; None if we have none."""
     return next((ours for theirs, ours in _EXTRAS.items() if theirs in message), None)
 
 
-def known() -> tuple[str, ...]:
+def all_names() -> tuple[str, ...]:
     """All names registered with Gymnasium; empty if it is not installed."""
     if importlib.util.find_spec("gymnasium") is None:
         return ()
@@ -288,9 +288,9 @@ def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.
         with_options = f" with {', '.join(f'{k}={v!r}' for k, v in options)}" if options else ""
         plain_name = name.removeprefix(PREFIX)
         is_unregistered = isinstance(error, gymnasium.error.UnregisteredEnv) and ":" not in plain_name
-        near = "".join(f"write {PREFIX}{one}; " for one in nearest(plain_name, gymnasium.registry, count=1))
+        hint = "".join(f"write {PREFIX}{one}; " for one in nearest(plain_name, gymnasium.registry, count=1))
         fix = (
-            f": {near}if a module registers it, write {PREFIX}MODULE:{plain_name}" if is_unregistered else ""
+            f": {hint}if a module registers it, write {PREFIX}MODULE:{plain_name}" if is_unregistered else ""
         )
         raise FdgError(f"environment '{name}'{with_options} cannot be made: {raised(error)}{fix}") from error
     try:

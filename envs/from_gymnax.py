@@ -2,20 +2,18 @@
 
 Differences from gymnax:
 
-- Observations are float32 arrays; the discrete one (FrozenLake) is one-hot, `[n] float32`.
-- gymnax's `step` includes a reset, so `step_env` and `reset_env` are called, and `vectorize` resets.
+- Observations are float32 arrays; discrete observations (FrozenLake's) are one-hot, `[n] float32`.
+- gymnax's `step` includes a reset, so this module calls `step_env` and `reset_env`, and `vectorize` resets.
 - `terminated` is what `step_env` returns, `truncated` is gymnax's time limit, `max_steps_in_episode`.
-- Making an environment allocates nothing. gymnax allocates arrays when it is imported and in its
-constructors: it is imported on first use, and its constants are NumPy arrays that become literals of a
-program.
+- Making an environment allocates nothing, although gymnax allocates arrays on import and in constructors:
+gymnax is imported on first use, and its constants are NumPy arrays that become literals of a program.
 
-Unchanged: MountainCarContinuous keeps its velocity at the left wall, where gymnasium stops the car (the other
-classic-control dynamics agree, tested); MemoryChain's observation lags one step behind its state;
-SimpleBandit samples new arms every episode, so no arm is best; CartPole's `total_mass` and `polemass_length`
-do not follow overrides of masses and length.
+As in gymnax, MountainCarContinuous keeps its velocity at the left wall, where Gymnasium stops the car (a test
+compares the other classic-control dynamics, which agree); MemoryChain's observation lags one step behind its
+state; SimpleBandit samples new arms every episode, so no arm is best; CartPole's `total_mass` and
+`polemass_length` do not follow overrides of masses and length.
 
-A step's keys are split as in gymnax (step, then reset), so for equal keys results equal those of gymnax's own
-`step`.
+Keys are split as in gymnax (step, then reset), so for equal keys, results equal those of gymnax's `step`.
 """
 
 import dataclasses
@@ -31,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs import composite, gymnax_frames
-from envs.adapters import accepting, check_count, check_names, of_type, plain
+from envs.adapters import check_count, check_names, check_type, converting_errors, hashable_parameters
 from envs.composite import ObservationSpace
 from envs.environment import Vectorized, vectorize
 from envs.lazy_plotting import without_plotting
@@ -72,8 +70,8 @@ NAMES = (
 
 DOWNLOADS = ("MNISTBandit-bsuite",)  # these download a data set when first made
 
-# Observations of these exceed gymnax's bounds: the context of -1 in MemoryChain, the last reward in the other
-# two. So their observation space is unbounded.
+# Observations of these exceed gymnax's bounds, by the context of -1 in MemoryChain and by the last reward in
+# the other two. Their observation space is unbounded here.
 _WRONG_BOUNDS = ("MemoryChain-bsuite", "MetaMaze-misc", "GaussianBandit-misc")
 
 Scalar: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
@@ -88,7 +86,7 @@ class GymnaxEnvironment:
 
     name: str
     overrides: tuple[tuple[str, Scalar], ...] = ()
-    theirs: Any = None  # the environment itself, if gymnax does not register it
+    instance: Any = None  # the environment itself, if gymnax does not register it
 
     @property
     def observation_space(self) -> ObservationSpace:
@@ -129,8 +127,8 @@ class GymnaxEnvironment:
             return gymnax_frames.frames(self.name, env, params, states)
 
     def _one_hot_if_discrete(self, observation: jax.Array) -> jax.Array:
-        discrete = _facts(self).one_hot
-        return observation if discrete is None else jax.nn.one_hot(observation, discrete)
+        categories = _facts(self).one_hot_size
+        return observation if categories is None else jax.nn.one_hot(observation, categories)
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
@@ -156,7 +154,7 @@ def _make(name: str, **overrides: Any) -> Vectorized:
 
 
 def _checked_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
-    """The overrides in gymnax's types; raises if they do not fit."""
+    """Converts the overrides to gymnax's types; raises if one does not fit."""
     factory = _registry()[name]
     parameters = {
         # Arrays have a default_factory, and are overridden by a tuple.
@@ -166,11 +164,11 @@ def _checked_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Scalar
     arguments = _constructor_arguments(factory)
     where = f"environment '{name}'"
     check_names(where, overrides, sorted((*parameters, *arguments)))
-    checked = plain(where, overrides)
+    checked = hashable_parameters(where, overrides)
     for field, value in checked.items():
         if field in parameters:
             # JAX does not mix integers and floats everywhere (BernoulliBandit's limit is a float).
-            checked[field] = of_type(where, field, value, type(parameters[field]))
+            checked[field] = check_type(where, field, value, type(parameters[field]))
         if field == "max_steps_in_episode":
             check_count(where, field, value)
     _check_memory(name, {field: value for field, value in checked.items() if field in arguments})
@@ -185,7 +183,7 @@ def _check_memory(name: str, arguments: dict[str, Scalar]) -> None:
 
     try:
         size = sum(x.size * x.dtype.itemsize for x in jax.eval_shape(arrays))
-    except Exception:  # it needs concrete values, or refuses its arguments: the real call raises the error
+    except Exception:  # the constructor fails while traced; `_construct` raises errors about its arguments
         return
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory // 4:  # JAX computes these arrays from others of equal size
@@ -204,11 +202,11 @@ def _constructor_arguments(factory: Callable[..., Any]) -> tuple[str, ...]:
 
 @functools.cache
 def _registry() -> dict[str, Callable[..., Any]]:
-    """gymnax's factories by name; imports gymnax, possibly during tracing."""
+    """gymnax's factories by name; imports gymnax, also while JAX traces."""
     with jax.ensure_compile_time_eval(), without_plotting():
         from gymnax import registration
         from gymnax.environments.misc import frozen_lake
-    # The only array in gymnax's modules; otherwise it would stay allocated.
+    # The only array in gymnax's modules: as a literal, it does not stay allocated.
     frozen_lake._DIRECTIONS = literals(frozen_lake._DIRECTIONS)
     return dict(registration._builtins)
 
@@ -220,7 +218,7 @@ class _Facts:
     observation_space: ObservationSpace
     action_space: Space
     max_episode_steps: int
-    one_hot: int | None  # number of categories of a discrete observation
+    one_hot_size: int | None  # number of categories of a discrete observation
 
 
 @functools.cache
@@ -230,21 +228,21 @@ def _facts(single: GymnaxEnvironment) -> _Facts:
         observation_space = env.observation_space(params)
         action_space = _converted_space(env.action_space(params))
         max_episode_steps = int(params.max_steps_in_episode)
-    one_hot = getattr(observation_space, "n", None)
-    if one_hot is not None:
-        space: ObservationSpace = Box(0.0, 1.0, (one_hot,))
+    one_hot_size = getattr(observation_space, "n", None)
+    if one_hot_size is not None:
+        space: ObservationSpace = Box(0.0, 1.0, (one_hot_size,))
     elif single.name in _WRONG_BOUNDS:
         space = Box(float("-inf"), float("inf"), tuple(observation_space.shape))
     else:
         space = _converted_space(observation_space)
-    return _Facts(space, action_space, max_episode_steps, one_hot)
+    return _Facts(space, action_space, max_episode_steps, one_hot_size)
 
 
 def _environment_and_parameters(single: GymnaxEnvironment) -> tuple[Any, Any]:
     """The gymnax environment, with its arrays on the host, and its parameters."""
     overrides = dict(single.overrides)
-    if single.theirs is not None:
-        return single.theirs, single.theirs.default_params.replace(**overrides)
+    if single.instance is not None:
+        return single.instance, single.instance.default_params.replace(**overrides)
     arguments = _constructor_arguments(_registry()[single.name])
     env = _construct(single.name, tuple(item for item in single.overrides if item[0] in arguments))
     params = env.default_params.replace(
@@ -261,7 +259,7 @@ def _environment_and_parameters(single: GymnaxEnvironment) -> tuple[Any, Any]:
 def _construct(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
     with jax.ensure_compile_time_eval():
         try:
-            with accepting(f"environment '{name}'", "gymnax", arguments):
+            with converting_errors(f"environment '{name}'", "gymnax", arguments):
                 env = _registry()[name](**dict(arguments))
         except OSError as error:  # MNISTBandit downloads its data set
             raise FdgError(
@@ -276,12 +274,12 @@ def _construct(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
 
 
 def _converted_space(space: Any) -> Any:
-    if isinstance(inside := getattr(space, "spaces", None), dict):
-        return composite.Dict({name: _converted_space(part) for name, part in inside.items()})
-    if isinstance(inside, tuple | list):
-        return composite.Tuple(tuple(map(_converted_space, inside)))
+    if isinstance(parts := getattr(space, "spaces", None), dict):
+        return composite.Dict({name: _converted_space(part) for name, part in parts.items()})
+    if isinstance(parts, tuple | list):
+        return composite.Tuple(tuple(map(_converted_space, parts)))
     if hasattr(space, "n"):
         return Discrete(int(space.n))
     shape = tuple(space.shape)
-    low, high = (np.broadcast_to(np.asarray(side, np.float32), shape) for side in (space.low, space.high))
+    low, high = (np.broadcast_to(np.asarray(limit, np.float32), shape) for limit in (space.low, space.high))
     return Box(bound(low), bound(high), shape)

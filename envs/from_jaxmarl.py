@@ -3,18 +3,18 @@
 Differences from JaxMARL:
 
 - Mappings from agent to array become arrays with an axis of agents, in the order of JaxMARL's `agents`.
-- Observations are zero-padded to one length. If agents differ, by size or by JaxMARL's classes of agents,
+- Observations are zero-padded to one length. If agents differ in sizes or in JaxMARL's classes of agents,
 each observation ends with the agent's one-hot index, as in JaxMARL's wrapper for shared parameters
 (`CTRolloutManager`); `agent_identity` overrides this.
-- All agents have equally many actions: those that an agent lacks are masked. Continuous actions are padded,
-and extra components are ignored.
+- All agents have the same number of actions, and a mask forbids actions that an agent lacks. Continuous
+actions are padded, and extra components are ignored.
 - Episodes end only by the time limit: a truncation, where JaxMARL only has `done`. JaxMARL compares
-its step count with the limit before it increments it, so `max_steps=25` makes episodes of 26 steps.
+its step count with the limit before it increments the count, so `max_steps=25` makes episodes of 26 steps.
 
-Unchanged: in `MPE_simple_facmac*` the prey has actions and rewards, but moves by itself.
+As in JaxMARL, the prey of `MPE_simple_facmac*` has actions and rewards, but moves by itself.
 
-A step's keys are split as in JaxMARL (step, then reset), so for equal keys results equal those of its own
-`step`. It is imported on first use, and its constants are NumPy arrays that become literals of a program.
+Keys are split as in JaxMARL (step, then reset), so for equal keys, results equal those of JaxMARL's `step`.
+JaxMARL is imported on first use, and its constants are NumPy arrays that become literals of a program.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.adapters import accepting, check_count, check_names, importing, plain
+from envs.adapters import check_count, check_names, converting_errors, hashable_parameters, importing
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.literals import literals, replace_pytree_arrays
 from envs.rendering import drawing, figure_image
@@ -63,7 +63,7 @@ class ParticleEnvironment:
     """A `SingleEnvironment` of several agents: JaxMARL's name and overrides."""
 
     name: str
-    agent_identity: bool | None = None  # one-hot index after the observation; None: if agents differ
+    agent_identity: bool | None = None  # append the agent's one-hot index; None: if agents differ
     overrides: tuple[tuple[str, Scalar], ...] = ()  # of the constructor's arguments
 
     @property
@@ -73,12 +73,12 @@ class ParticleEnvironment:
 
     @property
     def observation_space(self) -> Space:
-        """Unbounded, as long as the longest observation, plus the agent's index if given."""
+        """Unbounded, as long as the longest observation, plus the agent's one-hot index if there is one."""
         return Box(float("-inf"), float("inf"), (self._observation_length + self._index_length,))
 
     @property
     def action_space(self) -> Space:
-        """`Discrete`, or a `Box` from 0 to 1, of the agent with most actions."""
+        """`Discrete`, or a `Box` from 0 to 1, as large as the agent with most actions needs."""
         max_size = max(self._facts.action_sizes)
         return Discrete(max_size) if self._facts.discrete else Box(0.0, 1.0, (max_size,))
 
@@ -147,8 +147,8 @@ class ParticleEnvironment:
         """The length of the one-hot index: `A` or 0."""
         facts = self._facts
         kinds = len(facts.env.classes), len(set(facts.observation_sizes)), len(set(facts.action_sizes))
-        alike = kinds == (1, 1, 1)
-        has_index = not alike if self.agent_identity is None else self.agent_identity
+        agents_agree = kinds == (1, 1, 1)
+        has_index = not agents_agree if self.agent_identity is None else self.agent_identity
         return self.num_agents if has_index else 0
 
     @property
@@ -172,10 +172,10 @@ def _make(name: str, agent_identity: bool | None = None, **overrides: Any) -> Ve
 def _check_overrides(name: str, overrides: dict[str, Any]) -> None:
     """Raises for an override that the environment does not accept."""
     where = f"environment '{name}'"
-    check_names(where, overrides, sorted((*_arguments(name), "agent_identity")))
-    plain(where, overrides, bool | int | float | str)
+    check_names(where, overrides, sorted((*_overridable_arguments(name), "agent_identity")))
+    hashable_parameters(where, overrides, bool | int | float | str)
     parameters = inspect.signature(_constructor(name)).parameters.values()
-    check_options(where, {one.name: one.default for one in parameters}, overrides)
+    check_options(where, {parameter.name: parameter.default for parameter in parameters}, overrides)
     check_count(where, "max_steps", overrides.get("max_steps", 1))
     if overrides.get("action_type", "Discrete") not in ("Discrete", "Continuous"):
         value = overrides["action_type"]
@@ -183,12 +183,12 @@ def _check_overrides(name: str, overrides: dict[str, Any]) -> None:
 
 
 @functools.cache
-def _arguments(name: str) -> tuple[str, ...]:
+def _overridable_arguments(name: str) -> tuple[str, ...]:
     """Arguments that a user may override."""
     parameters = inspect.signature(_constructor(name)).parameters.values()
     plain_types = (bool, int, float, str)
     names = [parameter.name for parameter in parameters if isinstance(parameter.default, plain_types)]
-    # Arguments of the common base pass through `**kwargs`; three environments accept none.
+    # Arguments of the base class pass through `**kwargs`; three constructors have no parameters at all.
     return (*names, *(common for common in _COMMON_ARGUMENTS if parameters and common not in names))
 
 
@@ -204,7 +204,7 @@ def _constructor(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _mpe() -> Any:
-    """JaxMARL's module; imports it, possibly during tracing."""
+    """JaxMARL's module of MPE; imports it, also while JAX traces."""
     with importing("environments 'MPE_...' need", "JaxMARL", "jaxmarl"):
         from jaxmarl.environments import mpe
         from jaxmarl.environments.mpe import simple_crypto
@@ -227,10 +227,10 @@ class _Facts:
 def _facts(name: str, overrides: tuple[tuple[str, Scalar], ...]) -> _Facts:
     constructor = _constructor(name)
     with jax.ensure_compile_time_eval():
-        with accepting(f"environment '{name}'", "JaxMARL", overrides):
+        with converting_errors(f"environment '{name}'", "JaxMARL", overrides):
             env = constructor(**dict(overrides))
         replace_pytree_arrays(env)
-    # Not under ensure_compile_time_eval: JaxMARL caches programs, and these would keep the arrays allocated.
+    # Not under ensure_compile_time_eval: JaxMARL's cached programs would keep the arrays allocated.
     with jax.numpy_rank_promotion("allow"):
         observation, _ = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
     spaces = [env.action_space(agent) for agent in env.agents]

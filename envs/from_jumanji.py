@@ -2,17 +2,17 @@
 
 `jumanji:Snake-v1`, and everything else that Jumanji registers. Differences from Jumanji:
 
-- An observation of parts becomes one vector, `[sum of sizes]` float32, in Jumanji's order; a single array
-stays one, as float32. Integer codes (`envs.Box.codes`: contents of a cell, a node, a machine) become one-hot;
+- An observation with several parts becomes one float32 vector, `[sum of sizes]`, in Jumanji's order; a single
+array keeps its shape. Integer codes (`envs.Box.codes`: contents of a cell, a node, a machine) become one-hot;
 a map of codes that is the only part becomes an image with one channel for each code.
-- `action_mask` becomes our mask. If it masks *combinations* of choices (Tetris: rotation and column), these
-become one choice among all combinations; if it masks each choice separately, they stay several. In the last
-state of an episode it may forbid everything: then our mask allows everything.
+- `action_mask` becomes our mask. If it masks *combinations* of choices (Tetris: rotation and column), the
+action becomes one choice among all combinations; if it masks each choice separately, the action keeps several
+choices. Where it forbids everything, as in some last states of episodes, our mask allows everything.
 - Agents that Jumanji moves together (Cleaner, Connector) become one agent with several choices; their rewards
 are added.
-- An episode that ends with a discount of zero is terminated, else truncated. Some
-environments end at `time_limit` with a discount of zero; their observations show the elapsed time, so these
-ends stay terminations.
+- An episode that ends with a discount of zero is terminated, else truncated. Some environments end at
+`time_limit` with a discount of zero; their observations show the elapsed time, so these ends stay
+terminations.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.adapters import accepting, check_names, importing, plain
+from envs.adapters import check_names, converting_errors, hashable_parameters, importing
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.literals import replace_arrays, replace_module_arrays
 from envs.quiet import quietly, relaxed_checks
@@ -47,10 +47,10 @@ NAMES = (
 
 DOWNLOADS = (PREFIX + "Sokoban-v0",)  # these download levels when first made
 
-_MAX_COMBINATIONS = 2**16
-_MAX_FEATURES = 2**12  # of one part, as one-hot
+_MAX_COMBINATIONS = 2**16  # outputs of the network; beyond it, choices stay separate
+_MAX_FEATURES = 2**12  # of one part as one-hot; beyond it, codes stay numbers
 
-Codes: TypeAlias = tuple[int, int]  # the lowest code, and their number
+Codes: TypeAlias = tuple[int, int]  # (lowest code, number of codes)
 Scalar: TypeAlias = "bool | int | float | str"
 
 
@@ -93,8 +93,8 @@ class JumanjiEnvironment:
     ) -> tuple[Any, Observation, jax.Array, jax.Array, jax.Array]:
         """Takes one step, without reset; randomness comes from the key of the episode's start."""
         facts = _facts(self)
-        if facts.combined is not None:
-            action = jnp.stack(jnp.unravel_index(action, facts.combined))
+        if facts.combined_choices is not None:
+            action = jnp.stack(jnp.unravel_index(action, facts.combined_choices))
         elif isinstance(facts.action_space, Box):
             action = action.reshape(facts.action_shape)
         with relaxed_checks():
@@ -104,17 +104,17 @@ class JumanjiEnvironment:
             jax.tree.map(jnp.asarray, new),
             jax.tree.map(jnp.asarray, state),
         )
-        last = time_step.last()
-        ended = jnp.all(jnp.asarray(time_step.discount) == 0)
+        is_last = time_step.last()
+        no_future = jnp.all(jnp.asarray(time_step.discount) == 0)
         reward = jnp.sum(jnp.asarray(time_step.reward, jnp.float32))
-        return new, self._observe(time_step.observation), reward, last & ended, last & ~ended
+        return new, self._observe(time_step.observation), reward, is_last & no_future, is_last & ~no_future
 
     def _observe(self, observation: Any) -> Observation:
         facts = _facts(self)
-        each = zip(_arrays(observation, facts.masked), facts.codes, strict=True)
-        parts = [_as_features(part, codes) for part, codes in each]
+        parts_and_codes = zip(_arrays(observation, facts.is_masked), facts.codes, strict=True)
+        parts = [_as_features(part, codes) for part, codes in parts_and_codes]
         features = parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
-        if not facts.masked:
+        if not facts.is_masked:
             return features
         mask = jnp.asarray(observation.action_mask, bool)
         if not isinstance(facts.action_space, MultiDiscrete):
@@ -137,14 +137,14 @@ def _make(name: str, **overrides: Any) -> Vectorized:
     # Without overrides Jumanji is not imported yet.
     if overrides:
         where = f"environment '{PREFIX}{name}'"
-        check_names(where, overrides, sorted(_arguments(name)))
-        plain(where, overrides, bool | int | float | str)
+        check_names(where, overrides, sorted(_overridable_arguments(name)))
+        hashable_parameters(where, overrides, bool | int | float | str)
         check_options(where, _constructor(name), overrides)
     return vectorize(JumanjiEnvironment(name, tuple(sorted(overrides.items()))))
 
 
 @functools.cache
-def _arguments(name: str) -> tuple[str, ...]:
+def _overridable_arguments(name: str) -> tuple[str, ...]:
     """Arguments that a user may override: those whose defaults are numbers, or None."""
     parameters = inspect.signature(_constructor(name)).parameters.values()
     plain_types = bool | int | float
@@ -162,7 +162,7 @@ def _constructor(name: str) -> Any:
 
 @functools.cache
 def _jumanji() -> Any:
-    """Jumanji; imports it, possibly during tracing."""
+    """Jumanji's package; imports it, also while JAX traces."""
     with importing(f"environments '{PREFIX}...' need", "Jumanji", "jumanji"):
         import jumanji
         import jumanji.environments
@@ -178,7 +178,7 @@ def _jumanji_environment(single: JumanjiEnvironment) -> Any:
     where, jumanji = f"environment '{single.name}'", _jumanji()
     with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
         try:
-            with accepting(where, "Jumanji", single.overrides):
+            with converting_errors(where, "Jumanji", single.overrides):
                 env = jumanji.make(single.registered, **dict(single.overrides))
         except OSError as error:  # Sokoban and Sudoku read their levels from a file or the network
             raise FdgError(f"{where}: its levels could not be loaded ({one_line(error)})") from error
@@ -194,8 +194,8 @@ class _Facts:
     action_space: Space
     action_shape: tuple[int, ...]  # in Jumanji
     action_dtype: str
-    combined: tuple[int, ...] | None  # the choices that are combined into one, if any
-    masked: bool
+    combined_choices: tuple[int, ...] | None  # number of options of each choice that is combined into one
+    is_masked: bool
     codes: tuple[Codes | None, ...]  # of each part
 
 
@@ -208,10 +208,10 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
     with relaxed_checks():
         observation = jax.eval_shape(lambda: env.reset(jax.random.key(0)))[1].observation
     mask = getattr(observation, "action_mask", None)
-    space, combined = _action_space(action_spec, None if mask is None else mask.shape)
-    masked = mask is not None and _mask_fits(space, mask.shape)
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(_without_mask(observation, masked))]
-    parts = _arrays(observation, masked)
+    space, combined_choices = _action_space(action_spec, None if mask is None else mask.shape)
+    is_masked = mask is not None and _mask_fits(space, mask.shape)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(_without_mask(observation, is_masked))]
+    parts = _arrays(observation, is_masked)
     codes = tuple(_codes(observation_spec, path, part) for path, part in zip(paths, parts, strict=True))
     with relaxed_checks():
         feature_types = [
@@ -226,14 +226,14 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
         space,
         tuple(action_spec.shape),
         np.dtype(action_spec.dtype).name,
-        combined,
-        masked,
+        combined_choices,
+        is_masked,
         codes,
     )
 
 
 def _codes(spec: Any, path: Any, part: Any) -> Codes | None:
-    """Lowest code and number of codes of a part, by Jumanji's spec; None for quantities."""
+    """Lowest code and number of codes of a part that becomes one-hot; None for other parts."""
     for key in path:
         spec = getattr(spec, getattr(key, "name", str(key)), None)
     low, high = getattr(spec, "minimum", None), getattr(spec, "maximum", None)
@@ -251,7 +251,7 @@ def _as_features(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
     >>> _as_features(jnp.array([[-1, 1]]), (-1, 3)).tolist()
     [[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]
     """
-    part = jnp.asarray(part)  # some are Python numbers
+    part = jnp.asarray(part)  # some parts are Python numbers
     if codes is None:
         return part.astype(jnp.float32)
     lowest, count = codes
@@ -259,38 +259,38 @@ def _as_features(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
     return one_hot.reshape(*part.shape[:2], -1) if part.ndim > 1 else one_hot.reshape(-1)
 
 
-def _action_space(spec: Any, mask: tuple[int, ...] | None) -> tuple[Space, tuple[int, ...] | None]:
-    """Our action space, and the numbers of choices that it combines, if any."""
+def _action_space(spec: Any, mask_shape: tuple[int, ...] | None) -> tuple[Space, tuple[int, ...] | None]:
+    """Our action space; and the number of options of each choice, if it combines the choices."""
     values = getattr(spec, "num_values", None)
-    if values is None and np.issubdtype(spec.dtype, np.integer) and mask is not None:
-        values = np.full(spec.shape, mask[-1])  # MultiCVRP: integers from zero, up to its mask's size
+    if values is None and np.issubdtype(spec.dtype, np.integer) and mask_shape is not None:
+        values = np.full(spec.shape, mask_shape[-1])  # MultiCVRP: integers from zero, up to its mask's size
     if values is None:
         low, high = (
             np.broadcast_to(np.asarray(b, float), spec.shape).reshape(-1)
             for b in (spec.minimum, spec.maximum)
         )
         return Box(bound(low), bound(high), (low.size,)), None
-    choices = tuple(int(n) for n in np.asarray(values).reshape(-1))
+    options = tuple(int(n) for n in np.asarray(values).reshape(-1))
     if len(spec.shape) == 0:
-        return Discrete(choices[0]), None
-    if mask == choices and math.prod(choices) <= _MAX_COMBINATIONS:
-        return Discrete(math.prod(choices)), choices
-    return MultiDiscrete(choices), None
+        return Discrete(options[0]), None
+    if mask_shape == options and math.prod(options) <= _MAX_COMBINATIONS:
+        return Discrete(math.prod(options)), options
+    return MultiDiscrete(options), None
 
 
-def _mask_fits(space: Space, mask: tuple[int, ...]) -> bool:
-    """True if a mask has an entry for each of our actions."""
+def _mask_fits(space: Space, shape: tuple[int, ...]) -> bool:
+    """True if a mask of a shape has an entry for each of our actions."""
     if isinstance(space, Discrete):
-        return math.prod(mask) == space.n
+        return math.prod(shape) == space.n
     if not isinstance(space, MultiDiscrete):
         return False
-    return len(mask) == 2 and mask[0] == len(space.nvec) and {mask[1]} == set(space.nvec)
+    return len(shape) == 2 and shape[0] == len(space.nvec) and {shape[1]} == set(space.nvec)
 
 
-def _arrays(observation: Any, masked: bool) -> list[Any]:
+def _arrays(observation: Any, is_masked: bool) -> list[Any]:
     """The arrays of an observation, without the action mask."""
-    return jax.tree.leaves(_without_mask(observation, masked))
+    return jax.tree.leaves(_without_mask(observation, is_masked))
 
 
-def _without_mask(observation: Any, masked: bool) -> Any:
-    return observation._replace(action_mask=None) if masked else observation
+def _without_mask(observation: Any, is_masked: bool) -> Any:
+    return observation._replace(action_mask=None) if is_masked else observation

@@ -2,7 +2,7 @@
 
 `octax:brix`, `octax:cavern3` and others. Differences from Octax:
 
-- An observation is an image of the screen in the last frames, `[32, 64, frame_skip]` uint8, lit pixels 255;
+- An observation is the screen in the last frames, `[32, 64, frame_skip]` uint8, 255 where a pixel is lit.
 Octax has frames first, and width before height.
 - `terminated` and `truncated` are Octax's: the game's end, and `max_num_steps_per_episodes`.
 - A game's start-up, some hundred instructions, is computed once, as in Octax, and kept on the host.
@@ -67,7 +67,7 @@ class OctaxEnvironment:
 
     @property
     def action_space(self) -> Discrete:
-        """The keys that the game uses, and none."""
+        """A key that the game uses, or no key."""
         return Discrete(int(_octax_environment(self).num_actions))
 
     @property
@@ -107,7 +107,7 @@ def _image(frames: Any) -> jax.Array:
 
 
 def _with_dtypes_of(new: Any, old: Any) -> Any:
-    """Casts a state to the previous one's dtypes, which Octax's sums with Python numbers change."""
+    """Casts a state to the previous state's dtypes: Octax's sums with Python numbers change dtypes."""
     return jax.tree.map(
         lambda new, old: new if jnp.issubdtype(old.dtype, jax.dtypes.prng_key) else new.astype(old.dtype),
         jax.tree.map(jnp.asarray, new),
@@ -130,20 +130,20 @@ def _make(game: str, **overrides: Any) -> Vectorized:
 
 @contextlib.contextmanager
 def _without_opencv() -> Iterator[None]:
-    """For Octax's import: replaces OpenCV, which is only needed for drawing."""
-    absent = importlib.util.find_spec("cv2") is None
-    if absent:
+    """For Octax's import: if OpenCV is absent, an empty module replaces it; only drawing needs OpenCV."""
+    is_absent = importlib.util.find_spec("cv2") is None
+    if is_absent:
         sys.modules["cv2"] = types.ModuleType("cv2")
     try:
         yield
     finally:
-        if absent:
+        if is_absent:
             del sys.modules["cv2"]
 
 
 @functools.cache
 def _octax_environment(single: OctaxEnvironment) -> Any:
-    """Octax's environment, with its arrays on the host; imports Octax, possibly during tracing."""
+    """Octax's environment, with its arrays on the host; imports Octax, also while JAX traces."""
     try:
         with importing(f"environment '{single.name}' needs", "Octax", "octax"), _without_opencv():
             from octax.environments import create_environment

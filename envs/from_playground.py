@@ -4,15 +4,15 @@
 from Playground:
 
 - `done` is a termination: in these tasks, a state with NaN. The time limit, `episode_length`, is a
-truncation, and `vectorize` applies it, as well as batching, resets and statistics: Playground's wrappers are
-not used.
+truncation. `vectorize` makes truncations, batches, resets and statistics, so Playground's wrappers are not
+used.
 - Every episode of an environment starts in its first start state (`repeat_start`), as with Playground's
 training wrapper: a reset takes as long as a step.
 - `action_repeat` repeats each action and adds up the rewards; a step is one action.
 - Observations are unbounded; actions are in [-1, 1].
 
-Its robots (locomotion, manipulation) are not supported: they need models that Playground downloads, and have
-separate observations for the critic.
+Playground's robots (locomotion, manipulation) are not supported: they need models that Playground downloads,
+and have separate observations for the critic.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from envs.adapters import accepting, check_count, check_names, importing, of_type
+from envs.adapters import check_count, check_names, check_type, converting_errors, importing
 from envs.environment import Vectorized, vectorize
 from envs.lazy_plotting import without_plotting
 from envs.literals import as_arrays, replace_pytree_arrays
@@ -79,7 +79,7 @@ class PlaygroundEnvironment:
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts an episode."""
         env = _playground_environment(self)
-        with _lenient(), as_arrays(env):
+        with _relaxed_for_playground(), as_arrays(env):
             state = env.reset(key)
         return state, state.obs
 
@@ -95,7 +95,7 @@ class PlaygroundEnvironment:
             return new, (new.reward, new.done)
 
         state = jax.tree.map(jnp.asarray, state)
-        with _lenient(), as_arrays(env):
+        with _relaxed_for_playground(), as_arrays(env):
             if repeat == 1:
                 state, (reward, done) = apply_action(state, None)
             else:
@@ -128,7 +128,7 @@ def _make(task: str, *, repeat_start: bool = True, **overrides: Any) -> Vectoriz
 
 
 def _check_overrides(task: str, overrides: dict[str, Any]) -> None:
-    """Raises for an override that the configuration does not have, or of another type."""
+    """Raises for an override that the configuration lacks, or that has the wrong type."""
     where = f"environment '{PREFIX}{task}'"
     config = _suite().get_default_config(task)
     defaults = {name: value for name, value in config.items() if isinstance(value, bool | int | float | str)}
@@ -136,13 +136,13 @@ def _check_overrides(task: str, overrides: dict[str, Any]) -> None:
         defaults.pop(unused, None)
     check_names(where, overrides, sorted((*defaults, "repeat_start")))
     for name, value in overrides.items():
-        of_type(where, name, value, type(defaults[name]))
+        check_type(where, name, value, type(defaults[name]))
     for name in ("episode_length", "action_repeat"):
         check_count(where, name, overrides.get(name, 1))
 
 
 @contextlib.contextmanager
-def _lenient() -> Iterator[None]:
+def _relaxed_for_playground() -> Iterator[None]:
     """For Playground's own code: relaxes JAX's checks, and hides MuJoCo's warnings."""
     with relaxed_checks(), mujoco_quietly():
         yield
@@ -150,10 +150,10 @@ def _lenient() -> Iterator[None]:
 
 @functools.cache
 def _suite() -> Any:
-    """Playground's module; imports it, possibly during tracing."""
-    needs = f"environments '{PREFIX}...' need"
+    """Playground's module of the suite; imports it, also while JAX traces."""
+    who_needs = f"environments '{PREFIX}...' need"
     # Only one task uses lxml, which is as large as all tasks together: it is imported on first use.
-    with importing(needs, "MuJoCo Playground", "playground"), without_plotting("lxml"):
+    with importing(who_needs, "MuJoCo Playground", "playground"), without_plotting("lxml"):
         from mujoco_playground._src import dm_control_suite
     return dm_control_suite
 
@@ -162,8 +162,8 @@ def _suite() -> Any:
 def _playground_environment(single: PlaygroundEnvironment) -> Any:
     """Playground's environment, with its arrays on the host."""
     overrides = {"impl": "jax", **dict(single.overrides)}
-    with jax.ensure_compile_time_eval(), quietly(), _lenient():
-        with accepting(f"environment '{single.name}'", "Playground", single.overrides):
+    with jax.ensure_compile_time_eval(), quietly(), _relaxed_for_playground():
+        with converting_errors(f"environment '{single.name}'", "Playground", single.overrides):
             env = _suite().load(single.task, config_overrides=overrides)
         replace_pytree_arrays(env)
     return env
@@ -183,7 +183,7 @@ class _Facts:
 def _facts(single: PlaygroundEnvironment) -> _Facts:
     env = _playground_environment(single)
     config = {**_suite().get_default_config(single.task), **dict(single.overrides)}
-    with _lenient(), as_arrays(env):
+    with _relaxed_for_playground(), as_arrays(env):
         state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
     repeat = int(config["action_repeat"])
     return _Facts(

@@ -6,7 +6,7 @@ Seeds belong to instances, so results are those of the same environment without 
 workers.
 
 If a worker dies, hangs or raises, only the running episodes of its instances are lost: they are truncated,
-and the worker is restarted, or its share moves to another worker if no host has room.
+and the worker is restarted, or another worker takes over its share if no host has room.
 """
 
 import dataclasses
@@ -34,12 +34,12 @@ PREFIX = "ray:"
 RESTARTS = 100  # failures that a fleet survives, by default
 
 _START_SECONDS = 300.0  # until all workers of a fleet have started; each imports this package
-_ROOM_SECONDS = 20.0  # in which Ray must have room for a restarted worker
+_ROOM_SECONDS = 20.0  # wait for free CPUs before another worker takes over a share
 _COMPILE_SECONDS = 60.0  # additional time for a worker's first segment
 _LATE_SECONDS = 10.0  # additional time, beyond its own limit, for a worker's answer
 
 
-ShareKey = tuple[int, int]  # of a share: (number of its pool, index of the share in it)
+ShareKey = tuple[int, int]  # (number of the pool, index of the share in the pool)
 
 
 def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvironment:
@@ -48,8 +48,8 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
     Args:
       name: the name of a host environment for `envs.make`.
       make_one: makes that environment.
-      **overrides: `workers` (None: the cluster's free CPUs); `cpus` of each (1); `timeout` and `restarts`
-      (100) of `HostEnvironment`; the environment's own.
+      **overrides: `workers` (None: the cluster's free CPUs); `cpus` of each worker (1); `acts`; `timeout` and
+      `restarts` (100) of `HostEnvironment`; the environment's own parameters.
 
     Raises:
       FdgError: Ray is not installed, the environment is not a host environment, or a number is out of range.
@@ -73,7 +73,7 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
     if not isinstance(inner, HostEnvironment):
         raise FdgError(
             f"environment '{PREFIX}{name}': '{name}' is compiled into the program and needs no workers: leave"
-            f" out {PREFIX}, or name one of the host, such as {PREFIX}gymnasium:CartPole-v1"
+            f" out {PREFIX}, or name a host environment, such as {PREFIX}gymnasium:CartPole-v1"
         )
     if isinstance(inner.source, FleetSource):
         raise FdgError(f"environment '{PREFIX}{name}': write {PREFIX} once")
@@ -106,9 +106,9 @@ class FleetSource(Forwarding):
         return wire_space(self.source)
 
     @property
-    def unpacked(self) -> Any:
+    def unpack(self) -> Any:
         """As for one instance; None if observations have no parts."""
-        return getattr(self.source, "unpacked", None)
+        return getattr(self.source, "unpack", None)
 
     @property
     def info(self) -> tuple[str, ...]:
@@ -145,18 +145,18 @@ class Worker:
     def reset(
         self,
         key: ShareKey,
-        start: tuple[Source, int] | None,
+        new_pool: tuple[Source, int] | None,
         rows: np.ndarray,
         seeds: np.ndarray,
         timeout: float,
     ) -> np.ndarray:
-        """Recreates all instances in a new pool, or some of an existing one."""
-        if start is not None:
+        """Recreates all instances in a new pool (source and size), or some instances of the existing pool."""
+        if new_pool is not None:
             self.close(key)
-            source, size = start
+            source, size = new_pool
             self._pools[key] = source.start(size)
         observation = self._pools[key].reset(rows, seeds, timeout)
-        self._observations[key] = observation if start is not None else self._observations[key].copy()
+        self._observations[key] = observation if new_pool is not None else self._observations[key].copy()
         self._observations[key][rows] = observation
         return observation
 
@@ -198,7 +198,7 @@ class Fleet:
     """The workers of a source in this process, shared by its pools.
 
     Raises:
-      HostError: the cluster has no room for them.
+      HostError: the cluster has no room for the workers.
     """
 
     def __init__(self, source: FleetSource):
@@ -244,9 +244,9 @@ class Fleet:
         return f"worker {i} ({self._locations.get(self._workers[i], 'its host')})"
 
     def replace(self, i: int, dead: Any) -> None:
-        """Replaces a dead or hanging actor, once.
+        """Replaces worker `i`, whose actor is dead or hangs, unless another thread has replaced it.
 
-        The new one starts where there is room; otherwise another worker takes over its share.
+        A new actor starts where Ray has room; otherwise another worker takes over the share.
         """
         with self._lock:
             if self._workers[i] is not dead:
@@ -254,14 +254,14 @@ class Fleet:
             self._ray.kill(dead)
             end = time.monotonic() + _ROOM_SECONDS
             others = [worker for worker in self._workers if worker is not dead]
-            # Its CPU becomes free shortly after it ended, but never if its host is gone.
-            while others and self._free() < self._source.cpus and time.monotonic() < end:
+            # The actor's CPU becomes free shortly after its end, but never if its host is gone.
+            while others and self._free_cpus() < self._source.cpus and time.monotonic() < end:
                 time.sleep(0.2)
-            if others and self._free() < self._source.cpus:
+            if others and self._free_cpus() < self._source.cpus:
                 self._workers[i] = others[i % len(others)]
                 return
             worker = self._start()
-            self._workers = [worker if one is dead else one for one in self._workers]
+            self._workers = [worker if actor is dead else actor for actor in self._workers]
         try:
             self._locations[worker] = self._ray.get(worker.where.remote(), timeout=_START_SECONDS)
         except self._ray.exceptions.RayError as error:
@@ -269,7 +269,7 @@ class Fleet:
                 f"environment '{self._source.name}': worker {i} cannot be started again: {one_line(error)}"
             ) from error
 
-    def _free(self) -> float:
+    def _free_cpus(self) -> float:
         return self._ray.available_resources().get("CPU", 0)
 
     def _start(self) -> Any:
@@ -286,21 +286,19 @@ class FleetPool:
     def __init__(self, source: FleetSource, size: int, fleet: Fleet):
         self._size, self._fleet, self._pool_number = size, fleet, next(_pool_numbers)
         cores = max(1, int(source.cpus))
-        within = getattr(source.source, "within", None)
-        self._source: Source = source.source if within is None else within(cores)
+        with_cores = getattr(source.source, "with_cores", None)
+        self._source: Source = source.source if with_cores is None else with_cores(cores)
         self._name, self._space, self._info = source.name, source.wire_space, len(source.info)
         self._shares = np.array_split(np.arange(size), min(size, len(fleet)))
         self._actors: list[Any] = [None] * len(self._shares)  # by share
-        self._running: list[
-            tuple[int, Any]
-        ] = []  # of the running step: index of a share, reference to its result
+        self._pending: list[tuple[int, Any]] = []  # (share, reference to its result) of the running step
         self._programs: dict[Any, Any] = {}  # references in Ray's object store
         import ray
 
         self._ray = ray
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
-        """Recreates instances; all of a share if its worker is new."""
+        """Recreates instances: all instances of a share if its worker is new."""
         pending = []
         for i, share in enumerate(self._shares):
             chosen = np.isin(share, rows)
@@ -328,21 +326,21 @@ class FleetPool:
 
     def send(self, action: np.ndarray, timeout: float) -> None:
         """Makes all shares start a step."""
-        self._running = [
+        self._pending = [
             (i, self._actors[i].step.remote(self._key(i), action[share], timeout))
             for i, share in enumerate(self._shares)
         ]
 
     def ready(self) -> bool:
         """True if all shares have stepped."""
-        sent = [ref for _, ref in self._running]
+        sent = [ref for _, ref in self._pending]
         return len(self._ray.wait(sent, num_returns=len(sent), timeout=0)[0]) == len(sent)
 
     def recv(self, timeout: float) -> Transition:
         """The result of the running step."""
         transition = Transition.empty(self._size, self._space, self._info)
         failures: list[Failure] = []
-        for i, (part, reason) in enumerate(self._answers(self._running, timeout)):
+        for i, (part, reason) in enumerate(self._answers(self._pending, timeout)):
             share = self._shares[i]
             if part is None:
                 failures.append(Failure(share, reason or f"{self._fleet.where(i)} is new"))
@@ -370,20 +368,20 @@ class FleetPool:
 
         Args:
           program: the actor, put into Ray's object store once.
-          operands: its operands, put there for each segment.
+          operands: the actor's operands, put into the object store for each segment.
           keys: `[T, B, k]`.
           rows: `[n]` in order, whole shares.
-          recreated: for rows that have just replaced lost ones; else None.
+          recreated: given if `rows` have just replaced lost instances.
           timeout: seconds per step.
         """
         if program not in self._programs:
             self._programs[program] = self._ray.put(program)
-        parameters, pending = self._ray.put(operands), []
+        operands_ref, pending = self._ray.put(operands), []
         for i, share in enumerate(self._shares):
             if share[0] not in rows:
                 continue
-            share_recreated = None if recreated is None else recreated.of(np.searchsorted(rows, share))
-            arguments = self._programs[program], parameters, keys[:, share], share_recreated, timeout
+            share_recreated = None if recreated is None else recreated.select(np.searchsorted(rows, share))
+            arguments = self._programs[program], operands_ref, keys[:, share], share_recreated, timeout
             pending.append((i, self._actors[i].segment.remote(self._key(i), *arguments)))
         failures: list[Failure] = []
         parts: list[Segment | None] = []
@@ -393,7 +391,7 @@ class FleetPool:
             parts.append(part)
             if part is None:
                 failures.append(Failure(self._shares[i], reason or f"{self._fleet.where(i)} is new"))
-        return Segment.joined(parts, [len(self._shares[i]) for i, _ in pending], failures)
+        return Segment.concatenate(parts, [len(self._shares[i]) for i, _ in pending], failures)
 
     def close(self) -> None:
         """Closes the shares; the workers stay for other pools until the process ends."""
@@ -403,27 +401,27 @@ class FleetPool:
                     actor.close.remote(self._key(i))
 
     def _key(self, i: int) -> ShareKey:
-        """A worker's key for a share: it may have two shares of a pool, after another worker has failed."""
+        """The key of a share; after a failure, one worker may have two shares of a pool."""
         return self._pool_number, i
 
     def _answers(self, pending: Sequence[tuple[int, Any]], timeout: float) -> list[tuple[Any, str]]:
-        """The answer of each share's worker; None and the reason if it failed. Replaces failed workers."""
+        """The answer of each share's worker, or None and why it failed. Replaces dead or hanging workers."""
         end = time.monotonic() + timeout + _LATE_SECONDS
         answers: list[tuple[Any, str]] = []
         for i, ref in pending:
-            actor, what = self._actors[i], self._fleet.where(i)
+            actor, where = self._actors[i], self._fleet.where(i)
             try:
                 answers.append((self._ray.get(ref, timeout=max(0.1, end - time.monotonic())), ""))
                 continue
             except self._ray.exceptions.GetTimeoutError:
-                reason = f"{what} was not done in {timeout:g} s"
-            except self._ray.exceptions.RayTaskError as error:  # it raised, but lives
+                reason = f"{where} was not done in {timeout:g} s"
+            except self._ray.exceptions.RayTaskError as error:  # the worker raised, but lives
                 cause = error.cause if isinstance(error.cause, Exception) else error
                 text = str(cause) if isinstance(cause, HostError) else raised(cause)
-                answers.append((None, f"{what}: {text}"))
+                answers.append((None, f"{where}: {text}"))
                 continue
             except self._ray.exceptions.RayError:
-                reason = f"{what} died"
+                reason = f"{where} died"
             self._fleet.replace(i, actor)
             answers.append((None, reason))
         return answers

@@ -18,27 +18,27 @@ def record(
     max_steps: int,
     seed: int,
 ) -> list[Episode]:
-    """Plays episodes one after the other; keeps each step's rendered frame in place of its state.
+    """Plays episodes one after the other, and keeps a rendered frame of each step instead of its state.
 
-    `name` is an argument of `gymnasium_worker.make_instance`, and `seed` is that of the first episode. `act`
-    is `(observation, step) -> action`, in the library's formats.
+    `name` is an argument of `gymnasium_worker.make_instance`; episode `i` starts from `seed + i`. `act` is
+    `(observation, step) -> action`, in the library's formats.
     """
     quiet_pygame()
     try:
         env = make_instance(name, render_mode="rgb_array", **options)
     except Exception as error:  # the constructor may raise anything
         raise FdgError(f"environment '{name}' cannot be rendered: {one_line(error)}") from error
-    played = []
+    recorded = []
     try:
         for i in range(episodes):
-            played.append(_play_episode(env, act, max_steps, seed + i))
+            recorded.append(_play_episode(env, act, max_steps, seed + i))
     except FdgError:
         raise
-    except Exception as error:  # its step or renderer may raise anything
+    except Exception as error:  # `step` and `render` may raise anything
         raise FdgError(f"environment '{name}' cannot be rendered: {one_line(error)}") from error
     finally:
         env.close()
-    return played
+    return recorded
 
 
 def _play_episode(env: Any, act: Callable[[Any, int], Any], max_steps: int, seed: int) -> Episode:

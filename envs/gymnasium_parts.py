@@ -1,7 +1,7 @@
 """Gymnasium's `Dict` and `Tuple` observations as `envs.Dict` and `envs.Tuple`, packed for pools.
 
-Worker pools transfer one array for each batch. So `packed` turns an observation with parts into one row of
-bytes, and `unpacked` restores the parts in the compiled program, bit for bit. An image (uint8, two or three
+Worker pools transfer one array for each batch. So `pack` turns an observation with parts into one row of
+bytes, and `unpack` restores the parts in the compiled program, bit for bit. An image (uint8, two or three
 axes) stays uint8 with its channels last, categories start from zero, and all other arrays are float32.
 
 A part `action_mask` with a bit for each action becomes the mask of an `envs.MaskedObservation`, as in the
@@ -19,7 +19,7 @@ import numpy as np
 
 from envs import composite, gymnasium_spaces
 from envs.composite import ObservationSpace
-from envs.native import Native, described, rebuilt
+from envs.native import Native, describe, rebuilt
 from envs.observations import MaskedObservation
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 
@@ -27,7 +27,7 @@ _MASK = "action_mask"
 
 
 class LibrarySource:
-    """Base of sources whose library uses Gymnasium's spaces: derives the attributes of `pools.Source`.
+    """Base class of sources whose library uses Gymnasium's spaces: `facts` gives what `pools.Source` needs.
 
     A subclass is a frozen dataclass with a `name`, and defines `facts`.
     """
@@ -47,18 +47,18 @@ class LibrarySource:
 
     @property
     def wire_space(self) -> Space:
-        """The space of one row of a pool's array; `unpacked` restores observations from such rows."""
+        """The space of one row of a pool's array; `unpack` restores observations from such rows."""
         parts = _parts_of(self)
-        return wire(parts.all) if parts else self.facts.observation_space
+        return packed_space(parts.all) if parts else self.facts.observation_space
 
-    def unpacked(self, rows: jax.Array) -> Any:
+    def unpack(self, rows: jax.Array) -> Any:
         """Restores observations `[B, ...]` from rows `[B, *wire]`, in a compiled program."""
         parts = _parts_of(self)
-        return split_mask(self.facts, unpacked(parts.all, rows)) if parts else rows
+        return split_mask(self.facts, unpack(parts.all, rows)) if parts else rows
 
-    def encoded(self, batch: Any) -> np.ndarray:
+    def encode(self, batch: Any) -> np.ndarray:
         """Encodes a batch of the library's observations as rows `[B, *wire]`."""
-        encode = packed if _parts_of(self) else gymnasium_spaces.encode
+        encode = pack if _parts_of(self) else gymnasium_spaces.encode
         return encode(self.facts.library_observation_space, batch)
 
     @property
@@ -81,7 +81,7 @@ class LibrarySource:
 def _native_of(source: LibrarySource) -> Native:
     facts = source.facts
     library_space, actions = facts.library_observation_space, facts.library_action_space
-    observation = described("observation", library_space)
+    observation = describe("observation", library_space)
 
     def encode_batch(arrays: Sequence[jax.Array], mask: Any) -> Any:
         batch = rebuilt(observation, iter(arrays))
@@ -94,11 +94,11 @@ def _native_of(source: LibrarySource) -> Native:
     def decode(action: jax.Array) -> Sequence[jax.Array]:
         return [*_arrays(gymnasium_spaces.decode(actions, action))]
 
-    return Native(observation, described("action", actions), encode_batch, decode)
+    return Native(observation, describe("action", actions), encode_batch, decode)
 
 
 def _arrays(batch: Any) -> Iterator[Any]:
-    """The arrays of a batch in the order of its space; dictionaries are in that order already."""
+    """The arrays of a batch in the order of its space, which is also the order of dictionaries."""
     if isinstance(batch, dict | tuple):
         for part in batch.values() if isinstance(batch, dict) else batch:
             yield from _arrays(part)
@@ -138,11 +138,11 @@ def split_mask(facts: gymnasium_spaces.Facts, observation: Any) -> Any:
     """
     if not _has_mask(facts):
         return observation
-    rest = {name: part for name, part in observation.items() if name != _MASK}
+    features = {name: part for name, part in observation.items() if name != _MASK}
     bits = observation[_MASK]
     leading = bits.ndim - len(facts.library_observation_space.spaces[_MASK].shape)
     mask = bits.reshape(*bits.shape[:leading], -1) > 0
-    return MaskedObservation(rest, mask | ~mask.any(-1, keepdims=True))
+    return MaskedObservation(features, mask | ~mask.any(-1, keepdims=True))
 
 
 def _has_mask(facts: gymnasium_spaces.Facts) -> bool:
@@ -161,9 +161,9 @@ def _has_mask(facts: gymnasium_spaces.Facts) -> bool:
         case Discrete(n):
             return math.prod(part.shape) == n
         case MultiDiscrete(nvec):  # a row for each choice; a square array is ambiguous, so not a mask
-            rows = (len(nvec), nvec[0])
-            alike = len(set(nvec)) == 1 and rows[0] != rows[1]
-            return tuple(part.shape) == (sum(nvec),) or (alike and tuple(part.shape) == rows)
+            table = (len(nvec), nvec[0])
+            may_be_table = len(set(nvec)) == 1 and table[0] != table[1]
+            return tuple(part.shape) == (sum(nvec),) or (may_be_table and tuple(part.shape) == table)
     return False
 
 
@@ -188,7 +188,7 @@ def observation_space(name: str, space: Any) -> ObservationSpace:
     return gymnasium_spaces.observation_box(name, space)
 
 
-def wire(space: ObservationSpace) -> Box:
+def packed_space(space: ObservationSpace) -> Box:
     """The space of a packed observation: a row of bytes."""
     return Box(0.0, 255.0, (sum(_num_bytes(part) for _, part in composite.parts(space)),), "uint8")
 
@@ -204,21 +204,21 @@ def encode(library_space: Any, batch: Any) -> Any:
         case "Tuple":
             return tuple(encode(part, batch[i]) for i, part in enumerate(library_space.spaces))
         case "Discrete" | "MultiDiscrete":
-            categories = gymnasium_spaces.zero_based(library_space, batch)
+            categories = gymnasium_spaces.subtract_start(library_space, batch)
             return categories.reshape(categories.shape[0], *_category_shape(library_space))
         case "MultiBinary":
             return batch.astype(jnp.float32) if isinstance(batch, jax.Array) else np.array(batch, np.float32)
     return gymnasium_spaces.encode(library_space, batch)
 
 
-def packed(library_space: Any, batch: Any) -> np.ndarray:
-    """Packs a batch of Gymnasium's observations into rows of bytes, `[B, *wire.shape]`."""
+def pack(library_space: Any, batch: Any) -> np.ndarray:
+    """Packs a batch of Gymnasium's observations into rows of bytes, `[B, bytes]`."""
     parts = jax.tree.leaves(encode(library_space, batch))
     return np.concatenate([_as_byte_rows(part) for part in parts], axis=1)
 
 
-def unpacked(space: ObservationSpace, rows: jax.Array) -> Any:
-    """Restores an observation `[B, ...]` from rows of `packed`, `[B, bytes]`, in a compiled program."""
+def unpack(space: ObservationSpace, rows: jax.Array) -> Any:
+    """Restores an observation `[B, ...]` from rows of `pack`, `[B, bytes]`, in a compiled program."""
     leaves, structure = jax.tree.flatten(composite.tree(space))
     arrays, start = [], 0
     for part in leaves:

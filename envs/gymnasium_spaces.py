@@ -1,9 +1,9 @@
-"""Converts Gymnasium's spaces, which several libraries use, to ours; also batches of their elements.
+"""Converts Gymnasium's spaces, which several libraries use, and batches of their elements to ours.
 
 A batch of elements is an array `[B, ...]`, or a dictionary or tuple of arrays for a space with parts.
 
-- Bytes stay uint8, which networks scale: images (two or three axes), with channels moved last if the shortest
-axis is first; and any array with the range 0 to 255, such as a console's memory.
+- Bytes stay uint8, which networks scale. They are images (two or three axes; channels are moved last if the
+shortest axis is first), or uint8 arrays with the range 0 to 255, such as a console's memory.
 - Integers with few values stay integers: they are codes (`envs.Box.codes`), which networks see one-hot. Maps
 of MiniGrid and BabyAI, declared as bytes, get the range of their codes.
 - Any other array is float32.
@@ -30,7 +30,7 @@ from fdg.errors import FdgError
 _MINIGRID_CODES = (10, 5, 3)
 _MIN_IMAGE_SIZE = 36  # smaller arrays are maps of cells, larger ones images that a wrapper renders
 
-_INTEGER_KINDS = "biu"  # kinds of dtypes of categorical actions
+_INTEGER_KINDS = "biu"  # NumPy's kinds of dtypes for categorical actions: bool, signed, unsigned
 
 _TEXTS = ("Text", "MissionSpace")
 UNLIMITED_TEXT_LENGTH = 96  # bytes of a text whose space has no limit
@@ -92,7 +92,7 @@ def encode(space: Any, batch: Any) -> Any:
     return jnp.concatenate(vectors, 1) if _is_traced(vectors[0]) else np.concatenate(vectors, 1)
 
 
-def zero_based(space: Any, batch: Any) -> Any:
+def subtract_start(space: Any, batch: Any) -> Any:
     """Subtracts `start` from categories `[B, *space.shape]` of a `Discrete` or `MultiDiscrete`; int32."""
     start = np.asarray(space.start)[None]
     if _is_traced(batch):  # int32 wraps around on overflow, so the difference is still right
@@ -112,16 +112,16 @@ def action_space(name: str, space: Any) -> Space:
     """The space of actions for `decode`: the concatenated parts of a `Dict` or `Tuple`."""
     parts = [part for part, _ in _parts(space, None)]
     if not parts:
-        raise FdgError(f"environment '{name}': its actions are {space}, which has no parts: give it one")
-    choices = [_choices(part) for part in parts]
-    if all(choices):
-        numbers = [n for part in choices for n in part or ()]
-        return Discrete(numbers[0]) if _kind(space) == "Discrete" else MultiDiscrete(tuple(numbers))
-    if any(_kind(part) != "Box" and not numbers for part, numbers in zip(parts, choices, strict=True)):
+        raise FdgError(f"environment '{name}': its actions are {space}, which has no parts: add a part")
+    part_counts = [_num_categories(part) for part in parts]
+    if all(part_counts):
+        counts = [n for part in part_counts for n in part or ()]
+        return Discrete(counts[0]) if _kind(space) == "Discrete" else MultiDiscrete(tuple(counts))
+    if any(_kind(part) != "Box" and not counts for part, counts in zip(parts, part_counts, strict=True)):
         raise FdgError(
             f"environment '{name}': its actions are {space}: give categories, or arrays of numbers"
         )
-    if any(choices):
+    if any(part_counts):
         raise FdgError(
             f"environment '{name}': its actions are {space}, categories and floats together: wrap it so that"
             " all are discrete or all are floats, for example by discretising the floats"
@@ -161,9 +161,9 @@ def encode_action(space: Any, action: Any) -> np.ndarray:
     columns = []
     for part, values in parts:
         lowest = part.low if _kind(part) == "Box" else getattr(part, "start", 0)
-        is_integer = _choices(part) is not None
+        is_integer = _num_categories(part) is not None
         columns.append((values.astype(np.int64) - lowest).astype(np.int32) if is_integer else values)
-    if _kind(space) == "Discrete" or (_kind(space) == "Box" and _choices(space) is None):
+    if _kind(space) == "Discrete" or (_kind(space) == "Box" and _num_categories(space) is None):
         return columns[0]
     return np.concatenate([values.reshape(len(values), -1) for values in columns], axis=1)
 
@@ -182,14 +182,14 @@ def jax_dtype(dtype: Any) -> str:
     return name.replace("64", "32") if name in ("int64", "uint64", "float64") else name
 
 
-def rows(batch: Any, chosen: Any) -> Any:
-    """Selects rows of a batch from `decode`; a number for `chosen` selects one element."""
+def select(batch: Any, index: Any) -> Any:
+    """Selects rows of a batch from `decode`; a number as `index` selects one element."""
     if isinstance(batch, dict):
-        return {key: rows(part, chosen) for key, part in batch.items()}
-    return tuple(rows(part, chosen) for part in batch) if isinstance(batch, tuple) else batch[chosen]
+        return {key: select(part, index) for key, part in batch.items()}
+    return tuple(select(part, index) for part in batch) if isinstance(batch, tuple) else batch[index]
 
 
-def _choices(space: Any) -> tuple[int, ...] | None:
+def _num_categories(space: Any) -> tuple[int, ...] | None:
     """The number of categories of each component of a space without parts; None for floats."""
     match _kind(space):
         case "Discrete":
@@ -205,7 +205,7 @@ def _choices(space: Any) -> tuple[int, ...] | None:
 
 
 def _rebuild(space: Any, columns: Iterator[np.ndarray]) -> Any:
-    """Rebuilds the parts of a space's elements `[B, ...]` from columns `[B, size]`, one for each."""
+    """Rebuilds a batch with the parts of a space, from the columns `[B, size]` of each part."""
     if _kind(space) == "Dict":
         return {key: _rebuild(part, columns) for key, part in space.spaces.items()}
     if _kind(space) == "Tuple":
@@ -235,9 +235,9 @@ def _is_codes(space: Any) -> bool:
 
 
 def text_length(space: Any) -> int:
-    """Bytes of the longest text, if all its characters are the longest in bytes."""
-    widest = max((len(c.encode()) for c in getattr(space, "character_set", ())), default=1)
-    return int(getattr(space, "max_length", UNLIMITED_TEXT_LENGTH)) * widest
+    """The most bytes that a text can have: its longest length, in the characters with most bytes."""
+    max_bytes = max((len(c.encode()) for c in getattr(space, "character_set", ())), default=1)
+    return int(getattr(space, "max_length", UNLIMITED_TEXT_LENGTH)) * max_bytes
 
 
 def _as_bytes(texts: Any, length: int) -> Any:
@@ -273,8 +273,8 @@ def _parts(space: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
     if _kind(space) not in ("Dict", "Tuple"):
         yield space, batch
         return
-    inner = space.spaces.items() if _kind(space) == "Dict" else enumerate(space.spaces)
-    for key, part in inner:
+    parts = space.spaces.items() if _kind(space) == "Dict" else enumerate(space.spaces)
+    for key, part in parts:
         yield from _parts(part, None if batch is None else batch[key])
 
 
@@ -286,14 +286,14 @@ def _low(space: Any) -> np.ndarray:
 
 
 def _bounds(name: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper bounds of the vector of a leaf space."""
+    """Lower and upper bounds of the vectors that `_as_vectors` makes for a leaf space."""
     match _kind(space):
         case "Box":
             return _low(space).reshape(-1), space.high.reshape(-1)
         case "Text" | "MissionSpace":
             return np.zeros(text_length(space)), np.full(text_length(space), 255.0)
         case "Discrete" | "MultiDiscrete" | "MultiBinary":
-            counts = _choices(space) or ()
+            counts = _num_categories(space) or ()
             size = len(counts) if _kind(space) == "MultiBinary" else sum(counts)
             return np.zeros(size), np.ones(size)
     raise FdgError(f"environment '{name}': its observations hold a {space}, which is not an array of numbers")
@@ -303,11 +303,11 @@ def _as_vectors(space: Any, values: Any) -> Any:
     """A leaf space's part of a batch, as vectors `[B, size]` float32."""
     if _kind(space) in _TEXTS:
         return _as_bytes(values, text_length(space)).astype(np.float32)
-    categories = _kind(space) in ("Discrete", "MultiDiscrete")
-    values = zero_based(space, values) if categories else _copy_as(values, np.float32)
+    is_categorical = _kind(space) in ("Discrete", "MultiDiscrete")
+    values = subtract_start(space, values) if is_categorical else _copy_as(values, np.float32)
     columns = values.reshape(values.shape[0], -1)
-    if not categories:
+    if not is_categorical:
         return columns
-    counts = enumerate(_choices(space) or ())
+    counts = enumerate(_num_categories(space) or ())
     one_hots = [columns[:, m, None] == np.arange(n, dtype=np.int32)[None] for m, n in counts]
     return (jnp if _is_traced(columns) else np).concatenate(one_hots, 1).astype(np.float32)

@@ -31,36 +31,36 @@ class Instance:
         self.env = env
 
     def reset(self, seed: int | None = None) -> Any:
-        """The first observation of an episode, from `element`."""
+        """Starts an episode; returns its first observation, from `convert`."""
         result = self.env.reset() if seed is None else self.env.reset(seed=seed)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
             raise WrongAnswerError(
-                f"reset returned {_shown(result)}: return the pair (observation, info), info a dictionary"
+                f"reset returned {_describe(result)}: return the pair (observation, info), info a dictionary"
             )
-        return element(self.env.observation_space, result[0])
+        return convert(self.env.observation_space, result[0])
 
     def step(self, action: Any, info: Sequence[str] = ()) -> tuple[Any, ...]:
-        """Observation (from `element`), reward, terminated and truncated; at an episode's end also `info`."""
+        """Observation (from `convert`), reward, terminated, truncated; at an episode's end also `info`."""
         result = self.env.step(action)
         if not isinstance(result, tuple) or len(result) != 5:
             raise WrongAnswerError(
-                f"step returned {_shown(result)}: return five"
+                f"step returned {_describe(result)}: return five"
                 " (observation, reward, terminated, truncated, info)"
             )
         observation, reward, *flags, infos = result
-        ended = [
+        ends = [
             bool(_scalar(what, flag)) for what, flag in zip(("terminated", "truncated"), flags, strict=True)
         ]
         return (
-            element(self.env.observation_space, observation),
+            convert(self.env.observation_space, observation),
             _scalar("reward", reward),
-            *ended,
-            *(_info_value(name, infos) if any(ended) else 0.0 for name in info),
+            *ends,
+            *(_info_value(name, infos) if any(ends) else 0.0 for name in info),
         )
 
 
 def is_wrong_answer(reason: str) -> bool:
-    """True if an error from `Instances.blame` is a `WrongAnswerError`, which a restart would repeat."""
+    """True if an error from `Instances.describe_error` is a `WrongAnswerError`, which a restart repeats."""
     return re.search(r"its instance \d+: ", reason) is not None
 
 
@@ -92,14 +92,14 @@ class Instances:
             observations.append(self._select(i).reset() if numbers[1:3, i].any() else observation)
         return stack(observations), stack(finals) if numbers[1:3].any() else None, numbers
 
-    def blame(self, error: BaseException) -> str:
+    def describe_error(self, error: BaseException) -> str:
         """An error message that names the current instance."""
         text = " ".join(str(error).split())
         if isinstance(error, WrongAnswerError):
             return f"its instance {self._current}: {text}"
         frames = traceback.extract_tb(error.__traceback__)
         user_frames = [
-            one for one in frames if "site-packages" not in one.filename and one.filename != __file__
+            frame for frame in frames if "site-packages" not in frame.filename and frame.filename != __file__
         ]
         place = (
             f" ({user_frames[-1].filename.rpartition('/')[2]}, line {user_frames[-1].lineno})"
@@ -125,11 +125,11 @@ def make_instance(name: str, **options: Any) -> Any:
     return gymnasium.make(entry, disable_env_checker=True, **options)
 
 
-def element(space: Any, value: Any, where: str = "observation") -> Any:
-    """Copies an element of a Gymnasium space to a new array of its shape and dtype, or to parts.
+def convert(space: Any, value: Any, where: str = "observation") -> Any:
+    """Copies an element of a Gymnasium space to new arrays of the space's shapes and dtypes.
 
-    Spaces are recognised by name, so no library is imported. `value` are arrays, lists, tuples or numbers;
-    messages begin with `where`.
+    Spaces are recognised by name, so no library is imported. `value` may be an array, a list, a tuple or a
+    number; messages begin with `where`.
 
     Raises:
       WrongAnswerError: missing parts, a wrong shape, or a number outside the space's dtype.
@@ -139,15 +139,15 @@ def element(space: Any, value: Any, where: str = "observation") -> Any:
         missing = [key for key in space.spaces if not isinstance(value, Mapping) or key not in value]
         if missing:
             raise WrongAnswerError(
-                f"{where} is {_shown(value)}, without the part {missing[0]!r} of its space"
+                f"{where} is {_describe(value)}, without the part {missing[0]!r} of its space"
             )
-        return {key: element(part, value[key], f"{where}[{key!r}]") for key, part in space.spaces.items()}
+        return {key: convert(part, value[key], f"{where}[{key!r}]") for key, part in space.spaces.items()}
     if kind == "Tuple":
         if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
             raise WrongAnswerError(
-                f"{where} is {_shown(value)}, where its space has {len(space.spaces)} parts"
+                f"{where} is {_describe(value)}, where its space has {len(space.spaces)} parts"
             )
-        return tuple(element(part, value[i], f"{where}[{i}]") for i, part in enumerate(space.spaces))
+        return tuple(convert(part, value[i], f"{where}[{i}]") for i, part in enumerate(space.spaces))
     if space.dtype is None or np.issubdtype(space.dtype, np.str_):
         return str(value)
     try:
@@ -155,7 +155,7 @@ def element(space: Any, value: Any, where: str = "observation") -> Any:
         array = raw.astype(space.dtype)  # a copy
     except (TypeError, ValueError) as error:
         raise WrongAnswerError(
-            f"{where} is {_shown(value)}, which is not an array of numbers: {error}"
+            f"{where} is {_describe(value)}, which is not an array of numbers: {error}"
         ) from None
     if array.shape != tuple(space.shape):
         raise WrongAnswerError(
@@ -186,13 +186,13 @@ def stack(elements: list[Any]) -> Any:
 
 
 def _scalar(what: str, value: Any) -> float:
-    """A number that an environment returned, possibly as an array of one."""
+    """A number that an environment returned, possibly as an array with one element."""
     try:
         array = np.asarray(value, np.float64)
     except (TypeError, ValueError):
         array = np.empty(0)
     if array.size != 1 or value is None:
-        raise WrongAnswerError(f"step returned {what} = {_shown(value)}: return one number")
+        raise WrongAnswerError(f"step returned {what} = {_describe(value)}: return one number")
     return array.item()
 
 
@@ -200,14 +200,14 @@ def _info_value(name: str, info: Any) -> float:
     """A number by name from the info of an episode's last step."""
     if not isinstance(info, Mapping) or name not in info:
         raise WrongAnswerError(
-            f"step returned no {name!r} in info at the end of an episode: info is {_shown(info)}: give a"
+            f"step returned no {name!r} in info at the end of an episode: info is {_describe(info)}: give a"
             " name that it has, or leave out info="
         )
     return _scalar(f"info[{name!r}]", info[name])
 
 
-def _shown(value: Any) -> str:
-    """A value in a message: its type, and a tuple's length."""
+def _describe(value: Any) -> str:
+    """A value for a message, by its type and size."""
     if isinstance(value, tuple):
         return f"a tuple of {len(value)} values"
     if isinstance(value, Mapping):
@@ -232,7 +232,7 @@ def main() -> None:
         try:
             reply = True, getattr(instances, method)(*arguments)
         except BaseException as error:
-            reply = False, instances.blame(error)
+            reply = False, instances.describe_error(error)
         try:
             connection.send(reply)
         except BrokenPipeError:

@@ -5,14 +5,14 @@ A *source* (EnvPool, Gymnasium) starts a *pool*: instances of one environment th
 that steps it. Programs only hold a ticket: the pool's number and its number of steps. Each call takes the
 ticket of the previous one, so data dependencies order the calls under `jit`, `scan` and `while_loop`.
 
-`step` is `recv(send())` in one callback. Called separately, the program works while the instances step: in
-*rings*, a rollout acts for some instances while others step (`algos.rollout`), each part in its own pool.
+`step` is `send` and `recv` in one callback. If a program calls them separately, it works while the instances
+step: in *rings* (`algos.rollout`), a rollout acts for some instances while others step, each in its own pool.
 
-A pool cannot go back, and checkpoints do not contain it. If a ticket does not match (the process with the
-pool is gone, or the pool has moved on), the instances start new episodes: that step is a truncation with
-reward 0, and its final observation is the last one.
+A pool cannot go back to earlier steps, and checkpoints do not contain it. If a ticket does not match (the
+process with the pool is gone, or the pool has moved on), the instances start new episodes: that step is a
+truncation with reward 0, and its final observation is the ticket's observation.
 
-Callbacks only use NumPy: one that ran JAX could deadlock.
+Callbacks only use NumPy, because a callback that runs JAX could deadlock.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ _num_pools: contextvars.ContextVar[int] = contextvars.ContextVar("_parts", defau
 
 @contextlib.contextmanager
 def in_parts(count: int) -> Iterator[None]:
-    """A context for tracing that keeps `count` pools: one for each part of a batch."""
+    """A context for tracing a batch in parts: each part has its own pool, `count` pools in all."""
     before = _num_pools.set(count)
     try:
         yield
@@ -63,8 +63,8 @@ class Ticket(NamedTuple):
 class HostEnvironment(EnvironmentBase):
     """A batch of instances of a `Source`.
 
-    `step` calls the host once for the whole batch, so its fragment cannot be split over devices: a plan
-    that would split it is refused.
+    `step` calls the host once for the whole batch, so its fragment cannot be split over devices, and
+    `fdg.place` refuses a plan that would split it.
 
     Attributes:
       source: the source of the instances.
@@ -108,9 +108,9 @@ class HostEnvironment(EnvironmentBase):
             (jax.ShapeDtypeStruct((size,), jnp.int32), self._observation_type(size)),
             _seeds(keys),
         )
-        state = Ticket(pool, jnp.zeros(size, jnp.int32), observation)
-        first = EpisodeState(state, jnp.zeros(size, jnp.float32), jnp.zeros(size, jnp.int32))
-        return first, self._unpack(observation)
+        ticket = Ticket(pool, jnp.zeros(size, jnp.int32), observation)
+        state = EpisodeState(ticket, jnp.zeros(size, jnp.float32), jnp.zeros(size, jnp.int32))
+        return state, self._unpack(observation)
 
     @checked_names
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
@@ -199,15 +199,15 @@ class HostEnvironment(EnvironmentBase):
         check_state(self.name, state)
         extras, extras_structure = jax.tree.flatten(policy.extras)
         data = jax.random.key_data(keys[:, 0])
-        flat, step_structure = jax.tree.flatten(self._result_types(data.shape[1]))
-        shapes = [jax.ShapeDtypeStruct((len(data), *x.shape), x.dtype) for x in [*extras, *flat]]
+        types, step_structure = jax.tree.flatten(self._result_types(data.shape[1]))
+        shapes = [jax.ShapeDtypeStruct((len(data), *x.shape), x.dtype) for x in [*extras, *types]]
         operand = _pack(state.inner.pool, state.inner.steps, _seeds(keys[0, 1]))
         call = _HostCall(self, "segment", policy.program)
         arrays = _call_host(call, shapes, operand, data, state.inner.observation, *operands)
         results = jax.tree.unflatten(step_structure, arrays[len(extras) :])
         state, steps = jax.lax.scan(self._after_step, state, results)
-        last = jax.tree.map(lambda x: x[-1], steps.observation)
-        return state, last, jax.tree.unflatten(extras_structure, arrays[: len(extras)]), steps
+        observation = jax.tree.map(lambda x: x[-1], steps.observation)
+        return state, observation, jax.tree.unflatten(extras_structure, arrays[: len(extras)]), steps
 
     def _step_operand(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> jax.Array:
         """The operand of a step's callback."""
@@ -219,18 +219,18 @@ class HostEnvironment(EnvironmentBase):
     def _result_types(self, size: int) -> tuple[Any, ...]:
         """The result shapes of a step's callback."""
         flag, reward = (jax.ShapeDtypeStruct((size,), dtype) for dtype in (jnp.bool_, jnp.float32))
-        number, observation = self._int_type(size), self._observation_type(size)
+        integer, observation = self._int_type(size), self._observation_type(size)
         transition = observation, reward, flag, flag, observation, (reward,) * len(self.info)
-        return number, number, transition, flag
+        return integer, integer, transition, flag
 
     def _after_step(self, state: EpisodeState, results: tuple[Any, ...]) -> tuple[EpisodeState, TimeStep]:
         """The state and the time step, from the results of a step's callback."""
         pool, steps, transition, lost = results
         size = len(lost)
         observation, reward, terminated, truncated, final_observation, info = transition
-        rows = lost.reshape(size, *[1] * (final_observation.ndim - 1))
+        lost_rows = lost.reshape(size, *[1] * (final_observation.ndim - 1))
         final_observation = jax.lax.select(
-            jnp.broadcast_to(rows, final_observation.shape), state.inner.observation, final_observation
+            jnp.broadcast_to(lost_rows, final_observation.shape), state.inner.observation, final_observation
         )
         done = terminated | truncated
         episode_return = state.running_return + reward
@@ -262,27 +262,27 @@ class HostEnvironment(EnvironmentBase):
         return jax.ShapeDtypeStruct((size, *space.shape), space.dtype)
 
     def _unpack(self, rows: jax.Array) -> Any:
-        unpacked = getattr(self.source, "unpacked", None)
-        return rows if unpacked is None else unpacked(rows)
+        unpack = getattr(self.source, "unpack", None)
+        return rows if unpack is None else unpack(rows)
 
 
 def make_from(
-    source: Callable[[tuple[tuple[str, Any], ...]], Source], overrides: dict[str, Any]
+    make_source: Callable[[tuple[tuple[str, Any], ...]], Source], overrides: dict[str, Any]
 ) -> HostEnvironment:
     """Makes a `HostEnvironment`; overrides that are not its own fields are options of the source.
 
-    `source` maps options, sorted by name, to a source; overrides are Python numbers, strings and tuples.
+    `make_source` gets the options, sorted by name; overrides are Python numbers, strings and tuples.
     """
     options = {name: value for name, value in overrides.items() if name not in HostEnvironment.FIELDS}
-    built = source(tuple(sorted(options.items())))
+    source = make_source(tuple(sorted(options.items())))
     for name, value in options.items():
         if not isinstance(value, bool | int | float | str | tuple):
             raise FdgError(
-                f"environment '{built.name}': {name}={value!r} must be a number, string or tuple, so that"
+                f"environment '{source.name}': {name}={value!r} must be a number, string or tuple, so that"
                 " the environment hashes"
             )
     return HostEnvironment(
-        built, **{name: overrides[name] for name in HostEnvironment.FIELDS & overrides.keys()}
+        source, **{name: overrides[name] for name in HostEnvironment.FIELDS & overrides.keys()}
     )
 
 
@@ -326,5 +326,5 @@ class _HostCall:
             return method(self.environment, self.argument, *map(np.asarray, operands))
         except HostError:
             raise
-        except Exception as error:  # JAX passes on only its text
+        except Exception as error:  # JAX passes on only the error's text
             raise HostError(f"environment '{self.environment.name}': {raised(error)}") from error

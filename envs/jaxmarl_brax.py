@@ -1,6 +1,6 @@
 """MABrax: several agents move one brax body, divided as in JaxMARL 0.2 (`ant_4x2`, ...).
 
-The bodies are those of `envs/from_brax.py`. JaxMARL's mappings say which components of the observation an
+`envs/from_brax.py` makes the bodies. JaxMARL's mappings say which components of the observation an
 agent sees and which joints it moves. Observations and actions are padded to the longest, and a one-hot agent
 index precedes each observation, as with JaxMARL's `homogenisation_method="max"`. All agents get the body's
 reward.
@@ -47,7 +47,7 @@ class BraxTeam:
     @property
     def observation_space(self) -> Box:
         """Unbounded vectors."""
-        max_size = max(len(numbers) for numbers in _mappings(self.name)[0])
+        max_size = max(len(indices) for indices in _mappings(self.name)[0])
         return Box(float("-inf"), float("inf"), (self.num_agents + max_size,))
 
     @property
@@ -78,11 +78,11 @@ class BraxTeam:
         return state, self._observe(observation), rewards, terminated, truncated
 
     def _observe(self, observation: jax.Array) -> jax.Array:
-        seen = _mappings(self.name)[0]
-        max_size = max(len(numbers) for numbers in seen)
+        views = _mappings(self.name)[0]
+        max_size = max(len(indices) for indices in views)
         rows = [
             jnp.pad(observation[np.array(own_indices)], (0, max_size - len(own_indices)))
-            for own_indices in seen
+            for own_indices in views
         ]
         return jnp.concatenate([jnp.eye(self.num_agents), jnp.stack(rows)], axis=1)
 
@@ -106,8 +106,8 @@ def _mappings(name: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, 
     """For each agent: indices of the observation that it sees, and of the joints that it moves."""
     with importing(f"environment '{name}' needs", "JaxMARL", "jaxmarl"):
         from jaxmarl.environments.mabrax import mappings
-    seen, moved = mappings._agent_observation_mapping[name], mappings._agent_action_mapping[name]
-    return tuple(_as_ints(seen[agent]) for agent in seen), tuple(_as_ints(moved[agent]) for agent in seen)
+    views, joints = mappings._agent_observation_mapping[name], mappings._agent_action_mapping[name]
+    return tuple(_as_ints(views[agent]) for agent in views), tuple(_as_ints(joints[agent]) for agent in views)
 
 
 def _as_ints(indices: Any) -> tuple[int, ...]:

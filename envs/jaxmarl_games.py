@@ -9,8 +9,8 @@ size stay images; others become vectors of concatenated parts, zero-padded to th
 - Invalid actions are masked, in SMAX and Hanabi. An agent without any valid action (dead, or the game is
 over) may do anything.
 - `agent_identity` appends each agent's one-hot index to its observation: by default in SMAX.
-- A game that reaches its `max_steps` is truncated, unless it ended by itself. SMAX gets no limit, and
-`vectorize` applies it: a battle won in the last step is terminated.
+- A game that reaches its `max_steps` is truncated, unless it ended by itself. SMAX is made without a limit,
+which `vectorize` applies, so a battle won in the last step is terminated.
 - Overcooked rewards only soups, too rarely to learn from: `shaping` (1) is the weight of the shaped rewards
 that JaxMARL trains with (`shaped_reward`). They count in the episode's return; `overcooked?shaping=0` is the
 plain game.
@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.adapters import accepting, check_count, check_names, importing, plain
+from envs.adapters import check_count, check_names, converting_errors, hashable_parameters, importing
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.literals import replace_arrays, replace_module_arrays
 from envs.quiet import quietly, relaxed_checks
@@ -48,12 +48,12 @@ class Kind:
 
     module: str  # module of the class, below `jaxmarl.environments`
     constructor: str
-    # attributes whose product is the time limit; none for no limit
+    # arguments whose product is the time limit; none for no limit
     limit: tuple[str, ...] = ()
     knows_limit: bool = True  # False: made without a limit, which `vectorize` applies
-    masks: str | None = None  # the method that returns valid actions
+    mask_method: str | None = None  # name of the method that returns valid actions
     identity: bool = False  # agents see their index by default
-    choices: tuple[str, str, str] | None = None  # an argument with named values, and the names' location
+    choices: tuple[str, str, str] | None = None  # an argument; module and name of its mapping of values
     as_array: bool = False  # actions are passed as one array, not as a mapping
 
 
@@ -73,7 +73,7 @@ KINDS: dict[str, Kind] = {
         "overcooked_v2.overcooked", "OvercookedV2", ("max_steps",),
         choices=("layout", "overcooked_v2.layouts", "overcooked_v2_layouts"),
     ),
-    "hanabi": Kind("hanabi.hanabi", "HanabiEnv", masks="get_legal_moves"),
+    "hanabi": Kind("hanabi.hanabi", "HanabiEnv", mask_method="get_legal_moves"),
     "storm": Kind("storm.storm_env", "InTheGrid", _STORM_LIMITS, as_array=True),
     "storm_2p": Kind("storm.storm_2p", "InTheGrid_2p", _STORM_LIMITS, as_array=True),
     "storm_np": Kind("storm.storm", "InTheMatrix", _STORM_LIMITS, as_array=True),
@@ -106,12 +106,12 @@ class JaxmarlGame:
 
     @property
     def observation_space(self) -> Box:
-        """Unbounded, as long as the longest observation, plus the agent's index if given."""
+        """An image, or a vector as long as the longest observation plus the agent's one-hot index, if any."""
         return Box(float("-inf"), float("inf"), _facts(self).shape)
 
     @property
     def action_space(self) -> Space:
-        """`Discrete`, or a bounded `Box`, of the agent with most actions."""
+        """`Discrete`, or a bounded `Box`, as large as the agent with most actions needs."""
         return _facts(self).action_space
 
     @property
@@ -124,7 +124,7 @@ class JaxmarlGame:
         env = _jaxmarl_environment(self)
         with relaxed_checks():
             observation, state = env.reset(key)
-            return _strong(state), self._observe(env, state, observation)
+            return _arrays(state), self._observe(env, state, observation)
 
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
@@ -141,15 +141,15 @@ class JaxmarlGame:
                 shaped = jnp.stack(_by_agent(info["shaped_reward"], facts.agents))
                 rewards += self.shaping * shaped.reshape(-1)
             next_state = jax.tree.map(
-                lambda next_state, old: next_state.astype(old.dtype), _strong(next_state), _strong(state)
+                lambda next_state, old: next_state.astype(old.dtype), _arrays(next_state), _arrays(state)
             )
             next_observation = self._observe(env, next_state, observation)
-        ended = jnp.asarray(done["__all__"], bool).reshape(())
-        # `vectorize` applies the limit: the end there is a truncation, an earlier one a termination.
+        is_over = jnp.asarray(done["__all__"], bool).reshape(())
+        # A game that knows its limit is truncated there, and terminated if it ends earlier.
         at_limit = jnp.bool_(False)
-        if kind.knows_limit and kind.limit:  # repeated games end only by the clock
-            at_limit = next_state.step >= facts.limit if len(kind.limit) == 1 else ended
-        return next_state, next_observation, rewards, ended & ~at_limit, ended & at_limit
+        if kind.knows_limit and kind.limit:  # repeated games, with two limits, end only at their limits
+            at_limit = next_state.step >= facts.limit if len(kind.limit) == 1 else is_over
+        return next_state, next_observation, rewards, is_over & ~at_limit, is_over & at_limit
 
     def _observe(self, env: Any, state: Any, observation: Any) -> Observation:
         facts, kind = _facts(self), KINDS[self.game]
@@ -160,14 +160,14 @@ class JaxmarlGame:
         features = jnp.stack(rows)
         if self.agent_identity:
             features = jnp.concatenate([features, jnp.eye(len(rows))], axis=1)
-        if kind.masks is None:
+        if kind.mask_method is None:
             return features
-        allowed = getattr(env, kind.masks)(state)
+        allowed = getattr(env, kind.mask_method)(state)
         mask = jnp.stack([jnp.asarray(allowed[agent], bool) for agent in facts.agents])
         return MaskedObservation(features, mask | ~mask.any(-1, keepdims=True))
 
 
-def _strong(state: Any) -> Any:
+def _arrays(state: Any) -> Any:
     return jax.tree.map(jnp.asarray, state)
 
 
@@ -180,9 +180,9 @@ def _by_agent(value: Any, agents: tuple[Any, ...]) -> list[Any]:
     return [jax.tree.map(functools.partial(_agent_part, i, len(agents)), value) for i in range(len(agents))]
 
 
-def _agent_part(agent: int, agents: int, x: jax.Array) -> jax.Array:
-    """An agent's part of an array, whose axis of agents is the first, or (Storm's inventories) the last."""
-    return x[agent] if x.shape[0] == agents else x[..., agent]
+def _agent_part(agent: int, num_agents: int, x: jax.Array) -> jax.Array:
+    """An agent's part of an array. The axis of agents is the first, or the last (in Storm's inventories)."""
+    return x[agent] if x.shape[0] == num_agents else x[..., agent]
 
 
 def _features(observation: Any, is_image: bool) -> jax.Array:
@@ -202,12 +202,12 @@ def _make(
     where, kind = f"environment '{game}'", KINDS[game]
     check_options(where, _make, {"agent_identity": agent_identity, "shaping": shaping})
     if shaping is not None and (game not in _SHAPED_GAMES or not isinstance(shaping, int | float)):
-        raise FdgError(f"{where}: shaping={shaping!r}: it is a number, of {' and '.join(_SHAPED_GAMES)}")
-    known = _arguments(game) if overrides else {}
+        raise FdgError(f"{where}: shaping={shaping!r} must be a number, for {' or '.join(_SHAPED_GAMES)}")
+    known = _overridable_arguments(game) if overrides else {}
     ours = ("agent_identity", "shaping") if game in _SHAPED_GAMES else ("agent_identity",)
     check_names(where, overrides, sorted((*known, *ours)))
-    for argument, value in plain(where, overrides, bool | int | float | str).items():
-        if kind.choices and argument == kind.choices[0] and value not in (names := _choices(game)):
+    for argument, value in hashable_parameters(where, overrides, bool | int | float | str).items():
+        if kind.choices and argument == kind.choices[0] and value not in (names := _named_values(game)):
             raise unknown_name(f"{argument} of {game}", str(value), names)
         if argument in kind.limit:
             check_count(where, argument, value)
@@ -218,17 +218,17 @@ def _make(
 
 
 @functools.cache
-def _arguments(game: str) -> dict[str, Any]:
+def _overridable_arguments(game: str) -> dict[str, Any]:
     """Arguments that a user may override, with defaults: numbers, strings, and a choice by name."""
     constructor = _constructor(game)
     defaults: dict[str, Any] = {}
-    for kind in constructor.__mro__:
-        if "__init__" in vars(kind):
-            for parameter in inspect.signature(kind.__init__).parameters.values():
+    for base in constructor.__mro__:
+        if "__init__" in vars(base):
+            for parameter in inspect.signature(base.__init__).parameters.values():
                 if isinstance(parameter.default, bool | int | float | str):
                     defaults.setdefault(parameter.name, parameter.default)
     if game == "HeuristicEnemySMAX":
-        defaults = {**_arguments("SMAX"), **defaults}
+        defaults = {**_overridable_arguments("SMAX"), **defaults}
     choices = KINDS[game].choices
     if choices:
         defaults[choices[0]] = None
@@ -236,8 +236,8 @@ def _arguments(game: str) -> dict[str, Any]:
 
 
 @functools.cache
-def _choices(game: str) -> dict[str, Any]:
-    """The values of an argument that is chosen by name."""
+def _named_values(game: str) -> dict[str, Any]:
+    """The values, by name, of the argument in `Kind.choices`."""
     choices = KINDS[game].choices
     assert choices is not None
     return dict(getattr(_module(choices[1], game), choices[2]))
@@ -249,7 +249,7 @@ def _constructor(game: str) -> Any:
 
 @functools.cache
 def _module(name: str, game: str) -> Any:
-    """A module of JaxMARL's environments; imports it, possibly during tracing."""
+    """A module of JaxMARL's environments; imports it, also while JAX traces."""
     with importing(f"environment '{game}' needs", "JaxMARL", "jaxmarl"):
         module = importlib.import_module(f"jaxmarl.environments.{name}")
     replace_module_arrays("jaxmarl")
@@ -263,14 +263,14 @@ def _jaxmarl_environment(single: JaxmarlGame) -> Any:
     arguments: dict[str, Any] = dict(single.overrides)
     if kind.choices and kind.choices[0] in arguments:
         argument = "scenario" if kind.choices[0] == "map" else kind.choices[0]
-        arguments[argument] = _choices(single.game)[arguments.pop(kind.choices[0])]
+        arguments[argument] = _named_values(single.game)[arguments.pop(kind.choices[0])]
     if not kind.knows_limit:
         arguments["max_steps"] = _NO_LIMIT
     if single.game == "jaxnav" and "act_type" not in arguments:
         arguments["act_type"] = "Continuous"
     with jax.ensure_compile_time_eval(), quietly(), relaxed_checks(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with accepting(f"environment '{single.game}'", "JaxMARL", single.overrides):
+        with converting_errors(f"environment '{single.game}'", "JaxMARL", single.overrides):
             env = constructor(**arguments)
         replace_arrays(env, "jaxmarl")
     return env
@@ -307,15 +307,15 @@ def _facts(single: JaxmarlGame) -> _Facts:
         actions = Discrete(max(int(space.n) for space in spaces))
     else:
         low, high = (
-            np.broadcast_to(np.asarray(side, float), space.shape) for side in (space.low, space.high)
+            np.broadcast_to(np.asarray(bound, float), space.shape) for bound in (space.low, space.high)
         )
         actions = Box(tuple(low.tolist()), tuple(high.tolist()), tuple(space.shape))
-    defaults = _arguments(single.game)
+    defaults = _overridable_arguments(single.game)
     arguments = {**defaults, **dict(single.overrides)}
     limit = math.prod(int(arguments[name]) for name in kind.limit) if kind.limit else None
     return _Facts(agents, is_image, tuple(shape), actions, limit)
 
 
 def _space_of(env: Any, agent: Any) -> Any:
-    """An agent's action space; some environments keep them in a mapping, some do not."""
+    """An agent's action space, from a mapping where the environment has one, else from a method."""
     return env.action_spaces[agent] if agent in env.action_spaces else env.action_space(agent)

@@ -30,10 +30,10 @@ class Joined:
         parts = [part for _, part in composite.parts(self.parts_of_action)]
         boxes = [part for part in parts if isinstance(part, Box)]
         if not boxes:
-            numbers = (
+            counts = (
                 part.nvec if isinstance(part, MultiDiscrete) else (getattr(part, "n", 0),) for part in parts
             )
-            return MultiDiscrete(tuple(n for nvec in numbers for n in nvec))
+            return MultiDiscrete(tuple(n for nvec in counts for n in nvec))
         if len(boxes) < len(parts):
             raise FdgError(
                 f"environment '{self.single.name}': its actions are {self.parts_of_action!r:.200}, categories"
@@ -41,8 +41,8 @@ class Joined:
                 " floats"
             )
         low, high = (
-            np.concatenate([end.ravel() for end in ends])
-            for ends in zip(*((box.low_array, box.high_array) for box in boxes), strict=True)
+            np.concatenate([limit.ravel() for limit in limits])
+            for limits in zip(*((box.low_array, box.high_array) for box in boxes), strict=True)
         )
         return Box(bound(low), bound(high), low.shape)
 

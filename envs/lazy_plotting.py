@@ -16,9 +16,9 @@ _PLOTTING_PACKAGES = ("matplotlib", "seaborn")
 def without_plotting(*also: str) -> Iterator[None]:
     """A context where imports get lazy stand-ins for matplotlib and seaborn.
 
-    gymnax's environments import both at the top, and use them only to draw; with pandas and SciPy, that takes
-    two seconds. Modules that are imported already stay as they are. If a library is not installed,
-    its first use raises ModuleNotFoundError, and not its import. `also` names further packages.
+    gymnax's environments import both at the top, which takes two seconds with pandas and SciPy, and use them
+    only to draw. Modules that are imported already stay as they are. If a library is not installed, its first
+    use raises ModuleNotFoundError, and not its import. `also` names further packages.
     """
     packages = (*_PLOTTING_PACKAGES, *also)
     finder = _Finder([name for name in packages if name not in sys.modules])
@@ -67,14 +67,14 @@ class _StandIn(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(f"module '{module}' has no attribute '{name}'")
         if sys.modules.get(module) is self:
-            if _is_module(f"{module}.{name}"):  # `from module import name` then asks the finder for it
+            if _is_module(f"{module}.{name}"):  # `from module import name` then imports the submodule
                 raise AttributeError(f"module '{module}.{name}' is not imported yet")
             self._finder.forget(module.partition(".")[0])
         return getattr(importlib.import_module(module), name)
 
 
 def _is_module(name: str) -> bool:
-    """True if the module exists, or its package is not installed, so that it may. Imports nothing."""
+    """True if the module exists, or may exist because its package is not installed. Imports nothing."""
     path: Any = None
     parts = name.split(".")
     for i in range(len(parts)):

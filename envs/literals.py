@@ -1,9 +1,9 @@
 """Keeps the arrays of other packages' environments on the host: they become literals of programs.
 
 Environments written for JAX keep arrays in their modules and instances. A JAX array in a closure stays
-allocated on the first device as long as the process lives, and every program copies it from there; and
-`fdg.trace` must allocate nothing. So when a package is imported or an environment made (under
-`jax.ensure_compile_time_eval`), these arrays are moved to the host, in an array type that behaves like JAX's.
+allocated on the first device as long as the process lives, and every program copies it from there. Besides,
+`fdg.trace` must allocate nothing. So when an adapter imports a package or makes an environment (under
+`jax.ensure_compile_time_eval`), it moves these arrays to the host, in an array type that behaves like JAX's.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class Literal(np.ndarray):
         return jnp.asarray(np.asarray(self)).at
 
 
-def _traced_or_numpy_method(name: str) -> Callable[..., Any]:
+def _jax_or_numpy_method(name: str) -> Callable[..., Any]:
     """An array method that is JAX's for traced arguments, and NumPy's otherwise."""
 
     def call(self: Literal, *args: Any, **kwargs: Any) -> Any:
@@ -43,7 +43,7 @@ def _traced_or_numpy_method(name: str) -> Callable[..., Any]:
 
 
 for _name in ("take", "dot", "repeat", "searchsorted"):
-    setattr(Literal, _name, _traced_or_numpy_method(_name))
+    setattr(Literal, _name, _jax_or_numpy_method(_name))
 
 
 def _is_traced(index: Any) -> bool:
@@ -82,11 +82,11 @@ def replace_pytree_arrays(value: Any) -> None:
 def as_arrays(value: Any) -> Iterator[None]:
     """A context where the literals of `replace_pytree_arrays` are arrays of the current trace.
 
-    For code that treats NumPy arrays as static. Other threads that trace wait meanwhile.
+    Some packages' code treats NumPy arrays as static. Other threads that enter this context wait meanwhile.
     """
     with _TRACING_LOCK:
-        before = dict(vars(value))
-        for attribute, item in before.items():
+        attributes = dict(vars(value))
+        for attribute, item in attributes.items():
             if any(isinstance(leaf, Literal) for leaf in jax.tree.leaves(item)):
                 vars(value)[attribute] = jax.tree.map(
                     lambda x: jnp.asarray(np.asarray(x)) if isinstance(x, Literal) else x, item
@@ -94,7 +94,7 @@ def as_arrays(value: Any) -> Iterator[None]:
         try:
             yield
         finally:
-            vars(value).update(before)
+            vars(value).update(attributes)
 
 
 _TRACING_LOCK = threading.RLock()
@@ -116,11 +116,11 @@ class _Replacer:
 
     def __init__(self, packages: tuple[str, ...]):
         self._packages = packages
-        # results by id; the first entry keeps the object alive
+        # (object, result) by the object's id, which stays unique as long as the object lives
         self._results: dict[int, tuple[Any, Any]] = {}
 
     def replacement(self, value: Any) -> Any:
-        """The replacement for this value."""
+        """The value with literals in place of arrays; dictionaries and lists are changed in place."""
         if id(value) in self._results:
             return self._results[id(value)][1]
         if isinstance(value, (type, types.ModuleType, types.FunctionType)):

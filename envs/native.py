@@ -1,8 +1,8 @@
 """Descriptions of a library's own observations and actions, and conversion from and to fdg's.
 
-Compiled programs use observations and actions of `envs.spaces`. `run.policy` and exported files use those of
-the environment's library: `Discrete` with `start`, parts, `MultiBinary`, texts and raw `action_mask`s. For
-JAX environments both are the same.
+Compiled programs use observations and actions of `envs.spaces`. `run.policy` and exported files use the
+library's: `Discrete` with `start`, parts, `MultiBinary`, texts and raw `action_mask`s. For JAX environments
+both are the same.
 
 A *description* is plain data that a file can store: `{"parts": {name: description}}`, `{"parts": [...]}`, or
 for one array
@@ -52,7 +52,7 @@ def native(env: Any) -> Native:
     """The `Native` of an environment.
 
     >>> from envs.spaces import Discrete
-    >>> described("action", Discrete(2))["n"]
+    >>> describe("action", Discrete(2))["n"]
     2
     """
     method = getattr(env, "native", None)
@@ -76,22 +76,22 @@ def of_spaces(env: Any) -> Native:
     joined = single if isinstance(single, Joined) and single.action_space == env.action_space else None
     actions = env.action_space if joined is None else joined.parts_of_action
     return Native(
-        described("observation", space, agents),
-        described("action", actions, agents),
+        describe("observation", space, agents),
+        describe("action", actions, agents),
         encode,
         lambda action: [action] if joined is None else jax.tree.leaves(joined.split(action)),
     )
 
 
-def described(root: str, space: Any, agents: tuple[int, ...] = ()) -> Description:
+def describe(root: str, space: Any, agents: tuple[int, ...] = ()) -> Description:
     """The description of a space, fdg's or Gymnasium's.
 
-    `root` is the name of a single array, and the prefix of a part's name that another array has.
+    `root` names a single array, and is the prefix of a part's name if another array has the same name.
 
-    >>> described("observation", composite.Dict({"a": composite.Discrete(2)}))["parts"]["a"]["name"]
+    >>> describe("observation", composite.Dict({"a": composite.Discrete(2)}))["parts"]["a"]["name"]
     'a'
     """
-    tree = _described(space, agents)
+    tree = _describe_space(space, agents)
     names: set[str] = set()
     for path, leaf in leaves(tree):
         name = ".".join(map(str, path))
@@ -128,46 +128,46 @@ def rebuilt(description: Description, arrays: Iterator[Any]) -> Any:
     return tuple(rebuilt(part, arrays) for part in parts)
 
 
-def _described(space: Any, agents: tuple[int, ...]) -> Description:
+def _describe_space(space: Any, agents: tuple[int, ...]) -> Description:
     kind = type(space).__name__
     if kind == "Dict":
-        return {"parts": {key: _described(part, agents) for key, part in dict(space.spaces).items()}}
+        return {"parts": {key: _describe_space(part, agents) for key, part in dict(space.spaces).items()}}
     if kind == "Tuple":
-        return {"parts": [_described(part, agents) for part in space.spaces]}
+        return {"parts": [_describe_space(part, agents) for part in space.spaces]}
     if space.dtype is None or np.issubdtype(np.dtype(space.dtype), np.str_):
         length = text_length(space)
-        return _array("Text", (length,), np.dtype(np.uint8), length=length)
+        return _describe_array("Text", (length,), np.dtype(np.uint8), length=length)
     dtype, shape = np.dtype(space.dtype), (*agents, *space.shape)
     match kind:
         case "Discrete":
-            return _array(kind, shape, dtype, n=int(space.n), start=int(getattr(space, "start", 0)))
+            return _describe_array(kind, shape, dtype, n=int(space.n), start=int(getattr(space, "start", 0)))
         case "MultiDiscrete":
             nvec = np.asarray(space.nvec)
             start = np.broadcast_to(getattr(space, "start", 0), nvec.shape)
-            return _array(kind, shape, dtype, nvec=nvec.tolist(), start=start.tolist())
+            return _describe_array(kind, shape, dtype, nvec=nvec.tolist(), start=start.tolist())
         case "MultiBinary":
-            return _array(kind, shape, dtype)
+            return _describe_array(kind, shape, dtype)
     low, high = (np.asarray(getattr(space, f"{end}_array", getattr(space, end))) for end in ("low", "high"))
-    entry = _array("Box", shape, dtype, low=_bound(low), high=_bound(high))
+    entry = _describe_array("Box", shape, dtype, low=_json_bounds(low), high=_json_bounds(high))
     limits = np.iinfo(np.int32)
     if dtype.kind in "iu" and dtype.itemsize > 4 and (low.min() < limits.min or high.max() > limits.max):
         entry["jax_dtype"] = "float32"  # out of int32's range, and programs convert amounts to float32 anyway
     return entry
 
 
-def _array(kind: str, shape: tuple[int, ...], dtype: np.dtype, **numbers: Any) -> Description:
+def _describe_array(kind: str, shape: tuple[int, ...], dtype: np.dtype, **parameters: Any) -> Description:
     return {
         "name": "",
         "shape": ["N", *map(int, shape)],
         "dtype": dtype.name,
         "jax_dtype": jax_dtype(dtype),
         "kind": kind,
-        **numbers,
+        **parameters,
     }
 
 
-def _bound(values: np.ndarray) -> Any:
-    """A number if all are equal, else nested lists; None for unbounded."""
+def _json_bounds(values: np.ndarray) -> Any:
+    """Bounds for JSON: one number if all are equal, else nested lists; None in place of infinity."""
     if values.dtype == np.uint64:  # JSON readers may not take integers of 64 bits
         values = values.astype(np.float64)
     finite = values.astype(object)

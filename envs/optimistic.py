@@ -5,9 +5,9 @@ times as much as a step, it takes nearly all the time. But episodes are long, an
 environments rarely end in the same step: one reset per step for all of them suffices (Matthews et al. 2024,
 arXiv 2402.16801, appendix, their `OptimisticResetVecEnvWrapper`).
 
-Their wrapper assigns starts at random over the whole batch. Here neighbours share, and the start comes from
-the key of the first that has ended. So an environment that ends alone among its neighbours starts as without
-sharing, and results do not change when the batch is split over devices, neighbours together.
+Their wrapper assigns starts at random over the whole batch. Here neighbours share a start, which comes from
+the key of the first neighbour that has ended. So an environment that ends alone among its neighbours starts
+as without sharing, and results do not change when the batch is split over devices between neighbourhoods.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class OptimisticallyReset(Vectorized):
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
         """Takes one step in every environment; see `Environment.step`.
 
-        If `reset_ratio` does not divide the batch, their greatest common divisor is used.
+        The number of neighbours is the greatest common divisor of `reset_ratio` and the batch size.
         """
         ratio = math.gcd(self.reset_ratio, keys.shape[0])
         if ratio == 1:

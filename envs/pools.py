@@ -31,20 +31,20 @@ class Transition(NamedTuple):
     failures: Sequence[Failure] = ()  # rows of failed instances are zero
 
     @staticmethod
-    def empty(size: int, space: Space, info: int = 0) -> "Transition":
-        """Arrays of zeros for `size` rows, with `info` metrics."""
+    def empty(size: int, space: Space, num_info: int = 0) -> "Transition":
+        """Arrays of zeros for `size` rows."""
         observation = np.zeros((2, size, *space.shape), space.dtype)
         flags = np.zeros((2, size), np.bool_)
-        rewards = np.zeros((1 + info, size), np.float32)
+        rewards = np.zeros((1 + num_info, size), np.float32)
         return Transition(observation[0], rewards[0], flags[0], flags[1], observation[1], tuple(rewards[1:]))
 
     @staticmethod
-    def lost(size: int, space: Space, reason: str, info: int = 0) -> "Transition":
+    def all_lost(size: int, space: Space, reason: str, num_info: int = 0) -> "Transition":
         """The result of a step that lost all instances."""
-        return Transition.empty(size, space, info)._replace(failures=[Failure(np.arange(size), reason)])
+        return Transition.empty(size, space, num_info)._replace(failures=[Failure(np.arange(size), reason)])
 
     @staticmethod
-    def stacked(steps: Sequence["Transition"]) -> "Transition":
+    def stack(steps: Sequence["Transition"]) -> "Transition":
         """Stacks steps along a new leading axis."""
         info = tuple(map(np.stack, zip(*(step.info for step in steps), strict=True)))
         arrays = map(np.stack, zip(*(step[:5] for step in steps), strict=True))
@@ -52,7 +52,7 @@ class Transition(NamedTuple):
 
 
 class Recreated(NamedTuple):
-    """Recreated instances: their first step is a truncation with reward 0."""
+    """Instances that replace lost ones: their first step is a truncation with reward 0."""
 
     last_observation: np.ndarray  # [n, *obs], the last observation of the lost instances
     first_observation: np.ndarray  # [n, *obs], of the new instances
@@ -65,8 +65,8 @@ class Recreated(NamedTuple):
         unknown = tuple(np.full((self.info, size), np.nan, np.float32))
         return Transition(self.first_observation, reward, false, ~false, self.first_observation, unknown)
 
-    def of(self, rows: np.ndarray) -> "Recreated":
-        """Selects rows."""
+    def select(self, rows: np.ndarray) -> "Recreated":
+        """The recreated instances of some rows."""
         return Recreated(self.last_observation[rows], self.first_observation[rows], self.info)
 
 
@@ -77,7 +77,7 @@ class Segment(NamedTuple):
     steps: Transition  # [T, B, ...]; `failures` refer to the whole segment
 
     @staticmethod
-    def joined(
+    def concatenate(
         parts: Sequence["Segment | None"], sizes: Sequence[int], failures: Sequence[Failure]
     ) -> "Segment":
         """Concatenates the segments of workers; rows of lost workers are zero."""
@@ -113,10 +113,10 @@ class Pool(Protocol):
     def close(self) -> None:
         """Ends everything that the pool runs, even if it hangs."""
 
-    # Optional, if instances run in other threads or processes: the two halves of `step`, `send(action,
-    # timeout)`, which returns at once, and `recv(timeout) -> Transition` (others get a thread); and `ready()
-    # -> bool`, True if `recv` would not wait. If workers act: `segment(program, operands, keys, rows,
-    # recreated, timeout) -> Segment` of the instances `rows`.
+    # Optional, if instances run in other threads or processes: `send(action, timeout)` starts a step and
+    # returns at once; `recv(timeout) -> Transition` waits for the step; `ready() -> bool` is True if `recv`
+    # would not wait. If workers act: `segment(program, operands, keys, rows, recreated, timeout) -> Segment`
+    # makes T steps of the instances `rows`.
 
 
 class Source(Protocol):
@@ -139,7 +139,7 @@ class Source(Protocol):
         """Steps after which the library truncates an episode."""
 
     # Optional: `info`, the names of episode metrics; and if observations have parts, `wire_space`, the space
-    # of rows in the pool's arrays, and `unpacked(rows)`, which restores observations in a compiled program.
+    # of rows in the pool's arrays, and `unpack(rows)`, which restores observations in a compiled program.
 
     def start(self, size: int) -> Pool:
         """A pool of `size` instances, which its first `reset` creates."""
@@ -151,7 +151,7 @@ def wire_space(source: Source) -> Space:
 
 
 class SendRecv:
-    """`send` and `recv` for any pool: its own, or a thread that calls its `step`."""
+    """`send` and `recv` for any pool: the pool's own methods, or a thread that calls the pool's `step`."""
 
     def __init__(self, pool: Any):
         self._pool, self._pool_has_both = pool, hasattr(pool, "send") and hasattr(pool, "recv")

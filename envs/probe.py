@@ -1,7 +1,7 @@
 """Probe environments: each tests one ability of an agent, with a solution in closed form.
 
-An agent that fails a probe has a bug in that part; training on a probe takes seconds. The idea is from Andy
-Jones, "Debugging RL, Without the Agonizing Pain" (2021), section "Probe environments".
+An agent that fails a probe has a bug in the part that it tests; training on a probe takes seconds. The idea
+is from Andy Jones, "Debugging RL, Without the Agonizing Pain" (2021), section "Probe environments".
 
 `γ` is the discount; `optimal_return` is the expected undiscounted return of the best policy.
 """
@@ -26,7 +26,7 @@ Step = tuple[Any, Observation, jax.Array, jax.Array, jax.Array]
 
 
 class _Probe:
-    """Base of most probes: an episode ends by itself, and the best return is 1."""
+    """Base class of most probes: an episode ends by itself, and the best return is 1."""
 
     max_episode_steps: ClassVar[Any] = None
     optimal_return: ClassVar[Any] = 1.0
@@ -57,7 +57,7 @@ class _Sign(_Probe):
 class Value(_Constant):
     """One action, one step, reward 1. The value of the only observation is 1.
 
-    Fails if the value loss or the optimiser is wrong.
+    An agent fails if its value loss or its optimiser is wrong.
     """
 
     name: ClassVar[str] = "probe:value"
@@ -89,8 +89,8 @@ class ValueOfObservation(_Sign):
 class Discount(_Probe):
     """One action, two steps, observations 0 then 1, reward 1 at the end.
 
-    The value of observation 1 is 1, that of observation 0 is γ. Fails if the discount, or the bootstrap from
-    the next observation, is wrong.
+    The value of observation 1 is 1, and the value of observation 0 is γ. An agent fails if its discount, or
+    its bootstrap from the next observation, is wrong.
     """
 
     name: ClassVar[str] = "probe:discount"
@@ -103,8 +103,8 @@ class Discount(_Probe):
 
     def step(self, key: jax.Array, state: jax.Array, action: jax.Array) -> Step:
         """Reward 0, then reward 1 and terminated."""
-        last = state == 1
-        return state + 1, jnp.ones(1), last.astype(jnp.float32), last, jnp.bool_(False)
+        is_last = state == 1
+        return state + 1, jnp.ones(1), is_last.astype(jnp.float32), is_last, jnp.bool_(False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Policy(_Constant):
     """Two actions, one step, reward 1 for action 1 and -1 for action 0.
 
     The best policy has `P(action 1) = 1`; the value of a policy that takes action 1 with probability `p` is
-    `2p - 1`. Fails if the advantage or the policy loss is wrong (such as its sign).
+    `2p - 1`. An agent fails if its advantage or its policy loss is wrong, such as by the sign.
     """
 
     name: ClassVar[str] = "probe:policy"
@@ -146,8 +146,8 @@ class Memory(_Probe):
 
     The observation is `[cue, 0]` at the first step, then `[0, 0]`, and `[0, 1]` at the last of `delay + 1`
     steps. The last action has reward 1 if it matches the cue (action 1 for cue 1, action 0 for cue -1), else
-    -1; a continuous one, in [-1, 1], has `cue * action`. With memory the return is 1 and the value at step
-    `t` is `γ^(delay - t)`; without memory every policy has the expected return 0.
+    -1; a continuous action, in [-1, 1], has reward `cue * action`. With memory the return is 1 and the value
+    at step `t` is `γ^(delay - t)`; without memory every policy has the expected return 0.
     """
 
     delay: int = 4
@@ -170,12 +170,12 @@ class Memory(_Probe):
 
     def step(self, key: jax.Array, state: dict[str, jax.Array], action: jax.Array) -> Step:
         """Reward 0, and `cue (2 action - 1)` or `cue * action` at the last of `delay + 1` steps."""
-        judged = state["time"] == self.delay
+        is_last = state["time"] == self.delay
         time = state["time"] + 1
         observation = jnp.stack([jnp.float32(0), (time == self.delay).astype(jnp.float32)])
         sign = action[0] if self.continuous else 2.0 * action - 1.0
-        reward = jnp.where(judged, state["cue"] * sign, 0.0)
-        return {"cue": state["cue"], "time": time}, observation, reward, judged, jnp.bool_(False)
+        reward = jnp.where(is_last, state["cue"] * sign, 0.0)
+        return {"cue": state["cue"], "time": time}, observation, reward, is_last, jnp.bool_(False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +183,7 @@ class MultiDiscreteTarget(_Probe):
     """One step, a multi-discrete action; the observation is a random target, one-hot for each component.
 
     Reward: the fraction of components that equal their target. The best policy copies the target, and its
-    value is 1 everywhere; a uniform policy has `mean(1 / nvec)`.
+    value is 1 everywhere; a uniform policy has the value `mean(1 / nvec)`.
     """
 
     nvec: tuple[int, ...] = (2, 3)
@@ -218,7 +218,7 @@ class ContinuousTarget(_Probe):
     """One step, a continuous action; the observation is a random target in `[-1, 1]^size`.
 
     Reward: `-sum((action - target)²)`. The best policy copies the target, and its value is 0 everywhere;
-    a Gaussian policy around the target with standard deviation `σ` has `-size σ²`.
+    a Gaussian policy around the target with standard deviation `σ` has the value `-size σ²`.
     """
 
     size: int = 1
@@ -315,7 +315,7 @@ class Agents(_Probe):
     `[0, 1]` at the last, `delay` steps later (`[target, 1]` without a delay). The last action has reward 1 if
     it matches a target `±1` (action 1 for 1, action 0 for -1), else -1; for a `continuous` target in `[-1,
     1]` its reward is `-(action - target)²`. The best policy copies the target; with a delay it needs memory.
-    Fails if agents are mixed up with each other or with environments.
+    Learning fails if agents are mixed up with each other or with environments.
     """
 
     num_agents: int = 2
@@ -349,24 +349,24 @@ class Agents(_Probe):
 
     def step(self, key: jax.Array, state: dict[str, jax.Array], action: jax.Array) -> Step:
         """Reward: `[A]`, at the last of `delay + 1` steps."""
-        judged, target = state["time"] == self.delay, state["target"]
-        miss = action[:, 0] - target if self.continuous else None
-        reward = target * (2.0 * action - 1.0) if miss is None else -jnp.square(miss)
+        is_last, target = state["time"] == self.delay, state["target"]
+        error = action[:, 0] - target if self.continuous else None
+        reward = target * (2.0 * action - 1.0) if error is None else -jnp.square(error)
         state = {"target": target, "time": state["time"] + 1}
-        return state, self._observe(state), jnp.where(judged, reward, 0.0), judged, jnp.bool_(False)
+        return state, self._observe(state), jnp.where(is_last, reward, 0.0), is_last, jnp.bool_(False)
 
     def _observe(self, state: dict[str, jax.Array]) -> jax.Array:
-        seen = jnp.where(state["time"] == 0, state["target"], 0.0)
-        is_last = jnp.full_like(seen, state["time"] == self.delay)
-        return jnp.stack([seen, is_last], axis=1)
+        target = jnp.where(state["time"] == 0, state["target"], 0.0)
+        is_last = jnp.full_like(target, state["time"] == self.delay)
+        return jnp.stack([target, is_last], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Team(_Probe):
     """Several agents, one action, one step; each sees a random `x = ±1`; its reward is the next agent's `x`.
 
-    It tests central value functions: one that sees only the agent's own observation can only predict 0; one
-    that sees all observations can predict every reward.
+    It tests central value functions: a value function that sees only the agent's own observation can only
+    predict 0; a value function that sees all observations can predict every reward.
     """
 
     num_agents: int = 2
@@ -416,8 +416,8 @@ def _make(probe: type[Any], **overrides: Any) -> Vectorized:
     where = f"environment '{probe().name}'"
     check_names(where, overrides, [field.name for field in dataclasses.fields(probe)])
     check_options(where, probe, overrides)
-    made = probe(**overrides)
-    return vectorize(Alike(made) if isinstance(made, Unlike) else made)
+    single = probe(**overrides)
+    return vectorize(Alike(single) if isinstance(single, Unlike) else single)
 
 
 def _random_sign(key: jax.Array) -> jax.Array:

@@ -22,9 +22,9 @@ class Parts:
 
     An image is lit on its left or right; a category says which way to go. `side = ±1` is the lit side, `flip`
     0 or 1, and `target = side * (1 - 2 flip)`. The reward is `target * (2 action - 1) + bonus`, or `bonus -
-    (action - target)^2` for continuous actions, where only critics see the random `bonus = ±1`. Fails if a
-    part of the observation is lost, or if the actor sees privileged parts. The value is `optimal_return`,
-    plus `bonus` if the critic sees it.
+    (action - target)^2` for continuous actions, where only critics see the random `bonus = ±1`. Learning
+    fails if a part of the observation is lost, or if the actor sees privileged parts. The value is
+    `optimal_return`, plus `bonus` if the critic sees it.
     """
 
     continuous: bool = False
@@ -66,8 +66,8 @@ class Parts:
         target = state["side"] * jnp.where(state["flip"], -1.0, 1.0)
         gain = -jnp.square(action[0] - target) if self.continuous else target * (2.0 * action - 1.0)
         state = {**state, "time": state["time"] + 1}
-        over = state["time"] >= self.length
-        return state, self._observe(state), gain + state["bonus"], over, jnp.bool_(False)
+        is_over = state["time"] >= self.length
+        return state, self._observe(state), gain + state["bonus"], is_over, jnp.bool_(False)
 
     def _observe(self, state: dict[str, jax.Array]) -> dict[str, Any]:
         lit = (jnp.arange(4) >= 2) == (state["side"] > 0)
@@ -108,9 +108,8 @@ class Reach:
     def optimal_return(self) -> float:
         """Minus the mean number of steps before the goal: `k - 1` if the farthest coordinate takes k
         moves."""
-        p_reached = [
-            min(0.1 + 0.2 * moves, 1.0) ** self.dimensions for moves in range(6)
-        ]  # P(at most k moves)
+        # The probability that `moves` moves of 0.2 come within 0.1 of a goal that is uniform in [-1, 1].
+        p_reached = [min(0.1 + 0.2 * moves, 1.0) ** self.dimensions for moves in range(6)]
         return -sum(1.0 - p_reached[moves] for moves in range(1, 6))
 
     def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
@@ -139,10 +138,10 @@ class Reach:
 class Unlike:
     """Two agents that differ, one step. Each reward depends only on the agent's own action.
 
-    The first sees one of three categories, and must name it: 1 if right (or, for continuous actions in [0,
-    2], minus the squared distance). The second sees two numbers, and must say whether the first is positive:
-    1 if right (or, for two components in [-1, 1], minus the mean squared distance to both). Fails if an agent
-    does not know its index, or gets another's actions.
+    The first sees one of three categories, and must name it. Its reward is 1 if right; for continuous actions
+    in [0, 2], minus the squared distance. The second sees two numbers, and must say whether the first number
+    is positive. Its reward is 1 if right; for two components in [-1, 1], minus their mean squared distance to
+    the numbers. Learning fails if an agent does not know its index, or gets another agent's actions.
     """
 
     continuous: bool = False
@@ -170,7 +169,7 @@ class Unlike:
         return state, state
 
     def step(self, key: jax.Array, state: Any, action: Any) -> Any:
-        """Rewards of both, terminated."""
+        """Gives each agent its reward; terminated."""
         category, numbers = state
         if self.continuous:
             first = -jnp.square(action[0][0] - category)

@@ -1,8 +1,8 @@
 """Environments by name: `make`, `names`, `register`; including those of users' modules and packages.
 
-A source of environments is one file with a function `factories() -> {name: factory}`; adding one here is
-one import and one entry of `SOURCES`. The file loads the source's package at first use, not when it is
-imported, so a missing or slow package affects only its users.
+A source of environments is one file with a function `factories() -> {name: factory}`; to add a source, add
+an import and an entry of `SOURCES`. The file loads the source's package at first use, not when it is
+imported, so a missing or slow package affects only those who use its environments.
 """
 
 import ast
@@ -38,7 +38,7 @@ from envs.codesign import environment as codesign
 from envs.environment import Environment, Vectorized, named_info
 from envs.host import HostEnvironment
 from envs.text import verifiers
-from envs.wrappers import PARAMETERS, wrapped
+from envs.wrappers import PARAMETERS, apply_wrappers
 from fdg.arguments import checked, checked_names, quoted
 from fdg.errors import FdgError, listed, one_line, unknown_name, whose_file
 
@@ -60,7 +60,7 @@ SOURCES = (
 _WORD = re.compile(r"[\w+|-]{1,64}")  # matches names in registries, but no paths or modules
 
 
-class _Source(NamedTuple):
+class _PrefixSource(NamedTuple):
     """A source whose names have a prefix and are too many to list: `make(prefix + name)`."""
 
     make: Callable[..., Any]  # (name without the prefix, **overrides)
@@ -69,28 +69,28 @@ class _Source(NamedTuple):
     files: Callable[[str, Mapping[str, Any]], dict[str, str]] = lambda *_: {}  # as `files_of`
 
 
-_PREFIXES: dict[str, _Source] = {
-    from_envpool.PREFIX: _Source(
+_PREFIXES: dict[str, _PrefixSource] = {
+    from_envpool.PREFIX: _PrefixSource(
         from_envpool.make, lambda name, parameters: _text_reason(parameters) or from_envpool.beyond(name)
     ),
     # Tasks for language models, not environments.
-    text.PREFIX: _Source(text.make, text.beyond, lambda name: _absolute_files(name), text.files_of),
-    verifiers.PREFIX: _Source(
+    text.PREFIX: _PrefixSource(text.make, text.beyond, lambda name: _absolute_files(name), text.files_of),
+    verifiers.PREFIX: _PrefixSource(
         lambda name, **overrides: text.make("verifiers", environment=name, **overrides),
         lambda name, _: f"imports the module {name.removeprefix(verifiers.PREFIX)}",
     ),
-    codesign.PREFIX: _Source(codesign.make, codesign.beyond, codesign.absolute, codesign.files_of),
-    games.from_pgx.PREFIX: _Source(
+    codesign.PREFIX: _PrefixSource(codesign.make, codesign.beyond, codesign.absolute, codesign.files_of),
+    games.from_pgx.PREFIX: _PrefixSource(
         games.make_of_pgx, lambda name, parameters: _text_reason(parameters, _WORD)
     ),
-    from_gymnasium.PREFIX: _Source(from_gymnasium.make, lambda *given: _beyond_gymnasium(*given)),
-    from_ray.PREFIX: _Source(
+    from_gymnasium.PREFIX: _PrefixSource(from_gymnasium.make, lambda *args: _beyond_gymnasium(*args)),
+    from_ray.PREFIX: _PrefixSource(
         lambda name, **overrides: _make_fleet(name, **overrides),
         lambda *_: "starts a Ray cluster, or joins one",
     ),
 }
 
-_HOST_NAMES = {from_gymnasium.PREFIX: from_gymnasium.known, from_envpool.PREFIX: from_envpool.known}
+_HOST_NAMES = {from_gymnasium.PREFIX: from_gymnasium.all_names, from_envpool.PREFIX: from_envpool.all_names}
 
 _BUILT_IN: dict[str, Callable[..., Environment]] = {
     name: factory for source in SOURCES for name, factory in source.factories().items()
@@ -146,7 +146,7 @@ def make(name: str, **overrides: Any) -> Any:
         )
     common = {key: overrides[key] for key in _COMMON_PARAMETERS if key in overrides}
     try:
-        made = _make_unwrapped(
+        env = _make_unwrapped(
             name, {key: value for key, value in overrides.items() if key not in common}, common
         )
     except FdgError as error:
@@ -155,14 +155,14 @@ def make(name: str, **overrides: Any) -> Any:
             raise
         fix = _OTHER_LIBRARIES[key].format(value=overrides[key])
         raise FdgError(f"environment '{name}': no parameter '{key}': {fix}") from error
-    made = wrapped(made, common)
+    env = apply_wrappers(env, common)
     if overrides or _module_of(name) is not None:
         options = "&".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
-        # Algorithms replace a text task's tokens and lengths, so its problem identifies it.
-        key = made if _module_of(name) is None else getattr(made, "problem", made)
+        # Algorithms replace a text task's tokens and lengths, so the problem identifies the task.
+        key = env if _module_of(name) is None else getattr(env, "problem", env)
         with contextlib.suppress(TypeError):  # not hashable
             _names_with_parameters[key] = f"{name}?{options}" if options else name
-    return made
+    return env
 
 
 _DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")  # suffixes of data files
@@ -181,22 +181,22 @@ _OTHER_LIBRARIES = {  # parameters that other libraries pass to an environment: 
 
 
 def _make_unwrapped(name: str, overrides: dict[str, Any], common: Mapping[str, Any]) -> Any:
-    """The environment without wrappers, with the `info` of `common`."""
+    """Makes the environment without wrappers, with the `info` of `common`."""
     info = {key: common[key] for key in ("info",) if key in common}
     for prefix, source in _PREFIXES.items():
         if name.startswith(prefix) and name not in _registered:
             if prefix in (text.PREFIX, verifiers.PREFIX) and common:
                 raise FdgError(f"'{name}' is a text task, which takes no {listed(common, 'and')}")
             return source.make(name.removeprefix(prefix), **overrides, **info)
-    made = _make_by_factory(name, overrides)
+    env = _make_by_factory(name, overrides)
     if not info:
-        return made
+        return env
     names = named_info(info["info"])
-    if isinstance(made, HostEnvironment) and isinstance(made.source, from_gymnasium.GymnasiumSource):
-        return dataclasses.replace(made, source=dataclasses.replace(made.source, info=names))
-    if not isinstance(made, Vectorized):
+    if isinstance(env, HostEnvironment) and isinstance(env.source, from_gymnasium.GymnasiumSource):
+        return dataclasses.replace(env, source=dataclasses.replace(env.source, info=names))
+    if not isinstance(env, Vectorized):
         raise FdgError(f"environment '{name}' is already vectorized, so info= does not apply: leave it out")
-    return dataclasses.replace(made, info=names)
+    return dataclasses.replace(env, info=names)
 
 
 def _make_by_factory(name: str, overrides: dict[str, Any]) -> Any:
@@ -237,35 +237,35 @@ def _names_for_other_prefix(name: str) -> list[str] | None:
     task = match["task"].rpartition("/")[2]
     library = name[: match.start("task") - 1].lower()
     full_name = f"{'gymnasium' if library == 'gym' else library}:{task}"
-    known = [candidate for candidate in names() if candidate.lower() in (task.lower(), full_name.lower())]
+    exact = [candidate for candidate in names() if candidate.lower() in (task.lower(), full_name.lower())]
     if library in ("gym", "gymnasium"):
-        return [f"{from_gymnasium.PREFIX}{match['task']}", *known]
-    spec = None if (suggestions := known or _near_names(task)) else find_spec(library)
+        return [f"{from_gymnasium.PREFIX}{match['task']}", *exact]
+    spec = None if (suggestions := exact or _near_names(task)) else find_spec(library)
     return None if spec is not None and whose_file(spec.origin) == "user" else suggestions
 
 
 def _near_names(name: str) -> list[str]:
-    """Names that differ from an unknown one only by case or version: built-in ones, else host environments.
+    """Names that differ from `name` only by case or version: built-in names, else names of host environments.
 
-    Of several versions, only the newest. For packages that are not installed, `families` lists the names.
+    Of several versions, only the newest. `families` gives the names of packages that are not installed.
     """
 
     def task(candidate: str) -> str:
         return candidate.rpartition(":")[2].lower()
 
     def similar(known: Iterable[str]) -> list[str]:
-        alike = [candidate for candidate in known if task(candidate) == name.lower()]
+        same_task = [candidate for candidate in known if task(candidate) == name.lower()]
         stem = name.lower().rpartition("-v")[0]
         versions = [candidate for candidate in known if stem and task(candidate).rpartition("-v")[0] == stem]
-        return alike[:1] or sorted(versions, key=lambda candidate: (len(candidate), candidate))[-1:]
+        return same_task[:1] or sorted(versions, key=lambda candidate: (len(candidate), candidate))[-1:]
 
     near = similar([candidate for candidate in names() if ":" not in candidate])
-    for prefix, known in _HOST_NAMES.items() if not near else ():
-        installed = [f"{prefix}{candidate}" for candidate in known()]
+    for prefix, all_names in _HOST_NAMES.items() if not near else ():
+        installed = [f"{prefix}{candidate}" for candidate in all_names()]
         near += (
             similar(installed)
             if installed
-            else [candidate for candidate in families.hosted(name) if candidate.startswith(prefix)]
+            else [candidate for candidate in families.known_host_names(name) if candidate.startswith(prefix)]
         )
     return near
 
@@ -283,7 +283,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     Values are Python numbers, tuples, `True`, `False` and `None`; anything else is a string, quoted or not.
 
     Raises:
-      FdgError: the text after the question mark is not such a list.
+      FdgError: the text after the question mark is not a list of parameters.
 
     >>> parse("gymnasium:Hopper-v5?restarts=2&frame_skip=8")
     ('gymnasium:Hopper-v5', {'restarts': 2, 'frame_skip': 8})
@@ -328,9 +328,9 @@ def files_of(name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
 def _absolute_files(name: str) -> str:
     before, mark, options = name.partition("?")
     parts = [option.partition("=") for option in options.split("&")]
-    spelled = [f"{n}={os.path.abspath(value)}" if n in text.FILES else n + e + value for n, e, value in parts]
-    full = before + mark + "&".join(spelled)
-    return full if len(full.split("&")) == len(parts) else name  # unless a folder's name has an &
+    joined = [f"{n}={os.path.abspath(value)}" if n in text.FILES else n + e + value for n, e, value in parts]
+    full_name = before + mark + "&".join(joined)
+    return full_name if len(full_name.split("&")) == len(parts) else name  # unless a folder's name has an &
 
 
 def _parse_value(text: str) -> Any:
@@ -381,12 +381,12 @@ def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
 
 
 def _beyond_gymnasium(name: str, parameters: Mapping[str, Any]) -> str | None:
-    imported, colon, _ = name.removeprefix(from_gymnasium.PREFIX).rpartition(":")
-    return f"imports the module {imported}" if colon else _text_reason(parameters)
+    module, colon, _ = name.removeprefix(from_gymnasium.PREFIX).rpartition(":")
+    return f"imports the module {module}" if colon else _text_reason(parameters)
 
 
 def _module_of(name: str) -> str | None:
-    """The user's module of a name `module:factory`; None for names without one."""
+    """The user's module in a name `module:factory`; None for other names."""
     return user_code.module_of(name, (*_BUILT_IN, *user_code.entry_points()))
 
 
@@ -433,7 +433,7 @@ def register(name: str, factory: Callable[..., Environment]) -> None:
       factory: returns an `Environment`, such as `vectorize(single)`; equal arguments must give equal values.
 
     Raises:
-      FdgError: the name is that of a built-in environment.
+      FdgError: a built-in environment has this name.
 
     Example::
 

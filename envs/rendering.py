@@ -16,7 +16,7 @@ from envs.environment import Environment
 from fdg.errors import FdgError, one_line
 
 _INCHES, _DPI = 4.0, 100  # of plots
-_MAX_BARS = 64  # per observation; longer ones are drawn as a line
+_MAX_BARS = 64  # per observation; longer observations are drawn as a line
 
 
 class Episode(NamedTuple):
@@ -28,7 +28,7 @@ class Episode(NamedTuple):
     observation: Any
     action: Any  # [T, (A,) *action]
     reward: np.ndarray  # [T] float32, the mean over agents
-    finished: bool  # True if it ended by itself
+    finished: bool  # True if the episode ended by itself
 
     @property
     def total(self) -> float:
@@ -119,8 +119,8 @@ def _as_one_array(observation: Any) -> np.ndarray:
 
 
 def _as_images(observations: np.ndarray) -> np.ndarray:
-    """`[T, ..., H, W, C]` as one image per step: three channels as colours, others by the highest nonzero
-    one."""
+    """`[T, ..., H, W, C]` as one image per step: three channels are colours, else the highest nonzero
+    channel is."""
     if observations.ndim == 3:
         return observations
     while observations.ndim > 4:  # several agents, concatenated
@@ -128,8 +128,8 @@ def _as_images(observations: np.ndarray) -> np.ndarray:
     channels = observations.shape[-1]
     if channels == 3:
         return observations / max(1.0, float(observations.max(initial=1.0)))
-    numbers = np.arange(1, channels + 1, dtype=np.float32)
-    return np.max(observations * numbers / max(1, channels), axis=-1)
+    channel_numbers = np.arange(1, channels + 1, dtype=np.float32)
+    return np.max(observations * channel_numbers / max(1, channels), axis=-1)
 
 
 def drawing(rows: int = 1) -> tuple[Any, Any]:
@@ -158,9 +158,9 @@ def quiet_pygame() -> None:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
-def import_optional(module: str, what: str) -> Any:
-    """Imports an optional module."""
+def import_optional(module: str, purpose: str) -> Any:
+    """Imports an optional module; the error for a missing one begins with `purpose`, such as "an mp4"."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise FdgError(f"{what} needs {module} ({error}): pip install 'fdg[video]'") from error
+        raise FdgError(f"{purpose} needs {module} ({error}): pip install 'fdg[video]'") from error

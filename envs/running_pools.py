@@ -19,7 +19,7 @@ from fdg.errors import HostError
 _log = logging.getLogger(__name__)
 
 _START_TIMEOUT = 300.0  # seconds until all instances are made and reset: they may load models
-_POLL = 1e-4  # seconds between checks for a ready pool
+_POLL_SECONDS = 1e-4  # between checks for a ready pool
 _MAX_POOLS = 4  # pools of one environment and size at the same time: training, evaluation, and a few more
 
 
@@ -57,7 +57,7 @@ class _RunningPool:
             raise
 
     def step(self, seeds: np.ndarray, action: np.ndarray) -> tuple[Transition, np.ndarray]:
-        """A transition, and the mask of rows that were lost and restarted."""
+        """Steps every instance; returns a transition, and the mask of rows that were lost and restarted."""
         self.steps += 1
         return self._with_replacements(self.pool.step(action, self.environment.timeout), seeds)
 
@@ -81,7 +81,7 @@ class _RunningPool:
         return self.sent is None or self.is_new or self._send_recv.ready()
 
     def first_step(self) -> tuple[Transition, np.ndarray]:
-        """The first step of all instances, which have been restarted."""
+        """The first step after all instances have been restarted."""
         first = self.first_observation
         return Recreated(first, first, len(self.environment.info)).step(), np.ones(self.size, np.bool_)
 
@@ -148,9 +148,8 @@ class _RunningPool:
     def _replace(self, transition: Transition, rows: np.ndarray, reason: str, seeds: np.ndarray) -> None:
         self._count_failure(rows, reason)
         transition.observation[rows] = self.pool.reset(rows, seeds[rows], _START_TIMEOUT)
-        transition.final_observation[rows] = transition.observation[
-            rows
-        ]  # the program knows the last observation before the loss
+        # The program replaces these final observations by the last ones before the loss.
+        transition.final_observation[rows] = transition.observation[rows]
         transition.reward[rows], transition.terminated[rows], transition.truncated[rows] = 0, False, True
         for metric in transition.info:
             metric[rows] = np.nan
@@ -172,7 +171,7 @@ class _RunningPool:
 
 
 def _merge(merged: Segment | None, part: Segment, rows: np.ndarray) -> Segment | None:
-    """Writes rows from `part` into `merged` (unless all were lost); the first `part` is used itself."""
+    """Writes the rows of `part` into `merged`, unless `part` lost them all; the first `part` is `merged`."""
     if not part.steps.reward.size:
         return merged
     if merged is None:
@@ -190,7 +189,7 @@ def _seeds_and_actions(environment: Any, packed: np.ndarray) -> tuple[np.ndarray
 
 
 class _Pools:
-    """The pools of this process by number. Beyond `_MAX_POOLS`, the least recently used one is closed."""
+    """The pools of this process by number. Beyond `_MAX_POOLS`, the least recently used pool is closed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -200,7 +199,7 @@ class _Pools:
         return len(self._by_number)
 
     def reset(self, environment: Any, parts: int, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Starts a pool: its number `[B]` and the first observations."""
+        """Starts a pool; returns its number `[B]` and the first observations."""
         running = self._start(environment, seeds, parts)
         return running.results()[0], running.first_observation
 
@@ -255,7 +254,7 @@ class _Pools:
             for i, running in pools:
                 if running is None or running.ready():
                     return np.array(i, np.int32)
-            time.sleep(_POLL)
+            time.sleep(_POLL_SECONDS)
         return np.array(fewest[0], np.int32)
 
     def segment(self, environment: Any, program: Any, packed: np.ndarray, *arguments: Any) -> tuple[Any, ...]:
@@ -278,8 +277,8 @@ class _Pools:
     def close(self) -> None:
         """Ends all pools."""
         with self._lock:
-            ending, self._by_number = list(self._by_number.values()), collections.OrderedDict()
-        for running in ending:
+            pools, self._by_number = list(self._by_number.values()), collections.OrderedDict()
+        for running in pools:
             running.close()
 
     @contextlib.contextmanager
@@ -295,8 +294,8 @@ class _Pools:
             yield None
             return
         with running.lock:
-            same = running.environment is environment or running.environment == environment
-            if not same or (running.size, running.steps, running.sent is not None) != (size, steps, sent):
+            is_same = running.environment is environment or running.environment == environment
+            if not is_same or (running.size, running.steps, running.sent is not None) != (size, steps, sent):
                 yield None
                 return
             try:
@@ -330,9 +329,9 @@ class _Pools:
             same_kind = [
                 n for n, r in self._by_number.items() if (r.environment, r.size) == (environment, len(seeds))
             ]
-            kept = _MAX_POOLS * max(self._by_number[n].parts for n in same_kind)
-            ending = [self._by_number.pop(n) for n in same_kind[:-kept]]
-        for old in ending:
+            max_pools = _MAX_POOLS * max(self._by_number[n].parts for n in same_kind)
+            excess = [self._by_number.pop(n) for n in same_kind[:-max_pools]]
+        for old in excess:
             with old.lock:
                 old.close()
         return running

@@ -25,7 +25,7 @@ class Program:
     """An actor, serialised for workers. Programs are equal if their serialised bytes (and `x64`) are."""
 
     digest: str  # of the serialised bytes
-    # by `jax.export`, by number of rows
+    # bytes from `jax.export`, by number of rows
     serialized: Mapping[int, bytes] = dataclasses.field(compare=False, repr=False)
     x64: bool = False  # traced with 64-bit types enabled
 
@@ -69,15 +69,15 @@ def trace(
     return TracedActor(program, extras), operands or []
 
 
-_compiled: dict[tuple[str, int], Callable[..., Any]] = {}  # of this worker
+_compiled_actors: dict[tuple[str, int], Callable[..., Any]] = {}  # by digest and rows
 
 
 def _compiled_actor(program: Program, rows: int) -> Callable[..., Any]:
     key = program.digest, rows
-    if key not in _compiled:
+    if key not in _compiled_actors:
         jax.config.update("jax_platforms", "cpu")  # before a worker's backend starts
-        _compiled[key] = jax.jit(jax.export.deserialize(bytearray(program.serialized[rows])).call)
-    return _compiled[key]
+        _compiled_actors[key] = jax.jit(jax.export.deserialize(bytearray(program.serialized[rows])).call)
+    return _compiled_actors[key]
 
 
 def run_segment(
@@ -111,5 +111,5 @@ def run_segment(
         extras.append([np.asarray(x) for x in step_extras])
         steps.append(step)
         observation = step.observation
-    stacked_extras = [np.stack(each) for each in zip(*extras, strict=True)]
-    return Segment(stacked_extras, Transition.stacked(steps)), observation
+    stacked_extras = [np.stack(values) for values in zip(*extras, strict=True)]
+    return Segment(stacked_extras, Transition.stack(steps)), observation

@@ -1,7 +1,7 @@
 """Spaces of observations and actions.
 
-Frozen dataclasses of Python values, so that environments and algorithms compare, hash and print; arrays are
-made only by `sample` and `contains`.
+Spaces are frozen dataclasses of Python values, so that environments and algorithms compare, hash and print.
+Only `sample` and `contains` make arrays.
 """
 
 import dataclasses
@@ -107,8 +107,8 @@ class MultiDiscrete:
 class Box:
     """Arrays of one shape and dtype, `low <= x <= high` in every component.
 
-    `low` and `high` are numbers, or nested tuples of `shape` (tuples hash, arrays do not); infinite for no
-    bound.
+    `low` and `high` are numbers, or nested tuples of `shape` (tuples hash, arrays do not); an infinite number
+    means no bound.
 
     >>> Box(-1.0, 1.0, (3,))
     Box(low=-1.0, high=1.0, shape=(3,), dtype='float32')
@@ -172,8 +172,8 @@ class Box:
     def codes(self) -> tuple[tuple[int, int], ...] | None:
         """Lowest code and number of codes, where integers stand for categories; None for quantities.
 
-        Integers are codes if there are at most 64. For a map with three axes, by channel (the last axis); for
-        any other shape, one for all components.
+        Integers are codes if they have at most 64 values. A map with three axes has a pair for each channel
+        (the last axis); any other shape has one pair for all components.
 
         >>> Box(0.0, 4.0, (10, 10, 2), "uint8").codes, Box(-1.0, 8.0, (10, 10), "int32").codes
         (((0, 5), (0, 5)), ((-1, 10),))
@@ -200,8 +200,8 @@ class Box:
     def sample(self, key: jax.Array) -> jax.Array:
         """Samples an element, `[*shape]` of `dtype`.
 
-        Components with two bounds are uniform (integers include both ends); others are standard normal,
-        shifted to the only bound, if any.
+        Components with two bounds are uniform (integers include both ends). Others are standard normal; with
+        one bound, the sample's absolute value is the distance from the bound.
         """
         low, high = self.low_array, self.high_array
         if not np.issubdtype(low.dtype, np.floating):
@@ -209,8 +209,8 @@ class Box:
             if np.any(span > np.iinfo(np.int32).max) or np.any(high == np.iinfo(np.int32).max):
                 return self._wide_sample(key, low, np.asarray(span))
             # The draw is wider than the dtype, so that `high + 1` does not overflow (uint8: 255 + 1).
-            wide = low.astype(np.int32), high.astype(np.int32) + 1
-            return jax.random.randint(key, self.shape, *map(jnp.asarray, wide)).astype(self.dtype)
+            limits = low.astype(np.int32), high.astype(np.int32) + 1
+            return jax.random.randint(key, self.shape, *map(jnp.asarray, limits)).astype(self.dtype)
         # Both samples are computed, and selected, only if bounds are mixed.
         bounded = np.isfinite(low) & np.isfinite(high)
         finite_low, finite_high = np.where(bounded, low, 0), np.where(bounded, high, 1)

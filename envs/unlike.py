@@ -37,10 +37,10 @@ class Alike:
         observations are tuples with one entry per agent (with masks or without); `step` takes a tuple of
         actions; rewards are `[A]` or a tuple.
 
-    An observation has the parts `agent [A, A]`, the agent's one-hot index, and `seen`, or if the agents'
-    spaces differ `seen_0`, `seen_1`, ..., one for each kind. Actions are `Discrete` or `MultiDiscrete` with
-    the largest number of choices of any agent; or a `Box` with the largest number of components, in [-1, 1],
-    rescaled to each agent's bounds.
+    An observation has the parts `agent [A, A]`, the agent's one-hot index, and `seen`, the agent's own
+    observation; if agents' spaces differ, `seen_0`, `seen_1`, ..., one for each space. Actions are `Discrete`
+    or `MultiDiscrete` with the most choices of any agent; or a `Box` with the most components of any agent,
+    in [-1, 1], rescaled to each agent's bounds.
 
     Raises:
       FdgError: (when a space is read) there are not `A` spaces, or some actions are discrete and some
@@ -53,13 +53,13 @@ class Alike:
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """One agent's: its index, and a part for each kind of agent."""
+        """The agent's index, and a part for each kind of observation."""
         kinds = self._team.kinds
         return Dict({"agent": Box(0.0, 1.0, (self.num_agents,)), **self._by_kind_name(kinds)})
 
     @property
     def action_space(self) -> Space:
-        """With the largest number of choices or components of any agent."""
+        """The space with the most choices or components of any agent."""
         return self._team.action_space
 
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
@@ -69,16 +69,16 @@ class Alike:
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, Any, Any, Any, Any]:
         """Takes one step; `action [A, *action_space.shape]`."""
-        state, observations, reward, *ended = self.single.step(key, state, self.split(action))
+        state, observations, reward, *flags = self.single.step(key, state, self.split(action))
         if isinstance(reward, tuple | list):
-            reward = jnp.stack([jnp.asarray(one, jnp.float32) for one in reward])
-        return state, self.together(observations, "step"), reward, *ended
+            reward = jnp.stack([jnp.asarray(value, jnp.float32) for value in reward])
+        return state, self.together(observations, "step"), reward, *flags
 
     def together(self, observations: Any, method: str = "together") -> Any:
         """Converts a tuple of observations, one per agent, to uniform ones: parts `[A, ...]`.
 
         Raises:
-          FdgError: not `A` of them, or one is not in its agent's space.
+          FdgError: there are not `A` observations, or one does not fit its agent's space.
         """
         subject = f"environment '{self.name}': {method} gives"
         if not isinstance(observations, tuple | list) or len(observations) != self.num_agents:
@@ -88,15 +88,15 @@ class Alike:
         team = self._team
         features, masks = zip(*map(features_and_mask, observations), strict=True)
         fitted = [
-            composite.fit_observation(space, one, (), f"{subject} agent {a}")
-            for a, (space, one) in enumerate(zip(team.observation_spaces, features, strict=True))
+            composite.fit_observation(space, observation, (), f"{subject} agent {a}")
+            for a, (space, observation) in enumerate(zip(team.observation_spaces, features, strict=True))
         ]
         seen = {
             name: jax.tree.map(
                 lambda *rows: jnp.stack(rows),
                 *(
-                    one if team.observation_spaces[a] == kind else composite.zeros(kind)
-                    for a, one in enumerate(fitted)
+                    observation if team.observation_spaces[a] == kind else composite.zeros(kind)
+                    for a, observation in enumerate(fitted)
                 ),
             )
             for name, kind in self._by_kind_name(team.kinds).items()
@@ -144,7 +144,7 @@ class _Team:
 
     observation_spaces: tuple[Any, ...]  # spaces, by agent
     action_spaces: tuple[Any, ...]  # spaces, by agent
-    kinds: tuple[Any, ...]  # of observations, without duplicates
+    kinds: tuple[Any, ...]  # the distinct observation spaces
     action_space: Space
     masks: tuple[np.ndarray, ...]  # by agent: [n] bool, the actions (or components) that it has
 
@@ -172,12 +172,12 @@ def _team(name: str, agents: int, observations: Any, actions: Any) -> _Team:
         max_size = max(space.n for space in spaces)
         common, masks = Discrete(max_size), [np.arange(max_size) < space.n for space in spaces]
     elif all(isinstance(space, Discrete | MultiDiscrete) for space in spaces):
-        choices = [(s.n,) if isinstance(s, Discrete) else s.nvec for s in spaces]
-        max_size = max(map(len, choices))
-        padded = [(*one, *(1,) * (max_size - len(one))) for one in choices]
-        nvec = tuple(max(one[m] for one in padded) for m in range(max_size))
+        nvecs = [(s.n,) if isinstance(s, Discrete) else s.nvec for s in spaces]
+        max_size = max(map(len, nvecs))
+        padded = [(*own, *(1,) * (max_size - len(own))) for own in nvecs]
+        nvec = tuple(max(own[m] for own in padded) for m in range(max_size))
         common = MultiDiscrete(nvec)
-        masks = [np.concatenate([np.arange(n) < m for n, m in zip(nvec, one, strict=True)]) for one in padded]
+        masks = [np.concatenate([np.arange(n) < m for n, m in zip(nvec, own, strict=True)]) for own in padded]
     else:
         raise FdgError(
             f"environment '{name}': some of its agents act by choices, others by numbers"
@@ -187,7 +187,7 @@ def _team(name: str, agents: int, observations: Any, actions: Any) -> _Team:
 
 
 def _common_bounds(spaces: tuple[Box, ...], max_size: int) -> tuple[Any, Any]:
-    """For each component [-1, 1], or unbounded if an agent's is."""
+    """Bounds of each component: [-1, 1], or none if the component of an agent is unbounded."""
     bounded = np.ones(max_size, bool)
     for space in spaces:
         finite = np.isfinite(space.low_array) & np.isfinite(space.high_array)
@@ -205,7 +205,7 @@ def _own_action(space: Space, action: jax.Array) -> jax.Array:
     low, high = space.low_array, space.high_array
     finite = np.isfinite(low) & np.isfinite(high)
     components = action[: math.prod(space.shape)].reshape(space.shape)
-    half = np.where(finite, high / 2.0 - low / 2.0, 1.0).astype(np.float32)
+    half_width = np.where(finite, high / 2.0 - low / 2.0, 1.0).astype(np.float32)
     middle = np.where(finite, high / 2.0 + low / 2.0, 0.0).astype(np.float32)
-    rescaled = jnp.where(finite, jnp.clip(components, -1.0, 1.0), components) * half + middle
+    rescaled = jnp.where(finite, jnp.clip(components, -1.0, 1.0), components) * half_width + middle
     return jnp.clip(rescaled, low, high).astype(space.dtype)

@@ -20,22 +20,22 @@ ENTRY_POINTS = "fdg.environments"  # the group where installed packages register
 
 
 def module_of(name: str, known: Iterable[str]) -> str | None:
-    """The module of `module:name`; None if there is no colon or the prefix is that of known names.
+    """The module of `module:name`; None if there is no colon, or known names have this prefix.
 
     >>> module_of("mine.deep:maze", ["brax:ant"]), module_of("brax:antt", ["brax:ant"]), module_of("Maze", [])
     ('mine.deep', None, None)
     """
     module, colon, _ = name.partition(":")
-    sources = {one.partition(":")[0] for one in known if ":" in one}
-    return module if colon and module not in sources else None
+    prefixes = {known_name.partition(":")[0] for known_name in known if ":" in known_name}
+    return module if colon and module not in prefixes else None
 
 
 def found(what: str, name: str, is_candidate: Callable[[Any], bool] = callable) -> Any:
     """Imports the module of `module:name` and returns the attribute; `name` may have dots.
 
     Call it only if the user gave the name or trusts the file that did: see `fdg.training.name_resolver`.
-    Messages begin with `what` ("environment", "--network"). If `name`, such as `mine.deep:maze`, is not
-    there, the error lists attributes of the module that are candidates.
+    Messages begin with `what` ("environment", "--network"). If the module lacks the attribute, the error
+    lists those of its attributes that are candidates.
     """
     module_name, _, attribute = name.partition(":")
     if not attribute:
@@ -59,9 +59,9 @@ def found(what: str, name: str, is_candidate: Callable[[Any], bool] = callable) 
     for part in attribute.split("."):
         if not hasattr(value, part):
             public_attributes = {
-                key: one for key, one in getattr(value, "__dict__", {}).items() if not key.startswith("_")
+                key: item for key, item in getattr(value, "__dict__", {}).items() if not key.startswith("_")
             }
-            candidates = [key for key, one in public_attributes.items() if is_candidate(one)] or [
+            candidates = [key for key, item in public_attributes.items() if is_candidate(item)] or [
                 k for k in public_attributes if callable(public_attributes[k])
             ]
             raise unknown_name(f"{what} in {module_name}", attribute, candidates) from None
@@ -70,18 +70,18 @@ def found(what: str, name: str, is_candidate: Callable[[Any], bool] = callable) 
 
 
 def make(name: str, overrides: Mapping[str, Any]) -> Any:
-    """The environment or text task of `module:name`.
+    """Makes the environment or text task of `module:name`.
 
-    `name` is a function or class, which is called with `overrides`, or an environment.
+    The name stands for a function or class, which is called with `overrides`, or for an environment.
 
     Raises:
-      FdgError: as `found`; the factory fails; its result is not an environment.
+      FdgError: `found` raises; or the factory fails, or its result is not an environment.
     """
-    return built(name, found("environment", name), overrides)
+    return build(name, found("environment", name), overrides)
 
 
-def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
-    """Calls a factory; vectorizes a `SingleEnvironment`, and makes a task of a `TextProblem`."""
+def build(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
+    """Calls a factory or takes an instance; vectorizes a `SingleEnvironment`; wraps a `TextProblem`."""
     arguments = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
     if isinstance(factory, type) and foreign.is_of_gymnasium(factory):
         return from_gymnasium.make(foreign.import_name(factory), **overrides)
@@ -99,27 +99,27 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
         )
     try:
         check_options(f"environment '{name}'", factory, overrides)
-        made = factory if is_value else foreign.make_and_adapt(factory, overrides)
+        env = factory if is_value else foreign.make_and_adapt(factory, overrides)
     except FdgError:
         raise
     except Exception as error:  # the user's code may raise anything
-        does = f"does not take {arguments}" if overrides else "cannot be made"
-        raise FdgError(f"environment '{name}' {does}: {raised(error)}") from error
-    if foreign.is_of_gymnasium(made) and not is_value:
-        made.close()
+        problem = f"does not take {arguments}" if overrides else "cannot be made"
+        raise FdgError(f"environment '{name}' {problem}: {raised(error)}") from error
+    if foreign.is_of_gymnasium(env) and not is_value:
+        env.close()
         return from_gymnasium.make(foreign.import_name(factory), **overrides)
-    if made is None:
+    if env is None:
         raise FdgError(
             f"environment '{name}': {name.rpartition(':')[2]} returned None: return the environment"
         )
-    if lacking := missing_members(made):
-        raise FdgError(f"environment '{name}': {type(made).__name__} is {lacking}")
-    if _is_text(made):
-        return made if is_text(made) else TextTask(made)
-    if not isinstance(made, Vectorized | HostEnvironment) and _takes_one_key(made):
-        made = vectorize(made)
-    check_spec(made)
-    return made
+    if description := missing_members(env):
+        raise FdgError(f"environment '{name}': {type(env).__name__} is {description}")
+    if _is_text(env):
+        return env if is_text(env) else TextTask(env)
+    if not isinstance(env, Vectorized | HostEnvironment) and _takes_one_key(env):
+        env = vectorize(env)
+    check_spec(env)
+    return env
 
 
 @functools.cache
@@ -129,7 +129,7 @@ def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def make_of_package(name: str, overrides: Mapping[str, Any]) -> Any:
-    """The environment that an installed package registers."""
+    """Makes the environment that an installed package registers."""
     point = entry_points()[name]
     try:
         factory = point.load()
@@ -139,7 +139,7 @@ def make_of_package(name: str, overrides: Mapping[str, Any]) -> Any:
             f"environment '{name}': {package} registers it as {point.value}, which cannot be imported:"
             f" {raised(error)}"
         ) from error
-    return built(name, factory, overrides)
+    return build(name, factory, overrides)
 
 
 def _is_text(value: Any) -> bool:

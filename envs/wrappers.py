@@ -1,6 +1,7 @@
 """Wrappers: frame stack, action repeat, hidden parts, time-aware observations, and your own.
 
-A wrapper wraps a batched `envs.Environment` of any source, and is one. Your own is a subclass of `Wrapper`.
+A wrapper contains a batched `envs.Environment` of any source, and is itself an `envs.Environment`. Your own
+is a subclass of `Wrapper`.
 
 Shapes: `B` environments, `A` agents, `K` frames.
 """
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs import composite
-from envs.checking import check_inside, check_observation
+from envs.checking import check_observation, check_wrapped
 from envs.composite import Dict, ObservationSpace, Tuple
 from envs.environment import EnvironmentBase, State, TimeStep
 from envs.native import Native, leaves
@@ -37,8 +38,8 @@ class WrapperState(NamedTuple):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"WrapperState has no attribute '{name}': the environment inside takes state.env_state: a wrapper"
-            " with `after` calls super().step(keys, state, action) in its step"
+            f"WrapperState has no attribute '{name}': the environment inside takes state.env_state; in a"
+            " wrapper with `after`, step calls super().step(keys, state, action)"
         )
 
 
@@ -47,9 +48,9 @@ class Wrapper(EnvironmentBase):
     """An environment with changed observations. The base class changes nothing.
 
     A subclass is a frozen dataclass with `observation_space`, `begin` and `after`: pure functions of a batch,
-    in which each row depends only on itself. They get and return observations without masks, arrays or parts
-    `[B, (A,) *shape]`; masks pass through. Without `after`, the wrapper has no state: each observation is
-    mapped by `begin`.
+    in which each row depends only on itself. They get and return observations without masks: arrays or parts
+    `[B, (A,) *shape]`. Masks stay unchanged. Without `after`, the wrapper has no state, and `begin` maps each
+    observation.
 
     A wrapper that changes rewards, actions or ends of episodes overrides `step` and calls
     `super().step(keys, state, action)` (without `after`, `self.env.step` works too). `episode_return` and
@@ -66,7 +67,7 @@ class Wrapper(EnvironmentBase):
     env: Any  # an envs.Environment
 
     def __post_init__(self) -> None:
-        check_inside(self)
+        check_wrapped(self)
         if getattr(self.env, "acts", False):
             raise FdgError(
                 f"acts=True does not work with the wrapper {type(self).__name__}: leave out one of them"
@@ -94,21 +95,20 @@ class Wrapper(EnvironmentBase):
 
     @property
     def native(self) -> Native:
-        """The library's observations and actions inside, with the wrapper applied in `see`.
-
-        For a JAX environment, the wrapper's own spaces are used instead.
+        """The library's observations and actions, with the wrapper applied in `see`.
 
         Raises:
-          AttributeError: for a JAX environment.
+          AttributeError: the environment inside is a JAX environment; `envs.native.native` then uses the
+            wrapper's spaces.
         """
         inside: Native = self.env.native
 
         def see(kept: Any, start: jax.Array, observation: Any) -> tuple[Any, Any]:
             inner_state, state = kept
             inner_state, observation = inside.see(inner_state, start, observation)
-            begun = _apply_to_features(self.begin, observation)
+            at_start = _apply_to_features(self.begin, observation)
             state, output = _select(
-                start, begun, _apply_to_features(lambda x: self.after(state, x), observation)
+                start, at_start, _apply_to_features(lambda x: self.after(state, x), observation)
             )
             return (inner_state, state), output
 
@@ -141,8 +141,8 @@ class Wrapper(EnvironmentBase):
 
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
         """Takes one step in every environment; see `Environment.step`."""
-        inside, before = state if self._has_state else (state, ())
-        return self._after(before, *self.env.step(keys, inside, action))
+        env_state, kept = state if self._has_state else (state, ())
+        return self._after(kept, *self.env.step(keys, env_state, action))
 
     @property
     def send(self) -> Callable[..., Any]:
@@ -151,8 +151,8 @@ class Wrapper(EnvironmentBase):
             raise AttributeError(f"environment '{self.name}' has no send and recv")
 
         def send(keys: jax.Array, state: State, action: jax.Array) -> Any:
-            inside, before = state if self._has_state else (state, ())
-            return self.env.send(keys, inside, action), before
+            env_state, kept = state if self._has_state else (state, ())
+            return self.env.send(keys, env_state, action), kept
 
         return send
 
@@ -165,15 +165,15 @@ class Wrapper(EnvironmentBase):
         """Waits for one of several sent steps; absent without `send`."""
         return self.send is not None and (lambda sent, waiting: self.env.ready(sent[0], waiting))
 
-    def _after(self, before: Any, inside: State, step: TimeStep) -> tuple[State, TimeStep]:
-        """The state and output after a step of the inner environment."""
+    def _after(self, before: Any, env_state: State, step: TimeStep) -> tuple[State, TimeStep]:
+        """The state and output after a step of the inner environment; `before` was kept at the last step."""
         kept, final = _apply_to_features(lambda x: self.after(before, x), step.final_observation)
-        begun, first = _apply_to_features(self.begin, step.observation)
-        for method, one in (("after" if self._has_state else "begin", final), ("begin", first)):
-            check_observation(self, method, one, len(step.reward))
-        kept, output = _select(step.done, (begun, first), (kept, final))
+        kept_at_start, first = _apply_to_features(self.begin, step.observation)
+        for method, features in (("after" if self._has_state else "begin", final), ("begin", first)):
+            check_observation(self, method, features, len(step.reward))
+        kept, output = _select(step.done, (kept_at_start, first), (kept, final))
         step = step._replace(observation=output, final_observation=final)
-        return WrapperState(inside, kept) if self._has_state else inside, step
+        return WrapperState(env_state, kept) if self._has_state else env_state, step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,10 +208,10 @@ class FrameStack(Wrapper):
     def after(self, kept: Any, observation: Any) -> tuple[Any, Any]:
         """Drops the oldest observation, and appends the new one."""
 
-        def shifted(new: jax.Array, old: jax.Array) -> jax.Array:
+        def shift(new: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.concatenate([old[..., new.shape[-1] :], new], axis=-1)
 
-        stacked = self._map(shifted, observation, kept)
+        stacked = self._map(shift, observation, kept)
         return stacked, stacked
 
     def _map(self, function: Callable[..., jax.Array], observation: Any, *others: Any) -> Any:
@@ -226,8 +226,8 @@ class FrameStack(Wrapper):
                 return MultiDiscrete((n,) * self.frames)
             case MultiDiscrete(nvec):
                 return MultiDiscrete(nvec * self.frames)
-        ends = [end[..., None] if _is_flat(part) else end for end in (part.low_array, part.high_array)]
-        low, high = (np.concatenate([end] * self.frames, axis=-1) for end in ends)
+        limits = [x[..., None] if _is_flat(part) else x for x in (part.low_array, part.high_array)]
+        low, high = (np.concatenate([x] * self.frames, axis=-1) for x in limits)
         return Box(bound(low), bound(high), low.shape, part.dtype)
 
 
@@ -296,7 +296,7 @@ class HideObservations(Wrapper):
         kind = f"environment '{self.name}': HideObservations"
         if not part_names:
             raise FdgError(f"{kind}: an observation of {space} has no parts to hide")
-        if unknown := [one for one in hidden if isinstance(one, bool) or one not in part_names]:
+        if unknown := [name for name in hidden if isinstance(name, bool) or name not in part_names]:
             raise FdgError(
                 f"{kind}: there is no part {unknown[0]!r}, but {listed(map(repr, part_names), 'and')}"
             )
@@ -309,8 +309,8 @@ class HideObservations(Wrapper):
         space = self.env.observation_space
         match space:
             case Dict(privileged=privileged):
-                left = self._visible(dict(space.spaces))
-                return Dict(left, [name for name in privileged if name in left])
+                visible = self._visible(dict(space.spaces))
+                return Dict(visible, [name for name in privileged if name in visible])
             case Tuple(spaces=parts):
                 return Tuple(self._visible(parts))
             case MultiDiscrete(nvec=nvec):
@@ -334,10 +334,10 @@ class HideObservations(Wrapper):
 
     def _visible(self, parts: Any) -> Any:
         """The remaining parts of a dictionary or tuple, or components of an array's last axis."""
-        left = [key for key in self._part_names if key not in self.hidden]
+        keys = [key for key in self._part_names if key not in self.hidden]
         if isinstance(parts, dict):
-            return {key: parts[key] for key in left}
-        return tuple(parts[key] for key in left) if isinstance(parts, tuple) else parts[..., np.array(left)]
+            return {key: parts[key] for key in keys}
+        return tuple(parts[key] for key in keys) if isinstance(parts, tuple) else parts[..., np.array(keys)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -414,8 +414,8 @@ _WRAPPERS: dict[str, tuple[type[Wrapper], str | None]] = {
 PARAMETERS = tuple(_WRAPPERS)
 
 
-def wrapped(env: Any, parameters: Mapping[str, Any]) -> Any:
-    """Wraps the environment as `parameters` say (other parameters are ignored)."""
+def apply_wrappers(env: Any, parameters: Mapping[str, Any]) -> Any:
+    """Wraps the environment as `parameters` say; ignores parameters that belong to no wrapper."""
     for name, (cls, field) in _WRAPPERS.items():
         if field is None:
             check_options(f"environment '{env.name}'", {name: False}, parameters)
@@ -425,7 +425,7 @@ def wrapped(env: Any, parameters: Mapping[str, Any]) -> Any:
 
 
 def unwrapped(env: Any) -> tuple[Any, dict[str, Any]]:
-    """The environment inside all wrappers, and the parameters of these, the innermost first.
+    """The environment inside all wrappers, and the wrappers' parameters, the innermost first.
 
     >>> from envs import make
     >>> unwrapped(FrameStack(make("CartPole-v1"), 4))[1]
@@ -439,7 +439,7 @@ def unwrapped(env: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def keeps_rewards(env: Any) -> bool:
-    """True if rewards are the inner environment's: no wrapper overrides `step`."""
+    """True if rewards add up to `episode_return`: no wrapper of a user overrides `step`."""
     while isinstance(env, Wrapper):
         if type(env).step.__module__ != __name__:
             return False

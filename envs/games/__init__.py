@@ -50,12 +50,12 @@ def connect_four(rows: int = 6, columns: int = 7, length: int = 4) -> LineGame:
 
 @checked_names
 def gomoku(size: int = 9, length: int = 5) -> LineGame:
-    """`length` or more in a row win, on a `size` x `size` board."""
+    """`length` or more stones in a row win, on a `size` x `size` board."""
     return LineGame("game:gomoku", size, size, length, gravity=False)
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
-    """Factories of games by name, for the registry: an agent against an opponent."""
+    """Factories of environments by name, for the registry: an agent plays a game against an opponent."""
     games: dict[str, Callable[..., Game]] = {
         "tic_tac_toe": tic_tac_toe,
         "connect_four": connect_four,
@@ -77,10 +77,10 @@ def make_of_pgx(name: str, opponent: str = "random") -> Vectorized:
     return _make(functools.partial(PgxGame, name), opponent)
 
 
-def _make(game: Callable[..., Game], opponent: str = "random", **sizes: Any) -> Vectorized:
+def _make(make_game: Callable[..., Game], opponent: str = "random", **sizes: Any) -> Vectorized:
     if opponent not in OPPONENTS:
         raise unknown_name("opponent", opponent, OPPONENTS)
-    if isinstance(game, type):
-        check_call(game, (), sizes, "parameter")
-    made = game(**sizes)
-    return vectorize(Against(made, OPPONENTS[opponent](made)))
+    if isinstance(make_game, type):
+        check_call(make_game, (), sizes, "parameter")
+    game = make_game(**sizes)
+    return vectorize(Against(game, OPPONENTS[opponent](game)))

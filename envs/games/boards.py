@@ -25,7 +25,7 @@ class Board(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _BoardGame:
-    """Base of stone games. Subclasses define where a move puts its stone, and who has won."""
+    """Base class of stone games. Subclasses define where a move puts its stone, and who has won."""
 
     def init(self, key: jax.Array) -> Board:
         """An empty board."""
@@ -70,10 +70,10 @@ class _BoardGame:
 @checked_names
 @dataclasses.dataclass(frozen=True)
 class LineGame(_BoardGame):
-    """The first with `length` stones in a row, column or diagonal wins; a full board is a draw.
+    """The first player with `length` stones in a row, column or diagonal wins; a full board is a draw.
 
-    With `gravity` a move is a column, and the stone falls to its lowest free place (Connect Four); else it is
-    a place, `row * columns + column`.
+    With `gravity` a move is a column, and the stone falls to the lowest free place (Connect Four); else a
+    move is a place, `row * columns + column`.
 
     >>> LineGame("game:tic_tac_toe", rows=3, columns=3, length=3, gravity=False).num_actions
     9
@@ -119,9 +119,9 @@ class LineGame(_BoardGame):
             row, column = action // self.columns, action % self.columns
         stones = position.stones.at[row, column].set(stone)
         won = jnp.any(jnp.all(stones.ravel()[_lines(*self._shape, self.length)] == stone, axis=1))
-        winner = jnp.where(legal, jnp.where(won, stone, 0), -stone).astype(jnp.float32)
+        score = jnp.where(legal, jnp.where(won, stone, 0), -stone).astype(jnp.float32)
         moves = position.moves + 1
-        return Board(stones, moves, winner, (winner != 0) | (moves == self.max_moves), position.groups)
+        return Board(stones, moves, score, (score != 0) | (moves == self.max_moves), position.groups)
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -147,8 +147,8 @@ class HexGame(_BoardGame):
     """Hex: the first player connects the first and last rows, the second the first and last columns.
 
     A place's neighbours are above, above right, left, right, below left and below. There is no draw, and no
-    swap rule. Observations show the board so that the player to move always connects rows: for the second
-    player board and actions are transposed.
+    swap rule. In observations, the player to move always connects the first and last rows: for the second
+    player, the board and actions are transposed.
 
     >>> HexGame(size=5).num_actions
     25
@@ -181,7 +181,7 @@ class HexGame(_BoardGame):
         return jnp.stack([stones == stone, stones == -stone], axis=-1).astype(jnp.float32)
 
     def play(self, position: Board, action: jax.Array) -> Board:
-        """Places a stone, and merges the groups that it touches."""
+        """Places a stone, and merges the groups that the stone touches."""
         stone, legal = self._own_stone(position), self.legal(position)[action]
         action_row, action_column = action // self.size, action % self.size
         row, column = jnp.where(
@@ -189,16 +189,16 @@ class HexGame(_BoardGame):
         )
         stones = position.stones.at[row, column].set(stone)
         # A group's number has the sign of its player; the frame around the board is four groups.
-        label = (_FRAME + action).astype(jnp.int32) * stone
+        label = (_FIRST_GROUP + action).astype(jnp.int32) * stone
         groups = position.groups.at[row + 1, column + 1].set(label)
         touched = groups[row + 1 + _NEIGHBOURS[:, 0], column + 1 + _NEIGHBOURS[:, 1]]  # [6]
         own_touched = jnp.where(touched * stone > 0, touched, 0)[None, None]
         merged = (groups != 0) & jnp.any(groups[..., None] == own_touched, axis=-1)
         groups = jnp.where(merged, label, groups)
-        ends = jnp.where(stone == 1, jnp.stack([groups[0, 1], groups[-1, 1]]), groups[1, jnp.array([0, -1])])
-        won = ends[0] == ends[1]
-        winner = jnp.where(legal, jnp.where(won, stone, 0), -stone).astype(jnp.float32)
-        return Board(stones, position.moves + 1, winner, winner != 0, groups)
+        sides = jnp.where(stone == 1, jnp.stack([groups[0, 1], groups[-1, 1]]), groups[1, jnp.array([0, -1])])
+        won = sides[0] == sides[1]
+        score = jnp.where(legal, jnp.where(won, stone, 0), -stone).astype(jnp.float32)
+        return Board(stones, position.moves + 1, score, score != 0, groups)
 
     def _as_seen_by_mover(self, position: Board, board: jax.Array) -> jax.Array:
         return jnp.where(self.player(position) == 0, board, board.T)
@@ -215,7 +215,7 @@ class HexGame(_BoardGame):
 
 
 _NEIGHBOURS = np.array([(-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0)], np.int32)
-_FRAME = 3  # the first number of groups
+_FIRST_GROUP = 3  # number of the first group of stones; the frame's groups are ±1 and ±2
 
 
 def _check_size(name: str, field: str, value: object) -> None:

@@ -22,7 +22,7 @@ NAMES = (
 
 
 class Position(NamedTuple):
-    """pgx's state, and its number for the first player."""
+    """pgx's state, and the number that pgx gives the first player."""
 
     state: Any
     first: jax.Array  # [] int32
@@ -69,18 +69,18 @@ class PgxGame:
         return position.state.legal_action_mask
 
     def play(self, position: Position, action: jax.Array) -> Position:
-        """A move."""
+        """The position after a move."""
         with jax.numpy_rank_promotion("allow"):
             return position._replace(state=self._env.step(position.state, action))
 
     def outcome(self, position: Position) -> tuple[jax.Array, jax.Array]:
-        """pgx's `terminated`, and the first player's reward."""
+        """Whether pgx's game has ended, and the first player's reward."""
         state = position.state
-        over = state.terminated | state.truncated
-        return over, jnp.where(over, state.rewards[position.first], 0.0)
+        is_over = state.terminated | state.truncated
+        return is_over, jnp.where(is_over, state.rewards[position.first], 0.0)
 
     def observe(self, position: Position) -> jax.Array:
-        """pgx's planes, of the player to move."""
+        """pgx's planes, as the player to move sees them."""
         return position.state.observation.astype(jnp.float32)
 
     @property

@@ -1,7 +1,7 @@
 """Two-player games, and environments of games.
 
-A game is a small frozen value with pure functions of one position. Two environments use it: `Against`, where
-an agent plays against a player (`envs.games.players`), and `Turns`, where it plays both sides.
+A game is a small frozen value with pure functions of one position. Two environments use a game: `Against`,
+where an agent plays against a player (`envs.games.players`), and `Turns`, where an agent plays both sides.
 
     game = connect_four(rows=6, columns=7)
     env = vectorize(Against(game, Greedy(game)))
@@ -58,7 +58,7 @@ class Game(Protocol):
         """The position after a move. An illegal move loses the game at once."""
 
     def outcome(self, position: Position) -> tuple[jax.Array, jax.Array]:
-        """`(over [] bool, score [] float32)`: True at the end of the game, and player 0's result: 1 won, -1
+        """`(over [] bool, score [] float32)`: whether the game has ended, and player 0's score: 1 won, -1
         lost, 0 drawn or not over.
         """
 
@@ -71,7 +71,7 @@ class Player(Protocol):
     """Chooses moves in one game; a hashable value with pure functions."""
 
     def begin(self, key: jax.Array) -> Any:
-        """The initial memory, a pytree; `choose` keeps its shapes and dtypes; `()` for none."""
+        """The initial memory: a pytree whose shapes and dtypes `choose` keeps, or `()`."""
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
         """`(action [] int32, memory)` for a position where the player moves."""
@@ -84,7 +84,7 @@ def score_of(game: Game, position: Position, player: jax.Array) -> jax.Array:
 
 
 def seen(game: Game, position: Position) -> MaskedObservation:
-    """The observation of a position, masked by legal moves; after the end of a game all are legal."""
+    """The observation of a position, masked by legal moves; after the end of a game all moves are legal."""
     over, _ = game.outcome(position)
     return MaskedObservation(game.observe(position), game.legal(position) | over)
 
@@ -164,14 +164,14 @@ class Against(_GameEnvironment):
         self, key: jax.Array, state: Seat, action: jax.Array
     ) -> tuple[Seat, MaskedObservation, jax.Array, jax.Array, jax.Array]:
         """The agent's move, and the opponent's reply unless the game is over."""
-        moved = self.game.play(state.position, action)
-        state = self._after_reply(key, moved, state.player, state.memory)
+        position = self.game.play(state.position, action)
+        state = self._after_reply(key, position, state.player, state.memory)
         over, _ = self.game.outcome(state.position)
         reward = score_of(self.game, state.position, state.player)
         return state, seen(self.game, state.position), reward, over, jnp.bool_(False)
 
     def _after_reply(self, key: jax.Array, position: Position, player: jax.Array, memory: Any) -> Seat:
-        """The state after the opponent's move, if it is its turn and the game is not over."""
+        """The state after the opponent's move, if the opponent is to move and the game is not over."""
         over, _ = self.game.outcome(position)
         replies = ~over & (self.game.player(position) != player)
         action, memory_after = self.opponent.choose(key, memory, position)
@@ -185,12 +185,12 @@ class Turns(_GameEnvironment):
     """A `SingleEnvironment`: an agent plays both sides, one move per step.
 
     Observations are those of the player to move, rewards those of the player who has just moved: 1 for the
-    winning move. A position's value after a move is the negative of the mover's.
+    winning move. So the value after a move, for the next player, is the negative of the mover's value.
 
     Attributes:
       game: which game.
-      random_moves: a game starts with a random number of random moves, from 0 to this; without any if they
-        would end it.
+      random_moves: the largest number of random moves at the start of a game; the number is random. A game
+        that these moves would end starts without them.
     """
 
     random_moves: int = 0
@@ -206,8 +206,8 @@ class Turns(_GameEnvironment):
         start = position = self.game.init(start_key)
         count = jax.random.randint(count_key, (), 0, self.random_moves + 1)
         for i, move_key in enumerate(keys):
-            moved = play_on(self.game, position, random_move(self.game, move_key, position))
-            position = where(i < count, moved, position)
+            next_position = play_on(self.game, position, random_move(self.game, move_key, position))
+            position = where(i < count, next_position, position)
         position = where(self.game.outcome(position)[0], start, position)
         return position, seen(self.game, position)
 

@@ -32,7 +32,7 @@ class Uniform:
 class Greedy:
     """A `Player` that looks two moves ahead: wins if it can, and avoids moves that let the other win.
 
-    Ties are broken at random. It evaluates `n + n * n` moves for each of its own.
+    Ties are broken at random. To choose one of `n` moves, it evaluates `n + n * n` moves.
     """
 
     game: Game
@@ -42,7 +42,7 @@ class Greedy:
         return ()
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
-        """A winning move, else one that does not lose, else any."""
+        """A winning move, else a move after which no reply wins, else any move."""
         game, actions = self.game, jnp.arange(self.game.num_actions, dtype=jnp.int32)
         mover = game.player(position)
 
@@ -54,9 +54,9 @@ class Greedy:
         replies = jax.vmap(jax.vmap(score_after, in_axes=(None, 0)), in_axes=(0, None))(after, actions)[1]
         can_reply = jax.vmap(game.legal)(after)
         worst = jnp.min(jnp.where(can_reply, replies, 1.0), axis=1)
-        over = jax.vmap(lambda one: game.outcome(one)[0])(after)
+        is_over = jax.vmap(lambda x: game.outcome(x)[0])(after)
         legal = seen(game, position).action_mask
-        return _best(key, jnp.where(over, 2 * score, jnp.minimum(worst, 0.0)), legal), memory
+        return _best_move(key, jnp.where(is_over, 2 * score, jnp.minimum(worst, 0.0)), legal), memory
 
 
 @checked
@@ -64,7 +64,7 @@ class Greedy:
 class Trained:
     """A `Player` from an `algos.Actor`, which sees observations.
 
-    Compares by the identity of its actor. Its memory is the actor's, and whether the game starts.
+    Players are equal if they have the same actor object. Memory: the actor's, and whether the game starts.
     """
 
     game: Game
@@ -77,17 +77,17 @@ class Trained:
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
         """The actor's move."""
-        remembered, start = memory
+        actor_memory, start = memory
         observation = jax.tree.map(lambda x: x[None], seen(self.game, position))
-        action, remembered = self.actor.act(remembered, observation, start, key[None], self.greedy)
-        return action[0].astype(jnp.int32), (remembered, jnp.zeros_like(start))
+        action, actor_memory = self.actor.act(actor_memory, observation, start, key[None], self.greedy)
+        return action[0].astype(jnp.int32), (actor_memory, jnp.zeros_like(start))
 
 
-def _best(key: jax.Array, score: jax.Array, legal: jax.Array) -> jax.Array:
+def _best_move(key: jax.Array, score: jax.Array, legal: jax.Array) -> jax.Array:
     """A random legal move of the highest score: `[]` int32."""
     score = jnp.where(legal, score, -jnp.inf)
-    best = score == jnp.max(score)
-    return jax.random.categorical(key, jnp.where(best, 0.0, -jnp.inf)).astype(jnp.int32)
+    is_best = score == jnp.max(score)
+    return jax.random.categorical(key, jnp.where(is_best, 0.0, -jnp.inf)).astype(jnp.int32)
 
 
 @checked
@@ -101,14 +101,14 @@ def match(
       one, other: its players.
       key: one key.
       games: an even number.
-      random_moves: random opening moves of each game, an even number; none if they would end it.
-        Deterministic players would otherwise repeat one game.
+      random_moves: the number of random opening moves, even; without them, deterministic players would repeat
+        one game. A game that these moves would end starts without them.
 
     Returns:
       Scores of `one`: `[games]` float32, 1 won, -1 lost, 0 drawn.
 
     Raises:
-      FdgError: an odd number, or a player that does not fit the game.
+      FdgError: a number is odd, or a player is for another game.
     """
     for name, count in (("games", games), ("random_moves", random_moves)):
         if count % 2:
@@ -131,13 +131,13 @@ def match(
         over = [jax.vmap(lambda position: game.outcome(position)[0])(half.position) for half in carry[:2]]
         return ~jnp.all(jnp.stack(over))
 
-    def both_move(carry: Any) -> Any:
+    def move_all(carry: Any) -> Any:
         one_to_move, other_to_move, is_swapped = carry
         moved = jax.vmap(lambda half: _move(game, one, half, 0))(one_to_move)
         replied = jax.vmap(lambda half: _move(game, other, half, 1))(other_to_move)
         return replied, moved, ~is_swapped
 
-    first, second, is_swapped = jax.lax.while_loop(unfinished, both_move, (first, second, jnp.bool_(False)))
+    first, second, is_swapped = jax.lax.while_loop(unfinished, move_all, (first, second, jnp.bool_(False)))
     first, second = where(is_swapped, (second, first), (first, second))
     first_scores, second_scores = (
         jax.vmap(lambda position: game.outcome(position)[1])(half.position) for half in (first, second)
@@ -162,11 +162,11 @@ def _start(game: Game, one: Player, other: Player, key: jax.Array, random_moves:
     return _Match(key, position, (one.begin(first_key), other.begin(second_key)))
 
 
-def _move(game: Game, player: Player, match: _Match, which: int) -> _Match:
-    """The game after a move of one of its players, if it is not over."""
+def _move(game: Game, player: Player, match: _Match, index: int) -> _Match:
+    """The game after a move of the player with this index, if the game is not over."""
     key, move_key = jax.random.split(match.key)
     over, _ = game.outcome(match.position)
     memories = list(match.memories)
-    action, memory_after = player.choose(move_key, memories[which], match.position)
-    memories[which] = where(over, memories[which], memory_after)
+    action, memory_after = player.choose(move_key, memories[index], match.position)
+    memories[index] = where(over, memories[index], memory_after)
     return _Match(key, play_on(game, match.position, action), (memories[0], memories[1]))

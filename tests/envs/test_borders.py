@@ -10,7 +10,7 @@ from gymnasium import spaces
 import envs
 from algos import PPO
 from envs import from_gymnasium, gymnasium_parts, gymnasium_spaces, host
-from envs.gymnasium_worker import Instance, WrongAnswerError, element
+from envs.gymnasium_worker import Instance, WrongAnswerError, convert
 from fdg.errors import FdgError
 from tests.envs.borders import MISTAKES, Random, Wrong, in_foreign_form, random_space
 
@@ -23,7 +23,7 @@ def test_any_form_of_an_element_is_the_element_of_its_space(seed):
     for _ in range(5):
         wanted = space.sample()
         given = in_foreign_form(rng, wanted)
-        found = element(space, given)
+        found = convert(space, given)
         jax.tree.map(np.testing.assert_array_equal, found, wanted)
         assert all(
             np.asarray(x).dtype == np.asarray(y).dtype
@@ -46,13 +46,13 @@ def test_any_action_lies_in_the_space_of_the_library(seed):
         sent += [ours.low_array, ours.high_array]
     decoded = gymnasium_spaces.decode(space, np.stack(sent))
     for row, action in enumerate(sent):
-        theirs = gymnasium_spaces.rows(decoded, row)
+        theirs = gymnasium_spaces.select(decoded, row)
         assert space.contains(theirs), (space, theirs)
         if is_float:
             np.testing.assert_allclose(spaces.flatten(space, theirs), action.ravel(), rtol=1e-6)
     if not is_float:
         different = len({action.tobytes() for action in sent})
-        assert len({repr(gymnasium_spaces.rows(decoded, row)) for row in range(6)}) == different
+        assert len({repr(gymnasium_spaces.select(decoded, row)) for row in range(6)}) == different
 
 
 WIDE = [
@@ -70,7 +70,7 @@ def test_categories_of_any_dtype_are_each_an_action_of_their_own(space):
     ours = gymnasium_spaces.action_space("it", space)
     sent = np.stack([np.asarray(ours.sample(jax.random.key(i))) for i in range(12)])
     decoded = gymnasium_spaces.decode(space, sent)
-    assert all(space.contains(gymnasium_spaces.rows(decoded, i)) for i in range(12))
+    assert all(space.contains(gymnasium_spaces.select(decoded, i)) for i in range(12))
     assert len({action.tobytes() for action in sent}) == len({action.tobytes() for action in decoded})
 
 
@@ -92,7 +92,7 @@ def test_rollouts_of_random_spaces_see_what_the_environment_showed(case):
     state, seen = env.reset(keys)
     one = Random(case)
     one.reset(seed=int(host._seeds(keys)[1]))
-    encoded = env.source.unpacked(env.source.encoded(_batch(one.seen)))
+    encoded = env.source.unpack(env.source.encode(_batch(one.seen)))
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[1], y[0]), seen, encoded)
     for _ in range(5):  # over the end of an episode
         action = jnp.stack([env.action_space.sample(key) for key in keys])

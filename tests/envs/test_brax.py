@@ -36,13 +36,13 @@ class BraxStep:
         self.env = brax_envs.training.wrap(single, episode_length=LIMIT)
 
     def reset(self, keys):
-        with from_brax._lenient():
+        with from_brax._relaxed_for_brax():
             # Its wrappers take the batch from the shape of raw keys.
             state = jax.tree.map(strong, self.env.reset(jax.random.key_data(keys)))
         return state, state.obs
 
     def step(self, keys, state, action):
-        with from_brax._lenient():
+        with from_brax._relaxed_for_brax():
             state = jax.tree.map(strong, self.env.step(state, action))
         return state, (state.obs, state.reward, state.done, state.info["truncation"])
 
@@ -61,7 +61,7 @@ def test_an_environment_conforms_and_gives_the_numbers_of_brax(name, arguments):
     env = envs.make(f"brax:{name}", episode_length=LIMIT, **arguments)
     rollout = assert_conforms(env, beside=BraxStep(name, **arguments))
     step = rollout.step
-    observation, reward, done, truncated = rollout.beside
+    observation, reward, done, truncated = rollout.other_results
     assert step.truncated.any() and step.terminated.any() == (name != "fast")
     np.testing.assert_array_equal(step.truncated | step.terminated, done)
     np.testing.assert_array_equal(step.truncated, truncated)

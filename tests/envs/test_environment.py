@@ -332,7 +332,7 @@ def test_the_conformance_check_passes_what_the_broken_ones_are_made_of():
     ("broken", "message"),
     [
         (IgnoresTheLimit, "goes on after its limit"),
-        (TruncatesWhatTerminates, "truncated is True where terminated is"),
+        (TruncatesWhatTerminates, "set truncated to False where terminated is True"),
         (StatisticsEveryStep, "statistics before the end"),
         (StatisticsNeverCleared, "but rewards add up to"),
         (FinalObservationAfterReset, "observation changed where the episode goes on"),

@@ -94,7 +94,7 @@ def test_vizdoom_has_its_folder_or_says_so(tmp_path, monkeypatch):
     (tmp_path / "_vizdoom").write_bytes(b"")
     pool = envs.make("envpool:DeadlyCorridor-v1").source.start(2)
     seeds = np.arange(2)
-    with pytest.raises(HostError, match=r"into the folder that it is started in, and cannot \(.*/_vizdoom: "):
+    with pytest.raises(HostError, match=r"into the working directory, and cannot \(.*/_vizdoom: "):
         pool.reset(seeds, seeds, 30.0)
     pool.close()
     (tmp_path / "_vizdoom").unlink()

@@ -66,5 +66,5 @@ def test_a_fleet_is_a_value_that_says_what_it_is_of():
     assert one == two and hash(one) == hash(two)
     assert (one.name, one.max_episode_steps, one.timeout) == ("ray:gymnasium:CartPole-v1", 500, 5.0)
     assert one.restarts == from_ray.RESTARTS
-    pool = envs.make("ray:envpool:CartPole-v1").source.source.within(3)
+    pool = envs.make("ray:envpool:CartPole-v1").source.source.with_cores(3)
     assert dict(pool.options) == {"num_threads": 3}

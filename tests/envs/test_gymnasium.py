@@ -176,7 +176,7 @@ def test_actions_are_those_of_the_library(space, expected):
     keys = jax.random.split(jax.random.key(0), 20)
     decoded = gymnasium_spaces.decode(space, np.asarray(jax.vmap(ours.sample)(keys)))
     for row in range(20):
-        action = gymnasium_spaces.rows(decoded, row)
+        action = gymnasium_spaces.select(decoded, row)
         assert space.contains(action), action
 
 

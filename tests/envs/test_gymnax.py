@@ -74,7 +74,7 @@ def test_every_environment_conforms_and_gives_the_numbers_of_gymnax(name, mnist)
     assert (step.terminated | step.truncated).any(axis=0).all(), "no episode ended"
     assert (step.episode_length[step.truncated] == LIMIT).all()
 
-    observation, final_observation, reward, terminated, truncated = rollout.beside
+    observation, final_observation, reward, terminated, truncated = rollout.other_results
     if name == "FrozenLake-misc":
         observation, final_observation = np.eye(16)[observation], np.eye(16)[final_observation]
     if name == "MNISTBandit-bsuite":  # gymnax's pixels above 127 are negative, ours are not

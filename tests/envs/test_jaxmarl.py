@@ -76,7 +76,7 @@ def test_every_environment_conforms_and_gives_the_numbers_of_jaxmarl(name, overr
     assert not step.terminated.any() and step.truncated[LIMIT - 1 :: LIMIT].all()
     assert (step.episode_length[step.truncated] == LIMIT).all()
 
-    observation, reward, done = rollout.beside
+    observation, reward, done = rollout.other_results
     np.testing.assert_array_equal(step.truncated, done)
     seen, mask = envs.features_and_mask(step.observation)
     for i, agent in enumerate(reference.env.agents):

@@ -111,7 +111,7 @@ EVERY_SOURCE = "CartPole-v1", "probe:value", "text:sorting", "gymnasium:CartPole
         ("MPE_simple_facmac_3a_v1", {"max_steps": 3}, "unknown parameter 'max_steps': takes agent_identity"),
         ("HeuristicEnemySMAX", {"steps": 3}, "unknown parameter 'steps': takes .*agent_identity, .*map, "),
         ("HeuristicEnemySMAX", {"max_steps": 0}, "max_steps=0 must be an integer of at least 1"),
-        ("hanabi", {"shaping": 1}, "shaping=1: it is a number, of overcooked and overcooked_v2"),
+        ("hanabi", {"shaping": 1}, "shaping=1 must be a number, for overcooked or overcooked_v2"),
         ("storm", {"num_agents": (3,)}, "must be a Python number or string"),
         ("ant_4x2", {"backend": "rigid"}, "backend='rigid' must be one of positional"),
         ("ant_4x2", {"episode_length": 0}, "episode_length=0 must be an integer of at least 1"),

@@ -95,7 +95,7 @@ def test_without_the_package_the_error_says_what_to_install(module, load, extra,
 
 
 def test_a_package_that_is_missing_is_no_refused_parameter():
-    with pytest.raises(FdgError, match=r"^install it$"), adapters.accepting("here", "Playground", ()):
+    with pytest.raises(FdgError, match=r"^install it$"), adapters.converting_errors("here", "Playground", ()):
         raise FdgError("install it")
 
 

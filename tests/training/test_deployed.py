@@ -92,11 +92,11 @@ def test_any_observation_comes_in_as_in_training_and_any_action_goes_out_as_ther
     wanted = gymnasium_spaces.decode(acting, sent)
     found = policy(stack(seen))
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
-    expected = source.unpacked(jnp.asarray(source.encoded(stack(seen))))
+    expected = source.unpack(jnp.asarray(source.encode(stack(seen))))
     jax.tree.map(np.testing.assert_array_equal, policy.memory[1], expected)
     one = policy(seen[1])
     assert acting.contains(one), (acting, one)
-    jax.tree.map(np.testing.assert_array_equal, one, gymnasium_spaces.rows(wanted, 0))
+    jax.tree.map(np.testing.assert_array_equal, one, gymnasium_spaces.select(wanted, 0))
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[0], y[1]), policy.memory[1], expected)
     assert json.loads(json.dumps(source.native.observation)) and json.dumps(source.native.action)
 
