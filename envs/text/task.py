@@ -22,7 +22,7 @@ from envs.environment import check_keys
 from envs.text import codec
 from envs.text.characters import Text, concatenate, equal, stripped, when
 from envs.text.drawing import check_integer, is_held_out, uniform
-from envs.text.encoding import Encoded, encoded, said_before
+from envs.text.encoding import EncodedProblems, earlier_turns_masks, encode_problems
 from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
 from envs.text.rows import Message, Row, as_json
@@ -323,7 +323,7 @@ class TextTask:
         """Mask of the assistant's tokens from earlier turns in the prompts: `[N, P] bool`."""
         if not hasattr(self.problem, "rows"):
             return jnp.zeros((jax.tree.leaves(content)[0].shape[0], self.prompt_length), bool)
-        ragged = said_before(self.problem, self.tokenizer, self.system, self.template_arguments)
+        ragged = earlier_turns_masks(self.problem, self.tokenizer, self.system, self.template_arguments)
         row = functools.partial(ragged.row, width=self.prompt_length, filler=0, left_padded=True)
         return jax.vmap(lambda i: row(i)[0] > 0)(content)
 
@@ -422,14 +422,14 @@ class TextTask:
             self.host_reward.try_out(self)
 
     @property
-    def _encoded_table(self) -> Encoded | None:
+    def _encoded_table(self) -> EncodedProblems | None:
         """The table of the encoded problems; None if compiled programs encode each problem."""
         if isinstance(self.tokenizer, CharacterTokenizer) and not hasattr(self.problem, "rows"):
             return None
         return self._table_of(self.problem)
 
-    def _table_of(self, problem: Any) -> Encoded:
-        return encoded(problem, self.tokenizer, self.system, self.template_arguments, self.table_size)
+    def _table_of(self, problem: Any) -> EncodedProblems:
+        return encode_problems(problem, self.tokenizer, self.system, self.template_arguments, self.table_size)
 
     def _encode_prompt(self, content: Any) -> tuple[jax.Array, jax.Array]:
         table, width, pad = self._encoded_table, self.prompt_length, self.tokenizer.pad
