@@ -102,7 +102,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self, step: int):
-        # Without an optimizer, and with a finalizer that needs a context, Jinja evaluates nothing as it compiles.
+        # With no optimizer, and a finalizer that needs a context, Jinja evaluates nothing while it compiles.
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
