@@ -95,7 +95,7 @@ def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str])
     if samples is not None or not resumes:
         job = parse([*env, *rest, "--eval-episodes", "0"], _PROGRAM, _ABOUT, runs=False)
         searching.check(job)
-        steps = ["--total-steps", str(searching.steps_of(samples or searching.SAMPLES, job.algorithm))]
+        steps = ["--total-steps", str(searching.total_steps_of(samples or searching.SAMPLES, job.algorithm))]
     job = parse([*env, *rest, *steps, "--eval-episodes", "0"], _PROGRAM, _ABOUT)
     outcome = searching.run(job)
     if not distributed.is_first():
