@@ -96,7 +96,7 @@ class _Reader:
             ) from None
 
     def _inner_jaxpr(self, eqn: Any, inner: Sequence[Any], reads: list[Value]) -> list[Value]:
-        """Follows calls, and loops of known length trip by trip; refuses layers in other loops and branches."""
+        """Follows calls and loops of known length. Other loops and branches may not contain layers."""
         if eqn.primitive.name in ("cond", "while"):
             if any(_has_layers(body.jaxpr) for body in inner):
                 raise FdgError(
