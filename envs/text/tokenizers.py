@@ -227,8 +227,8 @@ class HuggingFaceTokenizer:
         named = self._special_token("eos_token")
         ids = [
             *([] if named is None else [named]),
-            *tokenizer_config.stops(self.path, "generation_config.json"),
-            *tokenizer_config.stops(self.path, "config.json"),
+            *tokenizer_config.stop_tokens(self.path, "generation_config.json"),
+            *tokenizer_config.stop_tokens(self.path, "config.json"),
         ]
         if not ids:
             raise FdgError(

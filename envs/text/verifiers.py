@@ -20,7 +20,7 @@ import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, ClassVar
 
-from envs.text.drawing import whole_number
+from envs.text.drawing import check_integer
 from envs.text.host_reward import HostReward
 from envs.text.rows import Row, as_json
 from envs.text.tables import Table
@@ -55,7 +55,7 @@ class Verifiers(Table):
         example = {"split": "train"}
         object.__setattr__(self, "arguments", as_json(self.arguments, f"{what}: arguments", example))
         if self.size is not None:
-            whole_number(self, "size", 1, 10_000_000)
+            check_integer(self, "size", 1, 10_000_000)
         super().__post_init__()
 
     @property
