@@ -43,13 +43,13 @@ class _Pass(NamedTuple):
     """The state of the pass over the characters."""
 
     levels: _Level
-    depth: jax.Array
+    depth: jax.Array  # number of open parentheses
     operand_next: jax.Array  # bool: a number, "(" or a sign must follow
-    digits: jax.Array  # bool: the previous character was a digit
+    in_number: jax.Array  # bool: the previous character was a digit
     number: jax.Array  # the digits so far
     used: jax.Array  # [K] bool, which of the allowed numbers
-    valid: jax.Array
-    uses_allowed: jax.Array
+    valid: jax.Array  # bool: no error so far
+    uses_allowed: jax.Array  # bool: no other numbers so far
 
 
 def evaluate(text: Text, allowed: jax.Array | None = None) -> Value:
@@ -75,7 +75,7 @@ def evaluate(text: Text, allowed: jax.Array | None = None) -> Value:
         ),
         depth=jnp.int32(0),
         operand_next=jnp.bool_(True),
-        digits=jnp.bool_(False),
+        in_number=jnp.bool_(False),
         number=jnp.int32(0),
         used=jnp.zeros(numbers.shape, jnp.bool_),
         valid=jnp.bool_(True),
@@ -99,18 +99,18 @@ def evaluate(text: Text, allowed: jax.Array | None = None) -> Value:
 
 def _read_character(state: _Pass, code: jax.Array, allowed: jax.Array) -> _Pass:
     """The state after one character; the first non-digit closes a number."""
-    digit = (code >= ord("0")) & (code <= ord("9"))
+    is_digit = (code >= ord("0")) & (code <= ord("9"))
     closed = _close_number(state, allowed)
-    after_number = jax.tree.map(lambda a, b: jnp.where(state.digits & ~digit, a, b), closed, state)
+    after_number = jax.tree.map(lambda a, b: jnp.where(state.in_number & ~is_digit, a, b), closed, state)
 
     with_next_digit = state.number * 10 + (code - ord("0"))
     with_digit = state._replace(
-        number=jnp.where(state.digits, with_next_digit, code - ord("0")),
-        digits=jnp.bool_(True),
+        number=jnp.where(state.in_number, with_next_digit, code - ord("0")),
+        in_number=jnp.bool_(True),
         valid=state.valid & state.operand_next & (state.number < 10**8),
     )
-    other = _read_operator(after_number._replace(digits=jnp.bool_(False)), code)
-    return jax.tree.map(lambda a, b: jnp.where(digit, a, b), with_digit, other)
+    other = _read_operator(after_number._replace(in_number=jnp.bool_(False)), code)
+    return jax.tree.map(lambda a, b: jnp.where(is_digit, a, b), with_digit, other)
 
 
 def _close_number(state: _Pass, allowed: jax.Array) -> _Pass:

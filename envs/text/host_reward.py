@@ -38,10 +38,10 @@ class HostReward:
     function has an opinion is not learned from. A function's parameters are any of these names, each a list
     of `N`; or three other names, for prompts, responses and answers in this order.
 
-    - `prompts`: as in the rows of a file, texts or messages; else as text.
-    - `responses`: as text; `completions` as in TRL: messages if the prompt is.
-    - `answers`: from a file, as text (None if a row has none); else the problem's content, as NumPy arrays.
-    - any column of a file's rows by name; `**columns` takes all.
+    - `prompts`: texts, or messages if a file's rows have messages.
+    - `responses`: texts; `completions`: the same, as in TRL as messages if the prompts are messages.
+    - `answers`: texts of a file, None where a row has none; else the problems' contents, as NumPy arrays.
+    - the name of any column of a file; `**columns` takes all columns.
 
     Attributes:
       function: a function, or a tuple of functions.
@@ -106,13 +106,13 @@ class HostReward:
         functions = self._named_functions(task)
         shape = jax.ShapeDtypeStruct((responses[0].shape[0], len(functions)), jnp.float32)
         scores = io_callback(_Callback(functions), shape, prompts, responses, content)
-        is_given = ~jnp.isnan(scores)
-        scores = jnp.where(is_given, scores, 0.0)
+        has_opinion = ~jnp.isnan(scores)
+        scores = jnp.where(has_opinion, scores, 0.0)
         parts = {function.name: scores[:, i] for i, function in enumerate(functions)}
         weighted = [
             w * part for w, part in zip(self.weights or [1.0] * len(parts), parts.values(), strict=True)
         ]
-        return sum(weighted[1:], weighted[0]), parts, jnp.any(is_given, axis=1)
+        return sum(weighted[1:], weighted[0]), parts, jnp.any(has_opinion, axis=1)
 
     def check(self, task: Any) -> None:
         """Checks that the task's rows have the columns that the functions need.
@@ -120,9 +120,9 @@ class HostReward:
         Raises:
           FdgError: a function needs columns that the rows do not have.
         """
-        known = dict.fromkeys((*_ARGUMENTS, *_columns(task.problem)), ())
+        available = dict.fromkeys((*_ARGUMENTS, *_columns(task.problem)), ())
         for function_and_name in zip(self.functions, self.names, strict=True):
-            _NamedFunction(*function_and_name, task).arguments(known)
+            _NamedFunction(*function_and_name, task).arguments(available)
 
     def try_out(self, task: Any) -> None:
         """Calls the functions once, on right answers and an empty answer, so that errors are found before
@@ -154,19 +154,19 @@ class HostReward:
 class _Callback:
     """Calls all functions from a program. A value, so that equal tasks share compiled programs."""
 
-    calls: tuple["_NamedFunction", ...]
+    functions: tuple["_NamedFunction", ...]
 
     @property
     def __name__(self) -> str:
-        return " and ".join(call.__name__ for call in self.calls)
+        return " and ".join(one.__name__ for one in self.functions)
 
     def __call__(self, prompts: Any, responses: Any, content: Any) -> np.ndarray:
-        task = self.calls[0].task
-        prompt_texts, answers = task.texts(*prompts), task.texts(*responses)
+        task = self.functions[0].task
+        prompt_texts, texts = task.texts(*prompts), task.texts(*responses)
         arrays = jax.tree.map(np.asarray, content)
-        contents = [jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(answers))]
+        contents = [jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(texts))]
         rows = [_row_of(task, one, text) for one, text in zip(contents, prompt_texts, strict=True)]
-        columns = [one(rows, answers, prompt_texts) for one in self.calls]
+        columns = [one(rows, texts, prompt_texts) for one in self.functions]
         return np.stack(columns, axis=1)
 
 
@@ -184,15 +184,15 @@ class _NamedFunction:
 
     def __call__(self, rows: Sequence[Row], texts: list[str], prompt_texts: list[str]) -> np.ndarray:
         """The function's results, NaN for None."""
-        known: dict[str, list[Any]] = {
+        available: dict[str, list[Any]] = {
             name: [copy.deepcopy(row.columns.get(name)) for row in rows]
             for name in _columns(self.task.problem)
         }
-        known["prompts"] = [copy.deepcopy(_as_plain_messages(row.prompt)) for row in rows]
-        known["responses"] = list(texts)
-        known["completions"] = [_as_completion(row, text) for row, text in zip(rows, texts, strict=True)]
-        known["answers"] = [row.answer for row in rows]
-        positional, keywords = self.arguments(known)
+        available["prompts"] = [copy.deepcopy(_as_plain_messages(row.prompt)) for row in rows]
+        available["responses"] = list(texts)
+        available["completions"] = [_as_completion(row, text) for row, text in zip(rows, texts, strict=True)]
+        available["answers"] = [row.answer for row in rows]
+        positional, keywords = self.arguments(available)
         try:
             result = self.function(*positional, **keywords)
             if not hasattr(result, "__len__"):
@@ -221,9 +221,9 @@ class _NamedFunction:
             )
         return rewards
 
-    def arguments(self, known: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def arguments(self, available: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The function's positional and keyword arguments."""
-        positional = [known[name] for name in ("prompts", "responses", "answers")]
+        positional = [available[name] for name in ("prompts", "responses", "answers")]
         try:
             parameters = inspect.signature(self.function).parameters.values()
         except (TypeError, ValueError):  # a C function without signature
@@ -233,33 +233,33 @@ class _NamedFunction:
             return positional, {}
         wanted = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         required = [p for p in wanted if p.default is p.empty]
-        unknown = [p.name for p in required if p.name not in known]
+        unknown = [p.name for p in required if p.name not in available]
         if not unknown:
             names = (
-                known
+                available
                 if inspect.Parameter.VAR_KEYWORD in kinds
-                else [p.name for p in wanted if p.name in known]
+                else [p.name for p in wanted if p.name in available]
             )
-            return [], {name: known[name] for name in names}
+            return [], {name: available[name] for name in names}
         is_positional = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in required)
-        if is_positional and _are_positional_names([p.name for p in required], known):
+        if is_positional and _are_positional_names([p.name for p in required], available):
             return positional, {}
-        near = nearest(unknown[0], known, 1)
+        near = nearest(unknown[0], available, 1)
         hint = f": did you mean {near[0]!r}?" if near else "."
         raise FdgError(
             f"{self.__name__} takes {unknown[0]!r}, but there is no such column{hint} It can take"
-            f" {listed(known, 'and')}, by these names, or three arguments in this order: prompts,"
+            f" {listed(available, 'and')}, by these names, or three arguments in this order: prompts,"
             " responses, answers"
         )
 
 
-def _are_positional_names(names: Sequence[str], known: Iterable[str]) -> bool:
+def _are_positional_names(names: Sequence[str], available: Iterable[str]) -> bool:
     """True if three names mean prompts, responses and answers, and none is a misspelt column."""
     if len(names) != len(_POSITIONAL_NAMES):
         return False
-    known = {_singular(name) for name in known}
+    available = {_singular(name) for name in available}
     return all(
-        name in accepted or _singular(name) not in known
+        name in accepted or _singular(name) not in available
         for name, accepted in zip(names, _POSITIONAL_NAMES, strict=True)
     )
 
@@ -286,7 +286,7 @@ def _describe_pair(texts: Sequence[str], prompt_texts: Sequence[str], i: int) ->
     return f"the response {texts[i]!r:.60} to the prompt {prompt_texts[i]!r:.60}" if texts else "no responses"
 
 
-def _index_of_failed(error: BaseException, answers: Sequence[str], prompt_texts: Sequence[str]) -> int:
+def _index_of_failed(error: BaseException, responses: Sequence[str], prompt_texts: Sequence[str]) -> int:
     """The index of the response that a function processed when it raised; 0 if it is unknown.
 
     The index follows from the function's variables; or from the error's text, because Python 3.12 and later
@@ -294,11 +294,11 @@ def _index_of_failed(error: BaseException, answers: Sequence[str], prompt_texts:
     """
     frame = user_frame(error)
     variables = [] if frame is None else list(frame[0].f_locals.values())
-    for texts in (answers, prompt_texts):
+    for texts in (responses, prompt_texts):
         for i, text in enumerate(texts):
             if any(value is text for value in variables):
                 return i
-    for texts in (answers, prompt_texts):
+    for texts in (responses, prompt_texts):
         matches = [i for i, text in enumerate(texts) if repr(text) in text_of(error)]
         if len(matches) == 1:
             return matches[0]
@@ -309,5 +309,5 @@ def _as_plain_messages(prompt: Any) -> Any:
     return prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
 
 
-def _as_completion(row: Row, answer: str) -> Any:
-    return answer if isinstance(row.prompt, str) else [{"role": "assistant", "content": answer}]
+def _as_completion(row: Row, response: str) -> Any:
+    return response if isinstance(row.prompt, str) else [{"role": "assistant", "content": response}]
